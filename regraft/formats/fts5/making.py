@@ -1,163 +1,183 @@
-"""Makes a shard: with NumPy where its tokenizer is that of trigrams, else with FTS5 alone."""
+"""Sorts the trigrams of texts into runs, and makes pages of what all runs have of a range (``docs/formats/fts5.md``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-import apsw
+import numpy as np
+from numpy.typing import NDArray
 
-from regraft import guarding, sqlite
-from regraft.formats.fts5.records import (
-    AVERAGES,
-    PAGE_BYTES,
-    SEGMENT_SHIFT,
-    STRUCTURE,
-    IndexSegment,
-    SpliceRefused,
-    Structure,
-    demand_format,
-    record_of,
-    varints,
-)
-from regraft.formats.fts5.segment import pages_of
-from regraft.formats.fts5.shard import TABLE, ShardJob, read_texts
-from regraft.formats.fts5.trigrams import Folding, trigrams_of
+from regraft import sqlite
+from regraft.formats.fts5.jobs import CHARACTER_BITS, SAMPLE_STEP, RangeJob, Run, SortJob, write_page
+from regraft.formats.fts5.records import SpliceRefused
+from regraft.formats.fts5.segment import PLACE_BITS, Alphabet, Occurrences, pages_of
+from regraft.formats.fts5.texts import read_texts
+from regraft.formats.fts5.trigrams import CHARACTERS, Folding, Numbers, Trigrams, trigrams_of
 from regraft.ledger import durable
 
-#: A segment is made of about so many characters; some 30 bytes of memory are taken for each.
-SEGMENT_CHARACTERS = 5 << 19
 #: Numbers of rows are below this.
-_ROWS_END = 1 << 40
-#: The file is thrown away if anything fails. Large pages take many of FTS5's at once from and to the disk.
-_PRAGMAS = (("page_size", 1 << 16), ("journal_mode", "OFF"), ("synchronous", "OFF"), ("cache_size", -2_000))
-
-Texts = list[tuple[int, str]]
+_ROWS_END = 1 << 62 - PLACE_BITS
+_KEY_BITS = 63
 
 
-def make(job: ShardJob) -> int:
-    """Make the index, as one segment, and return the number of its rows.
-
-    Raises:
-        apsw.Error, OSError: it cannot be written.
-    """
-    try:
-        with _new(job) as db:
-            _fill(db, job)
-    except (SpliceRefused, UnicodeError):
-        durable.remove(job.into)
-        with _new(job) as db:
-            _let_fts5_fill(db, job)
-    with _writing(job) as db:
-        db.execute(f"INSERT INTO {TABLE} ({TABLE}) VALUES ('optimize')")
-        return int(db.execute(f"SELECT count(*) FROM {TABLE}_docsize").get)
+# --- sorting -----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _writing(job: ShardJob, *, create: bool = False) -> Iterator[apsw.Connection]:
-    with sqlite.writing(job.into, create=create) as db:
-        for name, value in _PRAGMAS:
-            db.pragma(name, value)
-        db.execute("BEGIN IMMEDIATE")
-        yield db
-        db.execute("COMMIT")
+def sort(job: SortJob) -> list[tuple[Run, list[int]]]:
+    """Write the runs of texts and return each with samples of its trigrams, at equal distances.
 
-
-@contextmanager
-def _new(job: ShardJob) -> Iterator[apsw.Connection]:
-    with _writing(job, create=True) as db:
-        db.execute(f"CREATE VIRTUAL TABLE {TABLE} USING fts5 ({job.arguments}, content = '')")
-        yield db
-
-
-def _let_fts5_fill(db: apsw.Connection, job: ShardJob) -> None:
-    for name, value in job.settings.items():
-        db.execute(f"INSERT INTO {TABLE} ({TABLE}, rank) VALUES (?, ?)", (name, value))
-    db.executemany(f"INSERT INTO {TABLE} (rowid, text) VALUES (?, ?)", read_texts(job.texts))
-
-
-def _fill(db: apsw.Connection, job: ShardJob) -> None:
-    """Write segments over the texts into the tables of an empty index.
+    There is one, or several where one number has no room for their keys.
 
     Raises:
         SpliceRefused, UnicodeError: that cannot be done with these texts, or with this SQLite.
+        apsw.Error, OSError: files cannot be read or written.
     """
-    demand_format(db, TABLE)
-    with sqlite.scratch() as scratch, guarding.below_the_surface(db):
-        segments = _Segments(db, Folding(scratch, job.arguments))
-        for texts in _some_at_a_time(read_texts(job.texts)):
-            segments.add(texts)
-        segments.finish()
+    texts = list(read_texts(job.texts))
+    for (before, _), (rowid, _) in pairwise([(0, ""), *texts]):
+        if not before < rowid < _ROWS_END:
+            raise SpliceRefused("the numbers of the rows do not rise, or are too high")
+    with sqlite.scratch() as db:
+        runs = list(_runs(texts, Folding(db, job.arguments), job.into))
+    durable.remove(job.texts)
+    return runs
 
 
-def _some_at_a_time(texts: Iterable[tuple[int, str]]) -> Iterator[Texts]:
-    some: Texts = []
-    characters = 0
-    for rowid, text in texts:
-        if some and characters + len(text) > SEGMENT_CHARACTERS:
-            yield some
-            some, characters = [], 0
-        some.append((rowid, text))
-        characters += len(text)
-    if some:
-        yield some
+def _runs(texts: list[tuple[int, str]], folding: Folding, into: Path) -> Iterator[tuple[Run, list[int]]]:
+    found = trigrams_of([text for _, text in texts], folding)
+    if found is not None:
+        yield _write(found, [rowid for rowid, _ in texts], into)
+        return
+    # Fewer texts take fewer bits.
+    if len(texts) == 1:
+        raise SpliceRefused("a text is too long, of too many different characters")
+    middle = len(texts) // 2
+    yield from _runs(texts[:middle], folding, into.with_name(f"{into.name}a"))
+    yield from _runs(texts[middle:], folding, into.with_name(f"{into.name}b"))
 
 
-class _Segments:
-    """The segments of an index that is being made, which FTS5 has to read anew afterwards."""
+def _write(found: Trigrams, rowids: list[int], into: Path) -> tuple[Run, list[int]]:
+    numbers = found.keys[SAMPLE_STEP // 2 :: SAMPLE_STEP] >> (found.text_bits + found.place_bits)
+    alphabet = np.array(found.alphabet, dtype=np.int64)
+    samples = np.zeros(len(numbers), dtype=np.int64)
+    for digit in _digits(numbers, found.digit_bits):
+        samples = samples << CHARACTER_BITS | alphabet[digit]
+    run = Run(
+        keys=into.with_name(f"{into.name}.keys"),
+        rows=into.with_name(f"{into.name}.rows"),
+        counts=into.with_name(f"{into.name}.counts"),
+        alphabet=into.with_name(f"{into.name}.alphabet"),
+        digit_bits=found.digit_bits,
+        text_bits=found.text_bits,
+        place_bits=found.place_bits,
+        row_count=len(rowids),
+        tokens=int(found.counts.sum()),
+    )
+    rows = np.array(rowids, dtype=np.int64)
+    _put(run.keys, found.keys)
+    _put(run.rows, rows)
+    _put(run.counts, np.stack((rows, found.counts), axis=1))
+    _put(run.alphabet, alphabet)
+    return run, samples.tolist()
 
-    def __init__(self, db: apsw.Connection, folding: Folding) -> None:
-        self._db = db
-        self._folding = folding
-        self._segments: list[IndexSegment] = []
-        self._rows = self._tokens = self._last_row = 0
 
-    def add(self, texts: Texts) -> None:
-        """Write a segment over texts whose rows follow on those that came.
+def _put(path: Path, numbers: Numbers) -> None:
+    with durable.open_binary(path, "xb") as file:
+        file.write(numbers.astype("<i8", copy=False).tobytes())
 
-        Raises:
-            SpliceRefused: they do not, or the texts cannot be sorted.
-        """
-        rowids = [rowid for rowid, _ in texts]
-        trigrams = trigrams_of([text for _, text in texts], self._folding)
-        if trigrams is None:
-            # Fewer texts take fewer bits.
-            if len(texts) == 1:
-                raise SpliceRefused("a text is too long, of too many different characters")
-            self.add(texts[: len(texts) // 2])
-            self.add(texts[len(texts) // 2 :])
-            return
-        for rowid in rowids:
-            if not self._last_row < rowid < _ROWS_END:
-                raise SpliceRefused("the numbers of the rows do not rise, or are too high")
-            self._last_row = rowid
-        sizes = trigrams.counts.tolist()
-        docsize = f"INSERT INTO {TABLE}_docsize (id, sz) VALUES (?, ?)"
-        self._db.executemany(docsize, ((rowid, varints([size])) for rowid, size in zip(rowids, sizes, strict=True)))
-        self._rows += len(rowids)
-        self._tokens += sum(sizes)
-        number = len(self._segments) + 1
-        terms: list[tuple[int, bytes, int]] = []
-        page = 0
 
-        def rows() -> Iterator[tuple[int, bytes]]:
-            nonlocal page
-            for made in pages_of(trigrams, rowids, PAGE_BYTES):
-                page += 1
-                if made.separator is not None:
-                    terms.append((number, made.separator, page << 1))
-                yield (number << SEGMENT_SHIFT) + page, made.data
+def _get(path: Path) -> Numbers:
+    return np.fromfile(path, "<i8").astype(np.int64, copy=False)
 
-        self._db.executemany(f"INSERT INTO {TABLE}_data (id, block) VALUES (?, ?)", rows())
-        self._db.executemany(f"INSERT INTO {TABLE}_idx (segid, term, pgno) VALUES (?, ?, ?)", terms)
-        if page:
-            self._segments.append(IndexSegment(number, 1, page))
 
-    def finish(self) -> None:
-        """List the segments as the newest of the index."""
-        known = Structure.read(record_of(self._db, TABLE, STRUCTURE))
-        pages = sum(segment.last for segment in self._segments)
-        structure = Structure(known.cookie, (tuple(self._segments),) if self._segments else (), pages)
-        replace = f"REPLACE INTO {TABLE}_data (id, block) VALUES (?, ?)"
-        self._db.execute(replace, (STRUCTURE, structure.record()))
-        self._db.execute(replace, (AVERAGES, varints([self._rows, self._tokens])))
+def _digits(numbers: Numbers, bits: int) -> Iterator[Numbers]:
+    """Yield the digits of numbers, the first ones first."""
+    for digit in reversed(range(CHARACTERS)):
+        yield numbers >> digit * bits & (1 << bits) - 1
+
+
+# --- pages -------------------------------------------------------------------------------------------------------------
+
+
+def make_pages(job: RangeJob) -> int:
+    """Write the pages over a range of trigrams and return their number.
+
+    Raises:
+        SpliceRefused: the runs are not what they should be.
+        OSError: files cannot be read or written.
+    """
+    letters = Alphabet(_get(job.alphabet))
+    parts = (_Slice(run, letters, job) for run in job.runs)
+    # What one trigram has in one run after the other is sorted as it stands; there may be very much of it.
+    is_one = job.high == job.low + 1
+    some = (part.read() for part in parts) if is_one else iter([_merged([part.read() for part in parts])])
+    count = 0
+    with durable.open_binary(job.into, "xb") as file:
+        for page in pages_of(letters, some, job.page_bytes):
+            write_page(file, page)
+            count += 1
+    return count
+
+
+class _Slice:
+    """What a run has of a range of trigrams."""
+
+    def __init__(self, run: Run, letters: Alphabet, job: RangeJob) -> None:
+        self._run = run
+        self._letters = letters
+        self._alphabet = _get(run.alphabet)
+        # An empty file cannot be mapped.
+        is_empty = run.tokens == 0
+        self._keys: NDArray[Any] = np.empty(0, "<i8") if is_empty else np.memmap(run.keys, "<i8", "r")
+        if len(self._keys) != run.tokens:
+            raise SpliceRefused("a run is not whole")
+        self._edges = [int(self._keys.searchsorted(self._first_key(edge))) for edge in (job.low, job.high)]
+
+    def _first_key(self, trigram: int) -> int:
+        """Return the least key of the trigrams from this one on."""
+        run, number = self._run, 0
+        for place in reversed(range(CHARACTERS)):
+            character = trigram >> place * CHARACTER_BITS & (1 << CHARACTER_BITS) - 1
+            digit = int(self._alphabet.searchsorted(character))
+            number += digit << place * run.digit_bits
+            if digit == len(self._alphabet) or int(self._alphabet[digit]) != character:
+                break
+        return min(number << run.text_bits + run.place_bits, (1 << _KEY_BITS) - 1)
+
+    def read(self) -> Occurrences:
+        """Return what it has, as numbers of the characters of all runs."""
+        run = self._run
+        keys = np.array(self._keys[slice(*self._edges)], dtype=np.int64)
+        texts = keys >> run.place_bits & (1 << run.text_bits) - 1
+        located = _get(run.rows)[texts] << PLACE_BITS
+        located |= keys & (1 << run.place_bits) - 1
+        rank = np.searchsorted(self._letters.characters, self._alphabet)
+        numbers = np.zeros(len(keys), dtype=np.int64)
+        for digit in _digits(keys >> run.text_bits + run.place_bits, run.digit_bits):
+            numbers <<= self._letters.bits
+            numbers |= rank[digit]
+        return Occurrences(numbers, located)
+
+
+def _merged(parts: list[Occurrences]) -> Occurrences:
+    """Return what several runs have, sorted by trigram, and for each trigram in the order of the runs."""
+    numbers = np.concatenate([part.numbers for part in parts])
+    located = np.concatenate([part.located for part in parts])
+    if not len(numbers):
+        return Occurrences(numbers, located)
+    least = int(numbers.min())
+    place_bits = len(numbers).bit_length()
+    if (int(numbers.max()) - least).bit_length() + place_bits > _KEY_BITS:
+        order = np.argsort(numbers, kind="stable")
+        return Occurrences(numbers[order], located[order])
+    # One number with both is sorted faster.
+    numbers -= least
+    numbers <<= place_bits
+    numbers |= np.arange(len(numbers))
+    numbers.sort()
+    located = located[numbers & (1 << place_bits) - 1]
+    numbers >>= place_bits
+    numbers += least
+    return Occurrences(numbers, located)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regraft.formats.fts5.trigrams import CHARACTERS, Numbers, Trigrams
+from regraft.formats.fts5.jobs import Page
+from regraft.formats.fts5.trigrams import CHARACTERS, Numbers
 from regraft.formats.sqlite_pages.records import put_varint
 
 Bytes = NDArray[np.uint8]
 
+#: Bits of a place in a text.
+PLACE_BITS = 24
 #: Before each term: it is one of the index itself, not of an index of prefixes.
 _MAIN = ord("0")
 _MOST_TERM_BYTES = 1 + 4 * CHARACTERS
@@ -27,52 +30,85 @@ _PAGE_SLACK = _MOST_TERM_BYTES + 10 + 3
 _SLICE = 1 << 16
 
 
+class Alphabet:
+    """The characters of trigrams, ascending: what stands in a trigram's number is their places."""
+
+    def __init__(self, characters: Numbers) -> None:
+        self.characters = characters
+        self.bits = len(characters).bit_length()
+        encoded = [chr(character).encode() for character in characters.tolist()]
+        #: Each in UTF-8 with zeros behind it, and how many bytes it takes.
+        self.letters: Bytes = np.zeros((len(encoded), max(map(len, encoded), default=1)), dtype=np.uint8)
+        for row, letter in zip(self.letters, encoded, strict=True):
+            row[: len(letter)] = np.frombuffer(letter, dtype=np.uint8)
+        self.letter_bytes: Numbers = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+
+
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A page: its bytes, and where terms begin in it, what tells its first one from all terms before it."""
+class Occurrences:
+    """Trigrams by their numbers, ascending; for each its row and, in the last ``PLACE_BITS``, its place there."""
 
-    data: bytes
-    separator: bytes | None
+    numbers: Numbers
+    located: Numbers
+
+    def edge(self, near: int) -> int:
+        """Return where, from ``near`` on, another row or another trigram begins."""
+        step = 1 << 10
+        while near < len(self.numbers):
+            docs = self.located[near - 1 : near + step] >> PLACE_BITS
+            changes = np.flatnonzero(
+                (docs[1:] != docs[:-1]) | np.not_equal(*_neighbours(self.numbers[near - 1 : near + step]))
+            )
+            if len(changes):
+                return near + int(changes[0])
+            near += step
+        return len(self.numbers)
+
+    def part(self, first: int, last: int) -> Occurrences:
+        """Return those from one place to another."""
+        return Occurrences(self.numbers[first:last], self.located[first:last])
 
 
-def pages_of(trigrams: Trigrams, rowids: Sequence[int], page_bytes: int) -> Iterator[Page]:
-    """Yield the pages of a segment over texts.
+def _neighbours(numbers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    return numbers[1:], numbers[:-1]
+
+
+def pages_of(letters: Alphabet, parts: Iterable[Occurrences], page_bytes: int) -> Iterator[Page]:
+    """Yield the pages of a segment, or of a part of one that begins with a term.
 
     Args:
-        trigrams: those of the texts.
-        rowids: for each text its row, rising.
+        letters: the characters.
+        parts: what stands in the segment, in its order; no row's occurrences of a trigram are in two of them.
         page_bytes: FTS5's ``pgsz``.
     """
-    rows = np.array(rowids, dtype=np.int64)
-    keys, before = trigrams.keys, b""
-    shift = trigrams.text_bits + trigrams.place_bits
-    first = 0
-    while first < len(keys):
-        # A part ends where a term does.
-        beyond = (int(keys[min(first + _SLICE, len(keys)) - 1]) >> shift) + 1
-        last = int(np.searchsorted(keys, beyond << shift))
-        part = _Part(trigrams, keys[first:last], rows, before)
-        yield from part.pages(page_bytes)
-        before = part.last_term
-        first = last
+    term, name = -1, b""
+    for some in parts:
+        first = 0
+        while first < len(some.numbers):
+            last = some.edge(first + _SLICE)
+            part = _Part(letters, some.part(first, last), name, continues=int(some.numbers[first]) == term)
+            yield from part.pages(page_bytes)
+            term, name, first = int(some.numbers[last - 1]), part.last_term, last
 
 
 class _Part:
-    """Some terms of a segment with all of their occurrences, as FTS5 writes them one after the other.
+    """Some occurrences of a segment, as FTS5 writes them one after the other.
 
     An occurrence is the smallest thing that a page holds whole: with the term before it and the row where these change.
     """
 
-    def __init__(self, trigrams: Trigrams, keys: Numbers, rows: Numbers, before: bytes) -> None:
-        of_docs = keys >> trigrams.place_bits
-        numbers = of_docs >> trigrams.text_bits
-        self._is_term, is_doc = _changes(numbers), _changes(of_docs)
+    def __init__(self, letters: Alphabet, some: Occurrences, before: bytes, *, continues: bool) -> None:
+        rows = some.located >> PLACE_BITS
+        self._is_term = _changes(some.numbers)
+        is_doc = _changes(rows) | self._is_term
+        # What begins with a row of the term before has no term of its own there.
+        self._is_term[0] = not continues
         self._docs, self._terms = np.flatnonzero(is_doc), np.flatnonzero(self._is_term)
-        self._rows = rows[of_docs[self._docs] & ((1 << trigrams.text_bits) - 1)]
-        self._names, self._name_bytes = _names(trigrams, numbers[self._terms])
+        self._rows = rows[self._docs]
+        self._names, self._name_bytes = _names(letters, some.numbers[self._terms])
         self._shared = _shared(self._names, before)
-        self.last_term = self._name(len(self._terms) - 1)
-        self._write(_steps(keys & ((1 << trigrams.place_bits) - 1), is_doc))
+        self.last_term = self._name(len(self._terms) - 1) if len(self._terms) else before
+        self._write(_steps(some.located & (1 << PLACE_BITS) - 1, is_doc))
 
     def _name(self, term: int) -> bytes:
         return self._names[term, : self._name_bytes[term]].tobytes()
@@ -116,7 +152,7 @@ class _Part:
     def _put_heads(self, starts: Numbers) -> None:
         self._stream[starts] = self._shared
         self._stream[starts + 1] = self._name_bytes - self._shared
-        for place in range(int(self._head_bytes.max()) - 2):
+        for place in range(int(self._head_bytes.max(initial=2)) - 2):
             those = np.flatnonzero(self._head_bytes - 2 > place)
             self._stream[starts[those] + (2 + place)] = self._names[those, self._shared[those] + place]
 
@@ -146,22 +182,24 @@ class _Part:
         at, end = edge
         first_term = int(self._term_offsets[term[0]]) if term[0] < term[1] else end
         parts: list[bytes] = []
-        row_at = 0
+        row_at = row = 0
         if doc[0] < doc[1] and (first_row := int(self._doc_offsets[doc[0]])) < first_term:
             # The first row is not told by its distance from one on another page.
-            row_at = _HEAD.size + first_row - at
-            parts += self._bytes[at:first_row], put_varint(int(self._rows[doc[0]]))
+            row, row_at = int(self._rows[doc[0]]), _HEAD.size + first_row - at
+            parts += self._bytes[at:first_row], put_varint(row)
             at = first_row + int(self._row_bytes[doc[0]])
         if first_term == end:
             data = b"".join((*parts, self._bytes[at:end]))
-            return Page(_HEAD.pack(row_at, _HEAD.size + len(data)) + data, None)
+            return Page(_HEAD.pack(row_at, _HEAD.size + len(data)) + data, None, row)
         parts.append(self._bytes[at:first_term])
         term_at = _HEAD.size + sum(map(len, parts))
         name, shared = self._name(term[0]), int(self._shared[term[0]])
         parts += put_varint(len(name)), name, self._bytes[first_term + int(self._head_bytes[term[0]]) : end]
         data = b"".join(parts)
         listed = put_varint(term_at) + self._distances(*term)
-        return Page(_HEAD.pack(row_at, _HEAD.size + len(data)) + data + listed, name[: shared + 1])
+        # All terms begin alike: where nothing is shared, nobody knows the one before.
+        separator = name[: shared + 1] if shared else name
+        return Page(_HEAD.pack(row_at, _HEAD.size + len(data)) + data + listed, separator, row)
 
     def _distances(self, first: int, last: int) -> bytes:
         """Return how far each term of a page but the first is behind the one before it."""
@@ -193,29 +231,27 @@ def _sums(numbers: Numbers, starts: Numbers) -> Numbers:
     return sums
 
 
-def _names(trigrams: Trigrams, numbers: Numbers) -> tuple[Bytes, Numbers]:
+def _names(alphabet: Alphabet, numbers: Numbers) -> tuple[Bytes, Numbers]:
     """Return the terms of trigrams in UTF-8, a row each with zeros behind it, and their lengths."""
-    letters, letter_bytes = trigrams.utf8
-    mask = (1 << trigrams.digit_bits) - 1
+    mask = (1 << alphabet.bits) - 1
     names = np.zeros((len(numbers), _MOST_TERM_BYTES), dtype=np.uint8)
     names[:, 0] = _MAIN
     lengths = np.ones(len(numbers), dtype=np.int64)
     rows = np.arange(len(numbers)) * _MOST_TERM_BYTES
     flat = names.reshape(-1)
     for digit in reversed(range(CHARACTERS)):
-        places = numbers >> (digit * trigrams.digit_bits) & mask
-        for byte in range(letters.shape[1]):
+        places = numbers >> (digit * alphabet.bits) & mask
+        for byte in range(alphabet.letters.shape[1]):
             # What is too much of a short letter is zero, and the next letter goes over it.
-            flat[rows + lengths + byte] = letters[places, byte]
-        lengths += letter_bytes[places]
+            flat[rows + lengths + byte] = alphabet.letters[places, byte]
+        lengths += alphabet.letter_bytes[places]
     return names, lengths
 
 
 def _shared(names: Bytes, before: bytes) -> Numbers:
     """Return how many bytes each term begins with as the one before it, the first one as ``before``."""
-    others = np.zeros_like(names)
-    others[1:] = names[:-1]
-    others[0, : len(before)] = np.frombuffer(before, dtype=np.uint8)
+    first = np.frombuffer(before.ljust(_MOST_TERM_BYTES, b"\0"), dtype=np.uint8)
+    others = np.concatenate((first[np.newaxis], names))[:-1]
     shared: Numbers = np.argmin(names == others, axis=1)
     return shared
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import apsw
@@ -87,15 +86,6 @@ class Trigrams:
     keys: Numbers
     #: For each text how many trigrams it has.
     counts: Numbers
-
-    @cached_property
-    def utf8(self) -> tuple[NDArray[np.uint8], Numbers]:
-        """Return the alphabet in UTF-8, a row each with zeros behind it, and how many bytes each character takes."""
-        encoded = [chr(character).encode() for character in self.alphabet]
-        letters = np.zeros((len(encoded), max(map(len, encoded), default=1)), dtype=np.uint8)
-        for row, letter in zip(letters, encoded, strict=True):
-            row[: len(letter)] = np.frombuffer(letter, dtype=np.uint8)
-        return letters, np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
 
 
 def trigrams_of(texts: Sequence[str], folding: Folding) -> Trigrams | None:

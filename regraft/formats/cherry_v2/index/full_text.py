@@ -69,19 +69,19 @@ class CjkSample:
 class FullText:
     """The full-text index of bodies that are being written, with the number of each; made by :func:`full_text`."""
 
-    def __init__(self, sample: CjkSample | None = None, shards: fts5.Shards | None = None) -> None:
+    def __init__(self, sample: CjkSample | None = None, sorting: fts5.Sorting | None = None) -> None:
         self._sample = sample or CjkSample()
-        self._shards = shards
+        self._sorting = sorting
 
     def add(self, rowid: int, body: str) -> None:
         """Take a body; the bodies come in the order of their numbers."""
         self._sample.see(body)
-        if self._shards is not None:
-            self._shards.add(rowid, body)
+        if self._sorting is not None:
+            self._sorting.add(rowid, body)
 
     def read(self, db: apsw.Connection) -> None:
         """Take the bodies of a file, or as many as a sample needs."""
-        if self._shards is None:
+        if self._sorting is None:
             for (text,) in db.execute(_FIRST_TEXTS):
                 self._sample.see((text or b"").decode("utf-8", "replace"))
             return
@@ -93,12 +93,12 @@ class FullText:
 
     def leave_to_fts5(self) -> None:
         """Let FTS5 read the bodies itself: one of them is too large to be held."""
-        self._shards = None
+        self._sorting = None
 
     def end(self) -> None:
         """Know that no body comes any more: whoever works on them can begin with the last ones."""
-        if self._shards is not None:
-            self._shards.end()
+        if self._sorting is not None:
+            self._sorting.end()
 
     def fill(self, db: apsw.Connection, each: Callable[[int], None] = lambda _: None) -> None:
         """Fill the empty index of a file whose bodies are all there, and leave its configuration as stock.
@@ -106,7 +106,7 @@ class FullText:
         ``each`` is called with numbers of bodies, as they are in.
         """
         db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
-        if self._shards is None or not self._shards.splice_into(db, _INDEX, each):
+        if self._sorting is None or not self._sorting.splice_into(db, _INDEX, each):
             _fill(db, self._sample.settings())
 
 
@@ -117,8 +117,8 @@ def full_text(text_bytes: int | None, beside: Path | None = None) -> Iterator[Fu
     ``beside`` is a folder for what is written meanwhile; None for the system's.
     """
     sample = CjkSample()
-    with fts5.sharding(text_bytes or 0, arguments=schema.WORDS, settings=sample.settings, beside=beside) as shards:
-        yield FullText(sample, shards)
+    with fts5.sorting(text_bytes or 0, arguments=schema.WORDS, beside=beside) as sorting:
+        yield FullText(sample, sorting)
 
 
 def rebuild_full_text(db: apsw.Connection) -> None:
