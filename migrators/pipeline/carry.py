@@ -109,28 +109,25 @@ def carry_base(
             skipped=sum(plan.rows.skipped.values()),
         )
     carrier = _Carrier(plan, origin, staging, now_ms, watch)
-    written = None
+    tallies = None
     if plan.has_index and origin.vectors is not None:
-        written = carrier.write_index(origin.vectors)
+        tallies = carrier.write_index(origin.vectors)
         if verify:
             index.verify_full_text(staging / INDEX_FILE, plan.draft.id)
     else:
         carrier.copy_uploads()
     has_files = staging.exists()
     # Whoever hashes large pieces, or waits for the disk, leaves another thread its time.
-    with ThreadPoolExecutor(2) as beside:
+    with ThreadPoolExecutor(1) as beside:
         hashes = beside.submit(lambda: (published.index_hash(staging), published.raw_hash(staging)))
-        flushed = beside.submit(durable.sync_tree, staging) if has_files else None
-        if written is not None:
-            carrier.read_back(written)
-    if flushed is not None:
-        flushed.result()
-    size = (staging / INDEX_FILE).stat().st_size if written else 0
+        if has_files:
+            durable.sync_tree(staging)
+    size = (staging / INDEX_FILE).stat().st_size if tallies else 0
     index_hash, raw_hash = hashes.result()
     return Carried(
         record=carrier.record(),
         paths=carrier.paths(),
-        tallies=written.tallies if written else None,
+        tallies=tallies,
         index_bytes=size,
         index_hash=index_hash,
         raw_hash=raw_hash,
@@ -138,14 +135,6 @@ def carry_base(
         notices=tuple(carrier.found_notices),
         unread=frozenset(carrier.unread),
     )
-
-
-@dataclass(frozen=True)
-class _Written:
-    """An index that was written, with the digest of what was put into it."""
-
-    tallies: index.Tallies
-    digest: str
 
 
 class _Carrier:
@@ -181,35 +170,44 @@ class _Carrier:
 
     # --- index -----------------------------------------------------------------------------------------------------
 
-    def write_index(self, vectors: Path) -> _Written:
-        """Write the index; snapshots are written as their texts come by, uploads are copied while others work."""
-        path = self._staging / INDEX_FILE
+    def write_index(self, vectors: Path) -> index.Tallies:
+        """Write the index and verify it; snapshots are written as their texts come by.
+
+        While other processes are at work on the words, what was written is read back, and uploads are copied.
+        """
+        path, base_id = self._staging / INDEX_FILE, self._plan.draft.id
         durable.make_folders(path.parent, flush=False)
-        base_id = self._plan.draft.id
+
+        def meanwhile(tallies: index.Tallies, digest: str) -> None:
+            self._demand_balance(tallies)
+            index.verify_rows(path, base_id, tallies, digest, self._plan.vector_bytes)
+            self.copy_uploads()
+
         with _source(vectors, self._staging.parent) as db, _size_limit():
-            tallies, digest = index.build_index(
+            tallies, _ = index.build_index(
                 path,
                 base_id,
                 self._now,
                 (self._material(db, number) for number in range(len(self._plan.materials))),
                 self._write_snapshot,
-                meanwhile=self.copy_uploads,
+                meanwhile=meanwhile,
                 is_flushed=False,
                 text_bytes=self._plan.body_bytes,
                 progress=Indexing(self._plan.units, self._watch),
             )
+        index.verify_counts(path, base_id, tallies)
+        self._note_differing(tallies)
+        return tallies
+
+    def _demand_balance(self, tallies: index.Tallies) -> None:
         rows = self._plan.rows
         if tallies.units != self._plan.units:
             skipped = sum(rows.skipped.values())
             raise BooksDoNotBalance(
                 base=self._plan.draft.legacy_id, read=rows.read, carried=tallies.units, skipped=skipped
             )
-        return _Written(tallies, digest)
 
-    def read_back(self, written: _Written) -> None:
-        """Verify the index."""
-        tallies, base_id = written.tallies, self._plan.draft.id
-        index.verify(self._staging / INDEX_FILE, base_id, tallies, written.digest, self._plan.vector_bytes)
+    def _note_differing(self, tallies: index.Tallies) -> None:
         if tallies.differing_vectors:
             count = tallies.differing_vectors
             message = tr("{texts} came again with another vector; the first one is kept", texts=counted(count, "text"))

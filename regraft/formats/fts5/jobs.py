@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import struct
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from typing import BinaryIO
 
 import apsw
 
+from regraft import sqlite
 from regraft.formats.fts5.records import SpliceRefused
 
 #: The three characters of a trigram stand in one number, which sorts as they do: here is the end of them all.
@@ -20,6 +23,9 @@ TRIGRAMS_END = 0x110000 << 2 * CHARACTER_BITS
 #: Of so many trigrams of a run, one is told.
 SAMPLE_STEP = 1 << 12
 _NICE = 10
+#: Of the C library's mallopt, where it has one: what larger pieces, or more free memory, go back to the system.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +42,30 @@ class SortJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The sorted trigrams of some texts, with the rows and the numbers of trigrams of these texts, in files.
+    """The sorted trigrams of some texts, in a file of numbers of 8 bytes, the lowest first.
 
-    A key is a trigram, then in ``text_bits`` the place of its text, then in ``place_bits`` its place there. Its trigram
-    is a number of three digits, ``digit_bits`` each: places in ``alphabet``.
+    In it are the characters, ascending; the rows of the texts; how many trigrams each has; and the keys. A key is a
+    trigram, then in ``text_bits`` the place of its text, then in ``place_bits`` its place there. Its trigram is a
+    number of three digits, ``digit_bits`` each, of which each is the place of a character.
     """
 
-    #: Files of numbers of 8 bytes, the lowest first.
-    keys: Path
-    rows: Path
-    counts: Path
-    alphabet: Path
+    path: Path
+    characters: int
+    rows: int
+    tokens: int
     digit_bits: int
     text_bits: int
     place_bits: int
-    row_count: int
-    tokens: int
+
+    @property
+    def counts_at(self) -> int:
+        """Return how many numbers stand before the counts."""
+        return self.characters + self.rows
+
+    @property
+    def keys_at(self) -> int:
+        """Return how many numbers stand before the keys."""
+        return self.characters + 2 * self.rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +130,22 @@ def serve(parent: Connection) -> None:
     """Do one job after the other, and answer with what was made, or with what failed."""
     from regraft.formats.fts5 import making  # noqa: PLC0415 - NumPy is loaded where it is used
 
+    _stand_back()
+    with sqlite.scratch() as db:
+        sorter = making.Sorter(db)
+        while True:
+            job: SortJob | RangeJob = parent.recv()
+            try:
+                parent.send(sorter.sort(job) if isinstance(job, SortJob) else making.make_pages(job))
+            except (SpliceRefused, UnicodeError, apsw.Error, OSError, MemoryError) as error:
+                parent.send(str(error) or type(error).__name__)
+
+
+def _stand_back() -> None:
+    """Let whoever deals out the texts go first, and keep memory for the next arrays instead of giving it back."""
     if hasattr(os, "nice"):
-        # Who deals out the texts goes first: the others wait for them, and in the end for what it makes of the pages.
         os.nice(_NICE)
-    while True:
-        job: SortJob | RangeJob = parent.recv()
-        try:
-            parent.send(making.sort(job) if isinstance(job, SortJob) else making.make_pages(job))
-        except (SpliceRefused, UnicodeError, apsw.Error, OSError, MemoryError) as error:
-            parent.send(str(error) or type(error).__name__)
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        library = ctypes.CDLL(None)
+        for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+            library.mallopt(option, _KEPT_BYTES)

@@ -1,16 +1,14 @@
-"""Sorts the trigrams of texts into runs, and makes pages of what all runs have of a range (``docs/formats/fts5.md``)."""
+"""Sorts the trigrams of texts into runs, and makes pages of a range of all runs (``docs/formats/fts5.md``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+import apsw
 import numpy as np
-from numpy.typing import NDArray
 
-from regraft import sqlite
 from regraft.formats.fts5.jobs import CHARACTER_BITS, SAMPLE_STEP, RangeJob, Run, SortJob, write_page
 from regraft.formats.fts5.records import SpliceRefused
 from regraft.formats.fts5.segment import PLACE_BITS, Alphabet, Occurrences, pages_of
@@ -23,39 +21,50 @@ _ROWS_END = 1 << 62 - PLACE_BITS
 _KEY_BITS = 63
 
 
-# --- sorting -----------------------------------------------------------------------------------------------------------
+# --- sorting ---------------------------------------------------------------------------------------------------------
 
 
-def sort(job: SortJob) -> list[tuple[Run, list[int]]]:
-    """Write the runs of texts and return each with samples of its trigrams, at equal distances.
+class Sorter:
+    """Writes runs; what it has learned of a tokenizer it keeps.
 
-    There is one, or several where one number has no room for their keys.
-
-    Raises:
-        SpliceRefused, UnicodeError: that cannot be done with these texts, or with this SQLite.
-        apsw.Error, OSError: files cannot be read or written.
+    Args:
+        db: an empty database.
     """
-    texts = list(read_texts(job.texts))
-    for (before, _), (rowid, _) in pairwise([(0, ""), *texts]):
-        if not before < rowid < _ROWS_END:
-            raise SpliceRefused("the numbers of the rows do not rise, or are too high")
-    with sqlite.scratch() as db:
-        runs = list(_runs(texts, Folding(db, job.arguments), job.into))
-    durable.remove(job.texts)
-    return runs
 
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._folding: Folding | None = None
 
-def _runs(texts: list[tuple[int, str]], folding: Folding, into: Path) -> Iterator[tuple[Run, list[int]]]:
-    found = trigrams_of([text for _, text in texts], folding)
-    if found is not None:
-        yield _write(found, [rowid for rowid, _ in texts], into)
-        return
-    # Fewer texts take fewer bits.
-    if len(texts) == 1:
-        raise SpliceRefused("a text is too long, of too many different characters")
-    middle = len(texts) // 2
-    yield from _runs(texts[:middle], folding, into.with_name(f"{into.name}a"))
-    yield from _runs(texts[middle:], folding, into.with_name(f"{into.name}b"))
+    def sort(self, job: SortJob) -> list[tuple[Run, list[int]]]:
+        """Write the runs of texts and return each with samples of its trigrams, at equal distances.
+
+        There is one, or several where one number has no room for their keys.
+
+        Raises:
+            SpliceRefused, UnicodeError: that cannot be done with these texts, or with this SQLite.
+            apsw.Error, OSError: files cannot be read or written.
+        """
+        if self._folding is None:
+            self._folding = Folding(self._db, job.arguments)
+        texts = list(read_texts(job.texts))
+        for (before, _), (rowid, _) in pairwise([(0, ""), *texts]):
+            if not before < rowid < _ROWS_END:
+                raise SpliceRefused("the numbers of the rows do not rise, or are too high")
+        runs = list(self._runs(texts, self._folding, job.into))
+        durable.remove(job.texts)
+        return runs
+
+    def _runs(self, texts: list[tuple[int, str]], folding: Folding, into: Path) -> Iterator[tuple[Run, list[int]]]:
+        found = trigrams_of([text for _, text in texts], folding)
+        if found is not None:
+            yield _write(found, [rowid for rowid, _ in texts], into)
+            return
+        # Fewer texts take fewer bits.
+        if len(texts) == 1:
+            raise SpliceRefused("a text is too long, of too many different characters")
+        middle = len(texts) // 2
+        yield from self._runs(texts[:middle], folding, into.with_name(f"{into.name}a"))
+        yield from self._runs(texts[middle:], folding, into.with_name(f"{into.name}b"))
 
 
 def _write(found: Trigrams, rowids: list[int], into: Path) -> tuple[Run, list[int]]:
@@ -64,32 +73,19 @@ def _write(found: Trigrams, rowids: list[int], into: Path) -> tuple[Run, list[in
     samples = np.zeros(len(numbers), dtype=np.int64)
     for digit in _digits(numbers, found.digit_bits):
         samples = samples << CHARACTER_BITS | alphabet[digit]
+    with durable.open_binary(into, "xb") as file:
+        for array in (alphabet, np.array(rowids, dtype=np.int64), found.counts, found.keys):
+            file.write(array.astype("<i8", copy=False).data)
     run = Run(
-        keys=into.with_name(f"{into.name}.keys"),
-        rows=into.with_name(f"{into.name}.rows"),
-        counts=into.with_name(f"{into.name}.counts"),
-        alphabet=into.with_name(f"{into.name}.alphabet"),
+        path=into,
+        characters=len(alphabet),
+        rows=len(rowids),
+        tokens=len(found.keys),
         digit_bits=found.digit_bits,
         text_bits=found.text_bits,
         place_bits=found.place_bits,
-        row_count=len(rowids),
-        tokens=int(found.counts.sum()),
     )
-    rows = np.array(rowids, dtype=np.int64)
-    _put(run.keys, found.keys)
-    _put(run.rows, rows)
-    _put(run.counts, np.stack((rows, found.counts), axis=1))
-    _put(run.alphabet, alphabet)
     return run, samples.tolist()
-
-
-def _put(path: Path, numbers: Numbers) -> None:
-    with durable.open_binary(path, "xb") as file:
-        file.write(numbers.astype("<i8", copy=False).tobytes())
-
-
-def _get(path: Path) -> Numbers:
-    return np.fromfile(path, "<i8").astype(np.int64, copy=False)
 
 
 def _digits(numbers: Numbers, bits: int) -> Iterator[Numbers]:
@@ -98,7 +94,7 @@ def _digits(numbers: Numbers, bits: int) -> Iterator[Numbers]:
         yield numbers >> digit * bits & (1 << bits) - 1
 
 
-# --- pages -------------------------------------------------------------------------------------------------------------
+# --- pages -----------------------------------------------------------------------------------------------------------
 
 
 def make_pages(job: RangeJob) -> int:
@@ -108,11 +104,10 @@ def make_pages(job: RangeJob) -> int:
         SpliceRefused: the runs are not what they should be.
         OSError: files cannot be read or written.
     """
-    letters = Alphabet(_get(job.alphabet))
-    parts = (_Slice(run, letters, job) for run in job.runs)
+    letters = Alphabet(np.fromfile(job.alphabet, "<i8").astype(np.int64, copy=False))
+    parts = (_slice(run, letters, job) for run in job.runs)
     # What one trigram has in one run after the other is sorted as it stands; there may be very much of it.
-    is_one = job.high == job.low + 1
-    some = (part.read() for part in parts) if is_one else iter([_merged([part.read() for part in parts])])
+    some = parts if job.high == job.low + 1 else iter([_merged(list(parts))])
     count = 0
     with durable.open_binary(job.into, "xb") as file:
         for page in pages_of(letters, some, job.page_bytes):
@@ -121,44 +116,41 @@ def make_pages(job: RangeJob) -> int:
     return count
 
 
-class _Slice:
-    """What a run has of a range of trigrams."""
-
-    def __init__(self, run: Run, letters: Alphabet, job: RangeJob) -> None:
-        self._run = run
-        self._letters = letters
-        self._alphabet = _get(run.alphabet)
-        # An empty file cannot be mapped.
-        is_empty = run.tokens == 0
-        self._keys: NDArray[Any] = np.empty(0, "<i8") if is_empty else np.memmap(run.keys, "<i8", "r")
-        if len(self._keys) != run.tokens:
+def _slice(run: Run, letters: Alphabet, job: RangeJob) -> Occurrences:
+    """Return what a run has of a range of trigrams, as numbers of the characters of all runs."""
+    with run.path.open("rb") as file:
+        mapped = np.memmap(file, "<i8", "r")
+        if len(mapped) != run.keys_at + run.tokens:
             raise SpliceRefused("a run is not whole")
-        self._edges = [int(self._keys.searchsorted(self._first_key(edge))) for edge in (job.low, job.high)]
+        characters = np.array(mapped[: run.characters], dtype=np.int64)
+        keys = mapped[run.keys_at :]
+        first, last = (int(keys.searchsorted(_first_key(run, characters, edge))) for edge in (job.low, job.high))
+        rows = np.array(mapped[run.characters : run.counts_at], dtype=np.int64)
+        # To read takes less time than to touch what is mapped.
+        file.seek((run.keys_at + first) * mapped.itemsize)
+        read = np.fromfile(file, "<i8", last - first)
+    found = read.astype(np.int64, copy=False)
+    located = rows[found >> run.place_bits & (1 << run.text_bits) - 1]
+    located <<= PLACE_BITS
+    located |= found & (1 << run.place_bits) - 1
+    rank = np.searchsorted(letters.characters, characters)
+    numbers = np.zeros(len(found), dtype=np.int64)
+    for digit in _digits(found >> run.text_bits + run.place_bits, run.digit_bits):
+        numbers <<= letters.bits
+        numbers |= rank[digit]
+    return Occurrences(numbers, located)
 
-    def _first_key(self, trigram: int) -> int:
-        """Return the least key of the trigrams from this one on."""
-        run, number = self._run, 0
-        for place in reversed(range(CHARACTERS)):
-            character = trigram >> place * CHARACTER_BITS & (1 << CHARACTER_BITS) - 1
-            digit = int(self._alphabet.searchsorted(character))
-            number += digit << place * run.digit_bits
-            if digit == len(self._alphabet) or int(self._alphabet[digit]) != character:
-                break
-        return min(number << run.text_bits + run.place_bits, (1 << _KEY_BITS) - 1)
 
-    def read(self) -> Occurrences:
-        """Return what it has, as numbers of the characters of all runs."""
-        run = self._run
-        keys = np.array(self._keys[slice(*self._edges)], dtype=np.int64)
-        texts = keys >> run.place_bits & (1 << run.text_bits) - 1
-        located = _get(run.rows)[texts] << PLACE_BITS
-        located |= keys & (1 << run.place_bits) - 1
-        rank = np.searchsorted(self._letters.characters, self._alphabet)
-        numbers = np.zeros(len(keys), dtype=np.int64)
-        for digit in _digits(keys >> run.text_bits + run.place_bits, run.digit_bits):
-            numbers <<= self._letters.bits
-            numbers |= rank[digit]
-        return Occurrences(numbers, located)
+def _first_key(run: Run, characters: Numbers, trigram: int) -> int:
+    """Return the least key of the trigrams from this one on."""
+    number = 0
+    for place in reversed(range(CHARACTERS)):
+        character = trigram >> place * CHARACTER_BITS & (1 << CHARACTER_BITS) - 1
+        digit = int(characters.searchsorted(character))
+        number += digit << place * run.digit_bits
+        if digit == len(characters) or characters[digit] != character:
+            break
+    return min(number << run.text_bits + run.place_bits, (1 << _KEY_BITS) - 1)
 
 
 def _merged(parts: list[Occurrences]) -> Occurrences:

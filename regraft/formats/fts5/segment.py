@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,26 @@ def pages_of(letters: Alphabet, parts: Iterable[Occurrences], page_bytes: int) -
             term, name, first = int(some.numbers[last - 1]), part.last_term, last
 
 
+class _FirstTerm(NamedTuple):
+    """The first of so many terms that begin in a page: where it stands in the stream, with how many bytes before it.
+
+    ``shared`` is how many bytes it has as the term before, ``second`` how far behind it the second one is, and from
+    ``low`` to ``high`` stand the distances of the others.
+    """
+
+    begun: int
+    at: int
+    head: int
+    name: bytes
+    shared: int
+    second: int
+    low: int
+    high: int
+
+
+_NO_TERM = _FirstTerm(0, 0, 0, b"", 0, 0, 0, 0)
+
+
 class _Part:
     """Some occurrences of a segment, as FTS5 writes them one after the other.
 
@@ -172,42 +192,69 @@ class _Part:
         """Yield all pages."""
         cuts = self._cuts(page_bytes)
         edges: list[int] = self._offsets[cuts].tolist()
-        terms: list[int] = np.searchsorted(self._terms, cuts).tolist()
-        docs: list[int] = np.searchsorted(self._docs, cuts).tolist()
-        for edge, term, doc in zip(pairwise(edges), pairwise(terms), pairwise(docs), strict=True):
-            yield self._page(edge, term, doc)
+        terms, docs = np.searchsorted(self._terms, cuts), np.searchsorted(self._docs, cuts)
+        begun = zip(self._first_terms(terms), self._first_rows(docs), strict=True)
+        for (at, end), (term, row) in zip(pairwise(edges), begun, strict=True):
+            yield self._page(at, end, term, row)
 
-    def _page(self, edge: tuple[int, int], term: tuple[int, int], doc: tuple[int, int]) -> Page:
+    def _first_terms(self, terms: Numbers) -> list[_FirstTerm]:
+        """Return the first term of each page, from the numbers of the terms with which pages begin."""
+        first, count = terms[:-1], np.diff(terms)
+        # Behind the last term there is none: what is looked up there is not used.
+        known = np.minimum(first, max(len(self._terms) - 1, 0))
+        following = np.minimum(known + 1, len(self._terms) - 1)
+        offsets, shared = self._term_offsets, self._shared
+        if not len(self._terms):
+            return [_NO_TERM] * len(first)
+        columns = (
+            count,
+            offsets[known],
+            self._head_bytes[known],
+            self._name_bytes[known],
+            shared[known],
+            # Whole, the first term takes another room than in the stream.
+            offsets[following] - offsets[known] + shared[known] - 1,
+            self._listed_at[following],
+            self._listed_at[np.maximum(terms[1:] - 1, 0)],
+        )
+        names = self._names[known].tobytes()
+        places = range(0, len(names), _MOST_TERM_BYTES)
+        rows = zip(places, *(column.tolist() for column in columns), strict=True)
+        return [
+            _FirstTerm(count, at, head, names[place : place + length], shared, second, low, high)
+            for place, count, at, head, length, shared, second, low, high in rows
+        ]
+
+    def _first_rows(self, docs: Numbers) -> list[tuple[int, int, int]]:
+        """Return of the first row of each page where it begins in the stream, itself, and its bytes there."""
+        known = np.minimum(docs[:-1], len(self._docs) - 1)
+        offsets = np.where(np.diff(docs) > 0, self._doc_offsets[known], len(self._bytes))
+        columns = offsets, self._rows[known], self._row_bytes[known]
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def _page(self, at: int, end: int, term: _FirstTerm, first_row: tuple[int, int, int]) -> Page:
         """Return the page of a slice of the stream, with the terms and the rows that begin in it."""
-        at, end = edge
-        first_term = int(self._term_offsets[term[0]]) if term[0] < term[1] else end
-        parts: list[bytes] = []
-        row_at = row = 0
-        if doc[0] < doc[1] and (first_row := int(self._doc_offsets[doc[0]])) < first_term:
-            # The first row is not told by its distance from one on another page.
-            row, row_at = int(self._rows[doc[0]]), _HEAD.size + first_row - at
-            parts += self._bytes[at:first_row], put_varint(row)
-            at = first_row + int(self._row_bytes[doc[0]])
-        if first_term == end:
-            data = b"".join((*parts, self._bytes[at:end]))
+        stream, parts = self._bytes, []
+        first_term = term.at if term.begun else end
+        size, row_at, row = _HEAD.size, 0, 0
+        if first_row[0] < first_term:
+            # It is not told by its distance from one on another page.
+            row_at, row = size + first_row[0] - at, first_row[1]
+            parts = [stream[at : first_row[0]], put_varint(row)]
+            at = first_row[0] + first_row[2]
+            size = row_at + len(parts[1])
+        if not term.begun:
+            parts.append(stream[at:end])
+            data = b"".join(parts)
             return Page(_HEAD.pack(row_at, _HEAD.size + len(data)) + data, None, row)
-        parts.append(self._bytes[at:first_term])
-        term_at = _HEAD.size + sum(map(len, parts))
-        name, shared = self._name(term[0]), int(self._shared[term[0]])
-        parts += put_varint(len(name)), name, self._bytes[first_term + int(self._head_bytes[term[0]]) : end]
+        listed = put_varint(size + first_term - at)
+        if term.begun > 1:
+            listed += put_varint(term.second) + self._listed[term.low : term.high]
+        parts += stream[at:first_term], bytes((len(term.name),)), term.name, stream[first_term + term.head : end]
         data = b"".join(parts)
-        listed = put_varint(term_at) + self._distances(*term)
         # All terms begin alike: where nothing is shared, nobody knows the one before.
-        separator = name[: shared + 1] if shared else name
+        separator = term.name[: term.shared + 1] if term.shared else term.name
         return Page(_HEAD.pack(row_at, _HEAD.size + len(data)) + data + listed, separator, row)
-
-    def _distances(self, first: int, last: int) -> bytes:
-        """Return how far each term of a page but the first is behind the one before it."""
-        if last - first < 2:
-            return b""
-        # Whole, the first term takes another room than in the stream.
-        second = int(self._term_offsets[first + 1] - self._term_offsets[first] + self._shared[first]) - 1
-        return put_varint(second) + self._listed[self._listed_at[first + 1] : self._listed_at[last - 1]]
 
 
 def _changes(numbers: NDArray[Any]) -> NDArray[np.bool_]:

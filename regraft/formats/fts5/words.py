@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 #: Below so many bytes of text, starting processes costs more than they save.
 LEAST_BYTES = 8 << 20
 #: So many characters are sorted at a time, and about so many trigrams made into pages: some 40 bytes of memory each.
-RUN_CHARACTERS = RANGE_TRIGRAMS = 1 << 20
+RUN_CHARACTERS = RANGE_TRIGRAMS = 1 << 19
 #: More processes than this gain nothing: what they make is copied by one.
 MOST_PROCESSES = 4
 
@@ -145,21 +145,21 @@ class Sorting:
         runs = tuple(run for run, _ in sorted_runs)
         ranges = ranges_of((samples for _, samples in sorted_runs), self._range_trigrams)
         alphabet = self._folder / "alphabet"
-        _put(alphabet, sorted({character for run in runs for character in _numbers(run.alphabet)}))
+        _put(alphabet, sorted({character for run in runs for character in _numbers(run, 0, run.characters)}))
         into = [self._folder / f"pages-{number}" for number in range(len(ranges))]
         for (low, high), path in zip(ranges, into, strict=True):
             job = RangeJob(runs=runs, alphabet=alphabet, low=low, high=high, into=path, page_bytes=self._page_bytes)
             self._tasks.put(job)
         splicing = Splicing(db, index, self._page_bytes)
         for run in runs:
-            pairs = iter(_numbers(run.counts))
-            splicing.add_counts(zip(pairs, pairs, strict=True))
-        rows, told = sum(run.row_count for run in runs), 0
+            rows = _numbers(run, run.characters, run.rows)
+            splicing.add_counts(zip(rows, _numbers(run, run.counts_at, run.rows), strict=True))
+        all_rows, told = sum(run.rows for run in runs), 0
         for number, path in enumerate(into, 1):
             self._tasks.take()
             splicing.add_pages(read_pages(path))
             durable.remove(path)
-            done = rows * number // len(into)
+            done = all_rows * number // len(into)
             each(done - told)
             told = done
         splicing.finish()
@@ -191,10 +191,12 @@ def ranges_of(samples: Iterable[list[int]], most: int) -> list[tuple[int, int]]:
     return list(pairwise(sorted(edges)))
 
 
-def _numbers(path: Path) -> array[int]:
-    """Return the numbers in a file, of 8 bytes each, the lowest first."""
+def _numbers(run: Run, first: int, count: int) -> array[int]:
+    """Return so many numbers of a run, from one on."""
     numbers = array("q")
-    numbers.frombytes(path.read_bytes())
+    with run.path.open("rb") as file:
+        file.seek(first * numbers.itemsize)
+        numbers.frombytes(file.read(count * numbers.itemsize))
     if byteorder == "big":
         numbers.byteswap()
     return numbers

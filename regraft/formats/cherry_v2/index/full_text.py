@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,11 @@ class FullText:
         """Let FTS5 read the bodies itself: one of them is too large to be held."""
         self._sorting = None
 
+    @property
+    def is_sorted(self) -> bool:
+        """Tell whether other processes sort the words."""
+        return self._sorting is not None
+
     def end(self) -> None:
         """Know that no body comes any more: whoever works on them can begin with the last ones."""
         if self._sorting is not None:
@@ -131,19 +136,33 @@ def rebuild_full_text(db: apsw.Connection) -> None:
         made.fill(db)
 
 
-def write_indexes(db: apsw.Connection, fill: Callable[[apsw.Connection], None] = rebuild_full_text) -> None:
+def write_indexes(
+    db: apsw.Connection,
+    fill: Callable[[apsw.Connection], None] = rebuild_full_text,
+    *,
+    words_last: bool = False,
+) -> None:
     """Create what a file lacks whose rows are all there: its indexes, the full-text index, and the triggers last.
 
     Args:
         db: the file, opened for writing.
         fill: fills the full-text index, which is empty.
+        words_last: whether others are at work on the words meanwhile; else FTS5's merging leaves free pages, which the
+            other indexes fill.
     """
     db.execute(schema.ROWID_INDEX)
     db.execute(schema.FULL_TEXT)
+    if words_last:
+        _execute(db, schema.INDEXES[1:])
     fill(db)
-    # After the full-text index: they fill the pages that its merging has freed.
     db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
-    for statement in (*schema.INDEXES[1:], *schema.TRIGGERS):
+    if not words_last:
+        _execute(db, schema.INDEXES[1:])
+    _execute(db, schema.TRIGGERS)
+
+
+def _execute(db: apsw.Connection, statements: Iterable[str]) -> None:
+    for statement in statements:
         db.execute(statement)
 
 
