@@ -143,7 +143,7 @@ class Sorting:
             raise SpliceRefused(self._problem)
         sorted_runs: list[tuple[Run, list[int]]] = [one for _ in range(self._sorts) for one in self._tasks.take()]
         runs = tuple(run for run, _ in sorted_runs)
-        ranges = ranges_of((samples for _, samples in sorted_runs), self._range_trigrams)
+        ranges = ranges_of((samples for _, samples in sorted_runs), self._range_trigrams) if runs else []
         alphabet = self._folder / "alphabet"
         _put(alphabet, sorted({character for run in runs for character in _numbers(run, 0, run.characters)}))
         into = [self._folder / f"pages-{number}" for number in range(len(ranges))]
