@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import BinaryIO
 
-import apsw
-
-from regraft import sqlite
 from regraft.formats.fts5.records import SpliceRefused
 
 #: The three characters of a trigram stand in one number, which sorts as they do: here is the end of them all.
@@ -22,10 +15,6 @@ CHARACTER_BITS = 21
 TRIGRAMS_END = 0x110000 << 2 * CHARACTER_BITS
 #: Of so many trigrams of a run, one is told.
 SAMPLE_STEP = 1 << 12
-_NICE = 10
-#: Of the C library's mallopt, where it has one: what larger pieces, or more free memory, go back to the system.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,28 +113,3 @@ def read_pages(path: Path) -> Iterator[Page]:
             if len(data) < length:
                 raise SpliceRefused("a file of pages is cut off")
             yield Page(data, separator, row)
-
-
-def serve(parent: Connection) -> None:
-    """Do one job after the other, and answer with what was made, or with what failed."""
-    from regraft.formats.fts5 import making  # noqa: PLC0415 - NumPy is loaded where it is used
-
-    _stand_back()
-    with sqlite.scratch() as db:
-        sorter = making.Sorter(db)
-        while True:
-            job: SortJob | RangeJob = parent.recv()
-            try:
-                parent.send(sorter.sort(job) if isinstance(job, SortJob) else making.make_pages(job))
-            except (SpliceRefused, UnicodeError, apsw.Error, OSError, MemoryError) as error:
-                parent.send(str(error) or type(error).__name__)
-
-
-def _stand_back() -> None:
-    """Let whoever deals out the texts go first, and keep memory for the next arrays instead of giving it back."""
-    if hasattr(os, "nice"):
-        os.nice(_NICE)
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        library = ctypes.CDLL(None)
-        for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
-            library.mallopt(option, _KEPT_BYTES)

@@ -17,8 +17,9 @@ from sys import byteorder
 import apsw
 
 from regraft import workers
-from regraft.formats.fts5.jobs import SAMPLE_STEP, TRIGRAMS_END, RangeJob, Run, SortJob, read_pages, serve
+from regraft.formats.fts5.jobs import SAMPLE_STEP, TRIGRAMS_END, RangeJob, Run, SortJob, read_pages
 from regraft.formats.fts5.records import PAGE_BYTES, SpliceRefused
+from regraft.formats.fts5.serving import serve
 from regraft.formats.fts5.splice import Index, Splicing
 from regraft.formats.fts5.tasks import Tasks
 from regraft.formats.fts5.texts import TextFile

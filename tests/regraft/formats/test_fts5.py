@@ -1,4 +1,4 @@
-"""Full-text indexes that are put together from shards, held against those that FTS5 fills alone."""
+"""Full-text indexes that are put together from sorted words, held against those that FTS5 fills alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
-from regraft.formats.fts5 import Sorting, jobs, words
+from regraft.formats.fts5 import Sorting, serving, words
 from regraft.formats.fts5.records import (
     read_averages,
 )
@@ -47,7 +47,7 @@ def _file(path: Path, bodies: list[str]) -> None:
 
 @contextmanager
 def _one_process() -> Iterator[list[Connection]]:
-    """Give the pipe to what makes shards, in a thread of this process."""
+    """Give the pipe to what makes words, in a thread of this process."""
     here, there = Pipe()
     thread = threading.Thread(target=_serve, args=(there,))
     thread.start()
@@ -60,18 +60,18 @@ def _one_process() -> Iterator[list[Connection]]:
 
 def _serve(there: Connection) -> None:
     try:
-        jobs.serve(there)
+        serving.serve(there)
     except (EOFError, OSError):
         there.close()
 
 
 @dataclass
 class _Filling:
-    """Fills an index from shards; ``harm`` does something to the folder of the shards before they are spliced."""
+    """Fills an index from words; ``harm`` does something to the folder of the words before they are spliced."""
 
     folder: Path
     bodies: list[str]
-    shard_bytes: int = 200
+    run_characters: int = 200
     harm: Callable[[Path], None] | None = None
 
     def run(self) -> tuple[Path, bool]:
@@ -81,7 +81,11 @@ class _Filling:
         scratch.mkdir()
         with areas.opened(self.folder), _one_process() as pipes, sqlite.writing(path) as db:
             made = Sorting(
-                scratch, pipes, arguments=schema.WORDS, run_characters=self.shard_bytes, range_trigrams=self.shard_bytes
+                scratch,
+                pipes,
+                arguments=schema.WORDS,
+                run_characters=self.run_characters,
+                range_trigrams=self.run_characters,
             )
             for number, body in enumerate(self.bodies, 1):
                 made.add(number, body)
@@ -131,11 +135,11 @@ def _queries(bodies: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", _CORPORA)
-@pytest.mark.parametrize("shard_bytes", [1, 300, 1 << 20])
-def test_a_spliced_index_answers_as_one_that_fts5_filled(tmp_path: Path, name: str, shard_bytes: int) -> None:
+@pytest.mark.parametrize("run_characters", [1, 300, 1 << 20])
+def test_a_spliced_index_answers_as_one_that_fts5_filled(tmp_path: Path, name: str, run_characters: int) -> None:
     bodies = _CORPORA[name]
 
-    path, is_spliced = _Filling(tmp_path, bodies, shard_bytes).run()
+    path, is_spliced = _Filling(tmp_path, bodies, run_characters).run()
 
     assert is_spliced
     assert _answers(path, _queries(bodies)) == _answers(_plain(tmp_path, bodies), _queries(bodies))
