@@ -6,6 +6,7 @@ It touches nothing but the staging folder, so that a failure at any moment leave
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 import apsw
 
+from migrators.pipeline import published
 from migrators.pipeline.plan import BasePlan, ItemPlan, MaterialPlan
 from migrators.pipeline.uploads import SourceFailed, copy_upload, missing_upload, upload_name
 from regraft import clock, sqlite
@@ -64,6 +66,9 @@ class Carried:
     #: None for a base without an index.
     tallies: index.Tallies | None
     index_bytes: int
+    #: SHA-256 of the index, and of the names and bytes under ``raw/``; "" where there is none.
+    index_hash: str
+    raw_hash: str
     #: Whether the staging folder holds anything to publish.
     has_files: bool
     notices: tuple[Notice, ...]
@@ -104,21 +109,28 @@ def carry_base(
             skipped=sum(plan.rows.skipped.values()),
         )
     carrier = _Carrier(plan, origin, staging, now_ms, watch)
-    carrier.copy_uploads()
     tallies = None
     if plan.has_index and origin.vectors is not None:
         tallies = carrier.write_index(origin.vectors)
         if verify:
             index.verify_full_text(staging / INDEX_FILE, plan.draft.id)
+    else:
+        carrier.copy_uploads()
     has_files = staging.exists()
-    if has_files:
-        durable.sync_tree(staging)
+    # Whoever hashes large pieces, or waits for the disk, leaves another thread its time.
+    with ThreadPoolExecutor(1) as beside:
+        hashes = beside.submit(lambda: (published.index_hash(staging), published.raw_hash(staging)))
+        if has_files:
+            durable.sync_tree(staging)
     size = (staging / INDEX_FILE).stat().st_size if tallies else 0
+    index_hash, raw_hash = hashes.result()
     return Carried(
         record=carrier.record(),
         paths=carrier.paths(),
         tallies=tallies,
         index_bytes=size,
+        index_hash=index_hash,
+        raw_hash=raw_hash,
         has_files=has_files,
         notices=tuple(carrier.found_notices),
         unread=frozenset(carrier.unread),
@@ -159,34 +171,49 @@ class _Carrier:
     # --- index -----------------------------------------------------------------------------------------------------
 
     def write_index(self, vectors: Path) -> index.Tallies:
-        """Write and verify the index; snapshots are written as their texts come by."""
-        path = self._staging / INDEX_FILE
+        """Write the index and verify it; snapshots are written as their texts come by.
+
+        While other processes are at work on the words, what was written is read back, and uploads are copied.
+        """
+        path, base_id = self._staging / INDEX_FILE, self._plan.draft.id
         durable.make_folders(path.parent, flush=False)
-        base_id = self._plan.draft.id
+
+        def meanwhile(tallies: index.Tallies, digest: str) -> None:
+            self._demand_balance(tallies)
+            index.verify_rows(path, base_id, tallies, digest, self._plan.vector_bytes)
+            self.copy_uploads()
+
         with _source(vectors, self._staging.parent) as db, _size_limit():
-            tallies, digest = index.build_index(
+            tallies, _ = index.build_index(
                 path,
                 base_id,
                 self._now,
                 (self._material(db, number) for number in range(len(self._plan.materials))),
                 self._write_snapshot,
+                meanwhile=meanwhile,
+                is_flushed=False,
                 text_bytes=self._plan.body_bytes,
                 progress=Indexing(self._plan.units, self._watch),
             )
+        index.verify_counts(path, base_id, tallies)
+        self._note_differing(tallies)
+        return tallies
+
+    def _demand_balance(self, tallies: index.Tallies) -> None:
         rows = self._plan.rows
         if tallies.units != self._plan.units:
             skipped = sum(rows.skipped.values())
             raise BooksDoNotBalance(
                 base=self._plan.draft.legacy_id, read=rows.read, carried=tallies.units, skipped=skipped
             )
-        index.verify(path, base_id, tallies, digest, self._plan.vector_bytes)
+
+    def _note_differing(self, tallies: index.Tallies) -> None:
         if tallies.differing_vectors:
             count = tallies.differing_vectors
             message = tr("{texts} came again with another vector; the first one is kept", texts=counted(count, "text"))
             self.found_notices.append(
                 Notice(code=notices.DIFFERING_VECTOR, message=message, base=self._plan.draft.legacy_id, count=count)
             )
-        return tallies
 
     def _material(self, db: apsw.Connection, number: int) -> index.Material:
         material = self._plan.materials[number]

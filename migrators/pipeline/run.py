@@ -203,9 +203,9 @@ def publish(at: Session, done: Done) -> Outcome:
         notices=list(outcome.notices),
         has_files=done.carried.has_files,
         index_mark=published.index_mark(staged),
-        index_hash=published.index_hash(staged),
+        index_hash=done.carried.index_hash,
         raw_mark=published.raw_mark(staged),
-        raw_hash=published.raw_hash(staged),
+        raw_hash=done.carried.raw_hash,
         found=done.plan.found,
         carry_text=done.plan.carry_text,
     )

@@ -1,13 +1,13 @@
 """Fills a full-text index of FTS5 in several processes (``docs/formats/fts5.md``).
 
-FTS5 fills an index on one core. Here each process fills a *shard*, an index of its own over some rows that follow on
-each other; their pages are then copied into the one index, which lists them as its segments. Where anything is other
-than this page says, the index is filled by FTS5 alone.
+FTS5 fills an index on one core, by a hash table that it empties again and again. Here processes sort the trigrams of
+some texts at a time, and make pages of what all texts have of a range of trigrams; the pages are written one after the
+other as the index's one segment. Where anything is other than this page says, the index is filled by FTS5 alone.
 """
 
 from __future__ import annotations
 
-from regraft.formats.fts5.shards import Shards, sharding
 from regraft.formats.fts5.splice import Index
+from regraft.formats.fts5.words import Sorting, sorting
 
-__all__ = ["Index", "Shards", "sharding"]
+__all__ = ["Index", "Sorting", "sorting"]

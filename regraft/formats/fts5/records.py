@@ -27,7 +27,7 @@ _LATER_FORM = b"\xff\x00\x00\x01"
 
 
 class SpliceRefused(Exception):
-    """An index cannot be put together from shards; the text says why. FTS5 has to fill it alone."""
+    """An index cannot be put together from pages; the text says why. FTS5 has to fill it alone."""
 
 
 @dataclass(frozen=True, slots=True)

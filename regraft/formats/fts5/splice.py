@@ -1,28 +1,32 @@
-"""Copies the pages of shards into an index, and holds the result against the texts (``docs/formats/fts5.md``)."""
+"""Writes sorted pages into an index, and holds the result against the texts (``docs/formats/fts5.md``)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import apsw
 
-from regraft import guarding, sqlite
+from regraft import guarding
+from regraft.formats.fts5.doclists import DoclistIndex
+from regraft.formats.fts5.jobs import Page
 from regraft.formats.fts5.records import (
     AVERAGES,
+    PAGE_BYTES,
     SEGMENT_SHIFT,
     STRUCTURE,
     IndexSegment,
     SpliceRefused,
     Structure,
     demand_format,
-    read_averages,
     record_of,
     varints,
 )
-from regraft.formats.fts5.shard import TABLE
+from regraft.formats.sqlite_pages.records import put_varint
 
+#: A page of a list of a long term's rows, and its height, in the number of a page.
+_LIST_SHIFT, _HEIGHT_SHIFT = 36, 31
 #: What is looked for again: terms from so many places among the rows, each in so many rows around.
 SAMPLES, SAMPLE_ROWS = 8, 500
 #: A trigram that LIKE reads as it stands and no other case of which there is.
@@ -40,104 +44,124 @@ class Index:
     text: str
 
 
-@dataclass
-class Spliced:
-    """What has been copied so far."""
-
-    cookie: bytes
-    segments: list[IndexSegment] = field(default_factory=list)
-    rows: int = 0
-    tokens: int = 0
+#: The one segment's number.
+_SEGMENT = 1
 
 
-def begin(db: apsw.Connection, index: Index) -> Spliced:
-    """Empty an index and return nothing spliced.
+class Splicing:
+    """Fills an index as part of the caller's transaction; used once.
 
     Raises:
-        SpliceRefused: it is of another format.
+        SpliceRefused: the index is of another format.
         apsw.Error: it cannot be written.
     """
-    demand_format(db, index.table)
-    db.execute(f"INSERT INTO {index.table} ({index.table}) VALUES ('delete-all')")
-    structure = Structure.read(record_of(db, index.table, STRUCTURE))
-    if structure.segments:
-        raise SpliceRefused("the index is not empty")
-    return Spliced(structure.cookie)
+
+    def __init__(self, db: apsw.Connection, index: Index, page_bytes: int = PAGE_BYTES) -> None:
+        self._db = db
+        self._index = index
+        self._page_bytes = page_bytes
+        self._page = self._rows = self._tokens = 0
+        #: The last page in which a term begins, with its separator and what follows on it.
+        self._last: tuple[int, bytes, DoclistIndex] | None = None
+        self._terms: list[tuple[int, bytes, int]] = []
+        demand_format(db, index.table)
+        db.execute(f"INSERT INTO {index.table} ({index.table}) VALUES ('delete-all')")
+        structure = Structure.read(record_of(db, index.table, STRUCTURE))
+        if structure.segments:
+            raise SpliceRefused("the index is not empty")
+        self._cookie = structure.cookie
+
+    def add_counts(self, counts: Iterable[tuple[int, int]]) -> None:
+        """Write of rows how many tokens each has."""
+
+        def counted() -> Iterator[tuple[int, bytes]]:
+            for row, tokens in counts:
+                self._rows += 1
+                self._tokens += tokens
+                yield row, put_varint(tokens)
+
+        with guarding.below_the_surface(self._db):
+            self._db.executemany(f"INSERT INTO {self._index.table}_docsize (id, sz) VALUES (?, ?)", counted())
+
+    def add_pages(self, pages: Iterable[Page]) -> None:
+        """Write the next pages of the segment.
+
+        Raises:
+            SpliceRefused: the pages cannot be read.
+            apsw.Error: the index cannot be written.
+        """
+        with guarding.below_the_surface(self._db):
+            self._db.executemany(
+                f"INSERT INTO {self._index.table}_data (id, block) VALUES (?, ?)",
+                ((_page_id(self._numbered(page)), page.data) for page in pages),
+            )
+            self._write_terms()
+
+    def _numbered(self, page: Page) -> int:
+        """Return the number of the next page, and take note of the terms in it."""
+        self._page += 1
+        if self._last is not None:
+            self._last[2].add_page(self._page, page.row, has_term=page.separator is not None)
+        if page.separator is not None:
+            self._end_term()
+            # Nothing is before the first term.
+            separator = b"" if self._page == 1 else page.separator
+            self._last = self._page, separator, DoclistIndex(self._page, self._page_bytes)
+        return self._page
+
+    def _end_term(self) -> None:
+        if self._last is None:
+            return
+        page, separator, doclist = self._last
+        listed = list(doclist.pages())
+        self._terms.append((_SEGMENT, separator, page << 1 | bool(listed)))
+        replace = f"REPLACE INTO {self._index.table}_data (id, block) VALUES (?, ?)"
+        for height, number, data in listed:
+            self._db.execute(replace, (_page_id(number, 1 << _LIST_SHIFT | height << _HEIGHT_SHIFT), data))
+        self._last = None
+
+    def _write_terms(self) -> None:
+        insert = f"INSERT INTO {self._index.table}_idx (segid, term, pgno) VALUES (?, ?, ?)"
+        self._db.executemany(insert, self._terms)
+        self._terms.clear()
+
+    def finish(self) -> None:
+        """List what was written as the index's one segment, and see that it answers as the texts do.
+
+        It is where FTS5 puts what it has merged: above the level that is written to.
+
+        Raises:
+            SpliceRefused: it does not.
+            apsw.Error: it cannot be read or written.
+        """
+        db, table = self._db, self._index.table
+        segments = (IndexSegment(_SEGMENT, 1, self._page),)
+        structure = Structure(self._cookie, ((), segments) if self._page else (), self._page)
+        with guarding.below_the_surface(db):
+            self._end_term()
+            self._write_terms()
+            replace = f"REPLACE INTO {table}_data (id, block) VALUES (?, ?)"
+            db.execute(replace, (STRUCTURE, structure.record()))
+            db.execute(replace, (AVERAGES, varints([self._rows, self._tokens])))
+        # FTS5 keeps the list of segments that it read; what it kept it forgets where it is taken back to a point.
+        db.execute("SAVEPOINT spliced; ROLLBACK TO spliced; RELEASE spliced")
+        _demand_answers(db, self._index, self._rows)
 
 
-def add(db: apsw.Connection, index: Index, done: Spliced, shard: Path, rows: int) -> None:
-    """Copy a shard of so many rows, which follow on those copied so far.
-
-    Raises:
-        SpliceRefused: the shard is of another format, or does not have these rows.
-        apsw.Error: it cannot be read, or the index not written.
-    """
-    with sqlite.reading(shard) as source, guarding.below_the_surface(db):
-        demand_format(source, TABLE)
-        structure = Structure.read(record_of(source, TABLE, STRUCTURE))
-        counted, tokens = read_averages(record_of(source, TABLE, AVERAGES))
-        if counted != rows:
-            raise SpliceRefused(f"a shard has {counted} rows instead of {rows}")
-        if len(structure.segments) > 1:
-            raise SpliceRefused("a shard has several segments")
-        for segment in structure.segments:
-            _copy_segment(source, db, index.table, segment, len(done.segments) + 1)
-            done.segments.append(IndexSegment(len(done.segments) + 1, segment.first, segment.last))
-        db.executemany(
-            f"INSERT INTO {index.table}_docsize (id, sz) VALUES (?, ?)",
-            source.execute(f"SELECT id, sz FROM {TABLE}_docsize ORDER BY id"),
-        )
-    done.rows += rows
-    done.tokens += tokens
+def _page_id(page: int, kind: int = 0) -> int:
+    return (_SEGMENT << SEGMENT_SHIFT) + kind + page
 
 
-def _copy_segment(source: apsw.Connection, db: apsw.Connection, table: str, segment: IndexSegment, number: int) -> None:
-    shift = (number - segment.number) << SEGMENT_SHIFT
-    low, high = segment.number << SEGMENT_SHIFT, (segment.number + 1) << SEGMENT_SHIFT
-    outside = f"SELECT count(*) FROM {TABLE}_data WHERE id NOT IN (?, ?) AND (id < ? OR id >= ?)"
-    if source.execute(outside, (AVERAGES, STRUCTURE, low, high)).get:
-        raise SpliceRefused("a shard has pages of no segment")
-    db.executemany(
-        f"INSERT INTO {table}_data (id, block) VALUES (?, ?)",
-        source.execute(f"SELECT id + ?, block FROM {TABLE}_data WHERE id >= ? ORDER BY id", (shift, low)),
-    )
-    db.executemany(
-        f"INSERT INTO {table}_idx (segid, term, pgno) VALUES (?, ?, ?)",
-        source.execute(f"SELECT ?, term, pgno FROM {TABLE}_idx ORDER BY term", (number,)),
-    )
-
-
-def finish(db: apsw.Connection, index: Index, done: Spliced) -> None:
-    """List what was copied as the index's segments, and see that it answers as the texts do.
-
-    Each shard is a level of its own, the oldest the deepest: whoever writes next finds no level with much to merge.
-
-    Raises:
-        SpliceRefused: it does not.
-        apsw.Error: it cannot be read or written.
-    """
-    levels = ((), *((segment,) for segment in reversed(done.segments)))
-    pages = sum(segment.last - segment.first + 1 for segment in done.segments)
-    structure = Structure(done.cookie, levels if done.segments else (), pages)
-    with guarding.below_the_surface(db):
-        replace = f"REPLACE INTO {index.table}_data (id, block) VALUES (?, ?)"
-        db.execute(replace, (STRUCTURE, structure.record()))
-        db.execute(replace, (AVERAGES, varints([done.rows, done.tokens])))
-    # FTS5 keeps the list of segments that it read before; what it kept it forgets where it is taken back to a point.
-    db.execute("SAVEPOINT spliced; ROLLBACK TO spliced; RELEASE spliced")
-    _demand_answers(db, index, done)
-
-
-def _demand_answers(db: apsw.Connection, index: Index, done: Spliced) -> None:
+def _demand_answers(db: apsw.Connection, index: Index, rows: int) -> None:
     named = f"FROM {index.texts} WHERE {index.number} IS NOT NULL"
     for what in (f"{index.table}_docsize", f"(SELECT {index.number} {named})"):
-        if db.execute(f"SELECT count(*) FROM {what}").get != done.rows:
+        if db.execute(f"SELECT count(*) FROM {what}").get != rows:
             raise SpliceRefused("the index has not as many rows as there are texts")
     strays = f"SELECT EXISTS (SELECT 1 FROM {index.table}_docsize WHERE id NOT IN (SELECT {index.number} {named}))"
     if db.execute(strays).get:
         raise SpliceRefused("the index has rows that are no text's")
     edges: Any = db.execute(f"SELECT min({index.number}), max({index.number}) {named}").get
-    for sample in range(SAMPLES) if done.rows else ():
+    for sample in range(SAMPLES) if rows else ():
         low, high = edges
         _demand_sample(db, index, low + (high - low) * sample // SAMPLES)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import apsw
@@ -58,17 +57,18 @@ class Folding:
         return self._folded[characters]
 
     def _ask(self, characters: list[int]) -> None:
-        """Let FTS5 index each character three times in a row: the one trigram of it shows what it becomes."""
+        """Let FTS5 index a text with each character three times: every third trigram shows what one becomes."""
         self._db.execute("INSERT INTO folding (folding) VALUES ('delete-all')")
-        rows = ((character, chr(character) * CHARACTERS) for character in characters)
-        self._db.executemany("INSERT INTO folding (rowid, text) VALUES (?, ?)", rows)
-        folded: list[Any] = self._db.execute("SELECT doc, term FROM folded").fetchall()
-        for character, term in folded:
-            if len(term) != CHARACTERS or len(set(term)) > 1:
-                raise SpliceRefused(f"the tokenizer makes {term!r} of the character {character}")
-            self._folded[character] = ord(term[0])
-        if sorted(character for character, _ in folded) != characters:
+        text = "".join(chr(character) * CHARACTERS for character in characters)
+        self._db.execute("INSERT INTO folding (rowid, text) VALUES (1, ?)", (text,))
+        if self._db.execute("SELECT count(*) FROM folded").get != len(text) - (CHARACTERS - 1):
             raise SpliceRefused("the tokenizer leaves characters out")
+        every_third = f"SELECT offset / {CHARACTERS}, term FROM folded WHERE offset % {CHARACTERS} = 0"
+        folded: list[Any] = self._db.execute(every_third).fetchall()
+        for place, term in folded:
+            if len(term) != CHARACTERS or len(set(term)) > 1:
+                raise SpliceRefused(f"the tokenizer makes {term!r} of the character {characters[place]}")
+            self._folded[characters[place]] = ord(term[0])
         self._is_known[characters] = True
 
 
@@ -76,8 +76,8 @@ class Folding:
 class Trigrams:
     """The trigrams of some texts, sorted by their characters, then by text and place.
 
-    A trigram is a number of three digits, ``digit_bits`` each: places in ``alphabet``, which ascends. A key is a trigram,
-    then in ``text_bits`` the place of its text among the texts, then in ``place_bits`` its own place in the text.
+    A trigram is a number of three digits, ``digit_bits`` each: places in ``alphabet``, which ascends. A key is a
+    trigram, then in ``text_bits`` the place of its text among the texts, then in ``place_bits`` its place in the text.
     """
 
     alphabet: list[int]
@@ -87,15 +87,6 @@ class Trigrams:
     keys: Numbers
     #: For each text how many trigrams it has.
     counts: Numbers
-
-    @cached_property
-    def utf8(self) -> tuple[NDArray[np.uint8], Numbers]:
-        """Return the alphabet in UTF-8, a row each with zeros behind it, and how many bytes each character takes."""
-        encoded = [chr(character).encode() for character in self.alphabet]
-        letters = np.zeros((len(encoded), max(map(len, encoded), default=1)), dtype=np.uint8)
-        for row, letter in zip(letters, encoded, strict=True):
-            row[: len(letter)] = np.frombuffer(letter, dtype=np.uint8)
-        return letters, np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
 
 
 def trigrams_of(texts: Sequence[str], folding: Folding) -> Trigrams | None:

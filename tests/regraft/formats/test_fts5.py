@@ -1,4 +1,4 @@
-"""Full-text indexes that are put together from shards, held against those that FTS5 fills alone."""
+"""Full-text indexes that are put together from sorted words, held against those that FTS5 fills alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from regraft import areas, sqlite
@@ -21,15 +21,9 @@ from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
-from regraft.formats.fts5 import Shards, shard, shards
+from regraft.formats.fts5 import Sorting, serving, words
 from regraft.formats.fts5.records import (
-    AVERAGES,
-    STRUCTURE,
-    IndexSegment,
-    SpliceRefused,
-    Structure,
     read_averages,
-    varints,
 )
 from regraft.testing.texts import texts
 
@@ -53,7 +47,7 @@ def _file(path: Path, bodies: list[str]) -> None:
 
 @contextmanager
 def _one_process() -> Iterator[list[Connection]]:
-    """Give the pipe to what makes shards, in a thread of this process."""
+    """Give the pipe to what makes words, in a thread of this process."""
     here, there = Pipe()
     thread = threading.Thread(target=_serve, args=(there,))
     thread.start()
@@ -66,18 +60,18 @@ def _one_process() -> Iterator[list[Connection]]:
 
 def _serve(there: Connection) -> None:
     try:
-        shard.serve(there)
+        serving.serve(there)
     except (EOFError, OSError):
         there.close()
 
 
 @dataclass
 class _Filling:
-    """Fills an index from shards; ``harm`` does something to the folder of the shards before they are spliced."""
+    """Fills an index from words; ``harm`` does something to the folder of the words before they are spliced."""
 
     folder: Path
     bodies: list[str]
-    shard_bytes: int = 200
+    run_characters: int = 200
     harm: Callable[[Path], None] | None = None
 
     def run(self) -> tuple[Path, bool]:
@@ -86,13 +80,12 @@ class _Filling:
         _file(path, self.bodies)
         scratch.mkdir()
         with areas.opened(self.folder), _one_process() as pipes, sqlite.writing(path) as db:
-            made = Shards(
+            made = Sorting(
                 scratch,
                 pipes,
-                0,
                 arguments=schema.WORDS,
-                settings=lambda: {"automerge": 0},
-                least_bytes=self.shard_bytes,
+                run_characters=self.run_characters,
+                range_trigrams=self.run_characters,
             )
             for number, body in enumerate(self.bodies, 1):
                 made.add(number, body)
@@ -142,11 +135,11 @@ def _queries(bodies: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", _CORPORA)
-@pytest.mark.parametrize("shard_bytes", [1, 300, 1 << 20])
-def test_a_spliced_index_answers_as_one_that_fts5_filled(tmp_path: Path, name: str, shard_bytes: int) -> None:
+@pytest.mark.parametrize("run_characters", [1, 300, 1 << 20])
+def test_a_spliced_index_answers_as_one_that_fts5_filled(tmp_path: Path, name: str, run_characters: int) -> None:
     bodies = _CORPORA[name]
 
-    path, is_spliced = _Filling(tmp_path, bodies, shard_bytes).run()
+    path, is_spliced = _Filling(tmp_path, bodies, run_characters).run()
 
     assert is_spliced
     assert _answers(path, _queries(bodies)) == _answers(_plain(tmp_path, bodies), _queries(bodies))
@@ -188,7 +181,7 @@ def test_a_spliced_index_follows_what_is_changed_later(
 
 
 def test_several_processes_fill_an_index_of_many_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    if shards.cores() == 1:
+    if words.cores() == 1:
         pytest.skip("one core alone")
     bodies = [f"{number} {_ENGLISH[number % 60]} {_CHINESE[number % 60]} " * 60 for number in range(1_100)]
     path = tmp_path / "index.sqlite"
@@ -200,8 +193,8 @@ def test_several_processes_fill_an_index_of_many_texts(tmp_path: Path, caplog: p
         _demand_sound(db)
         segments = db.execute("SELECT count(DISTINCT segid) FROM search_text_fts_idx").get
 
-    assert sum(len(body.encode()) for body in bodies) > shards.LEAST_BYTES
-    assert segments > 1
+    assert sum(len(body.encode()) for body in bodies) > words.LEAST_BYTES
+    assert segments == 1
     assert "alone" not in caplog.text
     assert set(tmp_path.iterdir()) == before
 
@@ -215,120 +208,3 @@ def test_fts5_looks_through_an_index_where_it_is_asked_to(tmp_path: Path) -> Non
 
         with pytest.raises(VerificationFailed, match="the full-text index does not match the bodies"):
             index.verify_full_text(path, "base")
-
-
-# --- what makes FTS5 fill it alone -----------------------------------------------------------------------------------
-
-
-def _edited(sql: str, *values: object) -> Callable[[Path], None]:
-    """Return what changes the first shard, once it is made."""
-
-    def edit(scratch: Path) -> None:
-        path = scratch / "shard-0.sqlite"
-        for _ in range(10_000):
-            if _is_made(path):
-                break
-            threading.Event().wait(0.01)
-        db = apsw.Connection(str(path))
-        db.execute(sql, values)
-        db.close()
-
-    return edit
-
-
-def _is_made(path: Path) -> bool:
-    """Tell whether a shard is whole: its process closed it, and went on with the next."""
-    return path.with_name("shard-2.sqlite").exists()
-
-
-_LATER = b"\0\0\0\0\xff\0\0\1\0\0\0"
-_OTHER_WORDS = """CREATE TEMP TABLE numbers AS SELECT id FROM shard_docsize;
-    INSERT INTO shard (shard) VALUES ('delete-all');
-    INSERT INTO shard (rowid, text) SELECT id, 'zzzz' FROM numbers;
-    INSERT INTO shard (shard) VALUES ('optimize')"""
-_HARMS = {
-    "format": (_edited("UPDATE shard_config SET v = 5 WHERE k = 'version'"), "is of format 5"),
-    "later form": (_edited("UPDATE shard_data SET block = ? WHERE id = 10", _LATER), "is of a later form"),
-    "cut off": (_edited("UPDATE shard_data SET block = ? WHERE id = 10", b"\0\0\0\0\1"), "is cut off"),
-    "counts": (_edited("UPDATE shard_data SET block = ? WHERE id = 1", varints([1, 1])), "rows instead of"),
-    "no counts": (_edited("UPDATE shard_data SET block = x'' WHERE id = 1"), "those of another index"),
-    "missing rows": (_edited("DELETE FROM shard_docsize WHERE id = 1"), "not as many rows"),
-    "other rows": (_edited("UPDATE shard_docsize SET id = 900 WHERE id = 1"), "no text's"),
-    "other words": (_edited(_OTHER_WORDS), "rows instead of"),
-    "no pages": (_edited("UPDATE shard_data SET block = zeroblob(40) WHERE id > 10"), "alone"),
-    "pages of no segment": (_edited("INSERT INTO shard_data VALUES (?, x'00')", 9 << 37), "pages of no segment"),
-}
-
-
-@pytest.mark.parametrize("name", _HARMS)
-def test_where_anything_differs_fts5_fills_the_index_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    harm, reason = _HARMS[name]
-
-    with caplog.at_level(logging.INFO):
-        path, is_spliced = _Filling(tmp_path, _ENGLISH, 900, harm=harm).run()
-
-    assert not is_spliced
-    assert reason in caplog.text
-    assert _answers(path, _queries(_ENGLISH)) == _answers(_plain(tmp_path, _ENGLISH), _queries(_ENGLISH))
-
-
-def test_a_process_that_is_killed_leaves_the_work_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "index.sqlite"
-    _file(path, _ENGLISH)
-    here, there = Pipe()
-    with caplog.at_level(logging.INFO), areas.opened(tmp_path), sqlite.writing(path) as db:
-        made = Shards(tmp_path, [here], 0, arguments=schema.WORDS, settings=dict)
-        made.add(1, _ENGLISH[0])
-        there.close()
-        assert not made.splice_into(db, _INDEX, lambda _: None)
-
-    assert "alone" in caplog.text
-
-
-def test_texts_that_cannot_be_written_leave_the_work_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "index.sqlite"
-    _file(path, _ENGLISH)
-    with caplog.at_level(logging.INFO), areas.opened(tmp_path), _one_process() as pipes, sqlite.writing(path) as db:
-        made = Shards(tmp_path / "gone", pipes, 0, arguments=schema.WORDS, settings=dict)
-        for number, body in enumerate(_ENGLISH, 1):
-            made.add(number, body)
-        assert not made.splice_into(db, _INDEX, lambda _: None)
-
-    assert "No such file or directory" in caplog.text
-
-
-# --- records ---------------------------------------------------------------------------------------------------------
-
-_SEGMENTS = st.builds(IndexSegment, st.integers(1, 2000), st.integers(0, 1 << 31), st.integers(0, 1 << 31))
-
-
-@given(
-    st.binary(min_size=4, max_size=4), st.lists(st.lists(_SEGMENTS, max_size=4), max_size=6), st.integers(0, 1 << 40)
-)
-def test_a_list_of_segments_is_read_as_it_is_written(
-    cookie: bytes, levels: list[list[IndexSegment]], written: int
-) -> None:
-    structure = Structure(cookie, tuple(map(tuple, levels)), written)
-
-    assert Structure.read(structure.record()) == structure
-
-
-@given(st.binary(max_size=40))
-@example(b"\0\0\0\0\1\0\0")
-def test_any_bytes_are_a_list_of_segments_or_refused(record: bytes) -> None:
-    try:
-        Structure.read(record)
-    except SpliceRefused as problem:
-        assert str(problem)
-
-
-def test_records_have_the_numbers_that_fts5_gives_them(tmp_path: Path) -> None:
-    with sqlite.reading(_plain(tmp_path, _ENGLISH)) as db:
-        structure = bytes(db.execute("SELECT block FROM search_text_fts_data WHERE id = ?", (STRUCTURE,)).get)
-        averages = bytes(db.execute("SELECT block FROM search_text_fts_data WHERE id = ?", (AVERAGES,)).get)
-
-    assert len(Structure.read(structure).segments) == 1
-    assert Structure.read(structure).record() == structure
-    assert read_averages(averages) == (60, sum(len(body) - 2 for body in _ENGLISH))

@@ -1,7 +1,7 @@
 """Writes a fresh index file: rows first, then indexes, the full-text index, and the triggers last.
 
-Measured against per-row triggers this takes less than half the time (``benchmarks/``). Everything is one transaction;
-what it holds in memory is one batch of rows and the texts of one material.
+Measured against per-row triggers this takes less than half the time (``benchmarks/``). Rows are one transaction, what
+is made of them another; what it holds in memory is one batch of rows and the texts of one material.
 """
 
 from __future__ import annotations
@@ -291,12 +291,23 @@ class IndexBuilder:
             texts,
         )
 
-    def finish(self, progress: IndexingProgress | None = None) -> None:
-        """Create indexes, the full-text index and triggers, and commit."""
+    def finish(
+        self,
+        progress: IndexingProgress | None = None,
+        meanwhile: Callable[[Tallies, str], None] = lambda _tallies, _digest: None,
+    ) -> None:
+        """Commit the rows; then create indexes, the full-text index and triggers, and commit those.
+
+        ``meanwhile`` is called with tallies and digest in between, while other processes may be at work on the words.
+        """
+        self._full_text.end()
+        self._db.execute("COMMIT")
+        meanwhile(self.tallies, self.digest.hexdigest())
+        self._db.execute("BEGIN IMMEDIATE")
         if progress is not None:
             progress.watch(self._db)
         each = (lambda _: None) if progress is None else progress.rows
-        write_indexes(self._db, lambda db: self._full_text.fill(db, each))
+        write_indexes(self._db, lambda db: self._full_text.fill(db, each), words_last=self._full_text.is_sorted)
         self._db.execute("COMMIT")
 
 
@@ -311,13 +322,15 @@ def _batches(rows: Iterable[tuple[str | LargeText, bytes | None]]) -> Iterator[l
         yield batch
 
 
-def build_index(
+def build_index(  # noqa: PLR0913 - each is one thing to know of the file
     path: Path,
     base_id: str,
     now_ms: int,
     materials: Iterable[Material],
     each: Callable[[int, Material], None],
     *,
+    meanwhile: Callable[[Tallies, str], None] = lambda _tallies, _digest: None,
+    is_flushed: bool = True,
     text_bytes: int | None = None,
     progress: IndexingProgress | None = None,
 ) -> tuple[Tallies, str]:
@@ -329,6 +342,9 @@ def build_index(
         now_ms: the run's time in ms.
         materials: in the order in which their rows are numbered.
         each: called with the position and every material once it is written, while its content is at hand.
+        meanwhile: called with tallies and digest once all rows are in the file, and nothing else; other processes may
+            be at work on their words.
+        is_flushed: whether it is flushed to the disk; else the caller does that before it is kept.
         text_bytes: about how many bytes the bodies come to, where that is known.
         progress: is told how far the indexes are, once all rows are in.
 
@@ -336,6 +352,8 @@ def build_index(
         apsw.Error: the file cannot be written (``apsw.FullError``, ``apsw.IOError``).
     """
     with full_text(text_bytes, path.parent) as words, sqlite.writing(path, create=True) as connection:
+        if not is_flushed:
+            connection.pragma("synchronous", "OFF")
         builder = IndexBuilder(connection, base_id, now_ms, words)
         for position, material in enumerate(materials):
             builder.add(material)
@@ -344,5 +362,5 @@ def build_index(
             if material.spool is not None:
                 material.spool.close()
                 material.spool = None
-        builder.finish(progress)
+        builder.finish(progress, meanwhile)
     return builder.tallies, builder.digest.hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,19 +69,19 @@ class CjkSample:
 class FullText:
     """The full-text index of bodies that are being written, with the number of each; made by :func:`full_text`."""
 
-    def __init__(self, sample: CjkSample | None = None, shards: fts5.Shards | None = None) -> None:
+    def __init__(self, sample: CjkSample | None = None, sorting: fts5.Sorting | None = None) -> None:
         self._sample = sample or CjkSample()
-        self._shards = shards
+        self._sorting = sorting
 
     def add(self, rowid: int, body: str) -> None:
         """Take a body; the bodies come in the order of their numbers."""
         self._sample.see(body)
-        if self._shards is not None:
-            self._shards.add(rowid, body)
+        if self._sorting is not None:
+            self._sorting.add(rowid, body)
 
     def read(self, db: apsw.Connection) -> None:
         """Take the bodies of a file, or as many as a sample needs."""
-        if self._shards is None:
+        if self._sorting is None:
             for (text,) in db.execute(_FIRST_TEXTS):
                 self._sample.see((text or b"").decode("utf-8", "replace"))
             return
@@ -93,7 +93,17 @@ class FullText:
 
     def leave_to_fts5(self) -> None:
         """Let FTS5 read the bodies itself: one of them is too large to be held."""
-        self._shards = None
+        self._sorting = None
+
+    @property
+    def is_sorted(self) -> bool:
+        """Tell whether other processes sort the words."""
+        return self._sorting is not None
+
+    def end(self) -> None:
+        """Know that no body comes any more: whoever works on them can begin with the last ones."""
+        if self._sorting is not None:
+            self._sorting.end()
 
     def fill(self, db: apsw.Connection, each: Callable[[int], None] = lambda _: None) -> None:
         """Fill the empty index of a file whose bodies are all there, and leave its configuration as stock.
@@ -101,7 +111,7 @@ class FullText:
         ``each`` is called with numbers of bodies, as they are in.
         """
         db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
-        if self._shards is None or not self._shards.splice_into(db, _INDEX, each):
+        if self._sorting is None or not self._sorting.splice_into(db, _INDEX, each):
             _fill(db, self._sample.settings())
 
 
@@ -112,8 +122,8 @@ def full_text(text_bytes: int | None, beside: Path | None = None) -> Iterator[Fu
     ``beside`` is a folder for what is written meanwhile; None for the system's.
     """
     sample = CjkSample()
-    with fts5.sharding(text_bytes or 0, arguments=schema.WORDS, settings=sample.settings, beside=beside) as shards:
-        yield FullText(sample, shards)
+    with fts5.sorting(text_bytes or 0, arguments=schema.WORDS, beside=beside) as sorting:
+        yield FullText(sample, sorting)
 
 
 def rebuild_full_text(db: apsw.Connection) -> None:
@@ -126,19 +136,33 @@ def rebuild_full_text(db: apsw.Connection) -> None:
         made.fill(db)
 
 
-def write_indexes(db: apsw.Connection, fill: Callable[[apsw.Connection], None] = rebuild_full_text) -> None:
+def write_indexes(
+    db: apsw.Connection,
+    fill: Callable[[apsw.Connection], None] = rebuild_full_text,
+    *,
+    words_last: bool = False,
+) -> None:
     """Create what a file lacks whose rows are all there: its indexes, the full-text index, and the triggers last.
 
     Args:
         db: the file, opened for writing.
         fill: fills the full-text index, which is empty.
+        words_last: whether others are at work on the words meanwhile; else FTS5's merging leaves free pages, which the
+            other indexes fill.
     """
     db.execute(schema.ROWID_INDEX)
     db.execute(schema.FULL_TEXT)
+    if words_last:
+        _execute(db, schema.INDEXES[1:])
     fill(db)
-    # After the full-text index: they fill the pages that its merging has freed.
     db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
-    for statement in (*schema.INDEXES[1:], *schema.TRIGGERS):
+    if not words_last:
+        _execute(db, schema.INDEXES[1:])
+    _execute(db, schema.TRIGGERS)
+
+
+def _execute(db: apsw.Connection, statements: Iterable[str]) -> None:
+    for statement in statements:
         db.execute(statement)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
@@ -46,28 +47,62 @@ def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes
         VerificationFailed: the file is not what was put into it.
         apsw.Error, OSError: it cannot be read.
     """
+    verify_rows(path, base_id, tallies, digest, vector_bytes)
+    verify_counts(path, base_id, tallies)
 
-    def demand(condition: bool, reason: str) -> None:
-        if not condition:
-            raise VerificationFailed(base=base_id, reason=reason)
 
-    with sqlite.reading(path) as db:
+def verify_rows(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes: int | None) -> None:
+    """Check what :func:`verify` checks, of a file that has no full-text index yet.
+
+    Raises:
+        VerificationFailed, apsw.Error, OSError: see there.
+    """
+    with _read(path, base_id) as db:
         # Units and vectors are looked up by hash, in no order.
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
-        demand(
-            db.execute("SELECT schema_version, base_id FROM meta").fetchall() == [(schema.SCHEMA_VERSION, base_id)],
-            tr("its identity row is wrong"),
-        )
-        counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
-        bodies = tallies.units
-        expected = dict(zip(_COUNTS, (tallies.materials, bodies, bodies, tallies.embeddings, bodies), strict=True))
-        demand(counts == expected, tr("it holds {counts} instead of {expected}", counts=counts, expected=expected))
-        demand(not db.execute("PRAGMA foreign_key_check").fetchall(), tr("a foreign key dangles"))
-        bare = db.execute("SELECT count(*) FROM material WHERE current_content_hash IS NULL").get
-        demand(bare == 0, tr("{bare} materials have no content", bare=bare))
-        in_order = tallies.embeddings == tallies.units
-        read_back = _read_back(db, demand, vector_bytes, tallies.bare, in_order=in_order)
-        demand(read_back == digest, tr("texts or vectors differ"))
+        _demand_counts(db, base_id, _expected(tallies))
+        _demand_digest(db, tallies, digest, vector_bytes)
+
+
+def verify_counts(path: Path, base_id: str, tallies: Tallies) -> None:
+    """Check how many rows each table has, and each has of the full-text index.
+
+    Raises:
+        VerificationFailed, apsw.Error, OSError: see :func:`verify`.
+    """
+    with _read(path, base_id) as db:
+        _demand_counts(db, base_id, {**_expected(tallies), "full-text rows": tallies.units})
+
+
+@contextmanager
+def _read(path: Path, base_id: str) -> Iterator[apsw.Connection]:
+    with sqlite.reading(path) as db:
+        try:
+            yield db
+        except _Differs as found:
+            raise VerificationFailed(base=base_id, reason=str(found)) from None
+
+
+def _expected(tallies: Tallies) -> dict[str, int]:
+    bodies = tallies.units
+    return {"materials": tallies.materials, "units": bodies, "bodies": bodies, "embeddings": tallies.embeddings}
+
+
+class _Differs(Exception):
+    """A file is not what was put into it; the text says in what."""
+
+
+def _demand_counts(db: apsw.Connection, base_id: str, expected: dict[str, int]) -> None:
+    if db.execute("SELECT schema_version, base_id FROM meta").fetchall() != [(schema.SCHEMA_VERSION, base_id)]:
+        raise _Differs(tr("its identity row is wrong"))
+    counts = {name: db.execute(_COUNTS[name]).get for name in expected}
+    if counts != expected:
+        raise _Differs(tr("it holds {counts} instead of {expected}", counts=counts, expected=expected))
+    if db.execute("PRAGMA foreign_key_check").fetchall():
+        raise _Differs(tr("a foreign key dangles"))
+    bare = db.execute("SELECT count(*) FROM material WHERE current_content_hash IS NULL").get
+    if bare:
+        raise _Differs(tr("{bare} materials have no content", bare=bare))
 
 
 def verify_full_text(path: Path, base_id: str) -> None:
@@ -82,14 +117,12 @@ def verify_full_text(path: Path, base_id: str) -> None:
             raise VerificationFailed(base=base_id, reason=tr("the full-text index does not match the bodies"))
 
 
-def _read_back(
-    db: apsw.Connection,
-    demand_body: Callable[[bool, str], None],
-    vector_bytes: int | None,
-    bare: Iterable[int],
-    *,
-    in_order: bool,
-) -> str:
+def _demand_digest(db: apsw.Connection, tallies: Tallies, digest: str, vector_bytes: int | None) -> None:
+    if _read_back(db, vector_bytes, tallies.bare, in_order=tallies.embeddings == tallies.units) != digest:
+        raise _Differs(tr("texts or vectors differ"))
+
+
+def _read_back(db: apsw.Connection, vector_bytes: int | None, bare: Iterable[int], *, in_order: bool) -> str:
     """Return the digest over all bodies in row order, holding every body against its place in its content.
 
     A fresh file has units in the order of the bodies, and vectors too where no two bodies share one (``in_order``):
@@ -104,17 +137,21 @@ def _read_back(
         is_bare = number == next_bare
         if is_bare:
             next_bare = next(without_vector, None)
-        demand_body(vector is not None or is_bare, tr("a body has no vector"))
-        demand_body(unit is not None and rowid == number, tr("a body has no unit, or its row number is out of step"))
-        fits = isinstance(vector, bytes) and len(vector) == vector_bytes
-        demand_body(fits or vector is None, tr("a vector has another length"))
-        demand_body(unit == identity.unit_id(material, content_hash, index, start, end), tr("a unit's id is wrong"))
+        elif vector is None:
+            raise _Differs(tr("a body has no vector"))
+        if unit is None or rowid != number:
+            raise _Differs(tr("a body has no unit, or its row number is out of step"))
+        if vector is not None and (not isinstance(vector, bytes) or len(vector) != vector_bytes):
+            raise _Differs(tr("a vector has another length"))
+        if unit != identity.unit_id(material, content_hash, index, start, end):
+            raise _Differs(tr("a unit's id is wrong"))
         raw = hashlib.sha256()
         pieces = stored(db, "search_text", "text", rowid) if text is None else (text.encode(),)
-        in_place = content.holds(content_hash, _hashed(pieces, raw.update), start, end)
-        demand_body(in_place, tr("a body is not where its unit says"))
-        demand_body(raw.hexdigest() == body_hash, tr("a body does not match its hash"))
-        digest.update(raw.digest() + (b"" if is_bare else vector))
+        if not content.holds(content_hash, _hashed(pieces, raw.update), start, end):
+            raise _Differs(tr("a body is not where its unit says"))
+        if raw.hexdigest() != body_hash:
+            raise _Differs(tr("a body does not match its hash"))
+        digest.update(raw.digest() + (b"" if is_bare or vector is None else vector))
     return digest.hexdigest()
 
 
