@@ -109,25 +109,28 @@ def carry_base(
             skipped=sum(plan.rows.skipped.values()),
         )
     carrier = _Carrier(plan, origin, staging, now_ms, watch)
-    tallies = None
+    written = None
     if plan.has_index and origin.vectors is not None:
-        tallies = carrier.write_index(origin.vectors)
+        written = carrier.write_index(origin.vectors)
         if verify:
             index.verify_full_text(staging / INDEX_FILE, plan.draft.id)
     else:
         carrier.copy_uploads()
     has_files = staging.exists()
     # Whoever hashes large pieces, or waits for the disk, leaves another thread its time.
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(2) as beside:
         hashes = beside.submit(lambda: (published.index_hash(staging), published.raw_hash(staging)))
-        if has_files:
-            durable.sync_tree(staging)
-    size = (staging / INDEX_FILE).stat().st_size if tallies else 0
+        flushed = beside.submit(durable.sync_tree, staging) if has_files else None
+        if written is not None:
+            carrier.read_back(written)
+    if flushed is not None:
+        flushed.result()
+    size = (staging / INDEX_FILE).stat().st_size if written else 0
     index_hash, raw_hash = hashes.result()
     return Carried(
         record=carrier.record(),
         paths=carrier.paths(),
-        tallies=tallies,
+        tallies=written.tallies if written else None,
         index_bytes=size,
         index_hash=index_hash,
         raw_hash=raw_hash,
@@ -135,6 +138,14 @@ def carry_base(
         notices=tuple(carrier.found_notices),
         unread=frozenset(carrier.unread),
     )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """An index that was written, with the digest of what was put into it."""
+
+    tallies: index.Tallies
+    digest: str
 
 
 class _Carrier:
@@ -170,34 +181,30 @@ class _Carrier:
 
     # --- index -----------------------------------------------------------------------------------------------------
 
-    def write_index(self, vectors: Path) -> index.Tallies:
-        """Write the index and verify it; snapshots are written as their texts come by.
-
-        While other processes are at work on the words, what was written is read back, and uploads are copied.
-        """
-        path, base_id = self._staging / INDEX_FILE, self._plan.draft.id
+    def write_index(self, vectors: Path) -> _Written:
+        """Write the index; snapshots are written as their texts come by, uploads are copied while others work."""
+        path = self._staging / INDEX_FILE
         durable.make_folders(path.parent, flush=False)
-
-        def meanwhile(tallies: index.Tallies, digest: str) -> None:
-            self._demand_balance(tallies)
-            index.verify_rows(path, base_id, tallies, digest, self._plan.vector_bytes)
-            self.copy_uploads()
-
         with _source(vectors, self._staging.parent) as db, _size_limit():
-            tallies, _ = index.build_index(
+            tallies, digest = index.build_index(
                 path,
-                base_id,
+                self._plan.draft.id,
                 self._now,
                 (self._material(db, number) for number in range(len(self._plan.materials))),
                 self._write_snapshot,
-                meanwhile=meanwhile,
+                meanwhile=self.copy_uploads,
                 is_flushed=False,
                 text_bytes=self._plan.body_bytes,
                 progress=Indexing(self._plan.units, self._watch),
             )
-        index.verify_counts(path, base_id, tallies)
-        self._note_differing(tallies)
-        return tallies
+        self._demand_balance(tallies)
+        return _Written(tallies, digest)
+
+    def read_back(self, written: _Written) -> None:
+        """Verify the index."""
+        path, base_id = self._staging / INDEX_FILE, self._plan.draft.id
+        index.verify(path, base_id, written.tallies, written.digest, self._plan.vector_bytes)
+        self._note_differing(written.tallies)
 
     def _demand_balance(self, tallies: index.Tallies) -> None:
         rows = self._plan.rows

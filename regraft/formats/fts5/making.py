@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from regraft.ledger import durable
 #: Numbers of rows are below this.
 _ROWS_END = 1 << 62 - PLACE_BITS
 _KEY_BITS = 63
+_NUMBER_BYTES = 8
 
 
 # --- sorting ---------------------------------------------------------------------------------------------------------
@@ -119,15 +121,15 @@ def make_pages(job: RangeJob) -> int:
 def _slice(run: Run, letters: Alphabet, job: RangeJob) -> Occurrences:
     """Return what a run has of a range of trigrams, as numbers of the characters of all runs."""
     with run.path.open("rb") as file:
-        mapped = np.memmap(file, "<i8", "r")
-        if len(mapped) != run.keys_at + run.tokens:
+        if os.fstat(file.fileno()).st_size != (run.keys_at + run.tokens) * _NUMBER_BYTES:
             raise SpliceRefused("a run is not whole")
+        mapped = np.memmap(file, "<i8", "r")
         characters = np.array(mapped[: run.characters], dtype=np.int64)
         keys = mapped[run.keys_at :]
         first, last = (int(keys.searchsorted(_first_key(run, characters, edge))) for edge in (job.low, job.high))
         rows = np.array(mapped[run.characters : run.counts_at], dtype=np.int64)
         # To read takes less time than to touch what is mapped.
-        file.seek((run.keys_at + first) * mapped.itemsize)
+        file.seek((run.keys_at + first) * _NUMBER_BYTES)
         read = np.fromfile(file, "<i8", last - first)
     found = read.astype(np.int64, copy=False)
     located = rows[found >> run.place_bits & (1 << run.text_bits) - 1]

@@ -29,8 +29,10 @@ logger = logging.getLogger(__name__)
 
 #: Below so many bytes of text, starting processes costs more than they save.
 LEAST_BYTES = 8 << 20
-#: So many characters are sorted at a time, and about so many trigrams made into pages: some 40 bytes of memory each.
+#: So many characters are sorted at a time, and about so many trigrams made into pages: some 60 bytes of memory each.
 RUN_CHARACTERS = RANGE_TRIGRAMS = 1 << 19
+#: From so many bytes of text on twice as many, since each range is looked for in each run.
+LARGE_BYTES = 32 << 20
 #: More processes than this gain nothing: what they make is copied by one.
 MOST_PROCESSES = 4
 
@@ -230,4 +232,11 @@ def sorting(text_bytes: int, *, arguments: str, beside: Path | None = None) -> I
             logger.info("the full-text index is filled by FTS5 alone: %s", problem)
             yield None
             return
-        yield Sorting(folder, [one.pipe for one in started], arguments=arguments)
+        share = 2 if text_bytes >= LARGE_BYTES else 1
+        yield Sorting(
+            folder,
+            [one.pipe for one in started],
+            arguments=arguments,
+            run_characters=RUN_CHARACTERS * share,
+            range_trigrams=RANGE_TRIGRAMS * share,
+        )

@@ -21,10 +21,8 @@ from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
-from regraft.formats.fts5 import Sorting, serving, words
-from regraft.formats.fts5.records import (
-    read_averages,
-)
+from regraft.formats.fts5 import Index, Sorting, serving, words
+from regraft.formats.fts5.records import IndexSegment, SpliceRefused, Structure, read_averages, varints
 from regraft.testing.texts import texts
 
 _ENGLISH = [
@@ -208,3 +206,149 @@ def test_fts5_looks_through_an_index_where_it_is_asked_to(tmp_path: Path) -> Non
 
         with pytest.raises(VerificationFailed, match="the full-text index does not match the bodies"):
             index.verify_full_text(path, "base")
+
+
+# --- pages as FTS5 makes them ----------------------------------------------------------------------------------------
+
+
+def _spliced(folder: Path, bodies: list[str], *, page_bytes: int, run_characters: int) -> apsw.Connection:
+    """Return a file with an index from sorted words and one that FTS5 filled, with pages of some length."""
+    path, scratch = folder / "both.sqlite", folder / "scratch"
+    scratch.mkdir()
+    with areas.opened(folder), _one_process() as pipes, sqlite.writing(path, create=True) as db:
+        db.execute("CREATE TABLE bodies (id INTEGER PRIMARY KEY, text TEXT)")
+        db.executemany("INSERT INTO bodies VALUES (?, ?)", enumerate(bodies, 1))
+        for name in ("ours", "theirs"):
+            columns = "text, content = 'bodies', content_rowid = 'id', tokenize = 'trigram'"
+            db.execute(f"CREATE VIRTUAL TABLE {name} USING fts5 ({columns})")
+            db.execute(f"INSERT INTO {name} ({name}, rank) VALUES ('pgsz', ?)", (page_bytes,))
+        made = Sorting(
+            scratch,
+            pipes,
+            arguments=schema.WORDS,
+            run_characters=run_characters,
+            range_trigrams=1,
+            page_bytes=page_bytes,
+        )
+        for number, body in enumerate(bodies, 1):
+            made.add(number, body)
+        with db:
+            assert made.splice_into(db, Index(table="ours", texts="bodies", number="id", text="text"), lambda _: None)
+        db.execute("INSERT INTO theirs (theirs) VALUES ('rebuild')")
+        db.execute("INSERT INTO theirs (theirs) VALUES ('optimize')")
+        db.execute("INSERT INTO ours (ours, rank) VALUES ('integrity-check', 1)")
+    return apsw.Connection(str(path))
+
+
+@pytest.mark.parametrize("page_bytes", [64, 200, 4050])
+@pytest.mark.parametrize("name", ["words", "one letter", "four letters"])
+def test_pages_hold_what_those_of_fts5_hold(tmp_path: Path, name: str, page_bytes: int) -> None:
+    bodies = {
+        "words": [*_ENGLISH, *_CHINESE],
+        "one letter": ["a" * 300] * 400,
+        "four letters": [f"{number:b} {number * 7:b}".replace("0", "\U0001f600") for number in range(2_000)],
+    }[name]
+
+    with closing(_spliced(tmp_path, bodies, page_bytes=page_bytes, run_characters=20_000)) as db:
+        found = []
+        for table in ("ours", "theirs"):
+            db.execute(f"CREATE VIRTUAL TABLE temp.{table}_words USING fts5vocab ('main', '{table}', 'instance')")
+            found.append(db.execute(f"SELECT term, doc, col, offset FROM {table}_words").fetchall())
+        assert found[0] == found[1]
+        if name == "one letter":
+            # A term on so many pages has lists of where its rows lie.
+            assert db.execute("SELECT count(*) FROM ours_data WHERE id > 10 AND id & (1 << 36)").get
+        # A page has one occurrence at least, and a list goes on until it is full.
+        assert db.execute("SELECT max(octet_length(block)) FROM ours_data").get <= page_bytes + 32
+
+
+# --- what makes FTS5 fill it alone -----------------------------------------------------------------------------------
+
+
+def _cut(pattern: str) -> Callable[[Path], None]:
+    """Return what takes bytes from the end of a file that a process made."""
+
+    def cut(scratch: Path) -> None:
+        path = _made(scratch, pattern)
+        path.write_bytes(path.read_bytes()[:-3])
+
+    return cut
+
+
+def _made(scratch: Path, pattern: str) -> Path:
+    """Return the first such file, once the process is done with it: it went on with the next."""
+    for _ in range(10_000):
+        if len(found := sorted(scratch.glob(pattern))) > 1:
+            return found[0]
+        threading.Event().wait(0.01)
+    raise AssertionError(pattern)
+
+
+def test_fts5_fills_an_index_alone_where_a_run_is_cut_off(tmp_path: Path) -> None:
+    bodies = [*_ENGLISH, *_CHINESE]
+
+    path, is_spliced = _Filling(tmp_path, bodies, 200, _cut("run-*")).run()
+
+    assert not is_spliced
+    assert _answers(path, _queries(bodies)) == _answers(_plain(tmp_path, bodies), _queries(bodies))
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b"\0\0\0\0\xff\0\0\1\0\0\0", "is of a later form"),
+        (b"\0\0\0\0\1", "is cut off"),
+        (b"\0\0\0\0" + varints([1, 1, 1, 0, 2, 1, 1, 1]), "is cut off"),
+        (b"\0\0\0\0" + varints([1, 2, 1, 0, 1, 1, 1, 1]), "does not add up"),
+        (b"\0\0\0\0" + varints([1, 1, 1, 2, 1, 1, 1, 1]), "are being merged"),
+        (b"\0\0\0\0" + varints([3_000, 1, 1]), "is too long"),
+    ],
+)
+def test_a_list_of_segments_of_another_form_is_refused(record: bytes, reason: str) -> None:
+    with pytest.raises(SpliceRefused, match=reason):
+        Structure.read(record)
+
+
+def test_a_list_of_segments_is_written_as_it_was_read() -> None:
+    structure = Structure(b"\0\1\2\3", ((), (IndexSegment(1, 1, 700),)), 700)
+
+    assert Structure.read(structure.record()) == structure
+
+
+def test_an_index_of_another_format_is_left_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "index.sqlite"
+    _file(path, _ENGLISH)
+    with areas.opened(tmp_path), _one_process() as pipes, sqlite.writing(path) as db, caplog.at_level(logging.INFO):
+        with closing(apsw.Connection(str(path))) as other:
+            other.execute("UPDATE search_text_fts_config SET v = 5 WHERE k = 'version'")
+        (tmp_path / "scratch").mkdir()
+        made = Sorting(tmp_path / "scratch", pipes, arguments=schema.WORDS)
+
+        assert not made.splice_into(db, _INDEX, lambda _: None)
+    assert "is of format 5" in caplog.text
+
+
+def test_texts_with_another_tokenizer_are_left_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "index.sqlite"
+    _file(path, _ENGLISH)
+    (tmp_path / "scratch").mkdir()
+    with areas.opened(tmp_path), _one_process() as pipes, sqlite.writing(path) as db, caplog.at_level(logging.INFO):
+        made = Sorting(tmp_path / "scratch", pipes, arguments="text, tokenize = 'unicode61'")
+        for number, body in enumerate(_ENGLISH, 1):
+            made.add(number, body)
+
+        assert not made.splice_into(db, _INDEX, lambda _: None)
+    assert "does not make trigrams" in caplog.text
+
+
+def test_rows_that_do_not_rise_are_left_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "index.sqlite"
+    _file(path, _ENGLISH)
+    (tmp_path / "scratch").mkdir()
+    with areas.opened(tmp_path), _one_process() as pipes, sqlite.writing(path) as db, caplog.at_level(logging.INFO):
+        made = Sorting(tmp_path / "scratch", pipes, arguments=schema.WORDS)
+        for number, body in enumerate(_ENGLISH, 1):
+            made.add(-number, body)
+
+        assert not made.splice_into(db, _INDEX, lambda _: None)
+    assert "do not rise" in caplog.text

@@ -15,7 +15,7 @@ from regraft.formats.cherry_v2.index.search import (
 )
 from regraft.formats.cherry_v2.index.store import IndexStore
 from regraft.formats.cherry_v2.index.units import Unit
-from regraft.formats.cherry_v2.index.verify import verify, verify_counts, verify_full_text, verify_rows
+from regraft.formats.cherry_v2.index.verify import verify, verify_full_text
 
 __all__ = [
     "BODY_SEPARATOR",
@@ -35,7 +35,5 @@ __all__ = [
     "vector_blob",
     "vector_hits",
     "verify",
-    "verify_counts",
     "verify_full_text",
-    "verify_rows",
 ]

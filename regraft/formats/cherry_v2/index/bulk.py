@@ -1,7 +1,7 @@
 """Writes a fresh index file: rows first, then indexes, the full-text index, and the triggers last.
 
-Measured against per-row triggers this takes less than half the time (``benchmarks/``). Rows are one transaction, what
-is made of them another; what it holds in memory is one batch of rows and the texts of one material.
+Measured against per-row triggers this takes less than half the time (``benchmarks/``). Everything is one transaction;
+what it holds in memory is one batch of rows and the texts of one material.
 """
 
 from __future__ import annotations
@@ -291,19 +291,13 @@ class IndexBuilder:
             texts,
         )
 
-    def finish(
-        self,
-        progress: IndexingProgress | None = None,
-        meanwhile: Callable[[Tallies, str], None] = lambda _tallies, _digest: None,
-    ) -> None:
-        """Commit the rows; then create indexes, the full-text index and triggers, and commit those.
+    def finish(self, progress: IndexingProgress | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Create indexes, the full-text index and triggers, and commit.
 
-        ``meanwhile`` is called with tallies and digest in between, while other processes may be at work on the words.
+        ``meanwhile`` is called while other processes may be at work on the words.
         """
         self._full_text.end()
-        self._db.execute("COMMIT")
-        meanwhile(self.tallies, self.digest.hexdigest())
-        self._db.execute("BEGIN IMMEDIATE")
+        meanwhile()
         if progress is not None:
             progress.watch(self._db)
         each = (lambda _: None) if progress is None else progress.rows
@@ -329,7 +323,7 @@ def build_index(  # noqa: PLR0913 - each is one thing to know of the file
     materials: Iterable[Material],
     each: Callable[[int, Material], None],
     *,
-    meanwhile: Callable[[Tallies, str], None] = lambda _tallies, _digest: None,
+    meanwhile: Callable[[], None] = lambda: None,
     is_flushed: bool = True,
     text_bytes: int | None = None,
     progress: IndexingProgress | None = None,
@@ -342,8 +336,7 @@ def build_index(  # noqa: PLR0913 - each is one thing to know of the file
         now_ms: the run's time in ms.
         materials: in the order in which their rows are numbered.
         each: called with the position and every material once it is written, while its content is at hand.
-        meanwhile: called with tallies and digest once all rows are in the file, and nothing else; other processes may
-            be at work on their words.
+        meanwhile: called once all rows are in, while other processes may be at work on their words.
         is_flushed: whether it is flushed to the disk; else the caller does that before it is kept.
         text_bytes: about how many bytes the bodies come to, where that is known.
         progress: is told how far the indexes are, once all rows are in.

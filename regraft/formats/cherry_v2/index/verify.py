@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
@@ -47,55 +46,26 @@ def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes
         VerificationFailed: the file is not what was put into it.
         apsw.Error, OSError: it cannot be read.
     """
-    verify_rows(path, base_id, tallies, digest, vector_bytes)
-    verify_counts(path, base_id, tallies)
-
-
-def verify_rows(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes: int | None) -> None:
-    """Check what :func:`verify` checks, of a file that has no full-text index yet.
-
-    Raises:
-        VerificationFailed, apsw.Error, OSError: see there.
-    """
-    with _read(path, base_id) as db:
+    with sqlite.reading(path) as db:
         # Units and vectors are looked up by hash, in no order.
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
-        _demand_counts(db, base_id, _expected(tallies))
-        _demand_digest(db, tallies, digest, vector_bytes)
-
-
-def verify_counts(path: Path, base_id: str, tallies: Tallies) -> None:
-    """Check how many rows each table has, and each has of the full-text index.
-
-    Raises:
-        VerificationFailed, apsw.Error, OSError: see :func:`verify`.
-    """
-    with _read(path, base_id) as db:
-        _demand_counts(db, base_id, {**_expected(tallies), "full-text rows": tallies.units})
-
-
-@contextmanager
-def _read(path: Path, base_id: str) -> Iterator[apsw.Connection]:
-    with sqlite.reading(path) as db:
         try:
-            yield db
+            _demand_counts(db, base_id, tallies)
+            _demand_digest(db, tallies, digest, vector_bytes)
         except _Differs as found:
             raise VerificationFailed(base=base_id, reason=str(found)) from None
-
-
-def _expected(tallies: Tallies) -> dict[str, int]:
-    bodies = tallies.units
-    return {"materials": tallies.materials, "units": bodies, "bodies": bodies, "embeddings": tallies.embeddings}
 
 
 class _Differs(Exception):
     """A file is not what was put into it; the text says in what."""
 
 
-def _demand_counts(db: apsw.Connection, base_id: str, expected: dict[str, int]) -> None:
+def _demand_counts(db: apsw.Connection, base_id: str, tallies: Tallies) -> None:
     if db.execute("SELECT schema_version, base_id FROM meta").fetchall() != [(schema.SCHEMA_VERSION, base_id)]:
         raise _Differs(tr("its identity row is wrong"))
-    counts = {name: db.execute(_COUNTS[name]).get for name in expected}
+    counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
+    bodies = tallies.units
+    expected = dict(zip(_COUNTS, (tallies.materials, bodies, bodies, tallies.embeddings, bodies), strict=True))
     if counts != expected:
         raise _Differs(tr("it holds {counts} instead of {expected}", counts=counts, expected=expected))
     if db.execute("PRAGMA foreign_key_check").fetchall():
