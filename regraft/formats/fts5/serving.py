@@ -19,11 +19,16 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 64 << 20
 
 
+def begin(parent: Connection) -> None:
+    """Serve in a process of its own."""
+    _stand_back()
+    serve(parent)
+
+
 def serve(parent: Connection) -> None:
     """Do one job after the other, and answer with what was made, or with what failed."""
     from regraft.formats.fts5 import making  # noqa: PLC0415 - NumPy is loaded where it is used
 
-    _stand_back()
     with sqlite.scratch() as db:
         sorter = making.Sorter(db)
         while True:

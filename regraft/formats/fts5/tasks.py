@@ -51,9 +51,10 @@ class Tasks:
         return answer
 
     def _collect(self, seconds: float) -> None:
-        busy = [pipe for pipe, tasks in self._at_work.items() if tasks]
-        for pipe in wait(busy, seconds) if busy else ():
-            assert isinstance(pipe, Connection)
+        # What is waited for is of another class on each system.
+        busy: list[Any] = [pipe for pipe, tasks in self._at_work.items() if tasks]
+        ready: list[Any] = wait(busy, seconds) if busy else []
+        for pipe in ready:
             try:
                 self._answers[self._at_work[pipe].popleft()] = pipe.recv()
             except (EOFError, OSError) as error:

@@ -19,7 +19,7 @@ import apsw
 from regraft import workers
 from regraft.formats.fts5.jobs import SAMPLE_STEP, TRIGRAMS_END, RangeJob, Run, SortJob, read_pages
 from regraft.formats.fts5.records import PAGE_BYTES, SpliceRefused
-from regraft.formats.fts5.serving import serve
+from regraft.formats.fts5.serving import begin
 from regraft.formats.fts5.splice import Index, Splicing
 from regraft.formats.fts5.tasks import Tasks
 from regraft.formats.fts5.texts import TextFile
@@ -227,7 +227,7 @@ def sorting(text_bytes: int, *, arguments: str, beside: Path | None = None) -> I
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(durable.temporary_folder(beside))
-            started = stack.enter_context(workers.started(min(cores(), MOST_PROCESSES), serve))
+            started = stack.enter_context(workers.started(min(cores(), MOST_PROCESSES), begin))
         except OSError as problem:
             logger.info("the full-text index is filled by FTS5 alone: %s", problem)
             yield None
