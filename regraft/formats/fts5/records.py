@@ -113,18 +113,6 @@ def record_of(db: apsw.Connection, table: str, number: int) -> bytes:
     return bytes(found or b"")
 
 
-def read_averages(record: bytes) -> tuple[int, int]:
-    """Return the numbers of rows, and of tokens in the one column.
-
-    Raises:
-        SpliceRefused: it is of another form.
-    """
-    numbers = tuple(_varints(record))
-    if len(numbers) != 2:
-        raise SpliceRefused("the counts are those of another index")
-    return numbers
-
-
 def varints(numbers: Iterable[int]) -> bytes:
     """Return numbers below 2^56 as FTS5 writes them, one after the other."""
     return b"".join(map(put_varint, numbers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from regraft import areas, sqlite
@@ -22,7 +23,8 @@ from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
 from regraft.formats.fts5 import Index, Sorting, serving, words
-from regraft.formats.fts5.records import IndexSegment, SpliceRefused, Structure, read_averages, varints
+from regraft.formats.fts5.jobs import Page, read_pages, write_page
+from regraft.formats.fts5.records import AVERAGES, STRUCTURE, IndexSegment, SpliceRefused, Structure, varints
 from regraft.testing.texts import texts
 
 _ENGLISH = [
@@ -45,7 +47,7 @@ def _file(path: Path, bodies: list[str]) -> None:
 
 @contextmanager
 def _one_process() -> Iterator[list[Connection]]:
-    """Give the pipe to what makes words, in a thread of this process."""
+    """Give the pipe to what does the jobs, in a thread of this process."""
     here, there = Pipe()
     thread = threading.Thread(target=_serve, args=(there,))
     thread.start()
@@ -65,7 +67,7 @@ def _serve(there: Connection) -> None:
 
 @dataclass
 class _Filling:
-    """Fills an index from words; ``harm`` does something to the folder of the words before they are spliced."""
+    """Fills an index from sorted words; ``harm`` does something to the folder of the runs before they are used."""
 
     folder: Path
     bodies: list[str]
@@ -112,7 +114,7 @@ def _answers(path: Path, queries: list[str]) -> list[object]:
             db.execute("SELECT term, doc, col, offset FROM words ORDER BY 1, 2, 4").fetchall(),
             db.execute("SELECT id, sz FROM search_text_fts_docsize ORDER BY 1").fetchall(),
             db.execute("SELECT k, v FROM search_text_fts_config").fetchall(),
-            read_averages(bytes(db.execute("SELECT block FROM search_text_fts_data WHERE id = 1").get)),
+            bytes(db.execute("SELECT block FROM search_text_fts_data WHERE id = 1").get),
             *(db.execute(ranked, (query,)).fetchall() for query in quoted),
         ]
 
@@ -265,32 +267,194 @@ def test_pages_hold_what_those_of_fts5_hold(tmp_path: Path, name: str, page_byte
 # --- what makes FTS5 fill it alone -----------------------------------------------------------------------------------
 
 
-def _cut(pattern: str) -> Callable[[Path], None]:
-    """Return what takes bytes from the end of a file that a process made."""
+def _changed(change: Callable[[array[int], int], None]) -> Callable[[Path], None]:
+    """Return what changes the numbers of the first run, once it is made; the change is told where its rows begin."""
 
-    def cut(scratch: Path) -> None:
-        path = _made(scratch, pattern)
-        path.write_bytes(path.read_bytes()[:-3])
+    def changed(scratch: Path) -> None:
+        path = _first_run(scratch)
+        numbers = array("q", path.read_bytes())
+        # Behind the characters, none of which is that low.
+        change(numbers, numbers.index(1))
+        path.write_bytes(numbers.tobytes())
 
-    return cut
+    return changed
 
 
-def _made(scratch: Path, pattern: str) -> Path:
-    """Return the first such file, once the process is done with it: it went on with the next."""
+def _first_run(scratch: Path) -> Path:
+    """Return the first run, once its process is done with it: it went on with the next."""
     for _ in range(10_000):
-        if len(found := sorted(scratch.glob(pattern))) > 1:
+        if len(found := sorted(scratch.glob("run-*"))) > 1:
             return found[0]
         threading.Event().wait(0.01)
-    raise AssertionError(pattern)
+    raise AssertionError
 
 
-def test_fts5_fills_an_index_alone_where_a_run_is_cut_off(tmp_path: Path) -> None:
-    bodies = [*_ENGLISH, *_CHINESE]
+def _cut_off(scratch: Path) -> None:
+    path = _first_run(scratch)
+    path.write_bytes(path.read_bytes()[:-3])
 
-    path, is_spliced = _Filling(tmp_path, bodies, 200, _cut("run-*")).run()
+
+def _other_words(numbers: array[int], rows: int) -> None:
+    for place in range(1, rows):
+        numbers[place] += 5_000
+
+
+def _other_row(numbers: array[int], rows: int) -> None:
+    numbers[rows] = -900
+
+
+def _same_row(numbers: array[int], rows: int) -> None:
+    numbers[rows + 1] = numbers[rows]
+
+
+_HARMS = {
+    "cut off": (_cut_off, "a run is not whole"),
+    "other words": (_changed(_other_words), "rows instead of"),
+    "other rows": (_changed(_other_row), "no text's"),
+    "the same row": (_changed(_same_row), "UNIQUE constraint failed"),
+}
+
+
+@pytest.mark.parametrize("name", _HARMS)
+def test_where_anything_differs_fts5_fills_the_index_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    harm, reason = _HARMS[name]
+
+    with caplog.at_level(logging.INFO):
+        path, is_spliced = _Filling(tmp_path, _ENGLISH, 900, harm=harm).run()
 
     assert not is_spliced
-    assert _answers(path, _queries(bodies)) == _answers(_plain(tmp_path, bodies), _queries(bodies))
+    assert reason in caplog.text
+    assert _answers(path, _queries(_ENGLISH)) == _answers(_plain(tmp_path, _ENGLISH), _queries(_ENGLISH))
+
+
+@dataclass
+class _Refused:
+    """An index of English texts that is to be filled from other things than its texts."""
+
+    folder: Path
+    arguments: str = schema.WORDS
+    scratch: str = "."
+
+    def run(self, rows: list[tuple[int, str]], before: str = "SELECT 1") -> None:
+        """Demand that the index is not filled from rows, after something was done to its file."""
+        path = self.folder / "index.sqlite"
+        _file(path, _ENGLISH)
+        with closing(apsw.Connection(str(path))) as db:
+            db.execute(before)
+        with areas.opened(self.folder), _one_process() as pipes, sqlite.writing(path) as db:
+            made = Sorting(self.folder / self.scratch, pipes, arguments=self.arguments)
+            for number, body in rows:
+                made.add(number, body)
+
+            assert not made.splice_into(db, _INDEX, lambda _: None)
+
+
+_NUMBERED = list(enumerate(_ENGLISH, 1))
+_OTHER_FORMAT = "UPDATE search_text_fts_config SET v = 5 WHERE k = 'version'"
+_REFUSED = {
+    "rows that do not rise": (schema.WORDS, [(-number, body) for number, body in _NUMBERED], "do not rise"),
+    "rows that are too high": (schema.WORDS, [(number << 40, body) for number, body in _NUMBERED], "too high"),
+    "missing rows": (schema.WORDS, _NUMBERED[1:], "not as many rows"),
+    "other words": (schema.WORDS, [(number, "zzzz" * 9) for number, _ in _NUMBERED], "rows instead of"),
+    "another tokenizer": ("text, tokenize = 'unicode61'", _NUMBERED, "does not make trigrams"),
+    "half a character": (schema.WORDS, [*_NUMBERED[1:], (61, "\ud800")], "surrogates not allowed"),
+}
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_texts_that_are_not_as_expected_are_left_to_fts5(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    arguments, rows, reason = _REFUSED[name]
+
+    with caplog.at_level(logging.INFO):
+        _Refused(tmp_path, arguments).run(rows)
+
+    assert reason in caplog.text
+
+
+def test_an_index_of_another_format_is_left_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        _Refused(tmp_path).run(_NUMBERED, _OTHER_FORMAT)
+
+    assert "is of format 5" in caplog.text
+
+
+def test_a_process_that_is_killed_leaves_the_work_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "index.sqlite"
+    _file(path, _ENGLISH)
+    here, there = Pipe()
+    with caplog.at_level(logging.INFO), areas.opened(tmp_path), sqlite.writing(path) as db:
+        made = Sorting(tmp_path, [here], arguments=schema.WORDS)
+        made.add(1, _ENGLISH[0])
+        there.close()
+        assert not made.splice_into(db, _INDEX, lambda _: None)
+
+    assert "alone: a process was killed" in caplog.text
+
+
+def test_a_process_that_is_killed_at_work_leaves_it_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "index.sqlite"
+    _file(path, _ENGLISH)
+    here, there = Pipe()
+    with caplog.at_level(logging.INFO), areas.opened(tmp_path), sqlite.writing(path) as db:
+        made = Sorting(tmp_path, [here], arguments=schema.WORDS)
+        made.add(1, _ENGLISH[0])
+        made.end()
+        there.close()
+        assert not made.splice_into(db, _INDEX, lambda _: None)
+
+    assert "alone: a process was killed" in caplog.text
+
+
+def test_texts_that_cannot_be_written_leave_the_work_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        _Refused(tmp_path, scratch="gone").run(_NUMBERED)
+
+    assert "No such file or directory" in caplog.text
+
+
+@given(st.lists(st.builds(Page, st.binary(min_size=4), st.none() | st.binary(max_size=13), st.integers(0, 1 << 40))))
+def test_pages_are_read_as_they_are_written_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, pages: list[Page]
+) -> None:
+    path = tmp_path_factory.mktemp("pages") / "pages"
+    with path.open("wb") as file:
+        for page in pages:
+            write_page(file, page)
+    assert list(read_pages(path)) == pages
+
+    if pages:
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(SpliceRefused, match="is cut off"):
+            list(read_pages(path))
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+_SEGMENTS = st.builds(IndexSegment, st.integers(1, 2000), st.integers(0, 1 << 31), st.integers(0, 1 << 31))
+
+
+@given(
+    st.binary(min_size=4, max_size=4), st.lists(st.lists(_SEGMENTS, max_size=4), max_size=6), st.integers(0, 1 << 40)
+)
+def test_a_list_of_segments_is_read_as_it_is_written(
+    cookie: bytes, levels: list[list[IndexSegment]], written: int
+) -> None:
+    structure = Structure(cookie, tuple(map(tuple, levels)), written)
+
+    assert Structure.read(structure.record()) == structure
+
+
+@given(st.binary(max_size=40))
+@example(b"\0\0\0\0\1\0\0")
+def test_any_bytes_are_a_list_of_segments_or_refused(record: bytes) -> None:
+    try:
+        Structure.read(record)
+    except SpliceRefused as problem:
+        assert str(problem)
 
 
 @pytest.mark.parametrize(
@@ -309,46 +473,11 @@ def test_a_list_of_segments_of_another_form_is_refused(record: bytes, reason: st
         Structure.read(record)
 
 
-def test_a_list_of_segments_is_written_as_it_was_read() -> None:
-    structure = Structure(b"\0\1\2\3", ((), (IndexSegment(1, 1, 700),)), 700)
+def test_records_have_the_numbers_that_fts5_gives_them(tmp_path: Path) -> None:
+    with sqlite.reading(_plain(tmp_path, _ENGLISH)) as db:
+        structure = bytes(db.execute("SELECT block FROM search_text_fts_data WHERE id = ?", (STRUCTURE,)).get)
+        averages = bytes(db.execute("SELECT block FROM search_text_fts_data WHERE id = ?", (AVERAGES,)).get)
 
-    assert Structure.read(structure.record()) == structure
-
-
-def test_an_index_of_another_format_is_left_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "index.sqlite"
-    _file(path, _ENGLISH)
-    with areas.opened(tmp_path), _one_process() as pipes, sqlite.writing(path) as db, caplog.at_level(logging.INFO):
-        with closing(apsw.Connection(str(path))) as other:
-            other.execute("UPDATE search_text_fts_config SET v = 5 WHERE k = 'version'")
-        (tmp_path / "scratch").mkdir()
-        made = Sorting(tmp_path / "scratch", pipes, arguments=schema.WORDS)
-
-        assert not made.splice_into(db, _INDEX, lambda _: None)
-    assert "is of format 5" in caplog.text
-
-
-def test_texts_with_another_tokenizer_are_left_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "index.sqlite"
-    _file(path, _ENGLISH)
-    (tmp_path / "scratch").mkdir()
-    with areas.opened(tmp_path), _one_process() as pipes, sqlite.writing(path) as db, caplog.at_level(logging.INFO):
-        made = Sorting(tmp_path / "scratch", pipes, arguments="text, tokenize = 'unicode61'")
-        for number, body in enumerate(_ENGLISH, 1):
-            made.add(number, body)
-
-        assert not made.splice_into(db, _INDEX, lambda _: None)
-    assert "does not make trigrams" in caplog.text
-
-
-def test_rows_that_do_not_rise_are_left_to_fts5(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "index.sqlite"
-    _file(path, _ENGLISH)
-    (tmp_path / "scratch").mkdir()
-    with areas.opened(tmp_path), _one_process() as pipes, sqlite.writing(path) as db, caplog.at_level(logging.INFO):
-        made = Sorting(tmp_path / "scratch", pipes, arguments=schema.WORDS)
-        for number, body in enumerate(_ENGLISH, 1):
-            made.add(-number, body)
-
-        assert not made.splice_into(db, _INDEX, lambda _: None)
-    assert "do not rise" in caplog.text
+    assert len(Structure.read(structure).segments) == 1
+    assert Structure.read(structure).record() == structure
+    assert averages == varints([60, sum(len(body) - 2 for body in _ENGLISH)])
