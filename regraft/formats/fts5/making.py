@@ -14,12 +14,11 @@ from regraft.formats.fts5.jobs import CHARACTER_BITS, SAMPLE_STEP, RangeJob, Run
 from regraft.formats.fts5.records import SpliceRefused
 from regraft.formats.fts5.segment import PLACE_BITS, Alphabet, Occurrences, pages_of
 from regraft.formats.fts5.texts import read_texts
-from regraft.formats.fts5.trigrams import CHARACTERS, Folding, Numbers, Trigrams, trigrams_of
+from regraft.formats.fts5.trigrams import CHARACTERS, KEY_BITS, Folding, Numbers, Trigrams, trigrams_of
 from regraft.ledger import durable
 
 #: Numbers of rows are below this.
 _ROWS_END = 1 << 62 - PLACE_BITS
-_KEY_BITS = 63
 _NUMBER_BYTES = 8
 
 
@@ -152,7 +151,7 @@ def _first_key(run: Run, characters: Numbers, trigram: int) -> int:
         number += digit << place * run.digit_bits
         if digit == len(characters) or characters[digit] != character:
             break
-    return min(number << run.text_bits + run.place_bits, (1 << _KEY_BITS) - 1)
+    return min(number << run.text_bits + run.place_bits, (1 << KEY_BITS) - 1)
 
 
 def _merged(parts: list[Occurrences]) -> Occurrences:
@@ -163,7 +162,7 @@ def _merged(parts: list[Occurrences]) -> Occurrences:
         return Occurrences(numbers, located)
     least = int(numbers.min())
     place_bits = len(numbers).bit_length()
-    if (int(numbers.max()) - least).bit_length() + place_bits > _KEY_BITS:
+    if (int(numbers.max()) - least).bit_length() + place_bits > KEY_BITS:
         order = np.argsort(numbers, kind="stable")
         return Occurrences(numbers[order], located[order])
     # One number with both is sorted faster.

@@ -55,10 +55,9 @@ class Occurrences:
         """Return where, from ``near`` on, another row or another trigram begins."""
         step = 1 << 10
         while near < len(self.numbers):
-            docs = self.located[near - 1 : near + step] >> PLACE_BITS
-            changes = np.flatnonzero(
-                (docs[1:] != docs[:-1]) | np.not_equal(*_neighbours(self.numbers[near - 1 : near + step]))
-            )
+            some = slice(near - 1, near + step)
+            is_edge = _changes(self.located[some] >> PLACE_BITS) | _changes(self.numbers[some])
+            changes = np.flatnonzero(is_edge[1:])
             if len(changes):
                 return near + int(changes[0])
             near += step
@@ -67,10 +66,6 @@ class Occurrences:
     def part(self, first: int, last: int) -> Occurrences:
         """Return those from one place to another."""
         return Occurrences(self.numbers[first:last], self.located[first:last])
-
-
-def _neighbours(numbers: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    return numbers[1:], numbers[:-1]
 
 
 def pages_of(letters: Alphabet, parts: Iterable[Occurrences], page_bytes: int) -> Iterator[Page]:
@@ -199,15 +194,14 @@ class _Part:
 
     def _first_terms(self, terms: Numbers) -> list[_FirstTerm]:
         """Return the first term of each page, from the numbers of the terms with which pages begin."""
-        first, count = terms[:-1], np.diff(terms)
+        if not len(self._terms):
+            return [_NO_TERM] * (len(terms) - 1)
         # Behind the last term there is none: what is looked up there is not used.
-        known = np.minimum(first, max(len(self._terms) - 1, 0))
+        known = np.minimum(terms[:-1], len(self._terms) - 1)
         following = np.minimum(known + 1, len(self._terms) - 1)
         offsets, shared = self._term_offsets, self._shared
-        if not len(self._terms):
-            return [_NO_TERM] * len(first)
         columns = (
-            count,
+            np.diff(terms),
             offsets[known],
             self._head_bytes[known],
             self._name_bytes[known],

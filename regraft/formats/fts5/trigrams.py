@@ -16,7 +16,7 @@ Numbers = NDArray[np.int64]
 
 CHARACTERS = 3
 #: A trigram and its place among the characters of all texts stand in one number of so many bits.
-_KEY_BITS = 63
+KEY_BITS = 63
 _CODE_POINTS = 0x110000
 #: So many characters are worked on at a time, so that what is made meanwhile stays in the processor's cache.
 _SLICE = 1 << 16
@@ -109,7 +109,7 @@ def trigrams_of(texts: Sequence[str], folding: Folding) -> Trigrams | None:
         keys=np.empty(len(digits), dtype=np.int64),
         counts=np.maximum(lengths - (CHARACTERS - 1), 0),
     )
-    if CHARACTERS * found.digit_bits + found.text_bits + found.place_bits > _KEY_BITS:
+    if CHARACTERS * found.digit_bits + found.text_bits + found.place_bits > KEY_BITS:
         return None
     return replace(found, keys=_sorted_keys(digits, lengths, found))
 

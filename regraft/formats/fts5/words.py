@@ -146,13 +146,7 @@ class Sorting:
             raise SpliceRefused(self._problem)
         sorted_runs: list[tuple[Run, list[int]]] = [one for _ in range(self._sorts) for one in self._tasks.take()]
         runs = tuple(run for run, _ in sorted_runs)
-        ranges = ranges_of((samples for _, samples in sorted_runs), self._range_trigrams) if runs else []
-        alphabet = self._folder / "alphabet"
-        _put(alphabet, sorted({character for run in runs for character in _numbers(run, 0, run.characters)}))
-        into = [self._folder / f"pages-{number}" for number in range(len(ranges))]
-        for (low, high), path in zip(ranges, into, strict=True):
-            job = RangeJob(runs=runs, alphabet=alphabet, low=low, high=high, into=path, page_bytes=self._page_bytes)
-            self._tasks.put(job)
+        into = self._make_pages(runs, (samples for _, samples in sorted_runs)) if runs else []
         splicing = Splicing(db, index, self._page_bytes)
         for run in runs:
             rows = _numbers(run, run.characters, run.rows)
@@ -166,6 +160,18 @@ class Sorting:
             each(done - told)
             told = done
         splicing.finish()
+
+    def _make_pages(self, runs: tuple[Run, ...], samples: Iterable[list[int]]) -> list[Path]:
+        """Let processes make the pages over all runs, and return the files that they are going to be in."""
+        alphabet = self._folder / "alphabet"
+        _put(alphabet, sorted({character for run in runs for character in _numbers(run, 0, run.characters)}))
+        files = []
+        for number, (low, high) in enumerate(ranges_of(samples, self._range_trigrams)):
+            files.append(self._folder / f"pages-{number}")
+            self._tasks.put(
+                RangeJob(runs=runs, alphabet=alphabet, low=low, high=high, into=files[-1], page_bytes=self._page_bytes)
+            )
+        return files
 
 
 def ranges_of(samples: Iterable[list[int]], most: int) -> list[tuple[int, int]]:

@@ -101,14 +101,14 @@ class _Rows:
 
     def _unlike(self) -> int:
         """Return how many vectors are not like the others; 0 where they are too many to be damaged."""
-        count = self._scratch.execute
+        run = self._scratch.execute
         most = "SELECT length FROM measured GROUP BY 1 ORDER BY count(*) DESC LIMIT 1"
-        count(f"DELETE FROM measured WHERE length <> ({most})")
+        run(f"DELETE FROM measured WHERE length <> ({most})")
         usual = likeness(self._scratch, "measured")
         if not usual.middle:
             return 0
         # Zeros are written, too: the metadata behind them tell that nothing wrote over them.
-        found = count(
+        found = run(
             """SELECT count(*) FROM
                  (SELECT norm, repeats, is_named, count(*) OVER (PARTITION BY round(norm / ?)) AS alike FROM measured)
                 WHERE CASE WHEN norm = 0 THEN NOT is_named AND ?
@@ -123,7 +123,7 @@ class _Rows:
                 _LARGEST,
             ),
         ).get
-        whole, unlike = (int(str(one)) for one in (count("SELECT count(*) FROM measured").get, found))
+        whole, unlike = (int(str(one)) for one in (run("SELECT count(*) FROM measured").get, found))
         limit = whole // 2 if whole >= _FEW_VECTORS else max(1, whole // 10)
         return unlike if unlike <= limit else 0
 
