@@ -1,20 +1,22 @@
-"""What the processes make that fill an index: sorted runs of trigrams, and pages over a range of trigrams."""
+"""What the processes make that fill an index: runs of sorted trigrams, and pages over a range of trigrams."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from regraft.formats.fts5.records import SpliceRefused
+from regraft.ledger import durable
 
 #: The three characters of a trigram stand in one number, which sorts as they do: here is the end of them all.
 CHARACTER_BITS = 21
 TRIGRAMS_END = 0x110000 << 2 * CHARACTER_BITS
-#: Of so many trigrams of a run, one is told.
-SAMPLE_STEP = 1 << 12
+#: What a trigram's doclist takes while pages are made, besides its bytes; and of so much in a run one trigram is told.
+DOCLIST_BYTES = 32
+SAMPLE_BYTES = 1 << 13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,45 +29,46 @@ class SortJob:
     texts: Path
     into: Path
     arguments: str
+    page_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The sorted trigrams of some texts, in a file of numbers of 8 bytes, the lowest first.
+    """The file with the sorted trigrams of some texts; :mod:`regraft.formats.fts5.runs` says what is in it.
 
-    In it are the characters, ascending; the rows of the texts; how many trigrams each has; and the keys. A key is a
-    trigram, then in ``text_bits`` the place of its text, then in ``place_bits`` its place there. Its trigram is a
-    number of three digits, ``digit_bits`` each, of which each is the place of a character.
+    It begins with numbers of 8 bytes, the lowest first: the rows of the texts, then how many trigrams each has.
     """
 
     path: Path
-    characters: int
     rows: int
-    tokens: int
-    digit_bits: int
-    text_bits: int
-    place_bits: int
+    terms: int
+    marks: int
+    stream_bytes: int
 
-    @property
-    def counts_at(self) -> int:
-        """Return how many numbers stand before the counts."""
-        return self.characters + self.rows
 
-    @property
-    def keys_at(self) -> int:
-        """Return how many numbers stand before the keys."""
-        return self.characters + 2 * self.rows
+def write_runs(path: Path, runs: Iterable[Run]) -> None:
+    """Write a list of runs in the same folder."""
+    lines = (f"{run.path.name} {run.rows} {run.terms} {run.marks} {run.stream_bytes}\n" for run in runs)
+    durable.put_bytes(path, "".join(lines).encode())
+
+
+def read_runs(path: Path) -> Iterator[Run]:
+    """Yield the runs of a list.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    for line in path.read_text().splitlines():
+        name, *numbers = line.split()
+        rows, terms, marks, stream_bytes = map(int, numbers)
+        yield Run(path=path.with_name(name), rows=rows, terms=terms, marks=marks, stream_bytes=stream_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RangeJob:
-    """Pages are to be made over the trigrams from ``low`` up to, without, ``high``, of all runs.
+    """Pages are to be made over the trigrams from ``low`` up to, without, ``high``, of all runs that a file lists."""
 
-    ``alphabet`` is a file with the characters of all of them.
-    """
-
-    runs: tuple[Run, ...]
-    alphabet: Path
+    runs: Path
     low: int
     high: int
     into: Path
@@ -88,13 +91,22 @@ class Page:
 #: Before each page in a file: the lengths of its bytes and of its separator, and its row.
 _PAGE = struct.Struct("<HHq")
 _NO_SEPARATOR = 0xFFFF
+_PAGES_AT_ONCE = 64
+_BUFFER_BYTES = 1 << 18
 
 
-def write_page(file: BinaryIO, page: Page) -> None:
-    """Write a page behind others."""
-    separator = b"" if page.separator is None else page.separator
-    length = _NO_SEPARATOR if page.separator is None else len(separator)
-    file.write(_PAGE.pack(len(page.data), length, page.row) + separator + page.data)
+def write_pages(file: BinaryIO, pages: Iterable[Page]) -> int:
+    """Write pages behind others, and return how many."""
+    parts: list[bytes] = []
+    count = 0
+    for count, page in enumerate(pages, 1):
+        length = _NO_SEPARATOR if page.separator is None else len(page.separator)
+        parts += _PAGE.pack(len(page.data), length, page.row), page.separator or b"", page.data
+        if count % _PAGES_AT_ONCE == 0:
+            file.write(b"".join(parts))
+            parts.clear()
+    file.write(b"".join(parts))
+    return count
 
 
 def read_pages(path: Path) -> Iterator[Page]:
@@ -103,7 +115,7 @@ def read_pages(path: Path) -> Iterator[Page]:
     Raises:
         SpliceRefused: the file is not whole.
     """
-    with path.open("rb") as file:
+    with path.open("rb", _BUFFER_BYTES) as file:
         while head := file.read(_PAGE.size):
             if len(head) < _PAGE.size:
                 raise SpliceRefused("a file of pages is cut off")

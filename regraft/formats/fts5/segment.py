@@ -4,86 +4,81 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regraft.formats.fts5.jobs import Page
-from regraft.formats.fts5.trigrams import CHARACTERS, Numbers
+from regraft.formats.fts5 import varints
+from regraft.formats.fts5.jobs import CHARACTER_BITS, Page
+from regraft.formats.fts5.runs import Doclists, mark_step
+from regraft.formats.fts5.trigrams import CHARACTERS
+from regraft.formats.fts5.varints import Bytes, Numbers, Varints
 from regraft.formats.sqlite_pages.records import put_varint
 
-Bytes = NDArray[np.uint8]
-
-#: Bits of a place in a text.
-PLACE_BITS = 24
 #: Before each term: it is one of the index itself, not of an index of prefixes.
 _MAIN = ord("0")
-_MOST_TERM_BYTES = 1 + 4 * CHARACTERS
+_CODE_POINTS, _PLANE = 0x110000, 0x10000
+#: What is set in a trigram only where one of its characters lies behind the first plane.
+_LATER_PLANES = sum(((1 << CHARACTER_BITS) - _PLANE) << digit * CHARACTER_BITS for digit in range(CHARACTERS))
+_MOST_CHARACTER_BYTES = 4
+_MOST_TERM_BYTES = 1 + _MOST_CHARACTER_BYTES * CHARACTERS
 #: Places of the first row that a page goes on with, and of what lists its terms.
 _HEAD = struct.Struct(">HH")
 #: What the first term and the first row of a page may take more than behind others, and the varint of the first term.
 _PAGE_SLACK = _MOST_TERM_BYTES + 10 + 3
-#: So many occurrences are made into pages at a time.
-_SLICE = 1 << 16
+#: What each term may take of the list of a page's terms.
+_LISTED_BYTES = 2
+#: What a row may take with the length of its places, and with the first of these.
+_MOST_ROW_BYTES = 15
+#: About so many bytes are made into pages at a time.
+_PART_BYTES = 1 << 17
+#: From so many bytes in a doclist on, they are copied one by one.
+_LONG_BYTES = 64
 
 
-class Alphabet:
-    """The characters of trigrams, ascending: what stands in a trigram's number is their places."""
+class _Before(NamedTuple):
+    """What stands before some doclists: a term, its bytes, and its last row; at first, none."""
 
-    def __init__(self, characters: Numbers) -> None:
-        self.characters = characters
-        self.bits = len(characters).bit_length()
-        encoded = [chr(character).encode() for character in characters.tolist()]
-        #: Each in UTF-8 with zeros behind it, and how many bytes it takes.
-        self.letters: Bytes = np.zeros((len(encoded), max(map(len, encoded), default=1)), dtype=np.uint8)
-        for row, letter in zip(self.letters, encoded, strict=True):
-            row[: len(letter)] = np.frombuffer(letter, dtype=np.uint8)
-        self.letter_bytes: Numbers = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+    term: int
+    name: bytes
+    row: int
 
 
-@dataclass(frozen=True, slots=True)
-class Occurrences:
-    """Trigrams by their numbers, ascending; for each its row and, in the last ``PLACE_BITS``, its place there."""
-
-    numbers: Numbers
-    located: Numbers
-
-    def edge(self, near: int) -> int:
-        """Return where, from ``near`` on, another row or another trigram begins."""
-        step = 1 << 10
-        while near < len(self.numbers):
-            some = slice(near - 1, near + step)
-            is_edge = _changes(self.located[some] >> PLACE_BITS) | _changes(self.numbers[some])
-            changes = np.flatnonzero(is_edge[1:])
-            if len(changes):
-                return near + int(changes[0])
-            near += step
-        return len(self.numbers)
-
-    def part(self, first: int, last: int) -> Occurrences:
-        """Return those from one place to another."""
-        return Occurrences(self.numbers[first:last], self.located[first:last])
+_NOTHING = _Before(-1, b"", 0)
 
 
-def pages_of(letters: Alphabet, parts: Iterable[Occurrences], page_bytes: int) -> Iterator[Page]:
+def pages_of(parts: Iterable[Doclists], page_bytes: int) -> Iterator[Page]:
     """Yield the pages of a segment, or of a part of one that begins with a term.
 
     Args:
-        letters: the characters.
-        parts: what stands in the segment, in its order; no row's occurrences of a trigram are in two of them.
+        parts: what stands in the segment, in its order.
         page_bytes: FTS5's ``pgsz``.
     """
-    term, name = -1, b""
+    before = _NOTHING
     for some in parts:
+        ends = np.cumsum(some.ends - some.starts)
         first = 0
-        while first < len(some.numbers):
-            last = some.edge(first + _SLICE)
-            part = _Part(letters, some.part(first, last), name, continues=int(some.numbers[first]) == term)
-            yield from part.pages(page_bytes)
-            term, name, first = int(some.numbers[last - 1]), part.last_term, last
+        while first < len(ends):
+            until = (int(ends[first - 1]) if first else 0) + _PART_BYTES
+            last = max(int(ends.searchsorted(until)), first + 1)
+            part = _Part(some, slice(first, last), before, page_bytes)
+            yield from part.pages()
+            before, first = part.end, last
+
+
+class _Cut(NamedTuple):
+    """Where a page begins, in which doclist, and the first row from there on that is of the term before: where, which.
+
+    ``row_at`` is -1 where no such row follows.
+    """
+
+    at: int
+    doclist: int
+    row_at: int
+    row: int
 
 
 class _FirstTerm(NamedTuple):
@@ -107,90 +102,158 @@ _NO_TERM = _FirstTerm(0, 0, 0, b"", 0, 0, 0, 0)
 
 
 class _Part:
-    """Some occurrences of a segment, as FTS5 writes them one after the other.
+    """Some doclists of a segment, as FTS5 writes them one after the other.
 
-    An occurrence is the smallest thing that a page holds whole: with the term before it and the row where these change.
+    Args:
+        all_of_them: doclists.
+        those: which of them.
+        before: what stands before those.
+        page_bytes: FTS5's ``pgsz``.
     """
 
-    def __init__(self, letters: Alphabet, some: Occurrences, before: bytes, *, continues: bool) -> None:
-        rows = some.located >> PLACE_BITS
-        self._is_term = _changes(some.numbers)
-        is_doc = _changes(rows) | self._is_term
-        # What begins with a row of the term before has no term of its own there.
-        self._is_term[0] = not continues
-        self._docs, self._terms = np.flatnonzero(is_doc), np.flatnonzero(self._is_term)
-        self._rows = rows[self._docs]
-        self._names, self._name_bytes = _names(letters, some.numbers[self._terms])
-        self._shared = _shared(self._names, before)
-        self.last_term = self._name(len(self._terms) - 1) if len(self._terms) else before
-        self._write(_steps(some.located & (1 << PLACE_BITS) - 1, is_doc))
+    def __init__(self, all_of_them: Doclists, those: slice, before: _Before, page_bytes: int) -> None:
+        self._all = all_of_them
+        self._page_bytes, self._mark_step = page_bytes, mark_step(page_bytes)
+        terms = all_of_them.terms[those]
+        self._starts, self._ends = all_of_them.starts[those], all_of_them.ends[those]
+        self._is_term = _changes(terms)
+        # What goes on with the term before has no term of its own.
+        self._is_term[0] = terms[0] != before.term
+        self._terms = np.flatnonzero(self._is_term)
+        self._firsts, lasts = all_of_them.firsts[those], all_of_them.lasts[those]
+        self._names, self._name_bytes = _names(terms[self._terms])
+        self._shared = _shared(self._names, before.name)
+        name = self._name(len(self._terms) - 1) if len(self._terms) else before.name
+        self.end = _Before(int(terms[-1]), name, int(lasts[-1]))
+        rows_before = np.concatenate(([before.row], lasts[:-1]))
+        self._write(np.where(self._is_term, self._firsts, self._firsts - rows_before))
+        self._list()
 
     def _name(self, term: int) -> bytes:
         return self._names[term, : self._name_bytes[term]].tobytes()
 
-    def _write(self, steps: Numbers) -> None:
-        """Write every occurrence behind the other, and keep where each begins."""
-        step_bytes = _varint_bytes(steps)
-        sizes = _sums(step_bytes, self._docs) * 2
-        size_bytes = _varint_bytes(sizes)
-        rows = np.diff(self._rows, prepend=0)
-        is_first = self._is_term[self._docs]
-        rows[is_first] = self._rows[is_first]
-        self._row_bytes = _varint_bytes(rows)
+    def _write(self, rows: Numbers) -> None:
+        """Write every doclist behind the other, and keep where each begins."""
+        row_bytes = varints.lengths_of(rows)
+        head_bytes = row_bytes.astype(np.int64)
         self._head_bytes = 2 + self._name_bytes - self._shared
-        length = step_bytes.copy()
-        length[self._docs] += self._row_bytes + size_bytes
-        length[self._terms] += self._head_bytes
-        self._offsets = np.concatenate(([0], np.cumsum(length)))
-        self._stream = np.empty(int(self._offsets[-1]), dtype=np.uint8)
-        ends = self._offsets[1:]
-        _put_varints(self._stream, ends, steps, step_bytes)
-        ends = (ends - step_bytes)[self._docs]
-        _put_varints(self._stream, ends, sizes, size_bytes)
-        ends -= size_bytes
-        _put_varints(self._stream, ends, rows, self._row_bytes)
-        self._doc_offsets = ends - self._row_bytes
+        head_bytes[self._terms] += self._head_bytes
+        self._offsets = np.concatenate(([0], np.cumsum(head_bytes + self._ends - self._starts)))
         self._term_offsets = self._offsets[self._terms]
-        self._put_heads(self._term_offsets)
-        self._bytes = self._stream.tobytes()
-        self._list()
+        #: Behind its head, a doclist is so far from its place in the data.
+        self._shifts = self._offsets[:-1] + head_bytes - self._starts
+        if self._offsets[-1] >= _LONG_BYTES * len(rows):
+            head_ends = np.cumsum(head_bytes)
+            heads = np.empty(int(head_ends[-1]), dtype=np.uint8)
+            self._put_heads(heads, Varints(rows, row_bytes, head_ends), head_ends - head_bytes)
+            self._bytes = self._joined(heads.tobytes(), head_ends.tolist())
+            return
+        places = np.arange(int(self._offsets[-1]))
+        places -= np.repeat(self._shifts, np.diff(self._offsets))
+        # What is taken here before each doclist is nothing that belongs there.
+        stream = self._all.data.take(places, mode="clip")
+        self._put_heads(stream, Varints(rows, row_bytes, self._offsets[:-1] + head_bytes), self._offsets[:-1])
+        self._bytes = stream.tobytes()
+
+    def _joined(self, heads: bytes, head_ends: list[int]) -> bytes:
+        """Return all doclists, each behind its head."""
+        data, begin = self._all.raw, 0
+        parts: list[bytes] = []
+        for end, start, stop in zip(head_ends, self._starts.tolist(), self._ends.tolist(), strict=True):
+            parts += heads[begin:end], data[start:stop]
+            begin = end
+        return b"".join(parts)
+
+    def _put_heads(self, stream: Bytes, rows: Varints, starts: Numbers) -> None:
+        varints.put_some(stream, rows)
+        self._put_terms(stream, starts[self._terms])
+
+    def _put_terms(self, stream: Bytes, starts: Numbers) -> None:
+        stream[starts] = self._shared
+        stream[starts + 1] = self._name_bytes - self._shared
+        for place in range(int(self._head_bytes.max(initial=2)) - 2):
+            those = np.flatnonzero(self._head_bytes - 2 > place)
+            stream[starts[those] + (2 + place)] = self._names[those, self._shared[those] + place]
 
     def _list(self) -> None:
         """Write how far each term is behind the one before it, as pages list them."""
         distances = np.diff(self._term_offsets)
-        sizes = _varint_bytes(distances)
-        ends = np.cumsum(sizes)
-        listed = np.empty(int(sizes.sum()), dtype=np.uint8)
-        _put_varints(listed, ends, distances, sizes)
+        sizes = varints.lengths_of(distances)
+        ends = np.cumsum(sizes, dtype=np.int64)
+        listed = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+        varints.put_all(listed, Varints(distances, sizes, ends))
         self._listed, self._listed_at = listed.tobytes(), np.concatenate(([0], ends))
 
-    def _put_heads(self, starts: Numbers) -> None:
-        self._stream[starts] = self._shared
-        self._stream[starts + 1] = self._name_bytes - self._shared
-        for place in range(int(self._head_bytes.max(initial=2)) - 2):
-            those = np.flatnonzero(self._head_bytes - 2 > place)
-            self._stream[starts[those] + (2 + place)] = self._names[those, self._shared[those] + place]
+    # --- where pages begin -------------------------------------------------------------------------------------------
 
-    def _cuts(self, page_bytes: int) -> list[int]:
-        """Return with which occurrence each page begins, and the number of all of them."""
-        # Each term takes up to two bytes of the page's list of terms.
-        costs = self._offsets.copy()
-        costs[1:] += 2 * np.cumsum(self._is_term)
-        room = page_bytes - _HEAD.size - _PAGE_SLACK
-        cuts = [0]
-        while cuts[-1] < len(costs) - 1:
-            cut = int(costs.searchsorted(costs[cuts[-1]] + room, side="right")) - 1
-            cuts.append(max(cut, cuts[-1] + 1))
-        return cuts
+    def _cuts(self) -> Iterator[_Cut]:
+        """Yield where each page begins, and the end."""
+        listed = _LISTED_BYTES * np.cumsum(self._is_term)
+        costs = self._offsets + np.concatenate(([0], listed))
+        room, end = self._page_bytes - _HEAD.size - _PAGE_SLACK, int(self._offsets[-1])
+        cut = self._before_doclist(0)
+        while cut.at < end:
+            yield cut
+            limit = cut.at + room
+            if cut.at > self._offsets[cut.doclist]:
+                limit += int(listed[cut.doclist])
+            else:
+                limit += int(costs[cut.doclist]) - cut.at
+            doclist = int(costs.searchsorted(limit, side="right")) - 1
+            if doclist == len(self._starts):
+                break
+            found = self._inside(doclist, limit - int(listed[doclist]), cut.at)
+            if found is None and doclist > cut.doclist:
+                found = self._before_doclist(doclist)
+            cut = found or self._behind(cut)
+        yield _Cut(end, len(self._starts), -1, 0)
 
-    def pages(self, page_bytes: int) -> Iterator[Page]:
+    def _before_doclist(self, doclist: int) -> _Cut:
+        at = int(self._offsets[doclist])
+        if doclist == len(self._starts) or self._is_term[doclist]:
+            return _Cut(at, doclist, -1, 0)
+        return _Cut(at, doclist, at, int(self._firsts[doclist]))
+
+    def _inside(self, doclist: int, limit: int, above: int) -> _Cut | None:
+        """Return where a page may begin in a doclist behind its first row, up to a limit; None where it cannot."""
+        shift, start, marks = int(self._shifts[doclist]), int(self._starts[doclist]), self._all.marks
+        mark = int(marks.searchsorted(limit - shift, side="right"))
+        row_at = int(marks[mark - 1]) if mark else -1
+        if limit - shift >= max(row_at, start) + self._mark_step + _MOST_ROW_BYTES:
+            # Here are places of a row that began before.
+            return self._among_places(doclist, limit, mark)
+        if row_at <= start or row_at + shift <= above:
+            return None
+        return _Cut(row_at + shift, doclist, row_at + shift, int(self._all.mark_rows[mark - 1]))
+
+    def _among_places(self, doclist: int, limit: int, mark: int) -> _Cut:
+        at = limit
+        while self._bytes[at - 1] >= 0x80:
+            at -= 1
+        if mark < len(self._all.marks) and self._all.marks[mark] < self._ends[doclist]:
+            row_at = int(self._all.marks[mark] + self._shifts[doclist])
+            return _Cut(at, doclist, row_at, int(self._all.mark_rows[mark]))
+        return self._before_doclist(doclist + 1)._replace(at=at, doclist=doclist)
+
+    def _behind(self, cut: _Cut) -> _Cut:
+        """Return where a page may begin soonest after another: there is no room for as much as has to be in one."""
+        doclist = cut.doclist
+        limit = max(cut.at, int(self._starts[doclist] + self._shifts[doclist])) + self._mark_step + _MOST_ROW_BYTES
+        while limit < self._offsets[doclist + 1]:
+            found = self._inside(doclist, limit, cut.at)
+            if found is not None:
+                return found
+            limit += self._mark_step
+        return self._before_doclist(doclist + 1)
+
+    # --- pages -------------------------------------------------------------------------------------------------------
+
+    def pages(self) -> Iterator[Page]:
         """Yield all pages."""
-        cuts = self._cuts(page_bytes)
-        edges: list[int] = self._offsets[cuts].tolist()
-        terms, docs = np.searchsorted(self._terms, cuts), np.searchsorted(self._docs, cuts)
-        begun = zip(self._first_terms(terms), self._first_rows(docs), strict=True)
-        for (at, end), (term, row) in zip(pairwise(edges), begun, strict=True):
-            yield self._page(at, end, term, row)
+        cuts = list(self._cuts())
+        first_terms = self._first_terms(np.searchsorted(self._term_offsets, [cut.at for cut in cuts]))
+        for (cut, following), term in zip(pairwise(cuts), first_terms, strict=True):
+            yield self._page(cut, following.at, term)
 
     def _first_terms(self, terms: Numbers) -> list[_FirstTerm]:
         """Return the first term of each page, from the numbers of the terms with which pages begin."""
@@ -219,74 +282,75 @@ class _Part:
             for place, count, at, head, length, shared, second, low, high in rows
         ]
 
-    def _first_rows(self, docs: Numbers) -> list[tuple[int, int, int]]:
-        """Return of the first row of each page where it begins in the stream, itself, and its bytes there."""
-        known = np.minimum(docs[:-1], len(self._docs) - 1)
-        offsets = np.where(np.diff(docs) > 0, self._doc_offsets[known], len(self._bytes))
-        columns = offsets, self._rows[known], self._row_bytes[known]
-        return list(zip(*(column.tolist() for column in columns), strict=True))
-
-    def _page(self, at: int, end: int, term: _FirstTerm, first_row: tuple[int, int, int]) -> Page:
+    def _page(self, cut: _Cut, end: int, term: _FirstTerm) -> Page:
         """Return the page of a slice of the stream, with the terms and the rows that begin in it."""
-        stream, parts = self._bytes, []
-        first_term = term.at if term.begun else end
+        stream, at, parts = self._bytes, cut.at, []
         size, row_at, row = _HEAD.size, 0, 0
-        if first_row[0] < first_term:
+        if 0 <= cut.row_at < end:
             # It is not told by its distance from one on another page.
-            row_at, row = size + first_row[0] - at, first_row[1]
-            parts = [stream[at : first_row[0]], put_varint(row)]
-            at = first_row[0] + first_row[2]
+            row_at, row = size + cut.row_at - at, cut.row
+            parts = [stream[at : cut.row_at], put_varint(row)]
+            at = _varint_end(stream, cut.row_at)
             size = row_at + len(parts[1])
         if not term.begun:
             parts.append(stream[at:end])
             data = b"".join(parts)
             return Page(_HEAD.pack(row_at, _HEAD.size + len(data)) + data, None, row)
-        listed = put_varint(size + first_term - at)
+        listed = put_varint(size + term.at - at)
         if term.begun > 1:
             listed += put_varint(term.second) + self._listed[term.low : term.high]
-        parts += stream[at:first_term], bytes((len(term.name),)), term.name, stream[first_term + term.head : end]
+        parts += stream[at : term.at], bytes((len(term.name),)), term.name, stream[term.at + term.head : end]
         data = b"".join(parts)
         # All terms begin alike: where nothing is shared, nobody knows the one before.
         separator = term.name[: term.shared + 1] if term.shared else term.name
         return Page(_HEAD.pack(row_at, _HEAD.size + len(data)) + data + listed, separator, row)
 
 
-def _changes(numbers: NDArray[Any]) -> NDArray[np.bool_]:
+def _changes(numbers: Numbers) -> NDArray[np.bool_]:
     """Tell of each number whether it is another than the one before."""
     changes = np.ones(len(numbers), dtype=np.bool_)
     np.not_equal(numbers[1:], numbers[:-1], out=changes[1:])
     return changes
 
 
-def _steps(places: Numbers, is_doc: NDArray[np.bool_]) -> Numbers:
-    """Return each place as FTS5 keeps it: two more than its distance from the one before in the same row."""
-    steps: Numbers = places + 2
-    steps[1:] -= np.where(is_doc[1:], 0, places[:-1])
-    return steps
+def _varint_end(stream: bytes, at: int) -> int:
+    while stream[at] >= 0x80:
+        at += 1
+    return at + 1
 
 
-def _sums(numbers: Numbers, starts: Numbers) -> Numbers:
-    """Return the sums of the numbers from each start up to the next."""
-    until = np.cumsum(numbers)[np.append(starts[1:], len(numbers)) - 1]
-    sums: Numbers = np.diff(until, prepend=0)
-    return sums
-
-
-def _names(alphabet: Alphabet, numbers: Numbers) -> tuple[Bytes, Numbers]:
-    """Return the terms of trigrams in UTF-8, a row each with zeros behind it, and their lengths."""
-    mask = (1 << alphabet.bits) - 1
-    names = np.zeros((len(numbers), _MOST_TERM_BYTES), dtype=np.uint8)
+def _names(terms: Numbers) -> tuple[Bytes, Numbers]:
+    """Return terms of trigrams in UTF-8, a row each with zeros behind it, and their lengths."""
+    is_later = bool(np.any(terms & _LATER_PLANES))
+    letters, sizes = _letters(_CODE_POINTS if is_later else _PLANE)
+    names = np.zeros((len(terms), _MOST_TERM_BYTES), dtype=np.uint8)
     names[:, 0] = _MAIN
-    lengths = np.ones(len(numbers), dtype=np.int64)
-    rows = np.arange(len(numbers)) * _MOST_TERM_BYTES
+    ends = np.arange(len(terms)) * _MOST_TERM_BYTES + 1
     flat = names.reshape(-1)
     for digit in reversed(range(CHARACTERS)):
-        places = numbers >> (digit * alphabet.bits) & mask
-        for byte in range(alphabet.letters.shape[1]):
+        characters = terms >> digit * CHARACTER_BITS & (1 << CHARACTER_BITS) - 1
+        size = sizes[characters]
+        for byte in range(int(size.max(initial=0))):
             # What is too much of a short letter is zero, and the next letter goes over it.
-            flat[rows + lengths + byte] = alphabet.letters[places, byte]
-        lengths += alphabet.letter_bytes[places]
-    return names, lengths
+            flat[ends + byte] = letters[characters, byte]
+        ends += size
+    return names, ends - np.arange(len(terms)) * _MOST_TERM_BYTES
+
+
+@cache
+def _letters(count: int) -> tuple[Bytes, Bytes]:
+    """Return so many characters in UTF-8, a row each with zeros behind it, and how many bytes each takes."""
+    characters = np.arange(count, dtype=np.int32)
+    sizes = np.ones(count, dtype=np.uint8)
+    letters = np.zeros((count, _MOST_CHARACTER_BYTES), dtype=np.uint8)
+    letters[:, 0] = characters
+    # From this character on, so many bytes begin with these bits.
+    for size, (first, bits) in enumerate(((0x80, 0xC0), (0x800, 0xE0), (0x10000, 0xF0)), 2):
+        sizes[first:] = size
+        letters[first:, 0] = bits | characters[first:] >> 6 * (size - 1)
+        for byte in range(1, size):
+            letters[first:, byte] = 0x80 | characters[first:] >> 6 * (size - 1 - byte) & 0x3F
+    return letters, sizes
 
 
 def _shared(names: Bytes, before: bytes) -> Numbers:
@@ -295,21 +359,3 @@ def _shared(names: Bytes, before: bytes) -> Numbers:
     others = np.concatenate((first[np.newaxis], names))[:-1]
     shared: Numbers = np.argmin(names == others, axis=1)
     return shared
-
-
-def _varint_bytes(numbers: Numbers) -> Numbers:
-    """Return how many bytes each number below 2^56 takes."""
-    lengths = np.ones(len(numbers), dtype=np.int64)
-    most, limit = int(numbers.max(initial=0)), 1 << 7
-    while limit <= most:
-        lengths += numbers >= limit
-        limit <<= 7
-    return lengths
-
-
-def _put_varints(stream: Bytes, ends: Numbers, numbers: Numbers, lengths: Numbers) -> None:
-    """Write numbers, each up to its end."""
-    stream[ends - 1] = numbers & 0x7F
-    for back in range(1, int(lengths.max(initial=1))):
-        those = np.flatnonzero(lengths > back)
-        stream[ends[those] - (1 + back)] = numbers[those] >> (7 * back) & 0x7F | 0x80

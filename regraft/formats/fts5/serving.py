@@ -1,49 +1,28 @@
-"""The process that does the jobs: what NumPy makes is made here, beside the one that deals them out."""
+"""The jobs that processes do (:mod:`regraft.crew`): NumPy is loaded there, and not where they are dealt out."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-from multiprocessing.connection import Connection
 
-import apsw
-
-from regraft import sqlite
-from regraft.formats.fts5.jobs import RangeJob, SortJob
-from regraft.formats.fts5.records import SpliceRefused
-
-_NICE = 10
-#: Of the C library's mallopt, where it has one: what larger pieces, or more free memory, go back to the system.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 64 << 20
+from regraft.formats.fts5.jobs import RangeJob, Run, SortJob
 
 
-def begin(parent: Connection) -> None:
-    """Serve in a process of its own."""
-    _stand_back()
-    serve(parent)
+def make_ready() -> None:
+    """Load what the other jobs need. NumPy's threads for linear algebra would only be waiting."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from regraft.formats.fts5 import making  # noqa: F401, PLC0415 - see above
 
 
-def serve(parent: Connection) -> None:
-    """Do one job after the other, and answer with what was made, or with what failed."""
-    from regraft.formats.fts5 import making  # noqa: PLC0415 - NumPy is loaded where it is used
+def sort(job: SortJob) -> list[tuple[Run, list[int]]]:
+    """See :func:`regraft.formats.fts5.making.sort`."""
+    make_ready()
+    from regraft.formats.fts5 import making  # noqa: PLC0415 - see above
 
-    with sqlite.scratch() as db:
-        sorter = making.Sorter(db)
-        while True:
-            job: SortJob | RangeJob = parent.recv()
-            try:
-                parent.send(sorter.sort(job) if isinstance(job, SortJob) else making.make_pages(job))
-            except (SpliceRefused, UnicodeError, apsw.Error, OSError, MemoryError) as error:
-                parent.send(str(error) or type(error).__name__)
+    return making.sort(job)
 
 
-def _stand_back() -> None:
-    """Let whoever deals out the texts go first, and keep memory for the next arrays instead of giving it back."""
-    if hasattr(os, "nice"):
-        os.nice(_NICE)
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        library = ctypes.CDLL(None)
-        for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
-            library.mallopt(option, _KEPT_BYTES)
+def make_pages(job: RangeJob) -> int:
+    """See :func:`regraft.formats.fts5.making.make_pages`."""
+    from regraft.formats.fts5 import making  # noqa: PLC0415 - see above
+
+    return making.make_pages(job)

@@ -10,9 +10,9 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
+from regraft import sqlite
 from regraft.formats.fts5.records import SpliceRefused
-
-Numbers = NDArray[np.int64]
+from regraft.formats.fts5.varints import Numbers
 
 CHARACTERS = 3
 #: A trigram and its place among the characters of all texts stand in one number of so many bits.
@@ -20,51 +20,49 @@ KEY_BITS = 63
 _CODE_POINTS = 0x110000
 #: So many characters are worked on at a time, so that what is made meanwhile stays in the processor's cache.
 _SLICE = 1 << 16
+_NO_KEY = (1 << KEY_BITS) - 1
 
 
 class Folding:
     """What the tokenizer makes of each character, as FTS5 itself says it.
 
     Args:
-        db: an empty database.
         arguments: a column ``text`` and the tokenizer, as FTS5 takes them.
-
-    Raises:
-        SpliceRefused: the tokenizer makes no trigrams.
     """
 
-    def __init__(self, db: apsw.Connection, arguments: str) -> None:
-        self._db = db
+    def __init__(self, arguments: str) -> None:
+        self._arguments = arguments
         self._folded = np.zeros(_CODE_POINTS, dtype=np.int32)
         # NUL is not asked for: the tokenizer leaves it out.
         self._is_known = np.zeros(_CODE_POINTS, dtype=np.bool_)
         self._is_known[0] = True
-        db.execute(f"CREATE VIRTUAL TABLE folding USING fts5 ({arguments}, content = '')")
-        db.execute("CREATE VIRTUAL TABLE folded USING fts5vocab (folding, instance)")
-        db.execute("INSERT INTO folding (rowid, text) VALUES (1, 'abcd')")
-        if db.execute("SELECT term, offset FROM folded ORDER BY offset").fetchall() != [("abc", 0), ("bcd", 1)]:
-            raise SpliceRefused("the tokenizer does not make trigrams")
 
     def fold(self, characters: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return what becomes of each of some different characters, which ascend; 0 for one that is left out.
 
         Raises:
-            SpliceRefused: the tokenizer does something else than to fold each character.
+            SpliceRefused: the tokenizer makes no trigrams, or does something else than to fold each character.
         """
         unknown: list[int] = characters[~self._is_known[characters]].tolist()
         if unknown:
-            self._ask(unknown)
+            with sqlite.scratch() as db:
+                self._ask(db, unknown)
         return self._folded[characters]
 
-    def _ask(self, characters: list[int]) -> None:
+    def _ask(self, db: apsw.Connection, characters: list[int]) -> None:
         """Let FTS5 index a text with each character three times: every third trigram shows what one becomes."""
-        self._db.execute("INSERT INTO folding (folding) VALUES ('delete-all')")
+        db.execute(f"CREATE VIRTUAL TABLE folding USING fts5 ({self._arguments}, content = '')")
+        db.execute("CREATE VIRTUAL TABLE folded USING fts5vocab (folding, instance)")
+        db.execute("INSERT INTO folding (rowid, text) VALUES (1, 'abcd')")
+        if db.execute("SELECT term, offset FROM folded ORDER BY offset").fetchall() != [("abc", 0), ("bcd", 1)]:
+            raise SpliceRefused("the tokenizer does not make trigrams")
+        db.execute("INSERT INTO folding (folding) VALUES ('delete-all')")
         text = "".join(chr(character) * CHARACTERS for character in characters)
-        self._db.execute("INSERT INTO folding (rowid, text) VALUES (1, ?)", (text,))
-        if self._db.execute("SELECT count(*) FROM folded").get != len(text) - (CHARACTERS - 1):
+        db.execute("INSERT INTO folding (rowid, text) VALUES (1, ?)", (text,))
+        if db.execute("SELECT count(*) FROM folded").get != len(text) - (CHARACTERS - 1):
             raise SpliceRefused("the tokenizer leaves characters out")
         every_third = f"SELECT offset / {CHARACTERS}, term FROM folded WHERE offset % {CHARACTERS} = 0"
-        folded: list[Any] = self._db.execute(every_third).fetchall()
+        folded: list[Any] = db.execute(every_third).fetchall()
         for place, term in folded:
             if len(term) != CHARACTERS or len(set(term)) > 1:
                 raise SpliceRefused(f"the tokenizer makes {term!r} of the character {characters[place]}")
@@ -96,7 +94,8 @@ def trigrams_of(texts: Sequence[str], folding: Folding) -> Trigrams | None:
         SpliceRefused: see :meth:`Folding.fold`.
         UnicodeEncodeError: a text has a surrogate.
     """
-    alphabet, digits = _digits(np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4"), folding)
+    characters = np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4").astype(np.int64)
+    alphabet, digits = _digits(characters, folding)
     lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     if not digits.all():
         lengths = np.bincount(np.repeat(np.arange(len(texts)), lengths)[digits != 0], minlength=len(texts))
@@ -114,39 +113,41 @@ def trigrams_of(texts: Sequence[str], folding: Folding) -> Trigrams | None:
     return replace(found, keys=_sorted_keys(digits, lengths, found))
 
 
-def _digits(characters: NDArray[np.uint32], folding: Folding) -> tuple[list[int], NDArray[np.int32]]:
+def _digits(characters: Numbers, folding: Folding) -> tuple[list[int], Numbers]:
     """Return what the characters become, ascending, behind a 0, and for each character its place there."""
     is_there = np.zeros(_CODE_POINTS, dtype=np.bool_)
     is_there[characters] = True
     different = np.flatnonzero(is_there)
     folded = folding.fold(different)
-    alphabet = np.union1d([0], folded)
-    digit = np.zeros(_CODE_POINTS, dtype=np.int32)
+    alphabet = sorted({0, *folded.tolist()})
+    digit = np.zeros(_CODE_POINTS, dtype=np.int64)
     digit[different] = np.searchsorted(alphabet, folded)
-    return alphabet.tolist(), digit[characters]
+    return alphabet, digit[characters]
 
 
-def _sorted_keys(digits: NDArray[np.int32], lengths: Numbers, layout: Trigrams) -> Numbers:
+def _sorted_keys(digits: Numbers, lengths: Numbers, layout: Trigrams) -> Numbers:
     """Return the keys of characters that are digits already, of texts of these lengths."""
-    keys, count, bits = layout.keys, 0, layout.digit_bits
+    keys, bits = np.empty(max(len(digits) - CHARACTERS + 1, 0), dtype=np.int64), layout.digit_bits
     ends = np.cumsum(lengths)
-    # Three characters of two texts are no trigram.
-    is_inside = np.ones(len(digits), dtype=np.bool_)
-    for back in range(1, CHARACTERS):
-        is_inside[ends[ends >= back] - back] = False
     # For each text what makes a character's place among all a key's last bits.
     bases = (np.arange(len(lengths)) << layout.place_bits) - (ends - lengths)
-    for first in range(0, len(digits) - CHARACTERS + 1, _SLICE):
-        part = digits[first : first + _SLICE + CHARACTERS - 1].astype(np.int64)
-        made = (part[:-2] << 2 * bits) | (part[1:-1] << bits) | part[2:]
+    for first in range(0, len(keys), _SLICE):
+        part = digits[first : first + _SLICE + CHARACTERS - 1]
+        made = keys[first : first + _SLICE]
+        np.left_shift(part[:-2], bits, out=made)
+        made |= part[1:-1]
+        made <<= bits
+        made |= part[2:]
         made <<= layout.text_bits + layout.place_bits
         last = first + len(made)
         low, high = np.searchsorted(ends, (first, last - 1), side="right")
         of_text = np.diff(np.minimum(ends[low : high + 1], last), prepend=first)
-        made |= np.arange(first, last) + np.repeat(bases[low : high + 1], of_text)
-        made = made[is_inside[first:last]]
-        keys[count : count + len(made)] = made
-        count += len(made)
-    keys = keys[:count]
+        made += np.repeat(bases[low : high + 1], of_text)
+        made += np.arange(first, last)
+    # Three characters of two texts are no trigram: they go behind all that are.
+    count = len(keys)
+    for back in range(1, CHARACTERS):
+        across = ends[(ends >= back) & (ends < count + back)] - back
+        keys[across] = _NO_KEY
     keys.sort()
-    return keys
+    return keys[: int(keys.searchsorted(_NO_KEY))]

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import groupby, pairwise
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection
 from pathlib import Path
 from sys import byteorder
 
 import apsw
 
-from regraft import workers
-from regraft.formats.fts5.jobs import SAMPLE_STEP, TRIGRAMS_END, RangeJob, Run, SortJob, read_pages
+from regraft import crew
+from regraft.crew import Crew, JobFailed
+from regraft.formats.fts5 import serving
+from regraft.formats.fts5.jobs import SAMPLE_BYTES, TRIGRAMS_END, RangeJob, Run, SortJob, read_pages, write_runs
 from regraft.formats.fts5.records import PAGE_BYTES, SpliceRefused
-from regraft.formats.fts5.serving import begin
 from regraft.formats.fts5.splice import Index, Splicing
-from regraft.formats.fts5.tasks import Tasks
 from regraft.formats.fts5.texts import TextFile
 from regraft.ledger import durable
 
@@ -29,32 +26,17 @@ logger = logging.getLogger(__name__)
 
 #: Below so many bytes of text, starting processes costs more than they save.
 LEAST_BYTES = 8 << 20
-#: So many characters are sorted at a time, and about so many trigrams made into pages: some 60 bytes of memory each.
-RUN_CHARACTERS = RANGE_TRIGRAMS = 1 << 19
+#: So many characters are sorted at a time, which takes some 60 bytes of memory for each.
+RUN_CHARACTERS = 1 << 19
+#: About so many bytes of doclists are made into pages at a time.
+RANGE_BYTES = 8 << 20
 #: From so many bytes of text on twice as many, since each range is looked for in each run.
 LARGE_BYTES = 32 << 20
-#: More processes than this gain nothing: what they make is copied by one.
-MOST_PROCESSES = 4
 
 
 def pays(text_bytes: int) -> bool:
-    """Tell whether an index over so many bytes of text is filled faster in several processes, and by this one.
-
-    Only the main thread of a process that is no worker itself can have workers.
-    """
-    return (
-        text_bytes >= LEAST_BYTES
-        and cores() > 1
-        and parent_process() is None
-        and threading.current_thread() is threading.main_thread()
-    )
-
-
-def cores() -> int:
-    """Return on how many cores this process may run."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Tell whether an index over so many bytes of text is filled faster by a crew, and whether there can be one."""
+    return text_bytes >= LEAST_BYTES and crew.can_start()
 
 
 class Sorting:
@@ -62,31 +44,38 @@ class Sorting:
 
     Args:
         folder: where files are written meanwhile; it may be changed.
-        pipes: those of the processes. What they make does not depend on their number.
+        crew: the processes.
         arguments: column and tokenizer of the index, as FTS5 takes them.
         run_characters: so many characters are sorted at a time.
-        range_trigrams: about so many trigrams are made into pages at a time.
+        range_bytes: about so many bytes of doclists are made into pages at a time.
         page_bytes: how long the index's pages are.
     """
 
     def __init__(
         self,
         folder: Path,
-        pipes: list[Connection],
+        crew: Crew,
         *,
         arguments: str,
         run_characters: int = RUN_CHARACTERS,
-        range_trigrams: int = RANGE_TRIGRAMS,
+        range_bytes: int = RANGE_BYTES,
         page_bytes: int = PAGE_BYTES,
     ) -> None:
         self._folder = folder
-        self._tasks = Tasks(pipes)
+        self._crew = crew
         self._arguments = arguments
         self._run_characters = run_characters
-        self._range_trigrams = range_trigrams
+        self._range_bytes = range_bytes
         self._page_bytes = page_bytes
         self._texts: TextFile | None = None
         self._sorts = 0
+        #: The jobs whose runs are not there yet.
+        self._sorting: deque[int] = deque()
+        self._has_ended = False
+        self._runs: list[Run] = []
+        self._samples: list[list[int]] = []
+        #: The jobs that make pages, and the files that these are going to be in, once that is known.
+        self._paging: list[tuple[int, Path]] | None = None
         self._problem: str | None = None
 
     def add(self, rowid: int, text: str) -> None:
@@ -99,16 +88,28 @@ class Sorting:
             self._texts.add(rowid, text)
             if self._texts.characters >= self._run_characters:
                 self._hand_out()
-        except (OSError, UnicodeEncodeError, SpliceRefused) as error:
+        except (OSError, UnicodeEncodeError, JobFailed) as error:
             # FTS5 will fill the index alone.
             self._problem = str(error)
 
     def end(self) -> None:
         """Hand out the last texts; none comes any more."""
+        self._has_ended = True
         try:
             if self._texts is not None:
                 self._hand_out()
-        except (OSError, SpliceRefused) as error:
+        except (OSError, JobFailed) as error:
+            self._problem = str(error)
+
+    def go_on(self) -> None:
+        """Deal out what is next, without waiting: whoever does something else meanwhile calls it now and then."""
+        if self._problem is not None:
+            return
+        try:
+            self._crew.go_on()
+            while self._has_ended and self._paging is None and self._are_next_sorted:
+                self._take_sorted()
+        except (OSError, JobFailed) as error:
             self._problem = str(error)
 
     def _hand_out(self) -> None:
@@ -116,9 +117,14 @@ class Sorting:
         assert self._texts is not None
         self._texts.close()
         into = self._folder / f"run-{self._sorts}"
-        self._tasks.put(SortJob(texts=self._texts.path, into=into, arguments=self._arguments))
+        job = SortJob(texts=self._texts.path, into=into, arguments=self._arguments, page_bytes=self._page_bytes)
+        self._sorting.append(self._crew.put(serving.sort, job))
         self._sorts += 1
         self._texts = None
+
+    @property
+    def _are_next_sorted(self) -> bool:
+        return not self._sorting or self._crew.is_answered(self._sorting[0])
 
     def splice_into(self, db: apsw.Connection, index: Index, each: Callable[[int], None]) -> bool:
         """Fill an index with all texts that came, as part of the caller's transaction.
@@ -136,7 +142,7 @@ class Sorting:
             # A savepoint: what was written goes again where anything differs.
             with db:
                 self._splice_into(db, index, each)
-        except (SpliceRefused, apsw.Error, OSError) as problem:
+        except (SpliceRefused, JobFailed, apsw.Error, OSError) as problem:
             logger.info("the full-text index is filled by FTS5 alone: %s", problem)
             return False
         return True
@@ -144,48 +150,50 @@ class Sorting:
     def _splice_into(self, db: apsw.Connection, index: Index, each: Callable[[int], None]) -> None:
         if self._problem is not None:
             raise SpliceRefused(self._problem)
-        sorted_runs: list[tuple[Run, list[int]]] = [one for _ in range(self._sorts) for one in self._tasks.take()]
-        runs = tuple(run for run, _ in sorted_runs)
-        into = self._make_pages(runs, (samples for _, samples in sorted_runs)) if runs else []
+        while self._paging is None:
+            self._take_sorted()
         splicing = Splicing(db, index, self._page_bytes)
-        for run in runs:
-            rows = _numbers(run, run.characters, run.rows)
-            splicing.add_counts(zip(rows, _numbers(run, run.counts_at, run.rows), strict=True))
-        all_rows, told = sum(run.rows for run in runs), 0
-        for number, path in enumerate(into, 1):
-            self._tasks.take()
+        for run in self._runs:
+            splicing.add_counts(zip(_numbers(run, 0, run.rows), _numbers(run, run.rows, run.rows), strict=True))
+        all_rows, told = sum(run.rows for run in self._runs), 0
+        for number, (job, path) in enumerate(self._paging, 1):
+            self._crew.take(job)
             splicing.add_pages(read_pages(path))
             durable.remove(path)
-            done = all_rows * number // len(into)
+            done = all_rows * number // len(self._paging)
             each(done - told)
             told = done
         splicing.finish()
 
-    def _make_pages(self, runs: tuple[Run, ...], samples: Iterable[list[int]]) -> list[Path]:
-        """Let processes make the pages over all runs, and return the files that they are going to be in."""
-        alphabet = self._folder / "alphabet"
-        _put(alphabet, sorted({character for run in runs for character in _numbers(run, 0, run.characters)}))
-        files = []
-        for number, (low, high) in enumerate(ranges_of(samples, self._range_trigrams)):
-            files.append(self._folder / f"pages-{number}")
-            self._tasks.put(
-                RangeJob(runs=runs, alphabet=alphabet, low=low, high=high, into=files[-1], page_bytes=self._page_bytes)
-            )
-        return files
+    def _take_sorted(self) -> None:
+        """Take the runs of the next texts; once all are there, let processes make the pages over them."""
+        if self._sorting:
+            for run, samples in self._crew.take(self._sorting.popleft()):
+                self._runs.append(run)
+                self._samples.append(samples)
+        if self._sorting:
+            return
+        runs, self._paging = self._folder / "runs", []
+        write_runs(runs, self._runs)
+        for low, high in ranges_of(self._samples, self._range_bytes) if self._runs else ():
+            into = self._folder / f"pages-{len(self._paging)}"
+            job = RangeJob(runs=runs, low=low, high=high, into=into, page_bytes=self._page_bytes)
+            self._paging.append((self._crew.put(serving.make_pages, job), into))
+        self._samples.clear()
 
 
 def ranges_of(samples: Iterable[list[int]], most: int) -> list[tuple[int, int]]:
     """Return ranges of trigrams, each of about so many or of a single one; together they are all trigrams.
 
     Args:
-        samples: trigrams of each run at distances of ``SAMPLE_STEP``.
-        most: how many trigrams a range is to have.
+        samples: trigrams of each run at distances of ``SAMPLE_BYTES``.
+        most: how many bytes of doclists a range is to have.
     """
     every = array("q")
     for some in samples:
         every.extend(some)
     edges = {0, TRIGRAMS_END}
-    share, held = max(most // SAMPLE_STEP, 1), 0
+    share, held = max(most // SAMPLE_BYTES, 1), 0
     for trigram, same in groupby(sorted(every)):
         count = sum(1 for _ in same)
         if count >= share:
@@ -211,21 +219,17 @@ def _numbers(run: Run, first: int, count: int) -> array[int]:
     return numbers
 
 
-def _put(path: Path, numbers: list[int]) -> None:
-    made = array("q", numbers)
-    if byteorder == "big":
-        made.byteswap()
-    durable.put_bytes(path, made.tobytes())
-
-
 @contextmanager
-def sorting(text_bytes: int, *, arguments: str, beside: Path | None = None) -> Iterator[Sorting | None]:
+def sorting(
+    text_bytes: int, *, arguments: str, beside: Path | None = None, ready: Crew | None = None
+) -> Iterator[Sorting | None]:
     """Start what fills an index over about so many bytes of text; None where FTS5 alone is faster, or has to do.
 
     Args:
         text_bytes: about how many bytes of text there will be.
         arguments: see :class:`Sorting`.
         beside: a folder for what is written meanwhile; None for the system's.
+        ready: processes that may be used; else some are started, and ended afterwards.
     """
     if not pays(text_bytes):
         yield None
@@ -233,16 +237,12 @@ def sorting(text_bytes: int, *, arguments: str, beside: Path | None = None) -> I
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(durable.temporary_folder(beside))
-            started = stack.enter_context(workers.started(min(cores(), MOST_PROCESSES), begin))
+            at_hand = ready or stack.enter_context(crew.gathered())
         except OSError as problem:
             logger.info("the full-text index is filled by FTS5 alone: %s", problem)
             yield None
             return
+        # What is left of jobs is nobody's when this ends early.
+        stack.callback(at_hand.forget)
         share = 2 if text_bytes >= LARGE_BYTES else 1
-        yield Sorting(
-            folder,
-            [one.pipe for one in started],
-            arguments=arguments,
-            run_characters=RUN_CHARACTERS * share,
-            range_trigrams=RANGE_TRIGRAMS * share,
-        )
+        yield Sorting(folder, at_hand, arguments=arguments, run_characters=RUN_CHARACTERS * share)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import apsw
+import crews
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from regraft import areas, sqlite
+from regraft import areas, crew, sqlite
+from regraft.crew import Crew
 from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
-from regraft.formats.fts5 import Index, Sorting, serving, words
-from regraft.formats.fts5.jobs import Page, read_pages, write_page
+from regraft.formats.fts5 import Index, Sorting, words
+from regraft.formats.fts5.jobs import Page, read_pages, write_pages
 from regraft.formats.fts5.records import AVERAGES, STRUCTURE, IndexSegment, SpliceRefused, Structure, varints
 from regraft.testing.texts import texts
 
@@ -45,26 +47,6 @@ def _file(path: Path, bodies: list[str]) -> None:
         )
 
 
-@contextmanager
-def _one_process() -> Iterator[list[Connection]]:
-    """Give the pipe to what does the jobs, in a thread of this process."""
-    here, there = Pipe()
-    thread = threading.Thread(target=_serve, args=(there,))
-    thread.start()
-    try:
-        yield [here]
-    finally:
-        here.close()
-        thread.join()
-
-
-def _serve(there: Connection) -> None:
-    try:
-        serving.serve(there)
-    except (EOFError, OSError):
-        there.close()
-
-
 @dataclass
 class _Filling:
     """Fills an index from sorted words; ``harm`` does something to the folder of the runs before they are used."""
@@ -79,13 +61,13 @@ class _Filling:
         path, scratch = self.folder / "spliced.sqlite", self.folder / "scratch"
         _file(path, self.bodies)
         scratch.mkdir()
-        with areas.opened(self.folder), _one_process() as pipes, sqlite.writing(path) as db:
+        with areas.opened(self.folder), crews.of_threads(1) as helpers, sqlite.writing(path) as db:
             made = Sorting(
                 scratch,
-                pipes,
+                helpers,
                 arguments=schema.WORDS,
                 run_characters=self.run_characters,
-                range_trigrams=self.run_characters,
+                range_bytes=self.run_characters,
             )
             for number, body in enumerate(self.bodies, 1):
                 made.add(number, body)
@@ -181,7 +163,7 @@ def test_a_spliced_index_follows_what_is_changed_later(
 
 
 def test_several_processes_fill_an_index_of_many_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    if words.cores() == 1:
+    if crew.cores() == 1:
         pytest.skip("one core alone")
     bodies = [f"{number} {_ENGLISH[number % 60]} {_CHINESE[number % 60]} " * 60 for number in range(1_100)]
     path = tmp_path / "index.sqlite"
@@ -217,7 +199,7 @@ def _spliced(folder: Path, bodies: list[str], *, page_bytes: int, run_characters
     """Return a file with an index from sorted words and one that FTS5 filled, with pages of some length."""
     path, scratch = folder / "both.sqlite", folder / "scratch"
     scratch.mkdir()
-    with areas.opened(folder), _one_process() as pipes, sqlite.writing(path, create=True) as db:
+    with areas.opened(folder), crews.of_threads(1) as helpers, sqlite.writing(path, create=True) as db:
         db.execute("CREATE TABLE bodies (id INTEGER PRIMARY KEY, text TEXT)")
         db.executemany("INSERT INTO bodies VALUES (?, ?)", enumerate(bodies, 1))
         for name in ("ours", "theirs"):
@@ -226,10 +208,10 @@ def _spliced(folder: Path, bodies: list[str], *, page_bytes: int, run_characters
             db.execute(f"INSERT INTO {name} ({name}, rank) VALUES ('pgsz', ?)", (page_bytes,))
         made = Sorting(
             scratch,
-            pipes,
+            helpers,
             arguments=schema.WORDS,
             run_characters=run_characters,
-            range_trigrams=1,
+            range_bytes=1,
             page_bytes=page_bytes,
         )
         for number, body in enumerate(bodies, 1):
@@ -268,14 +250,16 @@ def test_pages_hold_what_those_of_fts5_hold(tmp_path: Path, name: str, page_byte
 
 
 def _changed(change: Callable[[array[int], int], None]) -> Callable[[Path], None]:
-    """Return what changes the numbers of the first run, once it is made; the change is told where its rows begin."""
+    """Return what changes the numbers of the first run, once it is made; the change is told how many rows it has."""
 
     def changed(scratch: Path) -> None:
         path = _first_run(scratch)
-        numbers = array("q", path.read_bytes())
-        # Behind the characters, none of which is that low.
-        change(numbers, numbers.index(1))
-        path.write_bytes(numbers.tobytes())
+        raw = path.read_bytes()
+        whole = len(raw) // 8 * 8
+        numbers = array("q", raw[:whole])
+        rows = next(place for place, row in enumerate(numbers) if row != place + 1)
+        change(numbers, rows)
+        path.write_bytes(numbers.tobytes() + raw[whole:])
 
     return changed
 
@@ -294,17 +278,31 @@ def _cut_off(scratch: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
 
 
+def _terms(numbers: array[int], rows: int) -> Iterator[int]:
+    """Yield where the trigrams of a run stand: behind its rows and their counts come the only numbers so high."""
+    return itertools.takewhile(lambda place: numbers[place] >= 1 << 42, range(2 * rows, len(numbers)))
+
+
 def _other_words(numbers: array[int], rows: int) -> None:
-    for place in range(1, rows):
+    for place in list(_terms(numbers, rows)):
         numbers[place] += 5_000
 
 
 def _other_row(numbers: array[int], rows: int) -> None:
-    numbers[rows] = -900
+    assert rows
+    numbers[0] = -900
 
 
 def _same_row(numbers: array[int], rows: int) -> None:
-    numbers[rows + 1] = numbers[rows]
+    assert rows > 1
+    numbers[1] = numbers[0]
+
+
+def _other_places(numbers: array[int], rows: int) -> None:
+    """Change where doclists begin."""
+    last = list(_terms(numbers, rows))[-1]
+    for place in range(last + 1, last + 20):
+        numbers[place] = 0x7F7F_7F7F_7F7F_7F7F
 
 
 _HARMS = {
@@ -312,6 +310,7 @@ _HARMS = {
     "other words": (_changed(_other_words), "rows instead of"),
     "other rows": (_changed(_other_row), "no text's"),
     "the same row": (_changed(_same_row), "UNIQUE constraint failed"),
+    "other places": (_changed(_other_places), "a run is not what was written"),
 }
 
 
@@ -343,8 +342,8 @@ class _Refused:
         _file(path, _ENGLISH)
         with closing(apsw.Connection(str(path))) as db:
             db.execute(before)
-        with areas.opened(self.folder), _one_process() as pipes, sqlite.writing(path) as db:
-            made = Sorting(self.folder / self.scratch, pipes, arguments=self.arguments)
+        with areas.opened(self.folder), crews.of_threads(1) as helpers, sqlite.writing(path) as db:
+            made = Sorting(self.folder / self.scratch, helpers, arguments=self.arguments)
             for number, body in rows:
                 made.add(number, body)
 
@@ -387,7 +386,7 @@ def test_a_process_that_is_killed_leaves_the_work_to_fts5(tmp_path: Path, caplog
     _file(path, _ENGLISH)
     here, there = Pipe()
     with caplog.at_level(logging.INFO), areas.opened(tmp_path), sqlite.writing(path) as db:
-        made = Sorting(tmp_path, [here], arguments=schema.WORDS)
+        made = Sorting(tmp_path, Crew(lambda: [here]), arguments=schema.WORDS)
         made.add(1, _ENGLISH[0])
         there.close()
         assert not made.splice_into(db, _INDEX, lambda _: None)
@@ -400,7 +399,7 @@ def test_a_process_that_is_killed_at_work_leaves_it_to_fts5(tmp_path: Path, capl
     _file(path, _ENGLISH)
     here, there = Pipe()
     with caplog.at_level(logging.INFO), areas.opened(tmp_path), sqlite.writing(path) as db:
-        made = Sorting(tmp_path, [here], arguments=schema.WORDS)
+        made = Sorting(tmp_path, Crew(lambda: [here]), arguments=schema.WORDS)
         made.add(1, _ENGLISH[0])
         made.end()
         there.close()
@@ -422,8 +421,7 @@ def test_pages_are_read_as_they_are_written_or_refused(
 ) -> None:
     path = tmp_path_factory.mktemp("pages") / "pages"
     with path.open("wb") as file:
-        for page in pages:
-            write_page(file, page)
+        assert write_pages(file, pages) == len(pages)
     assert list(read_pages(path)) == pages
 
     if pages:

@@ -10,6 +10,7 @@ from typing import Any
 import apsw
 
 from regraft import guarding, untouched
+from regraft.crew import Crew
 from regraft.formats import fts5
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.large_text import LARGE_BYTES
@@ -105,6 +106,11 @@ class FullText:
         if self._sorting is not None:
             self._sorting.end()
 
+    def go_on(self) -> None:
+        """Let others go on: whoever does something else while they work calls it now and then."""
+        if self._sorting is not None:
+            self._sorting.go_on()
+
     def fill(self, db: apsw.Connection, each: Callable[[int], None] = lambda _: None) -> None:
         """Fill the empty index of a file whose bodies are all there, and leave its configuration as stock.
 
@@ -116,13 +122,14 @@ class FullText:
 
 
 @contextmanager
-def full_text(text_bytes: int | None, beside: Path | None = None) -> Iterator[FullText]:
+def full_text(text_bytes: int | None, beside: Path | None = None, crew: Crew | None = None) -> Iterator[FullText]:
     """Give the full-text index of bodies that come to about so many bytes, None where nobody knows.
 
-    ``beside`` is a folder for what is written meanwhile; None for the system's.
+    ``beside`` is a folder for what is written meanwhile; None for the system's. ``crew`` are processes that may
+    be used for it.
     """
     sample = CjkSample()
-    with fts5.sorting(text_bytes or 0, arguments=schema.WORDS, beside=beside) as sorting:
+    with fts5.sorting(text_bytes or 0, arguments=schema.WORDS, beside=beside, ready=crew) as sorting:
         yield FullText(sample, sorting)
 
 
@@ -141,6 +148,7 @@ def write_indexes(
     fill: Callable[[apsw.Connection], None] = rebuild_full_text,
     *,
     words_last: bool = False,
+    go_on: Callable[[], None] = lambda: None,
 ) -> None:
     """Create what a file lacks whose rows are all there: its indexes, the full-text index, and the triggers last.
 
@@ -149,11 +157,14 @@ def write_indexes(
         fill: fills the full-text index, which is empty.
         words_last: whether others are at work on the words meanwhile; else FTS5's merging leaves free pages, which the
             other indexes fill.
+        go_on: called now and then while others may be at work.
     """
     db.execute(schema.ROWID_INDEX)
     db.execute(schema.FULL_TEXT)
     if words_last:
-        _execute(db, schema.INDEXES[1:])
+        for statement in schema.INDEXES[1:]:
+            go_on()
+            db.execute(statement)
     fill(db)
     db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
     if not words_last:

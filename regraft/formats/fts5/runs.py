@@ -1,0 +1,305 @@
+"""A run: what the texts of one job have of each trigram, as FTS5 writes it, in a file (``docs/formats/fts5.md``).
+
+What a trigram has there is a doclist: for each row its distance from the one before, the bytes of its places, and
+these. The first row's distance is 0, since it is not known yet which row another run has before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regraft.formats.fts5 import varints
+from regraft.formats.fts5.jobs import CHARACTER_BITS, DOCLIST_BYTES, SAMPLE_BYTES, Run
+from regraft.formats.fts5.records import SpliceRefused
+from regraft.formats.fts5.trigrams import CHARACTERS, Trigrams
+from regraft.formats.fts5.varints import Bytes, Numbers, Varints
+from regraft.ledger import durable
+
+Kind = TypeVar("Kind", bound=np.generic)
+
+#: Numbers of rows are below this.
+ROWS_END = 1 << 31
+#: So many occurrences are encoded at a time, so that what is made meanwhile stays in the processor's cache.
+_SLICE = 1 << 16
+_ROW = np.dtype("<i8")
+_TERM = np.dtype("<i8")
+#: Of a doclist: its first and its last row, and where it begins in the stream, behind the distance of the first row.
+_DOCLIST = np.dtype([("first", "<i4"), ("last", "<i4"), ("start", "<i4")])
+#: The first row that begins at or after each multiple of so many bytes: where, and which.
+_MARK = np.dtype([("start", "<i4"), ("row", "<i4")])
+
+
+def mark_step(page_bytes: int) -> int:
+    """Return how far apart places are of which it is known which row begins there or next."""
+    return max(page_bytes // 64, 1)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stream:
+    """Doclists one after the other: their bytes, where each row begins in them, and with which row each doclist."""
+
+    data: Bytes
+    starts: NDArray[Any]
+    rows: NDArray[np.int32]
+    terms: Numbers
+    doclists: Numbers
+
+
+def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tuple[Run, list[int]]:
+    """Write the trigrams of texts with these rows, and return samples of them at equal distances.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    made = _encoded(found, rows)
+    terms, count = _trigrams(found, made.terms), len(made.terms)
+    doclists = np.empty(count + 1, dtype=_DOCLIST)
+    doclists["first"][:-1], doclists["last"][:-1] = made.rows[made.doclists], made.rows[_ends(made.doclists, made.rows)]
+    doclists["start"][:-1] = made.starts[made.doclists] + 1
+    doclists[-1] = 0, 0, len(made.data) + 1
+    marks = _marks(made, mark_step(page_bytes))
+    with durable.open_binary(into, "xb") as file:
+        for array in (rows.astype(_ROW), found.counts.astype(_ROW), terms.astype(_TERM), doclists, marks, made.data):
+            file.write(array.data)
+    run = Run(path=into, rows=len(rows), terms=count, marks=len(marks), stream_bytes=len(made.data))
+    sizes = np.cumsum(np.diff(doclists["start"]) + DOCLIST_BYTES)
+    samples = np.searchsorted(sizes, np.arange(SAMPLE_BYTES // 2, int(sizes[-1]) if count else 0, SAMPLE_BYTES))
+    return run, terms[samples].tolist()
+
+
+def _ends(starts: Numbers, rows: NDArray[np.int32]) -> Numbers:
+    """Return the last place of each part, from where they begin."""
+    return np.append(starts[1:], len(rows))[: len(starts)] - 1
+
+
+def _trigrams(found: Trigrams, numbers: Numbers) -> Numbers:
+    """Return the trigrams of numbers whose digits are places in an alphabet."""
+    alphabet = np.array(found.alphabet, dtype=np.int64)
+    terms = np.zeros(len(numbers), dtype=np.int64)
+    for digit in reversed(range(CHARACTERS)):
+        places = numbers >> digit * found.digit_bits & (1 << found.digit_bits) - 1
+        terms = terms << CHARACTER_BITS | alphabet[places]
+    return terms
+
+
+def _marks(made: _Stream, step: int) -> NDArray[np.void]:
+    edges = np.arange(0, len(made.data), step)
+    nearest = np.searchsorted(made.starts, edges.astype(np.int32))
+    marks = np.zeros(len(edges), dtype=_MARK)
+    marks["start"] = np.append(made.starts, np.int32(len(made.data)))[nearest]
+    marks["row"] = np.append(made.rows, np.int32(0))[nearest]
+    return marks
+
+
+def _encoded(found: Trigrams, rows: Numbers) -> _Stream:
+    data, starts, of_rows, terms, doclists = [], [], [], [], []
+    size = count = 0
+    before = -1, 0
+    for first, last in _slices(found):
+        piece = _encoded_slice(found, found.keys[first:last], rows, *before)
+        data.append(piece.data)
+        starts.append((piece.starts + size).astype(np.int32))
+        of_rows.append(piece.rows)
+        terms.append(piece.terms)
+        doclists.append(piece.doclists + count)
+        size += len(piece.data)
+        count += len(piece.rows)
+        before = int(found.keys[last - 1] >> (found.text_bits + found.place_bits)), int(piece.rows[-1])
+    return _Stream(
+        data=_joined(data, np.uint8),
+        starts=_joined(starts, np.int32),
+        rows=_joined(of_rows, np.int32),
+        terms=_joined(terms, np.int64),
+        doclists=_joined(doclists, np.int64),
+    )
+
+
+def _joined(parts: list[NDArray[Kind]], kind: type[Kind]) -> NDArray[Kind]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
+
+
+def _slices(found: Trigrams) -> Iterator[tuple[int, int]]:
+    """Yield parts of the keys that begin with a row."""
+    first = 0
+    while first < len(found.keys):
+        last = _next_row(found, first + _SLICE)
+        yield first, last
+        first = last
+
+
+def _next_row(found: Trigrams, near: int) -> int:
+    """Return where, from ``near`` on, another row or another trigram begins."""
+    some = 1 << 10
+    while near < len(found.keys):
+        rows = found.keys[near - 1 : near + some] >> found.place_bits
+        changes = np.flatnonzero(rows[1:] != rows[:-1])
+        if len(changes):
+            return near + int(changes[0])
+        near += some
+    return len(found.keys)
+
+
+def _encoded_slice(found: Trigrams, keys: Numbers, rows: Numbers, term_before: int, row_before: int) -> _Stream:
+    """Return the doclists of keys, which begin with a row."""
+    is_row = np.ones(len(keys), dtype=np.bool_)
+    np.greater_equal(keys[1:] ^ keys[:-1], 1 << found.place_bits, out=is_row[1:])
+    docs = np.flatnonzero(is_row)
+    first_keys = keys[docs]
+    # In the same row of the same trigram, keys are as far apart as their places.
+    steps = np.empty(len(keys), dtype=np.int64)
+    np.subtract(keys[1:], keys[:-1], out=steps[1:])
+    steps[docs] = first_keys & (1 << found.place_bits) - 1
+    steps += 2
+    first_keys >>= found.place_bits
+    of_docs = rows[first_keys & (1 << found.text_bits) - 1]
+    first_keys >>= found.text_bits
+    is_term = np.empty(len(docs), dtype=np.bool_)
+    np.not_equal(first_keys[1:], first_keys[:-1], out=is_term[1:])
+    is_term[0] = first_keys[0] != term_before
+    terms = np.flatnonzero(is_term)
+    row_steps = _distances(of_docs)
+    row_steps[0] -= row_before
+    row_steps[terms] = 0
+    data, starts = _written(docs, steps, row_steps)
+    return _Stream(data=data, starts=starts, rows=of_docs.astype(np.int32), terms=first_keys[terms], doclists=terms)
+
+
+def _written(docs: Numbers, steps: Numbers, row_steps: Numbers) -> tuple[Bytes, Numbers]:
+    """Return the bytes of rows with their places, and where each row begins in them.
+
+    Args:
+        docs: with which place each row begins.
+        steps: what is written for each place.
+        row_steps: what is written for each row.
+    """
+    step_bytes = varints.lengths_of(steps)
+    until = np.cumsum(step_bytes, dtype=np.int64)
+    last_steps = np.empty(len(docs), dtype=np.int64)
+    np.subtract(docs[1:], 1, out=last_steps[:-1])
+    last_steps[-1] = len(steps) - 1
+    sizes = _distances(until[last_steps])
+    sizes *= 2
+    size_bytes, row_bytes = varints.lengths_of(sizes), varints.lengths_of(row_steps)
+    heads = np.cumsum(size_bytes + row_bytes, dtype=np.int64)
+    ends = until
+    last_steps -= docs
+    last_steps += 1
+    ends += heads.repeat(last_steps)
+    size_ends = ends[docs] - step_bytes[docs]
+    row_ends = size_ends - size_bytes
+    stream = np.empty(int(ends[-1]), dtype=np.uint8)
+    varints.put_all(
+        stream,
+        Varints(steps, step_bytes, ends),
+        Varints(sizes, size_bytes, size_ends),
+        Varints(row_steps, row_bytes, row_ends),
+    )
+    return stream, row_ends - row_bytes
+
+
+def _distances(numbers: Numbers) -> Numbers:
+    """Return how far each number is from the one before it, and the first one from 0."""
+    distances = np.empty(len(numbers), dtype=np.int64)
+    distances[0] = numbers[0]
+    np.subtract(numbers[1:], numbers[:-1], out=distances[1:])
+    return distances
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doclists:
+    """Some doclists of one run or of several.
+
+    ``starts`` and ``ends`` are their places in ``data``, without the distances of their first rows; ``marks`` are
+    places where rows begin, ascending, with these rows. Between two marks, or before the first one in a part of
+    ``data`` that comes from one run, more rows may begin only in the first ``mark_step`` bytes.
+    """
+
+    terms: Numbers
+    firsts: NDArray[np.int32]
+    lasts: NDArray[np.int32]
+    starts: Numbers
+    ends: Numbers
+    data: Bytes
+    marks: Numbers
+    mark_rows: NDArray[np.int32]
+
+    @cached_property
+    def raw(self) -> bytes:
+        """Return the data as bytes."""
+        return self.data.tobytes()
+
+    @classmethod
+    def of_all(cls, parts: list[Doclists]) -> Doclists:
+        """Return the doclists of several runs, sorted by trigram and for each trigram in the order of the runs."""
+        terms = np.concatenate([part.terms for part in parts])
+        order = np.argsort(terms, kind="stable")
+        bases = np.cumsum([0, *(len(part.data) for part in parts)]).tolist()
+        based = list(zip(parts, bases, strict=False))
+        return cls(
+            terms=terms[order],
+            firsts=np.concatenate([part.firsts for part in parts])[order],
+            lasts=np.concatenate([part.lasts for part in parts])[order],
+            starts=np.concatenate([part.starts + base for part, base in based])[order],
+            ends=np.concatenate([part.ends + base for part, base in based])[order],
+            data=np.concatenate([part.data for part in parts]),
+            marks=np.concatenate([part.marks + base for part, base in based]),
+            mark_rows=np.concatenate([part.mark_rows for part in parts]),
+        )
+
+
+def read_run(run: Run, low: int, high: int, page_bytes: int) -> Doclists:
+    """Return what a run has of the trigrams from ``low`` up to, without, ``high``.
+
+    Raises:
+        SpliceRefused: the run is not what was written.
+        OSError: it cannot be read.
+    """
+    step = mark_step(page_bytes)
+    terms_at = run.rows * 2 * _ROW.itemsize
+    doclists_at = terms_at + run.terms * _TERM.itemsize
+    marks_at = doclists_at + (run.terms + 1) * _DOCLIST.itemsize
+    stream_at = marks_at + run.marks * _MARK.itemsize
+    with run.path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size != stream_at + run.stream_bytes:
+            raise SpliceRefused("a run is not whole")
+        mapped = np.memmap(file, _TERM, "r", terms_at, run.terms) if run.terms else np.empty(0, dtype=_TERM)
+        first, last = (int(mapped.searchsorted(edge)) for edge in (low, high))
+        # To read takes less time than to touch what is mapped.
+        file.seek(terms_at + first * _TERM.itemsize)
+        terms = np.fromfile(file, _TERM, last - first)
+        file.seek(doclists_at + first * _DOCLIST.itemsize)
+        doclists = np.fromfile(file, _DOCLIST, last - first + 1)
+        places = doclists["start"].astype(np.int64) - 1
+        begin, end = int(places[0]), int(places[-1])
+        if not 0 <= begin <= end <= run.stream_bytes or np.any(places[1:] <= places[:-1]):
+            raise SpliceRefused("a run is not what was written")
+        first_mark, last_mark = -(-begin // step), -(-end // step)
+        file.seek(marks_at + first_mark * _MARK.itemsize)
+        marks = np.fromfile(file, _MARK, last_mark - first_mark)
+        file.seek(stream_at + begin)
+        data = np.fromfile(file, np.uint8, end - begin)
+    places -= begin
+    return Doclists(
+        terms=terms.astype(np.int64, copy=False),
+        firsts=doclists["first"][:-1],
+        lasts=doclists["last"][:-1],
+        starts=places[:-1] + 1,
+        ends=places[1:],
+        data=data,
+        marks=np.minimum(marks["start"].astype(np.int64), end) - begin,
+        mark_rows=marks["row"],
+    )

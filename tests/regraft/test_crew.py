@@ -1,0 +1,139 @@
+"""Processes that do jobs: in threads of this process, and in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import crews
+import pytest
+
+from regraft import crew
+from regraft.crew import Crew, JobFailed
+
+
+def double(number: int) -> int:
+    """Do a job."""
+    return 2 * number
+
+
+def stumble(reason: str) -> None:
+    """Fail in a job."""
+    raise LookupError(reason)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text behind what is there."""
+    with path.open("a") as file:
+        file.write(text)
+
+
+def wait_for(path: Path) -> None:
+    """Do a job until there is a file."""
+    while not path.exists():
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_job_is_answered_whatever_the_order(count: int) -> None:
+    with crews.of_threads(count) as helpers:
+        assert not helpers.is_started
+        jobs = [helpers.put(double, number) for number in range(40)]
+
+        assert [helpers.take(job) for job in reversed(jobs)] == [2 * number for number in reversed(range(40))]
+
+
+def test_a_job_that_fails_says_why_and_the_next_ones_are_done() -> None:
+    with crews.of_threads(1) as helpers:
+        failing, fine = helpers.put(stumble, "no such thing"), helpers.put(double, 4)
+
+        with pytest.raises(JobFailed, match="no such thing"):
+            helpers.take(failing)
+        assert helpers.take(fine) == 8
+
+
+def test_what_is_forgotten_is_not_answered_and_does_not_stand_for_another() -> None:
+    with crews.of_threads(1) as helpers:
+        forgotten = [helpers.put(double, number) for number in range(20)]
+        helpers.forget()
+        job = helpers.put(double, 100)
+
+        assert helpers.take(job) == 200
+        assert not any(helpers.is_answered(one) for one in forgotten)
+
+
+def test_a_crew_settles_before_anybody_takes_away_what_it_works_on(tmp_path: Path) -> None:
+    with crews.of_threads(2) as helpers:
+        gate, log = tmp_path / "gate", tmp_path / "log"
+        helpers.put(wait_for, gate)
+        helpers.put(wait_for, gate)
+        for _ in range(2):
+            helpers.put(write, log, "done ")
+        for _ in range(30):
+            helpers.put(write, log, "late ")
+        gate.touch()
+        helpers.settle()
+
+        seen = log.read_text()
+        assert seen.count("done") == 2
+        assert seen.count("late") < 30
+        assert helpers.has_room()
+        assert log.read_text() == seen
+
+
+def test_room_is_where_a_process_would_soon_have_nothing_to_do(tmp_path: Path) -> None:
+    with crews.of_threads(1) as helpers:
+        assert not helpers.has_room()
+        jobs = [helpers.put(wait_for, tmp_path / "gate")]
+        assert helpers.has_room()
+        jobs += [helpers.put(double, number) for number in range(3)]
+        assert not helpers.has_room()
+        (tmp_path / "gate").touch()
+        for job in jobs:
+            helpers.take(job)
+        assert helpers.has_room()
+
+
+def test_each_process_is_told() -> None:
+    with crews.of_threads(3) as helpers:
+        helpers.start()
+        helpers.tell_each(os.getpid)
+        assert helpers.take(helpers.put(double, 1)) == 2
+
+
+def test_processes_that_cannot_be_started_are_a_failure() -> None:
+    def start() -> list[Connection]:
+        raise OSError("no room for a process")
+
+    with pytest.raises(JobFailed, match="no room for a process"):
+        Crew(start).put(double, 1)
+
+
+def test_a_process_that_is_killed_is_a_failure() -> None:
+    here, there = Pipe()
+    with closing(here):
+        helpers = Crew(lambda: [here])
+        job = helpers.put(double, 1)
+        there.close()
+        with pytest.raises(JobFailed, match="a process was killed"):
+            helpers.take(job)
+        with pytest.raises(JobFailed, match="a process was killed"):
+            helpers.put(double, 1)
+
+
+def test_a_crew_of_processes_ends_with_its_context() -> None:
+    if not crew.can_start():
+        pytest.skip("one core alone")
+    with crew.gathered() as helpers:
+        assert not helpers.is_started
+        numbers = {helpers.take(helpers.put(os.getpid)) for _ in range(8)}
+        assert os.getpid() not in numbers
+        assert helpers.take(helpers.put(abs, -3)) == 3
+
+    for number in numbers if os.name != "nt" else ():
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)

@@ -1,0 +1,40 @@
+"""Crews of threads of this process, where a test wants no other processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+from regraft import crew
+from regraft.crew import Crew
+
+
+@contextmanager
+def of_threads(count: int) -> Iterator[Crew]:
+    """Give a crew of so many threads, which are started with its first job, and end them afterwards."""
+    pipes = [Pipe() for _ in range(count)]
+    threads = [threading.Thread(target=_serve, args=(there,)) for _, there in pipes]
+
+    def start() -> list[Connection]:
+        for thread in threads:
+            thread.start()
+        return [here for here, _ in pipes]
+
+    try:
+        yield Crew(start)
+    finally:
+        for here, _ in pipes:
+            here.close()
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
+
+
+def _serve(there: Connection) -> None:
+    try:
+        crew.serve(there)
+    except (EOFError, OSError):
+        there.close()
