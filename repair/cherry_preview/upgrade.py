@@ -311,13 +311,13 @@ def _make_index(source: Source, upgrade: Upgrade, new: Path) -> None:
             materials = (
                 _material(db, planned, one, name) for one, name in zip(planned.materials, upgrade.paths, strict=True)
             )
-            tallies, digest = index.build_index(new, base, source.now_ms, materials, lambda *_: None)
+            tallies, digests = index.build_index(new, base, source.now_ms, materials, lambda *_: None)
         if tallies.units != planned.rows.carried:
             message = tr(
                 "{units} rows were carried instead of {carried}", units=tallies.units, carried=planned.rows.carried
             )
             raise VerificationFailed(base=upgrade.base, reason=message)
-        index.verify(new, base, tallies, digest, size or None)
+        index.verify(new, base, tallies, digests, size or None)
         if upgrade.kept:
             runs = chain.from_iterable(one.runs for one in planned.materials)
             kept = libsql.keep_rows(copy, new, runs, size)

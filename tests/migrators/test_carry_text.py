@@ -638,10 +638,10 @@ def built(path: Path) -> Callable[[], None]:
         index.Material("m", lambda _: "m", iter(rows)),
         index.Material("n", lambda _: "n", iter([("fourth", None)])),
     ]
-    tallies, digest = index.build_index(path, "base", NOW_MS, materials, lambda *_: None)
+    tallies, digests = index.build_index(path, "base", NOW_MS, materials, lambda *_: None)
     assert list(tallies.bare) == [1, 3, 4, 6]
     assert (tallies.units, tallies.embeddings, tallies.differing_vectors) == (6, 2, 0)
-    return lambda: index.verify(path, "base", tallies, digest, 4)
+    return lambda: index.verify(path, "base", tallies, digests, 4)
 
 
 def test_an_index_with_texts_alone_is_verified(tmp_path: Path) -> None:

@@ -567,8 +567,11 @@ def test_every_row_of_a_catalog_goes_into_the_applications_tables(tmp_path: Path
 BASE_ID = "11111111-2222-4333-8444-555555555555"
 
 
+Built = tuple[Path, index.Tallies, list[index.PartDigest]]
+
+
 @pytest.fixture
-def built(tmp_path: Path) -> tuple[Path, index.Tallies, str]:
+def built(tmp_path: Path) -> Built:
     """Build a small index and return its path and what was put into it."""
     bodies = {"one": ["first 🎉 text", "second text"], "two": ["第三 text", "first 🎉 text"]}
     materials = [
@@ -576,14 +579,14 @@ def built(tmp_path: Path) -> tuple[Path, index.Tallies, str]:
         for name, texts in bodies.items()
     ]
     path = tmp_path / "index.sqlite"
-    tallies, digest = index.build_index(path, BASE_ID, NOW_MS, materials, lambda *_: None)
-    return path, tallies, digest
+    tallies, digests = index.build_index(path, BASE_ID, NOW_MS, materials, lambda *_: None)
+    return path, tallies, digests
 
 
-def test_a_fresh_index_is_what_was_put_into_it(built: tuple[Path, index.Tallies, str]) -> None:
-    path, tallies, digest = built
+def test_a_fresh_index_is_what_was_put_into_it(built: Built) -> None:
+    path, tallies, digests = built
     assert (tallies.materials, tallies.units, tallies.embeddings, tallies.differing_vectors) == (2, 4, 3, 0)
-    index.verify(path, BASE_ID, tallies, digest, 16)
+    index.verify(path, BASE_ID, tallies, digests, 16)
 
 
 def _with_new_text(db: apsw.Connection) -> None:
@@ -665,8 +668,8 @@ TAMPERED: dict[str, tuple[str | Callable[[apsw.Connection], None], str]] = {
 
 
 @pytest.mark.parametrize("name", TAMPERED)
-def test_verification_sees(built: tuple[Path, index.Tallies, str], name: str) -> None:
-    path, tallies, digest = built
+def test_verification_sees(built: Built, name: str) -> None:
+    path, tallies, digests = built
     change, reason = TAMPERED[name]
     with writable(path) as db:
         if isinstance(change, str):
@@ -675,24 +678,25 @@ def test_verification_sees(built: tuple[Path, index.Tallies, str], name: str) ->
             change(db)
         assert db.total_changes() > 0
     with pytest.raises(VerificationFailed) as caught:
-        index.verify(path, BASE_ID, tallies, digest, 16)
+        index.verify(path, BASE_ID, tallies, digests, 16)
     assert reason in str(caught.value)
     assert BASE_ID in str(caught.value)
     assert caught.value.exit_status == 3
 
 
-def test_verification_compares_with_what_was_put_in(built: tuple[Path, index.Tallies, str]) -> None:
-    path, tallies, digest = built
-    for changed in ({"digest": "0" * 64}, {"vector_bytes": 20}, {"base_id": "another"}):
-        given = {"path": path, "base_id": BASE_ID, "tallies": tallies, "digest": digest, "vector_bytes": 16} | changed
+def test_verification_compares_with_what_was_put_in(built: Built) -> None:
+    path, tallies, digests = built
+    other = [part._replace(digest="0" * 64) for part in digests]
+    for changed in ({"digests": other}, {"vector_bytes": 20}, {"base_id": "another"}):
+        given = {"path": path, "base_id": BASE_ID, "tallies": tallies, "digests": digests, "vector_bytes": 16} | changed
         with pytest.raises(VerificationFailed):
             index.verify(**given)
 
 
 def test_an_empty_index_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "index.sqlite"
-    tallies, digest = index.build_index(path, BASE_ID, NOW_MS, [], lambda *_: None)
-    index.verify(path, BASE_ID, tallies, digest, 16)
+    tallies, digests = index.build_index(path, BASE_ID, NOW_MS, [], lambda *_: None)
+    index.verify(path, BASE_ID, tallies, digests, 16)
     with writable(path) as db:
         assert insert_body(db, "new", "the first text") == 1
         assert dicts(db, "SELECT count(*) AS n FROM search_text") == [{"n": 1}]

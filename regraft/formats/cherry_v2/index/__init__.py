@@ -1,6 +1,7 @@
 """The v2 index: seven tables in one SQLite file per base (``docs/formats/index.md``)."""
 
 from regraft.formats.cherry_v2.index.bulk import BODY_SEPARATOR, Material, Tallies, build_index
+from regraft.formats.cherry_v2.index.digests import PartDigest
 from regraft.formats.cherry_v2.index.queries import tokens
 from regraft.formats.cherry_v2.index.reclaim import Reclaimed
 from regraft.formats.cherry_v2.index.schema import SCHEMA_VERSION
@@ -23,6 +24,7 @@ __all__ = [
     "Hit",
     "IndexStore",
     "Material",
+    "PartDigest",
     "Reclaimed",
     "Tallies",
     "Unit",

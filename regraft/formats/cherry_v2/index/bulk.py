@@ -6,7 +6,6 @@ what it holds in memory is one batch of rows and the texts of one material.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,9 @@ from typing import Protocol
 import apsw
 
 from regraft import identity, sqlite
+from regraft.crew import Crew
 from regraft.formats.cherry_v2.index import schema
+from regraft.formats.cherry_v2.index.digests import Digests, PartDigest
 from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, FullText, full_text, write_indexes
 from regraft.formats.cherry_v2.index.large import ROOM, Spool, fill
 from regraft.formats.cherry_v2.index.units import Unit, cut
@@ -29,6 +30,10 @@ BODY_SEPARATOR = "\n\n"
 HEAD_BYTES = 16 << 20
 #: Rows handed to SQLite in one call.
 BATCH_ROWS = 256
+
+
+#: What is done while other processes are at work; it is given what keeps them at work.
+Meanwhile = Callable[[Callable[[], None]], None]
 
 
 class IndexingProgress(Protocol):
@@ -84,10 +89,8 @@ class Material:
 class IndexBuilder:
     """Builds the index of one base in a new file at ``path``.
 
-    Feed it materials in the order in which their rows are to be numbered, then :meth:`finish`. ``digest`` runs over
-    (body hash, vector bytes) of every body in that order, as
-    :func:`regraft.formats.cherry_v2.index.verify.verify` reads it back; of a body that came
-    without a vector, over its hash alone.
+    Feed it materials in the order in which their rows are to be numbered, then :meth:`finish`. ``digests`` run over
+    all bodies in that order, as :func:`regraft.formats.cherry_v2.index.verify.verify` reads them back.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class IndexBuilder:
         self._db = connection
         self._now = now_ms
         self.tallies = Tallies()
-        self.digest = hashlib.blake2b(digest_size=32)
+        self.digests = Digests()
         self._full_text = full_text or FullText()
         self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         self._db.execute("BEGIN IMMEDIATE")
@@ -111,7 +114,11 @@ class IndexBuilder:
         """Write one material with its content, units, bodies and embeddings; sets its content and path."""
         if material.is_large:
             self._add_large(material)
-            return
+        else:
+            self._add_small(material)
+        self.digests.end_material(self.tallies.units)
+
+    def _add_small(self, material: Material) -> None:
         bodies: list[str] = []
         hashes: list[str] = []
         for batch in _batches(material.rows):
@@ -213,8 +220,9 @@ class IndexBuilder:
         )
         added = self._db.total_changes() - before
         stored = rows if added == len(rows) else [self._stored(row) for row in rows]
+        add = self.digests.add
         for number, (key, vector, _) in enumerate(stored, written + 1):
-            self.digest.update(bytes.fromhex(key) + (vector or b""))
+            add(bytes.fromhex(key), vector)
             if vector is None:
                 self.tallies.bare.append(number)
         self.tallies.embeddings += added
@@ -291,17 +299,19 @@ class IndexBuilder:
             texts,
         )
 
-    def finish(self, progress: IndexingProgress | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def finish(self, progress: IndexingProgress | None = None, meanwhile: Meanwhile = lambda _: None) -> None:
         """Create indexes, the full-text index and triggers, and commit.
 
         ``meanwhile`` is called while other processes may be at work on the words.
         """
-        self._full_text.end()
-        meanwhile()
+        self.digests.end(self.tallies.units)
+        words = self._full_text
+        words.end()
+        meanwhile(words.go_on)
         if progress is not None:
             progress.watch(self._db)
         each = (lambda _: None) if progress is None else progress.rows
-        write_indexes(self._db, lambda db: self._full_text.fill(db, each), words_last=self._full_text.is_sorted)
+        write_indexes(self._db, lambda db: words.fill(db, each), words_last=words.is_sorted, go_on=words.go_on)
         self._db.execute("COMMIT")
 
 
@@ -323,12 +333,13 @@ def build_index(  # noqa: PLR0913 - each is one thing to know of the file
     materials: Iterable[Material],
     each: Callable[[int, Material], None],
     *,
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Meanwhile = lambda _: None,
     is_flushed: bool = True,
     text_bytes: int | None = None,
     progress: IndexingProgress | None = None,
-) -> tuple[Tallies, str]:
-    """Write a whole index file and return its tallies and the digest of what was put into it.
+    crew: Crew | None = None,
+) -> tuple[Tallies, list[PartDigest]]:
+    """Write a whole index file and return its tallies and the digests of what was put into it.
 
     Args:
         path: where no file is yet; its folder exists.
@@ -336,15 +347,17 @@ def build_index(  # noqa: PLR0913 - each is one thing to know of the file
         now_ms: the run's time in ms.
         materials: in the order in which their rows are numbered.
         each: called with the position and every material once it is written, while its content is at hand.
-        meanwhile: called once all rows are in, while other processes may be at work on their words.
+        meanwhile: called once all rows are in, while other processes may be at work on their words; what it is given
+            it calls now and then, so that they have something to do.
         is_flushed: whether it is flushed to the disk; else the caller does that before it is kept.
         text_bytes: about how many bytes the bodies come to, where that is known.
         progress: is told how far the indexes are, once all rows are in.
+        crew: processes that may help.
 
     Raises:
         apsw.Error: the file cannot be written (``apsw.FullError``, ``apsw.IOError``).
     """
-    with full_text(text_bytes, path.parent) as words, sqlite.writing(path, create=True) as connection:
+    with full_text(text_bytes, path.parent, crew) as words, sqlite.writing(path, create=True) as connection:
         if not is_flushed:
             connection.pragma("synchronous", "OFF")
         builder = IndexBuilder(connection, base_id, now_ms, words)
@@ -356,4 +369,4 @@ def build_index(  # noqa: PLR0913 - each is one thing to know of the file
                 material.spool.close()
                 material.spool = None
         builder.finish(progress, meanwhile)
-    return builder.tallies, builder.digest.hexdigest()
+    return builder.tallies, builder.digests.parts

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
-import regex
+if TYPE_CHECKING:
+    import regex
 
 #: The trigram index knows nothing shorter, in code points; windows are as long.
 TRIGRAM = 3
 #: How many terms full text is asked for; those after them have no part in a search.
 MAX_TERMS = 64
 
-# The standard library knows no Script_Extensions, and its categories are those of an older Unicode.
-_TOKEN = regex.compile(r"[\p{L}\p{N}_]+")
+_TOKEN = r"[\p{L}\p{N}_]+"
 #: Characters of Chinese and Japanese, those with several scripts among them, such as the prolonged sound mark.
 _UNSEGMENTED = r"\p{scx=Han}\p{scx=Hiragana}\p{scx=Katakana}"
-_RUN = regex.compile(rf"(?P<unsegmented>[{_UNSEGMENTED}]+)|[^{_UNSEGMENTED}]+")
+_RUN = rf"(?P<unsegmented>[{_UNSEGMENTED}]+)|[^{_UNSEGMENTED}]+"
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,27 @@ def tokens(query: str) -> list[str]:
     Letters and numbers are Unicode's categories L and N, as JavaScript's ``\p{L}`` and ``\p{N}``; combining marks end
     a run.
     """
-    found: list[str] = _TOKEN.findall(query)
+    found: list[str] = _pattern(_TOKEN).findall(query)
     return found
 
 
 def compiled(query: str) -> Compiled:
     """Return what the full-text index is asked for."""
     every = tokens(query)
-    runs = [(run[0], run["unsegmented"] is not None) for token in every for run in _RUN.finditer(token)]
+    runs = [(run[0], run["unsegmented"] is not None) for token in every for run in _pattern(_RUN).finditer(token)]
     words = [run for run, is_unsegmented in runs if not is_unsegmented or len(run) <= TRIGRAM]
     # A word that is a window of another run, too, is asked for twice and counts twice.
     terms = chain(dict.fromkeys(word for word in words if len(word) >= TRIGRAM), dict.fromkeys(_windows(runs)))
     shorts = dict.fromkeys(word for word in words if len(word) < TRIGRAM)
     return Compiled(tuple(every), tuple(islice(terms, MAX_TERMS)), tuple(shorts))
+
+
+@cache
+def _pattern(pattern: str) -> regex.Pattern[str]:
+    """Return a compiled pattern: the standard library knows no Script_Extensions, and its categories are older."""
+    import regex  # noqa: PLC0415 - takes its time, and only searches need it
+
+    return regex.compile(pattern)
 
 
 def _windows(runs: list[tuple[str, bool]]) -> Iterator[str]:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
 
 from regraft import identity, sqlite
+from regraft.crew import Crew, JobFailed
 from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.bulk import Tallies
+from regraft.formats.cherry_v2.index.digests import BodiesDigest, PartDigest
 from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, is_in_step
 from regraft.formats.cherry_v2.index.large import LargeContent, WholeContent
 from regraft.formats.large_text import LARGE_BYTES, stored
 from regraft.language import tr
+
+logger = logging.getLogger(__name__)
 
 _COUNTS = {
     "materials": "SELECT count(*) FROM material",
@@ -33,14 +41,30 @@ _BODIES = f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, 
                 FROM search_text t
                 LEFT JOIN search_unit u ON u.rowid = t.rowid AND +u.unit_id = t.target_id
                 LEFT JOIN embedding e ON {{same_embedding}} = t.embedding_text_hash
+               WHERE t.rowid BETWEEN ? AND ?
                ORDER BY t.rowid"""
 _SAME_ROW, _SAME_HASH = "e.rowid = t.rowid AND +e.embedding_text_hash", "e.embedding_text_hash"
 
 
-def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes: int | None) -> None:
-    """Check counts, coverage, offsets, ids, blob lengths and the digest over (text hash, vector bytes).
+def verify(
+    path: Path,
+    base_id: str,
+    tallies: Tallies,
+    digests: list[PartDigest],
+    vector_bytes: int | None,
+    crew: Crew | None = None,
+) -> None:
+    """Check counts, coverage, offsets, ids, blob lengths and the digests over texts and vectors.
 
     Every body has a vector but those that came without one (``tallies.bare``), which may share an equal text's.
+
+    Args:
+        path: the file.
+        base_id: the base's.
+        tallies: of what was put in.
+        digests: of what was put in.
+        vector_bytes: how long each vector is, in bytes.
+        crew: processes that help where they have been started.
 
     Raises:
         VerificationFailed: the file is not what was put into it.
@@ -51,7 +75,7 @@ def verify(path: Path, base_id: str, tallies: Tallies, digest: str, vector_bytes
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         try:
             _demand_counts(db, base_id, tallies)
-            _demand_digest(db, tallies, digest, vector_bytes)
+            _demand_parts(db, path, deque(_parts(tallies, digests, vector_bytes)), crew)
         except _Differs as found:
             raise VerificationFailed(base=base_id, reason=str(found)) from None
 
@@ -87,22 +111,77 @@ def verify_full_text(path: Path, base_id: str) -> None:
             raise VerificationFailed(base=base_id, reason=tr("the full-text index does not match the bodies"))
 
 
-def _demand_digest(db: apsw.Connection, tallies: Tallies, digest: str, vector_bytes: int | None) -> None:
-    if _read_back(db, vector_bytes, tallies.bare, in_order=tallies.embeddings == tallies.units) != digest:
-        raise _Differs(tr("texts or vectors differ"))
+@dataclass(frozen=True, kw_only=True)
+class _Bodies:
+    """Bodies from one number to another, the digest over what was put in, and the numbers of those without a vector.
+
+    ``vector_bytes`` is how long each vector is. ``in_order``: the vectors stand in the order of the bodies.
+    """
+
+    first: int
+    last: int
+    digest: str
+    bare: tuple[int, ...]
+    vector_bytes: int | None
+    in_order: bool
 
 
-def _read_back(db: apsw.Connection, vector_bytes: int | None, bare: Iterable[int], *, in_order: bool) -> str:
-    """Return the digest over all bodies in row order, holding every body against its place in its content.
+def _parts(tallies: Tallies, digests: list[PartDigest], vector_bytes: int | None) -> Iterator[_Bodies]:
+    first, in_order = 1, tallies.embeddings == tallies.units
+    for last, digest in digests:
+        bare = tuple(tallies.bare[bisect_left(tallies.bare, first) : bisect_right(tallies.bare, last)])
+        yield _Bodies(first=first, last=last, digest=digest, bare=bare, vector_bytes=vector_bytes, in_order=in_order)
+        first = last + 1
+
+
+def _demand_parts(db: apsw.Connection, path: Path, parts: deque[_Bodies], crew: Crew | None) -> None:
+    """Read all parts back: the first ones here, the last ones by others meanwhile."""
+    given: list[tuple[int, _Bodies]] = []
+    while parts:
+        try:
+            while crew is not None and parts and crew.has_room():
+                given.append((crew.put(_is_sound, path, parts[-1]), parts.pop()))
+        except JobFailed as problem:
+            logger.info("the index is read back by one process: %s", problem)
+            crew = None
+        if parts:
+            _demand_part(db, parts.popleft())
+    for job, part in given:
+        if not _answer(crew, job):
+            _demand_part(db, part)
+
+
+def _answer(crew: Crew | None, job: int) -> bool:
+    """Return what a process found; False where nobody knows."""
+    try:
+        return crew is not None and crew.take(job)
+    except JobFailed as problem:
+        logger.info("a part of the index is read back again: %s", problem)
+        return False
+
+
+def _is_sound(path: Path, part: _Bodies) -> bool:
+    """Tell whether a part of the bodies is as it was put in. What it has instead is for others to find and to say."""
+    with sqlite.reading(path) as db:
+        try:
+            _demand_part(db, part)
+        except _Differs:
+            return False
+    return True
+
+
+def _demand_part(db: apsw.Connection, part: _Bodies) -> None:
+    """Hold every body of a part against its place in its content, and all of them against their digest.
 
     A fresh file has units in the order of the bodies, and vectors too where no two bodies share one (``in_order``):
     they are then read in that order instead of being looked up by their hashes, in none.
     """
-    digest = hashlib.blake2b(digest_size=32)
+    digest = BodiesDigest()
     content = _Content(db)
-    without_vector = iter(bare)
+    without_vector = iter(part.bare)
     next_bare = next(without_vector, None)
-    rows = db.execute(_BODIES.format(same_embedding=_SAME_ROW if in_order else _SAME_HASH))
+    same_embedding = _SAME_ROW if part.in_order else _SAME_HASH
+    rows = db.execute(_BODIES.format(same_embedding=same_embedding), (part.first, part.last))
     for material, content_hash, index, start, end, unit, text, body_hash, vector, rowid, number in rows:
         is_bare = number == next_bare
         if is_bare:
@@ -111,7 +190,7 @@ def _read_back(db: apsw.Connection, vector_bytes: int | None, bare: Iterable[int
             raise _Differs(tr("a body has no vector"))
         if unit is None or rowid != number:
             raise _Differs(tr("a body has no unit, or its row number is out of step"))
-        if vector is not None and (not isinstance(vector, bytes) or len(vector) != vector_bytes):
+        if vector is not None and (not isinstance(vector, bytes) or len(vector) != part.vector_bytes):
             raise _Differs(tr("a vector has another length"))
         if unit != identity.unit_id(material, content_hash, index, start, end):
             raise _Differs(tr("a unit's id is wrong"))
@@ -121,8 +200,9 @@ def _read_back(db: apsw.Connection, vector_bytes: int | None, bare: Iterable[int
             raise _Differs(tr("a body is not where its unit says"))
         if raw.hexdigest() != body_hash:
             raise _Differs(tr("a body does not match its hash"))
-        digest.update(raw.digest() + (b"" if is_bare or vector is None else vector))
-    return digest.hexdigest()
+        digest.add(raw.digest(), None if is_bare else vector)
+    if digest.hexdigest() != part.digest:
+        raise _Differs(tr("texts or vectors differ"))
 
 
 def _hashed(pieces: Iterable[bytes], update: Callable[[bytes], object]) -> Iterator[bytes]:
