@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
-from migrators import cherry_preview, cherry_v1, rsclaw
 from migrators.pipeline import run
 from migrators.pipeline.options import Options
 from migrators.pipeline.session import Migration
 from migrators.pipeline.source import Pipeline
 from regraft import systems
 from regraft.errors import SourceNotMigratable, WrongUsage
-from regraft.kinds import NAMES, V1_ORPHANS, V1_SOURCES, Kind
+from regraft.kinds import NAMES, SYSTEM_MODULES, V1_ORPHANS, V1_SOURCES, Kind
 from regraft.language import tr
 from regraft.locate import Located
 from regraft.report.migration import MigrationReport, SourcePlan
 from regraft.report.progress import Progress
 
-#: What to do about a source that is recognised but not migrated.
-_ADVICE = {
-    **dict.fromkeys(
-        V1_ORPHANS,
-        tr(
+
+def _advice(kind: Kind) -> str:
+    """Say what to do about a source that is recognised but not migrated."""
+    if kind in V1_ORPHANS:
+        return tr(
             "give the backup, or the knowledge state beside its vector files; --adopt-orphans makes a base of the rows "
             "alone"
-        ),
-    ),
-    Kind.V2_BACKUP: tr("its bases are in the v2 layout already"),
-    Kind.V2_PROFILE: tr("its bases are in the v2 layout already"),
-    Kind.LIBRARY: tr("it is in the v2 layout already"),
-    Kind.BASE: tr("it is in the v2 layout already"),
-    Kind.INDEX: tr("it is in the v2 layout already"),
-    **{system.kind: system.migrate_advice for system in systems.every()},
-    Kind.PREVIEW_LIBRARY: tr("no store of a preview build is in it"),
-}
+        )
+    if kind in SYSTEM_MODULES:
+        return systems.system_of(kind).migrate_advice
+    if kind is Kind.PREVIEW_LIBRARY:
+        return tr("no store of a preview build is in it")
+    if kind in (Kind.V2_BACKUP, Kind.V2_PROFILE):
+        return tr("its bases are in the v2 layout already")
+    return tr("it is in the v2 layout already")
 
 
 def pipeline_of(source: Located, *, adopt_orphans: bool = False) -> Pipeline:
@@ -44,15 +43,20 @@ def pipeline_of(source: Located, *, adopt_orphans: bool = False) -> Pipeline:
         SourceNotMigratable: it is recognised, but there is nothing to migrate.
     """
     if source.kind in V1_SOURCES or (adopt_orphans and source.kind in V1_ORPHANS):
-        return cherry_v1.PIPELINE
+        return _loaded("cherry_v1")
     if source.kind is Kind.RSCLAW:
-        return rsclaw.PIPELINE
+        return _loaded("rsclaw")
     if source.kind is Kind.PREVIEW or source.stores.has_preview:
-        return cherry_preview.PIPELINE
-    advice = _ADVICE[source.kind]
+        return _loaded("cherry_preview")
+    advice = _advice(source.kind)
     if source.v1_left:
         advice += tr("; --kind v1-profile reads what v1 left in it")
     raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
+
+
+def _loaded(system: str) -> Pipeline:
+    """Return the pipeline of a package beside this module, which is loaded for it alone."""
+    return cast(Pipeline, import_module(f"migrators.{system}").PIPELINE)
 
 
 def migrate(

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import ada_url
-
 from regraft.names import sanitise
 from regraft.text import JS_WHITESPACE, trim, utf16_cut
 
@@ -84,6 +82,8 @@ def _stem(text: str) -> str | None:
 
 def _address(url: str) -> str | None:
     """Return ``<host>-<last path segment>`` as a WHATWG URL parser gives them, or None for what is no URL."""
+    import ada_url  # noqa: PLC0415 - takes its time, and not every base has addresses
+
     try:
         parsed = ada_url.URL(url)
     except ValueError:
