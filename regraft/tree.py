@@ -144,17 +144,17 @@ class FolderTree:
             LeadsOut: it is behind a link that is not followed.
             OSError, ValueError: nothing can be there.
         """
-        real = self.path
+        real = str(self.path)
         for part in PurePosixPath(name).parts:
-            step = real / part
+            step = os.path.join(real, part)  # noqa: PTH118 - a path object for each step takes longer than to look
             try:
-                mode = step.lstat().st_mode
+                mode = os.lstat(step).st_mode
             except FileNotFoundError:
                 # macOS stores names in another normalisation.
-                step = real / (part if part.isascii() else self._other_form(real, part))
-                mode = step.lstat().st_mode
-            real = self._behind(step, name) if stat.S_ISLNK(mode) else step
-        return real
+                step = os.path.join(real, part if part.isascii() else self._other_form(Path(real), part))  # noqa: PTH118
+                mode = os.lstat(step).st_mode
+            real = str(self._behind(Path(step), name)) if stat.S_ISLNK(mode) else step
+        return Path(real)
 
     def _behind(self, link: Path, name: str) -> Path:
         if links.are_followed():

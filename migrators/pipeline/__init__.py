@@ -1,3 +1,3 @@
-"""The stages of every journey: :mod:`.work` and :mod:`.plan` plan, :mod:`.carry` carries and verifies, :mod:`.publish`
-puts in place, :mod:`.run` runs them; :mod:`.journey` says what a layout brings along.
+"""The stages of every migration: :mod:`.survey` and :mod:`.plan` plan, :mod:`.carry` carries and verifies,
+:mod:`.publish` puts in place, :mod:`.run` runs them; :mod:`.source` says what a layout brings along.
 """

@@ -6,7 +6,7 @@ It touches nothing but the staging folder, so that a failure at any moment leave
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,12 @@ from typing import TypeVar
 
 import apsw
 
-from migrators.pipeline import published
+from migrators.pipeline import helping
+from migrators.pipeline.drafts import Upload
 from migrators.pipeline.plan import BasePlan, ItemPlan, MaterialPlan
-from migrators.pipeline.uploads import SourceFailed, copy_upload, missing_upload, upload_name
+from migrators.pipeline.uploads import copy_upload, missing_upload, upload_name
 from regraft import clock, sqlite
+from regraft.crew import Crew
 from regraft.errors import BooksDoNotBalance
 from regraft.formats.cherry_v2 import index, okf
 from regraft.formats.cherry_v2.catalog import BaseRecord, BaseRow, ItemRow
@@ -31,7 +33,10 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import counted, whole
 from regraft.tree import Tree
+from regraft.tree_files import SourceFailed
 
+#: An index with so much in it is flushed to the disk in two parts.
+_LARGE_INDEX_BYTES = 64 << 20
 #: Rows between two reports of progress.
 REPORT_ROWS = 256
 
@@ -84,7 +89,14 @@ _STEPS_PER_REPORT = 20_000
 
 
 def carry_base(
-    plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch: Watcher, *, verify: bool = False
+    plan: BasePlan,
+    origin: Origin,
+    staging: Path,
+    now_ms: int,
+    watch: Watcher,
+    *,
+    verify: bool = False,
+    crew: Crew | None = None,
 ) -> Carried:
     """Write one base into ``staging``, which does not exist yet.
 
@@ -95,6 +107,7 @@ def carry_base(
         now_ms: the run's time in ms.
         watch: told of every step.
         verify: whether FTS5 looks through the whole full-text index, too.
+        crew: processes that may help.
 
     Raises:
         SourceFailed: the vector file cannot be read after all.
@@ -108,7 +121,7 @@ def carry_base(
             carried=plan.rows.carried,
             skipped=sum(plan.rows.skipped.values()),
         )
-    carrier = _Carrier(plan, origin, staging, now_ms, watch)
+    carrier = _Carrier(plan, origin, staging, now_ms, watch, crew)
     written = None
     if plan.has_index and origin.vectors is not None:
         written = carrier.write_index(origin.vectors)
@@ -117,16 +130,8 @@ def carry_base(
     else:
         carrier.copy_uploads()
     has_files = staging.exists()
-    # Whoever hashes large pieces, or waits for the disk, leaves another thread its time.
-    with ThreadPoolExecutor(2) as beside:
-        hashes = beside.submit(lambda: (published.index_hash(staging), published.raw_hash(staging)))
-        flushed = beside.submit(durable.sync_tree, staging) if has_files else None
-        if written is not None:
-            carrier.read_back(written)
-    if flushed is not None:
-        flushed.result()
+    index_hash, raw_hash = _checked(carrier, written, staging, crew)
     size = (staging / INDEX_FILE).stat().st_size if written else 0
-    index_hash, raw_hash = hashes.result()
     return Carried(
         record=carrier.record(),
         paths=carrier.paths(),
@@ -140,19 +145,34 @@ def carry_base(
     )
 
 
+def _checked(carrier: _Carrier, written: _Written | None, staging: Path, crew: Crew | None) -> tuple[str, str]:
+    """Read back what was written, flush it, and return the hashes of the index and of what is in ``raw/``."""
+    with helping.hashes(staging, crew) as hashes, ThreadPoolExecutor(1) as beside:
+        # Whoever waits for the disk leaves another thread its time.
+        flushed = beside.submit(durable.sync_tree, staging) if staging.exists() else None
+        if written is not None:
+            carrier.read_back(written)
+        if flushed is not None:
+            flushed.result()
+        return hashes()
+
+
 @dataclass(frozen=True)
 class _Written:
-    """An index that was written, with the digest of what was put into it."""
+    """An index that was written, with the digests of what was put into it."""
 
     tallies: index.Tallies
-    digest: str
+    digests: list[index.PartDigest]
 
 
 class _Carrier:
     """Works one base off; used once."""
 
-    def __init__(self, plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch: Watcher) -> None:
+    def __init__(
+        self, plan: BasePlan, origin: Origin, staging: Path, now_ms: int, watch: Watcher, crew: Crew | None
+    ) -> None:
         self._plan = plan
+        self._crew = crew
         self._origin = origin
         self._staging = staging
         self._raw = staging / RAW_FOLDER
@@ -161,23 +181,38 @@ class _Carrier:
         self._names = FreeNames(plan.taken_names, reserve_processed=plan.draft.file_processor_id is not None)
         #: Snapshots and their paths by position of their item.
         self._snapshots: dict[int, tuple[okf.Snapshot, str]] = {}
+        self._copies = helping.Copies(self._uploads(), origin.tree, origin.uploads, crew)
         self.found_notices: list[Notice] = []
         self.unread: set[str] = set()
 
     # --- uploads ---------------------------------------------------------------------------------------------------
 
-    def copy_uploads(self) -> None:
-        """Copy every uploaded file to its name under ``raw/``; one that is missing is a notice."""
-        for item in self._plan.items:
+    def copy_uploads(self, go_on: Callable[[], None] = lambda: None) -> None:
+        """Copy every uploaded file to its name under ``raw/``; one that is missing is a notice.
+
+        ``go_on`` is called before each.
+        """
+        for number, is_tried in self._copies.left():
+            go_on()
+            item = self._plan.items[number]
+            if is_tried:
+                durable.remove(self._raw / item.data["relativePath"], missing_ok=True)
+            self._copy_upload(item)
+
+    def _copy_upload(self, item: ItemPlan) -> None:
+        assert item.upload is not None
+        path, origin = item.data["relativePath"], self._origin
+        earlier = origin.earlier / RAW_FOLDER / path
+        problem = copy_upload(origin.tree, origin.uploads, item.upload, earlier, self._raw / path)
+        if problem:
+            self.unread.add(upload_name(origin.tree, origin.uploads, item.upload) or "")
+        if problem and not (self._raw / path).exists():
+            self.found_notices.append(missing_upload(path, problem, self._plan.draft.legacy_id, item.legacy_id))
+
+    def _uploads(self) -> Iterator[tuple[int, Upload, Path]]:
+        for number, item in enumerate(self._plan.items):
             if item.upload is not None:
-                path = item.data["relativePath"]
-                origin = self._origin
-                earlier = origin.earlier / RAW_FOLDER / path
-                problem = copy_upload(origin.tree, origin.uploads, item.upload, earlier, self._raw / path)
-                if problem:
-                    self.unread.add(upload_name(origin.tree, origin.uploads, item.upload) or "")
-                if problem and not (self._raw / path).exists():
-                    self.found_notices.append(missing_upload(path, problem, self._plan.draft.legacy_id, item.legacy_id))
+                yield number, item.upload, self._raw / item.data["relativePath"]
 
     # --- index -----------------------------------------------------------------------------------------------------
 
@@ -185,25 +220,36 @@ class _Carrier:
         """Write the index; snapshots are written as their texts come by, uploads are copied while others work."""
         path = self._staging / INDEX_FILE
         durable.make_folders(path.parent, flush=False)
-        with _source(vectors, self._staging.parent) as db, _size_limit():
-            tallies, digest = index.build_index(
+        with _source(vectors, self._staging.parent) as db, _size_limit(), ThreadPoolExecutor(1) as beside:
+            flushed: list[Future[None]] = []
+
+            def meanwhile(go_on: Callable[[], None]) -> None:
+                if self._plan.units * self._plan.vector_bytes + self._plan.body_bytes >= _LARGE_INDEX_BYTES:
+                    # The disk writes the rows while their words are indexed. What it cannot write it says but once.
+                    flushed.append(beside.submit(durable.sync_file, path))
+                self.copy_uploads(go_on)
+
+            tallies, digests = index.build_index(
                 path,
                 self._plan.draft.id,
                 self._now,
                 (self._material(db, number) for number in range(len(self._plan.materials))),
                 self._write_snapshot,
-                meanwhile=self.copy_uploads,
+                meanwhile=meanwhile,
                 is_flushed=False,
                 text_bytes=self._plan.body_bytes,
                 progress=Indexing(self._plan.units, self._watch),
+                crew=self._crew,
             )
+            for future in flushed:
+                future.result()
         self._demand_balance(tallies)
-        return _Written(tallies, digest)
+        return _Written(tallies, digests)
 
     def read_back(self, written: _Written) -> None:
         """Verify the index."""
         path, base_id = self._staging / INDEX_FILE, self._plan.draft.id
-        index.verify(path, base_id, written.tallies, written.digest, self._plan.vector_bytes)
+        index.verify(path, base_id, written.tallies, written.digests, self._plan.vector_bytes, self._crew)
         self._note_differing(written.tallies)
 
     def _demand_balance(self, tallies: index.Tallies) -> None:
@@ -223,6 +269,7 @@ class _Carrier:
             )
 
     def _material(self, db: apsw.Connection, number: int) -> index.Material:
+        self._copies.deal()
         material = self._plan.materials[number]
         item = self._plan.items[material.item]
         is_large = material.body_bytes > LARGE_BYTES

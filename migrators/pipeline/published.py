@@ -12,11 +12,11 @@ import msgspec
 from migrators.pipeline.source import Found
 from regraft import sqlite
 from regraft.formats.cherry_v2.catalog import BaseRecord
-from regraft.language import tr
 from regraft.ledger.ledger import Entry
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
 from regraft.report.migration import BaseReport
 from regraft.report.notices import Notice
+from regraft.tree_files import file_hash, folder_hash
 
 
 class BaseEntry(msgspec.Struct, frozen=True):
@@ -122,12 +122,6 @@ def index_hash(folder: Path) -> str:
     return file_hash(index) if index.is_file() else ""
 
 
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes."""
-    with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def raw_mark(folder: Path) -> str:
     """Return what tells whether a file under a base's ``raw/`` was added, changed or removed; "" without ``raw/``."""
     hasher = hashlib.blake2b(digest_size=16)
@@ -139,12 +133,7 @@ def raw_mark(folder: Path) -> str:
 
 def raw_hash(folder: Path) -> str:
     """Return the SHA-256 of the names and bytes of all files under a base's ``raw/``; "" without ``raw/``."""
-    hasher = hashlib.sha256()
-    for path in _raw_files(folder):
-        # A link is not followed: regraft writes none.
-        content = file_hash(path) if path.is_file() and not path.is_symlink() else tr("no file")
-        hasher.update(f"{path.relative_to(folder)} {content}\n".encode())
-    return hasher.hexdigest() if (folder / RAW_FOLDER).is_dir() else ""
+    return folder_hash(folder, RAW_FOLDER)
 
 
 def _raw_files(folder: Path) -> list[Path]:

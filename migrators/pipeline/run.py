@@ -14,15 +14,19 @@ from pathlib import Path
 from migrators.pipeline import preflight, published, report
 from migrators.pipeline.carry import item_rows
 from migrators.pipeline.drafts import BaseDraft, LibraryDraft
+from migrators.pipeline.helping import Marking
 from migrators.pipeline.options import Options
 from migrators.pipeline.publish import Target
 from migrators.pipeline.published import BaseEntry
 from migrators.pipeline.report import Outcome
 from migrators.pipeline.session import Migration, Session, session, work_folder
 from migrators.pipeline.source import Pipeline
-from migrators.pipeline.survey import BaseJob, BasePlanner, chosen, fingerprint, vector_name
+from migrators.pipeline.survey import BaseJob, BasePlanner, chosen, fingerprint, vector_bytes, vector_name
 from migrators.pipeline.workers import Done, carry_all, jobs_for, processes
+from regraft import crew
+from regraft.crew import Crew, JobFailed
 from regraft.errors import Declined
+from regraft.formats import fts5
 from regraft.ledger import durable
 from regraft.locate import Located
 from regraft.report.document import Run
@@ -69,7 +73,8 @@ def migrate(
     library = read_library(pipeline, source, options)
     bases = chosen(library, options)
     with session(target, run, unseen=_unseen_bytes(source, bases)) as at:
-        with ExitStack() as files:
+        with crew.gathered() as helpers, ExitStack() as files:
+            marking = _start_early(helpers, source, bases, at)
             planner = BasePlanner(pipeline, source, target, options, files, at.work)
             plan = plan_library(planner, bases, at, progress)
             outcomes = plan.outcomes()
@@ -82,7 +87,9 @@ def migrate(
             if not show_plan(planned):
                 raise Declined(path=target)
             at.begin(path_text(source.path), plan.jobs)
-            with contextlib.closing(carried(plan, pipeline, source, options, at, progress)) as verified:
+            with contextlib.closing(
+                carried(plan, pipeline, source, options, at, progress, helpers, marking)
+            ) as verified:
                 for done in verified:
                     outcomes[done.work.draft.legacy_id] = publish(at, done)
         return at.finish(report.migration_report(run, library, outcomes.values()))
@@ -145,19 +152,27 @@ def plan_library(
 
 
 def carried(
-    plan: LibraryPlan, pipeline: Pipeline, source: Located, options: Options, at: Session, progress: Progress
+    plan: LibraryPlan,
+    pipeline: Pipeline,
+    source: Located,
+    options: Options,
+    at: Session,
+    progress: Progress,
+    helpers: Crew | None = None,
+    marking: Marking | None = None,
 ) -> Generator[Done, None, None]:
     """Carry every planned base into a new index below the staging folder, and yield each once it is verified.
 
-    Close it when publishing fails, so that no process goes on writing meanwhile.
+    Close it when publishing fails, so that no process goes on writing meanwhile. ``helpers`` may be used for it;
+    ``marking`` is what they make of the files of the one base.
     """
-    planned = list(_marked(plan, source, progress))
+    planned = list(_marked(plan, source, progress, marking))
     jobs = jobs_for(source, pipeline, planned, at.path, at.staging, options)
     count = processes(jobs, options.jobs)
     logger.info("%s bases are carried by %s processes", len(jobs), count)
     with (
         stage(progress, "Carrying", sum(job.plan.units for job in jobs)),
-        contextlib.closing(carry_all(jobs, source.tree, count, progress)) as finished,
+        contextlib.closing(carry_all(jobs, source.tree, count, progress, helpers)) as finished,
     ):
         for done in finished:
             if done.carried.unread:
@@ -168,15 +183,17 @@ def carried(
                 yield done
 
 
-def _marked(plan: LibraryPlan, source: Located, progress: Progress) -> Iterator[BaseJob]:
+def _marked(plan: LibraryPlan, source: Located, progress: Progress, marking: Marking | None) -> Iterator[BaseJob]:
     """Yield the planned bases with their fingerprints, before anything is carried.
 
-    The files of bases that no run has carried yet are read only now: there is room for what becomes of them.
+    Where helpers have not read them, the files of bases that no run has carried yet are read only now: there is room
+    for what becomes of them.
     """
     for job in plan.jobs:
         if job.plan is not None and not job.fingerprint:
             progress.at(job.draft.name)
-            yield replace(job, fingerprint=fingerprint(source, job.draft))
+            marks = None if marking is None else marking.marks()
+            yield replace(job, fingerprint=fingerprint(source, job.draft, marks=marks))
         elif job.plan is not None:
             yield job
 
@@ -211,6 +228,27 @@ def publish(at: Session, done: Done) -> Outcome:
     )
     at.publish(entry, done.work.fingerprint, item_rows(done.plan, done.carried))
     return outcome
+
+
+#: So many bytes have the vector files of bases whose texts come to enough for several processes.
+_LARGE_FILE_BYTES = 8 * fts5.LEAST_BYTES
+
+
+def _start_early(helpers: Crew, source: Located, bases: list[tuple[int, BaseDraft]], at: Session) -> Marking | None:
+    """Start processes that are going to be used, where they are, and have them read the files of the one base."""
+    if len(bases) != 1 or at.ledger is None or at.entries or not crew.can_start():
+        return None
+    [(_, draft)] = bases
+    if vector_bytes(source, draft) < _LARGE_FILE_BYTES:
+        return None
+    try:
+        helpers.start()
+        marking = Marking(helpers, source, draft)
+        helpers.tell_each(fts5.make_ready)
+    except JobFailed as problem:
+        logger.info("there are no helpers: %s", problem)
+        return None
+    return marking
 
 
 def _unseen_bytes(source: Located, bases: list[tuple[int, BaseDraft]]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -32,6 +33,7 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.report.progress import Progress, stage
 from regraft.tree import join
+from regraft.tree_files import UNREADABLE, mark
 
 logger = logging.getLogger(__name__)
 
@@ -111,11 +113,32 @@ class _NamedDraft(ItemDraft, frozen=True, kw_only=True, array_like=False):
     """A draft that is written with the names of its fields, as fingerprints have always had it."""
 
 
-#: Stands for a file whose bytes nobody can tell.
-_UNREADABLE = "unreadable"
+class FileMarks(NamedTuple):
+    """What tells whether files of a base changed: of the vector file with what lies beside it, and of its uploads."""
+
+    vectors: list[object]
+    uploads: list[object]
 
 
-def fingerprint(source: Located, draft: BaseDraft, unread: frozenset[str] = frozenset()) -> str:
+def vector_names(source: Located, draft: BaseDraft) -> list[str]:
+    """Return the names of a base's vector file and of what may lie beside it."""
+    vectors = vector_name(source, draft)
+    return [vectors, f"{vectors}-wal", f"{vectors}-journal"] if vectors else []
+
+
+def _file_marks(source: Located, draft: BaseDraft, unread: frozenset[str]) -> FileMarks:
+    """Read a base's files whole and return their marks."""
+    uploads = (item.upload for item in draft.items if item.upload is not None)
+    names = (upload_name(source.tree, source.places.uploads, upload) for upload in uploads)
+    return FileMarks(
+        [mark(source.tree, name) for name in vector_names(source, draft)],
+        [UNREADABLE if name in unread else mark(source.tree, name) for name in names],
+    )
+
+
+def fingerprint(
+    source: Located, draft: BaseDraft, unread: frozenset[str] = frozenset(), marks: FileMarks | None = None
+) -> str:
     """Return a hash over everything that a base is made from: its draft, its vector file and its uploads.
 
     Files count by size and CRC-32, so that a backup and the same backup unpacked are the same source. Options that make
@@ -126,17 +149,12 @@ def fingerprint(source: Located, draft: BaseDraft, unread: frozenset[str] = froz
         draft: the base.
         unread: names of uploads that could not be read when they were copied: if they can be the next time, that is
             another source.
+        marks: of the files, where they have been read.
     """
-    vectors = vector_name(source, draft)
-    marks = [_mark(source, name) for name in (vectors, f"{vectors}-wal", f"{vectors}-journal") if vectors]
-    uploads = [
-        _UNREADABLE if name in unread else _mark(source, name)
-        for item in draft.items
-        if item.upload is not None
-        for name in [upload_name(source.tree, source.places.uploads, item.upload)]
-    ]
+    if marks is None:
+        marks = _file_marks(source, draft, unread)
     hasher = hashlib.blake2b(digest_size=20)
-    for part in (WRITER, replace(draft, items=()), marks, uploads):
+    for part in (WRITER, replace(draft, items=()), marks.vectors, marks.uploads):
         hasher.update(_coded(part) + b"\n")
     for item in draft.items:
         hasher.update(_coded(_NamedDraft(**structs.asdict(item))) + b"\n")
@@ -149,16 +167,6 @@ def _coded(part: object) -> bytes:
     except UnicodeEncodeError:
         # A name on the disk that is not UTF-8, which JSON has no way to write.
         return repr(part).encode("utf-8", "surrogatepass")
-
-
-def _mark(source: Located, name: str | None) -> object:
-    kind = source.tree.kind(name) if name else None
-    if name is None or kind != "file":
-        return kind
-    try:
-        return [source.tree.size(name), source.tree.crc32(name)]
-    except OSError:
-        return _UNREADABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,11 +200,11 @@ class BasePlanner:
         self, bases: list[tuple[int, BaseDraft]], entries: dict[str, Entry], progress: Progress
     ) -> Iterator[BaseJob]:
         """Look at every chosen base: compare it with the ledger, else survey its vector file and plan it."""
-        with stage(progress, "Reading", sum(_size(self.source, draft) for _, draft in bases), "bytes"):
+        with stage(progress, "Reading", sum(vector_bytes(self.source, draft) for _, draft in bases), "bytes"):
             for position, draft in bases:
                 progress.at(draft.name)
                 yield self._look(position, draft, entries.get(draft.id))
-                size = _size(self.source, draft)
+                size = vector_bytes(self.source, draft)
                 progress.step(size, 0)
 
     def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseJob:
@@ -327,7 +335,8 @@ def kept_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:
     )
 
 
-def _size(source: Located, draft: BaseDraft) -> int:
+def vector_bytes(source: Located, draft: BaseDraft) -> int:
+    """Return how long the vector file of a base is; 0 where nobody knows."""
     name = vector_name(source, draft)
     try:
         return source.tree.size(name) if name and source.tree.kind(name) == "file" else 0

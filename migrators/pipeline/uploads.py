@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from typing import BinaryIO
 
 from migrators.pipeline.drafts import Upload
 from regraft import links
 from regraft.errors import SourceUnreadable
 from regraft.language import tr
-from regraft.ledger import durable
 from regraft.report import notices
 from regraft.report.notices import Notice
-from regraft.tree import CHUNK_BYTES, Tree, is_plain_name, join
+from regraft.tree import Tree, is_plain_name, join
+from regraft.tree_files import SourceFailed, copy, copy_to, first_file
 
 
-class SourceFailed(Exception):
-    """Something of the source could not be read to its end, though it looked well; the text says why."""
+def upload_names(uploads: str | None, upload: Upload) -> list[str]:
+    """Return the names that an uploaded file may have in the source; ``uploads`` is the folder of such files."""
+    folder = uploads if upload.folder is None else upload.folder
+    if folder is None:
+        return []
+    names = (upload.name, upload.other_name)
+    return [join(folder, name) for name in names if name is not None and is_plain_name(name)]
 
 
 def upload_name(tree: Tree, uploads: str | None, upload: Upload) -> str | None:
     """Return the name of an uploaded file in the source, or None where it is not there."""
-    folder = uploads if upload.folder is None else upload.folder
-    for name in (upload.name, upload.other_name):
-        if folder is not None and name is not None and is_plain_name(name) and tree.kind(join(folder, name)) == "file":
-            return join(folder, name)
-    return None
+    return first_file(tree, upload_names(uploads, upload))
 
 
 def upload_problem(tree: Tree, uploads: str | None, upload: Upload) -> str:
     """Say why an uploaded file that has no name in the source is not there."""
-    folder = uploads if upload.folder is None else upload.folder
-    for name in (upload.name, upload.other_name):
-        if folder is not None and name is not None and is_plain_name(name):
-            problem = tree.problem(join(folder, name))
-            if problem:
-                return tr("the uploaded file {name} is not read ({problem})", name=upload.name, problem=problem)
+    for problem in map(tree.problem, upload_names(uploads, upload)):
+        if problem:
+            return tr("the uploaded file {name} is not read ({problem})", name=upload.name, problem=problem)
     return tr("the uploaded file {name} is not in the source", name=upload.name)
 
 
@@ -67,38 +63,16 @@ def copy_upload(tree: Tree, uploads: str | None, upload: Upload, earlier: Path, 
     problem = ""
     if name is not None:
         try:
-            with tree.open(name) as file:
-                _copy(file, target)
-                return ""
+            copy_to(tree, name, target)
         except SourceFailed as failed:
             problem = tr("the uploaded file {name} cannot be read ({failed})", name=upload.name, failed=failed)
-            durable.remove(target, missing_ok=True)
         except SourceUnreadable as error:
             problem = tr(
                 "the uploaded file {name} cannot be read ({reason})", name=upload.name, reason=error.facts["reason"]
             )
+        else:
+            return ""
     if earlier.is_file():
         with links.reading(earlier) as file:
-            _copy(file, target)
+            copy(file, target)
     return problem
-
-
-def _copy(file: BinaryIO, target: Path) -> None:
-    durable.make_folders(target.parent, flush=False)
-    with durable.open_binary(target, "xb") as copy:
-        shutil.copyfileobj(_Reader(file), copy, CHUNK_BYTES)
-
-
-class _Reader:
-    """Reads from the source, with its errors told apart from those of the target."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Read up to ``size`` bytes."""
-        try:
-            return self._file.read(size)
-        except OSError as error:
-            reason = error.facts["reason"] if isinstance(error, SourceUnreadable) else error.strerror or error
-            raise SourceFailed(str(reason)) from error

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -23,8 +23,8 @@ from migrators.pipeline.published import base_folder
 from migrators.pipeline.salvage import Leftover, Wish, look_into
 from migrators.pipeline.source import Pipeline, Salvager
 from migrators.pipeline.survey import BaseJob
-from migrators.pipeline.uploads import SourceFailed
 from regraft import areas, links, steady, workers
+from regraft.crew import Crew, JobFailed
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.vector_survey import StoreProblem
 from regraft.formats.vector_table import VectorTable
@@ -33,6 +33,7 @@ from regraft.ledger import durable
 from regraft.locate import Located
 from regraft.report.progress import Progress
 from regraft.tree import Tree, open_tree
+from regraft.tree_files import SourceFailed
 
 #: More processes than this gain nothing: the disk is shared.
 MAX_JOBS = 4
@@ -107,8 +108,10 @@ def processes(jobs: list[Job], wanted: int | None) -> int:
     return max(1, min(os.cpu_count() or 1, MAX_JOBS, large))
 
 
-def carry_all(jobs: list[Job], tree: Tree, count: int, progress: Progress) -> Generator[Done, None, None]:
-    """Carry every job and yield each as it is finished.
+def carry_all(
+    jobs: list[Job], tree: Tree, count: int, progress: Progress, crew: Crew | None = None
+) -> Generator[Done, None, None]:
+    """Carry every job and yield each as it is finished. ``crew`` are processes that may help this one.
 
     Raises:
         apsw.Error, OSError: the target cannot be written.
@@ -117,19 +120,23 @@ def carry_all(jobs: list[Job], tree: Tree, count: int, progress: Progress) -> Ge
     if count == 1:
         for job in jobs:
             progress.at(job.work.draft.name)
-            yield _carry(job, tree, progress.step)
+            yield _carry(job, tree, progress.step, crew)
     else:
         yield from _in_processes(jobs, count, progress)
 
 
-def _carry(job: Job, tree: Tree, watch: Watcher) -> Done:
+def _carry(job: Job, tree: Tree, watch: Watcher, crew: Crew | None = None) -> Done:
     plan = job.plan
     origin = Origin(tree=tree, uploads=job.uploads, table=job.table, vectors=job.work.vectors, earlier=job.earlier)
     try:
         with _steady(job.work):
-            carried = carry_base(plan, origin, job.staging, job.now_ms, watch, verify=job.verify)
+            carried = carry_base(plan, origin, job.staging, job.now_ms, watch, verify=job.verify, crew=crew)
     except SourceFailed as failed:
         # Damage that only shows while whole rows are read: the base is planned anew as one that cannot be read.
+        if crew is not None:
+            # Nobody writes there any more.
+            with suppress(JobFailed):
+                crew.settle()
         durable.remove_tree(job.staging)
         with ExitStack() as keep:
             left = _left_of(job, StoreProblem(tr("cannot be read: {failed}", failed=failed), is_damage=True), keep)

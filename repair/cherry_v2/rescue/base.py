@@ -16,7 +16,6 @@ from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.folders import lay_out
 from migrators.pipeline.plan import plan_base
 from migrators.pipeline.plan_model import BasePlan, ItemPlan, MaterialPlan
-from migrators.pipeline.uploads import SourceFailed
 from regraft.formats.cherry_v2.catalog import ModelRow
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
 from regraft.formats.cherry_v2.models import ModelOverrides
@@ -27,6 +26,7 @@ from regraft.names import FreeNames
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import argument, is_blank
+from regraft.tree_files import SourceFailed
 from repair.changes.plan import Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.rescue.carrying import NewSnapshot, V1File, read_through

@@ -16,7 +16,7 @@ from msgspec import structs
 from migrators.pipeline.carry import Origin, carry_base
 from migrators.pipeline.drafts import Upload
 from migrators.pipeline.plan_model import BasePlan, MaterialPlan, Rows
-from migrators.pipeline.uploads import SourceFailed, copy_upload
+from migrators.pipeline.uploads import copy_upload
 from regraft import clock, links, sqlite, steady, untouched
 from regraft.formats.cherry_v2 import okf
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR
@@ -28,6 +28,7 @@ from regraft.locate import INDEX_FILE
 from regraft.names import FreeNames
 from regraft.text import decode_utf8
 from regraft.tree import Tree
+from regraft.tree_files import SourceFailed
 from repair.changes.copies import copy_database
 
 Make = Callable[[Path], None]
