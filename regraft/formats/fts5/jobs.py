@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from regraft.formats.fts5.records import SpliceRefused
 from regraft.ledger import durable
@@ -75,8 +75,7 @@ class RangeJob:
     page_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """A page of a segment.
 
     ``separator`` tells the first term that begins in it from all terms before it; None where none does.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from regraft import identity
 from regraft.errors import MaterialRefused, UnitRefused
@@ -16,8 +16,7 @@ _DRIVE = re.compile("[A-Za-z]:/")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """A stored unit with its body. Offsets count UTF-16 units of the content; ``text`` is that slice of it."""
 
     unit_id: str
