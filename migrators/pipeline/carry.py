@@ -222,12 +222,15 @@ class _Carrier:
         durable.make_folders(path.parent, flush=False)
         with _source(vectors, self._staging.parent) as db, _size_limit(), ThreadPoolExecutor(1) as beside:
             flushed: list[Future[None]] = []
+            is_large = self._plan.units * self._plan.vector_bytes + self._plan.body_bytes >= _LARGE_INDEX_BYTES
 
             def meanwhile(go_on: Callable[[], None]) -> None:
-                if self._plan.units * self._plan.vector_bytes + self._plan.body_bytes >= _LARGE_INDEX_BYTES:
-                    # The disk writes the rows while their words are indexed. What it cannot write it says but once.
+                # The disk writes what is there while words are indexed. What it cannot write it says but once.
+                if is_large:
                     flushed.append(beside.submit(durable.sync_file, path))
                 self.copy_uploads(go_on)
+                if is_large and self._raw.is_dir():
+                    flushed.append(beside.submit(durable.sync_tree, self._raw))
 
             tallies, digests = index.build_index(
                 path,
