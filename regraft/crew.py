@@ -176,11 +176,11 @@ def can_start() -> bool:
 
 @contextmanager
 def gathered() -> Iterator[Crew]:
-    """Give a crew for the cores there are, and end it afterwards, where it was started."""
+    """Give a crew for the cores that this process leaves, and end it afterwards, where it was started."""
     with ExitStack() as stack:
 
         def start() -> list[Connection]:
-            started = stack.enter_context(workers.started(min(cores(), MOST_PROCESSES), _begin))
+            started = stack.enter_context(workers.started(min(cores() - 1, MOST_PROCESSES), _begin))
             return [one.pipe for one in started]
 
         yield Crew(start)

@@ -42,7 +42,7 @@ def helped(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     monkeypatch.setattr(run, "_LARGE_FILE_BYTES", 0)
     monkeypatch.setattr(words, "LEAST_BYTES", 0)
     monkeypatch.setattr(digests, "PART_BODIES", 1)
-    monkeypatch.setattr(crew, "cores", lambda: 2)
+    monkeypatch.setattr(crew, "cores", lambda: 3)
     caplog.set_level(logging.INFO)
 
 
