@@ -19,7 +19,7 @@ from typing import Any
 from regraft import workers
 
 #: More processes than this gain nothing: what they make is taken over by one.
-MOST_PROCESSES = 4
+MOST_PROCESSES = 2
 _POLL_SECONDS = 1.0
 #: A process has so many jobs: one that it works on, and the next ones.
 _AHEAD = 4
