@@ -11,6 +11,7 @@ import apsw
 from regraft.embedders import ServerFailing
 from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError
 from regraft.language import tr
+from regraft.ledger import interrupts
 from regraft.system import SidecarProblem
 from regraft.system_errors import SidecarUnfit
 from repair.changes.session import at_damage, is_of_the_store
@@ -35,9 +36,10 @@ def stops_whole(
         RegraftError: it was refused before anything was written, or the embedder does not do.
     """
     try:
-        yield
-    except KeyboardInterrupt as error:
-        raise BackfillInterrupted(written=written()) from error
+        with _stop_is_said(written):
+            yield
+    except BackfillInterrupted:
+        raise
     except ServerFailing as error:
         reason = tr("embedder {embedder} does not answer: {reason}", embedder=embedder, reason=error.reason)
         raise BackfillStopped(path=path, reason=reason, written=written()) from error
@@ -47,6 +49,17 @@ def stops_whole(
         raise
     except (SidecarProblem, OSError, apsw.Error, UnicodeDecodeError) as error:
         raise _of_a_file(path, error, written, is_begun) from error
+
+
+@contextmanager
+def _stop_is_said(written: Callable[[], int]) -> Iterator[None]:
+    """Say of a stop that it was one, also where it tore something that then failed in its own way."""
+    try:
+        yield
+    except (KeyboardInterrupt, Exception) as error:
+        if interrupts.is_behind(error):
+            raise BackfillInterrupted(written=written()) from error
+        raise
 
 
 def _of_a_file(path: Path, error: Exception, written: Callable[[], int], is_begun: Callable[[], bool]) -> RegraftError:

@@ -27,9 +27,11 @@ from toys import QuickDisk, contents, quick_disk, watched
 
 from regraft import identity, sqlite
 from regraft.embedders import server as server_module
+from regraft.errors import BackfillInterrupted, Interrupted
 from regraft.ledger import ledger
 from repair.backfill import sharing
 from repair.backfill.queue import Queue
+from repair.backfill.stopping import stops_whole
 from repair.changes.incremental import IncrementalChange
 from repair.cherry_v2.backfill import scope as backfill_scope
 
@@ -264,6 +266,17 @@ def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, serve
     server.behave = right
     assert backfill(store, config).status == 0
     assert vectors(store) == all_vectors()
+
+
+@pytest.mark.parametrize("torn", [None, OSError("no such file"), apsw.BusyError("locked"), Interrupted(finished=0)])
+def test_a_stop_is_one_whatever_it_tears(torn: Exception | None) -> None:
+    with pytest.raises(BackfillInterrupted, match=r"vectors: 3"), stops_whole(Path("store"), "mine", lambda: 3):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if torn is not None:
+                raise torn  # noqa: B904 - as what a stop tears, it is not raised from it
+            raise
 
 
 # --- several at once -------------------------------------------------------------------------------------------------
