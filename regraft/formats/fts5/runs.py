@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -233,14 +232,9 @@ class Doclists:
     lasts: NDArray[np.int32]
     starts: Numbers
     ends: Numbers
-    data: Bytes
+    data: bytes
     marks: Numbers
     mark_rows: NDArray[np.int32]
-
-    @cached_property
-    def raw(self) -> bytes:
-        """Return the data as bytes."""
-        return self.data.tobytes()
 
     @classmethod
     def of_all(cls, parts: list[Doclists]) -> Doclists:
@@ -255,7 +249,7 @@ class Doclists:
             lasts=np.concatenate([part.lasts for part in parts])[order],
             starts=np.concatenate([part.starts + base for part, base in based])[order],
             ends=np.concatenate([part.ends + base for part, base in based])[order],
-            data=np.concatenate([part.data for part in parts]),
+            data=b"".join(part.data for part in parts),
             marks=np.concatenate([part.marks + base for part, base in based]),
             mark_rows=np.concatenate([part.mark_rows for part in parts]),
         )
@@ -291,7 +285,7 @@ def read_run(run: Run, low: int, high: int, page_bytes: int) -> Doclists:
         file.seek(marks_at + first_mark * _MARK.itemsize)
         marks = np.fromfile(file, _MARK, last_mark - first_mark)
         file.seek(stream_at + begin)
-        data = np.fromfile(file, np.uint8, end - begin)
+        data = file.read(end - begin)
     places -= begin
     return Doclists(
         terms=terms.astype(np.int64, copy=False),

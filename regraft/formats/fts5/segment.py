@@ -151,13 +151,13 @@ class _Part:
         places = np.arange(int(self._offsets[-1]))
         places -= np.repeat(self._shifts, np.diff(self._offsets))
         # What is taken here before each doclist is nothing that belongs there.
-        stream = self._all.data.take(places, mode="clip")
+        stream = np.frombuffer(self._all.data, dtype=np.uint8).take(places, mode="clip")
         self._put_heads(stream, Varints(rows, row_bytes, self._offsets[:-1] + head_bytes), self._offsets[:-1])
         self._bytes = stream.tobytes()
 
     def _joined(self, heads: bytes, head_ends: list[int]) -> bytes:
         """Return all doclists, each behind its head."""
-        data, begin = self._all.raw, 0
+        data, begin = self._all.data, 0
         parts: list[bytes] = []
         for end, start, stop in zip(head_ends, self._starts.tolist(), self._ends.tolist(), strict=True):
             parts += heads[begin:end], data[start:stop]

@@ -245,4 +245,10 @@ def sorting(
         # What is left of jobs is nobody's when this ends early.
         stack.callback(at_hand.forget)
         share = 2 if text_bytes >= LARGE_BYTES else 1
-        yield Sorting(folder, at_hand, arguments=arguments, run_characters=RUN_CHARACTERS * share)
+        yield Sorting(
+            folder,
+            at_hand,
+            arguments=arguments,
+            run_characters=RUN_CHARACTERS * share,
+            range_bytes=RANGE_BYTES * share,
+        )
