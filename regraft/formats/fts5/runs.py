@@ -267,7 +267,7 @@ def read_run(run: Run, low: int, high: int, page_bytes: int) -> Doclists:
     doclists_at = terms_at + run.terms * _TERM.itemsize
     marks_at = doclists_at + (run.terms + 1) * _DOCLIST.itemsize
     stream_at = marks_at + run.marks * _MARK.itemsize
-    with run.path.open("rb") as file:
+    with run.path.open("rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != stream_at + run.stream_bytes:
             raise SpliceRefused("a run is not whole")
         mapped = np.memmap(file, _TERM, "r", terms_at, run.terms) if run.terms else np.empty(0, dtype=_TERM)
@@ -286,6 +286,8 @@ def read_run(run: Run, low: int, high: int, page_bytes: int) -> Doclists:
         marks = np.fromfile(file, _MARK, last_mark - first_mark)
         file.seek(stream_at + begin)
         data = file.read(end - begin)
+        if len(data) < end - begin:
+            raise SpliceRefused("a run is not whole")
     places -= begin
     return Doclists(
         terms=terms.astype(np.int64, copy=False),
