@@ -1,20 +1,76 @@
 """Many records in little memory: a sequence that holds each as a few bytes and makes it anew when it is asked for.
 
-A base may have a million items, and as objects they would take a gigabyte.
+A base may have a million items, and as objects they would take a gigabyte. Where large ones, such as notes with their
+text, come to much, they lie in a temporary file.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, TypeVar, overload
+from contextlib import ExitStack
+from typing import Any, Generic, TypeVar, overload
 
+import apsw
 import msgspec
+
+from regraft import sqlite
 
 Record = TypeVar("Record")
 _encoder = msgspec.msgpack.Encoder()
 #: Records whose bytes are kept together.
 _TOGETHER = 256
+#: From so many bytes on a record is a large one; so many bytes of large ones are held in memory.
+_LARGE_BYTES, _HELD_BYTES = 1 << 12, 8 << 20
+
+
+class _LargeRecords:
+    """The bytes of large records by their positions, which rise."""
+
+    def __init__(self) -> None:
+        self._positions = array("Q")
+        self._held: dict[int, bytes] = {}
+        self._held_bytes = 0
+        self._file = ExitStack()
+        self._db: apsw.Connection | None = None
+
+    def __contains__(self, position: int) -> bool:
+        at = bisect_left(self._positions, position)
+        return at < len(self._positions) and self._positions[at] == position
+
+    def put(self, position: int, raw: bytes) -> None:
+        """Keep the bytes of a record."""
+        self._positions.append(position)
+        if self._db is not None:
+            self._db.execute("INSERT INTO record VALUES (?, ?)", (position, raw))
+            return
+        self._held[position] = raw
+        self._held_bytes += len(raw)
+        if self._held_bytes > _HELD_BYTES:
+            db = self._file.enter_context(sqlite.scratch())
+            # Nobody reads it after a crash.
+            db.execute("PRAGMA journal_mode = OFF")
+            db.execute("CREATE TABLE record (position INTEGER PRIMARY KEY, raw BLOB)")
+            db.executemany("INSERT INTO record VALUES (?, ?)", self._held.items())
+            self._held.clear()
+            self._db = db
+
+    def __getitem__(self, position: int) -> bytes:
+        if self._db is None:
+            return self._held[position]
+        raw: Any = self._db.execute("SELECT raw FROM record WHERE position = ?", (position,)).get
+        return bytes(raw)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _large_records, ([(position, self[position]) for position in self._positions],)
+
+
+def _large_records(records: list[tuple[int, bytes]]) -> _LargeRecords:
+    made = _LargeRecords()
+    for position, raw in records:
+        made.put(position, raw)
+    return made
 
 
 class Packed(Sequence[Record], Generic[Record]):
@@ -29,6 +85,7 @@ class Packed(Sequence[Record], Generic[Record]):
         self._ends = array("Q", [0])
         #: Those with text that UTF-8 has no way to write, a name on a disk say; by their positions.
         self._whole: dict[int, Record] = {}
+        self._large = _LargeRecords()
         self.extend(records)
 
     def append(self, record: Record) -> None:
@@ -38,6 +95,9 @@ class Packed(Sequence[Record], Generic[Record]):
             _encoder.encode_into(record, self._last, before)
         except UnicodeEncodeError:
             self._whole[len(self)] = record
+            del self._last[before:]
+        if len(self._last) - before >= _LARGE_BYTES:
+            self._large.put(len(self), bytes(self._last[before:]))
             del self._last[before:]
         self._ends.append(self._ends[-1] + len(self._last) - before)
         if len(self) % _TOGETHER == 0:
@@ -66,7 +126,10 @@ class Packed(Sequence[Record], Generic[Record]):
             start = 0
             for position, length in enumerate(ends, first):
                 end = length - before
-                yield self._whole[position] if position in self._whole else decode(stored[start:end])
+                if position in self._whole:
+                    yield self._whole[position]
+                else:
+                    yield decode(self._large[position] if position in self._large else stored[start:end])
                 start = end
 
     @overload
@@ -81,7 +144,8 @@ class Packed(Sequence[Record], Generic[Record]):
         at = range(len(self))[position]
         if at in self._whole:
             return self._whole[at]
-        return msgspec.msgpack.decode(self._bytes_of(at), type=self._kind)
+        raw = self._large[at] if at in self._large else self._bytes_of(at)
+        return msgspec.msgpack.decode(raw, type=self._kind)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

@@ -11,6 +11,7 @@ from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from migrators.pipeline import packed as packed_records
 from migrators.pipeline.packed import Packed
 
 
@@ -41,6 +42,24 @@ def test_it_is_the_list_that_went_in(records: list[Record]) -> None:
     assert list(packed[1:]) == records[1:]
     assert len(packed) == len(records)
     assert list(pickle.loads(pickle.dumps(packed))) == records
+
+
+@pytest.mark.parametrize("held", [0, 6_000, 1 << 20])
+def test_large_records_are_the_same_wherever_they_lie(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+    monkeypatch.setattr(packed_records, "_HELD_BYTES", held)
+    records = [Record("x" * (5_000 * (number % 3 == 0)), {"number": str(number)}, number) for number in range(700)]
+    packed = Packed(Record, records[:600])
+    for record in records[600:]:
+        packed.append(record)
+
+    assert list(packed) == records
+    assert [packed[at] for at in (0, 1, 3, 300, 599, 600, 699, -1)] == [
+        records[at] for at in (0, 1, 3, 300, 599, 600, 699, -1)
+    ]
+    again = pickle.loads(pickle.dumps(packed))
+    assert list(again) == records
+    again.append(records[0])
+    assert (len(again), again[-1]) == (701, records[0])
 
 
 def test_it_can_be_appended_to() -> None:
