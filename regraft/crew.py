@@ -34,10 +34,11 @@ class Crew:
 
     Args:
         start: starts processes that do :func:`serve`, and returns the pipe to each.
+        end: ends them.
     """
 
-    def __init__(self, start: Callable[[], list[Connection]]) -> None:
-        self._start = start
+    def __init__(self, start: Callable[[], list[Connection]], end: Callable[[], None] = lambda: None) -> None:
+        self._start, self._end = start, end
         self._at_work: dict[Connection, deque[int]] = {}
         self._waiting: deque[tuple[int, object]] = deque()
         self._answers: dict[int, tuple[bool, Any]] = {}
@@ -121,6 +122,12 @@ class Crew:
         self._answers.clear()
         self._forgotten = self._put
 
+    def end(self) -> None:
+        """End the processes, which then take no memory any more; what they have not answered is lost."""
+        self.forget()
+        self._at_work = {}
+        self._end()
+
     def settle(self) -> None:
         """Have nobody do what waits, and wait for what is being done.
 
@@ -183,7 +190,7 @@ def gathered() -> Iterator[Crew]:
             started = stack.enter_context(workers.started(min(cores() - 1, MOST_PROCESSES), _begin))
             return [one.pipe for one in started]
 
-        yield Crew(start)
+        yield Crew(start, stack.close)
 
 
 # --- in the process --------------------------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ def migrate(
                 carried(plan, pipeline, source, options, at, progress, helpers, marking)
             ) as verified:
                 for done in verified:
+                    if len(plan.jobs) == 1:
+                        helpers.end()
                     outcomes[done.work.draft.legacy_id] = publish(at, done)
         return at.finish(report.migration_report(run, library, outcomes.values()))
 

@@ -133,6 +133,11 @@ def test_a_crew_of_processes_ends_with_its_context() -> None:
         numbers = {helpers.take(helpers.put(os.getpid)) for _ in range(8)}
         assert os.getpid() not in numbers
         assert helpers.take(helpers.put(abs, -3)) == 3
+        helpers.end()
+        assert not helpers.is_started
+        more = {helpers.take(helpers.put(os.getpid)) for _ in range(8)}
+        assert not numbers & more
+        numbers |= more
 
     for number in numbers if os.name != "nt" else ():
         with pytest.raises(ProcessLookupError):
