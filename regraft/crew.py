@@ -1,6 +1,6 @@
 """Processes that do jobs beside this one: they call functions of modules, which read and write files.
 
-They stand back where this process has something to do itself. What they answer does not depend on their number.
+There are as many as leave a core to this process. What they answer does not depend on their number.
 """
 
 from __future__ import annotations
@@ -195,14 +195,13 @@ def gathered() -> Iterator[Crew]:
 
 # --- in the process --------------------------------------------------------------------------------------------------
 
-_NICE = 10
 #: Of the C library's mallopt, where it has one: what larger pieces, or more free memory, go back to the system.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 32 << 20
 
 
 def _begin(parent: Connection) -> None:
-    _stand_back()
+    _keep_memory()
     serve(parent)
 
 
@@ -216,10 +215,8 @@ def serve(parent: Connection) -> None:
             parent.send((False, str(error) or type(error).__name__))
 
 
-def _stand_back() -> None:
-    """Let the process that deals out jobs go first, and keep memory for the next arrays instead of giving it back."""
-    if hasattr(os, "nice"):
-        os.nice(_NICE)
+def _keep_memory() -> None:
+    """Keep memory for the next arrays instead of giving it back to the system."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         library = ctypes.CDLL(None)
         for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
