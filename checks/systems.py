@@ -36,6 +36,7 @@ _FINDINGS = (
     "checks.audit.file_findings",
     "checks.angel_memory.findings",
     "checks.cherry_v2.findings",
+    "checks.cherry_v2.packs",
     "checks.codex_mem.findings",
     "checks.rsclaw.findings",
     "checks.cherry_v1.findings",
