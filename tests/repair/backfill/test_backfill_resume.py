@@ -219,9 +219,10 @@ def test_a_batch_that_another_run_wrote_after_a_kill_can_be_undone(
     before = contents(store)
 
     def killed() -> None:
-        monkeypatch.setattr("repair.backfill.queue.LEASE_MS", -1)
-        # One batch after the other: answers that are there together are written together.
+        # One batch after the other: answers that are there together are written together. This comes first: it loads
+        # the module, which copies how long a claim holds.
         monkeypatch.setattr("repair.backfill.filling._AHEAD", 1)
+        monkeypatch.setattr("repair.backfill.queue.LEASE_MS", -1)
         real, sizes = os.fsync, list[int]()
 
         def flushed(descriptor: int) -> None:
