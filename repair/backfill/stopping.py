@@ -38,8 +38,6 @@ def stops_whole(
     try:
         with _stop_is_said(written):
             yield
-    except BackfillInterrupted:
-        raise
     except ServerFailing as error:
         reason = tr("embedder {embedder} does not answer: {reason}", embedder=embedder, reason=error.reason)
         raise BackfillStopped(path=path, reason=reason, written=written()) from error

@@ -12,8 +12,9 @@ from regraft.formats.fts5.records import SpliceRefused
 from regraft.ledger import durable
 
 #: The three characters of a trigram stand in one number, which sorts as they do: here is the end of them all.
+CODE_POINTS = 0x110000
 CHARACTER_BITS = 21
-TRIGRAMS_END = 0x110000 << 2 * CHARACTER_BITS
+TRIGRAMS_END = CODE_POINTS << 2 * CHARACTER_BITS
 #: What a trigram's doclist takes while pages are made, besides its bytes; and of so much in a run one trigram is told.
 DOCLIST_BYTES = 32
 SAMPLE_BYTES = 1 << 13

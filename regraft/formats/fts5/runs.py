@@ -163,8 +163,7 @@ def _encoded_slice(found: Trigrams, keys: Numbers, rows: Numbers, term_before: i
     first_keys >>= found.place_bits
     of_docs = rows[first_keys & (1 << found.text_bits) - 1]
     first_keys >>= found.text_bits
-    is_term = np.empty(len(docs), dtype=np.bool_)
-    np.not_equal(first_keys[1:], first_keys[:-1], out=is_term[1:])
+    is_term = changes(first_keys)
     is_term[0] = first_keys[0] != term_before
     terms = np.flatnonzero(is_term)
     row_steps = _distances(of_docs)
@@ -205,6 +204,13 @@ def _written(docs: Numbers, steps: Numbers, row_steps: Numbers) -> tuple[Bytes, 
         Varints(row_steps, row_bytes, row_ends),
     )
     return stream, row_ends - row_bytes
+
+
+def changes(numbers: Numbers) -> NDArray[np.bool_]:
+    """Tell of each number whether it is another than the one before; the first one is."""
+    are_others = np.ones(len(numbers), dtype=np.bool_)
+    np.not_equal(numbers[1:], numbers[:-1], out=are_others[1:])
+    return are_others
 
 
 def _distances(numbers: Numbers) -> Numbers:

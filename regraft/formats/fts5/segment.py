@@ -9,18 +9,18 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from regraft.formats.fts5 import varints
-from regraft.formats.fts5.jobs import CHARACTER_BITS, Page
-from regraft.formats.fts5.runs import Doclists, mark_step
+from regraft.formats.fts5.jobs import CHARACTER_BITS, CODE_POINTS, Page
+from regraft.formats.fts5.runs import Doclists, changes, mark_step
 from regraft.formats.fts5.trigrams import CHARACTERS
 from regraft.formats.fts5.varints import Bytes, Numbers, Varints
 from regraft.formats.sqlite_pages.records import put_varint
 
 #: Before each term: it is one of the index itself, not of an index of prefixes.
 _MAIN = ord("0")
-_CODE_POINTS, _PLANE = 0x110000, 0x10000
+#: So many characters are in the first plane.
+_PLANE = 0x10000
 #: What is set in a trigram only where one of its characters lies behind the first plane.
 _LATER_PLANES = sum(((1 << CHARACTER_BITS) - _PLANE) << digit * CHARACTER_BITS for digit in range(CHARACTERS))
 _MOST_CHARACTER_BYTES = 4
@@ -116,7 +116,7 @@ class _Part:
         self._page_bytes, self._mark_step = page_bytes, mark_step(page_bytes)
         terms = all_of_them.terms[those]
         self._starts, self._ends = all_of_them.starts[those], all_of_them.ends[those]
-        self._is_term = _changes(terms)
+        self._is_term = changes(terms)
         # What goes on with the term before has no term of its own.
         self._is_term[0] = terms[0] != before.term
         self._terms = np.flatnonzero(self._is_term)
@@ -306,13 +306,6 @@ class _Part:
         return Page(_HEAD.pack(row_at, _HEAD.size + len(data)) + data + listed, separator, row)
 
 
-def _changes(numbers: Numbers) -> NDArray[np.bool_]:
-    """Tell of each number whether it is another than the one before."""
-    changes = np.ones(len(numbers), dtype=np.bool_)
-    np.not_equal(numbers[1:], numbers[:-1], out=changes[1:])
-    return changes
-
-
 def _varint_end(stream: bytes, at: int) -> int:
     while stream[at] >= 0x80:
         at += 1
@@ -322,7 +315,7 @@ def _varint_end(stream: bytes, at: int) -> int:
 def _names(terms: Numbers) -> tuple[Bytes, Numbers]:
     """Return terms of trigrams in UTF-8, a row each with zeros behind it, and their lengths."""
     is_later = bool(np.any(terms & _LATER_PLANES))
-    letters, sizes = _letters(_CODE_POINTS if is_later else _PLANE)
+    letters, sizes = _letters(CODE_POINTS if is_later else _PLANE)
     names = np.zeros((len(terms), _MOST_TERM_BYTES), dtype=np.uint8)
     names[:, 0] = _MAIN
     ends = np.arange(len(terms)) * _MOST_TERM_BYTES + 1

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from typing import Any
 
 from regraft.formats.fts5.jobs import RangeJob, Run, SortJob
 
 
 def make_ready() -> None:
-    """Load what the other jobs need. NumPy's threads for linear algebra would only be waiting."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from regraft.formats.fts5 import making  # noqa: F401, PLC0415 - see above
+    """Load what the other jobs need."""
+    _making()
 
 
 def sort(job: SortJob) -> list[tuple[Run, list[int]]]:
     """See :func:`regraft.formats.fts5.making.sort`."""
-    make_ready()
-    from regraft.formats.fts5 import making  # noqa: PLC0415 - see above
-
-    return making.sort(job)
+    runs: list[tuple[Run, list[int]]] = _making().sort(job)
+    return runs
 
 
 def make_pages(job: RangeJob) -> int:
     """See :func:`regraft.formats.fts5.making.make_pages`."""
-    from regraft.formats.fts5 import making  # noqa: PLC0415 - see above
+    return int(_making().make_pages(job))
 
-    return making.make_pages(job)
+
+def _making() -> Any:
+    # NumPy's threads for linear algebra would only be waiting.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    return import_module("regraft.formats.fts5.making")

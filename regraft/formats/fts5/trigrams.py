@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import apsw
 import numpy as np
 from numpy.typing import NDArray
 
 from regraft import sqlite
+from regraft.formats.fts5.jobs import CODE_POINTS
 from regraft.formats.fts5.records import SpliceRefused
 from regraft.formats.fts5.varints import Numbers
 
 CHARACTERS = 3
 #: A trigram and its place among the characters of all texts stand in one number of so many bits.
 KEY_BITS = 63
-_CODE_POINTS = 0x110000
 #: So many characters are worked on at a time, so that what is made meanwhile stays in the processor's cache.
 _SLICE = 1 << 16
 _NO_KEY = (1 << KEY_BITS) - 1
@@ -32,9 +32,9 @@ class Folding:
 
     def __init__(self, arguments: str) -> None:
         self._arguments = arguments
-        self._folded = np.zeros(_CODE_POINTS, dtype=np.int32)
+        self._folded = np.zeros(CODE_POINTS, dtype=np.int32)
         # NUL is not asked for: the tokenizer leaves it out.
-        self._is_known = np.zeros(_CODE_POINTS, dtype=np.bool_)
+        self._is_known = np.zeros(CODE_POINTS, dtype=np.bool_)
         self._is_known[0] = True
 
     def fold(self, characters: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -87,6 +87,14 @@ class Trigrams:
     counts: Numbers
 
 
+class _Bits(NamedTuple):
+    """How many bits of a key each digit of its trigram takes, the place of its text, and its place there."""
+
+    digit: int
+    text: int
+    place: int
+
+
 def trigrams_of(texts: Sequence[str], folding: Folding) -> Trigrams | None:
     """Return the sorted trigrams of texts; None where they, and the different characters in them, are too many.
 
@@ -100,45 +108,45 @@ def trigrams_of(texts: Sequence[str], folding: Folding) -> Trigrams | None:
     if not digits.all():
         lengths = np.bincount(np.repeat(np.arange(len(texts)), lengths)[digits != 0], minlength=len(texts))
         digits = digits[digits != 0]
-    found = Trigrams(
+    bits = _Bits(len(alphabet).bit_length(), len(texts).bit_length(), int(lengths.max(initial=0)).bit_length())
+    if CHARACTERS * bits.digit + bits.text + bits.place > KEY_BITS:
+        return None
+    return Trigrams(
         alphabet=alphabet,
-        digit_bits=len(alphabet).bit_length(),
-        text_bits=len(texts).bit_length(),
-        place_bits=int(lengths.max(initial=0)).bit_length(),
-        keys=np.empty(len(digits), dtype=np.int64),
+        digit_bits=bits.digit,
+        text_bits=bits.text,
+        place_bits=bits.place,
+        keys=_sorted_keys(digits, lengths, bits),
         counts=np.maximum(lengths - (CHARACTERS - 1), 0),
     )
-    if CHARACTERS * found.digit_bits + found.text_bits + found.place_bits > KEY_BITS:
-        return None
-    return replace(found, keys=_sorted_keys(digits, lengths, found))
 
 
 def _digits(characters: Numbers, folding: Folding) -> tuple[list[int], Numbers]:
     """Return what the characters become, ascending, behind a 0, and for each character its place there."""
-    is_there = np.zeros(_CODE_POINTS, dtype=np.bool_)
+    is_there = np.zeros(CODE_POINTS, dtype=np.bool_)
     is_there[characters] = True
     different = np.flatnonzero(is_there)
     folded = folding.fold(different)
     alphabet = sorted({0, *folded.tolist()})
-    digit = np.zeros(_CODE_POINTS, dtype=np.int64)
+    digit = np.zeros(CODE_POINTS, dtype=np.int64)
     digit[different] = np.searchsorted(alphabet, folded)
     return alphabet, digit[characters]
 
 
-def _sorted_keys(digits: Numbers, lengths: Numbers, layout: Trigrams) -> Numbers:
+def _sorted_keys(digits: Numbers, lengths: Numbers, bits: _Bits) -> Numbers:
     """Return the keys of characters that are digits already, of texts of these lengths."""
-    keys, bits = np.empty(max(len(digits) - CHARACTERS + 1, 0), dtype=np.int64), layout.digit_bits
+    keys = np.empty(max(len(digits) - CHARACTERS + 1, 0), dtype=np.int64)
     ends = np.cumsum(lengths)
     # For each text what makes a character's place among all a key's last bits.
-    bases = (np.arange(len(lengths)) << layout.place_bits) - (ends - lengths)
+    bases = (np.arange(len(lengths)) << bits.place) - (ends - lengths)
     for first in range(0, len(keys), _SLICE):
         part = digits[first : first + _SLICE + CHARACTERS - 1]
         made = keys[first : first + _SLICE]
-        np.left_shift(part[:-2], bits, out=made)
+        np.left_shift(part[:-2], bits.digit, out=made)
         made |= part[1:-1]
-        made <<= bits
+        made <<= bits.digit
         made |= part[2:]
-        made <<= layout.text_bits + layout.place_bits
+        made <<= bits.text + bits.place
         last = first + len(made)
         low, high = np.searchsorted(ends, (first, last - 1), side="right")
         of_text = np.diff(np.minimum(ends[low : high + 1], last), prepend=first)

@@ -31,7 +31,6 @@ HEAD_BYTES = 16 << 20
 #: Rows handed to SQLite in one call.
 BATCH_ROWS = 256
 
-
 #: What is done while other processes are at work; it is given what keeps them at work.
 Meanwhile = Callable[[Callable[[], None]], None]
 
@@ -220,9 +219,8 @@ class IndexBuilder:
         )
         added = self._db.total_changes() - before
         stored = rows if added == len(rows) else [self._stored(row) for row in rows]
-        add = self.digests.add
         for number, (key, vector, _) in enumerate(stored, written + 1):
-            add(bytes.fromhex(key), vector)
+            self.digests.add(bytes.fromhex(key), vector)
             if vector is None:
                 self.tallies.bare.append(number)
         self.tallies.embeddings += added

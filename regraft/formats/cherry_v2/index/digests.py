@@ -38,8 +38,10 @@ class Digests:
         self.parts: list[PartDigest] = []
         self._first = 1
         self._running = BodiesDigest()
-        #: Takes the next body: the hash of its text, and its vector.
-        self.add = self._running.add
+
+    def add(self, text_hash: bytes, vector: bytes | None) -> None:
+        """Take the next body."""
+        self._running.add(text_hash, vector)
 
     def end_material(self, last: int) -> None:
         """Know that the bodies of a material end with this number: a part of enough bodies ends there, too."""
@@ -51,4 +53,3 @@ class Digests:
         if last >= self._first:
             self.parts.append(PartDigest(last, self._running.hexdigest()))
         self._first, self._running = last + 1, BodiesDigest()
-        self.add = self._running.add

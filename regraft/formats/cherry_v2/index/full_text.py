@@ -162,18 +162,17 @@ def write_indexes(
     db.execute(schema.ROWID_INDEX)
     db.execute(schema.FULL_TEXT)
     if words_last:
-        for statement in schema.INDEXES[1:]:
-            go_on()
-            db.execute(statement)
+        _execute(db, schema.INDEXES[1:], go_on)
     fill(db)
     db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
     if not words_last:
-        _execute(db, schema.INDEXES[1:])
-    _execute(db, schema.TRIGGERS)
+        _execute(db, schema.INDEXES[1:], go_on)
+    _execute(db, schema.TRIGGERS, go_on)
 
 
-def _execute(db: apsw.Connection, statements: Iterable[str]) -> None:
+def _execute(db: apsw.Connection, statements: Iterable[str], go_on: Callable[[], None]) -> None:
     for statement in statements:
+        go_on()
         db.execute(statement)
 
 
