@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from checks.audit.findings import Audit
 from checks.audit.options import CheckOptions, CommandLine
@@ -11,8 +12,7 @@ from checks.looks import Look, LookOptions
 from regraft.located import Located
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checks:
+class Checks(msgspec.Struct, frozen=True, kw_only=True):
     """What can be told of the stores of a system without writing: ``CHECKS`` in ``checks/SYSTEM/adapter.py``."""
 
     #: Looks at a store, and never raises for what is in the data but where all of its state is unreadable.

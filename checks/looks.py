@@ -6,9 +6,9 @@ Every kind of store says it with these. Fields that a kind does not have stay ``
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from regraft import clock
@@ -180,18 +180,16 @@ class HealthLook(Struct, frozen=True, kw_only=True):
         yield from ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class LookOptions:
+class LookOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller asks of a first look: every item of the bases, and the time that ages are relative to."""
 
     items: bool = False
-    now_ms: int = field(default_factory=clock.now_ms)
+    now_ms: int = msgspec.field(default_factory=clock.now_ms)
     #: Shows a person how far it is.
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = msgspec.field(default_factory=Silent)
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """What a first look comes to."""
 
     bases: list[BaseLook]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from migrators import compare_stores, registry
 from migrators.compare_report import BaseComparison, Pair, Query, Question, ask
@@ -29,13 +29,13 @@ from regraft.language import tr
 from regraft.locate import Located
 from regraft.ranking import cherry_v2
 from regraft.ranking.fusion import IndexTexts, Ranking, with_ties
+from regraft.records import replace
 from regraft.report import progress
 
 _EVERY_ROW = (-(1 << 63), (1 << 63) - 1)
 
 
-@dataclass(frozen=True)
-class OldBase:
+class OldBase(msgspec.Struct, frozen=True):
     """The rows of one base that migrate: where they are, and the ranges of their rowids in the order of carrying."""
 
     legacy_id: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from regraft.formats.cherry_v2.index.search import vector_blob
@@ -19,16 +19,14 @@ OUTCOMES = ("equal", "different", "missing", "damaged", "failed", "not-compared"
 Nearest = Callable[[bytes, int], Ranking]
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """A vector to ask both sides for, with what it is called."""
 
     id: str
     vector: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """What both sides are asked: the queries given, or a sample of so many of each base's own vectors."""
 
     count: int
@@ -88,8 +86,7 @@ class CompareReport(Report, kw_only=True):
     summary: ComparisonSummary
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """One base of the first store, and the id of that of the second store with which it is compared."""
 
     legacy_id: str | None

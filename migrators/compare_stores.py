@@ -5,9 +5,9 @@ from __future__ import annotations
 import posixpath
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import apsw
+import msgspec
 
 from migrators.compare_report import BaseComparison, Nearest, Pair, Query, Question, ask
 from regraft import identity
@@ -23,8 +23,7 @@ from regraft.ranking.fusion import IndexTexts, Ranking
 from regraft.report import progress
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Bases:
+class _Bases(msgspec.Struct, frozen=True, kw_only=True):
     """The bases of a store: their indexes, their names, the ids of those that failed, and v1's ids by their own."""
 
     source: Located
@@ -142,8 +141,7 @@ def _compared(ours: _Bases, theirs: _Bases, base_id: str, other: str | None, ask
         return pair.told("damaged", str(error))
 
 
-@dataclass(frozen=True)
-class _Index:
+class _Index(msgspec.Struct, frozen=True):
     """The open index of one side; damage is told of the index in which it is met, since both are open at once."""
 
     source: Located

@@ -5,10 +5,12 @@ Streams that cannot be written to, and a system whose names are in another codin
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from contextlib import ExitStack
 
-from regraft import language
+from regraft import early, language
 from regraft.ledger import interrupts
 
 
@@ -18,17 +20,25 @@ def main() -> None:
     settled = language.settle(sys.argv[1:])
     sys.argv[1:] = settled
     interrupts.install()
-    try:
-        # Loading takes a while: who stops it meanwhile is answered as later, when it is there.
-        with interrupts.held_back():
-            from regraft import streams  # noqa: PLC0415 - loading is held back
+    # What is loaded stays to the end: nobody has to look among it for what could go.
+    gc.disable()
+    with ExitStack() as stack:
+        # What is left at the end goes with the process.
+        stack.callback(gc.freeze)
+        try:
+            # Loading takes a while: who stops it meanwhile is answered as later, when it is there.
+            with interrupts.held_back():
+                from regraft import streams  # noqa: PLC0415 - loading is held back
 
-            # What is loaded next may open files, and must not take the number of a closed stream.
-            streams.guard()
-            from regraft import cli  # noqa: PLC0415 - loading is held back
-    except KeyboardInterrupt:
-        cli.main(is_interrupted=True)
-    cli.main()
+                # What is loaded next may open files, and must not take the number of a closed stream.
+                streams.guard()
+                stack.enter_context(early.helpers(settled))
+                from regraft import cli  # noqa: PLC0415 - loading is held back
+        except KeyboardInterrupt:
+            cli.main(is_interrupted=True)
+        gc.freeze()
+        gc.enable()
+        cli.main()
 
 
 def _speak_utf8() -> None:

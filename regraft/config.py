@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,13 +31,12 @@ _DEEPEST = 20
 _MOST = 100_000
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(msgspec.Struct, frozen=True):
     """What the file says; ``there`` is False where there is none at the default path."""
 
     path: Path
     there: bool = False
-    embedders: dict[str, EmbedderSettings] = field(default_factory=dict)
+    embedders: dict[str, EmbedderSettings] = msgspec.field(default_factory=dict)
 
     def embedder(self, name: str) -> EmbedderSettings:
         """Return the settings of an embedder.

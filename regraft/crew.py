@@ -62,15 +62,6 @@ class Crew:
         """Tell whether the processes have been started."""
         return bool(self._at_work)
 
-    def tell_each(self, function: Callable[[], object]) -> None:
-        """Have each process that has been started call a function once; what it returns is nobody's.
-
-        Raises:
-            JobFailed: a process was killed.
-        """
-        for pipe in self._at_work:
-            self._send(pipe, 0, (function, ()))
-
     def put(self, function: Callable[..., Any], *args: object) -> int:
         """Have a function of a module called, as soon as a process is free for it; return the number of the job.
 
@@ -181,13 +172,18 @@ def can_start() -> bool:
     return cores() > 1 and parent_process() is None and threading.current_thread() is threading.main_thread()
 
 
+def processes() -> int:
+    """Return how many processes a crew has."""
+    return min(cores() - 1, MOST_PROCESSES)
+
+
 @contextmanager
 def gathered() -> Iterator[Crew]:
     """Give a crew for the cores that this process leaves, and end it afterwards, where it was started."""
     with ExitStack() as stack:
 
         def start() -> list[Connection]:
-            started = stack.enter_context(workers.started(min(cores() - 1, MOST_PROCESSES), _begin))
+            started = stack.enter_context(workers.started(processes(), _begin))
             return [one.pipe for one in started]
 
         yield Crew(start, stack.close)

@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -38,6 +37,7 @@ from regraft.kinds import NAMES, SYSTEMS, V1_SOURCES, V2_LAYOUTS, Kind
 from regraft.language import joined, tr
 from regraft.ledger import ledger
 from regraft.located import Located as Located  # noqa: PLC0414 - callers find it here, too
+from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import shown

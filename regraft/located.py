@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from regraft.formats.cherry_v1.layout import LOCAL_STORAGE, StatePlaces
 from regraft.formats.cherry_v2.layout import Stores
@@ -13,26 +14,25 @@ from regraft.report.notices import Notice
 from regraft.tree import Tree, ZipTree
 
 
-@dataclass(frozen=True, kw_only=True)
-class Located:
+class Located(msgspec.Struct, frozen=True, kw_only=True):
     """A recognised path: its kind, the tree to read it from, and where a v1 source keeps its state."""
 
     kind: Kind
     path: Path
     tree: Tree
-    places: StatePlaces = field(default_factory=StatePlaces)
+    places: StatePlaces = msgspec.field(default_factory=StatePlaces)
     #: The backup's own version number, where it states one.
     version: int | None = None
     #: What is worth saying about how it was found.
     notices: tuple[Notice, ...] = ()
     #: The stores of v2 and of preview builds.
-    stores: Stores = field(default_factory=Stores)
+    stores: Stores = msgspec.field(default_factory=Stores)
     #: Of a backup: whether it is a slim one, which has the database and neither indexes nor files of its bases.
     is_slim: bool = False
     #: Members of an archive that could not be extracted, each with the reason.
-    damaged: Mapping[str, str] = field(default_factory=dict)
+    damaged: Mapping[str, str] = msgspec.field(default_factory=dict)
     #: The SHA-256, in hex, of the members of a pack that were extracted.
-    digests: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def profile(self) -> Path | None:

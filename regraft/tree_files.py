@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+import msgspec
 
 from regraft import links
 from regraft.errors import SourceUnreadable
@@ -110,8 +111,7 @@ def folder_hash(base: Path, folder: str) -> str:
 # --- in processes that help ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A source that is a folder, as other processes read it."""
 
     tree: FolderTree

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from regraft.errors import ArchiveUnsafe, SourceUnreadable
@@ -17,6 +16,7 @@ from regraft.formats.cherry_v2.library_report import REPORT_FILE
 from regraft.language import tr
 from regraft.ledger import durable, ledger
 from regraft.locate import Located
+from regraft.records import replace
 from regraft.room import demand_room
 from regraft.sqlite import TRACES
 from regraft.tree import FolderTree, ZipTree, join

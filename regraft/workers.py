@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,12 +30,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """One process, and this process's end of the pipe to it."""
+    """One process, and this process's end of the pipe to it.
 
-    def __init__(self) -> None:
+    It loads ``modules`` at once: what it will be told to do may need them.
+    """
+
+    def __init__(self, modules: Sequence[str] = ()) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self._process = context.Process(target=_begin, args=(other,), daemon=True)
+        self._process = context.Process(target=_begin, args=(other, modules), daemon=True)
         self._process.start()
         # Where the worker is the only one who has it, its end is the pipe's end.
         other.close()
@@ -46,32 +51,61 @@ class Worker:
         return self._process.exitcode
 
 
+#: Workers that nobody has told yet what to do.
+_early: list[Worker] = []
+
+
+@contextmanager
+def started_early(count: int, modules: Sequence[str]) -> Iterator[None]:
+    """Start so many processes before it is known what they do, and end those that nobody has taken (:func:`started`).
+
+    To be called in the main thread.
+
+    Raises:
+        OSError: they cannot be started.
+    """
+    try:
+        with _beginning():
+            _early.extend(Worker(modules) for _ in range(count))
+        yield
+    finally:
+        while _early:
+            _early.pop().end()
+
+
 @contextmanager
 def started(count: int, serve: Callable[..., None], *args: Any) -> Iterator[list[Worker]]:
-    """Start so many processes that call ``serve(pipe, *args)``, a function of a module, and end them afterwards.
+    """Have so many processes call ``serve(pipe, *args)``, a function of a module, and end them afterwards.
 
-    To be called in the main thread: on Linux, processes end with the thread that started them.
+    Those that were started early are taken first, others are started. To be called in the main thread: on Linux,
+    processes end with the thread that started them.
 
     Raises:
         OSError: they cannot be started.
     """
     workers: list[Worker] = []
     try:
-        # Half-made, a process would say something of its own: what comes meanwhile is raised when they have begun.
-        with interrupts.undisturbed():
-            _stand_somewhere()
-            if os.name != "nt":
-                # Python's own helper, which lets some stops through again when it has started.
-                resource_tracker.ensure_running()
-            with interrupts.undisturbed():
-                for _ in range(count):
-                    workers.append(Worker())
-                    with contextlib.suppress(BrokenPipeError):
-                        workers[-1].pipe.send((serve, args, areas.handed_over()))
+        with _beginning():
+            for _ in range(count):
+                workers.append(_early.pop() if _early else Worker())
+                with contextlib.suppress(BrokenPipeError):
+                    workers[-1].pipe.send((serve, args, areas.handed_over()))
         yield workers
     finally:
         for worker in workers:
             worker.end()
+
+
+@contextmanager
+def _beginning() -> Iterator[None]:
+    """Let processes begin undisturbed: half-made, one would say something of its own. What comes is raised after."""
+    with interrupts.undisturbed():
+        _stand_somewhere()
+        if os.name != "nt":
+            # Python's own helper, which lets some stops through again when it has started.
+            resource_tracker.ensure_running()
+        with interrupts.undisturbed():
+            yield
 
 
 def _stand_somewhere() -> None:
@@ -85,7 +119,7 @@ def _stand_somewhere() -> None:
 # --- in the worker ---------------------------------------------------------------------------------------------------
 
 
-def _begin(pipe: Connection) -> None:
+def _begin(pipe: Connection, modules: Sequence[str]) -> None:
     """Set the process up before anything is imported that takes long; what is to be said is the parent's to say."""
     _end_with_parent()
     for number in interrupts.STOPS:
@@ -93,6 +127,16 @@ def _begin(pipe: Connection) -> None:
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silence, stream)
+    # NumPy's threads for linear algebra would only be waiting.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # What is loaded stays: nobody has to look among it for what could go.
+    gc.disable()
+    for name in modules:
+        # What cannot be loaded is missed where it is needed.
+        with contextlib.suppress(Exception):
+            import_module(name)
+    gc.freeze()
+    gc.enable()
     # A parent that is done with it closes the pipe.
     with contextlib.suppress(EOFError, BrokenPipeError):
         serve, args, handed = pipe.recv()

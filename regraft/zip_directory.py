@@ -15,9 +15,10 @@ import unicodedata
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import msgspec
 
 from regraft import sqlite
 from regraft.errors import ArchiveEncrypted, ArchiveUnsafe
@@ -60,8 +61,7 @@ INSERT INTO entry (id, parent, name) VALUES (0, -1, '');
 _ADD = "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (parent, name) DO NOTHING"
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """A file in an archive: where its record stands in the directory and where it begins itself, and its sizes."""
 
     record: int
@@ -72,8 +72,7 @@ class Member:
     is_link: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Record:
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the directory, as it is written."""
 
     place: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 from checks.audit import file_findings
@@ -14,6 +13,7 @@ from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.ledger import ledger
 from regraft.located import Located
+from regraft.records import replace
 from regraft.text import argument
 
 #: Where an index is damaged or gone, a migration writes it anew.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 #: Days that trash, and what takes a run back, are kept.
 GRACE_DAYS = 14
 
 
-@dataclass(frozen=True, kw_only=True)
-class RepairOptions:
+class RepairOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be repaired; ``now_ms`` is the time of what has to be written anew."""
 
     now_ms: int
@@ -28,8 +28,7 @@ class RepairOptions:
         return self.only or frozenset(names)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GcOptions:
+class GcOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be removed; ``now_ms`` is the time from which ``grace`` (in days) counts back."""
 
     now_ms: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import apsw
 
@@ -17,6 +17,7 @@ from checks.audit.findings import Audit, Finding
 from regraft.errors import RegraftError
 from regraft.language import tr
 from regraft.located import Located
+from regraft.records import replace
 from repair.changes.plan import Plan
 from repair.changes.store import Store
 from repair.cherry_v2 import gc, upgrade

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from regraft.errors import WrongUsage
 from regraft.kinds import NAMES, V2_STORES, Kind
@@ -24,8 +25,7 @@ from repair.rsclaw import gc as rsclaw_gc
 from repair.rsclaw import reconcile as rsclaw_reconcile
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repairs:
+class Repairs(msgspec.Struct, frozen=True, kw_only=True):
     """What plans changes of a system's stores, none of which writes; None: the system does not need it.
 
     :attr:`regraft.system.System.commands` names the commands that get as far as this.

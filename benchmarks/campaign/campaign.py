@@ -8,12 +8,13 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
 from regraft import __version__
+from regraft.records import replace
 
 #: Where results are kept; ``docs/reliability.md`` is made from them.
 RESULTS = Path(__file__).parent / "results"

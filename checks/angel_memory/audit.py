@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.angel_memory import findings as angel
 from checks.angel_memory.providers import Providers, entries_elsewhere, providers
@@ -49,14 +49,13 @@ UNUSED = " AND ".join(f"id NOT IN (SELECT tag_id FROM {table} WHERE NOT {of})" f
 _COMPLAINTS = 10
 
 
-@dataclass
-class _Seen:
+class _Seen(msgspec.Struct):
     """What an audit has seen so far."""
 
     root: Path
     ledger: FindingCollector
-    texts: dict[str, str] = field(default_factory=dict)
-    checked: dict[str, int] = field(
+    texts: dict[str, str] = msgspec.field(default_factory=dict)
+    checked: dict[str, int] = msgspec.field(
         default_factory=lambda: dict.fromkeys(("records", "tags", "vectors", "raw_files", "bytes"), 0)
     )
     #: Whether the records could be read.

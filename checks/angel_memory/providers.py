@@ -8,11 +8,11 @@ soon as it starts with that provider.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
+import msgspec
 
 from regraft.formats.angel_memory import chroma, database
 from regraft.formats.angel_memory.chroma import ChromaProblem
@@ -23,8 +23,7 @@ T = TypeVar("T")
 GIVEN_UP = 86_400
 
 
-@dataclass(frozen=True, kw_only=True)
-class Providers:
+class Providers(msgspec.Struct, frozen=True, kw_only=True):
     """Whose vectors are used, and whose are not."""
 
     #: The provider of the last sync, as it stands in its folder's name; "" where none is known.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+import msgspec
 
 from regraft.formats.angel_memory import notes as angel_memory_notes
 from regraft.formats.angel_memory.database import IndexedFile, Record
@@ -27,8 +28,7 @@ class State(StrEnum):
     UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """A path below ``raw/``, with all that is known of it."""
 
     path: str

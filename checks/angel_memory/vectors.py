@@ -5,29 +5,28 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
 import apsw
+import msgspec
 
 from regraft import following
 from regraft.formats.angel_memory import chroma, database
 from regraft.formats.angel_memory.database import ProviderFolder
 
 
-@dataclass
-class Differences:
+class Differences(msgspec.Struct):
     """Source ids by what is wrong with their vectors."""
 
-    missing: list[str] = field(default_factory=list)
-    orphans: list[str] = field(default_factory=list)
+    missing: list[str] = msgspec.field(default_factory=list)
+    orphans: list[str] = msgspec.field(default_factory=list)
     #: Of another text than the records give now.
-    stale: list[str] = field(default_factory=list)
+    stale: list[str] = msgspec.field(default_factory=list)
     #: Whose metadata is wrong.
-    metadata: list[str] = field(default_factory=list)
+    metadata: list[str] = msgspec.field(default_factory=list)
     #: Of another length than the collection's dimension.
-    lengths: list[str] = field(default_factory=list)
+    lengths: list[str] = msgspec.field(default_factory=list)
     #: That are no vectors, or are lost.
-    unusable: list[str] = field(default_factory=list)
+    unusable: list[str] = msgspec.field(default_factory=list)
     #: How many vectors the collection has, and of how many dimensions it is, where anything was ever written to it.
     count: int = 0
     dimension: int | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import IntEnum
 
 import apsw
+import msgspec
 
 from checks.audit.file_findings import CORRUPT
 from checks.audit.findings import FINDINGS, SAMPLES, Finding
@@ -44,32 +44,30 @@ class OutOfTime(Exception):
     """The time that the audit may take is over."""
 
 
-@dataclass
-class _Tally:
+class _Tally(msgspec.Struct):
     said: str
     noun: str
     count: int = 0
-    samples: list[str] = field(default_factory=list)
+    samples: list[str] = msgspec.field(default_factory=list)
     #: None: that of the definition.
     severity: Severity | None = None
     is_beyond_repair: bool = False
 
 
-@dataclass
-class FindingCollector:
+class FindingCollector(msgspec.Struct):
     """What has been found so far: one finding for each name, base and sentence, with a count and some samples."""
 
     level: Level = Level.DEFAULT
     #: How long the audit may take, in seconds; None: as long as it takes.
     max_duration: float | None = None
     #: Is told of each file that is checked, as one step of a stage.
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = msgspec.field(default_factory=Silent)
     #: What ages are relative to.
-    now_ms: int = field(default_factory=clock.now_ms)
+    now_ms: int = msgspec.field(default_factory=clock.now_ms)
     #: The checks that time did not suffice for, as a person calls them.
-    not_checked: list[str] = field(default_factory=list)
-    _tallies: dict[tuple[str, str | None, str], _Tally] = field(default_factory=dict)
-    _begun: float = field(default_factory=time.monotonic)
+    not_checked: list[str] = msgspec.field(default_factory=list)
+    _tallies: dict[tuple[str, str | None, str], _Tally] = msgspec.field(default_factory=dict)
+    _begun: float = msgspec.field(default_factory=time.monotonic)
 
     def add(
         self,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from checks.audit.findings import FINDINGS, Audit, Finding
 from checks.audit.options import CommandLine
+from regraft.records import replace
 
 
 def with_commands(

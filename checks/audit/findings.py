@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, cast
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from regraft.labels import counted_severity, severity_heading
 from regraft.language import joined, tr
+from regraft.records import replace
 from regraft.report import notices
 from regraft.report.document import Head, Report
 from regraft.report.notices import Severity
@@ -44,8 +45,7 @@ _NOUNS = {
 _SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Definition:
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """A registered finding: the gravest that it can be, what it means, and what mends it, in the user's words."""
 
     name: str
@@ -75,8 +75,7 @@ def register(severity: Severity, name: str, meaning: str, remedy: str, command: 
     return name
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that an audit found.
 
     ``base`` is its id in the store. ``subject`` is what it is about: an item's id, a file, or None for all of it.
@@ -95,7 +94,7 @@ class Finding:
     #: Whether no command mends this very instance, although one mends others of the name.
     is_beyond_repair: bool = False
     #: What a person calls the items that samples are, or are of, by those samples.
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def report(self) -> FindingReport:
         """Return it as the document of an audit has it."""
@@ -169,8 +168,7 @@ class CheckReport(Report, kw_only=True):
     not_checked: tuple[str, ...] | UnsetType = UNSET
 
 
-@dataclass(frozen=True, kw_only=True)
-class Audit:
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
     """What an audit came to.
 
     ``checked`` says how much was looked at, ``names`` holds what a person calls a base, by its id, in the store's
@@ -183,7 +181,7 @@ class Audit:
     names: dict[str, str]
     closing: str
     #: Numbers of every base that a page can be drawn from.
-    statistics: Statistics = field(default_factory=Statistics)
+    statistics: Statistics = msgspec.field(default_factory=Statistics)
     #: The checks that time did not suffice for, or of what cannot be read.
     not_checked: tuple[str, ...] = ()
     #: How deep it was looked at; empty for a source, of which a migration is planned.

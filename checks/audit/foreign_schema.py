@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.audit import file_findings
 from checks.audit.collector import FindingCollector, named
@@ -28,8 +29,7 @@ _LONGEST = 1 << 20
 _IN_TRIGGERS = {"ifnull", "coalesce", "max"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Foreign:
+class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     """Something in a schema that the layout does not have."""
 
     #: The finding that it is.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from checks.audit.collector import Level
 from regraft import clock
@@ -13,8 +14,7 @@ from regraft.report.progress import Progress, Silent
 CommandLine = Callable[[Sequence[str], Sequence[str]], str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions:
+class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What of a store is to be looked at, how deep, and how long (in seconds; None: as long as it takes)."""
 
     level: Level = Level.DEFAULT
@@ -22,6 +22,6 @@ class CheckOptions:
     #: Ids of the bases; empty: all.
     bases: tuple[str, ...] = ()
     #: What ages are relative to.
-    now_ms: int = field(default_factory=clock.now_ms)
+    now_ms: int = msgspec.field(default_factory=clock.now_ms)
     #: Shows a person how far it is.
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = msgspec.field(default_factory=Silent)

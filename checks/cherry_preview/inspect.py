@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 
 from checks.looks import BaseLook, HealthLook, ItemLook, Look, VectorFileLook, by_dimensions, bytes_of, problems_of
@@ -98,14 +98,13 @@ def _look_at(source: Located, store: Store) -> PreviewLook:
         return PreviewLook(problem=tr("its index file cannot be read: {reason}", reason=error.facts["reason"]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreviewLook:
+class PreviewLook(msgspec.Struct, frozen=True, kw_only=True):
     """What one file of a preview build holds: with the collection and the items, by type, that its rows name."""
 
     store: VectorFileLook | None = None
     problem: str | None = None
     collection: str | None = None
-    items: dict[str, int] = field(default_factory=dict)
+    items: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 def look_at_file(path: Path, seen: libsql.Look) -> PreviewLook:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.audit import foreign_schema
 from checks.audit.collector import FindingCollector, named
@@ -39,8 +39,7 @@ from regraft.text import counted
 from regraft.tree import FolderTree
 
 
-@dataclass
-class _Seen:
+class _Seen(msgspec.Struct):
     """What an audit has seen of a whole store."""
 
     ledger: FindingCollector
@@ -50,19 +49,18 @@ class _Seen:
     damaged: Collection[str] = ()
     #: The folder of all bases.
     bases: str = ""
-    names: dict[str, str] = field(default_factory=dict)
-    indexes: dict[str, Index] = field(default_factory=dict)
+    names: dict[str, str] = msgspec.field(default_factory=dict)
+    indexes: dict[str, Index] = msgspec.field(default_factory=dict)
     #: What brought the bases to v2, for a person.
     carried_by: str = "upgrade"
     #: Of how many files of each base it is recorded that v1 had no rows.
-    without_rows: dict[str, int] = field(default_factory=dict)
+    without_rows: dict[str, int] = msgspec.field(default_factory=dict)
     items: int = 0
     bytes: int = 0
     raw_files: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Base:
+class _Base(msgspec.Struct, frozen=True, kw_only=True):
     """One base, as the catalog and the folder of bases have it; None is what they do not have."""
 
     key: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 import apsw
+import msgspec
 
 from checks.audit import file_findings
 from checks.audit.foreign_schema import (
@@ -34,8 +34,7 @@ _FTS5 = re.compile(r"\bUSING\s+[\"'`\[]?fts5\b", re.IGNORECASE)
 _IN_RULES = {"like", "length", "trim", "ifnull", "coalesce"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _OwnSchema:
+class _OwnSchema(msgspec.Struct, frozen=True, kw_only=True):
     """What a layout has: columns by table, indexes, and its triggers with the tables that they are on."""
 
     tables: Mapping[str, frozenset[str]]

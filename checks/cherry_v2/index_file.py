@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.audit import foreign_schema
 from checks.audit.collector import FindingCollector, Level, named
@@ -31,8 +31,7 @@ from regraft.text import decode_utf8
 _CACHE_KIB = 64_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
     """What lies around an index says of it; None where nothing does."""
 
     #: What findings are filed under.
@@ -45,8 +44,7 @@ class Expected:
     dimensions: int | None = None
 
 
-@dataclass
-class Material:
+class Material(msgspec.Struct):
     """A material as the index has it."""
 
     id: str
@@ -54,15 +52,14 @@ class Material:
     content_hash: str | None
 
 
-@dataclass
-class Index:
+class Index(msgspec.Struct):
     """What an audit saw in an index file."""
 
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
     #: None where the table cannot be read.
     materials: list[Material] | None = None
     #: How many vectors there are of each length in bytes.
-    lengths: Counter[int] = field(default_factory=Counter)
+    lengths: Counter[int] = msgspec.field(default_factory=Counter)
     #: How many vectors there are of each norm, in steps; None where that was not looked at.
     norms: dict[str, int] | None = None
     is_readable: bool = True

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from checks.audit.findings import FINDINGS, Audit, Finding
 from checks.audit.options import CommandLine
 from checks.cherry_v2 import findings as v2
+from regraft.records import replace
 
 #: What is said of the rows of an index file: nothing mends these while it cannot be read as a whole.
 _OF_AN_INDEX = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -18,6 +17,7 @@ from regraft import sqlite
 from regraft.formats.cherry_v2.catalog_lookup import item_data, opened_catalog
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem
 from regraft.formats.cherry_v2.item_names import item_name
+from regraft.records import replace
 from regraft.text import lenient_text
 
 #: The materials of rows of an index: by the path or content of a material, by a unit, a body, a vector.

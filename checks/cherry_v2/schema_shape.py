@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import apsw
+import msgspec
 
 from checks.audit.collector import FindingCollector
 from regraft import sqlite
@@ -88,13 +88,12 @@ _REFUSED = {
 }
 
 
-@dataclass
-class Shape:
+class Shape(msgspec.Struct):
     """What of the layout is there: tables that can be read by its columns, and what is missing or differs."""
 
     #: Tables with all their columns, ``search_text_fts`` too.
-    tables: set[str] = field(default_factory=set)
-    missing: list[str] = field(default_factory=list)
+    tables: set[str] = msgspec.field(default_factory=set)
+    missing: list[str] = msgspec.field(default_factory=list)
     #: Whether bodies carry their number in the full-text index (version 2), or it is their implicit one.
     has_rowid: bool = True
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import apsw
+import msgspec
 from msgspec import structs
 
 from checks.audit import foreign_schema
@@ -27,25 +27,25 @@ from regraft.formats.codex_mem.notes import Counts
 from regraft.labels import state_label
 from regraft.language import tr
 from regraft.locate import Located
+from regraft.records import replace
 from regraft.report.progress import stage
 
 #: Commands that take the id of a project.
 _OF_ONE_PROJECT = {"reconcile", "backfill", "clear-failed"}
 
 
-@dataclass
-class _Seen:
+class _Seen(msgspec.Struct):
     """What an audit has seen."""
 
     ledger: FindingCollector
     chosen: tuple[str, ...] = ()
     #: The tables that an audit needs are there.
     is_whole: bool = False
-    projects: dict[str, Project] = field(default_factory=dict)
+    projects: dict[str, Project] = msgspec.field(default_factory=dict)
     survey: Survey | None = None
     #: The draft's state and signals of the whole.
     signals: health.Signals | None = None
-    checked: dict[str, int] = field(default_factory=dict)
+    checked: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import apsw
 from msgspec import UNSET, UnsetType, structs
@@ -118,7 +117,7 @@ def _project(survey: Survey, project: database.Project) -> BaseLook:
         query = f"SELECT {column}, count(*) FROM {database.NOTES} WHERE project_id = ? GROUP BY 1 ORDER BY 1"
         return {str(value): int(number) for value, number in db.execute(query, (project.id,))}
 
-    counts = asdict(survey.counts.get(project.id, Counts()))
+    counts = structs.asdict(survey.counts.get(project.id, Counts()))
     return ProjectLook(
         id=project.id,
         name=project.name,

@@ -11,11 +11,11 @@ import posixpath
 import stat
 import unicodedata
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from checks.rsclaw.seen import HOUR_MS
 from regraft import links
@@ -85,8 +85,7 @@ _NAMELESS = """
     SELECT count(*), count(*) FILTER (WHERE folded NOT IN (SELECT folded FROM named)) FROM file WHERE NOT is_odd"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loose:
+class Loose(msgspec.Struct, frozen=True, kw_only=True):
     """A file that no document and no open entry names; ``path`` is below the KB's folder, as text."""
 
     path: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from checks.audit.collector import Level
 from checks.rsclaw import findings as kb
@@ -66,8 +67,7 @@ _LOOSE: dict[Why, tuple[str, Severity]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Named:
+class _Named(msgspec.Struct, frozen=True, kw_only=True):
     """A file that a document names."""
 
     doc: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from checks.audit.collector import FindingCollector, Level, named
 from checks.audit.findings import SAMPLES
@@ -23,8 +23,7 @@ TITLED = "d.title || ' (' || d.id || ')'"
 NAMED = f"coalesce({TITLED}, {{id}})"
 
 
-@dataclass(kw_only=True)
-class Seen:
+class Seen(msgspec.Struct, kw_only=True):
     """A KB that is being audited."""
 
     #: The folder, and the database in it.
@@ -32,9 +31,9 @@ class Seen:
     path: Path
     mirror: Mirror
     ledger: FindingCollector
-    checked: dict[str, int] = field(default_factory=dict)
+    checked: dict[str, int] = msgspec.field(default_factory=dict)
     #: Checks of what cannot be read, as a person calls them.
-    unread: list[str] = field(default_factory=list)
+    unread: list[str] = msgspec.field(default_factory=list)
 
     @property
     def db(self) -> apsw.Connection:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
 from regraft.formats.cherry_v2.models import SEPARATOR, ModelChoice, ModelOverrides, Models, is_model_id, tidy_model_id
 from regraft.language import tr
+from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank

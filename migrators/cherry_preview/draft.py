@@ -5,7 +5,6 @@ Rules: ``docs/formats/preview.md``, "What becomes of it". No clock; nothing but 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -26,6 +25,7 @@ from regraft.formats.cherry_v2.values import read_time, whole_number
 from regraft.language import joined, tr
 from regraft.locate import Located
 from regraft.names import FreeNames, fold, is_folder_name
+from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import counted, is_blank, trim, whole, without_nul

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from migrators.pipeline.drafts import Content, Upload, cut_note
 from regraft.formats import json_text
@@ -27,8 +28,7 @@ _FOLDERS = ("source", "path", "directoryPath", "name")
 _INDEXED_PATH = "indexedRelativePath"
 
 
-@dataclass(frozen=True)
-class RawFiles:
+class RawFiles(msgspec.Struct, frozen=True):
     """The folder of a base's raw files, as a name in the source's tree."""
 
     tree: Tree
@@ -76,8 +76,7 @@ class Rows(Protocol):
         """Return the text that they make."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where an item's data is read: what its base has."""
 
     base_id: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from migrators.cherry_v1.disk_hints import hints
@@ -22,6 +21,7 @@ from regraft.formats.cherry_v1 import embedjs, salvage
 from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.salvage_tally import SalvageTally
 from regraft.locate import Located
+from regraft.records import replace
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:

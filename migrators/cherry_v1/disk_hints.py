@@ -10,8 +10,9 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from migrators.cherry_v1.duplicates import find_twins, is_done_folder, lost_entries, lost_files
 from migrators.cherry_v1.file_texts import TEXT_KINDS, WantedText
@@ -65,14 +66,13 @@ def _snippet(survey: Survey, loader: str) -> str | None:
     return None if rows is None else rows.source
 
 
-@dataclass
-class _Look:
+class _Look(msgspec.Struct):
     """A look through the folders of one base, with the bounds that they share."""
 
-    found: dict[str, Path] = field(default_factory=dict)
-    files_left: int = field(default_factory=lambda: MAX_FILES)
-    bytes_left: int = field(default_factory=lambda: MAX_BYTES)
-    work_left: int = field(default_factory=lambda: MAX_WORK)
+    found: dict[str, Path] = msgspec.field(default_factory=dict)
+    files_left: int = msgspec.field(default_factory=lambda: MAX_FILES)
+    bytes_left: int = msgspec.field(default_factory=lambda: MAX_BYTES)
+    work_left: int = msgspec.field(default_factory=lambda: MAX_WORK)
 
     @property
     def may_read(self) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
+
+import msgspec
 
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.duplicates import read_times
@@ -30,8 +31,7 @@ from regraft.tree import CHUNK_BYTES
 MAX_COMPARED_BYTES = 1 << 30
 
 
-@dataclass(frozen=True, kw_only=True)
-class _File:
+class _File(msgspec.Struct, frozen=True, kw_only=True):
     """A file that can be read: a standalone item's upload, or a file of a folder on disk (then with its path)."""
 
     loader_id: str

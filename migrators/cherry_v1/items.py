@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from migrators.pipeline.drafts import (
     ERROR_CODES,
@@ -21,6 +22,7 @@ from regraft import identity
 from regraft.formats.cherry_v2.values import read_time
 from regraft.language import tr
 from regraft.names import TRAILING, FreeNames, sanitise
+from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank, trim, without_nul
@@ -30,8 +32,7 @@ FILE_TEXTS = ("id", "name", "origin_name", "path", "ext", "type", "created_at")
 FILE_NUMBERS = ("size", "count")
 
 
-@dataclass
-class Context:
+class Context(msgspec.Struct):
     """What all bases share: Dexie's tables by id, and the ids of items that were migrated so far."""
 
     files: Mapping[str, dict[str, Any]]

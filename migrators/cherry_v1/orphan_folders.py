@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from regraft.folder_paths import segments
 from regraft.names import fold
@@ -26,16 +27,14 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 _PART = re.compile(r"[^/\\]+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundFolder:
+class FoundFolder(msgspec.Struct, frozen=True, kw_only=True):
     """A folder and the loaders of its files, in the order that they were given in."""
 
     path: str
     loaders: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _File:
+class _File(msgspec.Struct, frozen=True, kw_only=True):
     loader: str
     path: str
     #: The folders above it, by fold.

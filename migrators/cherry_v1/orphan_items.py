@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from migrators.cherry_v1.file_texts import FRONT_UNITS, JSON, TEXT, WantedText
 from migrators.cherry_v1.items import FILE_NUMBERS, FILE_TEXTS
@@ -90,15 +92,14 @@ class Beside:
             return b""
 
 
-@dataclass(kw_only=True)
-class FoundItems:
+class FoundItems(msgspec.Struct, kw_only=True):
     """The items of a base as v1's state would have them, and how surely they are told."""
 
-    raws: list[dict[str, Any]] = field(default_factory=list)
+    raws: list[dict[str, Any]] = msgspec.field(default_factory=list)
     #: The folders among them.
-    folders: list[FoundFolder] = field(default_factory=list)
+    folders: list[FoundFolder] = msgspec.field(default_factory=list)
     #: Items by type.
-    types: Counter[str] = field(default_factory=Counter)
+    types: Counter[str] = msgspec.field(default_factory=Counter)
     #: Files whose name nobody knows, and notes whose whole text nobody knows.
     unnamed: int = 0
     partial: int = 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.formats import json_text
@@ -39,8 +39,7 @@ class NotVectors(Exception):
     """A file that no base is made of: it is none of v1's, or has no row. The text says why, for a person."""
 
 
-@dataclass(slots=True)
-class LoaderFacts:
+class LoaderFacts(msgspec.Struct):
     """What the rows of one loader tell."""
 
     loader: str
@@ -52,7 +51,7 @@ class LoaderFacts:
     #: Of a page: the begin of its first chunk.
     begin: str = ""
     #: Of a note: its chunks, each with its number.
-    chunks: list[tuple[int, str]] = field(default_factory=list)
+    chunks: list[tuple[int, str]] = msgspec.field(default_factory=list)
     _units: int = 0
 
     def see(self, source: str | None, row_id: str | None, metadata: str | None, body: str | None) -> None:
@@ -101,11 +100,10 @@ def _original_source(metadata: str) -> str:
     return original if isinstance(original, str) and not is_blank(original) else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileFacts:
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a vector file tells: its loaders in the order of their first rows, and the dimensions of its vectors."""
 
-    loaders: list[LoaderFacts] = field(default_factory=list)
+    loaders: list[LoaderFacts] = msgspec.field(default_factory=list)
     rows: int = 0
     #: Of most usable vectors; None where there is none.
     dimensions: int | None = None

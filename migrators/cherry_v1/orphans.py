@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from regraft.formats.cherry_v2.models import SEPARATOR, ModelOverrides, unique_m
 from regraft.formats.vector_survey import StoreProblem
 from regraft.language import joined, tr
 from regraft.names import vector_file_name
+from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import counted
@@ -41,8 +41,7 @@ _NOUNS = {"directory": "folder", "file": "file", "url": "url", "sitemap": "sitem
 Opened = Callable[[Path], AbstractContextManager[Path]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Orphan:
+class Orphan(msgspec.Struct, frozen=True, kw_only=True):
     """A vector file that no state names: its name, what is known of it, and the model that it may be of.
 
     ``problem`` says why nothing can be read of it, for a person; nothing where it can.
@@ -55,8 +54,7 @@ class Orphan:
     likely_model: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adoption:
+class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     """A state with a base for each vector file that it does not name, and what these are by the ids of the bases."""
 
     state: V1State

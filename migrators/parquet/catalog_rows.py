@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import fields
 
 from regraft import sqlite
 from regraft.errors import SourceUnreadable

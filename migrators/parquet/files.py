@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from migrators.pipeline.entries import CATALOG, REPORT
 from regraft.errors import BaseUnknown, SourceNotMigratable, SourceUnreadable, WrongUsage
@@ -17,8 +18,7 @@ from regraft.names import fold, is_folder_name
 from regraft.tree import crc32_of
 
 
-@dataclass
-class UnitsFile:
+class UnitsFile(msgspec.Struct):
     """One file of units; :meth:`survey` reads it."""
 
     path: Path

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import identity
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR
@@ -48,8 +48,7 @@ def head(text: Text, characters: int) -> str:
     return bytes(text[: 4 * characters]).decode("utf-8", "ignore")[:characters]
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """A text in a row of the connection's file, or of its temporary tables."""
 
     db: apsw.Connection

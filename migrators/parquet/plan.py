@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -19,8 +18,7 @@ from regraft.formats.parquet.metadata import AboutBase
 ITEM_FACTOR = 3
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What becomes of one base; ``items`` is None where they follow from its materials."""
 
     about: AboutBase

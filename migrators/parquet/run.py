@@ -6,7 +6,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import apsw
@@ -34,6 +33,7 @@ from regraft.language import joined, tr
 from regraft.ledger import durable
 from regraft.ledger.ledger import Entry
 from regraft.locate import INDEX_FILE
+from regraft.records import replace
 from regraft.report.document import Run
 from regraft.report.migration import MigrationReport
 from regraft.report.progress import Progress, stage
@@ -44,8 +44,7 @@ COMMAND = "import"
 WRITER = 1
 
 
-@dataclass(frozen=True)
-class ImportJob:
+class ImportJob(msgspec.Struct, frozen=True):
     """One base of the run: unchanged, with what the ledger has of it, or planned."""
 
     position: int
@@ -103,8 +102,7 @@ def import_files(
         return at.finish(import_report(run, outcomes))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportPlan:
+class ImportPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What an import is going to do: every base as it stands, or with its plan."""
 
     jobs: tuple[ImportJob, ...]

@@ -6,7 +6,8 @@ Rules: ``docs/rules.md``, "Rows" and "Texts without a vector".
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+
+import msgspec
 
 from migrators.pipeline.ownership import Owners
 from regraft.formats import vector_survey
@@ -30,12 +31,11 @@ WITHOUT_VECTOR = frozenset(
 )
 
 
-@dataclass
-class Counts:
+class Counts(msgspec.Struct):
     """Rows by reason, with a few of them as examples."""
 
-    rows: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)
+    rows: Counter[str] = msgspec.field(default_factory=Counter)
+    examples: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
     def add(self, reason: str, tally: Tally) -> None:
         """Count the rows of a tally."""
@@ -45,13 +45,12 @@ class Counts:
             examples.extend(tally.samples[: EXAMPLES - len(examples)])
 
 
-@dataclass(slots=True)
-class CarriedRows:
+class CarriedRows(msgspec.Struct):
     """The rows of one loader that are carried: ``whole`` with their vector, ``bare`` without one, and why."""
 
     loader: LoaderRows
     whole: Tally | None = None
-    bare: list[tuple[str, Tally]] = field(default_factory=list)
+    bare: list[tuple[str, Tally]] = msgspec.field(default_factory=list)
 
     @property
     def tallies(self) -> list[Tally]:
@@ -74,8 +73,7 @@ class CarriedRows:
         return sum(tally.body_bytes for tally in self.tallies)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CarryPolicy:
+class CarryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What of a base is carried."""
 
     #: Why it fails, so that no vector is carried.

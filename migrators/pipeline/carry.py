@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
+import msgspec
 
 from migrators.pipeline import helping
 from migrators.pipeline.drafts import Upload
@@ -41,8 +41,7 @@ _LARGE_INDEX_BYTES = 64 << 20
 REPORT_ROWS = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Where a base comes from."""
 
     #: The source, and the name of its folder of uploaded files, None where it has none.
@@ -61,8 +60,7 @@ Watcher = Callable[[float, int], None]
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Carried:
+class Carried(msgspec.Struct, frozen=True, kw_only=True):
     """What was written for one base."""
 
     record: BaseRecord
@@ -157,8 +155,7 @@ def _checked(carrier: _Carrier, written: _Written | None, staging: Path, crew: C
         return hashes()
 
 
-@dataclass(frozen=True)
-class _Written:
+class _Written(msgspec.Struct, frozen=True):
     """An index that was written, with the digests of what was put into it."""
 
     tallies: index.Tallies

@@ -6,7 +6,7 @@ Every journey makes these of its own state. Times are milliseconds; None stands 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
@@ -27,8 +27,7 @@ FAILED_TEXT = "Legacy knowledge item indexing failed."
 INTERRUPTED_TEXT = "Legacy knowledge item indexing was interrupted and needs to be retried."
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(msgspec.Struct, frozen=True):
     """An uploaded file: its name in a folder of the source (None: the source's folder of uploads).
 
     ``other_name`` is where else it may be, looked at where nothing has the name.
@@ -68,13 +67,12 @@ class ItemDraft(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return self.type == "directory" and self.status == "completed" and not self.is_listed
 
 
-@dataclass
-class Content:
+class Content(msgspec.Struct):
     """What becomes of the content of an item: its ``data``, and what is worth saying of it."""
 
     data: dict[str, str]
     upload: Upload | None = None
-    notices: list[Notice] = field(default_factory=list)
+    notices: list[Notice] = msgspec.field(default_factory=list)
     renamed: bool = False
     file_name: str | None = None
 
@@ -88,21 +86,19 @@ def cut_note(text: str, base: str | None = None, item: str | None = None) -> tup
     return utf16_cut(text, MAX_NOTE_UNITS), [Notice(code=notices.NOTE_CUT, message=message, base=base, item=item)]
 
 
-@dataclass(frozen=True)
-class SkippedItem:
+class SkippedItem(msgspec.Struct, frozen=True):
     """An item that is not migrated, and why."""
 
     legacy_id: str | None
     reason: str
 
 
-@dataclass
-class DraftedItems:
+class DraftedItems(msgspec.Struct):
     """The items of one base, while they are drafted."""
 
-    items: Packed[ItemDraft] = field(default_factory=lambda: Packed(ItemDraft))
-    skipped: list[SkippedItem] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
+    items: Packed[ItemDraft] = msgspec.field(default_factory=lambda: Packed(ItemDraft))
+    skipped: list[SkippedItem] = msgspec.field(default_factory=list)
+    notices: list[Notice] = msgspec.field(default_factory=list)
     renamed: int = 0
 
 
@@ -137,8 +133,7 @@ class BaseDraft:
         return tuple(item for item in self.items if item.type == "directory")
 
 
-@dataclass(frozen=True)
-class SkippedBase:
+class SkippedBase(msgspec.Struct, frozen=True):
     """A base that is not migrated, and why."""
 
     legacy_id: str | None
@@ -146,8 +141,7 @@ class SkippedBase:
     items: int
 
 
-@dataclass(frozen=True)
-class LibraryDraft:
+class LibraryDraft(msgspec.Struct, frozen=True):
     """Every base of a source, in v1's order, and those that are not migrated."""
 
     bases: tuple[BaseDraft, ...]

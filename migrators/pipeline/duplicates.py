@@ -7,7 +7,8 @@ A file that equals another one byte for byte has no row of its own in v1; it get
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.ownership import Owners
@@ -24,8 +25,7 @@ NAMED = 5
 NAME_UNITS = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class Restored:
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
     """A file without rows that can have those of its twin: the item ``owner``, whose ``rows`` are carried.
 
     ``item`` is the file's own item, or the folder that it is told of.
@@ -39,8 +39,7 @@ class Restored:
     partial: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Missing:
+class Missing(msgspec.Struct, frozen=True, kw_only=True):
     """An item of which v1 did not store some chunks: at least ``chunks``, with ``rows`` that it has stored."""
 
     name: str

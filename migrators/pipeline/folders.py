@@ -6,7 +6,8 @@ Rules: ``docs/rules.md``, "Folders" and "Names". They are handed out together, f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from migrators.pipeline.ownership import Child
@@ -14,20 +15,18 @@ from regraft.folder_paths import ChildPaths, FolderPrefixes
 from regraft.names import FreeNames, fold
 
 
-@dataclass(frozen=True)
-class TakenPaths:
+class TakenPaths(msgspec.Struct, frozen=True):
     """Paths of a base that are there already: they stay, and what is new goes beside them."""
 
     #: Prefixes that folders have, by the folder's id.
-    prefixes: Mapping[str, str] = field(default_factory=dict)
+    prefixes: Mapping[str, str] = msgspec.field(default_factory=dict)
     #: Names in the root of ``raw/``.
     names: frozenset[str] = frozenset()
     #: Paths of files that folders have, with their prefix, by the folder's id.
-    children: Mapping[str, Iterable[str]] = field(default_factory=dict)
+    children: Mapping[str, Iterable[str]] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """Who has which path below ``raw/``."""
 
     #: By the ids of folders that are expanded.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from migrators.pipeline.duplicates import holes
 from migrators.pipeline.ownership import Owners
@@ -16,8 +17,7 @@ from regraft.report.notices import Notice
 from regraft.text import counted
 
 
-@dataclass(frozen=True, kw_only=True)
-class Losses:
+class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """The items of a salvaged base that have rows, or had some.
 
     ``lost`` counts rows that do not come along, by the id of their item. ``open`` are items whose numbers have holes,

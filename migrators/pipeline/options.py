@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from regraft.formats.cherry_v2.models import ModelOverrides
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """Everything that a command line or a program can say besides source and target.
 
     ``bases`` are v1 or v2 ids (empty: all); ``now_ms`` is the run's time; ``jobs`` None means as many as pay.
     """
 
     now_ms: int
-    model_overrides: ModelOverrides = field(default_factory=ModelOverrides)
+    model_overrides: ModelOverrides = msgspec.field(default_factory=ModelOverrides)
     bases: tuple[str, ...] = ()
     jobs: int | None = None
     dry_run: bool = False

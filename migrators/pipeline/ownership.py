@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from migrators.pipeline.drafts import BaseDraft, ItemDraft
 from regraft import identity
@@ -14,8 +15,7 @@ from regraft.report.notices import Notice
 from regraft.text import counted
 
 
-@dataclass(slots=True)
-class Child:
+class Child(msgspec.Struct):
     """One file of an expanded folder. ``taken_by`` is the id of the item that its loader's rows went to instead."""
 
     id: str

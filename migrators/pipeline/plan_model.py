@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -28,8 +27,7 @@ class ItemPlan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     upload: Upload | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MaterialPlan:
+class MaterialPlan(msgspec.Struct, frozen=True):
     """The rows that become one material: ``item`` is an index into the plan's items, ``runs`` are rowid ranges."""
 
     item: int
@@ -38,13 +36,12 @@ class MaterialPlan:
     body_bytes: int
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """The books of a base: every row is carried or skipped for a reason."""
 
     read: int = 0
     carried: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int] = msgspec.field(default_factory=dict)
     #: Those of the carried ones whose text came along alone.
     without_vector: int = 0
     #: Chunks that v1 itself never stored; they are in no row.
@@ -58,8 +55,7 @@ class Rows:
         return self.read == self.carried + sum(self.skipped.values())
 
 
-@dataclass(frozen=True)
-class Directories:
+class Directories(msgspec.Struct, frozen=True):
     """What became of a base's folders: expanded ones, their children, and those that stayed one failed item."""
 
     expanded: int = 0
@@ -67,8 +63,7 @@ class Directories:
     tombstones: int = 0
 
 
-@dataclass(frozen=True)
-class BasePlan:
+class BasePlan(msgspec.Struct, frozen=True):
     """What becomes of one base. ``error`` is None for a completed one."""
 
     draft: BaseDraft
@@ -84,7 +79,7 @@ class BasePlan:
     #: Keys of the names in ``raw/`` that are taken before any snapshot has one.
     taken_names: frozenset[str] = frozenset()
     #: What other files told of it.
-    found: Found = field(default_factory=Found)
+    found: Found = msgspec.field(default_factory=Found)
     #: Whether texts come along whose vector cannot.
     carry_text: bool = False
     #: What is left of its vector file, where that is damaged.

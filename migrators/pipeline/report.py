@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+import msgspec
 from msgspec import UNSET, structs
 
 from migrators.pipeline.drafts import LibraryDraft
@@ -19,6 +19,7 @@ from regraft.formats.cherry_v2.index import Tallies
 from regraft.formats.salvage_tally import SalvageTally
 from regraft.language import tr
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
+from regraft.records import replace
 from regraft.report import notices
 from regraft.report.document import Run
 from regraft.report.migration import (
@@ -36,8 +37,7 @@ from regraft.report.notices import Notice
 from regraft.text import argument, path_text
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One base's part of the report."""
 
     base: BaseReport

@@ -7,9 +7,10 @@ import logging
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
+
+import msgspec
 
 from migrators.pipeline import preflight, published, report
 from migrators.pipeline.carry import item_rows
@@ -23,12 +24,12 @@ from migrators.pipeline.session import Migration, Session, session, work_folder
 from migrators.pipeline.source import Pipeline
 from migrators.pipeline.survey import BaseJob, BasePlanner, chosen, fingerprint, vector_bytes, vector_name
 from migrators.pipeline.workers import Done, carry_all, jobs_for, processes
-from regraft import crew
+from regraft import crew, early
 from regraft.crew import Crew, JobFailed
 from regraft.errors import Declined
-from regraft.formats import fts5
 from regraft.ledger import durable
 from regraft.locate import Located
+from regraft.records import replace
 from regraft.report.document import Run
 from regraft.report.migration import LookedAt, MigrationReport, Preflight, SourcePlan
 from regraft.report.progress import Progress, stage
@@ -108,8 +109,7 @@ def read_library(pipeline: Pipeline, source: Located, options: Options) -> Libra
     return replace(library, notices=(*source.notices, *running, *notices_of(source.tree), *library.notices))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LibraryPlan:
+class LibraryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a migration is going to do: every base as it stands, or with its plan.
 
     ``bytes`` is what carrying the planned bases takes on the target's disk.
@@ -232,21 +232,16 @@ def publish(at: Session, done: Done) -> Outcome:
     return outcome
 
 
-#: So many bytes have the vector files of bases whose texts come to enough for several processes.
-_LARGE_FILE_BYTES = 8 * fts5.LEAST_BYTES
-
-
 def _start_early(helpers: Crew, source: Located, bases: list[tuple[int, BaseDraft]], at: Session) -> Marking | None:
     """Start processes that are going to be used, where they are, and have them read the files of the one base."""
     if len(bases) != 1 or at.ledger is None or at.entries or not crew.can_start():
         return None
     [(_, draft)] = bases
-    if vector_bytes(source, draft) < _LARGE_FILE_BYTES:
+    if vector_bytes(source, draft) < early.LARGE_FILE_BYTES:
         return None
     try:
         helpers.start()
         marking = Marking(helpers, source, draft)
-        helpers.tell_each(fts5.make_ready)
     except JobFailed as problem:
         logger.info("there are no helpers: %s", problem)
         return None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from migrators.pipeline.drafts import BaseDraft
 from migrators.pipeline.source import Salvager
@@ -16,12 +16,12 @@ from regraft.formats.vector_survey import StoreProblem, Survey
 from regraft.formats.vector_table import VectorTable
 from regraft.language import tr
 from regraft.ledger.durable import NO_ROOM
+from regraft.records import replace
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leftover:
+class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     """What a damaged file gives: a survey of the temporary file ``vectors``, read as ``table``, or why nothing."""
 
     found: Survey | StoreProblem
@@ -29,8 +29,7 @@ class Leftover:
     table: VectorTable | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """How damaged files are read: whether their rows are wanted, below which folder, and whether texts are told."""
 
     is_wanted: bool

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
 import apsw
+import msgspec
 from msgspec import structs
 
 from migrators.pipeline import preflight
@@ -56,16 +56,14 @@ class Job(Protocol):
         """Return what the ledger has of it where it is left as it stands, else None."""
 
 
-@dataclass(frozen=True)
-class Migration:
+class Migration(msgspec.Struct, frozen=True):
     """What a run comes to: its report, and whether anything was written."""
 
     report: MigrationReport
     wrote: bool
 
 
-@dataclass(kw_only=True)
-class Session:
+class Session(msgspec.Struct, kw_only=True):
     """A target while a run is at it: what earlier runs published there, and where this one builds.
 
     ``ledger`` is None in a dry run, which writes nothing but below ``work``.

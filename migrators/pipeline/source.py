@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from migrators.pipeline.drafts import BaseDraft, LibraryDraft
 from migrators.pipeline.options import Options
@@ -14,11 +15,11 @@ from regraft.formats.salvage_tally import SalvageTally
 from regraft.formats.vector_survey import Survey
 from regraft.formats.vector_table import VectorTable
 from regraft.locate import Located
+from regraft.records import replace
 from regraft.report.notices import Notice
 
 
-@dataclass(frozen=True)
-class Duplicate:
+class Duplicate(msgspec.Struct, frozen=True):
     """A file without rows of its own whose bytes are those of another file of the base, which has rows.
 
     ``loader_id`` is the loader without rows, ``like`` a loader of the file that it equals. ``name`` and ``like_name``
@@ -41,21 +42,19 @@ class Duplicate:
     changed: bool = False
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """What a run found on disk, kept for a later one that finds the folder or the upload gone."""
 
     #: Paths of files on disk, by loader id.
-    paths: dict[str, str] = field(default_factory=dict)
+    paths: dict[str, str] = msgspec.field(default_factory=dict)
     twins: tuple[Duplicate, ...] = ()
 
 
-@dataclass(frozen=True)
-class Hints:
+class Hints(msgspec.Struct, frozen=True):
     """What files beside the state and the vector file tell of a base. They make it better and are no condition."""
 
     #: Paths of files on disk, by loader id.
-    paths: dict[str, str] = field(default_factory=dict)
+    paths: dict[str, str] = msgspec.field(default_factory=dict)
     #: Files whose rows v1 never stored, because another file of the base has the same bytes.
     twins: tuple[Duplicate, ...] = ()
     #: Whether they get the rows of those files; else it is only said.
@@ -97,8 +96,7 @@ def _as_it_is(path: Path, _work: Path | None, _options: Options) -> AbstractCont
     return nullcontext(path)
 
 
-@dataclass(frozen=True)
-class Pipeline:
+class Pipeline(msgspec.Struct, frozen=True):
     """One layout as a source: where its rows are, how its state becomes drafts, and what else it can tell.
 
     ``read`` may raise any :class:`regraft.errors.RegraftError` of reading a source.

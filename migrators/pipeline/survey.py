@@ -6,7 +6,6 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +28,7 @@ from regraft.formats.vector_table import VectorTable
 from regraft.language import tr
 from regraft.ledger.ledger import Entry
 from regraft.locate import RAW_FOLDER, Located
+from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.report.progress import Progress, stage
@@ -41,8 +41,7 @@ logger = logging.getLogger(__name__)
 WRITER = 4
 
 
-@dataclass(frozen=True)
-class BaseJob:
+class BaseJob(msgspec.Struct, frozen=True):
     """One base of the run: unchanged, with what the ledger has of it, or planned.
 
     ``vectors`` is the vector file on disk (an archive's is extracted), None where there is none to read.
@@ -169,8 +168,7 @@ def _coded(part: object) -> bytes:
         return repr(part).encode("utf-8", "surrogatepass")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Surveyed:
+class _Surveyed(msgspec.Struct, frozen=True, kw_only=True):
     """What a vector file holds, or why it cannot be used; where it is on disk, and what it was before the survey."""
 
     found: Survey | StoreProblem

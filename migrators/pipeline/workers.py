@@ -8,13 +8,13 @@ import traceback
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from migrators.pipeline.carry import Carried, Origin, Watcher, carry_base
 from migrators.pipeline.options import Options
@@ -31,6 +31,7 @@ from regraft.formats.vector_table import VectorTable
 from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import Located
+from regraft.records import replace
 from regraft.report.progress import Progress
 from regraft.tree import Tree, open_tree
 from regraft.tree_files import SourceFailed
@@ -44,8 +45,7 @@ _POLL_SECONDS = 1.0
 _TELL_SECONDS = 0.05
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """All that a process needs to carry one base."""
 
     work: BaseJob
@@ -63,8 +63,7 @@ class Job:
     verify: bool = False
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """A carried base; ``plan`` is another one than the job's where its vector file turned out unreadable."""
 
     work: BaseJob

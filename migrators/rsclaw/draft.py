@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from migrators.pipeline.drafts import (
     INTERRUPTED_TEXT,
@@ -31,6 +31,7 @@ from regraft.formats.rsclaw.selection import Verdict
 from regraft.language import joined, tr
 from regraft.located import Located
 from regraft.names import sanitise
+from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import counted, is_blank, trim, without_nul
@@ -215,8 +216,7 @@ def _embedding(models: Models, embedder: str | None) -> ModelChoice:
     return models.embedding({"provider": PROVIDER, "id": embedder}, LEGACY_ID)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Doc:
+class _Doc(msgspec.Struct, frozen=True, kw_only=True):
     """A document, why it is not carried, and how many of its chunks are."""
 
     id: str

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 import migrators
 from checks import systems
@@ -22,6 +23,7 @@ from regraft.errors import NotChecked, SourceNotMigratable, SourceUnreadable, So
 from regraft.kinds import NAMES, V2_STORES, Kind
 from regraft.language import tr
 from regraft.locate import INDEX_FILE, Located, located
+from regraft.records import replace
 from regraft.report.document import Head, Run
 from regraft.report.progress import Progress, Silent
 from regraft.text import argument
@@ -47,20 +49,19 @@ def recognised(path: Path, kind: Kind | None) -> Iterator[Located | SourceUnread
         yield found
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditRequest:
+class AuditRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What an audit is asked; ``max_duration`` in seconds, ``bases`` are names or ids, empty: all."""
 
     level: Level = Level.DEFAULT
     max_duration: float | None = None
     bases: tuple[str, ...] = ()
-    map_model: Mapping[str, str] = field(default_factory=dict)
+    map_model: Mapping[str, str] = msgspec.field(default_factory=dict)
     recreate_model: tuple[str, ...] = ()
     #: Whether bases are planned of vector files that v1's state does not name.
     adopt_orphans: bool = False
     #: What ages are relative to; None: the present time.
     now_ms: int | None = None
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = msgspec.field(default_factory=Silent)
 
 
 def check(

@@ -6,8 +6,9 @@ Every kind of store has its own way to be searched; what a way has no use for is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from regraft.api.embedding import embed_for, embedding
 from regraft.errors import WrongUsage
@@ -36,8 +37,7 @@ Found = cherry_v2.Answer | several_bases.Answers | codex_mem.Answer | rsclaw.Ans
 _CALLERS = "--as"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchRequest:
+class SearchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked; options as of ``regraft search``, ``callers`` being those of ``--as``."""
 
     query: str

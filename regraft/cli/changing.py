@@ -6,13 +6,13 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
+import msgspec
 from msgspec import UNSET
 
 from regraft.boundary_errors import ConsentMissing
@@ -67,8 +67,7 @@ def change_options(command: F) -> F:
     return command
 
 
-@dataclass(frozen=True)
-class ChangeRequest:
+class ChangeRequest(msgspec.Struct, frozen=True):
     """What the options of :func:`change_options` say."""
 
     dry_run: bool
@@ -80,7 +79,7 @@ class ChangeRequest:
     verbose: int
     kind: str | None
     #: The lines of the plan that a person was shown and agreed to.
-    shown: list[str] = field(default_factory=list)
+    shown: list[str] = msgspec.field(default_factory=list)
 
     def progress(self) -> progress.Progress:
         """Return what shows a person how far a run is."""

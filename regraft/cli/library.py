@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 import migrators
 from regraft.cli.output import confirmed, echo_json, say, written_list
@@ -22,14 +23,13 @@ from regraft.text import LONGEST_NAME, argument, counted, one_line, shown, shown
 _SHOWN = 5
 
 
-@dataclass
-class PlanView:
+class PlanView(msgspec.Struct):
     """Shows a plan and asks, in a terminal, before something is left behind; a call tells whether to go on."""
 
     yes: bool
     silent: bool
     #: The warnings that a person has read in the plan.
-    warnings: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
     def __call__(self, planned: migrators.MigrationReport) -> bool:
         """Show a plan, and ask if something would be left behind; return whether to go on."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from regraft.embedders.settings import EmbedderSettings
 
@@ -12,8 +13,7 @@ from regraft.embedders.settings import EmbedderSettings
 Sending = Callable[[Sequence[str]], None]
 
 
-@dataclass(frozen=True)
-class Embedded:
+class Embedded(msgspec.Struct, frozen=True):
     """The vectors of a batch, as little-endian float32, in the order of its texts.
 
     ``tokens`` is what the server counted, None where it did not say; ``requests`` how many were sent.

@@ -153,7 +153,12 @@ def fields(kind: type[msgspec.Struct]) -> dict[str, Field]:
         schema = meta.extra_json_schema or {}
         default = None if field.default is msgspec.NODEFAULT else field.default
         found[field.name] = Field(
-            field.name, _form(meta.type), schema["description"], schema["examples"][0], default, field.required
+            name=field.name,
+            form=_form(meta.type),
+            meaning=schema["description"],
+            example=schema["examples"][0],
+            default=default,
+            required=field.required,
         )
     return found
 

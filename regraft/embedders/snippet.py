@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from regraft.config import DEFAULT_PATH
 from regraft.language import tr
@@ -14,8 +15,7 @@ from regraft.suggestion import Suggestion
 from regraft.text import argument, counted, one_line
 
 
-@dataclass(frozen=True, kw_only=True)
-class Need:
+class Need(msgspec.Struct, frozen=True, kw_only=True):
     """What vectors somebody needs: of which model, as ``provider::model`` or without a provider, and how long."""
 
     model_id: str | None
@@ -24,8 +24,7 @@ class Need:
     label: str = ""
 
 
-@dataclass(frozen=True)
-class _Server:
+class _Server(msgspec.Struct, frozen=True):
     url: str
     #: The environment variable of its key, None where it takes none.
     key: str | None = None

@@ -7,9 +7,10 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
+
+import msgspec
 
 from regraft.formats import json_text
 from regraft.keys import redacted
@@ -36,8 +37,7 @@ _TOO_LONG = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer without vectors means.
 
     ``kind`` is ``texts`` (these are refused, others may not be), ``configuration`` (every request will be refused) or

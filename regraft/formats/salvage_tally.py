@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from regraft.language import tr
 
@@ -10,8 +10,7 @@ from regraft.language import tr
 OPTION = "--salvage"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SalvageTally:
+class SalvageTally(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of a damaged vector file.
 
     Attributes:
@@ -31,8 +30,8 @@ class SalvageTally:
     rows: int
     about: int
     is_exact: bool = False
-    refused: dict[str, int] = field(default_factory=dict)
-    weaker: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    weaker: dict[str, int] = msgspec.field(default_factory=dict)
     deleted: int = 0
     pages: int = 0
     pages_read: int = 0

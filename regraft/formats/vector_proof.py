@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 from operator import mul
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft.formats.vector_numbers import numbers_of
 
@@ -28,8 +28,7 @@ _UNIT_PART = 1e-4
 _LEAST_REPEATS = 7
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measures:
+class Measures(msgspec.Struct, frozen=True, kw_only=True):
     """A vector's norm, and how many of its numbers are there more than once."""
 
     norm: float
@@ -51,8 +50,7 @@ def measures_of(vector: bytes | None) -> Measures | None:
     return Measures(norm=math.sqrt(squares), repeats=len(numbers) - len(set(numbers)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Likeness:
+class Likeness(msgspec.Struct, frozen=True, kw_only=True):
     """What the vectors of a base have in common; ``furthest`` is the distance from the ``middle`` norm that is none."""
 
     middle: float

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TypeVar
+
+import msgspec
 
 from regraft.formats.salvage_tally import SalvageTally
 from regraft.language import tr
@@ -53,8 +54,7 @@ class StoreProblem(Exception):
         self.salvage = salvage
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(msgspec.Struct):
     """Rows of one loader whose vectors are of one kind."""
 
     count: int = 0
@@ -62,7 +62,7 @@ class Tally:
     degenerate: int = 0
     #: Bytes of the bodies.
     body_bytes: int = 0
-    samples: list[str] = field(default_factory=list)
+    samples: list[str] = msgspec.field(default_factory=list)
     #: Those of these rows that have no text: NULL, empty or white space only. Only known where it was asked for.
     blank: Tally | None = None
     #: The first row that has one; likewise.
@@ -87,8 +87,7 @@ class Tally:
         return Tally() if self.blank is None else self.blank
 
 
-@dataclass(slots=True)
-class LoaderRows:
+class LoaderRows(msgspec.Struct):
     """What a vector file holds of one loader."""
 
     rows: int = 0
@@ -98,11 +97,11 @@ class LoaderRows:
     highest_number: int = -1
     #: By kind: a usable length in bytes, one below 0 where the numbers are not finite, :data:`MISSING` or
     #: :data:`UNSUPPORTED`.
-    kinds: dict[int, Tally] = field(default_factory=dict)
+    kinds: dict[int, Tally] = msgspec.field(default_factory=dict)
     #: By reason: rows that are not carried, whatever their vector.
-    refused: dict[str, Tally] = field(default_factory=dict)
+    refused: dict[str, Tally] = msgspec.field(default_factory=dict)
     #: First and last rowid of every run of rows without another loader's between them, flat.
-    runs: array[int] = field(default_factory=lambda: array("q"))
+    runs: array[int] = msgspec.field(default_factory=lambda: array("q"))
     _last_source: bytes | None = None
     #: Marks of the sources before, once there is more than one: there may be a million loaders.
     _sources: set[bytes] | None = None
@@ -129,15 +128,14 @@ def _mark(source: bytes) -> bytes:
     return hashlib.blake2b(source, digest_size=16).digest()
 
 
-@dataclass
-class Survey:
+class Survey(msgspec.Struct):
     """What a vector file holds: rows by loader, and the lengths of all usable vectors."""
 
     rows: int = 0
     #: By loader id; None for rows whose loader id is no text.
-    loaders: dict[str | None, LoaderRows] = field(default_factory=dict)
+    loaders: dict[str | None, LoaderRows] = msgspec.field(default_factory=dict)
     #: Usable vectors by length in bytes, whatever their numbers, in the order of their first rows.
-    lengths: dict[int, int] = field(default_factory=dict)
+    lengths: dict[int, int] = msgspec.field(default_factory=dict)
     body_bytes: int = 0
     #: What was salvaged of a damaged file, None of one that SQLite reads.
     salvage: SalvageTally | None = None

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import links, sqlite
 from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_of
@@ -55,8 +55,7 @@ def _disk_problem(error: OSError) -> StoreProblem:
 Expressions = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class VectorTable:
+class VectorTable(msgspec.Struct, frozen=True):
     """Where a layout keeps its chunks: a table and the SQL expressions over its columns.
 
     All of it is our own text, never a file's. ``loader`` says whose row it is; ``row_id`` names it for a person, and

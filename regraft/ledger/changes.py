@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,7 @@ from regraft.ledger.values import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A run as the ledger has it; times in ms."""
 
     run_id: str

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.clock import now_ms
@@ -39,16 +39,14 @@ _ENTRY = "subject, step_id, fingerprint, detail"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """What stands in the target under a subject: the fingerprint of its input, and what its writer needs again."""
 
     fingerprint: str
     detail: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A recorded intent that no run has recorded as done."""
 
     step_id: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import PureWindowsPath
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -177,8 +176,7 @@ class FileDetail(msgspec.Struct, frozen=True, omit_defaults=True):
 Detail = RowsDetail | FileDetail
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """One change of a run.
 
     ``path`` is what was changed, below the store's root. ``kept`` is what takes it back, below the store's
@@ -272,8 +270,7 @@ def action_of(raw: object) -> RecordedAction:
     return msgspec.json.decode(_blob_of(tr("an action"), raw), type=RecordedAction)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunRow:
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row of ``run``; times in ms."""
 
     run_id: str
@@ -307,8 +304,7 @@ StepAction = Literal["publish", "replace"]
 StepState = Literal["intended", "done", "dropped"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepRow:
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row of ``step``."""
 
     step_id: int
@@ -338,8 +334,7 @@ def step_of(row: tuple[Any, ...]) -> StepRow:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EntryRow:
+class EntryRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row of ``entry``."""
 
     subject: str

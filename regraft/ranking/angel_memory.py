@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft import links
 from regraft.embedders.counting import estimate
@@ -33,8 +34,7 @@ class Span:
             raise ValueError(tr("line {first} comes after line {last}", first=self.first, last=self.last))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recalled:
+class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     """A note's record, and lines of its file as they are now.
 
     Of an empty file both lines are 0. Where the budget has no room for a single line, the end is before the start.

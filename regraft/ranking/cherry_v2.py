@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft import sqlite, systems
 from regraft.base_names import meant
@@ -72,8 +72,7 @@ class Mode(StrEnum):
     HYBRID = "hybrid"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked. What is None follows from the base, else it is the application's default."""
 
     query: str
@@ -87,8 +86,7 @@ class Request:
     raw: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, best first, and how it was searched."""
 
     base_id: str
@@ -100,7 +98,7 @@ class Answer:
     alpha: float | None
     hits: tuple[Hit, ...]
     #: What the application calls the items of the hits, by their ids, where a catalog says it.
-    item_names: dict[str, str | None] = field(default_factory=dict)
+    item_names: dict[str, str | None] = msgspec.field(default_factory=dict)
     #: Hits that the catalog did not let through: their item is missing, of another base, or not completed.
     dropped: int = 0
     notes: tuple[str, ...] = ()
@@ -224,8 +222,7 @@ def search(source: Located, wanted: str | None, request: Request) -> Answer:
         return bases.search(base_id, request)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bases:
+class Bases(msgspec.Struct, frozen=True, kw_only=True):
     """The bases of a source, ready to be searched; ``rows`` and ``catalog`` are None where no catalog has a say."""
 
     source: Located
@@ -322,8 +319,7 @@ def _checked_identity(db: apsw.Connection, path: Path, base_id: str, *, raw: boo
     return stated, []
 
 
-@dataclass(kw_only=True)
-class _Search:
+class _Search(msgspec.Struct, kw_only=True):
     """One search, step by step; used once. Without a row of the catalog, the index alone is asked."""
 
     db: apsw.Connection
@@ -332,7 +328,7 @@ class _Search:
     row: Row | None
     request: Request
     catalog: CatalogLookup | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
     def answer(self) -> Answer:
         dimensions = dimensions_of(self.db)

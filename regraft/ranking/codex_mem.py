@@ -9,11 +9,11 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft.errors import QueryWithoutWord, SourceUnreadable
 from regraft.formats.cherry_v2.index.search import FUSION_DEPTH, Hit, fused, vector_blob
@@ -27,6 +27,7 @@ from regraft.formats.vector_table import decoder
 from regraft.language import joined, tr
 from regraft.ranking.cherry_v2 import Mode
 from regraft.ranking.query_vectors import Embed, NoVector
+from regraft.records import replace
 from regraft.system_errors import ProjectUnknown
 from regraft.text import counted
 
@@ -39,8 +40,7 @@ _AT_ONCE = 500
 _COLUMNS = "n.type, n.status, CAST(n.title AS BLOB), CAST(n.content AS BLOB)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked; ``mode`` None: hybrid where there is a vector of the query, or something that makes one."""
 
     query: str
@@ -51,8 +51,7 @@ class Request:
     embed: Embed | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
+class Found(msgspec.Struct, frozen=True, kw_only=True):
     """A note that was found: as a hit, whose unit is the note and whose material its project, and what it is."""
 
     hit: Hit
@@ -61,8 +60,7 @@ class Found:
     status: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, best first, how, and what was in the way of meaning."""
 
     project: str | None
@@ -101,14 +99,13 @@ def search(database: Path, request: Request) -> Answer:
         raise SourceUnreadable(path=database, reason=error) from error
 
 
-@dataclass
-class _Search:
+class _Search(msgspec.Struct):
     """One search, step by step; used once."""
 
     survey: Survey
     project: str | None
     request: Request
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
     def answer(self) -> Answer:
         count = self.request.count or DEFAULT_COUNT

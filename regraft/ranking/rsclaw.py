@@ -5,8 +5,9 @@ Rules: ``docs/search.md``, "Knowledge bases of rsclaw".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from regraft.errors import QueryWithoutWord, WrongUsage
 from regraft.formats import vector_numbers
@@ -29,8 +30,7 @@ from regraft.ranking.rsclaw_index import KbIndex
 from regraft.text import counted
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked, and by whom; ``mode`` None: hybrid where there is a vector of the query, or what makes one."""
 
     query: str
@@ -48,8 +48,7 @@ class Request:
         return self.mode is not Mode.BM25
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, best first, how, and what is worth saying. A hit's unit is a chunk, its material a document."""
 
     scope: Scope
@@ -89,13 +88,12 @@ def search(path: Path, request: Request) -> Answer:
         return _Search(index=index, request=request).answer()
 
 
-@dataclass(kw_only=True)
-class _Search:
+class _Search(msgspec.Struct, kw_only=True):
     """One search, step by step; used once."""
 
     index: KbIndex
     request: Request
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
     def answer(self) -> Answer:
         count = self.request.count or DEFAULT_COUNT

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -64,8 +63,7 @@ def cases_of(one: str) -> frozenset[str]:
     return frozenset("".join((one, one.lower(), one.upper(), one.title(), one.casefold())))
 
 
-@dataclass(kw_only=True)
-class KbIndex:
+class KbIndex(msgspec.Struct, kw_only=True):
     """An index of what a caller may search."""
 
     db: apsw.Connection

@@ -7,7 +7,8 @@ that hits are merged by their ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from regraft.errors import (
     BaseFailed,
@@ -29,6 +30,7 @@ from regraft.locate import Located
 from regraft.move_errors import BackupSlim
 from regraft.ranking import cherry_v2
 from regraft.ranking.cherry_v2 import DEFAULT_COUNT, Answer, Bases, Mode, Request
+from regraft.records import replace
 from regraft.text import one_line
 
 #: A hit of this rank in its base scores 1 / (60 + rank).
@@ -45,8 +47,7 @@ _NOT_SEARCHED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class NotSearched:
+class NotSearched(msgspec.Struct, frozen=True, kw_only=True):
     """A base that could not be searched, and why; ``is_damage`` says whether that is worth an exit status."""
 
     base_id: str
@@ -55,8 +56,7 @@ class NotSearched:
     is_damage: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankedHit:
+class RankedHit(msgspec.Struct, frozen=True, kw_only=True):
     """A hit of one of several bases; ``score`` is 1 / (60 + its rank in its base)."""
 
     answer: Answer
@@ -65,8 +65,7 @@ class RankedHit:
     score: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answers:
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
     """What was found in several bases: the answer of each, and the best hits of all."""
 
     count: int
@@ -111,17 +110,16 @@ class _NotEmbedded(Exception):
         self.error = error
 
 
-@dataclass(kw_only=True)
-class _Several:
+class _Several(msgspec.Struct, kw_only=True):
     """One search in all bases, step by step; used once."""
 
     bases: Bases
     request: Request
-    found: dict[str, Answer] = field(default_factory=dict)
-    not_searched: list[NotSearched] = field(default_factory=list)
-    errors: list[RegraftError] = field(default_factory=list)
+    found: dict[str, Answer] = msgspec.field(default_factory=dict)
+    not_searched: list[NotSearched] = msgspec.field(default_factory=list)
+    errors: list[RegraftError] = msgspec.field(default_factory=list)
     #: Why a vector is not that of a base, for those for which it is not.
-    unfit: list[RegraftError] = field(default_factory=list)
+    unfit: list[RegraftError] = msgspec.field(default_factory=list)
 
     def answers(self) -> Answers:
         for base_id in self.bases.stores:

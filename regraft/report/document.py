@@ -5,7 +5,6 @@ A command's result is a :class:`Report` of its own; :func:`encoded` makes its JS
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +75,7 @@ def encoded(report: msgspec.Struct) -> dict[str, Any]:
     return {**head, **document}
 
 
-@dataclass(kw_only=True)
-class Run:
+class Run(msgspec.Struct, kw_only=True):
     """One run of a command; times in ms."""
 
     command: str
@@ -86,8 +84,8 @@ class Run:
     source: Path | None = None
     target_kind: str | None = None
     target: Path | None = None
-    id: str = field(default_factory=clock.new_run_id)
-    started_at: int = field(default_factory=clock.now_ms)
+    id: str = msgspec.field(default_factory=clock.new_run_id)
+    started_at: int = msgspec.field(default_factory=clock.now_ms)
     finished_at: int | None = None
 
     def end(self) -> None:

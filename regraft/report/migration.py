@@ -6,9 +6,9 @@ that earlier versions did not have, may be ``UNSET``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from regraft.ledger.values import Count
@@ -151,8 +151,7 @@ class MigrationReport(Report, kw_only=True):
     preflight: Preflight | UnsetType = UNSET
 
 
-@dataclass(frozen=True, kw_only=True)
-class LookedAt:
+class LookedAt(msgspec.Struct, frozen=True, kw_only=True):
     """What was looked at of a base: how many items and uploads it names, and its vector file.
 
     ``vector_file`` is its name in the source, ``kind`` what is there (None: nothing), ``bytes`` its size, and
@@ -169,8 +168,7 @@ class LookedAt:
     salvageable: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourcePlan:
+class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a migration into a new folder would report, and what was looked at of each base, by its v1 id.
 
     The report's room is that on the disk of the source, and nothing is refused for want of it.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Severity = Literal["error", "warning", "note"]
 #: What a code speaks of; those of ``row``, ``item`` and ``base`` are also reasons for not carrying one.
@@ -13,8 +14,7 @@ Subject = Literal["run", "base", "item", "row"]
 _SEVERITIES: dict[Severity, int] = {"note": 0, "warning": 1, "error": 2}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Code:
+class Code(msgspec.Struct, frozen=True, kw_only=True):
     """A registered code: what it is about, how grave it is, and what it means in the user's words."""
 
     name: str
@@ -44,8 +44,7 @@ def register_import(subject: Subject, severity: Severity, name: str, meaning: st
     return name
 
 
-@dataclass(frozen=True, kw_only=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a run says: ``base`` and ``item`` are v1 ids, ``count`` counts items or rows.
 
     ``samples`` names a few of the rows. ``model`` is one that is gone, where the user's word for it would do.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -14,6 +14,7 @@ from regraft.formats.cherry_v2.catalog import RERANK, BaseRecord, BaseRow, ItemR
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR, IndexStore
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
 from regraft.formats.cherry_v2.okf import note_snapshot, url_snapshot
+from regraft.records import replace
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.testing.materials import MaterialInput, materials
 from regraft.testing.texts import texts, vectors

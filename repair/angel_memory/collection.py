@@ -8,11 +8,12 @@ files hold is never unpickled: of chromadb, only its own core is used, which rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from regraft import areas, extras, workers
 from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID
@@ -38,8 +39,7 @@ class ChromaFailed(Exception):
         self.is_other_version = _OTHER_VERSION in reason.lower()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, kw_only=True):
     """What is done to a collection, by source ids.
 
     Texts come with the keys of their vectors, which lie in a staging file. ``extra`` are names in the metadata of an

@@ -6,10 +6,10 @@ import math
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from checks.angel_memory import vectors as angel_memory_vectors
 from checks.angel_memory.providers import Providers, providers
@@ -19,11 +19,11 @@ from regraft.errors import SourceUnreadable
 from regraft.formats.angel_memory import chroma, database
 from regraft.formats.angel_memory.chroma import ChromaProblem, Entry
 from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID, AngelProblem, ProviderFolder
+from regraft.records import replace
 from repair.angel_memory.staging import Waiting
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
+class Look(msgspec.Struct, frozen=True, kw_only=True):
     """The records, the collection of the provider in use, and how they differ."""
 
     providers: Providers
@@ -32,9 +32,9 @@ class Look:
     texts: dict[str, str]
     differences: Differences
     #: Entries whose vector can be kept, by the hash of the text that it is of.
-    kept: dict[str, Entry] = field(default_factory=dict)
+    kept: dict[str, Entry] = msgspec.field(default_factory=dict)
     #: Of each entry, names in its metadata that are none of its own.
-    extra: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    extra: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     #: The name of the folder of its vectors, None where there is no collection.
     segment: str | None = None
     #: Why chromadb cannot read the vectors, None where it can, or was not asked.

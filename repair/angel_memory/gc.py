@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.angel_memory import findings as angel
 from checks.angel_memory.audit import DANGLING, ORPHANED, UNUSED
@@ -36,8 +36,7 @@ _DERIVED = "memory_index"
 _UNNAMED = " AND ".join(f"id NOT IN (SELECT tag_id FROM {table})" for table in ORPHANED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
+class _Rows(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one kind that go, in the order in which they do: which of which table, and what is said of them."""
 
     finding: str

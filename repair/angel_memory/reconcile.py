@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 
 from checks.angel_memory.providers import providers
@@ -19,6 +19,7 @@ from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, EmbedderUnnamed, WrongUsage
 from regraft.kinds import Kind
 from regraft.ledger import durable, ledger
+from regraft.records import replace
 from regraft.report.document import Run
 from regraft.report.progress import Progress
 from repair.angel_memory import collection, difference, staging, vectors
@@ -40,8 +41,7 @@ from repair.changes.run import run_command
 from repair.changes.store import Store, demand_quiet, recognised
 
 
-@dataclass(frozen=True, kw_only=True)
-class AngelReconcileOptions:
+class AngelReconcileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asks for; ``provider`` is the one in use, None: what the data folder tells."""
 
     path: Path
@@ -102,8 +102,7 @@ def _staged(store: Store, look: Look) -> Path:
     return store.own / RECONCILING / f"{look.folder.name}.sqlite"
 
 
-@dataclass(kw_only=True)
-class _Work:
+class _Work(msgspec.Struct, kw_only=True):
     """One run; used once."""
 
     store: Store
@@ -117,7 +116,7 @@ class _Work:
     outcome: Outcome | None = None
     chromadb: str = ""
     #: Texts with their vectors, to be compared with what an embedder says.
-    sample: list[tuple[str, bytes]] = field(default_factory=list)
+    sample: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
 
     @property
     def staged(self) -> Path:

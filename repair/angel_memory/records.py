@@ -7,12 +7,12 @@ and the next run goes on (``docs/angel-memory.md``, "Records").
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.angel_memory import findings as angel
 from checks.angel_memory.records import Compared, State, compare
@@ -66,8 +66,7 @@ def _own(store: Store, wanted: frozenset[str]) -> Plan:
     return Plan([*changes], resolves={(name, None) for name in wanted})
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Work:
+class _Work(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be done to both databases."""
 
     #: The files whose records change, each with the id that it gets in the index of files; None: it has none there.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,7 @@ _UNUSABLE = (*_DAMAGED, apsw.SQLError)
 _OF_KEYS = "key IN (SELECT value FROM json_each(?))"
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """A text that lacks its vector, by its hash; ``is_stale``: what it belongs to has one, of another text."""
 
     key: str
@@ -127,8 +125,7 @@ class Staging:
         return self._db.execute(f"SELECT {columns} FROM text WHERE {_OF_KEYS}{more}", (wanted,)).fetchall()
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """What the vectors of a staging file are of: a provider's name, and the embedder's model, "" where it has none."""
 
     provider: str

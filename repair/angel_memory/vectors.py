@@ -9,12 +9,12 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.angel_memory import findings as angel
 from checks.angel_memory import vectors
@@ -44,8 +44,7 @@ _WRITTEN = (
 _OF_VECTORS = (*(finding for finding, _, _ in _WRITTEN), angel.VECTOR_ORPHAN, angel.METADATA)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Build:
+class Build(msgspec.Struct, frozen=True, kw_only=True):
     """All that the new collection is made of: a look, the vectors that were staged, and who writes them."""
 
     root: Path

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from regraft.embedders import Embedder
 from regraft.language import tr
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """How much a run may send at most; None: as much as it takes. The cost is in the currency of the price."""
 
     texts: int | None = None

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 
 from regraft import clock
@@ -29,8 +29,7 @@ from repair.backfill.workers import WorkerPool
 from repair.changes.store import Store
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One scope that a run fills: what came of it, what it is compared by, and how it is opened for writing.
 
     ``sample`` has texts with their vectors; it is empty where there are none yet, and None where nothing is compared.
@@ -41,8 +40,7 @@ class Part:
     opened: Callable[[], AbstractContextManager[Scope]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Around:
+class Around(msgspec.Struct, frozen=True, kw_only=True):
     """What a run does besides embedding, where it does anything."""
 
     #: Done once the embedder is known to be the right one.
@@ -53,8 +51,7 @@ class Around:
     has_begun: Callable[[], bool] = lambda: False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Embedding:
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     """One run of an embedder over parts of a store; used once.
 
     Args:
@@ -70,8 +67,8 @@ class Embedding:
     store: Store
     parts: Sequence[Part]
     progress: Progress
-    limits: Limits = field(default_factory=Limits)
-    around: Around = field(default_factory=Around)
+    limits: Limits = msgspec.field(default_factory=Limits)
+    around: Around = msgspec.field(default_factory=Around)
 
     @property
     def written(self) -> int:

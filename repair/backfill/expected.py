@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from heapq import merge
 from itertools import groupby, islice
 from operator import itemgetter
+
+import msgspec
 
 from repair.backfill.filling import sendable
 from repair.backfill.scope import Scope, Survey
@@ -19,16 +20,15 @@ Counter = Callable[[str], int]
 Sized = tuple[str, int]
 
 
-@dataclass
-class Expected:
+class Expected(msgspec.Struct):
     """What becomes of the texts of one scope before it is filled.
 
     ``coming`` are those of units that are made first and have no vector, ``free`` the keys of those that take the
     vector of an equal text: one that is there, or that the run has sent for another scope before.
     """
 
-    coming: dict[str, int] = field(default_factory=dict)
-    free: set[str] = field(default_factory=set)
+    coming: dict[str, int] = msgspec.field(default_factory=dict)
+    free: set[str] = msgspec.field(default_factory=set)
     #: Whether the place of its vectors holds those of others, too.
     shares_with_itself: bool = False
     #: How many texts take the vector of an equal one; known once :meth:`sized` was read.

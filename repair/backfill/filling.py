@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+
+import msgspec
 
 from regraft import clock
 from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, check
@@ -35,8 +36,7 @@ _REASONS = {
 }
 
 
-@dataclass
-class Filled:
+class Filled(msgspec.Struct):
     """What became of a scope's texts in one run."""
 
     processed_pending: int = 0
@@ -47,8 +47,7 @@ class Filled:
     stopped: str | None = None
 
 
-@dataclass
-class Filling:
+class Filling(msgspec.Struct):
     """Fills one scope; used once.
 
     Args:
@@ -67,12 +66,12 @@ class Filling:
     meter: Budget
     progress: Progress
     now_ms: Callable[[], int] = clock.now_ms
-    filled: Filled = field(default_factory=Filled)
+    filled: Filled = msgspec.field(default_factory=Filled)
     _under_way: int = 0
     _problem: BaseException | None = None
     _renewed: int = 0
     #: Until when claims hold, in ms, by their tokens; threads look at it.
-    _until: dict[str, int] = field(default_factory=dict)
+    _until: dict[str, int] = msgspec.field(default_factory=dict)
 
     def run(self) -> Filled:
         """Fill it, until nothing waits, a limit is reached, or something stops it.

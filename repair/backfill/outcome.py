@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec import structs
 
 from regraft.clock import iso_time
@@ -20,8 +20,7 @@ from repair.backfill.scope import Scope, Survey
 from repair.changes.report import ChangeReport
 
 
-@dataclass(kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, kw_only=True):
     """What became of one scope; times in ms."""
 
     scope: str
@@ -30,8 +29,8 @@ class Outcome:
     dimensions: int | None
     survey: Survey
     planned: Estimate
-    filled: Filled = field(default_factory=Filled)
-    failures: list[Failure] = field(default_factory=list)
+    filled: Filled = msgspec.field(default_factory=Filled)
+    failures: list[Failure] = msgspec.field(default_factory=list)
     #: How many texts have a vector afterwards, whoever wrote it.
     ready: int | None = None
     retried: int = 0

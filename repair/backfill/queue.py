@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +51,7 @@ class QueueUnreadable(apsw.Error):
     """A queue that is damaged, or that no run of regraft made: it is thrown away, the vectors tell what is done."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that are one process's to embed, until the claim expires."""
 
     token: str

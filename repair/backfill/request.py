@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from regraft.embedders.settings import EmbedderSettings
 from regraft.kinds import Kind
@@ -14,23 +15,21 @@ from repair.backfill.budget import Limits
 Choice = Callable[[frozenset[str]], EmbedderSettings]
 
 
-@dataclass(frozen=True)
-class NewModel:
+class NewModel(msgspec.Struct, frozen=True):
     """The user's word on the model of a base that has none: its id, and its dimensions."""
 
     model_id: str
     dimensions: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackfillOptions:
+class BackfillOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asks for: which store and bases, how much, and the model of bases that have none."""
 
     path: Path
     kind: Kind | None = None
     bases: tuple[str, ...] = ()
     dry_run: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = msgspec.field(default_factory=Limits)
     new: NewModel | None = None
     #: Of vectors where no catalog says so.
     dimensions: int | None = None

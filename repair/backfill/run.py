@@ -6,9 +6,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+
+import msgspec
 
 from regraft import clock, embedders
 from regraft.embedders import Embedder
@@ -99,8 +100,7 @@ def _demand_writable(store: Store, seen: BackfillSurvey) -> None:
 # --- filling ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(kw_only=True)
-class _Backfill:
+class _Backfill(msgspec.Struct, kw_only=True):
     """One run of backfill; used once."""
 
     store: Store
@@ -112,10 +112,10 @@ class _Backfill:
     #: What other runs of this command did: making units, and telling the catalog of a model; None before that.
     others: list[ChangeReport] | None = None
     #: What a step would have done that had to wait for another run.
-    _postponed: list[Unresolved] = field(default_factory=list)
+    _postponed: list[Unresolved] = msgspec.field(default_factory=list)
     _is_recorded: bool = False
     #: What records each file of the targets, by its name.
-    _files: dict[str, IncrementalChange] = field(default_factory=dict)
+    _files: dict[str, IncrementalChange] = msgspec.field(default_factory=dict)
 
     @property
     def written(self) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import RegraftError
@@ -21,8 +22,7 @@ from repair.changes.run import Planner
 from repair.changes.store import Store
 
 
-@dataclass(frozen=True, kw_only=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """How many distinct texts a scope has.
 
     ``ready`` have a good vector, ``pending`` have none, ``stale`` have one that no search can use. ``failed`` of these
@@ -45,8 +45,7 @@ class Survey:
         return self.pending + self.stale
 
 
-@dataclass(frozen=True, slots=True)
-class Lacking:
+class Lacking(msgspec.Struct, frozen=True):
     """A text without a good vector: None where it is not the text that its key stands for.
 
     ``is_stale``: it has a vector, which no search can use.
@@ -56,8 +55,7 @@ class Lacking:
     is_stale: bool
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     """What became of vectors: those of texts that had none, and those that took the place of a bad one."""
 
     pending: int
@@ -173,8 +171,7 @@ class Unfit(Exception):
         self.finding = finding
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """What a run does before anything is embedded, as a run of its own.
 
     ``may_wait``: where another backfill is long at work, this has to wait for another time, and the rest goes on.
@@ -184,8 +181,7 @@ class Step:
     may_wait: bool = False
 
 
-@dataclass(frozen=True)
-class Targets:
+class Targets(msgspec.Struct, frozen=True):
     """What an embedder can fill, the rest, and what is done first: the plan of the first step is shown before."""
 
     targets: tuple[Target, ...]

@@ -11,10 +11,10 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.errors import RegraftError, StoreNotWritable, TargetLocked
@@ -34,8 +34,7 @@ _PAUSE = 0.1
 _TRIES = 5
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(msgspec.Struct, frozen=True):
     """What several backfills share."""
 
     ledger: Ledger

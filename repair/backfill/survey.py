@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 
 import apsw
+import msgspec
 from msgspec import structs
 
 from checks.audit.file_findings import UNREADABLE
@@ -30,8 +30,7 @@ from repair.changes.store import Store
 _AT_ONCE = 256
 
 
-@dataclass(kw_only=True)
-class SurveyedTarget:
+class SurveyedTarget(msgspec.Struct, kw_only=True):
     """A target as it was looked at: nothing was written."""
 
     target: Target
@@ -41,8 +40,7 @@ class SurveyedTarget:
     expected: Expected
 
 
-@dataclass(kw_only=True)
-class BackfillSurvey:
+class BackfillSurvey(msgspec.Struct, kw_only=True):
     """What a run is going to do."""
 
     seen: list[SurveyedTarget]
@@ -111,8 +109,7 @@ def kind_of(one: SurveyedTarget) -> tuple[str | None, int | None]:
     return one.target.model_id or one.target.files[0], one.outcome.dimensions
 
 
-@dataclass(kw_only=True)
-class _Estimating:
+class _Estimating(msgspec.Struct, kw_only=True):
     """Says what a run sends for each target: a text that several of them have is sent once."""
 
     store: Store

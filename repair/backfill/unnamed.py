@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -13,6 +12,7 @@ import apsw
 from regraft.embedders.settings import EmbedderSettings
 from regraft.embedders.snippet import DEFAULT_MODEL, Need, suggested
 from regraft.errors import EmbedderUnnamed, RegraftError
+from regraft.records import replace
 from regraft.suggestion import Suggestion
 from regraft.text import argument
 from repair.backfill.request import BackfillOptions, Choice

@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from regraft.embedders import Halted, ServerFailing, TextsRejected
 from regraft.errors import EmbedderRefused, EveryTextRejected
+from regraft.records import replace
 from repair.backfill.budget import Budget
 from repair.backfill.queue import Claim
 
@@ -24,8 +26,7 @@ class ClaimExpired(Exception):
     """A task was not sent: its claim ran out meanwhile, and another process may have its texts."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Texts of one claim that go in one request, and what tells whether the claim holds at the moment."""
 
     claim: Claim
@@ -44,8 +45,7 @@ class Task:
         )
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What came of a task: its vectors, or what stopped it."""
 
     task: Task

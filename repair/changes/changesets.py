@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import apsw
+import msgspec
 
 from regraft import guarding, sqlite, systems, untouched
 from regraft.errors import StoreBusy, StoreNotWritable
@@ -146,8 +146,7 @@ def _has_full_text(db: apsw.Connection) -> bool:
 # --- taking it back --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Applied:
+class Applied(msgspec.Struct, frozen=True):
     """What came of applying a changeset, or of trying to."""
 
     #: Tables with rows that are not as it needs them; where there are any, it was not applied.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from regraft.clock import iso_time
 from regraft.language import tr
 from regraft.ledger import ledger
 from regraft.ledger.changes import RunRecord
 from regraft.ledger.values import Recorded
+from regraft.records import replace
 from repair.changes.plan import Action, Plan
 from repair.changes.store import Store
 from repair.options import GcOptions

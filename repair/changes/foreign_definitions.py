@@ -7,7 +7,6 @@ brings the file back byte for byte.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -18,6 +17,7 @@ from checks.audit.foreign_schema import Foreign
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.language import tr
+from regraft.records import replace
 from regraft.text import counted
 from repair.changes.plan import Action, Change, Plan, RowsChange, Unresolved
 from repair.changes.store import Store

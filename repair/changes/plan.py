@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import apsw
@@ -90,8 +89,7 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowsChange:
+class RowsChange(msgspec.Struct, frozen=True, kw_only=True):
     """Changes rows of one SQLite file in one transaction.
 
     Args:
@@ -114,8 +112,7 @@ class RowsChange:
     backup: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileChange:
+class FileChange(msgspec.Struct, frozen=True, kw_only=True):
     """Puts a file or a folder in place of what is there, or takes away what is there.
 
     Args:
@@ -145,8 +142,7 @@ class FileChange:
 Change = RowsChange | FileChange
 
 
-@dataclass(frozen=True)
-class Reclaim:
+class Reclaim(msgspec.Struct, frozen=True):
     """Gives the free space in an index file back to the disk, once all changes are made; no row changes.
 
     ``action`` is what it is expected to free, and afterwards what it has freed; ``bytes`` is the file's size.
@@ -157,30 +153,29 @@ class Reclaim:
     bytes: int
 
 
-@dataclass
-class Plan:
+class Plan(msgspec.Struct):
     """All that a run is going to do, in its order, and what it leaves."""
 
-    changes: list[Change] = field(default_factory=list)
-    left: list[Unresolved] = field(default_factory=list)
+    changes: list[Change] = msgspec.field(default_factory=list)
+    left: list[Unresolved] = msgspec.field(default_factory=list)
     #: Findings that must be gone afterwards, with the base that they are of.
-    resolves: set[tuple[str, str | None]] = field(default_factory=set)
+    resolves: set[tuple[str, str | None]] = msgspec.field(default_factory=set)
     #: Changes of earlier runs that nobody can take back afterwards, with the actions that this is reported as.
-    expired: list[Recorded] = field(default_factory=list)
-    expiring: list[Action] = field(default_factory=list)
+    expired: list[Recorded] = msgspec.field(default_factory=list)
+    expiring: list[Action] = msgspec.field(default_factory=list)
     #: Index files whose free space is given back at the end.
-    reclaims: list[Reclaim] = field(default_factory=list)
+    reclaims: list[Reclaim] = msgspec.field(default_factory=list)
     #: How deep a store is looked into again afterwards: what was copied and proven by its bytes need not be read again.
     level: Level = Level.DEFAULT
     #: Whether what takes this run back is kept; else it is deleted at its end.
     keeps_undo: bool = True
     #: What files were, by their names, when they were read for this (:func:`repair.changes.files.stamp_of`): nothing is
     #: done where one is another now.
-    read: dict[str, Stamp] = field(default_factory=dict)
+    read: dict[str, Stamp] = msgspec.field(default_factory=dict)
     #: What is left of damaged files that are written anew.
-    salvaged: list[SalvagedFile] = field(default_factory=list)
+    salvaged: list[SalvagedFile] = msgspec.field(default_factory=list)
     #: What reads the texts that are going to be embedded once this is done, by the base: each with its key.
-    bodies: dict[str, Callable[[], Iterator[tuple[str, str]]]] = field(default_factory=dict)
+    bodies: dict[str, Callable[[], Iterator[tuple[str, str]]]] = msgspec.field(default_factory=dict)
 
     def add(self, other: Plan) -> None:
         """Do all that another plan does, too, behind what this one does."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from regraft.language import joined, language, tr
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.changes import RunRecord
 from regraft.ledger.values import Recorded
+from regraft.records import replace
 from regraft.report.document import Run
 from regraft.report.progress import Progress, human_bytes, stage
 from regraft.text import shown

@@ -10,11 +10,11 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.errors import (
@@ -44,8 +44,7 @@ from repair.changes.store import Store, demand_quiet
 _ODD_PLACES = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Session:
+class Session(msgspec.Struct, frozen=True, kw_only=True):
     """A store that no other run changes meanwhile, and its ledger."""
 
     store: Store

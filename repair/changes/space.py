@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -12,6 +11,7 @@ from regraft import sqlite
 from regraft.errors import StoreBusy
 from regraft.formats.cherry_v2.index.reclaim import reclaim
 from regraft.language import tr
+from regraft.records import replace
 from regraft.report.progress import human_bytes
 from repair.changes.plan import Reclaim
 

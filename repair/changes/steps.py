@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from regraft.errors import Declined
 from regraft.kinds import PREVIEW_SOURCES, Kind
@@ -26,8 +27,7 @@ from repair.changes.store import Store, alone, recognised
 Again = AbstractContextManager[Store]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """What a run does, in this order, and what it asks at its end: what the store still has."""
 
     planners: Sequence[Planner]

@@ -8,12 +8,12 @@ from __future__ import annotations
 import filecmp
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.cherry_v2.catalog_rows import path_of
 from checks.cherry_v2.index_file import path_problem
@@ -37,8 +37,7 @@ from repair.changes.store import Store
 Write = Callable[[Path], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Where preview stores are: the store that is changed, its catalog, and what a migration would make of them."""
 
     store: Store
@@ -47,19 +46,18 @@ class Source:
     now_ms: int
 
 
-@dataclass
-class Upgrade:
+class Upgrade(msgspec.Struct):
     """What becomes of one base."""
 
     base: str
     place: Place
     plan: BasePlan
     #: The path of each material below ``raw/``, in their order.
-    paths: list[str] = field(default_factory=list)
+    paths: list[str] = msgspec.field(default_factory=list)
     #: Files that are to be written below ``raw/``, with what writes each, its action and its size.
-    files: list[tuple[str, Write, Action, int]] = field(default_factory=list)
+    files: list[tuple[str, Write, Action, int]] = msgspec.field(default_factory=list)
     #: The catalog's rows that change: SQL, values, and what is changed.
-    updates: list[tuple[str, tuple[Any, ...], str]] = field(default_factory=list)
+    updates: list[tuple[str, tuple[Any, ...], str]] = msgspec.field(default_factory=list)
     kept: int = 0
 
 

@@ -7,7 +7,6 @@ below ``raw/`` stay where they are; rows that no unit is made of stay in the pre
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -36,6 +35,7 @@ from regraft.formats.cherry_v2.models import ModelChoice
 from regraft.formats.vector_survey import StoreProblem, Survey
 from regraft.language import tr
 from regraft.ledger import durable
+from regraft.records import replace
 from regraft.report import notices
 from regraft.text import counted
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved

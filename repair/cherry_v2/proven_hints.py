@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 
 import apsw
 
@@ -20,6 +19,7 @@ from regraft.errors import RegraftError
 from regraft.kinds import Kind
 from regraft.language import joined, tr
 from regraft.locate import Located
+from regraft.records import replace
 from regraft.text import counted
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.store import Store

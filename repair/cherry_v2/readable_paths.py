@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_own_path, virtual_prefixes
@@ -31,16 +31,15 @@ from repair.cherry_v2.taken_paths import taken_paths
 _ITEMS = ("knowledge_item",)
 
 
-@dataclass
-class NewPaths:
+class NewPaths(msgspec.Struct):
     """The paths that folders of one base and their files get, by the ids of the items."""
 
     base: str
-    prefixes: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
+    prefixes: dict[str, str] = msgspec.field(default_factory=dict)
+    files: dict[str, str] = msgspec.field(default_factory=dict)
     #: Of files that have such a path already, and whose material does not: a run was killed before the index followed.
-    following: dict[str, str] = field(default_factory=dict)
-    left: list[Unresolved] = field(default_factory=list)
+    following: dict[str, str] = msgspec.field(default_factory=dict)
+    left: list[Unresolved] = msgspec.field(default_factory=list)
 
     def leave(self, reason: str, item: str | None, count: int = 1) -> None:
         """Say what stays as it is."""

@@ -11,10 +11,10 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
@@ -110,8 +110,7 @@ _BODIES = f"""SELECT t.rowid FROM search_unit u
     WHERE u.material_id IN {_GONE}"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Kind:
+class _Kind(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one table that go with the materials ``?1``, a JSON list of ids."""
 
     action: str
@@ -167,8 +166,7 @@ _KINDS = (
 _ORDER = ("search_text", "search_unit", "material", "content", "embedding")
 
 
-@dataclass(frozen=True)
-class _Move:
+class _Move(msgspec.Struct, frozen=True):
     """A material with the path that its item has."""
 
     material: str
@@ -176,17 +174,16 @@ class _Move:
     new: str
 
 
-@dataclass
-class _Follows:
+class _Follows(msgspec.Struct):
     """The index of one base, held against the catalog."""
 
     store: Store
     base: str
     index: layout.Store
     #: Ids of materials that go, and those that get another path.
-    gone: list[str] = field(default_factory=list)
-    moves: list[_Move] = field(default_factory=list)
-    left: list[Unresolved] = field(default_factory=list)
+    gone: list[str] = msgspec.field(default_factory=list)
+    moves: list[_Move] = msgspec.field(default_factory=list)
+    left: list[Unresolved] = msgspec.field(default_factory=list)
 
     def compare(self, *, lacks_any: bool) -> None:
         """Find the differences; ``lacks_any`` tells whether there are items whose material is missing.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import apsw
+import msgspec
 from msgspec import structs
 
 from checks.audit.findings import FINDINGS, Finding
@@ -39,8 +39,7 @@ DAMAGED = (v2.UNREADABLE, v2.CORRUPT)
 _NAMED = 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class DamagedIndex:
+class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
     """A damaged index of a store, and what its catalog says of its base."""
 
     store: Store

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
@@ -51,8 +52,7 @@ _GRAVE = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class BaseFiles:
+class BaseFiles(msgspec.Struct, frozen=True):
     """The files of a base below its folder, index first, with their sizes; and links, which are not followed."""
 
     files: tuple[Path, ...] = ()

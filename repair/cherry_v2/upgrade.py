@@ -7,10 +7,10 @@ it, compared with what was read, and takes its place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from checks.audit.collector import FindingCollector, named
 from checks.cherry_v2 import findings as v2
@@ -35,12 +35,11 @@ from repair.cherry_v2 import upgrade_catalog
 _DAMAGE = (apsw.Error, OSError, UnicodeDecodeError)
 
 
-@dataclass(frozen=True)
-class UpgradeOptions:
+class UpgradeOptions(msgspec.Struct, frozen=True):
     """What the user says of models of preview builds; ``now_ms`` is the run's time."""
 
     now_ms: int
-    model_overrides: ModelOverrides = field(default_factory=ModelOverrides)
+    model_overrides: ModelOverrides = msgspec.field(default_factory=ModelOverrides)
 
 
 def plan(store: Store, options: UpgradeOptions) -> Plan:
@@ -97,8 +96,7 @@ def _left(finding: str, reason: str, base: str, place: Place, count: int = 1) ->
 # --- seven tables ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
+class _Seen(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong with an index file of seven tables."""
 
     shape: Shape

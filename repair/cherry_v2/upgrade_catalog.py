@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -30,6 +29,7 @@ from regraft.formats.cherry_v2.catalog_generation import (
 from regraft.formats.cherry_v2.layout import CATALOG_FILE
 from regraft.language import tr
 from regraft.ledger import durable
+from regraft.records import replace
 from regraft.text import counted
 from repair.changes.copies import copy_database
 from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved

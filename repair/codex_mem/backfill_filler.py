@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from checks.audit.file_findings import FOREIGN_COLUMN
 from checks.codex_mem import findings as codex
@@ -32,8 +33,7 @@ from repair.codex_mem.backfill_scope import NotesScope
 NOT_ASKED = tr("a project that was not asked for")
 
 
-@dataclass(frozen=True, kw_only=True)
-class NotesTarget:
+class NotesTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A project whose notes can be filled; ``database`` is codex-mem's, below the store's root."""
 
     base_id: str

@@ -10,10 +10,10 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.audit.collector import Level
 from checks.audit.file_findings import CORRUPT, UNREADABLE
@@ -92,8 +92,7 @@ def _mended(store: Store, finding: str) -> str | None:
     return _command_line(store, FINDINGS[finding].command)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Due:
+class _Due(msgspec.Struct, frozen=True, kw_only=True):
     """A note whose metadata get another status, and the vector that it has then."""
 
     note: str
@@ -102,18 +101,17 @@ class _Due:
     held: Held | None
 
 
-@dataclass
-class _Follows:
+class _Follows(msgspec.Struct):
     """Notes held against their vectors."""
 
     store: Store
     memory: Memory
-    due: list[_Due] = field(default_factory=list)
+    due: list[_Due] = msgspec.field(default_factory=list)
     #: Notes whose vectors go, by the reason and the project.
-    gone: dict[tuple[_Why, str | None], list[str]] = field(default_factory=lambda: defaultdict(list))
-    lacking: Counter[tuple[str, Status]] = field(default_factory=Counter)
+    gone: dict[tuple[_Why, str | None], list[str]] = msgspec.field(default_factory=lambda: defaultdict(list))
+    lacking: Counter[tuple[str, Status]] = msgspec.field(default_factory=Counter)
     #: Excluded notes that say that they have a vector, by the project.
-    claims: Counter[str] = field(default_factory=Counter)
+    claims: Counter[str] = msgspec.field(default_factory=Counter)
 
     @property
     def vectors(self) -> Vectors | None:

@@ -14,8 +14,7 @@ import pytest
 from conftest import Outcome
 from faults import Source, files_of, left_over, library, migrate, small_source, state_of, write_vectors
 
-from migrators.pipeline import run
-from regraft import crew
+from regraft import crew, early
 from regraft.crew import Crew
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import digests
@@ -39,7 +38,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
 @pytest.fixture
 def helped(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Let processes help with the smallest base."""
-    monkeypatch.setattr(run, "_LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(early, "LARGE_FILE_BYTES", 0)
     monkeypatch.setattr(words, "LEAST_BYTES", 0)
     monkeypatch.setattr(digests, "PART_BODIES", 1)
     monkeypatch.setattr(crew, "cores", lambda: 3)

@@ -11,12 +11,12 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import REPO
+from msgspec.structs import asdict
 from v1 import CREATED, LLM, MODEL, UPDATED, base, file, folder, note, page
 
 from migrators.cherry_v1.draft import draft_library
@@ -31,6 +31,7 @@ from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_survey import MISSING, UNSUPPORTED, LoaderRows, StoreProblem, Survey, Tally
 from regraft.names import FreeNames
+from regraft.records import replace
 from regraft.report.notices import Notice
 
 #: A row: its loader, the kind of its vector, its source.
@@ -643,4 +644,4 @@ def test_a_plan_is_a_value() -> None:
     [plan, _] = whole_plan()[1]
     with pytest.raises(AttributeError):
         plan.error = "changed"  # type: ignore[misc]
-    assert asdict(plan)["rows"]["read"] == rich_survey().rows
+    assert asdict(plan)["rows"].read == rich_survey().rows

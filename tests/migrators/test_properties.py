@@ -7,7 +7,6 @@ import math
 import struct
 import tempfile
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.catalog import write_catalog
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_survey import LoaderRows, StoreProblem, Survey, Tally
+from regraft.records import replace
 from regraft.report import render
 from regraft.report.document import Run, encoded
 from regraft.tree import FolderTree

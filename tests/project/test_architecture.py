@@ -190,19 +190,22 @@ MOST_POSITIONAL = 3
 
 
 @cache
-def own_dataclasses() -> frozenset[str]:
-    """Return the names of our dataclasses."""
+def own_records() -> frozenset[str]:
+    """Return the names of our data classes and structs."""
     return frozenset(
-        node.name
-        for module in SOURCES
-        for node in nodes(module)
-        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+        node.name for module in SOURCES for node in nodes(module) if isinstance(node, ast.ClassDef) and is_record(node)
+    )
+
+
+def is_record(node: ast.ClassDef) -> bool:
+    return any("dataclass" in ast.unparse(one) for one in node.decorator_list) or any(
+        ast.unparse(one) == "msgspec.Struct" for one in node.bases
     )
 
 
 @each_module
 def test_a_record_is_made_by_the_names_of_its_fields(module):
-    records = own_dataclasses()
+    records = own_records()
     for node in nodes(module):
         if isinstance(node, ast.Call) and len(node.args) > MOST_POSITIONAL:
             name = written(node.func).rpartition(".")[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -410,11 +411,11 @@ def test_times_of_a_base() -> None:
 
 
 def test_constant_columns_of_a_base() -> None:
-    defaults = BaseRow.__dataclass_fields__
+    defaults = {field.name: field.default for field in msgspec.structs.fields(BaseRow)}
     assert "search_mode" not in defaults
-    assert defaults["chunk_strategy"].default == "structured"
-    assert defaults["chunk_separator"].default == "\\n\\n"
-    assert len(defaults["chunk_separator"].default) == 4
+    assert defaults["chunk_strategy"] == "structured"
+    assert defaults["chunk_separator"] == "\\n\\n"
+    assert len(defaults["chunk_separator"]) == 4
 
 
 def test_bases_stay_in_the_order_of_v1_and_notices_of_the_state_come_first() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from planted_v2 import KB, OTHER, index, library, plant
 from stranded import profile, some_source
 from toys import rows_of
 
+from regraft.records import replace
 from repair import fix
 from repair.changes.plan import Plan
 from repair.changes.store import Store

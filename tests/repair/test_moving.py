@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v2 import index
 from regraft.formats.parquet import columns, stored
 from regraft.formats.vector_table import VectorTable
+from regraft.records import replace
 from repair.cherry_v2.rescue import carrying
 
 MEANWHILE = "it changed meanwhile"

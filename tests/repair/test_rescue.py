@@ -9,7 +9,6 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ from regraft import identity, sqlite
 from regraft.formats.cherry_v2 import index
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
+from regraft.records import replace
 from repair.cherry_v2.rescue.matching import match_items
 
 

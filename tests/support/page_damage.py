@@ -7,11 +7,13 @@ import json
 import random
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import apsw
 from sqlite_bytes import WORDS, local_bytes, varint
+
+from regraft.records import replace
 
 SCHEMA = """CREATE TABLE vectors (
             id              TEXT PRIMARY KEY,

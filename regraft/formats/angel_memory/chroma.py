@@ -10,12 +10,12 @@ import struct
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.formats import json_text
@@ -45,8 +45,7 @@ class ChromaProblem(ValueError):
     """A folder or a file of Chroma's that cannot be used; the message is what to say of it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collection:
+class Collection(msgspec.Struct, frozen=True, kw_only=True):
     """A collection; ``dimension`` None: nothing was ever written to it."""
 
     id: str
@@ -57,13 +56,12 @@ class Collection:
     metadata: str | None
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """What a collection holds under an id, the vector apart."""
 
     id: str
     document: str | None
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 @contextmanager
@@ -189,8 +187,7 @@ def _value(text: Any, whole: Any, number: Any, flag: Any) -> Any:
     return next((value for value in (text, whole, number) if value is not None), None)
 
 
-@dataclass(frozen=True)
-class _Operation:
+class _Operation(msgspec.Struct, frozen=True):
     code: int
     metadata: dict[str, Any]
 

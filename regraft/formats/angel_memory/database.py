@@ -9,12 +9,12 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import links, sqlite
 from regraft.formats import json_text
@@ -79,8 +79,7 @@ class AngelProblem(ValueError):
     """A part of a data folder that cannot be used; the message is what to say of it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A note's record; ``short_id`` None: the system has given none yet."""
 
     source_id: str
@@ -106,8 +105,7 @@ class Record:
         return vector_text(self.names)
 
 
-@dataclass(frozen=True)
-class IndexedFile:
+class IndexedFile(msgspec.Struct, frozen=True):
     """A file of ``raw/`` that was read: its id there, its path, and its time of change then, in whole seconds."""
 
     id: int
@@ -115,8 +113,7 @@ class IndexedFile:
     seconds: int
 
 
-@dataclass(frozen=True)
-class ProviderFolder:
+class ProviderFolder(msgspec.Struct, frozen=True):
     """The folder of an embedding provider; ``name`` is its id, as it can stand in a path."""
 
     name: str

@@ -7,8 +7,9 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from regraft import links
 
@@ -24,8 +25,7 @@ _HEADING = re.compile(r"^(#{1,6})\s+(.+)$")
 _BLANKS = re.compile(r"\s+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Note:
+class Note(msgspec.Struct, frozen=True, kw_only=True):
     """What the rules make of a file, or of one leaf heading of it."""
 
     source_id: str
@@ -36,8 +36,7 @@ class Note:
     tags: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class NoteFile:
+class NoteFile(msgspec.Struct, frozen=True):
     """A file below ``raw/``: its path there with ``/``, and its time of change in whole seconds."""
 
     path: str

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import guarding, links, sqlite
 from regraft.formats.vector_survey import LoaderRows, StoreProblem, Survey
@@ -70,8 +70,7 @@ class Layout(Enum):
     UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(msgspec.Struct, frozen=True):
     """What a file is at a glance."""
 
     layout: Layout
@@ -274,20 +273,18 @@ def keep_rows(path: Path, new: Path, runs: Iterable[tuple[int, int]] = (), vecto
 # --- what a store says of itself -----------------------------------------------------------------------------------
 
 
-@dataclass
-class StoredItem:
+class StoredItem(msgspec.Struct):
     """An item as its rows tell it: its type in lower case and its source, None where no row says."""
 
     type: str | None = None
     source: str | None = None
 
 
-@dataclass
-class Contents:
+class Contents(msgspec.Struct):
     """What a store knows beside its chunks."""
 
     #: By the owner's id, in the order of first rows.
-    items: dict[str, StoredItem] = field(default_factory=dict)
+    items: dict[str, StoredItem] = msgspec.field(default_factory=dict)
     #: The base's id, by the first row that names one.
     collection: str | None = None
 

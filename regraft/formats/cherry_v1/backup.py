@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -29,12 +28,11 @@ class _Metadata(msgspec.Struct):
     resources: Any = None
 
 
-@dataclass(frozen=True)
-class Backup:
+class Backup(msgspec.Struct, frozen=True):
     """What a backup states of itself: its version, and which parts of a profile it has."""
 
     version: int | None = None
-    resources: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 def backup_of(tree: Tree, name: str) -> Backup:

@@ -7,9 +7,10 @@ everything by origin; the application's is ``file://``, but what counts is which
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from regraft.errors import SourceUnreadable
 from regraft.formats import chromium
@@ -26,13 +27,12 @@ APPLICATION_ORIGIN = "file://"
 _LEVELDB = ".indexeddb.leveldb"
 
 
-@dataclass(frozen=True)
-class ChromiumState:
+class ChromiumState(msgspec.Struct, frozen=True):
     """What Chromium's storage holds of v1's state: the Redux state as JSON text, and rows by table."""
 
     #: None where no origin has the key.
     redux: bytearray | None
-    tables: dict[str, list[Any]] = field(default_factory=dict)
+    tables: dict[str, list[Any]] = msgspec.field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
 
 
@@ -77,8 +77,7 @@ def origin_folder(origin: str) -> str:
     return f"{scheme}_{host}_{port or 0}{_LEVELDB}"
 
 
-@dataclass(frozen=True)
-class _Tables:
+class _Tables(msgspec.Struct, frozen=True):
     """One origin's IndexedDB: rows by table, None where they cannot be read; and what is to be said of it."""
 
     rows: dict[str, list[Any]] | None

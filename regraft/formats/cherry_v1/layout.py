@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from regraft.tree import Tree, join
 
@@ -24,8 +25,7 @@ LOCAL_STORAGE = "Local Storage/leveldb"
 BROWSER_PROFILE = "Default"
 
 
-@dataclass(frozen=True)
-class StatePlaces:
+class StatePlaces(msgspec.Struct, frozen=True):
     """Where a source keeps its state, as names in its tree; None where it has no such thing.
 
     ``backup`` is a ``data.json``; else ``redux`` is a state by slice, ``slices`` a folder with a file for each slice,
@@ -41,7 +41,7 @@ class StatePlaces:
     profile: str | None = None
     indexed_db: str | None = None
     #: Table files of Dexie by table name.
-    tables: dict[str, str] = field(default_factory=dict)
+    tables: dict[str, str] = msgspec.field(default_factory=dict)
     #: Whether it is a backup, which may have been made without ``Data/``.
     is_backup: bool = False
     #: The folders of vector files and of uploads.

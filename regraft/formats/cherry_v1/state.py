@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,7 @@ _RAWS = list[msgspec.Raw]
 SLICES = ("knowledge", "llm")
 
 
-@dataclass(frozen=True)
-class V1State:
+class V1State(msgspec.Struct, frozen=True):
     """What v1 knew. Rows and bases are as v1 wrote them, of any shape; nothing is validated yet."""
 
     bases: list[Any]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.formats.cherry_v2.order_keys import order_key
@@ -84,8 +84,7 @@ EMBEDDING = ("embedding",)
 RERANK = ("rerank",)
 
 
-@dataclass(frozen=True)
-class ProviderRow:
+class ProviderRow(msgspec.Struct, frozen=True):
     """A provider; never with its keys."""
 
     provider_id: str
@@ -93,8 +92,7 @@ class ProviderRow:
     is_enabled: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelRow:
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     """A model; ``id`` is ``provider::model``."""
 
     id: str
@@ -107,8 +105,7 @@ class ModelRow:
     supports_streaming: bool = True
 
 
-@dataclass(frozen=True)
-class BaseRow:
+class BaseRow(msgspec.Struct, frozen=True):
     """A row of ``knowledge_base``; times in ms."""
 
     id: str
@@ -130,8 +127,7 @@ class BaseRow:
     chunk_separator: str = "\\n\\n"
 
 
-@dataclass(frozen=True, slots=True)
-class ItemRow:
+class ItemRow(msgspec.Struct, frozen=True):
     """A row of ``knowledge_item``; times in ms."""
 
     id: str
@@ -145,8 +141,7 @@ class ItemRow:
     updated_at: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class BaseRecord:
+class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the catalog holds because of one base, but for its items."""
 
     base: BaseRow

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft.errors import ProfileUnknown
 from regraft.formats import json_text
@@ -80,8 +80,7 @@ def generation_of(columns: Mapping[str, Collection[str]]) -> Generation:
     return Generation.SECOND if "api_features" in columns.get(PROVIDERS, ()) else Generation.THIRD
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(msgspec.Struct, frozen=True):
     """The tables of one catalog as they are there: names of columns with whether a row must have a value of its own."""
 
     path: Path

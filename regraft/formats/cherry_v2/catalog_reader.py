@@ -6,11 +6,11 @@ no API key is ever held.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.language import tr
@@ -40,11 +40,10 @@ class CatalogProblem(Exception):
     """A catalog that cannot be read; the text says why, for a person."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredCatalog:
+class StoredCatalog(msgspec.Struct, frozen=True, kw_only=True):
     """The rows of a catalog in their order; None stands for a table that is not there."""
 
-    bases: list[Row] = field(default_factory=list)
+    bases: list[Row] = msgspec.field(default_factory=list)
     #: By the base's id.
     items: dict[Any, list[Row]] | None = None
     providers: list[Row] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 DEFAULT_CHUNK_SIZE = 1024
 DEFAULT_CHUNK_OVERLAP = 200
@@ -11,8 +11,7 @@ DEFAULT_CHUNK_STRATEGY = "structured"
 DEFAULT_CHUNK_SEPARATOR = "\\n\\n"
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """How a base cuts and finds text, valid by the catalog's rules."""
 
     chunk_size: int = DEFAULT_CHUNK_SIZE

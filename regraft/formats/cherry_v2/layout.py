@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_preview.libsql import Layout, Look, look_in
 from regraft.formats.cherry_v1.layout import VECTORS_FOLDER
 from regraft.language import tr
+from regraft.records import replace
 from regraft.tree import FolderTree, Tree, ZipTree, join
 
 CATALOG_FILE = "catalog.sqlite"
@@ -46,8 +49,7 @@ class Store:
     look: Look
 
 
-@dataclass(frozen=True)
-class Stores:
+class Stores(msgspec.Struct, frozen=True):
     """The stores of a source, one for each base, in the order of their names."""
 
     #: Those of preview builds, and those that nobody can read.
@@ -190,12 +192,11 @@ def _store(tree: Tree, base_id: str | None, name: str) -> Store:
     return Store(base_id=base_id, name=name, raw=str(raw), look=look)
 
 
-@dataclass
-class _Files:
+class _Files(msgspec.Struct):
     """The files of one base: index files in folders of their own, and flat ones."""
 
-    indexes: list[str] = field(default_factory=list)
-    flat: list[str] = field(default_factory=list)
+    indexes: list[str] = msgspec.field(default_factory=list)
+    flat: list[str] = msgspec.field(default_factory=list)
 
 
 def _files(tree: Tree, folders: list[str]) -> dict[str, _Files]:

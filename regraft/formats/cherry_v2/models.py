@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, ModelRow, ProviderRow
 from regraft.language import tr
+from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank, trim
@@ -19,19 +21,17 @@ RETIRED_PROVIDERS = frozenset({"cephalon", "tokenflux"})
 RETIRING_PROVIDERS = frozenset({"github"})
 
 
-@dataclass(frozen=True)
-class ModelOverrides:
+class ModelOverrides(msgspec.Struct, frozen=True):
     """The user's word that vectors are of a model.
 
     ``mapped`` goes from an old model id (or a v1 base id) to a model id, ``recreated`` holds model ids.
     """
 
-    mapped: dict[str, str] = field(default_factory=dict)
+    mapped: dict[str, str] = msgspec.field(default_factory=dict)
     recreated: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class ModelChoice:
+class ModelChoice(msgspec.Struct, frozen=True):
     """The model of a base after resolving, with the catalog rows that it needs; ``id`` is None where it has none."""
 
     id: str | None = None

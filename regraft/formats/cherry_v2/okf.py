@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from regraft.names import sanitise
 from regraft.text import JS_WHITESPACE, trim, utf16_cut
@@ -21,8 +22,7 @@ _HEADING = re.compile(f"#{{1,6}}{_SPACE}+")
 _BLOCK = re.compile(r"\A---\n(?:[A-Za-z_]+: .*\n)*?---\n")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot file is called (before it is made free) and the lines of its block."""
 
     stem: str

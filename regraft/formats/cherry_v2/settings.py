@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.defaults import DEFAULT_CHUNK_SEPARATOR, DEFAULT_CHUNK_STRATEGY, Settings
 from regraft.formats.cherry_v2.values import read_settings
+from regraft.records import replace
 
 #: Columns by what the rules of v1's settings call them.
 _NUMBERS = {

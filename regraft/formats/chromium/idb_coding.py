@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 from regraft.formats.chromium.damage import Bytes, Malformed
 from regraft.language import tr
@@ -51,8 +52,7 @@ def database_id(value: bytes) -> int:
     return _little(value)
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(msgspec.Struct, frozen=True):
     """The keys of some prefixes whose rest begins with ``start``."""
 
     prefixes: tuple[Prefix, ...]

@@ -5,9 +5,10 @@ Only the object stores that are asked for are read. A row's value may be packed,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from regraft.formats.chromium.damage import Bytes, Found, Malformed, StorageChanged, StorageDamaged
 from regraft.formats.chromium.idb_coding import (
@@ -43,8 +44,7 @@ _MAX_WRAPS = 4
 _LEVELDB, _BLOB = ".leveldb", ".blob"
 
 
-@dataclass(frozen=True)
-class StoreRows:
+class StoreRows(msgspec.Struct, frozen=True):
     """The rows of one object store in the order of their keys, as plain Python (:func:`decode_script_value`)."""
 
     rows: list[Any]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import BinaryIO
+
+import msgspec
 
 from regraft.formats.chromium.damage import Bytes, Malformed
 from regraft.formats.chromium.leveldb_log import LogReader
 from regraft.formats.chromium.leveldb_table import user_key
 from regraft.language import tr
+from regraft.records import replace
 
 _COMPARATOR, _LOG, _NEXT_FILE, _LAST_SEQUENCE, _COMPACT, _REMOVED, _ADDED = range(1, 8)
 _PREVIOUS_LOG = 9
 
 
-@dataclass(frozen=True)
-class TableFile:
+class TableFile(msgspec.Struct, frozen=True):
     """A table that counts: its number, the keys between which all of its keys lie, both included, and how new it is."""
 
     number: int
@@ -25,17 +26,16 @@ class TableFile:
     last_sequence: int | None = None
 
 
-@dataclass
-class Version:
+class Version(msgspec.Struct):
     """The state of a database: what the edits of a MANIFEST come to."""
 
     comparator: str | None = None
     log: int = 0
     previous_log: int = 0
     #: By level and number: a table that moves to another level is removed from one and added to the other.
-    tables: dict[tuple[int, int], TableFile] = field(default_factory=dict)
+    tables: dict[tuple[int, int], TableFile] = msgspec.field(default_factory=dict)
     #: Those that were added since an edit last stated the last sequence number.
-    undated: set[tuple[int, int]] = field(default_factory=set)
+    undated: set[tuple[int, int]] = msgspec.field(default_factory=set)
 
     def exchange(self, removed: list[tuple[int, int]], added: list[tuple[tuple[int, int], TableFile]]) -> None:
         """Drop tables, then add others."""

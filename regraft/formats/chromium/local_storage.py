@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from regraft.formats.chromium.damage import Found, Malformed, StorageDamaged
 from regraft.formats.chromium.leveldb import LevelDb, read_leveldb
@@ -19,8 +20,7 @@ _ENTRY, _AFTER_ENTRIES = b"_", b"`"
 FILE_ORIGIN = "file://"
 
 
-@dataclass(frozen=True)
-class StoredText:
+class StoredText(msgspec.Struct, frozen=True):
     """A value of Local Storage: ``text`` may hold lone surrogates; the higher ``sequence`` was written later."""
 
     origin: str

@@ -7,11 +7,11 @@ import os
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 
@@ -85,8 +85,7 @@ def content_hash(title: str, kind: str, content: str) -> str:
     return hashlib.sha256(source_text(title, kind, content).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-@dataclass(frozen=True)
-class Project:
+class Project(msgspec.Struct, frozen=True):
     """A project, which is what a search looks in; ``slug`` tells it within its system."""
 
     id: str

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 from msgspec import Struct
 
 from regraft import sqlite
@@ -23,6 +23,7 @@ from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
 from regraft.formats.codex_mem.notes import Counts, Notes, total
 from regraft.formats.codex_mem.sidecar import Meta, SidecarUnreadable, Vectors
 from regraft.language import tr
+from regraft.records import replace
 from regraft.system import SidecarProblem
 
 
@@ -43,8 +44,7 @@ class State(StrEnum):
 WORDS_ONLY = (State.DISABLED, State.MISSING, State.REBUILDING, State.INCOMPATIBLE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """An open database with what can be used of its sidecar.
 
     ``problem`` says why a sidecar that is there cannot be used, and is None where it can be.
@@ -135,8 +135,7 @@ def _of_other_model(memory: Memory, model: str) -> str | None:
     return tr("its vectors are of {model}, those of the notes of {other}", model=model, other=other or tr("no model"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """What the notes of a database come to; ``counts`` by the ids of their projects."""
 
     memory: Memory

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
 import apsw
 import msgspec
+from msgspec.structs import fields
 
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem.database import COLUMNS, CONTENT_VERSION, NOTES
@@ -43,8 +43,7 @@ class Status(StrEnum):
 ELIGIBLE = (Status.READY, Status.PENDING, Status.STALE, Status.FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
+class Metadata(msgspec.Struct, frozen=True):
     """The columns of migration 006 of a note as they stand, whatever is in them; None where a column is missing."""
 
     embedding_eligible: Any = None
@@ -57,8 +56,7 @@ class Metadata:
     embedding_error_at: Any = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(msgspec.Struct, frozen=True, kw_only=True):
     """A note with what was judged of it."""
 
     rowid: int
@@ -97,8 +95,7 @@ class Note:
         return self.is_adoptable or (self.held is not None and not self.is_eligible)
 
 
-@dataclass
-class Counts:
+class Counts(msgspec.Struct):
     """How many notes there are of each status.
 
     Beside that, ``held`` is how many of them the sidecar has a vector of, whatever it is; ``astray`` how many of these

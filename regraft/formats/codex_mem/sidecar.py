@@ -9,7 +9,6 @@ import math
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -53,8 +52,7 @@ class SidecarUnreadable(SidecarProblem):
     """A sidecar that is damaged, or that may not be read."""
 
 
-@dataclass(frozen=True)
-class Meta:
+class Meta(msgspec.Struct, frozen=True):
     """What a sidecar says of itself; ``dimensions`` None: nothing was written yet. Times are RFC 3339."""
 
     version: int
@@ -184,8 +182,7 @@ class Flaw(StrEnum):
     ZERO = "zero"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(msgspec.Struct, frozen=True, kw_only=True):
     """What a sidecar has for a note; ``flaw`` None: its vector is good."""
 
     note_id: str

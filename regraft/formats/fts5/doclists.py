@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from regraft.formats.sqlite_pages.records import put_varint
 
@@ -13,12 +14,11 @@ LEAST_PAGES = 4
 _ROOT, _BELOW = b"\0", b"\1"
 
 
-@dataclass
-class _Level:
+class _Level(msgspec.Struct):
     """One level: the page that is being filled, its number, its first row, and the last row in it."""
 
     page: int
-    data: bytearray = field(default_factory=bytearray)
+    data: bytearray = msgspec.field(default_factory=bytearray)
     first: int = 0
     last: int = 0
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+
+import msgspec
 
 from regraft.formats.fts5.records import SpliceRefused
 from regraft.ledger import durable
@@ -20,8 +21,7 @@ DOCLIST_BYTES = 32
 SAMPLE_BYTES = 1 << 13
 
 
-@dataclass(frozen=True, kw_only=True)
-class SortJob:
+class SortJob(msgspec.Struct, frozen=True, kw_only=True):
     """The trigrams of the texts in a file are to be sorted.
 
     ``arguments`` are the column and the tokenizer of the index, as FTS5 takes them.
@@ -33,8 +33,7 @@ class SortJob:
     page_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The file with the sorted trigrams of some texts; :mod:`regraft.formats.fts5.runs` says what is in it.
 
     It begins with numbers of 8 bytes, the lowest first: the rows of the texts, then how many trigrams each has.
@@ -65,8 +64,7 @@ def read_runs(path: Path) -> Iterator[Run]:
         yield Run(path=path.with_name(name), rows=rows, terms=terms, marks=marks, stream_bytes=stream_bytes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RangeJob:
+class RangeJob(msgspec.Struct, frozen=True, kw_only=True):
     """Pages are to be made over the trigrams from ``low`` up to, without, ``high``, of all runs that a file lists."""
 
     runs: Path

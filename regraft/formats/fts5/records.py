@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft.formats.sqlite_pages.records import Malformed, put_varint, varint
 
@@ -30,8 +31,7 @@ class SpliceRefused(Exception):
     """An index cannot be put together from pages; the text says why. FTS5 has to fill it alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class IndexSegment:
+class IndexSegment(msgspec.Struct, frozen=True):
     """A segment: its number, and the places of its first and last page."""
 
     number: int

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,8 +44,7 @@ def mark_step(page_bytes: int) -> int:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Stream:
+class _Stream(msgspec.Struct, frozen=True, kw_only=True):
     """Doclists one after the other: their bytes, where each row begins in them, and with which row each doclist."""
 
     data: Bytes
@@ -224,8 +223,7 @@ def _distances(numbers: Numbers) -> Numbers:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Doclists:
+class Doclists(msgspec.Struct, frozen=True, kw_only=True):
     """Some doclists of one run or of several.
 
     ``starts`` and ``ends`` are their places in ``data``, without the distances of their first rows; ``marks`` are

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import Any
 
 from regraft.formats.fts5.jobs import RangeJob, Run, SortJob
-
-
-def make_ready() -> None:
-    """Load what the other jobs need."""
-    _making()
 
 
 def sort(job: SortJob) -> list[tuple[Run, list[int]]]:
@@ -26,6 +20,4 @@ def make_pages(job: RangeJob) -> int:
 
 
 def _making() -> Any:
-    # NumPy's threads for linear algebra would only be waiting.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return import_module("regraft.formats.fts5.making")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import guarding
 from regraft.formats.fts5.doclists import DoclistIndex
@@ -34,8 +34,7 @@ _TERM_CHARACTERS = 3
 _WILD = "%_"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Index:
+class Index(msgspec.Struct, frozen=True, kw_only=True):
     """A full-text index of one column whose texts are in another table: the names of both and of two columns."""
 
     table: str

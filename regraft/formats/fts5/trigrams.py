@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import apsw
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,8 +70,7 @@ class Folding:
         self._is_known[characters] = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trigrams:
+class Trigrams(msgspec.Struct, frozen=True, kw_only=True):
     """The trigrams of some texts, sorted by their characters, then by text and place.
 
     A trigram is a number of three digits, ``digit_bits`` each: places in ``alphabet``, which ascends. A key is a

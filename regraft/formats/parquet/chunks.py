@@ -37,7 +37,7 @@ def about(chunks: Chunks) -> AboutBase:
     """Return what a file says of the base that a KB becomes."""
     choice = chunks.choice
     model = None if choice.embedder is None else f"{carrying.PROVIDER}::{choice.embedder}"
-    return AboutBase(carrying.BASE_ID, carrying.NAME, model, choice.dimensions, index=True)
+    return AboutBase(id=carrying.BASE_ID, name=carrying.NAME, model=model, dimensions=choice.dimensions, index=True)
 
 
 def look(chunks: Chunks) -> BaseLook:

@@ -9,7 +9,6 @@ import importlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +60,7 @@ BASE_NAME = "base_name"
 _REPEATED = ["base", BASE_NAME, "item", "path", "source", "content_hash"]
 
 
-@dataclass(frozen=True)
-class UnitRow:
+class UnitRow(msgspec.Struct, frozen=True):
     """One row; offsets are UTF-16 units, ``vector`` is little-endian float32 or None.
 
     A large ``text`` or ``content`` is UTF-8 (:mod:`regraft.formats.parquet.cells`).
@@ -86,8 +84,7 @@ class UnitRow:
     vector: bytes | None
 
 
-@dataclass
-class Held:
+class Held(msgspec.Struct):
     """What the rows of a file hold of one base."""
 
     rows: int = 0
@@ -95,9 +92,9 @@ class Held:
     vector_bytes: int = 0
     #: Of texts and contents.
     text_bytes: int = 0
-    items: set[str] = field(default_factory=set)
+    items: set[str] = msgspec.field(default_factory=set)
     #: The row groups in which they are.
-    groups: list[int] = field(default_factory=list)
+    groups: list[int] = msgspec.field(default_factory=list)
 
 
 def arrow() -> tuple[Any, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 from msgspec import Struct
 
 from regraft import links, steady
@@ -66,8 +66,7 @@ class ExportReport(Report, kw_only=True):
     bases: list[ExportedBase]
 
 
-@dataclass
-class Part:
+class Part(msgspec.Struct):
     """One base on its way into a file, and what became of it."""
 
     about: AboutBase
@@ -114,13 +113,12 @@ class Part:
         return {**skipped, "unreadable": unread} if unread else skipped
 
 
-@dataclass
-class Parts:
+class Parts(msgspec.Struct):
     """All bases of a source that go into one file."""
 
     layout: str
     bases: list[Part]
-    catalog: StoredCatalog = field(default_factory=StoredCatalog)
+    catalog: StoredCatalog = msgspec.field(default_factory=StoredCatalog)
 
     def about(self) -> About:
         """Return the file's metadata.
@@ -281,11 +279,11 @@ def _catalog_of(source: Located, keep: ExitStack) -> StoredCatalog:
 def _stored_base(base_id: str, row: Row | None, catalog: StoredCatalog) -> Part:
     """Return a base by its row in the catalog, None where it has none."""
     if row is None:
-        return Part(AboutBase(base_id, base_id, None, None, index=False, settings=None, items=None))
+        return Part(AboutBase(id=base_id, name=base_id, model=None, dimensions=None, index=False))
     items = None if catalog.items is None else catalog.items.get(base_id, [])
     name, model = str(row.get("name") or base_id), row.get("embedding_model_id")
     model = model if isinstance(model, str) else None
-    return Part(AboutBase(base_id, name, model, None, index=False, settings=row, items=items))
+    return Part(AboutBase(id=base_id, name=name, model=model, dimensions=None, index=False, settings=row, items=items))
 
 
 def _id_of(source: Located, store: Store) -> str:
@@ -320,7 +318,7 @@ def _look_into(part: Part, source: Located, name: str, keep: ExitStack) -> None:
 
 def _v1_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts:
     if source.kind is Kind.V1_VECTORS:
-        only = Part(AboutBase(source.path.name, source.path.name, None, None, index=True))
+        only = Part(AboutBase(id=source.path.name, name=source.path.name, model=None, dimensions=None, index=True))
         named = [(only, source.path.name)]
     else:
         named = [(_legacy_base(raw), vector_file_name(raw["id"])) for raw in _legacy_bases(source)]
@@ -341,7 +339,9 @@ def _legacy_base(raw: dict[str, Any]) -> Part:
     model = raw.get("model")
     named = [model.get(key) for key in ("provider", "id")] if isinstance(model, dict) else []
     known = "::".join(map(str, named)) if named and all(named) else None
-    return Part(AboutBase(raw["id"], str(raw.get("name") or raw["id"]), known, None, index=True))
+    return Part(
+        AboutBase(id=raw["id"], name=str(raw.get("name") or raw["id"]), model=known, dimensions=None, index=True)
+    )
 
 
 def _survey(part: Part, source: Located, name: str, keep: ExitStack) -> None:

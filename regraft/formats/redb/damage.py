@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, kw_only=True)
-class PageDamage:
+class PageDamage(msgspec.Struct, frozen=True, kw_only=True):
     """A place of a redb file that cannot be read as what it should be."""
 
     #: The table that it belongs to; None for the header and the list of tables.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 
+import msgspec
 import xxhash
 
 MAGIC = b"redb\x1a\x0a\xa9\x0d\x0a"
@@ -34,8 +34,7 @@ def checksum(data: bytes | memoryview) -> bytes:
     return xxhash.xxh3_128_digest(data)[::-1]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Root:
+class Root(msgspec.Struct, frozen=True, kw_only=True):
     """Where a tree begins."""
 
     page: int
@@ -50,8 +49,7 @@ class Root:
         return cls(page=page, checksum=stored, length=length)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slot:
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """A commit slot: one state of the database."""
 
     #: Which of the two it is.
@@ -71,8 +69,7 @@ class Slot:
         return SLOTS_AT[self.index]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """How a file is divided into pages and regions."""
 
     page_size: int
@@ -99,8 +96,7 @@ class Layout:
         return self.page_size + self.full_regions * self.region_bytes + trailing * self.page_size
 
 
-@dataclass(frozen=True, kw_only=True)
-class Header:
+class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The header of a file."""
 
     layout: Layout

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from regraft.formats.redb.damage import Malformed
 from regraft.formats.redb.header import CHECKSUM_BYTES
@@ -15,16 +16,14 @@ _LEAF_HEADER, _BRANCH_HEADER = 4, 8
 _NUMBER_BYTES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """How many bytes each key and each value of a tree has; None where they differ."""
 
     key_width: int | None
     value_width: int | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leaf:
+class Leaf(msgspec.Struct, frozen=True, kw_only=True):
     """The entries of a leaf: where each key and each value ends."""
 
     page: bytes
@@ -46,8 +45,7 @@ class Leaf:
         return _pieces(self.page, self.key_ends[-1], self.value_ends)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Branch:
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
     """A branch: its children, and the keys between them."""
 
     page: bytes

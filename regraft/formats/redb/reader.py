@@ -7,7 +7,6 @@ no more is held than one page of each level of a tree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeVar
@@ -34,6 +33,7 @@ from regraft.formats.redb.pages import MOST_PAGES, Claims, Pages, StoredFile
 from regraft.formats.redb.rows import Rows, definitions, is_right
 from regraft.formats.redb.tables import Table
 from regraft.language import tr
+from regraft.records import replace
 from regraft.text import shown
 
 T = TypeVar("T")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from regraft.formats.redb.damage import PageDamage, Report
 from regraft.formats.redb.header import SLOT_BYTES, Header, Slot
@@ -13,8 +14,7 @@ from regraft.language import tr
 _NEWEST_IS_NAMED = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The slots in the order in which they are to be tried, those alone whose checksums are right."""
 
     slots: tuple[Slot, ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+import msgspec
 
 from regraft.formats.redb.damage import Malformed
 from regraft.formats.redb.header import ROOT_BYTES, Root
@@ -20,8 +21,7 @@ _WIDTHS_AT = _ROOT_AT + ROOT_BYTES
 _NAMES_AT = _WIDTHS_AT + _WIDTHS.size
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(msgspec.Struct, frozen=True, kw_only=True):
     """A table of a redb file."""
 
     name: str
@@ -33,8 +33,7 @@ class Table:
     multimap: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Definition:
+class Definition(msgspec.Struct, frozen=True, kw_only=True):
     """What the list of tables has for a table."""
 
     is_multimap: bool

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from regraft.formats.redb import values
 from regraft.formats.redb.damage import Malformed
@@ -17,8 +18,7 @@ _PLAIN = re.compile(r"\(\)|&str|String|&\[u8\]|[a-z]+[0-9]*", re.ASCII)
 _COUNT = re.compile(r";([0-9]{1,10})\]", re.ASCII)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TypeName:
+class TypeName(msgspec.Struct, frozen=True, kw_only=True):
     """A type as the definition of a table names it."""
 
     #: Who made it and how it is encoded: one of the constants of :mod:`regraft.formats.redb.values`.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from regraft.language import tr
 
@@ -16,8 +17,7 @@ _SHORT = 254
 _SURROGATES = range(0xD800, 0xE000)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Codec:
+class Codec(msgspec.Struct, frozen=True, kw_only=True):
     """How bytes of a type are read; both functions raise ValueError for bytes that are none."""
 
     #: How many bytes each value has; None where they differ.

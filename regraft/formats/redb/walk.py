@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from regraft.formats.redb.damage import Malformed, PageDamage, Report
 from regraft.formats.redb.header import Root, checksum
@@ -20,8 +21,7 @@ Rank = Callable[[bytes], Any] | None
 _Limits = tuple[Any, Any, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Step:
+class _Step(msgspec.Struct, frozen=True, kw_only=True):
     """A page that a walk is to come to."""
 
     number: int

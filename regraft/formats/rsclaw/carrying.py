@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft import identity, links
 from regraft.formats.rsclaw import rows, selection
@@ -43,8 +43,7 @@ FLAWS = {
 OF_VECTOR = frozenset({OTHER_EMBEDDER, DIMENSION_MISMATCH, *FLAWS.values()})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Whose vectors are carried, and how many numbers these have; None where no chunk is carried."""
 
     embedder: str | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +44,7 @@ _COLUMNS = "id TEXT, doc_id TEXT, seq INTEGER, title TEXT, path TEXT, source TEX
 _BATCH = 200
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chunks:
+class Chunks(msgspec.Struct, frozen=True, kw_only=True):
     """The chunks of a KB as a table in a file: whose vectors they have, and what is damaged."""
 
     path: Path

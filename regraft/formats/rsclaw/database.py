@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +108,7 @@ def _is_of_another(path: Path) -> bool:
         return False
 
 
-@dataclass(kw_only=True)
-class Read:
+class Read(msgspec.Struct, kw_only=True):
     """What of one table could be read: rows, those that are not of their form, and how many the table says it has."""
 
     rows: int = 0
@@ -125,8 +123,7 @@ class Read:
         return max(0, self.stated - self.rows - self.broken)
 
 
-@dataclass(kw_only=True)
-class Mirror:
+class Mirror(msgspec.Struct, kw_only=True):
     """A database as temporary tables (:data:`SCHEMA`), what of it could be read, and the pages that could not."""
 
     db: apsw.Connection
@@ -134,12 +131,12 @@ class Mirror:
     format_version: int = 0
     #: Of the file, for who reads it once more (:func:`regraft.formats.redb.read_redb`).
     state: bytes = b""
-    tables: dict[str, Read] = field(default_factory=dict)
-    damage: list[PageDamage] = field(default_factory=list)
+    tables: dict[str, Read] = msgspec.field(default_factory=dict)
+    damage: list[PageDamage] = msgspec.field(default_factory=list)
     #: How many pages are damaged: no more than some are kept.
     damaged_pages: int = 0
     #: The tables that these are of; None: what says which tables there are.
-    damaged_tables: set[str | None] = field(default_factory=set)
+    damaged_tables: set[str | None] = msgspec.field(default_factory=set)
 
     def see(self, damage: PageDamage) -> None:
         """Take note of a page that cannot be read."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import quote_plus, unquote_to_bytes
 
 import ada_url
+import msgspec
 
 
 def _names(text: str) -> frozenset[str]:
@@ -96,8 +96,7 @@ def _is_tracker(name: str) -> bool:
 # --- likely twins ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Site:
+class _Site(msgspec.Struct, frozen=True, kw_only=True):
     """Which pages a site has, as a pattern of host and path, and which of their parameters say only who came how."""
 
     pages: re.Pattern[str]
@@ -165,8 +164,7 @@ class SourceKind(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceId:
+class SourceId(msgspec.Struct, frozen=True, kw_only=True):
     """The id of a source in its parts.
 
     ``value`` is the SHA-256 of a file in hex, a URL, channel and time of a chat, a Message-ID, or a whole id of OTHER.
@@ -226,8 +224,7 @@ def chunk_id(source_id: str, seq: int, body: str) -> str:
     return hashlib.sha256(key).hexdigest()[:32]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MarkdownName:
+class MarkdownName(msgspec.Struct, frozen=True, kw_only=True):
     """The name of a file of markdown in its parts; older files have no hash of the body in theirs."""
 
     slug: str

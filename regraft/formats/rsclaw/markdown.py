@@ -6,8 +6,9 @@ The YAML is never interpreted: what it says stands in the database, too, and a d
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from regraft import links
 
@@ -17,8 +18,7 @@ _MOST_HEAD = 1 << 20
 _PIECE = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Body:
+class Body(msgspec.Struct, frozen=True, kw_only=True):
     """What a file's body is: where it begins, its length in bytes, and the SHA-256 of them in hex."""
 
     start: int

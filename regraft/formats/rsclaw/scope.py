@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from regraft.errors import WrongUsage
 from regraft.formats.rsclaw.rows import Visibility
@@ -14,8 +15,7 @@ from regraft.language import tr
 _BAR = re.compile(r"\|(?=(?:user|agent|channel):)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scope:
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """The users, agents and channels for whom is asked; without any, only what is global is seen."""
 
     users: frozenset[str] = frozenset()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from regraft.formats.sqlite_pages.records import Value
 
@@ -48,8 +49,7 @@ class Refusal(StrEnum):
     FOREIGN = "foreign"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundRow:
+class FoundRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row, or the key of an index with the number of its row.
 
     Attributes:
@@ -73,15 +73,14 @@ class FoundRow:
     overflow: bool = False
 
 
-@dataclass
-class Coverage:
+class Coverage(msgspec.Struct):
     """What an intact tree tells of the numbers of rows: each interval is (after, up to), and all in it are found.
 
     ``is_whole`` where nothing of the tree is damaged; ``last_run`` is the run at its end. ``missing`` is how many row
     numbers belong on leaves that the tree names and that are not there, as far as it sets bounds.
     """
 
-    intervals: list[tuple[int, int]] = field(default_factory=list)
+    intervals: list[tuple[int, int]] = msgspec.field(default_factory=list)
     is_whole: bool = False
     last_run: int = 0
     missing: int = 0
@@ -94,8 +93,7 @@ class Coverage:
             self.intervals.append((low, high))
 
 
-@dataclass
-class Counts:
+class Counts(msgspec.Struct):
     """How much of a file was read as what.
 
     ``pages`` counts pages of the wanted tables by origin; ``overflow`` those that their rows go on in, ``inner`` those
@@ -103,8 +101,8 @@ class Counts:
     without a row by table and reason.
     """
 
-    pages: Counter[Origin] = field(default_factory=Counter)
+    pages: Counter[Origin] = msgspec.field(default_factory=Counter)
     overflow: int = 0
     inner: int = 0
     free: int = 0
-    refused: Counter[tuple[str, Refusal]] = field(default_factory=Counter)
+    refused: Counter[tuple[str, Refusal]] = msgspec.field(default_factory=Counter)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
+
+import msgspec
 
 from regraft import links, sqlite
 from regraft.formats.sqlite_pages.pages import PAGE_SIZES
@@ -22,8 +23,7 @@ _UNCOUNTED = 0xFFFFFFFF
 _MOST_SECTOR = 65536
 
 
-@dataclass
-class Overlay:
+class Overlay(msgspec.Struct):
     """Where a file beside holds pages that count instead of the file's own.
 
     ``places`` gives their offsets by page number; ``pages`` is how many pages the file then has, None where it stays
@@ -32,7 +32,7 @@ class Overlay:
 
     file: BufferedReader | None = None
     page_size: int = 0
-    places: dict[int, int] = field(default_factory=dict)
+    places: dict[int, int] = msgspec.field(default_factory=dict)
     pages: int | None = None
 
     def read(self, number: int) -> bytes | None:

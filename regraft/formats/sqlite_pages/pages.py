@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+
+import msgspec
 
 from regraft.formats.sqlite_pages.records import Malformed, put_varint, signed, varint
 
@@ -42,8 +43,7 @@ class Kind(IntEnum):
 _KINDS = {int(kind): kind for kind in Kind}
 
 
-@dataclass(slots=True)
-class TreePage:
+class TreePage(msgspec.Struct):
     """A page of a b-tree.
 
     Attributes:
@@ -116,8 +116,7 @@ def tree_page(data: bytes, number: int, usable: int) -> TreePage | None:
     )
 
 
-@dataclass(slots=True)
-class Cell:
+class Cell(msgspec.Struct):
     """A cell with a record: a row, or the key of an index.
 
     ``start`` and ``end`` are where it is on its page; ``first`` is the first page of its overflow chain, 0 where all of

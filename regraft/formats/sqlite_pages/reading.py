@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
+
+import msgspec
 
 from regraft.formats.sqlite_pages import scan
 from regraft.formats.sqlite_pages.chains import Chains
@@ -13,6 +14,7 @@ from regraft.formats.sqlite_pages.found import Counts, Coverage, Flaw, FoundRow,
 from regraft.formats.sqlite_pages.pages import Cell, Kind, TreePage, record_cell, tree_page
 from regraft.formats.sqlite_pages.records import Class, Field, Malformed, Shape, Text, Value, fields_of, value_of
 from regraft.formats.sqlite_pages.trees import TreeCover, Visit, Walker, free_pages, is_pointer_map
+from regraft.records import replace
 
 #: What ``sqlite_schema`` holds: type, name, table, root, statement.
 _SCHEMA = Shape(
@@ -31,8 +33,7 @@ _OWN_INDEXES = "sqlite_autoindex_"
 _ENCODINGS = ("utf-8", "utf-16-le", "utf-16-be")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
     """A cell on a page, and how it was found."""
 
     shape: Shape

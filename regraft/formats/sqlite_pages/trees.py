@@ -5,13 +5,15 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import pairwise
+
+import msgspec
 
 from regraft.formats.sqlite_pages.file import PageFile
 from regraft.formats.sqlite_pages.found import Coverage
 from regraft.formats.sqlite_pages.pages import Kind, TreePage, child_cell, left_child, tree_page
 from regraft.formats.sqlite_pages.records import Malformed, signed, varint
+from regraft.records import replace
 
 #: SQLite goes no deeper.
 _MOST_DEPTH = 20
@@ -21,8 +23,7 @@ _LEAST_ROWID, _MOST_ROWID = -(1 << 63) - 1, (1 << 63) - 1
 _TRUNK = struct.Struct(">II")
 
 
-@dataclass(kw_only=True, slots=True)
-class Visit:
+class Visit(msgspec.Struct, kw_only=True):
     """Cells of one page, in the order of the tree; ``page`` None stands for a part of the tree that is not there.
 
     ``is_inner`` tells that pages are missing above leaves: then nobody knows which leaves there are.
@@ -47,8 +48,7 @@ class Visit:
         return Kind.TABLE_LEAF if self.page is None else self.page.kind
 
 
-@dataclass(kw_only=True, slots=True)
-class _Below:
+class _Below(msgspec.Struct, kw_only=True):
     """A child to be visited."""
 
     number: int

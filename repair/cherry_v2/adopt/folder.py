@@ -5,11 +5,11 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.cherry_v2.raw_files import files_below
 from regraft import sqlite
@@ -29,8 +29,7 @@ class Unfit(Exception):
     """A folder that gets no rows; the text says why, for a person."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundMaterial:
+class FoundMaterial(msgspec.Struct, frozen=True, kw_only=True):
     """A material of an index: the id of the item that it was made of, its path below ``raw/``, its times in ms."""
 
     item: str
@@ -39,8 +38,7 @@ class FoundMaterial:
     updated_at: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrphanFolder:
+class OrphanFolder(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of a base that no row names, as its index and ``raw/`` have it; times in ms."""
 
     base: str
@@ -52,7 +50,7 @@ class OrphanFolder:
     #: By the item: how many of its bodies have no vector.
     bare: dict[str, int]
     #: Files below ``raw/``, with the times of their last change (ms).
-    files: dict[str, int] = field(default_factory=dict)
+    files: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 def read_folder(base: str, index: Path, raw: Path) -> OrphanFolder:

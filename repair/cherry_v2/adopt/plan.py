@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from checks.cherry_v2 import audit as checked
 from checks.cherry_v2 import findings as v2
@@ -73,14 +73,13 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     return _Planner(store, options, catalog_of(store, data=False), by_base(store.findings())).plan()
 
 
-@dataclass
-class _Adopted:
+class _Adopted(msgspec.Struct):
     """The rows of one base, with what is left of it."""
 
     folder: OrphanFolder
     items: list[Row]
     row: Row
-    left: list[Unresolved] = field(default_factory=list)
+    left: list[Unresolved] = msgspec.field(default_factory=list)
 
 
 class _Planner:

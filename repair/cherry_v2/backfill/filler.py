@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from regraft import clock
 from regraft.embedders.settings import EmbedderSettings
+from regraft.records import replace
 from repair.backfill.request import BackfillOptions
 from repair.backfill.scope import Step, Targets
 from repair.changes.plan import Plan

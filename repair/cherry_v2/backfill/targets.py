@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from checks.cherry_v2 import findings as v2
 from regraft.embedders.settings import EmbedderSettings
@@ -47,8 +48,7 @@ _FINDINGS: dict[type[RegraftError], str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class IndexTarget:
+class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A base that can be filled; ``path`` is its index file below the store's root."""
 
     base_id: str

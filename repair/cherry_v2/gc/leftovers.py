@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
@@ -45,8 +44,7 @@ _BODIES = """
      WHERE EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
 
 
-@dataclass
-class Proof:
+class Proof(msgspec.Struct):
     """How far the usable vectors of a file are in an index."""
 
     base: str
@@ -55,8 +53,7 @@ class Proof:
     first: str | None = None
 
 
-@dataclass
-class _File:
+class _File(msgspec.Struct):
     """A vector file that v1 left, and the bases whose indexes have all of its vectors."""
 
     path: Path

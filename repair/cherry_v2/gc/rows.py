@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import apsw
+import msgspec
 
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
@@ -24,8 +25,7 @@ from repair.cherry_v2.gc.choice import is_damage, is_wanted, left_damaged, left_
 from repair.options import GcOptions
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Waste:
+class _Waste(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one table that nothing reaches."""
 
     finding: str

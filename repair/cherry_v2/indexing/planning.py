@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
@@ -100,8 +100,7 @@ def _bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
             yield row, (catalog.items or {}).get(base_key(row), [])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _New:
+class _New(msgspec.Struct, frozen=True, kw_only=True):
     """A text that is going to be indexed: of which material, under which path, and where it is cut."""
 
     finding: str
@@ -114,20 +113,19 @@ class _New:
     read: Callable[[apsw.Connection], str | None]
 
 
-@dataclass(kw_only=True)
-class _Base:
+class _Base(msgspec.Struct, kw_only=True):
     """One base whose index lacks texts."""
 
     store: Store
     row: Row
     items: list[Row]
     now_ms: int
-    new: list[_New] = field(default_factory=list)
-    left: list[Unresolved] = field(default_factory=list)
+    new: list[_New] = msgspec.field(default_factory=list)
+    left: list[Unresolved] = msgspec.field(default_factory=list)
     #: Snapshots that are going to be written: their paths, with the items.
-    snapshots: dict[str, Row] = field(default_factory=dict)
+    snapshots: dict[str, Row] = msgspec.field(default_factory=dict)
     #: Encodings that were guessed, by the files that are read so.
-    guessed: dict[str, str] = field(default_factory=dict)
+    guessed: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def key(self) -> str:

@@ -6,8 +6,9 @@ Rules: ``docs/indexing.md``, "Where texts come from". Nothing is fetched; what n
 from __future__ import annotations
 
 import codecs
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+import msgspec
 
 from checks.cherry_v2.index_file import path_problem
 from regraft import links
@@ -38,8 +39,7 @@ class NoText(Exception):
     """An item whose text cannot be had here; the exception's own text says why, for a person."""
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(msgspec.Struct, frozen=True):
     """A text, and the encoding that it was taken to be in where nothing says which it is."""
 
     text: str

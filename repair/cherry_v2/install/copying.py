@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft import links, sqlite
 from regraft.errors import PlanOutdated
@@ -35,8 +35,7 @@ def _mark(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Copied:
+class _Copied(msgspec.Struct, frozen=True, kw_only=True):
     """A file that was copied, and what it has to read back as: its digest, its CRC-32, or the rows of another one."""
 
     path: Path

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, ModelRow
 from regraft.formats.cherry_v2.catalog_generation import model_of
@@ -19,8 +19,7 @@ class ModelMissing(Exception):
     """A base whose model the profile has not; the text says why, and what to do."""
 
 
-@dataclass(kw_only=True)
-class Models:
+class Models(msgspec.Struct, kw_only=True):
     """The models of a profile, and those that come with the bases of a library."""
 
     library: BaseSource
@@ -33,8 +32,8 @@ class Models:
     #: Ids of the providers that are made because the user says so.
     recreated: frozenset[str] = frozenset()
     #: Models that are inserted, by their ids.
-    new: dict[str, ModelRow] = field(default_factory=dict)
-    _used: set[str] = field(default_factory=set)
+    new: dict[str, ModelRow] = msgspec.field(default_factory=dict)
+    _used: set[str] = msgspec.field(default_factory=set)
 
     def embedding(self, base: str, named: Any) -> str | None:
         """Return the model that a base gets in place of the one that its row names.

@@ -6,10 +6,10 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
@@ -30,6 +30,7 @@ from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.language import tr
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
+from regraft.records import replace
 from regraft.report.progress import human_bytes
 from regraft.text import counted, decode_halves
 from repair.changes.copies import damage_of
@@ -52,12 +53,11 @@ _ITEM = ("id", "group_id", "type", "data", "status", "error")
 _SAME = tr("the same base")
 
 
-@dataclass(frozen=True, kw_only=True)
-class InstallOptions:
+class InstallOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How bases are installed. ``now_ms`` is the time that new models, providers and links get."""
 
     now_ms: int
-    models: ModelOverrides = field(default_factory=ModelOverrides)
+    models: ModelOverrides = msgspec.field(default_factory=ModelOverrides)
     #: Providers that are made where the profile lacks them.
     providers: frozenset[str] = frozenset()
     #: Whether a base that is there already comes as a new one.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.errors import PlanOutdated, ProfileUnknown
@@ -32,8 +32,7 @@ from regraft.text import decode_halves
 from repair.cherry_v2.install.rekeying import NewIds
 
 
-@dataclass(frozen=True)
-class NewBase:
+class NewBase(msgspec.Struct, frozen=True):
     """A base that is inserted, with the models that it has in the profile."""
 
     id: str
@@ -45,8 +44,7 @@ class NewBase:
     new_ids: NewIds | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewRows:
+class NewRows(msgspec.Struct, frozen=True, kw_only=True):
     """All rows that are inserted; bases and items are read from the library's catalog when they are needed."""
 
     tables: Tables

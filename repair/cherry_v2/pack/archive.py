@@ -14,9 +14,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+import msgspec
 
 from regraft import areas, links
 from regraft.errors import PlanOutdated, TargetLocked, TargetNotWritable
@@ -37,8 +38,7 @@ _FIRST_YEAR, _LAST_YEAR = 1980, 2107
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EACCES, errno.ENOSYS}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Member:
+class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A file that is packed: its name in the pack, where its bytes are, how many, and its time of change in ns."""
 
     name: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -40,8 +39,7 @@ Outcome = Literal["planned", "written", "unchanged"]
 _MEMBER_BYTES, _END_BYTES = 512, 1 << 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackOptions:
+class PackOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is packed, and where to.
 
     ``bases`` are names or ids (v1 or v2); empty: all. ``now_ms`` is the time that members carry.
@@ -77,13 +75,12 @@ class PackReport(Report, kw_only=True):
     bytes: int
 
 
-@dataclass
-class _Contents:
+class _Contents(msgspec.Struct):
     """The files of a pack, and what stays out of it."""
 
-    members: list[Member] = field(default_factory=list)
-    bases: list[PackedBase] = field(default_factory=list)
-    left: list[Unresolved] = field(default_factory=list)
+    members: list[Member] = msgspec.field(default_factory=list)
+    bases: list[PackedBase] = msgspec.field(default_factory=list)
+    left: list[Unresolved] = msgspec.field(default_factory=list)
 
     @property
     def bytes(self) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from checks.cherry_v2 import findings as v2
@@ -23,6 +23,7 @@ from regraft.formats.vector_survey import StoreProblem, Survey
 from regraft.language import tr
 from regraft.locate import RAW_FOLDER
 from regraft.names import FreeNames
+from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import argument, is_blank
@@ -36,8 +37,7 @@ from repair.cherry_v2.rescue.source import V1Left
 from repair.cherry_v2.taken_paths import is_safe, snapshot_names, taken_paths
 
 
-@dataclass(frozen=True, kw_only=True)
-class Base:
+class Base(msgspec.Struct, frozen=True, kw_only=True):
     """A base of the profile in which something may be missing: its rows, and what its index holds (None: no file)."""
 
     key: str
@@ -82,8 +82,7 @@ class Base:
         )
 
 
-@dataclass(kw_only=True)
-class Rescued:
+class Rescued(msgspec.Struct, kw_only=True):
     """What comes back of a base."""
 
     base: Base
@@ -92,7 +91,7 @@ class Rescued:
     draft: BaseDraft
     #: The profile's rows by the ids of the plan's items.
     rows: dict[str, Row]
-    snapshots: list[NewSnapshot] = field(default_factory=list)
+    snapshots: list[NewSnapshot] = msgspec.field(default_factory=list)
     #: What planning says of all of the base.
     notices: tuple[Notice, ...] = ()
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import apsw
+import msgspec
 from msgspec import structs
 
 from migrators.pipeline.carry import Origin, carry_base
@@ -26,6 +26,7 @@ from regraft.formats.vector_table import VectorTable
 from regraft.ledger import durable
 from regraft.locate import INDEX_FILE
 from regraft.names import FreeNames
+from regraft.records import replace
 from regraft.text import decode_utf8
 from regraft.tree import Tree
 from regraft.tree_files import SourceFailed
@@ -34,8 +35,7 @@ from repair.changes.copies import copy_database
 Make = Callable[[Path], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class V1File:
+class V1File(msgspec.Struct, frozen=True, kw_only=True):
     """A base's vector file on disk, and what of it is carried."""
 
     #: Where it comes from, which may hold uploads, too.
@@ -58,8 +58,7 @@ class V1File:
         return replace(self, plan=plan)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewSnapshot:
+class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot that is to be written: of which material, its path below ``raw/``, and its block without a time."""
 
     material: MaterialPlan

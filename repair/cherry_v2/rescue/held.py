@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from regraft import sqlite
 from regraft.errors import ProfileUnknown, SourceUnreadable
@@ -15,13 +16,12 @@ from regraft.language import tr
 from repair.changes.store import Store
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """What an index file holds: the paths of its materials by their ids, and the length of its vectors in bytes."""
 
     #: Whether there are rows that a new file would take away.
     has_rows: bool = False
-    materials: dict[str, str] = field(default_factory=dict)
+    materials: dict[str, str] = msgspec.field(default_factory=dict)
     vector_bytes: int | None = None
 
     def lacks(self, item: Row) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from msgspec import structs
@@ -19,6 +19,7 @@ from regraft import identity
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.vector_survey import Survey
+from regraft.records import replace
 from regraft.text import whole
 
 D = TypeVar("D")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_tombstone
@@ -27,8 +28,7 @@ from repair.cherry_v2.rescue.matching import match_bases
 from repair.cherry_v2.rescue.source import V1Left, read_v1
 
 
-@dataclass(frozen=True)
-class RescueOptions:
+class RescueOptions(msgspec.Struct, frozen=True):
     """What a rescue is asked for: ``now_ms`` is the run's time, ``v1`` where v1's state is (None: in the profile).
 
     ``model_overrides`` is what the user says of models. What is opened or extracted stays so until ``keep`` closes.
@@ -37,7 +37,7 @@ class RescueOptions:
     now_ms: int
     keep: ExitStack
     v1: Path | None = None
-    model_overrides: ModelOverrides = field(default_factory=ModelOverrides)
+    model_overrides: ModelOverrides = msgspec.field(default_factory=ModelOverrides)
     #: Whether rows of damaged vector files come back that prove themselves.
     salvage: bool = False
 

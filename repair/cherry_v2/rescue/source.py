@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from migrators import cherry_v1
 from migrators.cherry_v1.draft import draft_library
@@ -26,13 +27,13 @@ from regraft.kinds import NAMES, V1_SOURCES, Kind
 from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import Located, located
+from regraft.records import replace
 from regraft.room import demand_room
 from regraft.tree import Tree, ZipTree, join
 from repair.changes.store import Store
 
 
-@dataclass(frozen=True, kw_only=True)
-class VectorFile:
+class VectorFile(msgspec.Struct, frozen=True, kw_only=True):
     """A base's vector file on disk, or what was salvaged of it: what it holds, how it is read, where it comes from."""
 
     survey: Survey
@@ -43,8 +44,7 @@ class VectorFile:
     mark: steady.Mark
 
 
-@dataclass(frozen=True, kw_only=True)
-class V1Left:
+class V1Left(msgspec.Struct, frozen=True, kw_only=True):
     """What v1 left: where its files are, first choice first, and its bases as drafts."""
 
     source: Located

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from checks.cherry_v2 import findings as v2
@@ -40,8 +40,7 @@ from repair.cherry_v2.restore.source import read_source
 _IMAGINED = 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestoreRequest:
+class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be restored, and with which embedder; ``dimensions`` None: as many as its vectors turn out to have."""
 
     path: Path
@@ -129,8 +128,7 @@ def stood_in(path: Path, base: str | None, kind: Any, model_id: str | None, dime
     return Need(model_id=model, dimensions=dimensions or known, label=label)
 
 
-@dataclass(kw_only=True)
-class _Filler:
+class _Filler(msgspec.Struct, kw_only=True):
     """Restores one base; without an embedder it only looks."""
 
     asked: RestoreRequest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,8 +28,7 @@ class ItemCopy(msgspec.Struct, frozen=True):
     path: str | None = None
 
 
-@dataclass
-class Leaf:
+class Leaf(msgspec.Struct):
     """A file, url or note while it is looked at: what it is called anew, and why it has no text (None: it has)."""
 
     row: Row
@@ -76,7 +74,7 @@ def copies(base: str, rows: Iterable[Row], leaves: Mapping[str, Leaf]) -> list[I
         status, error = _folder_status(row, key in inside, key in filled) if leaf is None else _leaf_status(leaf)
         path = None if leaf is None else leaf.path
         above = None if group is None else new_id(base, by_id[group])
-        made.append(ItemCopy(key, new_id(base, row), above, status, error, path))
+        made.append(ItemCopy(old=key, id=new_id(base, row), group=above, status=status, error=error, path=path))
     return made
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from regraft import identity
 
 
-@dataclass(frozen=True)
-class RestoredBase:
+class RestoredBase(msgspec.Struct, frozen=True):
     """The model of the new base (``provider::model``), the length of its vectors, and its name (None: the old one)."""
 
     model_id: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from regraft import areas
 from regraft.boundary_errors import ConsentMissing
@@ -32,8 +33,7 @@ Fill = Callable[[Path], None]
 _COMMAND = "restore"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestoreOptions:
+class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be restored: the base (its v2 or v1 id; None: the only one), as what, and the run's time in ms."""
 
     base: str | None

@@ -6,11 +6,11 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import identity, links, sqlite
 from regraft.base_names import meant
@@ -30,8 +30,7 @@ from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.indexing.cutting import Span
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, kw_only=True):
     """A base of a library or profile, with its items (without what they hold) in their order."""
 
     store: Store
@@ -146,8 +145,7 @@ _CONTENT = """SELECT c.content_hash, CASE typeof(c.text) WHEN 'text' THEN CAST(c
  WHERE m.material_id = ?"""
 
 
-@dataclass(frozen=True)
-class OldText:
+class OldText(msgspec.Struct, frozen=True):
     """A text of an index, and where its units begin and end (None: not as they are stored)."""
 
     text: str

@@ -10,11 +10,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from checks.cherry_v2 import findings as v2
 from regraft import sqlite
@@ -73,8 +73,7 @@ def _wanted(findings: Findings, names: frozenset[str]) -> dict[str, set[str]]:
     return {base: of_base for base, of_base in wanted.items() if of_base}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Edit:
+class _Edit(msgspec.Struct, frozen=True, kw_only=True):
     """New values of some columns of a row, with those that are there."""
 
     table: str
@@ -83,13 +82,12 @@ class _Edit:
     new: dict[str, Any]
 
 
-@dataclass
-class _Data:
+class _Data(msgspec.Struct):
     """Items of a base whose data are derived when they are written, so that no plan holds the texts of notes."""
 
     base: str
     #: By the number of the row: the hash of the data as they have to be.
-    digests: dict[int, bytes] = field(default_factory=dict)
+    digests: dict[int, bytes] = msgspec.field(default_factory=dict)
 
 
 class _Mender:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import apsw
+import msgspec
 
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
@@ -31,8 +31,7 @@ _LARGEST_SNAPSHOT = 64 << 20
 _UNREADABLE = (apsw.Error, OSError, UnicodeDecodeError, ValueError)
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """A file of ``raw/``: its body, and the texts of its block."""
 
     fields: dict[str, str]

@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import vectors
@@ -76,8 +76,7 @@ _EMPTY_FULL_TEXT = (
 _ROW_BYTES = 400
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, kw_only=True):
     """An index file that is to be mended, and what lies around it."""
 
     base: str
@@ -98,8 +97,7 @@ class Target:
     renamed: tuple[tuple[int, str], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What mending a file comes to."""
 
     actions: tuple[Action, ...]

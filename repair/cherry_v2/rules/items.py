@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import ACTIVE, group_problem, is_foreign, status_problem
@@ -30,17 +31,16 @@ _FOLLOWING = ("processing", "completed")
 IsIndexed = Callable[[str], bool | None]
 
 
-@dataclass
-class Items:
+class Items(msgspec.Struct):
     """The items of one base while they are mended; rows are changed in place."""
 
     rows: list[Row]
     #: By the number of a row in ``rows``: the finding for which its status changes.
-    statuses: dict[int, str] = field(default_factory=dict)
+    statuses: dict[int, str] = msgspec.field(default_factory=dict)
     #: By the number of a row: what was wrong with its folder, for a person.
-    moves: dict[int, str] = field(default_factory=dict)
+    moves: dict[int, str] = msgspec.field(default_factory=dict)
     #: What stays: finding, reason, and the item's id.
-    left: list[tuple[str, str, str]] = field(default_factory=list)
+    left: list[tuple[str, str, str]] = msgspec.field(default_factory=list)
 
     def leave(self, finding: str, reason: str, row: Row) -> None:
         """Say of a row why it stays as it is."""

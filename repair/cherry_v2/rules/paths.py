@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 import apsw
+import msgspec
 
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import path_of
@@ -34,8 +34,7 @@ from repair.cherry_v2.taken_paths import is_safe
 _SEPARATORS = re.compile(r"[/\\]+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ItemPath:
+class ItemPath(msgspec.Struct, frozen=True, kw_only=True):
     """A path of an item that is to become another one; ``key`` is what its data call it."""
 
     item: str
@@ -44,21 +43,19 @@ class ItemPath:
     new: str
 
 
-@dataclass
-class Renamed:
+class Renamed(msgspec.Struct):
     """What becomes of the unsafe paths of one base."""
 
     #: Row numbers of materials with their new paths.
-    materials: list[tuple[int, str]] = field(default_factory=list)
-    items: list[ItemPath] = field(default_factory=list)
-    made: list[FileChange] = field(default_factory=list)
-    removed: list[FileChange] = field(default_factory=list)
-    removed_last: list[FileChange] = field(default_factory=list)
-    left: list[Unresolved] = field(default_factory=list)
+    materials: list[tuple[int, str]] = msgspec.field(default_factory=list)
+    items: list[ItemPath] = msgspec.field(default_factory=list)
+    made: list[FileChange] = msgspec.field(default_factory=list)
+    removed: list[FileChange] = msgspec.field(default_factory=list)
+    removed_last: list[FileChange] = msgspec.field(default_factory=list)
+    left: list[Unresolved] = msgspec.field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Material:
+class _Material(msgspec.Struct, frozen=True):
     rowid: int
     id: str
     raw: bytes

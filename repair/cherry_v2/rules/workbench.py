@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import apsw
+import msgspec
 
 #: Columns have no type, so that damaged values stay what they are.
 _TABLES = (
@@ -51,8 +51,7 @@ _FILL = (
 )
 
 
-@dataclass
-class Job:
+class Job(msgspec.Struct):
     """One file that is being mended: what is wanted, and what came of it so far."""
 
     db: apsw.Connection
@@ -61,9 +60,9 @@ class Job:
     #: Findings that the audit has of this file.
     found: frozenset[str]
     #: How many rows each action changes.
-    done: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = msgspec.field(default_factory=Counter)
     #: How many rows stay as they are, by finding and reason.
-    left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    left: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
 
     def wants(self, name: str) -> bool:
         """Tell whether a finding is there and to be mended."""

@@ -9,7 +9,6 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ from browser_profile import (
 from conftest import NOW, run
 from faults import files_of, line, untouched
 from patience import NEVER_SECONDS
+
+from regraft.records import replace
 
 #: Names that no base has any more: in Latin-1, and not. No part of them comes twice, so that they stay whole in a
 #: packed table.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
+
+import msgspec
 
 from regraft.formats import json_text
 from regraft.formats.cherry_v1.embedjs import chunk_number
@@ -50,8 +51,7 @@ SHAPES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A row as it was found, and what it says for itself.
 
     Attributes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.formats.cherry_v1.embedjs import VECTORS
@@ -19,6 +19,7 @@ from regraft.formats.sqlite_pages import Origin, PageFile, Reading, Refusal
 from regraft.formats.vector_survey import StoreProblem
 from regraft.language import tr
 from regraft.ledger import durable
+from regraft.records import replace
 from regraft.report import salvage_notices
 from regraft.room import demand_room
 
@@ -30,8 +31,7 @@ _LEAST_ROW = 16
 _WERE_ROWS = (Refusal.CELL, Refusal.CUT, Refusal.RECORD)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Salvaged:
+class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of a damaged file: ``path`` is a temporary file with :data:`TABLE`, None where only counted."""
 
     path: Path | None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import apsw
+import msgspec
 
 from regraft import identity, sqlite
 from regraft.crew import Crew
@@ -45,8 +46,7 @@ class IndexingProgress(Protocol):
         """Count so many rows whose words were indexed elsewhere."""
 
 
-@dataclass
-class Tallies:
+class Tallies(msgspec.Struct):
     """What has been written into an index so far, in rows."""
 
     materials: int = 0
@@ -56,7 +56,7 @@ class Tallies:
     #: Bodies that met another vector for the same text, which stayed.
     differing_vectors: int = 0
     #: The numbers of the bodies that came without a vector, ascending; equal texts may share one all the same.
-    bare: array[int] = field(default_factory=lambda: array("q"))
+    bare: array[int] = msgspec.field(default_factory=lambda: array("q"))
 
 
 @dataclass

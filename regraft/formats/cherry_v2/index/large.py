@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.formats.large_text import LargeText, stored, utf16_units
@@ -17,8 +17,7 @@ from regraft.formats.large_text import LargeText, stored, utf16_units
 _SEPARATOR = b"\n\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spooled:
+class Spooled(msgspec.Struct, frozen=True, kw_only=True):
     """A body in the spool: where its bytes begin, how many there are, its length in UTF-16 units, and its hash."""
 
     start: int

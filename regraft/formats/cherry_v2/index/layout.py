@@ -5,14 +5,13 @@ Rules: ``docs/formats/index.md``, "Tables of version 2".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 #: Stands for the time of the file.
 TIME = ":time"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(msgspec.Struct, frozen=True, kw_only=True):
     """A table of the layout: its columns, what fills those that an older one lacks, and what its rows must keep."""
 
     columns: tuple[str, ...]

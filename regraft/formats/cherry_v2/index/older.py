@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.errors import VerificationFailed
@@ -43,8 +43,7 @@ _ONLY_HASH = """ LEFT JOIN (SELECT material_id AS of_material, min(content_hash)
                  ON of_material = material.material_id"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OldIndex:
+class OldIndex(msgspec.Struct, frozen=True, kw_only=True):
     """What an index file of any version holds, as far as a file of version 2 can be made of it."""
 
     #: ``meta.schema_version``, None where no row says one.
@@ -59,7 +58,7 @@ class OldIndex:
     #: The time that stands in for one that is missing, in ms.
     time: int
     #: SQL expressions for the columns of each table that has any row.
-    selects: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    selects: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
     def bytes(self, size: int) -> int:
         """Return about how many bytes the new file takes, the old one having ``size``."""

@@ -7,10 +7,11 @@ three characters, everything else at what is no letter, number or ``_``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     import regex
@@ -26,8 +27,7 @@ _UNSEGMENTED = r"\p{scx=Han}\p{scx=Hiragana}\p{scx=Katakana}"
 _RUN = rf"(?P<unsegmented>[{_UNSEGMENTED}]+)|[^{_UNSEGMENTED}]+"
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(msgspec.Struct, frozen=True):
     """A query as full text is asked for it."""
 
     #: Runs of letters, numbers and ``_``, as they stand in the query.

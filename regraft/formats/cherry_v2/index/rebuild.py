@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import apsw
+import msgspec
 
 from regraft import identity
 from regraft.errors import CoverageGap, EmbeddingRefused, MaterialRefused
@@ -17,8 +17,7 @@ from regraft.language import tr
 _SAMPLE = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rebuild:
+class Rebuild(msgspec.Struct, frozen=True, kw_only=True):
     """A material as it is to be: its content is cut already. ``embeddings`` are vector bytes by text hash."""
 
     material_id: str
@@ -31,8 +30,7 @@ class Rebuild:
     has_model: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
+class _Named(msgspec.Struct, frozen=True):
     """What a material named before: hashes of embeddings and of contents that may be waste now."""
 
     embeddings: set[str]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import apsw
+import msgspec
 
 from regraft.errors import FullTextOutOfStep
 from regraft.formats.cherry_v2.index.full_text import is_in_step
@@ -19,8 +19,7 @@ FREE_BYTES = 8 << 20
 Vacuum = Literal["auto", "always", "never"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reclaimed:
+class Reclaimed(msgspec.Struct, frozen=True, kw_only=True):
     """What a reclaim came to: sizes of the file in bytes, what was free in it, and whether it was vacuumed."""
 
     bytes_before: int

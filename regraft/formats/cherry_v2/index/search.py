@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby, islice, takewhile
 
 import apsw
+import msgspec
 
 from regraft.errors import QueryTooLong
 from regraft.formats.cherry_v2.index.queries import compiled
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.language import tr
+from regraft.records import replace
 from regraft.text import lenient_text
 
 #: The constant of reciprocal rank fusion.
@@ -43,8 +44,7 @@ _COLUMNS = (
 _UNITS = "JOIN search_unit u ON u.unit_id = t.target_id LEFT JOIN material m ON m.material_id = u.material_id"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True, kw_only=True):
     """A unit that was found. The score's scale is its lane's."""
 
     unit_id: str

@@ -7,10 +7,10 @@ import logging
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft import identity, sqlite
 from regraft.crew import Crew, JobFailed
@@ -111,8 +111,7 @@ def verify_full_text(path: Path, base_id: str) -> None:
             raise VerificationFailed(base=base_id, reason=tr("the full-text index does not match the bodies"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Bodies:
+class _Bodies(msgspec.Struct, frozen=True, kw_only=True):
     """Bodies from one number to another, the digest over what was put in, and the numbers of those without a vector.
 
     ``vector_bytes`` is how long each vector is. ``in_order``: the vectors stand in the order of the bodies.

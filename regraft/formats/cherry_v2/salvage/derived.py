@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
+import msgspec
+
 from regraft.formats.cherry_v2.salvage.scratch import hash_of
 from regraft.text import decode_utf8
 
@@ -98,8 +100,7 @@ class WholeText:
         return len(self._text) if self._wide is None else len(self._wide) // 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class LostUnit:
+class LostUnit(msgspec.Struct, frozen=True, kw_only=True):
     """A unit of which only the id is known, and perhaps its number among those of its material, and its body."""
 
     key: bytes

@@ -8,10 +8,10 @@ Rules: ``docs/formats/index.md``, "Salvage".
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import groupby
 
 import apsw
+import msgspec
 
 from regraft.formats.cherry_v2.index.units import is_safe_path
 from regraft.formats.cherry_v2.salvage import shapes
@@ -23,8 +23,7 @@ from regraft.text import decode_utf8
 _LIVE_UNITS = f"search_unit WHERE fate IS NULL AND strength < {WEAK}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
     """What lies around an index says of it.
 
     Attributes:
@@ -40,16 +39,15 @@ class Expected:
     now_ms: int = 0
 
 
-@dataclass
-class Materials:
+class Materials(msgspec.Struct):
     """Chooses the materials, their texts and what each of them names now."""
 
     db: apsw.Connection
     expected: Expected
     #: Paths that are given.
-    taken: set[bytes] = field(default_factory=set)
+    taken: set[bytes] = msgspec.field(default_factory=set)
     #: Ids of those whose path nobody knows.
-    unnamed: list[str] = field(default_factory=list)
+    unnamed: list[str] = msgspec.field(default_factory=list)
 
     def choose(self) -> None:
         """Decide about every row of the tables of materials and texts."""

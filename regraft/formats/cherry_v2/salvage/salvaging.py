@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
+import msgspec
 
 from regraft import sqlite
 from regraft.formats.cherry_v2.index import schema
@@ -28,8 +28,7 @@ class Refused(Exception):
     """Nothing can be made of a damaged index; the message says why, for a person."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Salvaged:
+class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of an index file, in a temporary database as long as it is wanted."""
 
     proven: Path

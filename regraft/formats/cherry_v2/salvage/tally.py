@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import apsw
+import msgspec
 from msgspec import Struct
 
 from regraft.formats.cherry_v2.salvage import shapes
@@ -62,8 +62,7 @@ class PagesTally(Struct, frozen=True, kw_only=True):
     page_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tally:
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of an index.
 
     Attributes:
@@ -82,7 +81,7 @@ class Tally:
     deleted: int
     pages: PagesTally
     lacking: int
-    units: dict[str, int] = field(default_factory=dict)
+    units: dict[str, int] = msgspec.field(default_factory=dict)
     partial: frozenset[str] = frozenset()
     traced: frozenset[str] | None = None
     unnamed: tuple[str, ...] = ()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import apsw
+import msgspec
 
 from regraft.formats.cherry_v2.salvage import shapes
 from regraft.formats.cherry_v2.salvage.scratch import (
@@ -29,8 +29,7 @@ _NAMED = f"SELECT hash FROM search_text WHERE fate IN ('{KEPT}', '{MADE}')"
 _KNOWN = f"SELECT hash FROM search_text WHERE fate IS NULL AND strength < {WEAK}"
 
 
-@dataclass(frozen=True)
-class Vectors:
+class Vectors(msgspec.Struct, frozen=True):
     """Chooses the vectors of an index."""
 
     db: apsw.Connection

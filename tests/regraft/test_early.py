@@ -1,0 +1,123 @@
+"""Processes that are started by a command line's words, before anything else is known."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from regraft import crew, early, workers
+
+WHAT_CARRIES = ("regraft.tree_files", "regraft.formats.fts5.making")
+
+
+def loaded() -> set[str]:
+    """Return what is loaded where this runs."""
+    return {name for name in WHAT_CARRIES if name in sys.modules}
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a vector file that counts as a large one, where two cores are."""
+    monkeypatch.setattr(crew, "cores", lambda: 2)
+    monkeypatch.setattr(early, "LARGE_FILE_BYTES", 10)
+    folder = tmp_path / "backup" / "Data" / "KnowledgeBase"
+    folder.mkdir(parents=True)
+    (folder / "base").write_bytes(b"0123456789")
+    return tmp_path / "backup"
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count processes instead of starting them."""
+    counts: list[int] = []
+
+    def counting(count: int, _: object) -> nullcontext[None]:
+        counts.append(count)
+        return nullcontext()
+
+    monkeypatch.setattr(workers, "started_early", counting)
+    return counts
+
+
+def test_a_crew_takes_the_processes_that_were_started_for_a_large_base(source: Path) -> None:
+    with early.helpers(["migrate", str(source), "--to", "out"]):
+        with crew.gathered() as helpers:
+            number = helpers.take(helpers.put(os.getpid))
+            assert number != os.getpid()
+            assert helpers.take(helpers.put(loaded)) == set(WHAT_CARRIES)
+        with crew.gathered() as others:
+            assert others.take(others.put(loaded)) < set(WHAT_CARRIES)
+    assert os.name == "nt" or ended(number)
+
+
+def test_processes_that_nobody_takes_end_with_the_command(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[workers.Worker] = []
+    real = workers.Worker.__init__
+
+    def noted(worker: workers.Worker, *given: object) -> None:
+        real(worker, *given)  # type: ignore[arg-type]
+        started.append(worker)
+
+    monkeypatch.setattr(workers.Worker, "__init__", noted)
+    with pytest.raises(LookupError), early.helpers(["migrate", str(source), "--dry-run"]):
+        raise LookupError
+    [worker] = started
+    assert worker.end() != 0
+
+
+def test_a_profile_and_a_folder_of_an_export_are_known(source: Path, counted: list[int]) -> None:
+    for folder in (source, source / "Data"):
+        with early.helpers(["migrate", "--to", "out", str(folder)]):
+            pass
+    assert counted == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda _: [],
+        lambda source: ["check", source],
+        lambda source: [source, "migrate"],
+        lambda source: ["migrate", f"{source}/Data/KnowledgeBase"],
+        lambda source: ["migrate", f"{source}/Data/KnowledgeBase/base"],
+        lambda source: ["migrate", f"{source}/nowhere", "", "\0", "x" * 5_000],
+    ],
+)
+def test_no_other_command_line_starts_any(line: Callable[[str], list[str]], source: Path, counted: list[int]) -> None:
+    with early.helpers(line(str(source))):
+        assert not counted
+
+
+def test_a_small_base_starts_none(source: Path, counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "LARGE_FILE_BYTES", 11)
+    with early.helpers(["migrate", str(source)]):
+        assert not counted
+
+
+def test_one_core_starts_none(source: Path, counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "cores", lambda: 1)
+    with early.helpers(["migrate", str(source)]):
+        assert not counted
+
+
+def test_a_command_runs_without_processes_that_cannot_be_started(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr(workers, "Worker", refused)
+    with early.helpers(["migrate", str(source)]):
+        pass
+
+
+def ended(number: int) -> bool:
+    """Tell whether a process is gone."""
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return True
+    return False
