@@ -88,9 +88,9 @@ class Crew:
         """Tell whether the answer to a job has come."""
         return job in self._answers
 
-    def has_room(self) -> bool:
-        """Tell whether a process that has been started would soon have nothing to do."""
-        return self.is_started and not self._waiting and min(map(len, self._at_work.values())) <= 1
+    def has_room(self, left: int = 1) -> bool:
+        """Tell whether a process that has been started has so many jobs left at most; with 0 it has nothing to do."""
+        return self.is_started and not self._waiting and min(map(len, self._at_work.values())) <= left
 
     def take(self, job: int) -> Any:
         """Return the answer to a job, once; wait for it.

@@ -29,7 +29,7 @@ from regraft.language import tr
 from regraft.ledger import durable
 from regraft.locate import INDEX_FILE, RAW_FOLDER
 from regraft.names import FreeNames
-from regraft.report import notices
+from regraft.report import html, notices, render
 from regraft.report.notices import Notice
 from regraft.text import counted, whole
 from regraft.tree import Tree
@@ -226,6 +226,10 @@ class _Carrier:
                 if is_large:
                     flushed.append(beside.submit(durable.sync_file, path))
                 self.copy_uploads(go_on)
+                if self._crew is not None and self._crew.is_started:
+                    # Soon others are waited for: what the end takes a while to load is loaded now.
+                    html.loaded(render.PAGE)
+                    go_on()
                 if is_large and self._raw.is_dir():
                     flushed.append(beside.submit(durable.sync_tree, self._raw))
 

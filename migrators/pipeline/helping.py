@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: So many files are one job.
 _FILES = 64
+#: In so many jobs uploads are read whole, at most.
+_MARK_JOBS = 3
 #: Of more files than this the jobs themselves would take much memory.
 _MOST_MARKED = 1 << 16
 
@@ -56,8 +58,10 @@ class Marking:
         folder = source.places.uploads
         uploads = [upload_names(folder, item.upload) for item in draft.items if item.upload is not None]
         self._jobs.append(helpers.put(tree_files.marks, place, [[name] for name in vector_names(source, draft)]))
-        for first in range(0, len(uploads), _FILES):
-            self._jobs.append(helpers.put(tree_files.marks, place, uploads[first : first + _FILES]))
+        # Nobody deals out what waits while the base is planned.
+        share = max(_FILES, -(-len(uploads) // _MARK_JOBS))
+        for first in range(0, len(uploads), share):
+            self._jobs.append(helpers.put(tree_files.marks, place, uploads[first : first + share]))
 
     def marks(self) -> FileMarks | None:
         """Return the marks, once they are made; None where nobody made them."""
@@ -93,9 +97,9 @@ class Copies:
         self._helpers = None if self._place is None else helpers
         self._dealt: list[tuple[int, array[int]]] = []
 
-    def deal(self) -> None:
-        """Let helpers copy some files, where they would have nothing to do."""
-        while self._helpers is not None and self._helpers.has_room():
+    def deal(self, left: int = 1) -> None:
+        """Let helpers copy some files, where they have so many other jobs left at most."""
+        while self._helpers is not None and self._helpers.has_room(left):
             some = list(islice(self._files, _FILES))
             if not some:
                 return
@@ -110,10 +114,11 @@ class Copies:
 
     def left(self) -> Iterator[tuple[int, bool]]:
         """Yield the numbers of the items whose files this process has to copy, and whether helpers have tried to."""
-        self.deal()
+        # This process has nothing else to do: helpers that have are left at it.
+        self.deal(left=0)
         for number, _, _ in self._files:
             yield number, False
-            self.deal()
+            self.deal(left=0)
         for job, numbers in self._dealt:
             is_copied = self._answer(job) or [False] * len(numbers)
             yield from ((number, True) for number, is_there in zip(numbers, is_copied, strict=True) if not is_there)

@@ -130,5 +130,7 @@ def _utf8(raw: bytes) -> bytes:
 
 def utf16_units(piece: bytes) -> int:
     """Return how many UTF-16 units the characters have that begin in a piece of UTF-8."""
+    if piece.isascii():
+        return len(piece)
     wide = len(piece) - len(piece.translate(None, _FOUR_BYTES))
     return len(piece.translate(None, _CONTINUES)) + wide

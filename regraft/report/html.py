@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regraft import __version__, areas, clock, links
 from regraft.errors import ReportNotWritable
@@ -44,11 +44,13 @@ def rendered(template: str, command: str, **values: object) -> str:
         command: the command's name.
         values: what the template shows.
     """
+    return str(loaded(template).render(command=command, version=__version__, language=language(), **values))
+
+
+def loaded(template: str) -> Any:
+    """Return a template of Jinja; one that was loaded before is at hand."""
     # Jinja takes a while to load, and few runs make a page.
-    templates = import_module("regraft.report.environment").ENVIRONMENT
-    return str(
-        templates.get_template(template).render(command=command, version=__version__, language=language(), **values)
-    )
+    return import_module("regraft.report.environment").ENVIRONMENT.get_template(template)
 
 
 def percent(part: float, whole: float) -> str:

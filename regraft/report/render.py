@@ -20,6 +20,8 @@ from regraft.report.html import Part
 from regraft.report.progress import human_bytes
 from regraft.text import LONGEST_NAME, counted, in_json, lenient_text, one_line, shown, shown_lines
 
+#: The template of a migration's page.
+PAGE = "migration.html"
 #: Warnings of one code shown in text before the rest is counted.
 SHOWN_PER_CODE = 3
 
@@ -235,7 +237,7 @@ def as_page(document: Document) -> str:
     totals, rows = document["totals"], document["totals"]["rows"]
     unread = _unread(document)
     return report_html.rendered(
-        "migration.html",
+        PAGE,
         document["regraft"]["command"],
         title=tr("Report of an import") if _is_import(document) else tr("Report of a migration"),
         lead=tr(

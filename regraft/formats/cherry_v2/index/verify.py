@@ -6,7 +6,7 @@ import hashlib
 import logging
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import apsw
@@ -138,6 +138,8 @@ def _demand_parts(db: apsw.Connection, path: Path, parts: deque[_Bodies], crew: 
     given: list[tuple[int, _Bodies]] = []
     while parts:
         try:
+            if crew is not None:
+                crew.go_on()
             while crew is not None and parts and crew.has_room():
                 given.append((crew.put(_is_sound, path, parts[-1]), parts.pop()))
         except JobFailed as problem:
@@ -193,9 +195,8 @@ def _demand_part(db: apsw.Connection, part: _Bodies) -> None:
             raise _Differs(tr("a vector has another length"))
         if unit != identity.unit_id(material, content_hash, index, start, end):
             raise _Differs(tr("a unit's id is wrong"))
-        raw = hashlib.sha256()
-        pieces = stored(db, "search_text", "text", rowid) if text is None else (text.encode(),)
-        if not content.holds(content_hash, _hashed(pieces, raw.update), start, end):
+        raw, pieces = _body(db, rowid, text)
+        if not content.holds(content_hash, pieces, start, end):
             raise _Differs(tr("a body is not where its unit says"))
         if raw.hexdigest() != body_hash:
             raise _Differs(tr("a body does not match its hash"))
@@ -204,9 +205,18 @@ def _demand_part(db: apsw.Connection, part: _Bodies) -> None:
         raise _Differs(tr("texts or vectors differ"))
 
 
-def _hashed(pieces: Iterable[bytes], update: Callable[[bytes], object]) -> Iterator[bytes]:
+def _body(db: apsw.Connection, rowid: int, text: str | None) -> tuple[hashlib._Hash, Iterable[bytes]]:
+    """Return the hash of a body's bytes, and these; a large body (None) is read, and hashed, as they are taken."""
+    if text is not None:
+        encoded = text.encode()
+        return hashlib.sha256(encoded), (encoded,)
+    hasher = hashlib.sha256()
+    return hasher, _hashed(stored(db, "search_text", "text", rowid), hasher)
+
+
+def _hashed(pieces: Iterable[bytes], hasher: hashlib._Hash) -> Iterator[bytes]:
     for piece in pieces:
-        update(piece)
+        hasher.update(piece)
         yield piece
 
 
@@ -219,7 +229,7 @@ class _Content:
         self._text: LargeContent | WholeContent | None = None
         self._end = -1
 
-    def holds(self, content_hash: str, body: Iterator[bytes], start: int, end: int) -> bool:
+    def holds(self, content_hash: str, body: Iterable[bytes], start: int, end: int) -> bool:
         """Tell whether ``body`` is the content's slice from ``start`` to ``end`` (UTF-16 units); takes all of it."""
         if content_hash != self._hash or start < self._end:
             self._load(content_hash)
