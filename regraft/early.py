@@ -29,7 +29,7 @@ def helpers(arguments: Sequence[str]) -> Iterator[None]:
         arguments: the command and what follows it.
     """
     with ExitStack() as stack:
-        if arguments[:1] == ["migrate"] and any(map(_has_large_file, arguments[1:])):
+        if _carries_a_large_base(arguments):
             # Every other command line would load it in vain.
             from regraft import crew, workers  # noqa: PLC0415
 
@@ -38,6 +38,11 @@ def helpers(arguments: Sequence[str]) -> Iterator[None]:
                 if crew.can_start():
                     stack.enter_context(workers.started_early(crew.processes(), _MODULES))
         yield
+
+
+def _carries_a_large_base(arguments: Sequence[str]) -> bool:
+    is_to_write = arguments[:1] == ["migrate"] and "--dry-run" not in arguments
+    return is_to_write and any(map(_has_large_file, arguments[1:]))
 
 
 def _has_large_file(word: str) -> bool:

@@ -64,7 +64,7 @@ def test_processes_that_nobody_takes_end_with_the_command(source: Path, monkeypa
         started.append(worker)
 
     monkeypatch.setattr(workers.Worker, "__init__", noted)
-    with pytest.raises(LookupError), early.helpers(["migrate", str(source), "--dry-run"]):
+    with pytest.raises(LookupError), early.helpers(["migrate", str(source)]):
         raise LookupError
     [worker] = started
     assert worker.end() != 0
@@ -83,6 +83,7 @@ def test_a_profile_and_a_folder_of_an_export_are_known(source: Path, counted: li
         lambda _: [],
         lambda source: ["check", source],
         lambda source: [source, "migrate"],
+        lambda source: ["migrate", source, "--to", "out", "--dry-run"],
         lambda source: ["migrate", f"{source}/Data/KnowledgeBase"],
         lambda source: ["migrate", f"{source}/Data/KnowledgeBase/base"],
         lambda source: ["migrate", f"{source}/nowhere", "", "\0", "x" * 5_000],
