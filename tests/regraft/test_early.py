@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -50,6 +51,7 @@ def test_a_crew_takes_the_processes_that_were_started_for_a_large_base(source: P
             number = helpers.take(helpers.put(os.getpid))
             assert number != os.getpid()
             assert helpers.take(helpers.put(loaded)) == set(WHAT_CARRIES)
+            assert helpers.take(helpers.put(gc.isenabled))
         with crew.gathered() as others:
             assert others.take(others.put(loaded)) < set(WHAT_CARRIES)
     assert os.name == "nt" or ended(number)

@@ -50,6 +50,20 @@ def test_a_command_line_without_a_command_loads_none(arguments):
         assert not parts_of(package, modules), package
 
 
+def test_what_is_loaded_at_the_beginning_is_not_looked_at_again():
+    """Garbage is collected while a command runs, but not among what was loaded for it, nor at its end."""
+    code = """
+import gc
+from regraft import cli
+from regraft.__main__ import main
+cli.main = lambda: print(gc.isenabled(), gc.get_freeze_count() > 1_000)
+main()
+print(gc.get_count()[0] < 10)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", check=True)
+    assert ran.stdout.split() == ["True"] * 3
+
+
 def test_a_look_at_v1_data_loads_its_adapter_alone():
     modules = loaded_by("inspect", str(SAMPLE))
     assert "checks.cherry_v1.adapter" in modules
