@@ -60,12 +60,17 @@ def complexity(texts: dict[str, str]) -> Figure:
 def made_by_position(trees: dict[str, ast.Module]) -> Figure:
     """Return how often a record of ours is made with many positional arguments."""
     classes = (node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    records = {node.name for node in classes if any("dataclass" in ast.unparse(mark) for mark in node.decorator_list)}
+    records = {node.name for node in classes if _is_record(node)}
     calls = ((path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.Call))
     found = [
         f"{path}:{call.lineno}" for path, call in calls if _name(call.func) in records and len(call.args) >= POSITIONAL
     ]
     return Figure(name=f"records made by {POSITIONAL} positions or more", value=len(found), limit=0, where=tuple(found))
+
+
+def _is_record(node: ast.ClassDef) -> bool:
+    is_data_class = any("dataclass" in ast.unparse(mark) for mark in node.decorator_list)
+    return is_data_class or any(ast.unparse(base) == "msgspec.Struct" for base in node.bases)
 
 
 def used_once(trees: dict[str, ast.Module]) -> Figure:

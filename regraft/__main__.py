@@ -34,10 +34,11 @@ def main() -> None:
                 streams.guard()
                 stack.enter_context(early.helpers(settled))
                 from regraft import cli  # noqa: PLC0415 - loading is held back
+
+                gc.freeze()
+                gc.enable()
         except KeyboardInterrupt:
             cli.main(is_interrupted=True)
-        gc.freeze()
-        gc.enable()
         cli.main()
 
 

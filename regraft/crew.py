@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from regraft import workers
@@ -23,6 +24,9 @@ MOST_PROCESSES = 2
 _POLL_SECONDS = 1.0
 #: A process has so many jobs: one that it works on, and the next ones.
 _AHEAD = 4
+#: Of so many bytes are those that may wait in a pipe, which holds 8 KiB at least: with larger ones this process would
+#: wait for one that waits itself, to be rid of an answer.
+_MOST_WAITING_BYTES = 8192 // _AHEAD
 
 
 class JobFailed(Exception):
@@ -40,7 +44,7 @@ class Crew:
     def __init__(self, start: Callable[[], list[Connection]], end: Callable[[], None] = lambda: None) -> None:
         self._start, self._end = start, end
         self._at_work: dict[Connection, deque[int]] = {}
-        self._waiting: deque[tuple[int, object]] = deque()
+        self._waiting: deque[tuple[int, memoryview]] = deque()
         self._answers: dict[int, tuple[bool, Any]] = {}
         self._forgotten = self._put = 0
 
@@ -65,13 +69,15 @@ class Crew:
     def put(self, function: Callable[..., Any], *args: object) -> int:
         """Have a function of a module called, as soon as a process is free for it; return the number of the job.
 
+        What takes more than 2 KiB to be said is said to a process that has nothing else to do.
+
         Raises:
             JobFailed: no process could be started, or one was killed.
         """
         self.start()
         self._put += 1
         job = self._put
-        self._waiting.append((job, (function, args)))
+        self._waiting.append((job, ForkingPickler.dumps((function, args))))
         self.go_on()
         return job
 
@@ -145,13 +151,14 @@ class Crew:
     def _deal(self) -> None:
         while self._waiting:
             pipe = min(self._at_work, key=lambda pipe: len(self._at_work[pipe]))
-            if len(self._at_work[pipe]) == _AHEAD:
+            _, call = self._waiting[0]
+            if len(self._at_work[pipe]) >= (_AHEAD if len(call) <= _MOST_WAITING_BYTES else 1):
                 return
             self._send(pipe, *self._waiting.popleft())
 
-    def _send(self, pipe: Connection, job: int, call: object) -> None:
+    def _send(self, pipe: Connection, job: int, call: memoryview) -> None:
         try:
-            pipe.send(call)
+            pipe.send_bytes(call)
         except OSError as error:
             raise JobFailed("a process was killed") from error
         self._at_work[pipe].append(job)

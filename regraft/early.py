@@ -25,6 +25,8 @@ _MODULES = ("regraft.crew", "regraft.tree_files", "regraft.formats.fts5.making")
 def helpers(arguments: Sequence[str]) -> Iterator[None]:
     """Start processes where a command line is going to need them, and end those that it has not taken.
 
+    A stop ends them with this process.
+
     Args:
         arguments: the command and what follows it.
     """
@@ -33,8 +35,10 @@ def helpers(arguments: Sequence[str]) -> Iterator[None]:
             # Every other command line would load it in vain.
             from regraft import crew, workers  # noqa: PLC0415
 
-            # Where none can be started, who needs one will find out why.
+            # Where none can be started, who needs one will find out why. Without a working directory they would be in
+            # another one, and this process with them.
             with suppress(OSError):
+                os.getcwd()  # noqa: PTH109 - asked as a process that is started asks
                 if crew.can_start():
                     stack.enter_context(workers.started_early(crew.processes(), _MODULES))
         yield

@@ -124,13 +124,13 @@ def marks(place: Place, files: Sequence[Sequence[str]]) -> list[object]:
         return [mark(place.tree, first_file(place.tree, names)) for names in files]
 
 
-def copies(place: Place, files: Sequence[tuple[Sequence[str], Path]]) -> list[bool]:
-    """Copy files, each the first one that has one of some names, and tell of each whether it was copied.
+def copies(place: Place, files: Sequence[tuple[Sequence[str], str]], target: Path) -> list[bool]:
+    """Copy files to their paths below ``target``, each the first one that has one of some names; tell which were.
 
     What was in the way is for others to find and to say.
     """
     with links.followed(place.follow_links):
-        return [_is_copied(place.tree, names, target) for names, target in files]
+        return [_is_copied(place.tree, names, target / path) for names, path in files]
 
 
 def _is_copied(tree: Tree, names: Sequence[str], target: Path) -> bool:

@@ -1,8 +1,9 @@
 """Processes of this one's own, for work that is done beside it and for code that must not touch it.
 
 A worker ends with this process, however that ends: Linux kills it then, and everywhere a thread of it watches. It has
-neither this one's output nor any of its open files, may change what this one may when it is started, shares no lock or
-semaphore with it, and can be killed at any moment: all that it writes is thrown away unless this process takes it over.
+neither this one's output nor any of its open files, may change what this one may when it is told what to do, shares no
+lock or semaphore with it, and can be killed at any moment: all that it writes is thrown away unless this process takes
+it over.
 """
 
 from __future__ import annotations

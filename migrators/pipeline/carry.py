@@ -178,7 +178,7 @@ class _Carrier:
         self._names = FreeNames(plan.taken_names, reserve_processed=plan.draft.file_processor_id is not None)
         #: Snapshots and their paths by position of their item.
         self._snapshots: dict[int, tuple[okf.Snapshot, str]] = {}
-        self._copies = helping.Copies(self._uploads(), origin.tree, origin.uploads, crew)
+        self._copies = helping.Copies(self._uploads(), origin.tree, origin.uploads, self._raw, crew)
         self.found_notices: list[Notice] = []
         self.unread: set[str] = set()
 
@@ -206,10 +206,10 @@ class _Carrier:
         if problem and not (self._raw / path).exists():
             self.found_notices.append(missing_upload(path, problem, self._plan.draft.legacy_id, item.legacy_id))
 
-    def _uploads(self) -> Iterator[tuple[int, Upload, Path]]:
+    def _uploads(self) -> Iterator[tuple[int, Upload, str]]:
         for number, item in enumerate(self._plan.items):
             if item.upload is not None:
-                yield number, item.upload, self._raw / item.data["relativePath"]
+                yield number, item.upload, item.data["relativePath"]
 
     # --- index -----------------------------------------------------------------------------------------------------
 

@@ -26,10 +26,8 @@ from regraft.tree_files import Place
 
 logger = logging.getLogger(__name__)
 
-#: So many files are one job.
-_FILES = 64
-#: In so many jobs uploads are read whole, at most.
-_MARK_JOBS = 3
+#: So many files are copied in one job: what says so can wait in a pipe.
+_FILES = 16
 #: Of more files than this the jobs themselves would take much memory.
 _MOST_MARKED = 1 << 16
 
@@ -57,11 +55,10 @@ class Marking:
             return
         folder = source.places.uploads
         uploads = [upload_names(folder, item.upload) for item in draft.items if item.upload is not None]
-        self._jobs.append(helpers.put(tree_files.marks, place, [[name] for name in vector_names(source, draft)]))
-        # Nobody deals out what waits while the base is planned.
-        share = max(_FILES, -(-len(uploads) // _MARK_JOBS))
-        for first in range(0, len(uploads), share):
-            self._jobs.append(helpers.put(tree_files.marks, place, uploads[first : first + share]))
+        # Nobody deals out what waits while the base is planned: there is a job for all uploads, and it comes first, to
+        # whom nothing else is said before.
+        for files in (uploads, [[name] for name in vector_names(source, draft)]):
+            self._jobs.append(helpers.put(tree_files.marks, place, files))
 
     def marks(self) -> FileMarks | None:
         """Return the marks, once they are made; None where nobody made them."""
@@ -72,7 +69,8 @@ class Marking:
             return None
         if not parts:
             return None
-        return FileMarks(parts[0], [mark for part in parts[1:] for mark in part])
+        uploads, vectors = parts
+        return FileMarks(vectors, uploads)
 
 
 # --- uploads ---------------------------------------------------------------------------------------------------------
@@ -82,17 +80,24 @@ class Copies:
     """Uploads on their way to the target, copied by helpers while they have nothing else to do.
 
     Args:
-        files: of each its item's number, itself, and where no file is yet.
+        files: of each its item's number, itself, and its path below ``target``, where no file is yet.
         tree: the source.
         uploads: the folder of uploaded files in it.
+        target: the folder that they are copied to.
         helpers: None, or processes, which help where they have been started.
     """
 
     def __init__(
-        self, files: Iterator[tuple[int, Upload, Path]], tree: Tree, uploads: str | None, helpers: Crew | None
+        self,
+        files: Iterator[tuple[int, Upload, str]],
+        tree: Tree,
+        uploads: str | None,
+        target: Path,
+        helpers: Crew | None,
     ) -> None:
         self._files = files
         self._uploads = uploads
+        self._target = target
         self._place = _place(tree)
         self._helpers = None if self._place is None else helpers
         self._dealt: list[tuple[int, array[int]]] = []
@@ -105,8 +110,8 @@ class Copies:
                 return
             numbers = array("q", (number for number, _, _ in some))
             try:
-                given = [(upload_names(self._uploads, upload), target) for _, upload, target in some]
-                job = self._helpers.put(tree_files.copies, self._place, given)
+                given = [(upload_names(self._uploads, upload), path) for _, upload, path in some]
+                job = self._helpers.put(tree_files.copies, self._place, given, self._target)
             except JobFailed as problem:
                 self._stop(problem)
                 job = 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import closing
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import crews
 import pytest
@@ -16,7 +18,7 @@ from regraft import crew
 from regraft.crew import Crew, JobFailed
 
 
-def double(number: int) -> int:
+def double(number: Any) -> Any:
     """Do a job."""
     return 2 * number
 
@@ -116,6 +118,33 @@ def test_a_process_that_is_killed_is_a_failure() -> None:
             helpers.take(job)
         with pytest.raises(JobFailed, match="a process was killed"):
             helpers.put(double, 1)
+
+
+def test_what_does_not_fit_into_a_pipe_is_said_to_who_has_nothing_else_to_do(tmp_path: Path) -> None:
+    """Who is told more than a pipe holds while it has an answer that the pipe does not hold would never be told."""
+    here, there = Pipe()
+    said: list[int] = []
+
+    def noted(call: memoryview) -> None:
+        said.append(len(call))
+        Connection.send_bytes(here, call)
+
+    here.send_bytes = noted  # type: ignore[assignment]
+    thread = threading.Thread(target=crews.serve, args=(there,))
+    thread.start()
+    large = bytes(1 << 22)
+    with closing(here):
+        helpers = Crew(lambda: [here])
+        jobs = [helpers.put(wait_for, tmp_path / "gate"), helpers.put(double, 1)]
+        assert len(said) == 2
+        jobs += [helpers.put(double, more) for more in (large, 1, large, large, 1)]
+        assert len(said) == 2
+        (tmp_path / "gate").touch()
+        answers = [helpers.take(job) for job in jobs]
+    thread.join()
+
+    assert answers[1:] == [2, 2 * large, 2, 2 * large, 2 * large, 2]
+    assert [size > len(large) for size in said] == [False, False, True, False, True, True, False]
 
 
 def test_a_crew_of_processes_ends_with_its_context() -> None:

@@ -108,6 +108,18 @@ def test_one_core_starts_none(source: Path, counted: list[int], monkeypatch: pyt
         assert not counted
 
 
+@pytest.mark.skipif(os.name == "nt", reason="nobody can remove a folder that somebody works in")
+def test_without_a_working_directory_none_is_started(
+    source: Path, tmp_path: Path, counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with early.helpers(["migrate", str(source)]):
+        assert not counted
+
+
 def test_a_command_runs_without_processes_that_cannot_be_started(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise BlockingIOError

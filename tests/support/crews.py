@@ -16,7 +16,7 @@ from regraft.crew import Crew
 def of_threads(count: int) -> Iterator[Crew]:
     """Give a crew of so many threads, which are started with its first job, and end them afterwards."""
     pipes = [Pipe() for _ in range(count)]
-    threads = [threading.Thread(target=_serve, args=(there,)) for _, there in pipes]
+    threads = [threading.Thread(target=serve, args=(there,)) for _, there in pipes]
 
     def start() -> list[Connection]:
         for thread in threads:
@@ -33,7 +33,8 @@ def of_threads(count: int) -> Iterator[Crew]:
                 thread.join()
 
 
-def _serve(there: Connection) -> None:
+def serve(there: Connection) -> None:
+    """Do jobs until the pipe is closed."""
     try:
         crew.serve(there)
     except (EOFError, OSError):
