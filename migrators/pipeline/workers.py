@@ -25,6 +25,7 @@ from migrators.pipeline.source import Pipeline, Salvager
 from migrators.pipeline.survey import BaseJob
 from regraft import areas, links, steady, workers
 from regraft.crew import Crew, JobFailed
+from regraft.formats import fts5
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.vector_survey import StoreProblem
 from regraft.formats.vector_table import VectorTable
@@ -38,6 +39,8 @@ from regraft.tree_files import SourceFailed
 
 #: More processes than this gain nothing: the disk is shared.
 MAX_JOBS = 4
+#: A base with so much of all texts takes less time in this process, which others help, than alone in one of its own.
+MOST_OF_ALL = 0.7
 #: Below this many bytes to carry, starting a process costs more than it saves.
 SMALL_BYTES = 8 << 20
 _POLL_SECONDS = 1.0
@@ -102,6 +105,9 @@ def processes(jobs: list[Job], wanted: int | None) -> int:
         return 1
     if wanted is not None:
         return max(1, min(wanted, len(jobs)))
+    texts = [job.plan.body_bytes for job in jobs]
+    if texts and max(texts) >= MOST_OF_ALL * sum(texts) and fts5.pays(max(texts)):
+        return 1
     sizes = [job.plan.body_bytes + job.plan.rows.carried * job.plan.vector_bytes for job in jobs]
     large = sum(size > SMALL_BYTES for size in sizes)
     return max(1, min(os.cpu_count() or 1, MAX_JOBS, large))

@@ -41,6 +41,7 @@ from faults import (
 from golden_cases import as_backup
 
 from migrators.pipeline import workers
+from regraft import crew
 from regraft.errors import Interrupted
 from regraft.ledger import ledger
 
@@ -131,6 +132,18 @@ def test_as_many_processes_as_pay(cores: int | None, large: int, count: int, mon
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     jobs = [small_job() for _ in range(3)] + [small_job(rows=1 << 20) for _ in range(large)]
     assert workers.processes(jobs, None) == count
+
+
+@pytest.mark.parametrize(
+    ("others", "wanted", "cores", "count"), [(4, None, 2, 1), (5, None, 2, 2), (4, 2, 2, 2), (4, None, 1, 1)]
+)
+def test_a_base_with_most_of_all_texts_is_helped_instead(
+    others: int, wanted: int | None, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "cores", lambda: cores)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    jobs = [small_job(rows=10 << 20)] + [small_job(rows=1 << 20) for _ in range(others)]
+    assert workers.processes(jobs, wanted) == count
 
 
 def small_job(rows: int = 10) -> Any:

@@ -6,8 +6,8 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import groupby, pairwise
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from sys import byteorder
 
@@ -32,6 +32,8 @@ RUN_CHARACTERS = 1 << 19
 RANGE_BYTES = 8 << 20
 #: From so many bytes of text on twice as many, since each range is looked for in each run.
 LARGE_BYTES = 32 << 20
+#: What is written meanwhile: texts, sorted runs and their list, pages.
+_FILES = ("texts-*", "run-*", "runs", "pages-*")
 
 
 def pays(text_bytes: int) -> bool:
@@ -89,8 +91,7 @@ class Sorting:
             if self._texts.characters >= self._run_characters:
                 self._hand_out()
         except (OSError, UnicodeEncodeError, JobFailed) as error:
-            # FTS5 will fill the index alone.
-            self._problem = str(error)
+            self._give_up(error)
 
     def end(self) -> None:
         """Hand out the last texts; none comes any more."""
@@ -99,7 +100,7 @@ class Sorting:
             if self._texts is not None:
                 self._hand_out()
         except (OSError, JobFailed) as error:
-            self._problem = str(error)
+            self._give_up(error)
 
     def go_on(self) -> None:
         """Deal out what is next, without waiting: whoever does something else meanwhile calls it now and then."""
@@ -110,7 +111,18 @@ class Sorting:
             while self._has_ended and self._paging is None and self._are_next_sorted:
                 self._take_sorted()
         except (OSError, JobFailed) as error:
-            self._problem = str(error)
+            self._give_up(error)
+
+    def _give_up(self, problem: Exception) -> None:
+        """Leave the index to FTS5, which may need the room."""
+        self._problem = str(problem)
+        if self._texts is not None:
+            self._texts.close()
+            self._texts = None
+        for path in chain.from_iterable(map(self._folder.glob, _FILES)):
+            # What a process still has open there goes with the folder.
+            with suppress(OSError):
+                durable.remove(path, missing_ok=True)
 
     def _hand_out(self) -> None:
         """Let a process sort the texts that came."""
@@ -143,6 +155,7 @@ class Sorting:
             with db:
                 self._splice_into(db, index, each)
         except (SpliceRefused, JobFailed, apsw.Error, OSError) as problem:
+            self._give_up(problem)
             logger.info("the full-text index is filled by FTS5 alone: %s", problem)
             return False
         return True
