@@ -18,7 +18,7 @@ CHARACTER_BITS = 21
 TRIGRAMS_END = CODE_POINTS << 2 * CHARACTER_BITS
 #: What a trigram's doclist takes while pages are made, besides its bytes; and of so much in a run one trigram is told.
 DOCLIST_BYTES = 32
-SAMPLE_BYTES = 1 << 13
+SAMPLE_BYTES = 1 << 15
 
 
 class SortJob(msgspec.Struct, frozen=True, kw_only=True):
