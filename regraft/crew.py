@@ -218,6 +218,12 @@ def serve(parent: Connection) -> None:
             parent.send((False, str(error) or type(error).__name__))
 
 
+def give_memory_back() -> None:
+    """Give what this process has freed back to the system, where the C library can."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _keep_memory() -> None:
     """Keep memory for the next arrays instead of giving it back to the system."""
     with contextlib.suppress(OSError, AttributeError, TypeError):

@@ -28,6 +28,8 @@ Kind = TypeVar("Kind", bound=np.generic)
 ROWS_END = 1 << 31
 #: So many occurrences are encoded at a time, so that what is made meanwhile stays in the processor's cache.
 _SLICE = 1 << 16
+#: Spreads the numbers of rows over any range: the fraction of the golden ratio, as a number of 32 bits.
+_SPREAD = 0x9E3779B1
 _ROW = np.dtype("<i8")
 _TERM = np.dtype("<i8")
 #: Of a doclist: its first and its last row, and where it begins in the stream, behind the distance of the first row.
@@ -72,7 +74,9 @@ def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tu
             file.write(array.data)
     run = Run(path=into, rows=len(rows), terms=count, marks=len(marks), stream_bytes=len(made.data))
     sizes = np.cumsum(np.diff(doclists["start"]) + DOCLIST_BYTES)
-    samples = np.searchsorted(sizes, np.arange(SAMPLE_BYTES // 2, int(sizes[-1]) if count else 0, SAMPLE_BYTES))
+    # Runs of one language are alike: in each, samples begin elsewhere, so that they are not of the same trigrams.
+    begin = int(rows[0]) * _SPREAD % SAMPLE_BYTES if count else 0
+    samples = np.searchsorted(sizes, np.arange(begin, int(sizes[-1]) if count else 0, SAMPLE_BYTES))
     return run, terms[samples].tolist()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 
 from regraft import guarding, untouched
-from regraft.crew import Crew
+from regraft.crew import Crew, give_memory_back
 from regraft.formats import fts5
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.large_text import LARGE_BYTES
@@ -117,6 +117,8 @@ class FullText:
         ``each`` is called with numbers of bodies, as they are in.
         """
         db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
+        # Others need it now that work beside this process.
+        give_memory_back()
         if self._sorting is None or not self._sorting.splice_into(db, _INDEX, each):
             _fill(db, self._sample.settings())
 
