@@ -493,7 +493,7 @@ class Interrupted(RegraftError, RuntimeError):
 
 def error_classes() -> list[type[RegraftError]]:
     """Return every concrete error class: of this module and of those beside it, each in order."""
-    more = ("boundary_errors", "move_errors", "profile_errors", "schema_errors", "system_errors", "formats.redb.errors")
-    modules = (globals(), *(vars(import_module(f"regraft.{name}")) for name in more))
+    more = ("boundary_", "move_", "profile_", "schema_", "system_", "formats.redb.", "fleet.")
+    modules = (globals(), *(vars(import_module(f"regraft.{name}errors")) for name in more))
     found = (value for module in modules for value in module.values() if isinstance(value, type))
     return [value for value in dict.fromkeys(found) if issubclass(value, RegraftError) and value is not RegraftError]

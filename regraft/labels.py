@@ -29,6 +29,10 @@ _LABELS = {
     "updating": tr("updating"),
     "tombstoned": tr("tombstoned"),
     "other": tr("other"),
+    # What a library of a fleet comes to
+    "worth-reading": tr("worth reading"),
+    "refused": tr("refused"),
+    "killed": tr("killed"),
     # Who may see a document
     "global": tr("global"),
     "private": tr("private"),

@@ -40,6 +40,7 @@ _MODULES = {
     "rebuild": "rebuild",
     "restore": "restore",
     "embedders": "embedders",
+    "fleet": "fleet",
     "upgrade": "upgrade",
     "rescue": "rescue",
     "install": "install",

@@ -14,6 +14,7 @@ GROUPS = {
         "export": tr("Write texts and vectors to a Parquet file."),
         "pack": tr("Write bases to one zip file, for another machine."),
         "install": tr("Put bases into a v2 profile."),
+        "fleet": tr("Run one command over many libraries."),
     },
     tr("Look"): {
         "inspect": tr("Tell what a path is and what is in it."),

@@ -108,7 +108,9 @@ def test_nothing_of_this_machine_is_in_a_page(page):
 
 
 def options(command: click.Command) -> set[str]:
-    return {name for option in command.params if isinstance(option, click.Option) for name in option.opts} | {"--help"}
+    own = {name for option in command.params if isinstance(option, click.Option) for name in option.opts} | {"--help"}
+    inner = command.commands.values() if isinstance(command, click.Group) and command is not cli else ()
+    return own.union(*map(options, inner))
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))

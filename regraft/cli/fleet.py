@@ -1,0 +1,224 @@
+"""``regraft fleet``: one command over many libraries."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regraft import crew, language
+from regraft.cli import in_process
+from regraft.cli.options import PATH
+from regraft.cli.output import echo_json, note, reports_errors, say, written_list
+from regraft.fleet import manifest, results
+from regraft.fleet.results import Order, Row
+from regraft.fleet.run import ATTEMPTS, FORMS, Fleet, FleetReport, demand_new, exit_status
+from regraft.formats.parquet.columns import arrow
+from regraft.labels import label_of
+from regraft.language import joined, tr
+from regraft.report import progress
+from regraft.report.document import Run, encoded
+from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
+
+#: So many libraries that did not end well are named.
+_NAMED = 10
+
+
+@click.group()
+def fleet() -> None:
+    """Run one command over many libraries, several at a time, and write what became of each to a Parquet file.
+
+    MANIFEST is a folder whose entries are sources, a pattern like 'backups/*.zip', or a table (.csv, .jsonl, .parquet)
+    with the columns source, target and options. What stops one library stops no other, and what was stopped goes on
+    with regraft fleet resume.
+
+    \b
+    Example:
+      regraft fleet migrate backups --to libraries --results outcome.parquet
+    """
+
+
+def _engine_options(command: Any) -> Any:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text.")),
+        click.option("-q", "--quiet", is_flag=True, help=tr("No progress, no line for each library; only the result.")),
+        click.option("-v", "--verbose", count=True, help=tr("Name every library that did not end well.")),
+        click.option(
+            "--attempts",
+            type=click.IntRange(1, 100),
+            default=ATTEMPTS,
+            show_default=True,
+            help=tr("How often a library is tried that the system stopped."),
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(1, 1024),
+            metavar="N",
+            help=tr("Libraries worked on at once. [default: cores]"),
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _added(name: str) -> None:
+    """Add a command of the fleet."""
+    form = FORMS[name]
+    decorators: list[Callable[[Any], Any]] = [
+        fleet.command(
+            name,
+            short_help=tr("Run regraft {name} over many libraries.", name=name),
+            help=tr(
+                "Run regraft {name} over all libraries of MANIFEST; what stands behind -- are options of each.",
+                name=name,
+            ),
+        ),
+        click.argument("manifest_path", metavar="MANIFEST"),
+        click.argument("options", nargs=-1, metavar="[-- OPTIONS]"),
+        click.option(
+            "--results",
+            "path",
+            type=PATH,
+            required=True,
+            metavar="OUT.parquet",
+            help=tr("The file of what became of each library and base: a new one."),
+        ),
+    ]
+    if form.has_target:
+        decorators.append(
+            click.option(
+                "--to",
+                "targets",
+                type=PATH,
+                metavar="FOLDER",
+                help=tr("The folder of the targets that the manifest does not name."),
+            )
+        )
+
+    def command(
+        manifest_path: str,
+        options: tuple[str, ...],
+        path: Path,
+        targets: Path | None = None,
+        **engine: Any,
+    ) -> None:
+        demand_new(path)
+        libraries = manifest.libraries(manifest_path, targets, form.ending, needs_target=form.has_target)
+        order = Order(command=name, options=options, libraries=tuple(libraries))
+        _carry_out(order, path, {}, **engine)
+
+    command.__name__ = f"fleet {name}"
+    made: Any = _engine_options(reports_errors(command))
+    for decorate in reversed(decorators):
+        made = decorate(made)
+
+
+for _name in FORMS:
+    _added(_name)
+
+
+@fleet.command(
+    "resume",
+    short_help=tr("Go on with what is left of a fleet."),
+    help=tr(
+        "Go on with a fleet whose results are in OUT.parquet, or were going to be. Libraries that ended well stay as"
+        " they are; the others are worked on again."
+    ),
+)
+@click.argument("path", type=PATH, metavar="OUT.parquet")
+@_engine_options
+@reports_errors
+def resume(path: Path, **engine: Any) -> None:
+    """Go on with a fleet."""
+    order, known = results.read(path)
+    _carry_out(order, path, known, **engine)
+
+
+def _carry_out(
+    order: Order,
+    path: Path,
+    known: dict[int, list[Row]],
+    *,
+    workers: int | None,
+    attempts: int,
+    as_json: bool,
+    quiet: bool,
+    verbose: int,
+) -> None:
+    # Without it nothing could be written in the end.
+    arrow()
+    run = Run(command=f"fleet {order.command}", target_kind="parquet", target=path)
+    count = workers or crew.cores()
+    work = Fleet(order=order, path=path, work=in_process.run, count=count, attempts=attempts, known=known)
+    bar = progress.for_person(quiet=quiet or as_json)
+    is_log = not (quiet or as_json or sys.stderr.isatty())
+
+    def watch(row: Row) -> None:
+        bar.at(row.source)
+        bar.step(1, row.bytes or 0)
+        if is_log:
+            note(_line(row))
+
+    with progress.stage(bar, "Libraries", len(work.left), "libraries"), _speaking_english():
+        report = work.run(run, watch)
+    if as_json:
+        echo_json(encoded(report))
+    else:
+        say(_as_text(report, verbose=verbose > 0) + written_list([path]))
+    sys.exit(exit_status(report))
+
+
+@contextmanager
+def _speaking_english() -> Iterator[None]:
+    """Let processes that are started meanwhile speak English: results are for programs."""
+    before = os.environ.get(language.VARIABLE)
+    os.environ[language.VARIABLE] = language.ENGLISH
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[language.VARIABLE]
+        else:
+            os.environ[language.VARIABLE] = before
+
+
+def _line(row: Row) -> str:
+    """Return what is said of a library in one line."""
+    parts = [label_of(row.outcome), f"{row.seconds or 0:.1f} s", one_line(row.source, LONGEST_NAME)]
+    if row.message:
+        parts.append(one_line(row.message, LONGEST_NAME))
+    return "  ".join(parts)
+
+
+def _as_text(report: FleetReport, *, verbose: bool) -> str:
+    lines = [_counts(report.libraries, "library")]
+    if report.bases["all"]:
+        lines.append(_counts(report.bases, "base"))
+    if report.rows_carried:
+        lines.append(tr("{rows} carried.", rows=counted(report.rows_carried, "row")))
+    if report.findings:
+        named = [f"{count:,} {name}" for name, count in report.findings.items()]
+        lines.append(tr("Findings: {named}.", named=joined(named)))
+    named_count = len(report.failed) if verbose else _NAMED
+    for one in report.failed[:named_count]:
+        lines.append(
+            f"  {label_of(one.outcome)}  {one_line(one.source, LONGEST_NAME)}: {one.message or one.code or ''}"
+        )
+    if len(report.failed) > named_count:
+        lines.append(tr("  and {count:,} more; -v names all", count=len(report.failed) - named_count))
+    if len(report.slowest) > 1:
+        lines.append(tr("Slowest:"))
+        lines += [f"  {one.seconds or 0:.1f} s  {one_line(one.source, LONGEST_NAME)}" for one in report.slowest]
+    return shown_lines(lines)
+
+
+def _counts(counts: dict[str, int], what: str) -> str:
+    """Return how many of something there are, by outcome."""
+    named = [f"{count:,} {label_of(name)}" for name, count in counts.items() if name != "all"]
+    whole = counted(counts["all"], what)
+    return f"{whole}: {joined(named)}." if named else f"{whole}."

@@ -1,0 +1,25 @@
+"""Command lines that are run by another one, in a process of its own (:mod:`regraft.fleet`)."""
+
+from __future__ import annotations
+
+import io
+import time
+from contextlib import redirect_stderr, redirect_stdout
+
+import msgspec
+
+from regraft.cli import cli
+from regraft.fleet.engine import Ended
+
+
+def run(arguments: tuple[str, ...]) -> Ended:
+    """Run a command line that prints a document (``--json``), and return how it ended."""
+    begun, status = time.monotonic(), 0
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(io.StringIO()):
+        try:
+            cli.main(list(arguments), prog_name="regraft")
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 0
+    document = msgspec.json.decode(said.getvalue() or "{}", type=dict)
+    return Ended(status=status, document=document, seconds=time.monotonic() - begun)

@@ -1,0 +1,154 @@
+"""Which libraries a fleet has: a folder of them, a pattern, or a table (``docs/fleet.md``, "The manifest")."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from regraft import links
+from regraft.errors import WrongUsage
+from regraft.formats.parquet.columns import arrow
+from regraft.language import tr
+from regraft.text import LONGEST_NAME, shown
+
+#: The columns of a table; all but the first may be missing.
+COLUMNS = ("source", "target", "options")
+#: How a file ends that is a table.
+_TABLES = (".csv", ".jsonl", ".parquet")
+
+
+class Library(msgspec.Struct, frozen=True, kw_only=True):
+    """One library: where it is, where its command writes (None: there, or nowhere), and its further options."""
+
+    source: str
+    target: str | None = None
+    options: tuple[str, ...] = ()
+
+
+def libraries(manifest: str, targets: Path | None, ending: str, *, needs_target: bool) -> list[Library]:
+    """Return the libraries of a manifest, in its order.
+
+    Args:
+        manifest: a folder whose entries are sources, a pattern with ``*``, or a table: CSV, JSON lines or Parquet.
+        targets: the folder of all targets that the manifest does not name.
+        ending: how the names of those targets end.
+        needs_target: whether the command writes to a target.
+
+    Raises:
+        WrongUsage: it cannot be read, or names no library, or one in a way that cannot be meant.
+        OSError: it cannot be read.
+    """
+    found = [_placed(library, targets, ending, needs_target) for library in _read(manifest)]
+    if not found:
+        raise WrongUsage(problem=tr("{manifest} names no library", manifest=manifest), hint=_HINT)
+    for place in ("target", "source") if needs_target else ("source",):
+        _demand_different(found, place)
+    return found
+
+
+_HINT = tr("give a folder of sources, a pattern like 'backups/*.zip', or a table: .csv, .jsonl or .parquet")
+
+
+def _read(manifest: str) -> Iterator[Library]:
+    path = Path(manifest)
+    if path.is_dir():
+        for entry in sorted(path.iterdir()):
+            if not entry.name.startswith("."):
+                yield Library(source=str(entry))
+    elif path.is_file() and path.suffix.lower() in _TABLES:
+        yield from _of_table(path)
+    elif glob.has_magic(manifest):
+        for found in sorted(glob.glob(manifest, recursive=True)):  # noqa: PTH207 - a pattern may be absolute
+            yield Library(source=found)
+    else:
+        raise WrongUsage(problem=tr("{manifest} is no manifest", manifest=manifest), hint=_HINT)
+
+
+def _of_table(path: Path) -> Iterator[Library]:
+    rows = {".csv": _csv_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}[path.suffix.lower()]
+    number = 1
+    try:
+        for row in rows(path):
+            yield _library(row, path.parent)
+            number += 1
+    except (ValueError, msgspec.MsgspecError, csv.Error) as error:
+        problem = tr("{path}, library {number:,}: {error}", path=path, number=number, error=error)
+        raise WrongUsage(problem=problem, hint=_HINT) from error
+
+
+def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
+    with links.reading(path) as file:
+        lines = (line.decode("utf-8-sig") for line in file)
+        for row in csv.DictReader(lines, strict=True):
+            yield {str(name): value for name, value in row.items() if value}
+
+
+def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
+    with links.reading(path) as file:
+        for line in file:
+            if line.strip():
+                yield msgspec.json.decode(line, type=dict[str, Any])
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    _, parquet = arrow()
+    for batch in parquet.ParquetFile(path).iter_batches():
+        for row in batch.to_pylist():
+            yield {name: value for name, value in row.items() if value is not None}
+
+
+def _library(row: dict[str, Any], folder: Path) -> Library:
+    """Return what a row says; relative paths begin at the table's folder.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    unknown = sorted(row.keys() - set(COLUMNS))
+    if unknown:
+        raise ValueError(tr("{name} is none of its columns ({columns})", name=unknown[0], columns=", ".join(COLUMNS)))
+    options = row.get("options", [])
+    words = shlex.split(options) if isinstance(options, str) else options
+    library = msgspec.convert({**row, "options": words}, Library)
+    target = None if library.target is None else str(folder / library.target)
+    return Library(source=str(folder / library.source), target=target, options=library.options)
+
+
+def _placed(library: Library, targets: Path | None, ending: str, needs_target: bool) -> Library:
+    if not needs_target:
+        if library.target is None:
+            return library
+        raise WrongUsage(
+            problem=tr("{source} has a target, and this command writes to none", source=library.source),
+            hint=tr("leave the column out"),
+        )
+    if library.target is not None:
+        return library
+    if targets is None:
+        raise WrongUsage(
+            problem=tr("{source} has no target", source=library.source),
+            hint=tr("--to FOLDER gives one to each, by the name of its source"),
+        )
+    # An archive's library has its name without the ending.
+    source = Path(library.source)
+    name = source.name if source.is_dir() else source.stem
+    return msgspec.structs.replace(library, target=str(targets / f"{name}{ending}"))
+
+
+def _demand_different(found: Iterable[Library], place: str) -> None:
+    """Refuse two libraries at the same place."""
+    seen: set[Path] = set()
+    for library in found:
+        path = links.real_path(Path(str(getattr(library, place))))
+        if path in seen:
+            name = shown(str(getattr(library, place)), LONGEST_NAME)
+            problem = tr("{name} is the target of two libraries", name=name)
+            if place == "source":
+                problem = tr("{name} is named twice", name=name)
+            raise WrongUsage(problem=problem, hint=tr("name each once"))
+        seen.add(path)

@@ -1,0 +1,225 @@
+"""What became of each library and each base of a fleet: a Parquet file, and a journal until it is written.
+
+A run that is killed leaves the journal, which has what was done until then: a line is written when a library ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from regraft import areas, links
+from regraft.errors import WrongUsage
+from regraft.fleet.engine import Ended, Task
+from regraft.fleet.manifest import Library
+from regraft.formats.parquet.columns import arrow
+from regraft.language import tr
+from regraft.ledger import durable
+
+#: In the metadata of the Parquet file: what the fleet was told.
+_ABOUT = b"regraft.fleet"
+_SCHEMA = 1
+#: Outcomes by exit status.
+OUTCOMES = {0: "done", 1: "worth-reading", 2: "refused", 3: "stopped", 130: "interrupted", None: "killed"}
+#: With these a library needs nothing more.
+GOOD = ("done", "worth-reading")
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fleet was told to do: the command, the options of every library, and the libraries."""
+
+    command: str
+    options: tuple[str, ...]
+    libraries: tuple[Library, ...]
+    schema: int = _SCHEMA
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A library, or one base of it: then it has a ``base``, and what belongs to the library alone is None.
+
+    ``skipped`` and ``findings`` are JSON objects of counts, ``totals`` is the JSON of the command's own.
+    """
+
+    library: int
+    source: str
+    target: str | None
+    command: str
+    base: str | None
+    name: str | None
+    outcome: str
+    exit_status: int | None
+    code: str | None
+    message: str | None
+    attempts: int | None
+    seconds: float | None
+    bytes: int | None
+    rows_read: int | None
+    rows_carried: int | None
+    skipped: str | None
+    findings: str | None
+    totals: str | None
+    run: str | None
+
+
+def rows_of(library: Library, task: Task, command: str, ended: Ended) -> list[Row]:
+    """Return the rows of a library: its own first, then one for each base that its document tells of."""
+    document, error = ended.document, ended.document.get("error") or {}
+    findings = (document.get("summary") or {}).get("by_name") or _left(document)
+    totals = document.get("totals") or document.get("checked")
+    counts = (document.get("totals") or {}).get("rows") or {}
+    own = Row(
+        library=task.number,
+        source=library.source,
+        target=library.target,
+        command=command,
+        base=None,
+        name=None,
+        outcome=OUTCOMES.get(ended.status, "stopped"),
+        exit_status=ended.status,
+        code=error.get("code"),
+        message=error.get("message"),
+        attempts=ended.attempts,
+        seconds=round(ended.seconds, 3),
+        bytes=task.bytes,
+        rows_read=counts.get("read"),
+        rows_carried=counts.get("carried"),
+        skipped=_json(counts.get("skipped")),
+        findings=_json(findings),
+        totals=_json(totals),
+        run=(document.get("run") or {}).get("id"),
+    )
+    # An audit has its bases among its statistics.
+    bases = document.get("bases") or (document.get("statistics") or {}).get("bases") or ()
+    return [own, *(_base_row(own, base, document) for base in bases)]
+
+
+def _base_row(own: Row, base: dict[str, Any], document: dict[str, Any]) -> Row:
+    rows, base_id = base.get("rows") or {}, base.get("id") or base.get("legacy_id")
+    found = [one for one in document.get("findings") or () if one.get("base") == base_id]
+    return msgspec.structs.replace(
+        own,
+        base=base_id,
+        name=base.get("name"),
+        outcome=base.get("status") or own.outcome,
+        code=base.get("error") or base.get("outcome"),
+        message=None,
+        exit_status=None,
+        attempts=None,
+        seconds=None,
+        bytes=(base.get("index") or {}).get("bytes"),
+        rows_read=rows.get("read"),
+        rows_carried=rows.get("carried"),
+        skipped=_json(rows.get("skipped")),
+        findings=_json(_counted(found)),
+        totals=None,
+    )
+
+
+def _left(document: dict[str, Any]) -> dict[str, int]:
+    """Return the findings that a change left, counted."""
+    return _counted([{**one, "name": one.get("finding")} for one in document.get("left") or ()])
+
+
+def _counted(findings: Iterable[dict[str, Any]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for one in findings:
+        counts[one["name"]] = counts.get(one["name"], 0) + int(one.get("count") or 1)
+    return counts
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else msgspec.json.encode(value, order="sorted").decode()
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def journal_of(results: Path) -> Path:
+    """Return the file that holds what was done while the results are not written."""
+    return results.with_name(f"{results.name}.journal")
+
+
+class Journal:
+    """What was done, a line for each library; the first line is the order."""
+
+    def __init__(self, results: Path, order: Order, done: Iterable[list[Row]] = ()) -> None:
+        path = journal_of(results)
+        # Only now: a process that is started later may change what its own command line names, and nothing else.
+        with areas.opened(path.parent, entries_only=True):
+            durable.remove(path, missing_ok=True)
+            self._file = durable.open_binary(path, "xb", 0)
+        self._file.write(msgspec.json.encode(order) + b"\n")
+        for rows in done:
+            self.add(rows)
+
+    def add(self, rows: list[Row]) -> None:
+        """Write the rows of a library."""
+        self._file.write(msgspec.json.encode(rows) + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read(results: Path) -> tuple[Order, dict[int, list[Row]]]:
+    """Return what a fleet was told, and the rows of each library that has ended, from its results or its journal.
+
+    Raises:
+        WrongUsage: neither is there, or it is none of a fleet's.
+        OSError: it cannot be read.
+    """
+    journal = journal_of(results)
+    try:
+        if journal.is_file():
+            order, rows = _of_journal(journal)
+        else:
+            order, rows = _of_parquet(results)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise WrongUsage(
+            problem=tr("{path} has no results of a fleet ({error})", path=results, error=error), hint=_HINT
+        ) from error
+    found: dict[int, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.library, []).append(row)
+    return order, found
+
+
+_HINT = tr("give the file that regraft fleet wrote with --results")
+
+
+def _of_journal(path: Path) -> tuple[Order, list[Row]]:
+    first, *lines = links.content(path).split(b"\n")
+    order = msgspec.json.decode(first, type=Order)
+    # What stands behind the last line end was torn.
+    return order, [row for line in lines[:-1] for row in msgspec.json.decode(line, type=list[Row])]
+
+
+def _of_parquet(path: Path) -> tuple[Order, list[Row]]:
+    table = arrow()[1].read_table(path)
+    about = (table.schema.metadata or {}).get(_ABOUT)
+    if about is None:
+        raise ValueError(tr("it does not say so"))
+    return msgspec.json.decode(about, type=Order), msgspec.convert(table.to_pylist(), list[Row])
+
+
+def write(results: Path, order: Order, rows: Iterable[Row]) -> None:
+    """Write the Parquet file in the place of one that is there, and remove the journal.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    pa, parquet = arrow()
+    kinds = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
+    fields = [pa.field(name, kinds[kind.split(" ")[0]]) for name, kind in Row.__annotations__.items()]
+    schema = pa.schema(fields, metadata={_ABOUT: msgspec.json.encode(order)})
+    table = pa.Table.from_pylist([msgspec.structs.asdict(row) for row in rows], schema)
+    part = results.with_name(f"{results.name}.part")
+    with areas.opened(results.parent, entries_only=True):
+        with durable.open_binary(part, "wb") as file:
+            parquet.write_table(table, file, compression="zstd")
+        durable.sync_file(part)
+        durable.replace(part, results)
+        durable.remove(journal_of(results), missing_ok=True)

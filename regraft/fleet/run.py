@@ -1,0 +1,244 @@
+"""A fleet: one command over many libraries, each with its outcome in the results."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import msgspec
+
+from regraft.errors import WrongUsage
+from regraft.fleet import engine, results
+from regraft.fleet.engine import Ended, Task, Work
+from regraft.fleet.errors import FleetInterrupted
+from regraft.fleet.manifest import Library
+from regraft.fleet.results import GOOD, Journal, Order, Row
+from regraft.language import tr
+from regraft.report.document import Report, Run
+from regraft.text import argument
+
+logger = logging.getLogger(__name__)
+
+#: How often a library is tried whose disk failed, or whose process was killed.
+ATTEMPTS = 3
+#: So many libraries are named as the slowest.
+SLOWEST = 5
+#: What a library's own fault, or regraft's, would only say again.
+_FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance"})
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """How the command line of one library is made: ``target`` stands before its target, if there is one.
+
+    ``asks`` tells whether the command asks a person, ``ending`` how a target's name ends.
+    """
+
+    target: str | None = None
+    has_target: bool = False
+    asks: bool = False
+    ending: str = ""
+
+
+FORMS = {
+    "migrate": Form(target="--to", has_target=True, asks=True),
+    "check": Form(),
+    "repair": Form(asks=True),
+    "upgrade": Form(asks=True),
+    "export": Form(has_target=True, ending=".parquet"),
+}
+
+
+class LibraryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A library that is named in a report: a slow one, or one that did not end well."""
+
+    source: str
+    outcome: str
+    seconds: float | None
+    code: str | None = None
+    message: str | None = None
+
+
+class FleetReport(Report, kw_only=True):
+    """What became of a fleet: libraries and bases by outcome, findings by name, and what to look at."""
+
+    libraries: dict[str, int]
+    bases: dict[str, int]
+    findings: dict[str, int]
+    rows_carried: int
+    seconds: float
+    slowest: list[LibraryReport]
+    failed: list[LibraryReport]
+
+
+#: Is told of each library that has ended.
+Watch = Callable[[Row], None]
+
+
+class Fleet(msgspec.Struct, kw_only=True):
+    """A fleet at work.
+
+    Args:
+        order: what is to be done.
+        path: the file of the results.
+        work: runs a command line; a function of a module.
+        count: how many processes work at a time.
+        attempts: how often a library is tried.
+        known: the rows of libraries that have ended in an earlier run.
+        pause_seconds: how long to wait before a second attempt.
+    """
+
+    order: Order
+    path: Path
+    work: Work
+    count: int
+    attempts: int = ATTEMPTS
+    known: dict[int, list[Row]] = {}
+    pause_seconds: float = 1.0
+
+    @property
+    def left(self) -> list[int]:
+        """Return the numbers of the libraries that are to be worked on: those that have not ended well."""
+        return [
+            number
+            for number in range(len(self.order.libraries))
+            if number not in self.known or self.known[number][0].outcome not in GOOD
+        ]
+
+    def run(self, run: Run, watch: Watch = lambda _: None) -> FleetReport:
+        """Work on all libraries that are left, write the results, and return what became of them all.
+
+        Raises:
+            FleetInterrupted: it was stopped; what had ended is in the journal.
+            OSError: the results cannot be written, or no process can be started.
+        """
+        rows = {number: found for number, found in self.known.items() if number not in set(self.left)}
+        try:
+            with closing(Journal(self.path, self.order, rows.values())) as journal:
+                self._work(rows, journal, watch)
+        except KeyboardInterrupt:
+            finished = sum(found[0].outcome in GOOD for found in rows.values())
+            command = shlex.join(["regraft", "fleet", "resume", argument(self.path)])
+            raise FleetInterrupted(finished=finished, command=command) from None
+        ordered = [row for number in sorted(rows) for row in rows[number]]
+        results.write(self.path, self.order, ordered)
+        run.end()
+        return report_of(run, ordered)
+
+    def _work(self, rows: dict[int, list[Row]], journal: Journal, watch: Watch) -> None:
+        libraries = self.order.libraries
+        tasks = [self._task(number, libraries[number]) for number in self.left]
+        ended = engine.done(
+            tasks,
+            self.work,
+            count=self.count,
+            attempts=self.attempts,
+            is_retried=is_retried,
+            pause_seconds=self.pause_seconds,
+        )
+        with closing(ended) as all_ended:
+            for task, end in all_ended:
+                found = results.rows_of(libraries[task.number], task, self.order.command, end)
+                rows[task.number] = found
+                journal.add(found)
+                logger.info("%s: %s after %.1f s", found[0].source, found[0].outcome, end.seconds)
+                watch(found[0])
+
+    def _task(self, number: int, library: Library) -> Task:
+        return Task(
+            number=number,
+            arguments=arguments_of(self.order, library),
+            bytes=size_of(Path(library.source)),
+        )
+
+
+def arguments_of(order: Order, library: Library) -> tuple[str, ...]:
+    """Return the command line of a library. Behind ``--`` stand names alone, whatever they begin with."""
+    form = FORMS[order.command]
+    target = () if library.target is None else (library.target,)
+    named = () if form.target is None else (form.target, *target)
+    return (
+        order.command,
+        *order.options,
+        *library.options,
+        *(("--yes",) if form.asks else ()),
+        "--json",
+        *named,
+        "--",
+        library.source,
+        *(target if form.target is None else ()),
+    )
+
+
+def is_retried(ended: Ended) -> bool:
+    """Tell whether a library may end otherwise the next time: the system stopped it."""
+    code = (ended.document.get("error") or {}).get("code")
+    return ended.status == 3 and code not in _FINAL
+
+
+def size_of(source: Path) -> int:
+    """Return the bytes of a source, as far as they can be seen."""
+    size = 0
+    with suppress(OSError):
+        if not source.is_dir():
+            return source.stat().st_size
+        for folder, _, names in os.walk(source):
+            for name in names:
+                with suppress(OSError):
+                    size += Path(folder, name).lstat().st_size
+    return size
+
+
+def report_of(run: Run, rows: Iterable[Row]) -> FleetReport:
+    """Return what became of a fleet, from the rows of its results."""
+    every = list(rows)
+    libraries, bases = [row for row in every if row.base is None], [row for row in every if row.base is not None]
+    findings: Counter[str] = Counter()
+    for row in libraries:
+        findings.update(msgspec.json.decode(row.findings or "{}", type=dict[str, int]))
+    by_time = sorted(libraries, key=lambda row: -(row.seconds or 0))
+    return FleetReport(
+        head=run.head(),
+        libraries=_counts(libraries),
+        bases=_counts(bases),
+        findings=dict(sorted(findings.items())),
+        rows_carried=sum(row.rows_carried or 0 for row in libraries),
+        seconds=round(sum(row.seconds or 0 for row in libraries), 3),
+        slowest=[_told(row) for row in by_time[:SLOWEST]],
+        failed=[_told(row) for row in libraries if row.outcome not in GOOD],
+    )
+
+
+def _counts(rows: list[Row]) -> dict[str, int]:
+    return {"all": len(rows), **dict(sorted(Counter(row.outcome for row in rows).items()))}
+
+
+def _told(row: Row) -> LibraryReport:
+    return LibraryReport(
+        source=row.source, outcome=row.outcome, seconds=row.seconds, code=row.code, message=row.message
+    )
+
+
+def exit_status(report: FleetReport) -> int:
+    """Return the exit status of a fleet: that of the library that ended worst."""
+    for outcome, status in (("killed", 3), ("interrupted", 3), ("stopped", 3), ("refused", 2), ("worth-reading", 1)):
+        if report.libraries.get(outcome):
+            return status
+    return 0
+
+
+def demand_new(path: Path) -> None:
+    """Refuse results where there are some.
+
+    Raises:
+        WrongUsage
+    """
+    if path.exists() or results.journal_of(path).exists():
+        raise WrongUsage(
+            problem=tr("{path} has the results of another run", path=path),
+            hint=tr("go on with regraft fleet resume, or name another file"),
+        )

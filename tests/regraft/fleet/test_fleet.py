@@ -1,0 +1,320 @@
+"""One command over many libraries: the same as one after the other, whatever stops on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from conftest import REPO, Outcome, run, run_as_given, snapshot
+from fleet_work import TROUBLE
+
+from regraft.cli import in_process
+from regraft.fleet import engine, results
+from regraft.fleet.engine import Ended, Task
+from regraft.fleet.errors import FleetInterrupted
+from regraft.fleet.manifest import Library
+from regraft.fleet.results import Order
+from regraft.fleet.run import Fleet, is_retried, report_of
+from regraft.report.document import Run
+
+SAMPLE = REPO / "sample_v1" / "backup"
+NOW = "2026-01-31T12:00:00Z"
+
+
+@pytest.fixture(scope="module")
+def backups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder of three backups, one of them damaged, and something that is none."""
+    folder = tmp_path_factory.mktemp("backups")
+    for name in ("anna", "boris", "clara"):
+        shutil.copytree(SAMPLE, folder / name)
+    for file in sorted((folder / "boris").rglob("KnowledgeBase/*")):
+        file.write_bytes(file.read_bytes()[:6_000])
+    (folder / "notes.txt").write_text("no knowledge base")
+    (folder / ".hidden").mkdir()
+    return folder
+
+
+def fleet(*arguments: object) -> Outcome:
+    return run_as_given("fleet", *arguments)
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return found
+
+
+def libraries_in(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the rows of libraries by the names of their sources."""
+    return {Path(row["source"]).name: row for row in rows_in(path) if row["base"] is None}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Return the files of a library but for what is recorded of its run."""
+    files = {name: found[2] for name, found in snapshot(folder).items() if found[0] >= 0}
+    own = (".regraft/", "report.")
+    return {name: data for name, data in files.items() if not name.startswith(own)}
+
+
+@pytest.fixture(scope="module")
+def migrated(backups: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """Migrate all backups with two processes."""
+    folder = tmp_path_factory.mktemp("migrated")
+    done = fleet(
+        "migrate", backups, "--to", folder / "libraries", "--results", folder / "out.parquet", "--workers", 2, "--json",
+        "--", "--now", NOW,
+    )  # fmt: skip
+    return folder, done
+
+
+def test_a_fleet_comes_to_what_one_after_the_other_comes_to(
+    backups: Path, migrated: tuple[Path, Outcome], tmp_path: Path
+) -> None:
+    folder, done = migrated
+    assert (done.status, done.document["libraries"]) == (2, {"all": 4, "refused": 1, "worth-reading": 3})
+
+    for name in ("anna", "boris", "clara"):
+        alone = run("migrate", backups / name, "--to", tmp_path / name, "--now", NOW, "--json")
+        assert content(folder / "libraries" / name) == content(tmp_path / name)
+        own, *bases = [row for row in rows_in(folder / "out.parquet") if row["source"] == str(backups / name)]
+        assert (own["exit_status"], own["rows_carried"]) == (alone.status, alone.document["totals"]["rows"]["carried"])
+        assert json.loads(own["totals"]) == alone.document["totals"]
+        assert [base["base"] for base in bases] == [base["id"] for base in alone.document["bases"]]
+        assert [base["outcome"] for base in bases] == [base["status"] for base in alone.document["bases"]]
+    assert not (folder / "out.parquet.journal").exists()
+    assert not (folder / "libraries" / "notes").exists()
+
+
+def test_what_is_refused_has_its_reason_and_is_not_tried_again(migrated: tuple[Path, Outcome]) -> None:
+    folder, done = migrated
+    row = libraries_in(folder / "out.parquet")["notes.txt"]
+    assert (row["outcome"], row["code"], row["attempts"]) == ("refused", "SourceUnrecognised", 1)
+    [failed] = done.document["failed"]
+    assert (failed["code"], failed["message"]) == (row["code"], row["message"])
+
+
+def test_checks_of_all_libraries_tell_their_findings(migrated: tuple[Path, Outcome], tmp_path: Path) -> None:
+    folder, _ = migrated
+    done = fleet("check", str(folder / "libraries" / "*"), "--results", tmp_path / "checked.parquet", "--", "--deep")
+    found = libraries_in(tmp_path / "checked.parquet")
+    assert done.status == 1
+    assert found.keys() == {"anna", "boris", "clara"}
+    assert json.loads(found["anna"]["findings"])["base.failed"] == 1
+    assert "3 libraries: 3 worth reading." in done.stdout
+    assert done.stderr.count("\n") == 3
+
+
+def test_export_and_upgrade_take_their_targets(migrated: tuple[Path, Outcome], tmp_path: Path) -> None:
+    folder, _ = migrated
+    pattern = str(folder / "libraries" / "[ac]*")
+    done = fleet("export", pattern, "--to", tmp_path, "--results", tmp_path / "exported.parquet", "-q")
+    assert (done.stderr, sorted(libraries_in(tmp_path / "exported.parquet"))) == ("", ["anna", "clara"])
+    assert pq.read_table(tmp_path / "anna.parquet").num_rows == pq.read_table(tmp_path / "clara.parquet").num_rows > 0
+    assert fleet("upgrade", pattern, "--results", tmp_path / "upgraded.parquet").status == 0
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_resume_works_on_what_did_not_end_well(backups: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "backups"
+    shutil.copytree(backups, folder, ignore=shutil.ignore_patterns("boris", "clara"))
+    out = tmp_path / "out.parquet"
+    assert fleet("migrate", folder, "--to", tmp_path / "libraries", "--results", out, "-q").status == 2
+    before = libraries_in(out)
+    (folder / "notes.txt").unlink()
+    shutil.copytree(SAMPLE, folder / "notes.txt")
+
+    done = fleet("resume", out, "--json")
+
+    after = libraries_in(out)
+    assert (done.status, after["anna"]) == (1, before["anna"])
+    assert (after["notes.txt"]["outcome"], done.document["libraries"]["all"]) == ("worth-reading", 2)
+    # Nothing is left to do.
+    assert fleet("resume", out, "-q").status == 1
+    assert libraries_in(out) == after
+
+
+def test_a_stop_leaves_a_journal_from_which_the_next_run_goes_on(backups: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    names = ("anna", "clara")
+    order = Order(
+        command="migrate",
+        options=("--now", NOW),
+        libraries=tuple(Library(source=str(backups / name), target=str(tmp_path / name)) for name in names),
+    )
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    work = Fleet(order=order, path=out, work=in_process.run, count=1)
+    with pytest.raises(FleetInterrupted, match=r"libraries: 1\), go on with: regraft fleet resume .*out\.parquet"):
+        work.run(Run(command="fleet migrate"), stop)
+    assert not out.exists()
+    # A line that was torn by a power cut.
+    with (tmp_path / "out.parquet.journal").open("ab") as file:
+        file.write(b'[{"library":1,"sou')
+
+    assert fleet("resume", out, "-q").status == 1
+    assert {row["run"] is not None for row in libraries_in(out).values()} == {True}
+    assert sorted(libraries_in(out)) == list(names)
+    assert content(tmp_path / "anna").keys() == content(tmp_path / "clara").keys()
+
+
+def test_ctrl_c_is_one_line_that_says_how_to_go_on(
+    backups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "done", stopped)
+    done = fleet("check", backups, "--results", tmp_path / "out.parquet", "--json")
+    assert (done.status, done.document["error"]["code"]) == (130, "FleetInterrupted")
+    assert done.stderr.count("\n") == 1
+    assert f"go on with: regraft fleet resume {tmp_path}/out.parquet" in done.stderr.replace("\\", "/")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.parquet.journal"]
+
+
+# --- what fails ------------------------------------------------------------------------------------------------------
+
+
+def trouble(tmp_path: Path, *troubles: str, attempts: int = 3) -> list[dict[str, Any]]:
+    """Return the rows of libraries that get into trouble while they are worked on."""
+    libraries = tuple(Library(source=str(tmp_path / f"{number} {one}")) for number, one in enumerate(troubles))
+    order = Order(command="check", options=(), libraries=libraries)
+    out = tmp_path / "out.parquet"
+    work = Fleet(order=order, path=out, work=TROUBLE, count=2, attempts=attempts, pause_seconds=0.01)
+    work.run(Run(command="fleet check"))
+    return [row for row in rows_in(out) if row["base"] is None]
+
+
+def test_a_killed_process_takes_only_its_library_along(tmp_path: Path) -> None:
+    rows = trouble(tmp_path, "fine", "killed", "fine", "killed once", "fine")
+    assert [row["outcome"] for row in rows] == ["done", "killed", "done", "done", "done"]
+    assert [row["attempts"] for row in rows] == [1, 3, 1, 2, 1]
+    assert (rows[1]["exit_status"], rows[1]["message"]) == (None, None)
+
+
+def test_what_the_system_stopped_is_tried_again_and_what_is_regraft_own_fault_is_not(tmp_path: Path) -> None:
+    rows = trouble(tmp_path, "full once", "full", "fault", "refused", attempts=2)
+    assert [(row["outcome"], row["attempts"]) for row in rows] == [
+        ("done", 2),
+        ("stopped", 2),
+        ("stopped", 1),
+        ("refused", 1),
+    ]
+    assert [row["code"] for row in rows] == [None, "StoppedBySystem", "FaultOfRegraft", "WrongUsage"]
+
+
+def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
+    from regraft.fleet.run import exit_status
+
+    def status(*statuses: int | None) -> int:
+        ends = [Ended(status=one, document={}, seconds=0) for one in statuses]
+        library, task = Library(source="x"), Task(number=0, arguments=())
+        rows = [row for end in ends for row in results.rows_of(library, task, "check", end)]
+        return exit_status(report_of(Run(command="fleet check"), rows))
+
+    assert [status(0), status(0, 1), status(1, 2, 0), status(2, 3), status(None, 0)] == [0, 1, 2, 3, 3]
+    assert is_retried(Ended(status=3, document={}, seconds=0))
+
+
+# --- manifests -------------------------------------------------------------------------------------------------------
+
+
+def in_csv(folder: Path) -> Path:
+    path = folder / "libraries.csv"
+    path.write_text("\ufeffsource,target,options\none,../out,--deep --only 'base.failed'\ntwo,,\n", "utf-8")
+    return path
+
+
+def in_json(folder: Path) -> Path:
+    path = folder / "libraries.jsonl"
+    rows = [{"source": "one", "target": "../out", "options": ["--deep", "--only", "base.failed"]}, {"source": "two"}]
+    path.write_text("\n\n".join(map(json.dumps, rows)), "utf-8")
+    return path
+
+
+def in_parquet(folder: Path) -> Path:
+    import pyarrow as pa
+
+    path = folder / "libraries.parquet"
+    rows = [
+        {"source": "one", "target": "../out", "options": ["--deep", "--only", "base.failed"]},
+        {"source": "two", "target": None, "options": None},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("table", [in_csv, in_json, in_parquet])
+def test_a_table_says_source_target_and_options(table: Callable[[Path], Path], tmp_path: Path) -> None:
+    from regraft.fleet.manifest import libraries
+
+    found = libraries(str(table(tmp_path)), tmp_path / "targets", "", needs_target=True)
+    assert found == [
+        Library(
+            source=str(tmp_path / "one"),
+            target=str(tmp_path / "../out"),
+            options=("--deep", "--only", "base.failed"),
+        ),
+        Library(source=str(tmp_path / "two"), target=str(tmp_path / "targets" / "two")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "command", "message"),
+    [
+        ("m.csv", "source,place\nx,y\n", "check", "library 1: place is none of its columns (source, target, options)"),
+        ("m.csv", "target\nx\n", "check", "library 1: Object missing required field `source`"),
+        ("m.csv", 'source,options\nx,"--only \'a"\n', "check", "library 1: No closing quotation"),
+        ("m.jsonl", '{"source": "x"}\n{"source": 3}\n', "check", "library 2: Expected `str`, got `int`"),
+        ("m.jsonl", "source\n", "check", "library 1: JSON is malformed"),
+        ("m.parquet", "no such thing", "check", "library 1: "),
+        ("m.csv", "source\n", "check", "names no library"),
+        ("m.csv", "source,target\nx,y\n", "check", "has a target, and this command writes to none"),
+        ("m.csv", "source\nx\n", "migrate", "x has no target"),
+        ("m.csv", "source,target\nx,y\nz,../{folder}/y\n", "migrate", "is the target of two libraries"),
+        ("m.csv", "source\nx\n./x\n", "check", "is named twice"),
+        ("m.yaml", "source: x\n", "check", "is no manifest"),
+    ],
+)
+def test_a_manifest_that_cannot_be_meant_is_refused(
+    name: str, text: str, command: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text.replace("{folder}", tmp_path.name), "utf-8")
+    before = snapshot(tmp_path)
+    done = fleet(command, tmp_path / name, "--results", tmp_path / "out.parquet", "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert message in done.document["error"]["message"]
+    assert snapshot(tmp_path) == before
+
+
+def test_results_that_are_there_are_not_written_over(backups: Path, tmp_path: Path) -> None:
+    for name in ("out.parquet", "out.parquet.journal"):
+        (tmp_path / name).write_text("mine")
+        before = snapshot(tmp_path)
+        done = fleet("check", backups, "--results", tmp_path / "out.parquet")
+        assert (done.status, "has the results of another run" in done.stderr) == (2, True)
+        assert snapshot(tmp_path) == before
+        (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("text", ["", "mine", '{"command": "check"}\n', None])
+def test_what_is_no_result_is_not_resumed(text: str | None, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    path = tmp_path / "out.parquet"
+    if text is None:
+        pq.write_table(pa.table({"a": [1]}), path)
+    else:
+        path.write_text(text)
+        (tmp_path / "out.parquet.journal").write_text(text)
+    before = snapshot(tmp_path)
+    done = fleet("resume", path)
+    assert (done.status, "has no results of a fleet" in done.stderr) == (2, True)
+    assert snapshot(tmp_path) == before
