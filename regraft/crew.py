@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -174,9 +173,9 @@ def cores() -> int:
 def can_start() -> bool:
     """Tell whether there are cores for a crew, and whether this thread can have one.
 
-    Only the main thread of a process that is no worker itself can.
+    Only the main thread of a process that may start others can.
     """
-    return cores() > 1 and parent_process() is None and threading.current_thread() is threading.main_thread()
+    return cores() > 1 and workers.can_start() and threading.current_thread() is threading.main_thread()
 
 
 def processes() -> int:

@@ -52,6 +52,22 @@ class Worker:
         return self._process.exitcode
 
 
+class _State:
+    """What is known of this process."""
+
+    is_one_of_many = False
+
+
+def be_one_of_many() -> None:
+    """Know that others work beside this process, so that it starts none of its own from now on."""
+    _State.is_one_of_many = True
+
+
+def can_start() -> bool:
+    """Tell whether this process may start others: one of many does not, and neither does a worker, which cannot."""
+    return not _State.is_one_of_many and multiprocessing.parent_process() is None
+
+
 #: Workers that nobody has told yet what to do.
 _early: list[Worker] = []
 

@@ -100,6 +100,8 @@ def jobs_for(
 
 def processes(jobs: list[Job], wanted: int | None) -> int:
     """Return how many processes to use: what the user wants, else as many as pay."""
+    if not workers.can_start():
+        return 1
     # SQLite holds a large text twice: several at a time would take the memory of all of them.
     if sum(any(one.body_bytes > LARGE_BYTES for one in job.plan.materials) for job in jobs) > 1:
         return 1

@@ -6,16 +6,22 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from regraft import crew, language
 from regraft.cli import in_process
+from regraft.cli.changing import confirmed
 from regraft.cli.options import PATH
 from regraft.cli.output import echo_json, note, reports_errors, say, written_list
+from regraft.errors import Declined, WrongUsage
 from regraft.fleet import manifest, results
+from regraft.fleet.engine import LocalPool, Pool
+from regraft.fleet.on_ray import RayPool
 from regraft.fleet.results import Order, Row
 from regraft.fleet.run import ATTEMPTS, FORMS, Fleet, FleetReport, demand_new, exit_status
 from regraft.formats.parquet.columns import arrow
@@ -46,6 +52,7 @@ def fleet() -> None:
 def _engine_options(command: Any) -> Any:
     for option in (
         click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text.")),
+        click.option("-y", "--yes", is_flag=True, help=tr("Do not ask; needed where nobody is there to answer.")),
         click.option("-q", "--quiet", is_flag=True, help=tr("No progress, no line for each library; only the result.")),
         click.option("-v", "--verbose", count=True, help=tr("Name every library that did not end well.")),
         click.option(
@@ -60,6 +67,18 @@ def _engine_options(command: Any) -> Any:
             type=click.IntRange(1, 1024),
             metavar="N",
             help=tr("Libraries worked on at once. [default: cores]"),
+        ),
+        click.option(
+            "--address",
+            metavar="ADDRESS",
+            help=tr("Of a cluster of Ray, such as auto or ray://host:10001. [default: one of this machine]"),
+        ),
+        click.option(
+            "--engine",
+            type=click.Choice(["local", "ray"]),
+            default="local",
+            show_default=True,
+            help=tr("Processes of this machine, or a cluster of Ray."),
         ),
     ):
         command = option(command)
@@ -110,7 +129,7 @@ def _added(name: str) -> None:
         demand_new(path)
         libraries = manifest.libraries(manifest_path, targets, form.ending, needs_target=form.has_target)
         order = Order(command=name, options=options, libraries=tuple(libraries))
-        _carry_out(order, path, {}, **engine)
+        _carry_out(order, path, {}, Asked(**engine))
 
     command.__name__ = f"fleet {name}"
     made: Any = _engine_options(reports_errors(command))
@@ -136,27 +155,33 @@ for _name in FORMS:
 def resume(path: Path, **engine: Any) -> None:
     """Go on with a fleet."""
     order, known = results.read(path)
-    _carry_out(order, path, known, **engine)
+    _carry_out(order, path, known, Asked(**engine))
 
 
-def _carry_out(
-    order: Order,
-    path: Path,
-    known: dict[int, list[Row]],
-    *,
-    workers: int | None,
-    attempts: int,
-    as_json: bool,
-    quiet: bool,
-    verbose: int,
-) -> None:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the engine, and of what is shown."""
+
+    engine: str
+    address: str | None
+    workers: int | None
+    attempts: int
+    yes: bool
+    as_json: bool
+    quiet: bool
+    verbose: int
+
+
+def _carry_out(order: Order, path: Path, known: dict[int, list[Row]], asked: Asked) -> None:
     # Without it nothing could be written in the end.
     arrow()
+    if asked.address is not None and asked.engine != "ray":
+        raise WrongUsage(problem=tr("--address is of a cluster of Ray"), hint=tr("add --engine ray"))
     run = Run(command=f"fleet {order.command}", target_kind="parquet", target=path)
-    count = workers or crew.cores()
-    work = Fleet(order=order, path=path, work=in_process.run, count=count, attempts=attempts, known=known)
-    bar = progress.for_person(quiet=quiet or as_json)
-    is_log = not (quiet or as_json or sys.stderr.isatty())
+    pool = partial(_pool, asked)
+    work = Fleet(order=order, path=path, pool=pool, attempts=asked.attempts, known=known)
+    _demand_consent(order, len(work.left), path, asked)
+    bar = progress.for_person(quiet=asked.quiet or asked.as_json)
+    is_log = not (asked.quiet or asked.as_json or sys.stderr.isatty())
 
     def watch(row: Row) -> None:
         bar.at(row.source)
@@ -166,11 +191,36 @@ def _carry_out(
 
     with progress.stage(bar, "Libraries", len(work.left), "libraries"), _speaking_english():
         report = work.run(run, watch)
-    if as_json:
+    if asked.as_json:
         echo_json(encoded(report))
     else:
-        say(_as_text(report, verbose=verbose > 0) + written_list([path]))
+        say(_as_text(report, verbose=asked.verbose > 0) + written_list([path]))
     sys.exit(exit_status(report))
+
+
+def _demand_consent(order: Order, count: int, path: Path, asked: Asked) -> None:
+    """Ask once before libraries are changed.
+
+    Raises:
+        ConsentMissing: nobody is there to answer.
+        Declined: the answer is no.
+    """
+    if not FORMS[order.command].changes or "--dry-run" in order.options:
+        return
+    line = tr("run regraft {command} over {libraries}", command=order.command, libraries=counted(count, "library"))
+    if not confirmed([line], yes=asked.yes, as_json=asked.as_json):
+        raise Declined(path=path)
+
+
+def _pool(asked: Asked) -> Pool:
+    """Return where command lines are run.
+
+    Raises:
+        WrongUsage: Ray is not installed, or there is no such cluster.
+    """
+    if asked.engine == "ray":
+        return RayPool(in_process.run, asked.address, asked.workers)
+    return LocalPool(in_process.run, asked.workers or crew.cores())
 
 
 @contextmanager

@@ -8,12 +8,14 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import msgspec
 
+from regraft import workers
 from regraft.cli import cli
 from regraft.fleet.engine import Ended
 
 
 def run(arguments: tuple[str, ...]) -> Ended:
     """Run a command line that prints a document (``--json``), and return how it ended."""
+    workers.be_one_of_many()
     begun, status = time.monotonic(), 0
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(io.StringIO()):

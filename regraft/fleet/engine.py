@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -42,7 +42,7 @@ Work = Callable[[tuple[str, ...]], Ended]
 Retried = Callable[[Ended], bool]
 
 
-class _Waiting(msgspec.Struct, frozen=True, order=True):
+class Waiting(msgspec.Struct, frozen=True, order=True):
     """A task that is to be done, not before a time; what is to be done first sorts first."""
 
     ready_at: float
@@ -50,58 +50,78 @@ class _Waiting(msgspec.Struct, frozen=True, order=True):
     attempt: int
 
 
+class Pool(Protocol):
+    """Where tasks are done, several at a time."""
+
+    #: How many are done at a time.
+    count: int
+    #: What is being done, by what stands for it.
+    at_work: dict[Any, tuple[Waiting, float]]
+
+    def give(self, task: Task, one: Waiting) -> None:
+        """Begin a task.
+
+        Raises:
+            OSError: no process can be started.
+        """
+
+    def answers(self, seconds: float) -> Iterable[tuple[Waiting, Ended]]:
+        """Yield how tasks ended; wait so long for the first one."""
+
+    def close(self) -> None:
+        """End all that is being done, at once: the next run goes on with it."""
+
+
 def done(
-    tasks: Iterable[Task], work: Work, *, count: int, attempts: int, is_retried: Retried, pause_seconds: float = 1.0
-) -> Generator[tuple[Task, Ended], None, None]:
+    tasks: Iterable[Task], pool: Pool, *, attempts: int, is_retried: Retried, pause_seconds: float = 1.0
+) -> Iterator[tuple[Task, Ended]]:
     """Yield each task with how it ended, in the order in which they end; the largest are begun first.
 
     Args:
         tasks: the tasks.
-        work: what does one.
-        count: how many processes work at a time.
+        pool: where they are done.
         attempts: how often a task is tried that may end otherwise.
         is_retried: tells of how it ended whether it may.
         pause_seconds: how long to wait before the second attempt; before each further one twice as long.
-
-    Close it to end the processes: what they have begun is resumed by the next run.
 
     Raises:
         OSError: no process can be started.
     """
     ordered = sorted(tasks, key=lambda task: (-task.bytes, task.number))
-    waiting = sorted(_Waiting(0.0, place, 1) for place in range(len(ordered)))
-    with closing(_Pool(work)) as pool:
-        while waiting or pool.at_work:
-            now = time.monotonic()
-            while waiting and waiting[0].ready_at <= now and len(pool.at_work) < count:
-                one = waiting.pop(0)
-                pool.give(ordered[one.place], one)
-            for one, ended in pool.answers(_patience(waiting, now, is_full=len(pool.at_work) == count)):
-                if one.attempt < attempts and (ended.status is None or is_retried(ended)):
-                    pause = pause_seconds * 2 ** (one.attempt - 1)
-                    waiting.append(_Waiting(time.monotonic() + pause, one.place, one.attempt + 1))
-                    waiting.sort()
-                else:
-                    yield ordered[one.place], msgspec.structs.replace(ended, attempts=one.attempt)
+    waiting = sorted(Waiting(0.0, place, 1) for place in range(len(ordered)))
+    while waiting or pool.at_work:
+        now = time.monotonic()
+        while waiting and waiting[0].ready_at <= now and len(pool.at_work) < pool.count:
+            one = waiting.pop(0)
+            pool.give(ordered[one.place], one)
+        for one, ended in pool.answers(_patience(waiting, now, is_full=len(pool.at_work) == pool.count)):
+            if one.attempt < attempts and (ended.status is None or is_retried(ended)):
+                pause = pause_seconds * 2 ** (one.attempt - 1)
+                waiting.append(Waiting(time.monotonic() + pause, one.place, one.attempt + 1))
+                waiting.sort()
+            else:
+                yield ordered[one.place], msgspec.structs.replace(ended, attempts=one.attempt)
 
 
-def _patience(waiting: list[_Waiting], now: float, *, is_full: bool) -> float:
+def _patience(waiting: list[Waiting], now: float, *, is_full: bool) -> float:
     """Return how long to wait for an answer, in seconds: not longer than until the next task can be given."""
     if is_full or not waiting:
         return _POLL_SECONDS
     return min(max(waiting[0].ready_at - now, 0.0), _POLL_SECONDS)
 
 
-class _Pool:
-    """Processes that do one task after the other; one is started where a task has none."""
+class LocalPool:
+    """Processes of this machine that do one task after the other; one is started where a task has none."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, count: int) -> None:
         self._work = work
+        self.count = count
         self._idle: list[Connection] = []
         self._ends: dict[Connection, ExitStack] = {}
-        self.at_work: dict[Connection, tuple[_Waiting, float]] = {}
+        self.at_work: dict[Connection, tuple[Waiting, float]] = {}
 
-    def give(self, task: Task, one: _Waiting) -> None:
+    def give(self, task: Task, one: Waiting) -> None:
+        """See :meth:`Pool.give`."""
         pipe = self._idle.pop() if self._idle else self._started()
         self.at_work[pipe] = one, time.monotonic()
         try:
@@ -110,8 +130,8 @@ class _Pool:
             # It was killed while it had nothing to do: its answer, that it has none, comes next.
             return
 
-    def answers(self, seconds: float) -> Iterator[tuple[_Waiting, Ended]]:
-        """Yield how tasks ended; wait so long for the first one."""
+    def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+        """See :meth:`Pool.answers`."""
         if not self.at_work:
             time.sleep(seconds)
             return
@@ -129,7 +149,7 @@ class _Pool:
             yield one, ended
 
     def close(self) -> None:
-        """End all processes at once."""
+        """See :meth:`Pool.close`."""
         for end in self._ends.values():
             end.close()
 

@@ -6,15 +6,15 @@ import logging
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import msgspec
 
 from regraft.errors import WrongUsage
 from regraft.fleet import engine, results
-from regraft.fleet.engine import Ended, Task, Work
+from regraft.fleet.engine import Ended, Pool, Task
 from regraft.fleet.errors import FleetInterrupted
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import GOOD, Journal, Order, Row
@@ -35,20 +35,22 @@ _FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance"}
 class Form(msgspec.Struct, frozen=True, kw_only=True):
     """How the command line of one library is made: ``target`` stands before its target, if there is one.
 
-    ``asks`` tells whether the command asks a person, ``ending`` how a target's name ends.
+    ``asks`` tells whether the command may ask a person, ``changes`` whether it changes the library itself, ``ending``
+    how a target's name ends.
     """
 
     target: str | None = None
     has_target: bool = False
     asks: bool = False
+    changes: bool = False
     ending: str = ""
 
 
 FORMS = {
     "migrate": Form(target="--to", has_target=True, asks=True),
     "check": Form(),
-    "repair": Form(asks=True),
-    "upgrade": Form(asks=True),
+    "repair": Form(asks=True, changes=True),
+    "upgrade": Form(asks=True, changes=True),
     "export": Form(has_target=True, ending=".parquet"),
 }
 
@@ -85,8 +87,7 @@ class Fleet(msgspec.Struct, kw_only=True):
     Args:
         order: what is to be done.
         path: the file of the results.
-        work: runs a command line; a function of a module.
-        count: how many processes work at a time.
+        pool: gives where command lines are run, where there are any.
         attempts: how often a library is tried.
         known: the rows of libraries that have ended in an earlier run.
         pause_seconds: how long to wait before a second attempt.
@@ -94,8 +95,7 @@ class Fleet(msgspec.Struct, kw_only=True):
 
     order: Order
     path: Path
-    work: Work
-    count: int
+    pool: Callable[[], Pool]
     attempts: int = ATTEMPTS
     known: dict[int, list[Row]] = {}
     pause_seconds: float = 1.0
@@ -118,8 +118,14 @@ class Fleet(msgspec.Struct, kw_only=True):
         """
         rows = {number: found for number, found in self.known.items() if number not in set(self.left)}
         try:
-            with closing(Journal(self.path, self.order, rows.values())) as journal:
-                self._work(rows, journal, watch)
+            with ExitStack() as stack:
+                # First of all: where it cannot be had, nothing is written.
+                pool = stack.enter_context(closing(self.pool())) if self.left else None
+                journal = stack.enter_context(closing(Journal(self.path, self.order, rows.values())))
+                for found in () if pool is None else self._ended(pool):
+                    rows[found[0].library] = found
+                    journal.add(found)
+                    watch(found[0])
         except KeyboardInterrupt:
             finished = sum(found[0].outcome in GOOD for found in rows.values())
             command = shlex.join(["regraft", "fleet", "resume", argument(self.path)])
@@ -129,24 +135,17 @@ class Fleet(msgspec.Struct, kw_only=True):
         run.end()
         return report_of(run, ordered)
 
-    def _work(self, rows: dict[int, list[Row]], journal: Journal, watch: Watch) -> None:
+    def _ended(self, pool: Pool) -> Iterator[list[Row]]:
+        """Work on all libraries that are left, and yield the rows of each as it ends."""
         libraries = self.order.libraries
         tasks = [self._task(number, libraries[number]) for number in self.left]
-        ended = engine.done(
-            tasks,
-            self.work,
-            count=self.count,
-            attempts=self.attempts,
-            is_retried=is_retried,
-            pause_seconds=self.pause_seconds,
+        all_ended = engine.done(
+            tasks, pool, attempts=self.attempts, is_retried=is_retried, pause_seconds=self.pause_seconds
         )
-        with closing(ended) as all_ended:
-            for task, end in all_ended:
-                found = results.rows_of(libraries[task.number], task, self.order.command, end)
-                rows[task.number] = found
-                journal.add(found)
-                logger.info("%s: %s after %.1f s", found[0].source, found[0].outcome, end.seconds)
-                watch(found[0])
+        for task, ended in all_ended:
+            rows = results.rows_of(libraries[task.number], task, self.order.command, ended)
+            logger.info("%s: %s after %.1f s", rows[0].source, rows[0].outcome, ended.seconds)
+            yield rows
 
     def _task(self, number: int, library: Library) -> Task:
         return Task(

@@ -146,6 +146,12 @@ def test_a_base_with_most_of_all_texts_is_helped_instead(
     assert workers.processes(jobs, wanted) == count
 
 
+def test_one_of_many_processes_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regraft.workers._State.is_one_of_many", True)
+    assert workers.processes([small_job(rows=1 << 20) for _ in range(4)], 2) == 1
+    assert not crew.can_start()
+
+
 def small_job(rows: int = 10) -> Any:
     """Return as much of a job as its size is told by."""
     from types import SimpleNamespace

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fleet_work import TROUBLE
 
 from regraft.cli import in_process
 from regraft.fleet import engine, results
-from regraft.fleet.engine import Ended, Task
+from regraft.fleet.engine import Ended, LocalPool, Task
 from regraft.fleet.errors import FleetInterrupted
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import Order
@@ -66,7 +67,7 @@ def migrated(backups: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     folder = tmp_path_factory.mktemp("migrated")
     done = fleet(
         "migrate", backups, "--to", folder / "libraries", "--results", folder / "out.parquet", "--workers", 2, "--json",
-        "--", "--now", NOW,
+        "--", "--now", NOW, "--jobs", 2,
     )  # fmt: skip
     return folder, done
 
@@ -114,7 +115,19 @@ def test_export_and_upgrade_take_their_targets(migrated: tuple[Path, Outcome], t
     done = fleet("export", pattern, "--to", tmp_path, "--results", tmp_path / "exported.parquet", "-q")
     assert (done.stderr, sorted(libraries_in(tmp_path / "exported.parquet"))) == ("", ["anna", "clara"])
     assert pq.read_table(tmp_path / "anna.parquet").num_rows == pq.read_table(tmp_path / "clara.parquet").num_rows > 0
-    assert fleet("upgrade", pattern, "--results", tmp_path / "upgraded.parquet").status == 0
+    assert fleet("upgrade", pattern, "--results", tmp_path / "upgraded.parquet", "--yes").status == 0
+
+
+def test_libraries_are_not_changed_without_consent(
+    migrated: tuple[Path, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pattern, out = str(migrated[0] / "libraries" / "*"), tmp_path / "out.parquet"
+    done = fleet("repair", pattern, "--results", out, "--json")
+    assert (done.status, done.document["error"]["code"], list(tmp_path.iterdir())) == (2, "ConsentMissing", [])
+    monkeypatch.setattr("regraft.cli.fleet.confirmed", lambda lines, **_: "over 3 libraries" not in lines[0])
+    done = fleet("repair", pattern, "--results", out, "--json")
+    assert (done.status, done.document["error"]["code"], list(tmp_path.iterdir())) == (2, "Declined", [])
+    assert fleet("repair", pattern, "--results", out, "-q", "--", "--dry-run").status in (0, 1)
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
@@ -151,7 +164,7 @@ def test_a_stop_leaves_a_journal_from_which_the_next_run_goes_on(backups: Path, 
     def stop(_: object) -> None:
         raise KeyboardInterrupt
 
-    work = Fleet(order=order, path=out, work=in_process.run, count=1)
+    work = Fleet(order=order, path=out, pool=lambda: LocalPool(in_process.run, 1))
     with pytest.raises(FleetInterrupted, match=r"libraries: 1\), go on with: regraft fleet resume .*out\.parquet"):
         work.run(Run(command="fleet migrate"), stop)
     assert not out.exists()
@@ -187,7 +200,8 @@ def trouble(tmp_path: Path, *troubles: str, attempts: int = 3) -> list[dict[str,
     libraries = tuple(Library(source=str(tmp_path / f"{number} {one}")) for number, one in enumerate(troubles))
     order = Order(command="check", options=(), libraries=libraries)
     out = tmp_path / "out.parquet"
-    work = Fleet(order=order, path=out, work=TROUBLE, count=2, attempts=attempts, pause_seconds=0.01)
+    pool = partial(LocalPool, TROUBLE, 2)
+    work = Fleet(order=order, path=out, pool=pool, attempts=attempts, pause_seconds=0.01)
     work.run(Run(command="fleet check"))
     return [row for row in rows_in(out) if row["base"] is None]
 

@@ -1,0 +1,73 @@
+"""Tasks of a fleet on a cluster of Ray: the same as on one machine, in the processes of the cluster."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from regraft import extras, language
+from regraft.errors import WrongUsage
+from regraft.fleet.engine import Ended, Task, Waiting, Work
+from regraft.language import tr
+
+
+class RayPool:
+    """Tasks of Ray, each of one core. What Ray would try again by itself is tried again here, and counted.
+
+    Args:
+        work: runs a command line.
+        address: of a cluster, as ``ray.init`` takes it; None: one of this machine is started, and ended by ``close``.
+        count: how many tasks are done at a time; None: as many as the cluster has cores.
+
+    Raises:
+        WrongUsage: Ray is not installed, or there is no cluster at the address.
+    """
+
+    def __init__(self, work: Work, address: str | None, count: int | None) -> None:
+        self._ray = extras.needed("ray", tr("fleets on a cluster"), "ray")
+        self.at_work: dict[Any, tuple[Waiting, float]] = {}
+        # Results are for programs.
+        environment = {"env_vars": {language.VARIABLE: language.ENGLISH}}
+        settings: dict[str, Any] = {} if address else {"num_cpus": count, "include_dashboard": False}
+        try:
+            self._ray.init(
+                address=address,
+                runtime_env=environment,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **settings,
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise WrongUsage(
+                problem=tr("there is no cluster at {address} ({error})", address=address or "local", error=error),
+                hint=tr("start one with ray start, or leave --address out"),
+            ) from error
+        self.count = count or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        self._remote = self._ray.remote(num_cpus=1, max_retries=0)(work)
+
+    def give(self, task: Task, one: Waiting) -> None:
+        """See :meth:`regraft.fleet.engine.Pool.give`."""
+        self.at_work[self._remote.remote(task.arguments)] = one, time.monotonic()
+
+    def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+        """See :meth:`regraft.fleet.engine.Pool.answers`."""
+        if not self.at_work:
+            time.sleep(seconds)
+            return
+        ready, _ = self._ray.wait(list(self.at_work), timeout=seconds)
+        for reference in ready:
+            one, begun = self.at_work.pop(reference)
+            try:
+                ended: Ended = self._ray.get(reference)
+            except self._ray.exceptions.RayError:
+                # Its process, or its machine, is gone.
+                ended = Ended(status=None, document={}, seconds=time.monotonic() - begun)
+            yield one, ended
+
+    def close(self) -> None:
+        """See :meth:`regraft.fleet.engine.Pool.close`."""
+        for reference in self.at_work:
+            self._ray.cancel(reference, force=True)
+        self._ray.shutdown()

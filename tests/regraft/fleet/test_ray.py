@@ -1,0 +1,107 @@
+"""A fleet on a cluster of Ray: the same as on one machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from conftest import run_as_given
+from fleet_work import TROUBLE
+
+from regraft.fleet import results
+from regraft.fleet.manifest import Library
+from regraft.fleet.on_ray import RayPool
+from regraft.fleet.results import Order
+from regraft.fleet.run import Fleet
+from regraft.report.document import Run
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+SAMPLE = Path(__file__).parents[3] / "sample_v1" / "backup"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Start a cluster of two workers on this machine; its processes find what this one finds."""
+    paths = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
+    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
+    try:
+        yield context.address_info["gcs_address"]
+    finally:
+        ray.shutdown()
+
+
+@pytest.fixture
+def joined(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the fleet take the cluster that is there, and leave it."""
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    return address
+
+
+def test_a_cluster_comes_to_what_one_machine_comes_to(joined: str, tmp_path: Path) -> None:
+    manifest = tmp_path / "libraries.jsonl"
+    manifest.write_text(
+        "".join(f'{{"source": "{path.as_posix()}"}}\n' for path in (SAMPLE, *SAMPLE.parent.glob("*.zip")))
+    )
+    for name, engine in (("local", []), ("ray", ["--engine", "ray", "--address", joined])):
+        done = run_as_given(
+            "fleet", "check", manifest, "--results", tmp_path / f"{name}.parquet", *engine, "-q",
+            "--", "--now", "2026-01-31T12:00:00Z",
+        )  # fmt: skip
+        assert done.status == 1, done.stderr
+    order, local = results.read(tmp_path / "local.parquet")
+    same, on_ray = results.read(tmp_path / "ray.parquet")
+    assert (order, on_ray.keys()) == (same, local.keys())
+    for number, rows in local.items():
+        for one, other in zip(rows, on_ray[number], strict=True):
+            assert [one.base, one.outcome, one.findings, one.totals] == [
+                other.base,
+                other.outcome,
+                other.findings,
+                other.totals,
+            ]
+
+
+def test_a_worker_that_is_killed_takes_only_its_library_along(joined: str, tmp_path: Path) -> None:
+    troubles = ("fine", "killed", "killed once", "full once", "refused")
+    libraries = tuple(Library(source=str(tmp_path / f"{number} {one}")) for number, one in enumerate(troubles))
+    order, out = Order(command="check", options=(), libraries=libraries), tmp_path / "out.parquet"
+    pool = partial(RayPool, TROUBLE, joined, 2)
+    Fleet(order=order, path=out, pool=pool, attempts=2, pause_seconds=0.01).run(Run(command="fleet check"))
+
+    rows = [found[0] for _, found in sorted(results.read(out)[1].items())]
+    assert [row.outcome for row in rows] == ["done", "killed", "done", "done", "refused"]
+    assert [row.attempts for row in rows] == [1, 2, 2, 2, 1]
+
+
+def test_a_cluster_that_is_not_there_is_refused_and_nothing_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(**_: object) -> None:
+        raise ConnectionError("no GCS")
+
+    monkeypatch.setattr(ray, "init", nowhere)
+    done = run_as_given(
+        "fleet", "check", SAMPLE.parent, "--results", tmp_path / "out.parquet", "--engine", "ray", "--address", "x:1",
+        "--json",
+    )  # fmt: skip
+    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert "there is no cluster at x:1 (no GCS)" in done.document["error"]["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_ray_a_fleet_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = run_as_given("fleet", "check", SAMPLE.parent, "--results", tmp_path / "out.parquet", "--engine", "ray")
+    assert (done.status, list(tmp_path.iterdir())) == (2, [])
+    assert 'pip install "regraft[ray]"' in done.stderr
+
+
+def test_an_address_without_ray_is_refused(tmp_path: Path) -> None:
+    done = run_as_given("fleet", "check", SAMPLE.parent, "--results", tmp_path / "out.parquet", "--address", "auto")
+    assert (done.status, list(tmp_path.iterdir())) == (2, [])
+    assert "--address is of a cluster of Ray (add --engine ray)" in done.stderr
