@@ -270,5 +270,4 @@ def _as_text(report: FleetReport, *, verbose: bool) -> str:
 def _counts(counts: dict[str, int], what: str) -> str:
     """Return how many of something there are, by outcome."""
     named = [f"{count:,} {label_of(name)}" for name, count in counts.items() if name != "all"]
-    whole = counted(counts["all"], what)
-    return f"{whole}: {joined(named)}." if named else f"{whole}."
+    return tr("{whole}: {named}.", whole=counted(counts["all"], what), named=joined(named))

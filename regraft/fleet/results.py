@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from regraft import areas, links
-from regraft.errors import WrongUsage
+from regraft.errors import SourceNotFound, WrongUsage
 from regraft.fleet.engine import Ended, Task
 from regraft.fleet.manifest import Library
 from regraft.formats.parquet.columns import arrow
@@ -168,15 +168,15 @@ def read(results: Path) -> tuple[Order, dict[int, list[Row]]]:
     """Return what a fleet was told, and the rows of each library that has ended, from its results or its journal.
 
     Raises:
-        WrongUsage: neither is there, or it is none of a fleet's.
+        SourceNotFound: neither is there.
+        WrongUsage: it is none of a fleet's.
         OSError: it cannot be read.
     """
     journal = journal_of(results)
+    if not journal.is_file() and not results.exists():
+        raise SourceNotFound(path=results)
     try:
-        if journal.is_file():
-            order, rows = _of_journal(journal)
-        else:
-            order, rows = _of_parquet(results)
+        order, rows = _of_journal(journal) if journal.is_file() else _of_parquet(results)
     except (ValueError, msgspec.MsgspecError) as error:
         raise WrongUsage(
             problem=tr("{path} has no results of a fleet ({error})", path=results, error=error), hint=_HINT

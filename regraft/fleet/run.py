@@ -231,11 +231,15 @@ def exit_status(report: FleetReport) -> int:
 
 
 def demand_new(path: Path) -> None:
-    """Refuse results where there are some.
+    """Refuse results where there are some, or in no folder.
 
     Raises:
         WrongUsage
     """
+    if not path.absolute().parent.is_dir():
+        raise WrongUsage(
+            problem=tr("{path} lies in no folder that is there", path=path), hint=tr("make the folder, or name another")
+        )
     if path.exists() or results.journal_of(path).exists():
         raise WrongUsage(
             problem=tr("{path} has the results of another run", path=path),

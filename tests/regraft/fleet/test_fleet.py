@@ -318,6 +318,14 @@ def test_results_that_are_there_are_not_written_over(backups: Path, tmp_path: Pa
         (tmp_path / name).unlink()
 
 
+def test_results_need_a_folder_and_resuming_needs_results(backups: Path, tmp_path: Path) -> None:
+    done = fleet("check", backups, "--results", tmp_path / "nowhere" / "out.parquet")
+    assert (done.status, "lies in no folder that is there" in done.stderr) == (2, True)
+    done = fleet("resume", tmp_path / "out.parquet", "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "SourceNotFound")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("text", ["", "mine", '{"command": "check"}\n', None])
 def test_what_is_no_result_is_not_resumed(text: str | None, tmp_path: Path) -> None:
     import pyarrow as pa
