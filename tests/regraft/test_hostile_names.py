@@ -196,6 +196,11 @@ COMMANDS: dict[str, Callable[[World], list[list[object]]]] = {
         [world.library, "-y", "--profile", profiles.profile(world.place / EVIL_FILE / "profile")]
     ],
     "pack": lambda world: [[world.library, world.place / EVIL_FILE / "pack.zip"]],
+    "fleet": lambda world: [
+        ["check", world.place / EVIL_FILE, "--results", world.place / "checked.parquet"],
+        ["check", EVIL, "--results", world.place / "nothing.parquet"],
+        ["resume", world.place / EVIL_FILE / "library"],
+    ],
     "history": in_place("-v"),
     "undo": undoable,
 }
