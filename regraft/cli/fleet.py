@@ -128,6 +128,7 @@ def _added(name: str) -> None:
     ) -> None:
         demand_new(path)
         libraries = manifest.libraries(manifest_path, targets, form.ending, needs_target=form.has_target)
+        manifest.demand_apart(libraries, results.files_of(path))
         order = Order(command=name, options=options, libraries=tuple(libraries))
         _carry_out(order, path, {}, Asked(**engine))
 

@@ -10,7 +10,7 @@ import msgspec
 
 from regraft import workers
 from regraft.cli import cli
-from regraft.fleet.engine import Ended
+from regraft.fleet.engine import Ended, fault
 
 
 def run(arguments: tuple[str, ...]) -> Ended:
@@ -18,10 +18,13 @@ def run(arguments: tuple[str, ...]) -> Ended:
     workers.be_one_of_many()
     begun, status = time.monotonic(), 0
     said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(io.StringIO()):
-        try:
-            cli.main(list(arguments), prog_name="regraft")
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 0
-    document = msgspec.json.decode(said.getvalue() or "{}", type=dict)
+    try:
+        with redirect_stdout(said), redirect_stderr(io.StringIO()):
+            try:
+                cli.main(list(arguments), prog_name="regraft")
+            except SystemExit as end:
+                status = end.code if isinstance(end.code, int) else 0
+        document = msgspec.json.decode(said.getvalue(), type=dict)
+    except Exception as error:  # whatever one library does to it, the others are worked on
+        return fault(f"{type(error).__name__}: {error}", time.monotonic() - begun)
     return Ended(status=status, document=document, seconds=time.monotonic() - begun)

@@ -50,6 +50,12 @@ class Waiting(msgspec.Struct, frozen=True, order=True):
     attempt: int
 
 
+def fault(reason: str, seconds: float) -> Ended:
+    """Return how a command line ended that could not be run to its end, or said nothing that can be read."""
+    error = {"code": "FaultOfRegraft", "message": reason}
+    return Ended(status=3, document={"error": error}, seconds=seconds)
+
+
 class Pool(Protocol):
     """Where tasks are done, several at a time."""
 
@@ -140,12 +146,13 @@ class LocalPool:
         for pipe in ready:
             one, begun = self.at_work.pop(pipe)
             try:
-                _, ended = pipe.recv()
+                is_done, answer = pipe.recv()
             except (EOFError, OSError):
                 self._ends.pop(pipe).close()
                 ended = Ended(status=None, document={}, seconds=time.monotonic() - begun)
             else:
                 self._idle.append(pipe)
+                ended = answer if is_done else fault(answer, time.monotonic() - begun)
             yield one, ended
 
     def close(self) -> None:

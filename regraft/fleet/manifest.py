@@ -15,7 +15,7 @@ from regraft import links
 from regraft.errors import WrongUsage
 from regraft.formats.parquet.columns import arrow
 from regraft.language import tr
-from regraft.text import LONGEST_NAME, shown
+from regraft.text import LONGEST_NAME, shown, whole
 
 #: The columns of a table; all but the first may be missing.
 COLUMNS = ("source", "target", "options")
@@ -44,7 +44,7 @@ def libraries(manifest: str, targets: Path | None, ending: str, *, needs_target:
         WrongUsage: it cannot be read, or names no library, or one in a way that cannot be meant.
         OSError: it cannot be read.
     """
-    found = [_placed(library, targets, ending, needs_target) for library in _read(manifest)]
+    found = [_absolute(_placed(library, targets, ending, needs_target)) for library in _read(manifest)]
     if not found:
         raise WrongUsage(problem=tr("{manifest} names no library", manifest=manifest), hint=_HINT)
     for place in ("target", "source") if needs_target else ("source",):
@@ -138,6 +138,39 @@ def _placed(library: Library, targets: Path | None, ending: str, needs_target: b
     source = Path(library.source)
     name = source.name if source.is_dir() else source.stem
     return msgspec.structs.replace(library, target=str(targets / f"{name}{ending}"))
+
+
+def _absolute(library: Library) -> Library:
+    """Return a library that means the same wherever its command runs, and whoever resumes it.
+
+    Raises:
+        WrongUsage: its name cannot be written down.
+    """
+    target = None if library.target is None else str(Path(library.target).absolute())
+    placed = msgspec.structs.replace(library, source=str(Path(library.source).absolute()), target=target)
+    if whole(f"{placed.source}{placed.target}") != f"{placed.source}{placed.target}":
+        problem = tr("{name} is no name in UTF-8", name=shown(library.source, LONGEST_NAME))
+        raise WrongUsage(problem=problem, hint=tr("run the command over it alone"))
+    return placed
+
+
+def demand_apart(found: Iterable[Library], results: Iterable[Path]) -> None:
+    """Refuse results that lie in a library, and a target that lies in another library.
+
+    Raises:
+        WrongUsage
+    """
+    every = list(found)
+    targets = {links.real_path(Path(one.target)) for one in every if one.target is not None}
+    places = targets | {links.real_path(Path(one.source)) for one in every}
+    for path in map(links.real_path, results):
+        if path in places or not places.isdisjoint(path.parents):
+            problem = tr("the results {path} would lie in a library", path=path)
+            raise WrongUsage(problem=problem, hint=tr("name another file"))
+    for path in targets:
+        if not places.isdisjoint(path.parents):
+            problem = tr("the target {path} would lie in another library", path=path)
+            raise WrongUsage(problem=problem, hint=tr("name another folder"))
 
 
 def _demand_different(found: Iterable[Library], place: str) -> None:

@@ -5,13 +5,16 @@ A run that is killed leaves the journal, which has what was done until then: a l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import apsw
 import msgspec
 
-from regraft import areas, links
+from regraft import areas, links, sqlite
 from regraft.errors import SourceNotFound, WrongUsage
 from regraft.fleet.engine import Ended, Task
 from regraft.fleet.manifest import Library
@@ -142,22 +145,61 @@ def journal_of(results: Path) -> Path:
     return results.with_name(f"{results.name}.journal")
 
 
+def files_of(results: Path) -> tuple[Path, ...]:
+    """Return all files that a fleet writes: the results, and what is there until they are written."""
+    journal = journal_of(results)
+    return results, journal, *(journal.with_name(f"{journal.name}.{name}") for name in ("new", "lock"))
+
+
+@contextmanager
+def held(results: Path) -> Iterator[None]:
+    """Let nobody else work on a fleet with these results meanwhile.
+
+    Raises:
+        WrongUsage: somebody does.
+    """
+    _, _, _, lock = files_of(results)
+    with ExitStack() as stack:
+        # Open only for a moment: a process that is started later may change what its own command line names, and
+        # nothing else.
+        with areas.opened(lock.parent, entries_only=True):
+            db = stack.enter_context(sqlite.writing(lock, create=True))
+        db.set_busy_timeout(0)
+        try:
+            db.execute("BEGIN EXCLUSIVE")
+        except apsw.BusyError as error:
+            problem = tr("another process is at work for {path}", path=results)
+            raise WrongUsage(problem=problem, hint=tr("wait for it, or name another file")) from error
+        try:
+            yield
+        finally:
+            stack.close()
+            with areas.opened(lock.parent, entries_only=True):
+                durable.remove(lock, missing_ok=True)
+
+
 class Journal:
-    """What was done, a line for each library; the first line is the order."""
+    """What was done, a line for each library; the first line is the order.
+
+    An earlier one stays until this one has all that is known.
+    """
 
     def __init__(self, results: Path, order: Order, done: Iterable[list[Row]] = ()) -> None:
-        path = journal_of(results)
-        # Only now: a process that is started later may change what its own command line names, and nothing else.
+        _, path, new, _ = files_of(results)
         with areas.opened(path.parent, entries_only=True):
-            durable.remove(path, missing_ok=True)
-            self._file = durable.open_binary(path, "xb", 0)
-        self._file.write(msgspec.json.encode(order) + b"\n")
-        for rows in done:
-            self.add(rows)
+            durable.remove(new, missing_ok=True)
+            with durable.open_binary(new, "xb") as file:
+                file.write(msgspec.json.encode(order) + b"\n")
+                file.writelines(msgspec.json.encode(rows) + b"\n" for rows in done)
+            durable.sync_file(new)
+            durable.replace(new, path)
+            self._file = durable.open_binary(path, "ab")
 
     def add(self, rows: list[Row]) -> None:
-        """Write the rows of a library."""
+        """Write the rows of a library, so that they survive a power cut."""
         self._file.write(msgspec.json.encode(rows) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -193,8 +235,12 @@ _HINT = tr("give the file that regraft fleet wrote with --results")
 def _of_journal(path: Path) -> tuple[Order, list[Row]]:
     first, *lines = links.content(path).split(b"\n")
     order = msgspec.json.decode(first, type=Order)
-    # What stands behind the last line end was torn.
-    return order, [row for line in lines[:-1] for row in msgspec.json.decode(line, type=list[Row])]
+    rows: list[Row] = []
+    for line in lines:
+        # What was torn is worked on again.
+        with suppress(ValueError, msgspec.MsgspecError):
+            rows += msgspec.json.decode(line, type=list[Row])
+    return order, rows
 
 
 def _of_parquet(path: Path) -> tuple[Order, list[Row]]:
@@ -216,10 +262,10 @@ def write(results: Path, order: Order, rows: Iterable[Row]) -> None:
     fields = [pa.field(name, kinds[kind.split(" ")[0]]) for name, kind in Row.__annotations__.items()]
     schema = pa.schema(fields, metadata={_ABOUT: msgspec.json.encode(order)})
     table = pa.Table.from_pylist([msgspec.structs.asdict(row) for row in rows], schema)
-    part = results.with_name(f"{results.name}.part")
+    _, journal, part, _ = files_of(results)
     with areas.opened(results.parent, entries_only=True):
         with durable.open_binary(part, "wb") as file:
             parquet.write_table(table, file, compression="zstd")
         durable.sync_file(part)
         durable.replace(part, results)
-        durable.remove(journal_of(results), missing_ok=True)
+        durable.remove(journal, missing_ok=True)

@@ -119,6 +119,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         rows = {number: found for number, found in self.known.items() if number not in set(self.left)}
         try:
             with ExitStack() as stack:
+                stack.enter_context(results.held(self.path))
                 # First of all: where it cannot be had, nothing is written.
                 pool = stack.enter_context(closing(self.pool())) if self.left else None
                 journal = stack.enter_context(closing(Journal(self.path, self.order, rows.values())))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -237,6 +239,41 @@ def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
     assert is_retried(Ended(status=3, document={}, seconds=0))
 
 
+def test_what_cannot_be_run_to_its_end_is_the_fault_of_one_library(backups: Path, tmp_path: Path) -> None:
+    manifest = tmp_path / "m.jsonl"
+    rows: list[dict[str, Any]] = [{"source": str(backups / name)} for name in ("anna", "clara")]
+    rows[0]["options"] = ["--help"]
+    manifest.write_text("\n".join(map(json.dumps, rows)))
+    assert fleet("check", manifest, "--results", tmp_path / "out.parquet", "--workers", 1, "-q").status == 3
+    found = libraries_in(tmp_path / "out.parquet")
+    assert [found[name]["outcome"] for name in ("anna", "clara")] == ["stopped", "worth-reading"]
+    assert (found["anna"]["code"], found["anna"]["attempts"]) == ("FaultOfRegraft", 1)
+
+
+def test_two_runs_do_not_work_on_one_fleet(backups: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    assert fleet("check", f"{backups}/ann*", "--results", out, "-q").status == 1
+    before = snapshot(tmp_path)
+    with results.held(out):
+        done = fleet("resume", out, "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert "another process is at work" in done.document["error"]["message"]
+    assert snapshot(tmp_path) == before
+
+
+def test_a_torn_line_of_a_journal_is_passed_over(tmp_path: Path) -> None:
+    out, library = tmp_path / "out.parquet", Library(source="x")
+    order = Order(command="check", options=(), libraries=(library, library, library))
+    ended = Ended(status=0, document={}, seconds=0)
+    rows = [results.rows_of(library, Task(number=number, arguments=()), "check", ended) for number in range(3)]
+    with closing(results.Journal(out, order, [rows[0]])) as journal:
+        journal.add(rows[2])
+    path = results.journal_of(out)
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:2], b'[{"libr', *lines[2:]]))
+    assert results.read(out) == (order, {0: rows[0], 2: rows[2]})
+
+
 # --- manifests -------------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +353,40 @@ def test_results_that_are_there_are_not_written_over(backups: Path, tmp_path: Pa
         assert (done.status, "has the results of another run" in done.stderr) == (2, True)
         assert snapshot(tmp_path) == before
         (tmp_path / name).unlink()
+
+
+def test_results_and_targets_lie_in_no_library(backups: Path, tmp_path: Path) -> None:
+    shutil.copytree(backups / "anna", tmp_path / "anna")
+    manifest = tmp_path / "m.csv"
+    for row, path, message in (
+        ("anna,out", tmp_path / "anna" / "r.parquet", "would lie in a library"),
+        ("anna,out", tmp_path / "out", "would lie in a library"),
+        ("anna,out\nclara,out/inner", tmp_path / "r.parquet", "would lie in another library"),
+        ("anna,anna/out", tmp_path / "r.parquet", "would lie in another library"),
+    ):
+        manifest.write_text(f"source,target\n{row}\n")
+        before = snapshot(tmp_path)
+        done = fleet("migrate", manifest, "--results", path)
+        assert (done.status, message in done.stderr) == (2, True), row
+        assert snapshot(tmp_path) == before
+
+
+def test_relative_paths_mean_the_same_to_who_resumes(
+    backups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(backups)
+    assert fleet("check", "ann*", "--results", tmp_path / "out.parquet", "-q").status == 1
+    order, _ = results.read(tmp_path / "out.parquet")
+    assert order.libraries == (Library(source=str(backups / "anna")),)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are Unicode there")
+def test_a_name_that_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "libraries" / "x\udcff").mkdir()
+    done = fleet("check", tmp_path / "libraries", "--results", tmp_path / "out.parquet")
+    assert (done.status, "is no name in UTF-8" in done.stderr) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["libraries"]
 
 
 def test_results_need_a_folder_and_resuming_needs_results(backups: Path, tmp_path: Path) -> None:
