@@ -6,8 +6,10 @@ Processes that help load this module (:mod:`regraft.crew`), so it needs little.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -106,6 +108,16 @@ def folder_hash(base: Path, folder: str) -> str:
         content = file_hash(path) if path.is_file() and not path.is_symlink() else "no file"
         hasher.update(f"{path.relative_to(base)} {content}\n".encode())
     return hasher.hexdigest() if (base / folder).is_dir() else ""
+
+
+def size_of(path: Path) -> int:
+    """Return how many bytes a file has, or all files in a folder, links not followed; what cannot be read has none."""
+    inside = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    total = 0
+    for file in inside if path.is_dir() else [path]:
+        with suppress(OSError):
+            total += file.lstat().st_size
+    return total
 
 
 # --- in processes that help ------------------------------------------------------------------------------------------

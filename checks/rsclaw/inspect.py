@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from regraft.language import joined, tr
 from regraft.located import Located
 from regraft.report.progress import human_bytes
 from regraft.text import counted, one_line
+from regraft.tree_files import size_of
 
 _OTHER = "other"
 _STATUSES = (ACTIVE, UPDATING, TOMBSTONED)
@@ -120,10 +120,10 @@ def look(found: Located, now_ms: int) -> Look:
     root = found.tree.path
     sizes = SizesLook(
         database=found.path.stat().st_size,
-        markdown=_size_of(root / MARKDOWN),
-        raw=_size_of(root / RAW),
-        full_text=_size_of(root / FULL_TEXT),
-        vector_index=_size_of(root / HNSW),
+        markdown=size_of(root / MARKDOWN),
+        raw=size_of(root / RAW),
+        full_text=size_of(root / FULL_TEXT),
+        vector_index=size_of(root / HNSW),
     )
     health = RsclawHealthLook(
         orphans=0,
@@ -231,15 +231,3 @@ def _problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
     stale = _count(mirror, f"SELECT count(*) FROM job j WHERE {IS_STALE.format(now=now_ms)}")
     if stale:
         yield tr("{jobs} said to be running, without a claim that still holds", jobs=counted(stale, "job"))
-
-
-def _size_of(folder: Path) -> int:
-    """Return how many bytes the files in a folder have, links not followed; what cannot be read counts nothing."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += Path(place, name).lstat().st_size
-            except OSError:
-                continue
-    return total

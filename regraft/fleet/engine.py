@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from heapq import heappop, heappush
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
@@ -72,7 +73,7 @@ class Pool(Protocol):
         """
 
     def answers(self, seconds: float) -> Iterable[tuple[Waiting, Ended]]:
-        """Yield how tasks ended; wait so long for the first one."""
+        """Yield how some of the tasks ended that are being done; wait so long for the first one."""
 
     def close(self) -> None:
         """End all that is being done, at once: the next run goes on with it."""
@@ -94,17 +95,21 @@ def done(
         OSError: no process can be started.
     """
     ordered = sorted(tasks, key=lambda task: (-task.bytes, task.number))
-    waiting = sorted(Waiting(0.0, place, 1) for place in range(len(ordered)))
+    # Ascending, which is a heap already.
+    waiting = [Waiting(0.0, place, 1) for place in range(len(ordered))]
     while waiting or pool.at_work:
         now = time.monotonic()
         while waiting and waiting[0].ready_at <= now and len(pool.at_work) < pool.count:
-            one = waiting.pop(0)
+            one = heappop(waiting)
             pool.give(ordered[one.place], one)
-        for one, ended in pool.answers(_patience(waiting, now, is_full=len(pool.at_work) == pool.count)):
+        patience = _patience(waiting, now, is_full=len(pool.at_work) == pool.count)
+        if not pool.at_work:
+            time.sleep(patience)
+            continue
+        for one, ended in pool.answers(patience):
             if one.attempt < attempts and (ended.status is None or is_retried(ended)):
                 pause = pause_seconds * 2 ** (one.attempt - 1)
-                waiting.append(Waiting(time.monotonic() + pause, one.place, one.attempt + 1))
-                waiting.sort()
+                heappush(waiting, Waiting(time.monotonic() + pause, one.place, one.attempt + 1))
             else:
                 yield ordered[one.place], msgspec.structs.replace(ended, attempts=one.attempt)
 
@@ -138,9 +143,6 @@ class LocalPool:
 
     def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
         """See :meth:`Pool.answers`."""
-        if not self.at_work:
-            time.sleep(seconds)
-            return
         pipes: list[Any] = list(self.at_work)
         ready: list[Any] = wait(pipes, seconds)
         for pipe in ready:

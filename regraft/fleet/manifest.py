@@ -41,14 +41,13 @@ def libraries(manifest: str, targets: Path | None, ending: str, *, needs_target:
         needs_target: whether the command writes to a target.
 
     Raises:
-        WrongUsage: it cannot be read, or names no library, or one in a way that cannot be meant.
+        WrongUsage: it cannot be read, or names no library, or one in a way that cannot be meant; what two of them share
+            :func:`demand_apart` refuses.
         OSError: it cannot be read.
     """
     found = [_absolute(_placed(library, targets, ending, needs_target)) for library in _read(manifest)]
     if not found:
         raise WrongUsage(problem=tr("{manifest} names no library", manifest=manifest), hint=_HINT)
-    for place in ("target", "source") if needs_target else ("source",):
-        _demand_different(found, place)
     return found
 
 
@@ -155,14 +154,14 @@ def _absolute(library: Library) -> Library:
 
 
 def demand_apart(found: Iterable[Library], results: Iterable[Path]) -> None:
-    """Refuse results that lie in a library, and a target that lies in another library.
+    """Refuse a source or a target that is named twice, results in a library, and a target in another library.
 
     Raises:
         WrongUsage
     """
     every = list(found)
-    targets = {links.real_path(Path(one.target)) for one in every if one.target is not None}
-    places = targets | {links.real_path(Path(one.source)) for one in every}
+    targets = _different((one.target for one in every), tr("{name} is the target of two libraries"))
+    places = targets | _different((one.source for one in every), tr("{name} is named twice"))
     for path in map(links.real_path, results):
         if path in places or not places.isdisjoint(path.parents):
             problem = tr("the results {path} would lie in a library", path=path)
@@ -173,15 +172,14 @@ def demand_apart(found: Iterable[Library], results: Iterable[Path]) -> None:
             raise WrongUsage(problem=problem, hint=tr("name another folder"))
 
 
-def _demand_different(found: Iterable[Library], place: str) -> None:
-    """Refuse two libraries at the same place."""
+def _different(names: Iterable[str | None], problem: str) -> set[Path]:
+    """Return where names lead, those that there are; refuse two that lead to one place."""
     seen: set[Path] = set()
-    for library in found:
-        path = links.real_path(Path(str(getattr(library, place))))
+    for name in names:
+        if name is None:
+            continue
+        path = links.real_path(Path(name))
         if path in seen:
-            name = shown(str(getattr(library, place)), LONGEST_NAME)
-            problem = tr("{name} is the target of two libraries", name=name)
-            if place == "source":
-                problem = tr("{name} is named twice", name=name)
-            raise WrongUsage(problem=problem, hint=tr("name each once"))
+            raise WrongUsage(problem=problem.format(name=shown(name, LONGEST_NAME)), hint=tr("name each once"))
         seen.add(path)
+    return seen

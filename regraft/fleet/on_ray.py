@@ -53,9 +53,6 @@ class RayPool:
 
     def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
         """See :meth:`regraft.fleet.engine.Pool.answers`."""
-        if not self.at_work:
-            time.sleep(seconds)
-            return
         ready, _ = self._ray.wait(list(self.at_work), timeout=seconds)
         for reference in ready:
             one, begun = self.at_work.pop(reference)

@@ -6,6 +6,7 @@ A run that is killed leaves the journal, which has what was done until then: a l
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ import apsw
 import msgspec
 
 from regraft import areas, links, sqlite
-from regraft.errors import SourceNotFound, WrongUsage
+from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, SourceNotFound, WrongUsage
 from regraft.fleet.engine import Ended, Task
 from regraft.fleet.manifest import Library
 from regraft.formats.parquet.columns import arrow
@@ -26,7 +27,14 @@ from regraft.ledger import durable
 _ABOUT = b"regraft.fleet"
 _SCHEMA = 1
 #: Outcomes by exit status.
-OUTCOMES = {0: "done", 1: "worth-reading", 2: "refused", 3: "stopped", 130: "interrupted", None: "killed"}
+OUTCOMES = {
+    0: "done",
+    WORTH_READING: "worth-reading",
+    REFUSED: "refused",
+    STOPPED: "stopped",
+    INTERRUPTED: "interrupted",
+    None: "killed",
+}
 #: With these a library needs nothing more.
 GOOD = ("done", "worth-reading")
 
@@ -70,7 +78,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def rows_of(library: Library, task: Task, command: str, ended: Ended) -> list[Row]:
     """Return the rows of a library: its own first, then one for each base that its document tells of."""
     document, error = ended.document, ended.document.get("error") or {}
-    findings = (document.get("summary") or {}).get("by_name") or _left(document)
+    # An audit counts its findings itself; a change says which ones it left.
+    findings = (document.get("summary") or {}).get("by_name") or _counted(document.get("left"), "finding")
     totals = document.get("totals") or document.get("checked")
     counts = (document.get("totals") or {}).get("rows") or {}
     own = Row(
@@ -116,21 +125,17 @@ def _base_row(own: Row, base: dict[str, Any], document: dict[str, Any]) -> Row:
         rows_read=rows.get("read"),
         rows_carried=rows.get("carried"),
         skipped=_json(rows.get("skipped")),
-        findings=_json(_counted(found)),
+        findings=_json(_counted(found, "name")),
         totals=None,
     )
 
 
-def _left(document: dict[str, Any]) -> dict[str, int]:
-    """Return the findings that a change left, counted."""
-    return _counted([{**one, "name": one.get("finding")} for one in document.get("left") or ()])
-
-
-def _counted(findings: Iterable[dict[str, Any]]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for one in findings:
-        counts[one["name"]] = counts.get(one["name"], 0) + int(one.get("count") or 1)
-    return counts
+def _counted(findings: Iterable[dict[str, Any]] | None, name: str) -> dict[str, int]:
+    """Return how many there are of each finding, whose name stands under ``name``."""
+    counts: Counter[str] = Counter()
+    for one in findings or ():
+        counts[one[name]] += one.get("count") or 1
+    return dict(counts)
 
 
 def _json(value: Any) -> str | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
-from regraft.errors import WrongUsage
+from regraft import links
+from regraft.errors import REFUSED, STOPPED, WORTH_READING, WrongUsage
 from regraft.fleet import engine, results
 from regraft.fleet.engine import Ended, Pool, Task
 from regraft.fleet.errors import FleetInterrupted
@@ -21,6 +22,7 @@ from regraft.fleet.results import GOOD, Journal, Order, Row
 from regraft.language import tr
 from regraft.report.document import Report, Run
 from regraft.text import argument
+from regraft.tree_files import size_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,12 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 3
 #: So many libraries are named as the slowest.
 SLOWEST = 5
+#: Outcomes by the exit status that a fleet has where a library has one of them, the worst first.
+ENDING_WITH = {
+    STOPPED: ("killed", "interrupted", "stopped"),
+    REFUSED: ("refused",),
+    WORTH_READING: ("worth-reading",),
+}
 #: What a library's own fault, or regraft's, would only say again.
 _FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance"})
 
@@ -116,30 +124,35 @@ class Fleet(msgspec.Struct, kw_only=True):
             FleetInterrupted: it was stopped; what had ended is in the journal.
             OSError: the results cannot be written, or no process can be started.
         """
-        rows = {number: found for number, found in self.known.items() if number not in set(self.left)}
+        rows = {number: found for number, found in self.known.items() if found[0].outcome in GOOD}
         try:
-            with ExitStack() as stack:
-                stack.enter_context(results.held(self.path))
-                # First of all: where it cannot be had, nothing is written.
-                pool = stack.enter_context(closing(self.pool())) if self.left else None
-                journal = stack.enter_context(closing(Journal(self.path, self.order, rows.values())))
-                for found in () if pool is None else self._ended(pool):
-                    rows[found[0].library] = found
-                    journal.add(found)
-                    watch(found[0])
+            with results.held(self.path):
+                self._work(rows, watch)
+                ordered = [rows[number] for number in sorted(rows)]
+                results.write(self.path, self.order, chain.from_iterable(ordered))
         except KeyboardInterrupt:
-            finished = sum(found[0].outcome in GOOD for found in rows.values())
+            finished = sum(own.outcome in GOOD for own, *_ in rows.values())
             command = shlex.join(["regraft", "fleet", "resume", argument(self.path)])
             raise FleetInterrupted(finished=finished, command=command) from None
-        ordered = [row for number in sorted(rows) for row in rows[number]]
-        results.write(self.path, self.order, ordered)
         run.end()
         return report_of(run, ordered)
 
-    def _ended(self, pool: Pool) -> Iterator[list[Row]]:
-        """Work on all libraries that are left, and yield the rows of each as it ends."""
+    def _work(self, rows: dict[int, list[Row]], watch: Watch) -> None:
+        """Add the rows of all libraries that are left, as they end, to those that are known, and to the journal."""
+        left = self.left
+        with ExitStack() as stack:
+            # First of all: where it cannot be had, nothing is written.
+            pool = stack.enter_context(closing(self.pool())) if left else None
+            journal = stack.enter_context(closing(Journal(self.path, self.order, rows.values())))
+            for found in () if pool is None else self._ended(left, pool):
+                rows[found[0].library] = found
+                journal.add(found)
+                watch(found[0])
+
+    def _ended(self, left: list[int], pool: Pool) -> Iterator[list[Row]]:
+        """Work on libraries, and yield the rows of each as it ends."""
         libraries = self.order.libraries
-        tasks = [self._task(number, libraries[number]) for number in self.left]
+        tasks = [self._task(number, libraries[number]) for number in left]
         all_ended = engine.done(
             tasks, pool, attempts=self.attempts, is_retried=is_retried, pause_seconds=self.pause_seconds
         )
@@ -152,7 +165,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         return Task(
             number=number,
             arguments=arguments_of(self.order, library),
-            bytes=size_of(Path(library.source)),
+            bytes=size_of(links.real_path(Path(library.source))),
         )
 
 
@@ -177,26 +190,13 @@ def arguments_of(order: Order, library: Library) -> tuple[str, ...]:
 def is_retried(ended: Ended) -> bool:
     """Tell whether a library may end otherwise the next time: the system stopped it."""
     code = (ended.document.get("error") or {}).get("code")
-    return ended.status == 3 and code not in _FINAL
+    return ended.status == STOPPED and code not in _FINAL
 
 
-def size_of(source: Path) -> int:
-    """Return the bytes of a source, as far as they can be seen."""
-    size = 0
-    with suppress(OSError):
-        if not source.is_dir():
-            return source.stat().st_size
-        for folder, _, names in os.walk(source):
-            for name in names:
-                with suppress(OSError):
-                    size += Path(folder, name).lstat().st_size
-    return size
-
-
-def report_of(run: Run, rows: Iterable[Row]) -> FleetReport:
-    """Return what became of a fleet, from the rows of its results."""
+def report_of(run: Run, rows: Iterable[list[Row]]) -> FleetReport:
+    """Return what became of a fleet, from the rows of each library: its own, and those of its bases."""
     every = list(rows)
-    libraries, bases = [row for row in every if row.base is None], [row for row in every if row.base is not None]
+    libraries, bases = [own for own, *_ in every], [base for _, *bases in every for base in bases]
     findings: Counter[str] = Counter()
     for row in libraries:
         findings.update(msgspec.json.decode(row.findings or "{}", type=dict[str, int]))
@@ -225,10 +225,8 @@ def _told(row: Row) -> LibraryReport:
 
 def exit_status(report: FleetReport) -> int:
     """Return the exit status of a fleet: that of the library that ended worst."""
-    for outcome, status in (("killed", 3), ("interrupted", 3), ("stopped", 3), ("refused", 2), ("worth-reading", 1)):
-        if report.libraries.get(outcome):
-            return status
-    return 0
+    ends = (status for status, outcomes in ENDING_WITH.items() if not report.libraries.keys().isdisjoint(outcomes))
+    return next(ends, 0)
 
 
 def demand_new(path: Path) -> None:

@@ -232,7 +232,7 @@ def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
     def status(*statuses: int | None) -> int:
         ends = [Ended(status=one, document={}, seconds=0) for one in statuses]
         library, task = Library(source="x"), Task(number=0, arguments=())
-        rows = [row for end in ends for row in results.rows_of(library, task, "check", end)]
+        rows = [results.rows_of(library, task, "check", end) for end in ends]
         return exit_status(report_of(Run(command="fleet check"), rows))
 
     assert [status(0), status(0, 1), status(1, 2, 0), status(2, 3), status(None, 0)] == [0, 1, 2, 3, 3]
