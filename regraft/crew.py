@@ -164,10 +164,9 @@ class Crew:
 
 
 def cores() -> int:
-    """Return on how many cores this process may run."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return on how many cores this process may run, with those that it starts."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(there, workers.given_cores() or there)
 
 
 def can_start() -> bool:

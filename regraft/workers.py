@@ -33,13 +33,14 @@ _PR_SET_PDEATHSIG = 1
 class Worker:
     """One process, and this process's end of the pipe to it.
 
-    It loads ``modules`` at once: what it will be told to do may need them.
+    It loads ``modules`` at once: what it will be told to do may need them. It may start processes of its own where
+    ``may_start`` says so, and once it has cores for them (:func:`be_given`).
     """
 
-    def __init__(self, modules: Sequence[str] = ()) -> None:
+    def __init__(self, modules: Sequence[str] = (), *, may_start: bool = False) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self._process = context.Process(target=_begin, args=(other, modules), daemon=True)
+        self._process = context.Process(target=_begin, args=(other, modules), daemon=not may_start)
         self._process.start()
         # Where the worker is the only one who has it, its end is the pipe's end.
         other.close()
@@ -55,17 +56,25 @@ class Worker:
 class _State:
     """What is known of this process."""
 
-    is_one_of_many = False
+    #: How many cores it may use together with those that it starts; None: nobody has said so.
+    cores: int | None = None
 
 
-def be_one_of_many() -> None:
-    """Know that others work beside this process, so that it starts none of its own from now on."""
-    _State.is_one_of_many = True
+def be_given(cores: int) -> None:
+    """Know that others work beside this process, which has so many cores from now on; with one it starts no process."""
+    _State.cores = cores
+
+
+def given_cores() -> int | None:
+    """Return how many cores this process was given, None where it has all that there are."""
+    return _State.cores
 
 
 def can_start() -> bool:
-    """Tell whether this process may start others: one of many does not, and neither does a worker, which cannot."""
-    return not _State.is_one_of_many and multiprocessing.parent_process() is None
+    """Tell whether this process may start others: a worker may where it was given cores for them."""
+    if _State.cores is not None:
+        return _State.cores > 1
+    return multiprocessing.parent_process() is None
 
 
 #: Workers that nobody has told yet what to do.
@@ -91,11 +100,11 @@ def started_early(count: int, modules: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def started(count: int, serve: Callable[..., None], *args: Any) -> Iterator[list[Worker]]:
+def started(count: int, serve: Callable[..., None], *args: Any, may_start: bool = False) -> Iterator[list[Worker]]:
     """Have so many processes call ``serve(pipe, *args)``, a function of a module, and end them afterwards.
 
-    Those that were started early are taken first, others are started. To be called in the main thread: on Linux,
-    processes end with the thread that started them.
+    Those that were started early are taken first, others are started; with ``may_start`` all are, and may start some
+    themselves. To be called in the main thread: on Linux, processes end with the thread that started them.
 
     Raises:
         OSError: they cannot be started.
@@ -104,7 +113,8 @@ def started(count: int, serve: Callable[..., None], *args: Any) -> Iterator[list
     try:
         with _beginning():
             for _ in range(count):
-                workers.append(_early.pop() if _early else Worker())
+                is_early = bool(_early) and not may_start
+                workers.append(_early.pop() if is_early else Worker(may_start=may_start))
                 with contextlib.suppress(BrokenPipeError):
                     workers[-1].pipe.send((serve, args, areas.handed_over()))
         yield workers

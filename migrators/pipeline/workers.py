@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections import deque
@@ -24,7 +23,7 @@ from migrators.pipeline.salvage import Leftover, Wish, look_into
 from migrators.pipeline.source import Pipeline, Salvager
 from migrators.pipeline.survey import BaseJob
 from regraft import areas, links, steady, workers
-from regraft.crew import Crew, JobFailed
+from regraft.crew import Crew, JobFailed, cores
 from regraft.formats import fts5
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.vector_survey import StoreProblem
@@ -112,7 +111,7 @@ def processes(jobs: list[Job], wanted: int | None) -> int:
         return 1
     sizes = [job.plan.body_bytes + job.plan.rows.carried * job.plan.vector_bytes for job in jobs]
     large = sum(size > SMALL_BYTES for size in sizes)
-    return max(1, min(os.cpu_count() or 1, MAX_JOBS, large))
+    return max(1, min(cores(), MAX_JOBS, large))
 
 
 def carry_all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,14 +17,16 @@ import msgspec
 from regraft import crew, language
 from regraft.cli import in_process
 from regraft.cli.changing import confirmed
-from regraft.cli.options import PATH
+from regraft.cli.options import PATH, NamedPath
 from regraft.cli.output import echo_json, note, reports_errors, say, written_list
 from regraft.errors import Declined, WrongUsage
 from regraft.fleet import manifest, results
+from regraft.fleet.commands import FORMS
 from regraft.fleet.engine import LocalPool, Pool
 from regraft.fleet.on_ray import RayPool
 from regraft.fleet.results import Order, Row
-from regraft.fleet.run import ATTEMPTS, FORMS, Fleet, FleetReport, demand_new, exit_status
+from regraft.fleet.run import ATTEMPTS, Fleet, FleetReport, demand_new, exit_status
+from regraft.fleet.storage import is_url
 from regraft.formats.parquet.columns import arrow
 from regraft.labels import label_of
 from regraft.language import joined, tr
@@ -33,6 +36,14 @@ from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
 
 #: So many libraries that did not end well are named.
 _NAMED = 10
+
+
+class _PathOrUrl(NamedPath):
+    """A path as other commands take it, or a URL of object storage."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return it as text."""
+        return value if is_url(value) else str(super().convert(value, parameter, context))
 
 
 @click.group()
@@ -97,7 +108,7 @@ def _added(name: str) -> None:
                 name=name,
             ),
         ),
-        click.argument("manifest_path", metavar="MANIFEST"),
+        click.argument("manifest_path", type=_PathOrUrl(), metavar="MANIFEST"),
         click.argument("options", nargs=-1, metavar="[-- OPTIONS]"),
         click.option(
             "--results",
@@ -113,7 +124,7 @@ def _added(name: str) -> None:
             click.option(
                 "--to",
                 "targets",
-                type=PATH,
+                type=_PathOrUrl(),
                 metavar="FOLDER",
                 help=tr("The folder of the targets that the manifest does not name."),
             )
@@ -123,13 +134,13 @@ def _added(name: str) -> None:
         manifest_path: str,
         options: tuple[str, ...],
         path: Path,
-        targets: Path | None = None,
+        targets: str | None = None,
         **engine: Any,
     ) -> None:
         demand_new(path)
         libraries = manifest.libraries(manifest_path, targets, form.ending, needs_target=form.has_target)
         manifest.demand_apart(libraries, results.files_of(path))
-        order = Order(command=name, options=options, libraries=tuple(libraries))
+        order = Order(command=name, options=options, libraries=tuple(libraries), id=secrets.token_hex(8))
         _carry_out(order, path, {}, Asked(**engine))
 
     command.__name__ = f"fleet {name}"

@@ -10,12 +10,19 @@ import msgspec
 
 from regraft import workers
 from regraft.cli import cli
+from regraft.fleet import staging
+from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended, fault
 
 
-def run(arguments: tuple[str, ...]) -> Ended:
+def run(job: Job) -> Ended:
+    """Do what is to be done with one library of a fleet, and return how it ended."""
+    workers.be_given(job.cores)
+    return staging.done(job, run_line)
+
+
+def run_line(arguments: tuple[str, ...]) -> Ended:
     """Run a command line that prints a document (``--json``), and return how it ended."""
-    workers.be_one_of_many()
     begun, status = time.monotonic(), 0
     said = io.StringIO()
     try:

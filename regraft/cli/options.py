@@ -22,7 +22,7 @@ from regraft.language import tr
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Path(click.Path):
+class NamedPath(click.Path):
     """A path; a relative one is refused where the working directory is gone, since it leads nowhere."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
@@ -38,7 +38,7 @@ class _Path(click.Path):
         return path
 
 
-PATH = _Path(path_type=Path)
+PATH = NamedPath(path_type=Path)
 
 
 def time_of(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:

@@ -12,33 +12,42 @@ from typing import Any, Protocol
 import msgspec
 
 from regraft import crew, workers
+from regraft.fleet import memory
 
 #: How long to wait for an answer before signals are looked at, in seconds.
 _POLL_SECONDS = 1.0
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line of one library, by the library's number in the manifest; ``bytes`` is the source's size."""
+    """What is to be done with one library, by the library's number in the manifest.
+
+    ``job`` is a plain value that is handed to the work; ``bytes`` is the source's size, and ``memory`` what the task is
+    going to take at most, in bytes.
+    """
 
     number: int
-    arguments: tuple[str, ...]
+    job: Any
     bytes: int = 0
+    cores: int = 1
+    memory: int = 0
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How a command line ended: its exit status, its document, and the seconds it took.
 
-    ``status`` is None where the process was killed each time; ``attempts`` is how often it was tried.
+    ``status`` is None where the process was killed each time; ``attempts`` is how often it was tried. Before it is
+    tried again, ``wait_seconds`` have to pass at least.
     """
 
     status: int | None
     document: dict[str, Any]
     seconds: float
     attempts: int = 1
+    wait_seconds: float = 0.0
 
 
-#: Runs a command line: a function of a module, for other processes.
-Work = Callable[[tuple[str, ...]], Ended]
+#: Does a task's job: a function of a module, for other processes.
+Work = Callable[[Any], Ended]
 #: Tells whether how a task ended may be otherwise the next time.
 Retried = Callable[[Ended], bool]
 
@@ -60,8 +69,9 @@ def fault(reason: str, seconds: float) -> Ended:
 class Pool(Protocol):
     """Where tasks are done, several at a time."""
 
-    #: How many are done at a time.
+    #: How many cores there are, each for one task at a time, and how many bytes of memory for all.
     count: int
+    memory: int
     #: What is being done, by what stands for it.
     at_work: dict[Any, tuple[Waiting, float]]
 
@@ -97,28 +107,55 @@ def done(
     ordered = sorted(tasks, key=lambda task: (-task.bytes, task.number))
     # Ascending, which is a heap already.
     waiting = [Waiting(0.0, place, 1) for place in range(len(ordered))]
+    room = _Room(pool)
     while waiting or pool.at_work:
         now = time.monotonic()
-        while waiting and waiting[0].ready_at <= now and len(pool.at_work) < pool.count:
+        while waiting and waiting[0].ready_at <= now and room.is_there_for(ordered[waiting[0].place]):
             one = heappop(waiting)
+            room.take(ordered[one.place])
             pool.give(ordered[one.place], one)
-        patience = _patience(waiting, now, is_full=len(pool.at_work) == pool.count)
+        patience = _patience(waiting, now)
         if not pool.at_work:
             time.sleep(patience)
             continue
         for one, ended in pool.answers(patience):
+            room.give_back(ordered[one.place])
             if one.attempt < attempts and (ended.status is None or is_retried(ended)):
-                pause = pause_seconds * 2 ** (one.attempt - 1)
+                pause = max(pause_seconds * 2 ** (one.attempt - 1), ended.wait_seconds)
                 heappush(waiting, Waiting(time.monotonic() + pause, one.place, one.attempt + 1))
             else:
                 yield ordered[one.place], msgspec.structs.replace(ended, attempts=one.attempt)
 
 
-def _patience(waiting: list[Waiting], now: float, *, is_full: bool) -> float:
-    """Return how long to wait for an answer, in seconds: not longer than until the next task can be given."""
-    if is_full or not waiting:
+class _Room:
+    """The cores and the memory of a pool, as far as tasks that are being done have them."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._cores = self._memory = 0
+
+    def is_there_for(self, task: Task) -> bool:
+        """Tell whether one more task may be begun; one that is alone has all there is."""
+        if not self._cores:
+            return True
+        return self._cores + task.cores <= self._pool.count and self._memory + task.memory <= self._pool.memory
+
+    def take(self, task: Task) -> None:
+        """Note that a task begins."""
+        self._cores += task.cores
+        self._memory += task.memory
+
+    def give_back(self, task: Task) -> None:
+        """Note that a task has ended."""
+        self._cores -= task.cores
+        self._memory -= task.memory
+
+
+def _patience(waiting: list[Waiting], now: float) -> float:
+    """Return how long to wait for an answer, in seconds: not longer than until the next task may be given."""
+    if not waiting or waiting[0].ready_at <= now:
         return _POLL_SECONDS
-    return min(max(waiting[0].ready_at - now, 0.0), _POLL_SECONDS)
+    return min(waiting[0].ready_at - now, _POLL_SECONDS)
 
 
 class LocalPool:
@@ -126,7 +163,7 @@ class LocalPool:
 
     def __init__(self, work: Work, count: int) -> None:
         self._work = work
-        self.count = count
+        self.count, self.memory = count, memory.available()
         self._idle: list[Connection] = []
         self._ends: dict[Connection, ExitStack] = {}
         self.at_work: dict[Connection, tuple[Waiting, float]] = {}
@@ -136,7 +173,7 @@ class LocalPool:
         pipe = self._idle.pop() if self._idle else self._started()
         self.at_work[pipe] = one, time.monotonic()
         try:
-            pipe.send((self._work, (task.arguments,)))
+            pipe.send((self._work, (task.job,)))
         except OSError:
             # It was killed while it had nothing to do: its answer, that it has none, comes next.
             return
@@ -164,6 +201,6 @@ class LocalPool:
 
     def _started(self) -> Connection:
         end = ExitStack()
-        [worker] = end.enter_context(workers.started(1, crew.serve))
+        [worker] = end.enter_context(workers.started(1, crew.serve, may_start=True))
         self._ends[worker.pipe] = end
         return worker.pipe

@@ -1,41 +1,64 @@
-"""Which libraries a fleet has: a folder of them, a pattern, or a table (``docs/fleet.md``, "The manifest")."""
+"""Which libraries a fleet has: a folder of them, a pattern, or a table (``docs/fleet.md``, "The manifest").
+
+Each name is a path, or a URL of object storage (:mod:`regraft.fleet.storage`).
+"""
 
 from __future__ import annotations
 
 import csv
 import glob
 import shlex
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
 from regraft import links
-from regraft.errors import WrongUsage
+from regraft.errors import RegraftError, WrongUsage
+from regraft.fleet.storage import is_url, place_of
 from regraft.formats.parquet.columns import arrow
 from regraft.language import tr
 from regraft.text import LONGEST_NAME, shown, whole
+from regraft.tree_files import size_of
 
 #: The columns of a table; all but the first may be missing.
-COLUMNS = ("source", "target", "options")
+COLUMNS = ("source", "target", "options", "bytes")
 #: How a file ends that is a table.
 _TABLES = (".csv", ".jsonl", ".parquet")
+#: How an archive's name ends, where nobody has said whether an object or a folder is meant.
+_ARCHIVES = (".zip", ".bak", ".parquet")
+#: A path as a URL.
+_FILE = "file://"
+#: So many stores are asked at a time.
+_AT_ONCE = 16
+
+#: Opens a table for reading.
+Reading = Callable[[], AbstractContextManager[Any]]
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
-    """One library: where it is, where its command writes (None: there, or nowhere), and its further options."""
+    """One library: where it is, where its command writes (None: there, or nowhere), and its further options.
+
+    ``bytes`` is its size, None where nobody has said.
+    """
 
     source: str
     target: str | None = None
     options: tuple[str, ...] = ()
+    bytes: int | None = None
 
 
-def libraries(manifest: str, targets: Path | None, ending: str, *, needs_target: bool) -> list[Library]:
+def libraries(manifest: str, targets: str | None, ending: str, *, needs_target: bool) -> list[Library]:
     """Return the libraries of a manifest, in its order.
 
     Args:
-        manifest: a folder whose entries are sources, a pattern with ``*``, or a table: CSV, JSON lines or Parquet.
+        manifest: a folder whose entries are sources, a pattern with ``*``, or a table: CSV, JSON lines or Parquet; its
+            path, or its URL.
         targets: the folder of all targets that the manifest does not name.
         ending: how the names of those targets end.
         needs_target: whether the command writes to a target.
@@ -43,6 +66,7 @@ def libraries(manifest: str, targets: Path | None, ending: str, *, needs_target:
     Raises:
         WrongUsage: it cannot be read, or names no library, or one in a way that cannot be meant; what two of them share
             :func:`demand_apart` refuses.
+        StorageFailed, StorageRefused: object storage cannot be read.
         OSError: it cannot be read.
     """
     found = [_absolute(_placed(library, targets, ending, needs_target)) for library in _read(manifest)]
@@ -55,13 +79,17 @@ _HINT = tr("give a folder of sources, a pattern like 'backups/*.zip', or a table
 
 
 def _read(manifest: str) -> Iterator[Library]:
+    manifest = _local(manifest)
+    if is_url(manifest):
+        yield from _read_storage(manifest)
+        return
     path = Path(manifest)
     if path.is_dir():
         for entry in sorted(path.iterdir()):
             if not entry.name.startswith("."):
                 yield Library(source=str(entry))
     elif path.is_file() and path.suffix.lower() in _TABLES:
-        yield from _of_table(path)
+        yield from _of_table(str(path), str(path.parent), partial(links.reading, path))
     elif glob.has_magic(manifest):
         for found in sorted(glob.glob(manifest, recursive=True)):  # noqa: PTH207 - a pattern may be absolute
             yield Library(source=found)
@@ -69,41 +97,58 @@ def _read(manifest: str) -> Iterator[Library]:
         raise WrongUsage(problem=tr("{manifest} is no manifest", manifest=manifest), hint=_HINT)
 
 
-def _of_table(path: Path) -> Iterator[Library]:
-    rows = {".csv": _csv_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}[path.suffix.lower()]
+def _read_storage(url: str) -> Iterator[Library]:
+    place = place_of(url)
+    if glob.has_magic(url):
+        for found, size in sorted(place.matches().items()):
+            yield Library(source=found, bytes=size)
+    elif PurePosixPath(place.name).suffix.lower() in _TABLES and place.size() is not None:
+        yield from _of_table(place.url, place.url.rpartition("/")[0], place.reading)
+    else:
+        for name, size in sorted(place.entries().items()):
+            if not name.startswith("."):
+                yield Library(source=(place / name).url, bytes=size)
+
+
+def _local(name: str) -> str:
+    """Return the path that a URL of a file means; any other name as it is."""
+    return unquote(name.removeprefix(_FILE)) if name.startswith(_FILE) else name
+
+
+def _of_table(name: str, folder: str, reading: Reading) -> Iterator[Library]:
+    rows = {".csv": _csv_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}[PurePosixPath(name).suffix.lower()]
     number = 1
     try:
-        for row in rows(path):
-            yield _library(row, path.parent)
-            number += 1
+        with reading() as file:
+            for row in rows(file):
+                yield _library(row, folder)
+                number += 1
     except (ValueError, msgspec.MsgspecError, csv.Error) as error:
-        problem = tr("{path}, library {number:,}: {error}", path=path, number=number, error=error)
+        problem = tr("{path}, library {number:,}: {error}", path=name, number=number, error=error)
         raise WrongUsage(problem=problem, hint=_HINT) from error
 
 
-def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
-    with links.reading(path) as file:
-        lines = (line.decode("utf-8-sig") for line in file)
-        for row in csv.DictReader(lines, strict=True):
-            yield {str(name): value for name, value in row.items() if value}
+def _csv_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    lines = (line.decode("utf-8-sig") for line in file)
+    for row in csv.DictReader(lines, strict=True):
+        yield {str(name): value for name, value in row.items() if value}
 
 
-def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    with links.reading(path) as file:
-        for line in file:
-            if line.strip():
-                yield msgspec.json.decode(line, type=dict[str, Any])
+def _json_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in file:
+        if line.strip():
+            yield msgspec.json.decode(line, type=dict[str, Any])
 
 
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _parquet_rows(file: Any) -> Iterator[dict[str, Any]]:
     _, parquet = arrow()
-    for batch in parquet.ParquetFile(path).iter_batches():
+    for batch in parquet.ParquetFile(file).iter_batches():
         for row in batch.to_pylist():
             yield {name: value for name, value in row.items() if value is not None}
 
 
-def _library(row: dict[str, Any], folder: Path) -> Library:
-    """Return what a row says; relative paths begin at the table's folder.
+def _library(row: dict[str, Any], folder: str) -> Library:
+    """Return what a row says; relative names begin at the table's folder.
 
     Raises:
         ValueError: it says something else.
@@ -113,12 +158,23 @@ def _library(row: dict[str, Any], folder: Path) -> Library:
         raise ValueError(tr("{name} is none of its columns ({columns})", name=unknown[0], columns=", ".join(COLUMNS)))
     options = row.get("options", [])
     words = shlex.split(options) if isinstance(options, str) else options
-    library = msgspec.convert({**row, "options": words}, Library)
-    target = None if library.target is None else str(folder / library.target)
-    return Library(source=str(folder / library.source), target=target, options=library.options)
+    # In CSV a number is text.
+    library = msgspec.convert({**row, "options": words}, Library, strict=False)
+    target = None if library.target is None else _joined(folder, library.target)
+    return msgspec.structs.replace(library, source=_joined(folder, library.source), target=target)
 
 
-def _placed(library: Library, targets: Path | None, ending: str, needs_target: bool) -> Library:
+def _joined(folder: str, name: str) -> str:
+    """Return a name of a table as it is meant from anywhere."""
+    own = _local(name)
+    if is_url(own):
+        return own
+    if is_url(folder):
+        return f"{folder}/{own.removeprefix('./')}"
+    return str(Path(folder) / own)
+
+
+def _placed(library: Library, targets: str | None, ending: str, needs_target: bool) -> Library:
     if not needs_target:
         if library.target is None:
             return library
@@ -133,10 +189,17 @@ def _placed(library: Library, targets: Path | None, ending: str, needs_target: b
             problem=tr("{source} has no target", source=library.source),
             hint=tr("--to FOLDER gives one to each, by the name of its source"),
         )
-    # An archive's library has its name without the ending.
-    source = Path(library.source)
-    name = source.name if source.is_dir() else source.stem
-    return msgspec.structs.replace(library, target=str(targets / f"{name}{ending}"))
+    return msgspec.structs.replace(library, target=_joined(targets, f"{_name_of(library)}{ending}"))
+
+
+def _name_of(library: Library) -> str:
+    """Return what a library is called: an archive's name without its ending."""
+    source = PurePosixPath(library.source.rstrip("/")) if is_url(library.source) else Path(library.source)
+    if isinstance(source, Path):
+        is_folder = source.is_dir()
+    else:
+        is_folder = library.bytes is None and source.suffix.lower() not in _ARCHIVES
+    return source.name if is_folder else source.stem
 
 
 def _absolute(library: Library) -> Library:
@@ -145,12 +208,34 @@ def _absolute(library: Library) -> Library:
     Raises:
         WrongUsage: its name cannot be written down.
     """
-    target = None if library.target is None else str(Path(library.target).absolute())
-    placed = msgspec.structs.replace(library, source=str(Path(library.source).absolute()), target=target)
+    target = None if library.target is None else _from_anywhere(library.target)
+    placed = msgspec.structs.replace(library, source=_from_anywhere(library.source), target=target)
     if whole(f"{placed.source}{placed.target}") != f"{placed.source}{placed.target}":
         problem = tr("{name} is no name in UTF-8", name=shown(library.source, LONGEST_NAME))
         raise WrongUsage(problem=problem, hint=tr("run the command over it alone"))
     return placed
+
+
+def _from_anywhere(name: str) -> str:
+    return place_of(name).url if is_url(name) else str(Path(name).absolute())
+
+
+def sizes(found: Iterable[Library]) -> list[int]:
+    """Return the bytes of libraries; what cannot be looked at has none."""
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return list(threads.map(_size, found))
+
+
+def _size(library: Library) -> int:
+    if library.bytes is not None:
+        return library.bytes
+    if not is_url(library.source):
+        return size_of(links.real_path(Path(library.source)))
+    try:
+        return sum(place_of(library.source).objects().values())
+    except RegraftError:
+        # Its task says so.
+        return 0
 
 
 def demand_apart(found: Iterable[Library], results: Iterable[Path]) -> None:
@@ -166,19 +251,20 @@ def demand_apart(found: Iterable[Library], results: Iterable[Path]) -> None:
         if path in places or not places.isdisjoint(path.parents):
             problem = tr("the results {path} would lie in a library", path=path)
             raise WrongUsage(problem=problem, hint=tr("name another file"))
-    for path in targets:
-        if not places.isdisjoint(path.parents):
-            problem = tr("the target {path} would lie in another library", path=path)
+    for target in targets:
+        if not places.isdisjoint(target.parents):
+            problem = tr("the target {path} would lie in another library", path=target)
             raise WrongUsage(problem=problem, hint=tr("name another folder"))
 
 
-def _different(names: Iterable[str | None], problem: str) -> set[Path]:
+def _different(names: Iterable[str | None], problem: str) -> set[PurePath]:
     """Return where names lead, those that there are; refuse two that lead to one place."""
-    seen: set[Path] = set()
+    seen: set[PurePath] = set()
     for name in names:
         if name is None:
             continue
-        path = links.real_path(Path(name))
+        # A store lies where no path leads.
+        path = PurePosixPath("//", *place_of(name).parts) if is_url(name) else links.real_path(Path(name))
         if path in seen:
             raise WrongUsage(problem=problem.format(name=shown(name, LONGEST_NAME)), hint=tr("name each once"))
         seen.add(path)

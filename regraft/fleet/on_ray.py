@@ -14,7 +14,8 @@ from regraft.language import tr
 
 
 class RayPool:
-    """Tasks of Ray, each of one core. What Ray would try again by itself is tried again here, and counted.
+    """Tasks of Ray, which ask for the cores and the memory that they need. What Ray would try again by itself is tried
+    again here, and counted.
 
     Args:
         work: runs a command line.
@@ -44,12 +45,22 @@ class RayPool:
                 problem=tr("there is no cluster at {address} ({error})", address=address or "local", error=error),
                 hint=tr("start one with ray start, or leave --address out"),
             ) from error
-        self.count = count or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        self._remote = self._ray.remote(num_cpus=1, max_retries=0)(work)
+        resources = self._ray.cluster_resources()
+        self.count = count or max(1, int(resources.get("CPU", 1)))
+        self.memory = int(resources.get("memory", 0))
+        # What no machine has would be waited for without an end.
+        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        self._most_memory = int(max((one.get("memory", 0) for one in machines), default=0))
+        self._most_cores = int(max((one.get("CPU", 1) for one in machines), default=1))
+        self._remote = self._ray.remote(max_retries=0)(work)
 
     def give(self, task: Task, one: Waiting) -> None:
         """See :meth:`regraft.fleet.engine.Pool.give`."""
-        self.at_work[self._remote.remote(task.arguments)] = one, time.monotonic()
+        wanted = {
+            "num_cpus": min(task.cores, self._most_cores),
+            "memory": min(task.memory, self._most_memory),
+        }
+        self.at_work[self._remote.options(**wanted).remote(task.job)] = one, time.monotonic()
 
     def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
         """See :meth:`regraft.fleet.engine.Pool.answers`."""

@@ -40,11 +40,15 @@ GOOD = ("done", "worth-reading")
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fleet was told to do: the command, the options of every library, and the libraries."""
+    """What a fleet was told to do: the command, the options of every library, and the libraries.
+
+    ``id`` is the fleet's own, which stays when it is gone on with.
+    """
 
     command: str
     options: tuple[str, ...]
     libraries: tuple[Library, ...]
+    id: str = ""
     schema: int = _SCHEMA
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -12,17 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from regraft import links
 from regraft.errors import REFUSED, STOPPED, WORTH_READING, WrongUsage
-from regraft.fleet import engine, results
+from regraft.fleet import engine, manifest, memory, results
+from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended, Pool, Task
 from regraft.fleet.errors import FleetInterrupted
-from regraft.fleet.manifest import Library
 from regraft.fleet.results import GOOD, Journal, Order, Row
 from regraft.language import tr
 from regraft.report.document import Report, Run
 from regraft.text import argument
-from regraft.tree_files import size_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,31 +35,10 @@ ENDING_WITH = {
     REFUSED: ("refused",),
     WORTH_READING: ("worth-reading",),
 }
+#: A library of fewer bytes gains little by several cores.
+_LARGE_BYTES = 64 << 20
 #: What a library's own fault, or regraft's, would only say again.
 _FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance"})
-
-
-class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """How the command line of one library is made: ``target`` stands before its target, if there is one.
-
-    ``asks`` tells whether the command may ask a person, ``changes`` whether it changes the library itself, ``ending``
-    how a target's name ends.
-    """
-
-    target: str | None = None
-    has_target: bool = False
-    asks: bool = False
-    changes: bool = False
-    ending: str = ""
-
-
-FORMS = {
-    "migrate": Form(target="--to", has_target=True, asks=True),
-    "check": Form(),
-    "repair": Form(asks=True, changes=True),
-    "upgrade": Form(asks=True, changes=True),
-    "export": Form(has_target=True, ending=".parquet"),
-}
 
 
 class LibraryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +130,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     def _ended(self, left: list[int], pool: Pool) -> Iterator[list[Row]]:
         """Work on libraries, and yield the rows of each as it ends."""
         libraries = self.order.libraries
-        tasks = [self._task(number, libraries[number]) for number in left]
+        sizes = manifest.sizes([libraries[number] for number in left])
+        tasks = self._tasks(dict(zip(left, sizes, strict=True)), pool.count)
         all_ended = engine.done(
             tasks, pool, attempts=self.attempts, is_retried=is_retried, pause_seconds=self.pause_seconds
         )
@@ -161,30 +140,21 @@ class Fleet(msgspec.Struct, kw_only=True):
             logger.info("%s: %s after %.1f s", rows[0].source, rows[0].outcome, ended.seconds)
             yield rows
 
-    def _task(self, number: int, library: Library) -> Task:
-        return Task(
-            number=number,
-            arguments=arguments_of(self.order, library),
-            bytes=size_of(links.real_path(Path(library.source))),
-        )
-
-
-def arguments_of(order: Order, library: Library) -> tuple[str, ...]:
-    """Return the command line of a library. Behind ``--`` stand names alone, whatever they begin with."""
-    form = FORMS[order.command]
-    target = () if library.target is None else (library.target,)
-    named = () if form.target is None else (form.target, *target)
-    return (
-        order.command,
-        *order.options,
-        *library.options,
-        *(("--yes",) if form.asks else ()),
-        "--json",
-        *named,
-        "--",
-        library.source,
-        *(target if form.target is None else ()),
-    )
+    def _tasks(self, sizes: dict[int, int], cores: int) -> Iterator[Task]:
+        """Yield the task of each library, by its number and bytes; one that is much of all gets several cores."""
+        fair = sum(sizes.values()) / cores
+        for number, size in sizes.items():
+            library = self.order.libraries[number]
+            has = min(cores, math.ceil(size / fair)) if size >= _LARGE_BYTES else 1
+            job = Job(
+                command=self.order.command,
+                options=(*self.order.options, *library.options),
+                source=library.source,
+                target=library.target,
+                fleet=self.order.id,
+                cores=has,
+            )
+            yield Task(number=number, job=job, bytes=size, cores=has, memory=memory.planned(size, has))
 
 
 def is_retried(ended: Ended) -> bool:

@@ -147,7 +147,7 @@ def test_a_base_with_most_of_all_texts_is_helped_instead(
 
 
 def test_one_of_many_processes_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regraft.workers._State.is_one_of_many", True)
+    monkeypatch.setattr("regraft.workers._State.cores", 1)
     assert workers.processes([small_job(rows=1 << 20) for _ in range(4)], 2) == 1
     assert not crew.can_start()
 

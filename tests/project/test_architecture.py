@@ -253,6 +253,8 @@ WRITERS = {
     "regraft.sqlite": {"apsw.Connection"},
     # For reading, and no link.
     "regraft.links": {"os.open"},
+    # An object of a store, for reading.
+    "regraft.fleet.storage": {"self._files.open"},
     # The one library that takes a path; it is demanded first.
     "repair.angel_memory.collection": {"chromadb.PersistentClient"},
 }

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from regraft.fleet.engine import Ended
+from regraft import crew, workers
+from regraft.fleet.commands import Job
+from regraft.fleet.engine import Ended, Task, Waiting, Work
 
 
-def work(arguments: tuple[str, ...]) -> Ended:
+def work(job: Job) -> Ended:
     """End as the source's name says; ``once``: only the first time."""
-    source = Path(arguments[-1])
+    source = Path(job.source)
     trouble = source.name.partition(" ")[2]
     if trouble.endswith(" once") and _is_first(source):
         trouble = trouble.removesuffix(" once")
@@ -33,3 +37,39 @@ def _is_first(source: Path) -> bool:
 
 
 TROUBLE = work
+
+
+class HerePool:
+    """Does every task in this process, when its answer is asked for: what starts no process is quick."""
+
+    def __init__(self, work: Work, count: int) -> None:
+        self.count, self.memory = count, 1 << 40
+        self._work = work
+        self._jobs: dict[int, Any] = {}
+        self.at_work: dict[int, tuple[Waiting, float]] = {}
+
+    def give(self, task: Task, one: Waiting) -> None:
+        """Take note of a task."""
+        self.at_work[task.number] = one, 0.0
+        self._jobs[task.number] = task.job
+
+    def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+        """Do the first task."""
+        number = next(iter(self.at_work))
+        one, _ = self.at_work.pop(number)
+        yield one, self._work(self._jobs.pop(number))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def helped(job: Job) -> Ended:
+    """Tell how many cores this process has, and whether another one of its own has done something for it."""
+    workers.be_given(job.cores)
+    helper = None
+    if crew.can_start():
+        with crew.gathered() as helpers:
+            helper = helpers.take(helpers.put(os.getpid))
+    return Ended(
+        status=0, document={"totals": {"cores": crew.cores(), "helped": helper not in (None, os.getpid())}}, seconds=0.1
+    )

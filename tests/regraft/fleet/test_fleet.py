@@ -231,7 +231,7 @@ def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
 
     def status(*statuses: int | None) -> int:
         ends = [Ended(status=one, document={}, seconds=0) for one in statuses]
-        library, task = Library(source="x"), Task(number=0, arguments=())
+        library, task = Library(source="x"), Task(number=0, job=None)
         rows = [results.rows_of(library, task, "check", end) for end in ends]
         return exit_status(report_of(Run(command="fleet check"), rows))
 
@@ -265,7 +265,7 @@ def test_a_torn_line_of_a_journal_is_passed_over(tmp_path: Path) -> None:
     out, library = tmp_path / "out.parquet", Library(source="x")
     order = Order(command="check", options=(), libraries=(library, library, library))
     ended = Ended(status=0, document={}, seconds=0)
-    rows = [results.rows_of(library, Task(number=number, arguments=()), "check", ended) for number in range(3)]
+    rows = [results.rows_of(library, Task(number=number, job=None), "check", ended) for number in range(3)]
     with closing(results.Journal(out, order, [rows[0]])) as journal:
         journal.add(rows[2])
     path = results.journal_of(out)
@@ -306,7 +306,7 @@ def in_parquet(folder: Path) -> Path:
 def test_a_table_says_source_target_and_options(table: Callable[[Path], Path], tmp_path: Path) -> None:
     from regraft.fleet.manifest import libraries
 
-    found = libraries(str(table(tmp_path)), tmp_path / "targets", "", needs_target=True)
+    found = libraries(str(table(tmp_path)), str(tmp_path / "targets"), "", needs_target=True)
     assert found == [
         Library(
             source=str(tmp_path / "one"),
@@ -320,7 +320,12 @@ def test_a_table_says_source_target_and_options(table: Callable[[Path], Path], t
 @pytest.mark.parametrize(
     ("name", "text", "command", "message"),
     [
-        ("m.csv", "source,place\nx,y\n", "check", "library 1: place is none of its columns (source, target, options)"),
+        (
+            "m.csv",
+            "source,place\nx,y\n",
+            "check",
+            "library 1: place is none of its columns (source, target, options, bytes)",
+        ),
         ("m.csv", "target\nx\n", "check", "library 1: Object missing required field `source`"),
         ("m.csv", 'source,options\nx,"--only \'a"\n', "check", "library 1: No closing quotation"),
         ("m.jsonl", '{"source": "x"}\n{"source": 3}\n', "check", "library 2: Expected `str`, got `int`"),

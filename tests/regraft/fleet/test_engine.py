@@ -1,0 +1,190 @@
+"""What a fleet gives out when: cores and memory are never given twice, and large libraries get several cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_work import HerePool, helped
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regraft import crew, workers
+from regraft.fleet import engine, manifest, memory
+from regraft.fleet.commands import Job
+from regraft.fleet.engine import Ended, LocalPool, Task, Waiting
+from regraft.fleet.manifest import Library
+from regraft.fleet.results import Order
+from regraft.fleet.run import Fleet
+from regraft.report.document import Run
+
+FINE = Ended(status=0, document={}, seconds=0.1)
+
+
+class Watched(HerePool):
+    """Keeps the most cores and memory that were given out at a time, and what was begun in which order."""
+
+    def __init__(self, count: int, memory: int) -> None:
+        super().__init__(lambda _: FINE, count)
+        self.memory = memory
+        self.begun: list[Task] = []
+        self.at_once: list[list[Task]] = []
+
+    def give(self, task: Task, one: Waiting) -> None:
+        super().give(task, one)
+        self.begun.append(task)
+        self.at_once.append([each for each in self.begun if each.number in self.at_work])
+
+
+def tasks(count: int, most_memory: int) -> st.SearchStrategy[list[Task]]:
+    sizes = st.tuples(st.integers(0, 1 << 40), st.integers(1, count), st.integers(0, most_memory))
+    return st.lists(sizes, max_size=12).map(
+        lambda found: [
+            Task(number=number, job=None, bytes=size, cores=cores, memory=needed)
+            for number, (size, cores, needed) in enumerate(found)
+        ]
+    )
+
+
+@given(st.integers(1, 6).flatmap(lambda count: st.tuples(st.just(count), tasks(count, 150))))
+def test_cores_and_memory_are_never_given_twice(case: tuple[int, list[Task]]) -> None:
+    count, found = case
+    pool = Watched(count, 100)
+    ended = list(engine.done(found, pool, attempts=1, is_retried=lambda _: False))
+    assert sorted(task.number for task, _ in ended) == [task.number for task in found]
+    for together in pool.at_once:
+        assert len(together) == 1 or sum(task.cores for task in together) <= count
+        assert len(together) == 1 or sum(task.memory for task in together) <= 100
+    assert [task.bytes for task in pool.begun] == sorted((task.bytes for task in found), reverse=True)
+
+
+def test_what_has_to_wait_waits_at_least_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(engine.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + max(seconds, 0.001)))
+    held = Ended(status=3, document={}, seconds=0.1, wait_seconds=42.0)
+    answers = iter([held, FINE])
+    begun: list[float] = []
+
+    class Pool(HerePool):
+        def give(self, task: Task, one: Waiting) -> None:
+            super().give(task, one)
+            begun.append(now[0])
+
+    pool = Pool(lambda _: next(answers), 1)
+    [(_, ended)] = engine.done([Task(number=0, job=None)], pool, attempts=2, is_retried=lambda one: one.status == 3)
+    assert (ended.status, ended.attempts) == (0, 2)
+    assert begun[1] - begun[0] >= 42.0
+
+
+# --- large libraries -------------------------------------------------------------------------------------------------
+
+
+def jobs_of(sizes: dict[str, int], cores: int, tmp_path: Path) -> dict[str, Job]:
+    """Return the jobs that a fleet gives out for libraries of these sizes."""
+    jobs: dict[str, Job] = {}
+
+    def work(job: Job) -> Ended:
+        jobs[job.source] = job
+        return FINE
+
+    libraries = tuple(Library(source=name, bytes=size) for name, size in sizes.items())
+    order = Order(command="check", options=("--deep",), libraries=libraries, id="f")
+    pool = partial(HerePool, work, cores)
+    Fleet(order=order, path=tmp_path / "out.parquet", pool=pool).run(Run(command="fleet check"))
+    return jobs
+
+
+def test_a_library_that_is_much_of_all_has_several_cores(tmp_path: Path) -> None:
+    jobs = jobs_of({"large": 6 << 30, "small": 1 << 30, "smaller": 1 << 30}, 4, tmp_path)
+    assert {name: job.cores for name, job in jobs.items()} == {"large": 3, "small": 1, "smaller": 1}
+    assert jobs["large"] == Job(command="check", options=("--deep",), source="large", fleet="f", cores=3)
+
+
+def test_small_libraries_have_one_core_each(tmp_path: Path) -> None:
+    assert [job.cores for job in jobs_of({"alone": 1 << 20}, 4, tmp_path).values()] == [1]
+
+
+def test_a_process_with_several_cores_has_helpers_and_one_with_one_has_none(tmp_path: Path) -> None:
+    jobs = [Job(command="check", options=(), source="x", cores=cores) for cores in (1, 2, 1)]
+    found: list[Any] = []
+    with closing(LocalPool(helped, 2)) as pool:
+        for number, job in enumerate(jobs):
+            [(_, ended)] = engine.done([Task(number=number, job=job)], pool, attempts=1, is_retried=lambda _: False)
+            found.append(ended.document["totals"])
+    several = min(2, crew.cores())
+    one = {"cores": 1, "helped": False}
+    assert found == [one, {"cores": several, "helped": several > 1}, one]
+
+
+def test_a_process_has_the_cores_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers._State, "cores", 1)
+    assert (crew.cores(), crew.can_start()) == (1, False)
+    monkeypatch.setattr(workers._State, "cores", 1 << 20)
+    assert 1 <= crew.cores() < 1 << 20
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_library_takes_more_memory_the_larger_it_is_and_the_more_help_it_has() -> None:
+    small = memory.planned(0, 1)
+    assert 100 << 20 < small < 300 << 20
+    assert memory.planned(1 << 30, 1) > small
+    assert memory.planned(0, 2) > small
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 1000000 kB\n"}, 921_600_000),
+        (
+            {
+                "/proc/meminfo": "MemAvailable: 1000000 kB\n",
+                "/sys/fs/cgroup/memory.max": "5000",
+                "/sys/fs/cgroup/memory.current": "1000",
+            },
+            3_600,
+        ),
+        ({"/proc/meminfo": "MemAvailable: 1000000 kB\n", "/sys/fs/cgroup/memory.max": "max"}, 921_600_000),
+    ],
+)
+def test_what_the_system_says_of_memory_counts(
+    files: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path) -> str:
+        try:
+            return files[path.as_posix()]
+        except KeyError as error:
+            raise FileNotFoundError(path) from error
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert memory.available() == expected
+
+
+def test_a_system_that_says_nothing_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> Iterator[None]:
+        raise OSError
+
+    monkeypatch.setattr(Path, "read_text", nothing)
+    monkeypatch.setattr("os.sysconf", nothing, raising=False)
+    assert memory.available() > 1 << 39
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_looked_up_where_nobody_has_said_them(bucket: str, tmp_path: Path) -> None:
+    from regraft.fleet.storage import place_of
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(b"12345")
+    place_of(f"{bucket}/x/one").put(b"123")
+    place_of(f"{bucket}/x/two").put(b"4567")
+    names = [str(tmp_path / "a"), str(tmp_path / "missing"), f"{bucket}/x", f"{bucket}/x/two", f"{bucket}-no/x"]
+    found = [Library(source=name) for name in names]
+    assert manifest.sizes([*found, Library(source="told", bytes=9)]) == [5, 0, 7, 4, 0, 9]

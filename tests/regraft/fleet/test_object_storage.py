@@ -1,0 +1,299 @@
+"""Fleets over object storage: what is published is what comes of a folder on disk."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from conftest import REPO, Outcome, run, run_as_given, snapshot
+from fleet_work import HerePool
+from test_fleet import NOW, content, libraries_in
+
+from regraft import areas
+from regraft.fleet import leases, staging, versions
+from regraft.fleet.commands import Job
+from regraft.fleet.engine import Ended
+from regraft.fleet.errors import LibraryHeld
+from regraft.fleet.storage import Place, place_of
+
+SAMPLE = REPO / "sample_v1"
+
+
+def fleet(*arguments: object) -> Outcome:
+    return run_as_given("fleet", *arguments)
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let fleets work in this process, but for tests of processes."""
+    monkeypatch.setattr("regraft.workers._State.cores", None)
+    if "in_processes" not in request.fixturenames:
+        monkeypatch.setattr("regraft.cli.fleet.LocalPool", HerePool)
+
+
+@pytest.fixture
+def in_processes() -> None:
+    """Let fleets work in processes of their own."""
+
+
+@pytest.fixture
+def backups(tmp_path: Path) -> Path:
+    """Make a folder of two sources."""
+    folder = tmp_path / "backups"
+    shutil.copytree(SAMPLE / "backup", folder / "anna")
+    [archive] = SAMPLE.glob("*.zip")
+    shutil.copy(archive, folder / "boris.zip")
+    return folder
+
+
+@pytest.fixture
+def migrated(backups: Path, bucket: str, tmp_path: Path) -> str:
+    """Migrate both into object storage, and return the URL of the folder of libraries."""
+    out = tmp_path / "migrated.parquet"
+    done = fleet("migrate", backups, "--to", f"{bucket}/libraries", "--results", out, "--json", "--", "--now", NOW)
+    assert done.document["libraries"] == {"all": 2, "worth-reading": 2}, done.document
+    assert done.status == 1
+    return f"{bucket}/libraries"
+
+
+def fetched(url: str, folder: Path) -> Path:
+    """Copy a library of a store to a folder."""
+    with areas.opened(folder):
+        versions.fetch(place_of(url), folder)
+    return folder
+
+
+def test_processes_of_a_fleet_work_in_a_store(in_processes: None, backups: Path, bucket: str, tmp_path: Path) -> None:
+    done = fleet("migrate", backups, "--to", bucket, "--results", tmp_path / "out.parquet", "-q", "--workers", 2)
+    assert done.status == 1
+    assert {name.split("/")[0] for name in place_of(bucket).objects()} == {"anna", "boris"}
+
+
+def test_a_library_in_a_store_is_the_one_on_disk(backups: Path, migrated: str, tmp_path: Path) -> None:
+    for name, source in (("anna", backups / "anna"), ("boris", backups / "boris.zip")):
+        run("migrate", source, "--to", tmp_path / name, "--now", NOW)
+        assert content(fetched(f"{migrated}/{name}", tmp_path / f"fetched {name}")) == content(tmp_path / name)
+
+
+def test_what_is_done_is_not_done_again(backups: Path, migrated: str, tmp_path: Path) -> None:
+    there = place_of(migrated).objects()
+    done = fleet(
+        "migrate", backups, "--to", migrated, "--results", tmp_path / "again.parquet", "-q", "--", "--now", NOW
+    )
+    assert (done.status, place_of(migrated).objects()) == (1, there)
+
+
+def test_a_dry_run_leaves_nothing(backups: Path, bucket: str, tmp_path: Path) -> None:
+    done = fleet("migrate", backups, "--to", bucket, "--results", tmp_path / "dry.parquet", "-q", "--", "--dry-run")
+    assert (done.status, place_of(bucket).objects()) == (1, {})
+
+
+@pytest.mark.parametrize("kind", ["folder", "pattern", "csv", "jsonl", "parquet"])
+def test_a_manifest_may_lie_in_a_store(migrated: str, bucket: str, tmp_path: Path, kind: str) -> None:
+    texts = {
+        "csv": "source,bytes\nlibraries/anna,5000\nlibraries/boris,\n",
+        "jsonl": '{"source": "libraries/anna", "bytes": 5000}\n{"source": "libraries/boris"}\n',
+    }
+    manifest = {"folder": migrated, "pattern": f"{migrated}/*"}.get(kind, f"{bucket}/list.{kind}")
+    if kind in texts:
+        place_of(manifest).put(texts[kind].encode())
+    elif kind == "parquet":
+        import pyarrow as pa
+
+        table = pa.table({"source": [f"{migrated}/anna", "libraries/boris"], "bytes": [5000, None]})
+        pq.write_table(table, tmp_path / "list.parquet")
+        place_of(bucket).upload([(tmp_path / "list.parquet", "list.parquet")])
+    done = fleet("check", manifest, "--results", tmp_path / "out.parquet", "-q", "--", "--now", NOW)
+    assert done.status == 1
+    found = libraries_in(tmp_path / "out.parquet")
+    assert sorted(row["source"] for row in found.values()) == [f"{migrated}/anna", f"{migrated}/boris"]
+    assert all(row["bytes"] > 4000 for row in found.values())
+    if kind in ("csv", "jsonl", "parquet"):
+        assert found["anna"]["bytes"] == 5000
+
+
+def test_repairs_are_published_as_the_next_version(migrated: str, tmp_path: Path) -> None:
+    place = place_of(f"{migrated}/anna")
+    library = fetched(place.url, tmp_path / "damaged")
+    index = next(library.rglob("index.sqlite"))
+    with closing(sqlite3.connect(index)) as db, db:
+        db.execute("DELETE FROM search_text_fts WHERE rowid IN (SELECT min(rowid) FROM search_text_fts)")
+    with areas.opened(library):
+        assert versions.publish(place, library, versions.latest(place))
+    done = fleet("repair", f"{migrated}/a*", "--results", tmp_path / "out.parquet", "-q", "--yes")
+    assert (done.status, versions.latest(place).number) == (1, 3)
+    alone = run("repair", library, "--yes", "--json")
+    assert alone.status == 1
+    mended = fetched(place.url, tmp_path / "mended")
+    assert content(mended) == content(library)
+    # What takes it back came along.
+    assert run("undo", mended, "--yes").status == 0
+    assert fleet("repair", f"{migrated}/a*", "--results", tmp_path / "b.parquet", "-q", "--yes").status == 1
+    assert versions.latest(place).number == 3
+
+
+def test_exports_go_to_a_store_and_over_what_they_wrote_before(migrated: str, bucket: str, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        done = fleet("export", migrated, "--to", f"{bucket}/units", "--results", tmp_path / f"{name}.parquet", "-q")
+        assert done.status == 0, libraries_in(tmp_path / f"{name}.parquet")
+    place = place_of(f"{bucket}/units")
+    place.download([("anna.parquet", tmp_path / "anna.parquet")])
+    assert pq.read_table(tmp_path / "anna.parquet").num_rows > 10
+    place_of(f"{bucket}/units/anna.parquet").put(b"a stranger's")
+    done = fleet("export", migrated, "--to", f"{bucket}/units", "--results", tmp_path / "three.parquet", "-q")
+    row = libraries_in(tmp_path / "three.parquet")["anna"]
+    assert (done.status, row["code"]) == (2, "TargetNotWritable")
+    assert row["message"].startswith(f"{bucket}/units/anna.parquet: cannot be written (it is there already")
+    assert place_of(f"{bucket}/units/anna.parquet").content() == b"a stranger's"
+
+
+def test_sources_in_a_store_are_read_only(backups: Path, bucket: str, tmp_path: Path) -> None:
+    files = [path for path in (backups / "anna").rglob("*") if path.is_file()]
+    place_of(f"{bucket}/backups/anna").upload((path, path.relative_to(backups / "anna").as_posix()) for path in files)
+    place_of(f"{bucket}/backups").upload([(backups / "boris.zip", "boris.zip")])
+    before = place_of(bucket).objects()
+    done = fleet(
+        "migrate", f"{bucket}/backups", "--to", tmp_path / "libraries", "--results", tmp_path / "out.parquet", "-q",
+        "--", "--now", NOW,
+    )  # fmt: skip
+    assert (done.status, place_of(bucket).objects()) == (1, before)
+    for name, source in (("anna", backups / "anna"), ("boris", backups / "boris.zip")):
+        run("migrate", source, "--to", tmp_path / name, "--now", NOW)
+        assert content(tmp_path / "libraries" / name) == content(tmp_path / name)
+
+
+def test_a_target_that_is_not_a_library_is_refused_as_on_disk(backups: Path, bucket: str, tmp_path: Path) -> None:
+    place_of(f"{bucket}/libraries/anna/holiday.jpg").put(b"1")
+    before = place_of(bucket).objects()
+    manifest = tmp_path / "one.jsonl"
+    manifest.write_text(f'{{"source": "backups/anna", "target": "{bucket}/libraries/anna"}}\n')
+    fleet("migrate", manifest, "--results", tmp_path / "out.parquet", "-q")
+    [row] = libraries_in(tmp_path / "out.parquet").values()
+    assert (row["outcome"], place_of(bucket).objects()) == ("refused", before)
+    assert str(bucket) in row["message"]
+
+
+def test_a_store_that_is_away_stops_its_libraries_and_resume_goes_on(
+    backups: Path, bucket: str, files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.parquet"
+    with monkeypatch.context() as patched:
+        # What tries again itself would only take long.
+        patched.setenv("AWS_MAX_ATTEMPTS", "1")
+        patched.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        # Clients that are open know the store by its address.
+        files.clear_instance_cache()
+        done = fleet("migrate", backups, "--to", bucket, "--results", out, "--attempts", 1, "-q", "--", "--now", NOW)
+    assert done.status == 3
+    rows = libraries_in(out)
+    assert {row["code"] for row in rows.values()} == {"StorageFailed"}
+    assert rows["anna"]["message"].startswith(f"{bucket}/anna/regraft-library could not be read or written (")
+    files.clear_instance_cache()
+    assert fleet("resume", out, "-q").status == 1
+    assert {name.split("/")[0] for name in place_of(bucket).objects()} == {"anna", "boris"}
+
+
+def test_a_bucket_that_is_not_there_is_refused(backups: Path, bucket: str, tmp_path: Path) -> None:
+    done = fleet("migrate", backups, "--to", f"{bucket}x", "--results", tmp_path / "out.parquet", "-q")
+    codes = {row["code"] for row in libraries_in(tmp_path / "out.parquet").values()}
+    assert (done.status, codes) == (2, {"StorageRefused"})
+
+
+REFUSED = {
+    "no folder": (["check", "{bucket}/nothing"], "names no library"),
+    "a target twice": (["migrate", "{table}"], "is the target of two libraries"),
+    "a target in a library": (["migrate", "{inside}"], "would lie in another library"),
+    "a name that leads out": (["check", "{bucket}/../x"], "names no folder or object of a store"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_meant_is_refused_and_nothing_written(bucket: str, tmp_path: Path, case: str) -> None:
+    (tmp_path / "twice.csv").write_text(f"source,target\na,{bucket}/x\nb,{bucket}/x/\n")
+    (tmp_path / "inside.csv").write_text(f"source,target\na,{bucket}/x\nb,{bucket}/x/y\n")
+    words, message = REFUSED[case]
+    names = {"bucket": bucket, "table": tmp_path / "twice.csv", "inside": tmp_path / "inside.csv"}
+    before = snapshot(tmp_path)
+    done = fleet(*(word.format(**names) for word in words), "--results", tmp_path / "out.parquet", "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert message in done.document["error"]["message"]
+    assert (snapshot(tmp_path), place_of(bucket).objects()) == (before, {})
+
+
+def test_a_file_as_a_url_is_a_path(backups: Path, tmp_path: Path) -> None:
+    (backups / "anna").rename(backups / "anna b")
+    url = f"file://{str(backups).replace(' ', '%20')}"
+    done = fleet("check", f"{url}/anna*", "--results", tmp_path / "out.parquet", "-q")
+    assert done.status == 1
+    assert list(libraries_in(tmp_path / "out.parquet")) == ["anna b"]
+
+
+# --- two at once -----------------------------------------------------------------------------------------------------
+
+
+def job(migrated: str, **options: Any) -> Job:
+    return Job(command="repair", options=(), source=f"{migrated}/anna", **options)
+
+
+def test_what_another_fleet_works_on_waits_for_it(migrated: str) -> None:
+    with leases.held(place_of(f"{migrated}/anna"), "another"):
+        ended = staging.done(job(migrated, fleet="this"), lambda _: pytest.fail("it was worked on"))
+    assert (ended.status, ended.document["error"]["code"]) == (3, LibraryHeld.__name__)
+    assert 0 < ended.wait_seconds <= 61
+
+
+def test_of_two_that_work_on_a_library_one_publishes_and_the_other_comes_after_it(
+    migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One was long asleep, and its lease has run out; both do their work on the same version."""
+    place = place_of(f"{migrated}/anna")
+
+    def changing(name: str) -> Any:
+        def run(arguments: tuple[str, ...]) -> Ended:
+            (Path(arguments[-1]) / name).write_text(name)
+            return Ended(status=0, document={}, seconds=0.1)
+
+        return run
+
+    def asleep(arguments: tuple[str, ...]) -> Ended:
+        with monkeypatch.context() as patched:
+            patched.setattr(leases, "_demand_free", lambda *_: None)
+            assert staging.done(job(migrated, fleet="this"), changing("this")).status == 0
+        return changing("asleep")(arguments)
+
+    ended = staging.done(job(migrated, fleet="asleep"), asleep)
+    assert (ended.status, ended.document["error"]["code"]) == (3, "LibraryChanged")
+    version = versions.latest(place)
+    assert version.number == 2
+    assert "this" in version.files
+    assert "asleep" not in version.files
+    assert all("lease" not in name for name in place.objects())
+    assert staging.done(job(migrated, fleet="asleep"), changing("asleep")).status == 0
+    assert versions.latest(place).files.keys() >= {"this", "asleep"}
+
+
+def test_what_was_stopped_or_refused_is_not_published(migrated: str) -> None:
+    place = place_of(f"{migrated}/anna")
+
+    def stopped(arguments: tuple[str, ...]) -> Ended:
+        (Path(arguments[-1]) / "half").write_text("half")
+        return Ended(status=3, document={"error": {"code": "StoppedBySystem", "message": arguments[-1]}}, seconds=0.1)
+
+    ended = staging.done(job(migrated), stopped)
+    assert (ended.status, ended.document["error"]["message"]) == (3, f"{migrated}/anna")
+    assert versions.latest(place).number == 1
+
+
+def test_a_disk_that_is_full_stops_a_library(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Place, "download", full)
+    ended = staging.done(job(migrated), lambda _: pytest.fail("it was worked on"))
+    assert (ended.status, ended.document["error"]["code"]) == (3, "StoppedBySystem")
+    assert "No space left" in ended.document["error"]["message"]
