@@ -186,6 +186,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 def _carry_out(order: Order, path: Path, known: dict[int, list[Row]], asked: Asked) -> None:
     # Without it nothing could be written in the end.
     arrow()
+    manifest.demand_clients(order.libraries)
     if asked.address is not None and asked.engine != "ray":
         raise WrongUsage(problem=tr("--address is of a cluster of Ray"), hint=tr("add --engine ray"))
     run = Run(command=f"fleet {order.command}", target_kind="parquet", target=path)

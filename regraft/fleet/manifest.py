@@ -20,7 +20,7 @@ import msgspec
 
 from regraft import links
 from regraft.errors import RegraftError, WrongUsage
-from regraft.fleet.storage import is_url, place_of
+from regraft.fleet.storage import demand_client, is_url, place_of
 from regraft.formats.parquet.columns import arrow
 from regraft.language import tr
 from regraft.text import LONGEST_NAME, shown, whole
@@ -170,7 +170,7 @@ def _joined(folder: str, name: str) -> str:
     if is_url(own):
         return own
     if is_url(folder):
-        return f"{folder}/{own.removeprefix('./')}"
+        return f"{folder.rstrip('/')}/{own.removeprefix('./')}"
     return str(Path(folder) / own)
 
 
@@ -255,6 +255,17 @@ def demand_apart(found: Iterable[Library], results: Iterable[Path]) -> None:
         if not places.isdisjoint(target.parents):
             problem = tr("the target {path} would lie in another library", path=target)
             raise WrongUsage(problem=problem, hint=tr("name another folder"))
+
+
+def demand_clients(found: Iterable[Library]) -> None:
+    """Refuse libraries in a kind of store for which nothing is installed, before anything is done.
+
+    Raises:
+        WrongUsage
+    """
+    names = (name for one in found for name in (one.source, one.target))
+    for kind in sorted({name.partition("://")[0] for name in names if name is not None and is_url(name)}):
+        demand_client(kind)
 
 
 def _different(names: Iterable[str | None], problem: str) -> set[PurePath]:

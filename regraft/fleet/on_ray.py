@@ -47,7 +47,7 @@ class RayPool:
             ) from error
         resources = self._ray.cluster_resources()
         self.count = count or max(1, int(resources.get("CPU", 1)))
-        self.memory = int(resources.get("memory", 0))
+        self.memory = int(resources.get("memory", 1 << 40))
         # What no machine has would be waited for without an end.
         machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self._most_memory = int(max((one.get("memory", 0) for one in machines), default=0))

@@ -25,6 +25,7 @@ _STORES = {
     "gs": ("gcsfs", "gs"),
     "memory": ("fsspec", "s3"),
 }
+_PURPOSE = tr("libraries in object storage")
 #: An object of more bytes goes alone and in parts, so that little of it is in memory.
 _LARGE_BYTES = 8 << 20
 _IN_PARTS: Mapping[str, Mapping[str, Any]] = {
@@ -74,9 +75,8 @@ class Place(msgspec.Struct, frozen=True):
     @property
     def _files(self) -> Any:
         kind = self.parts[0]
-        module, extra = _STORES[kind]
-        extras.needed(module, tr("libraries in object storage"), extra)
-        fsspec = extras.needed("fsspec", tr("libraries in object storage"), extra)
+        demand_client(kind)
+        fsspec = extras.needed("fsspec", _PURPOSE, _STORES[kind][1])
         # What was listed before is never taken for what is there.
         settings = {} if kind == "memory" else {"use_listings_cache": False}
         return fsspec.filesystem(kind, **settings)
@@ -270,6 +270,16 @@ def place_of(url: str) -> Place:
         problem = tr("{url} names no folder or object of a store", url=shown(url, LONGEST_NAME))
         raise WrongUsage(problem=problem, hint=tr("write s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"))
     return Place(f"{kind}://{'/'.join(parts)}")
+
+
+def demand_client(kind: str) -> None:
+    """Refuse a kind of store for which nothing is installed.
+
+    Raises:
+        WrongUsage
+    """
+    module, extra = _STORES[kind]
+    extras.needed(module, _PURPOSE, extra)
 
 
 @contextmanager

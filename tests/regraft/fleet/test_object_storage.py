@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def backups(tmp_path: Path) -> Path:
 def migrated(backups: Path, bucket: str, tmp_path: Path) -> str:
     """Migrate both into object storage, and return the URL of the folder of libraries."""
     out = tmp_path / "migrated.parquet"
-    done = fleet("migrate", backups, "--to", f"{bucket}/libraries", "--results", out, "--json", "--", "--now", NOW)
+    done = fleet("migrate", backups, "--to", f"{bucket}/libraries/", "--results", out, "--json", "--", "--now", NOW)
     assert done.document["libraries"] == {"all": 2, "worth-reading": 2}, done.document
     assert done.status == 1
     return f"{bucket}/libraries"
@@ -223,6 +224,16 @@ def test_what_cannot_be_meant_is_refused_and_nothing_written(bucket: str, tmp_pa
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
     assert message in done.document["error"]["message"]
     assert (snapshot(tmp_path), place_of(bucket).objects()) == (before, {})
+
+
+def test_without_a_client_nothing_is_begun(backups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    before = snapshot(tmp_path)
+    done = fleet("migrate", backups, "--to", "gs://bucket/x/", "--results", tmp_path / "out.parquet")
+    assert (done.status, snapshot(tmp_path)) == (2, before)
+    assert 'libraries in object storage need gcsfs, which is not installed (install it: pip install "regraft[gs]")' in (
+        done.stderr
+    )
 
 
 def test_a_file_as_a_url_is_a_path(backups: Path, tmp_path: Path) -> None:
