@@ -1,0 +1,89 @@
+"""What processes of a fleet do in tests at a moment of a command: they are killed, or wait for what another one does.
+
+A moment is the number of an operation that a command asks of its target's disk, SQLite's own among them. What is to
+happen to a source stands in a file of its name in the folder ``moments`` beside the folder of the sources: one line for
+each attempt. Linux only, as what the operations are seen with.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.campaign import disk
+from benchmarks.campaign.disk import Operation
+from regraft.cli import in_process
+from regraft.fleet.engine import Ended
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens at an operation: a command is run and waited for; without one, this process is killed."""
+
+    operation: int
+    command: tuple[str, ...] = ()
+
+
+class Watching:
+    """Counts operations, and does something before one of them."""
+
+    def __init__(self, moment: int = 0, does: Callable[[], None] = lambda: None) -> None:
+        self.count = 0
+        self._moment, self._does = moment, does
+
+    def before(self, _: Operation) -> None:
+        """Look at what is about to be done."""
+        self.count += 1
+        if self.count == self._moment:
+            self._does()
+
+    def after(self, _: Operation) -> None:
+        """It was done."""
+
+
+def plan(source: Path, *moments: Moment) -> None:
+    """Write down what is to happen in the first attempts at a source."""
+    path = _plan_of(source)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"".join(msgspec.json.encode(moment) + b"\n" for moment in moments))
+
+
+def left_of(source: Path) -> int:
+    """Return how many of the moments that were planned have not come."""
+    path = _plan_of(source)
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def watched(arguments: tuple[str, ...], watching: Watching) -> Ended:
+    """Run a command line, and see what it asks of the disk below its target's parent."""
+    target = arguments[arguments.index("--to") + 1]
+    with disk.watched(watching, str(Path(target).parent)):
+        return in_process.run(arguments)
+
+
+def work(arguments: tuple[str, ...]) -> Ended:
+    """Run a command line; at the moment that is planned for this attempt, do what is planned."""
+    path = _plan_of(Path(arguments[-1]))
+    if not left_of(Path(arguments[-1])):
+        return in_process.run(arguments)
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(rest))
+    moment = msgspec.json.decode(first, type=Moment)
+
+    def do() -> None:
+        if not moment.command:
+            os.kill(os.getpid(), signal.SIGKILL)
+        subprocess.run(moment.command, check=False, capture_output=True)
+
+    return watched(arguments, Watching(moment.operation, do))
+
+
+def _plan_of(source: Path) -> Path:
+    return source.parent.parent / "moments" / source.name
+
+
+WORK = work
