@@ -98,10 +98,7 @@ def done(
     # Ascending, which is a heap already.
     waiting = [Waiting(0.0, place, 1) for place in range(len(ordered))]
     while waiting or pool.at_work:
-        now = time.monotonic()
-        while waiting and waiting[0].ready_at <= now and len(pool.at_work) < pool.count:
-            one = heappop(waiting)
-            pool.give(ordered[one.place], one)
+        now = _give(waiting, ordered, pool)
         patience = _patience(waiting, now, is_full=len(pool.at_work) == pool.count)
         if not pool.at_work:
             time.sleep(patience)
@@ -111,7 +108,18 @@ def done(
                 pause = pause_seconds * 2 ** (one.attempt - 1)
                 heappush(waiting, Waiting(time.monotonic() + pause, one.place, one.attempt + 1))
             else:
+                # Its process goes on while somebody writes down how this one ended.
+                _give(waiting, ordered, pool)
                 yield ordered[one.place], msgspec.structs.replace(ended, attempts=one.attempt)
+
+
+def _give(waiting: list[Waiting], ordered: list[Task], pool: Pool) -> float:
+    """Begin tasks that wait and may be begun, as many as the pool has room for, and return the time."""
+    now = time.monotonic()
+    while waiting and waiting[0].ready_at <= now and len(pool.at_work) < pool.count:
+        one = heappop(waiting)
+        pool.give(ordered[one.place], one)
+    return now
 
 
 def _patience(waiting: list[Waiting], now: float, *, is_full: bool) -> float:
