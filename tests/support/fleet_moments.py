@@ -18,7 +18,10 @@ import msgspec
 from benchmarks.campaign import disk
 from benchmarks.campaign.disk import Operation
 from regraft.cli import in_process
-from regraft.fleet.engine import Ended
+from regraft.fleet.engine import Ended, LocalPool
+from regraft.fleet.results import Order, Row
+from regraft.fleet.run import Fleet
+from regraft.report.document import Run
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,20 @@ def work(arguments: tuple[str, ...]) -> Ended:
         subprocess.run(moment.command, check=False, capture_output=True)
 
     return watched(arguments, Watching(moment.operation, do))
+
+
+def work_until_killed(order: str, results: str, count: int) -> None:
+    """Work on a fleet (the order in JSON) with two processes, and be killed when so many libraries have ended."""
+    ended = iter(range(1, count))
+
+    def watch(_: Row) -> None:
+        if next(ended, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fleet = Fleet(
+        order=msgspec.json.decode(order, type=Order), path=Path(results), pool=lambda: LocalPool(in_process.run, 2)
+    )
+    fleet.run(Run(command="fleet migrate"), watch)
 
 
 def _plan_of(source: Path) -> Path:

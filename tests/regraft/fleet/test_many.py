@@ -7,12 +7,15 @@ import json
 import os
 import random
 import re
+import signal
+import subprocess
 import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from conftest import NOW, REPO, nothing_opened, snapshot
 from faults import left_over, untouched
@@ -253,6 +256,29 @@ def content_and_times(library: str | None) -> dict[str, tuple[int, int, bytes]]:
     """Return the files of a library with their times, but for those of regraft's own folder."""
     found = snapshot(Path(str(library)))
     return {name: one for name, one in found.items() if not name.startswith(".regraft")}
+
+
+def test_a_fleet_that_is_killed_itself_is_gone_on_with_and_does_nothing_twice(herd: Herd, tmp_path: Path) -> None:
+    order, out = herd.order(tmp_path / "libraries"), tmp_path / "out.parquet"
+    count = len(herd.sources) // 3
+    call = f"fleet_moments.work_until_killed({msgspec.json.encode(order).decode()!r}, {str(out)!r}, {count})"
+    told = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(REPO)])}
+    killed = subprocess.run([sys.executable, "-c", f"import fleet_moments; {call}"], env=told, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not out.exists()
+
+    _, known = results.read(out)
+    assert len(known) == count
+    work = Fleet(order=order, path=out, pool=partial(LocalPool, WORK, 2), known=known, pause_seconds=0.01)
+    with untouched(herd.folder / "sources"):
+        work.run(Run(command="fleet resume"))
+
+    rows = rows_of(out)
+    for number, found in enumerate(rows):
+        assert_same(herd, number, found, order)
+        if number in known and known[number][0].outcome in results.GOOD:
+            assert found == known[number]
+    assert_nothing_beside(order, herd)
 
 
 # --- two fleets ------------------------------------------------------------------------------------------------------
