@@ -109,11 +109,7 @@ def done(
     waiting = [Waiting(0.0, place, 1) for place in range(len(ordered))]
     room = _Room(pool)
     while waiting or pool.at_work:
-        now = time.monotonic()
-        while waiting and waiting[0].ready_at <= now and room.is_there_for(ordered[waiting[0].place]):
-            one = heappop(waiting)
-            room.take(ordered[one.place])
-            pool.give(ordered[one.place], one)
+        now = room.fill(waiting, ordered)
         patience = _patience(waiting, now)
         if not pool.at_work:
             time.sleep(patience)
@@ -124,6 +120,8 @@ def done(
                 pause = max(pause_seconds * 2 ** (one.attempt - 1), ended.wait_seconds)
                 heappush(waiting, Waiting(time.monotonic() + pause, one.place, one.attempt + 1))
             else:
+                # Its process goes on while somebody writes down how this one ended.
+                room.fill(waiting, ordered)
                 yield ordered[one.place], msgspec.structs.replace(ended, attempts=one.attempt)
 
 
@@ -134,16 +132,22 @@ class _Room:
         self._pool = pool
         self._cores = self._memory = 0
 
-    def is_there_for(self, task: Task) -> bool:
+    def fill(self, waiting: list[Waiting], ordered: list[Task]) -> float:
+        """Begin tasks that wait and may be begun, as many as there is room for, and return the time."""
+        now = time.monotonic()
+        while waiting and waiting[0].ready_at <= now and self._is_there_for(ordered[waiting[0].place]):
+            one = heappop(waiting)
+            task = ordered[one.place]
+            self._cores += task.cores
+            self._memory += task.memory
+            self._pool.give(task, one)
+        return now
+
+    def _is_there_for(self, task: Task) -> bool:
         """Tell whether one more task may be begun; one that is alone has all there is."""
         if not self._cores:
             return True
         return self._cores + task.cores <= self._pool.count and self._memory + task.memory <= self._pool.memory
-
-    def take(self, task: Task) -> None:
-        """Note that a task begins."""
-        self._cores += task.cores
-        self._memory += task.memory
 
     def give_back(self, task: Task) -> None:
         """Note that a task has ended."""

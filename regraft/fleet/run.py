@@ -18,6 +18,7 @@ from regraft.fleet import engine, manifest, memory, results
 from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended, Pool, Task
 from regraft.fleet.errors import FleetInterrupted
+from regraft.fleet.manifest import Library
 from regraft.fleet.results import GOOD, Journal, Order, Row
 from regraft.language import tr
 from regraft.report.document import Report, Run
@@ -146,15 +147,19 @@ class Fleet(msgspec.Struct, kw_only=True):
         for number, size in sizes.items():
             library = self.order.libraries[number]
             has = min(cores, math.ceil(size / fair)) if size >= _LARGE_BYTES else 1
-            job = Job(
-                command=self.order.command,
-                options=(*self.order.options, *library.options),
-                source=library.source,
-                target=library.target,
-                fleet=self.order.id,
-                cores=has,
-            )
-            yield Task(number=number, job=job, bytes=size, cores=has, memory=memory.planned(size, has))
+            yield Task(number=number, job=job_of(self.order, library, has), bytes=size, cores=has, memory=memory.planned(size, has))
+
+
+def job_of(order: Order, library: Library, cores: int = 1) -> Job:
+    """Return what is to be done with a library."""
+    return Job(
+        command=order.command,
+        options=(*order.options, *library.options),
+        source=library.source,
+        target=library.target,
+        fleet=order.id,
+        cores=cores,
+    )
 
 
 def is_retried(ended: Ended) -> bool:

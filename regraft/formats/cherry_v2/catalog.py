@@ -154,12 +154,13 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 def write_catalog(path: Path, records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
     """Write a fresh catalog to ``path``, where no file is yet: bases with their items, in the order given.
 
-    Items are streamed: they hold the texts of notes.
+    Items are streamed: they hold the texts of notes. The file is not flushed: that is for whoever puts it in its place.
 
     Raises:
         apsw.Error: it cannot be written.
     """
     with sqlite.writing(path, create=True) as db:
+        db.pragma("synchronous", "OFF")
         _write(db, records)
 
 

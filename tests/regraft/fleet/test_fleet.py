@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -224,6 +224,33 @@ def test_what_the_system_stopped_is_tried_again_and_what_is_regraft_own_fault_is
         ("refused", 1),
     ]
     assert [row["code"] for row in rows] == [None, "StoppedBySystem", "FaultOfRegraft", "WrongUsage"]
+
+
+def test_a_process_has_its_next_task_before_somebody_writes_down_how_one_ended() -> None:
+    given: list[int] = []
+
+    class AtOnce:
+        """A pool of one process that ends each task at once."""
+
+        count = 1
+
+        def __init__(self) -> None:
+            self.at_work: dict[Any, tuple[engine.Waiting, float]] = {}
+
+        def give(self, task: Task, one: engine.Waiting) -> None:
+            given.append(task.number)
+            self.at_work[task.number] = one, 0.0
+
+        def answers(self, seconds: float) -> Iterator[tuple[engine.Waiting, Ended]]:
+            for number in list(self.at_work):
+                yield self.at_work.pop(number)[0], Ended(status=0, document={}, seconds=0)
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    tasks = [Task(number=number, job=None) for number in range(3)]
+    ends = engine.done(tasks, AtOnce(), attempts=1, is_retried=is_retried)
+    assert [(task.number, list(given)) for task, _ in ends] == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2])]
 
 
 def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,25 +19,6 @@ from regraft.report.document import Run
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 SAMPLE = Path(__file__).parents[3] / "sample_v1" / "backup"
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Start a cluster of two workers on this machine; its processes find what this one finds."""
-    paths = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
-    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
-    try:
-        yield context.address_info["gcs_address"]
-    finally:
-        ray.shutdown()
-
-
-@pytest.fixture
-def joined(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the fleet take the cluster that is there, and leave it."""
-    monkeypatch.setattr(ray, "init", lambda **_: None)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    return address
 
 
 def test_a_cluster_comes_to_what_one_machine_comes_to(joined: str, tmp_path: Path) -> None:

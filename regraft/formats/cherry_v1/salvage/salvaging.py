@@ -73,7 +73,7 @@ def salvaged(
             raise StoreProblem(tr("holds nothing of a SQLite file")) from error
         reading = Reading(file, SHAPES)
         place = folder / "salvaged.sqlite"
-        with sqlite.writing(place, create=True) as db, sqlite.transaction(db):
+        with sqlite.writing(place, create=True) as db, _transaction(db):
             keys = scratch.fill(db, reading, loaders, keep=keep)
             # The table has the key on its texts, unless the schema is there and says otherwise.
             is_keyed = TEXT_INDEX in reading.roots or "vectors" not in reading.roots
@@ -83,6 +83,14 @@ def salvaged(
             if keep:
                 _write(db)
         yield Salvaged(path=place if keep else None, tally=tally)
+
+
+@contextmanager
+def _transaction(db: apsw.Connection) -> Iterator[None]:
+    """Fill the file in one go; it is gone after a power cut, with the run that it was made for, and need not last."""
+    db.pragma("synchronous", "OFF")
+    with sqlite.transaction(db):
+        yield
 
 
 def _name_refused(db: apsw.Connection) -> None:
