@@ -36,7 +36,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How a command line ended: its exit status, its document, and the seconds it took.
 
     ``status`` is None where the process was killed each time; ``attempts`` is how often it was tried. Before it is
-    tried again, ``wait_seconds`` have to pass at least.
+    tried again, ``wait_seconds`` have to pass at least. ``is_after_kill`` tells whether a process was killed in an
+    attempt before, as far as anybody knows: where a machine was lost, it may still be at work.
     """
 
     status: int | None
@@ -44,6 +45,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     attempts: int = 1
     wait_seconds: float = 0.0
+    is_after_kill: bool = False
 
 
 #: Does a task's job: a function of a module, for other processes.
@@ -58,6 +60,7 @@ class Waiting(msgspec.Struct, frozen=True, order=True):
     ready_at: float
     place: int
     attempt: int
+    is_after_kill: bool = False
 
 
 def fault(reason: str, seconds: float) -> Ended:
@@ -116,13 +119,20 @@ def done(
             continue
         for one, ended in pool.answers(patience):
             room.give_back(ordered[one.place])
-            if one.attempt < attempts and (ended.status is None or is_retried(ended)):
-                pause = max(pause_seconds * 2 ** (one.attempt - 1), ended.wait_seconds)
-                heappush(waiting, Waiting(time.monotonic() + pause, one.place, one.attempt + 1))
+            told = msgspec.structs.replace(ended, attempts=one.attempt, is_after_kill=one.is_after_kill)
+            if one.attempt < attempts and (ended.status is None or is_retried(told)):
+                heappush(waiting, _again(one, ended, pause_seconds))
             else:
                 # Its process goes on while somebody writes down how this one ended.
                 room.fill(waiting, ordered)
-                yield ordered[one.place], msgspec.structs.replace(ended, attempts=one.attempt)
+                yield ordered[one.place], told
+
+
+def _again(one: Waiting, ended: Ended, pause_seconds: float) -> Waiting:
+    """Return when a task is tried again that ended so."""
+    pause = max(pause_seconds * 2 ** (one.attempt - 1), ended.wait_seconds)
+    is_after_kill = one.is_after_kill or ended.status is None
+    return Waiting(time.monotonic() + pause, one.place, one.attempt + 1, is_after_kill)
 
 
 class _Room:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from regraft.errors import REFUSED, STOPPED, WORTH_READING, WrongUsage
+from regraft.errors import REFUSED, STOPPED, WORTH_READING, TargetLocked, WrongUsage
 from regraft.fleet import engine, manifest, memory, results
 from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended, Pool, Task
@@ -147,7 +147,13 @@ class Fleet(msgspec.Struct, kw_only=True):
         for number, size in sizes.items():
             library = self.order.libraries[number]
             has = min(cores, math.ceil(size / fair)) if size >= _LARGE_BYTES else 1
-            yield Task(number=number, job=job_of(self.order, library, has), bytes=size, cores=has, memory=memory.planned(size, has))
+            yield Task(
+                number=number,
+                job=job_of(self.order, library, has),
+                bytes=size,
+                cores=has,
+                memory=memory.planned(size, has),
+            )
 
 
 def job_of(order: Order, library: Library, cores: int = 1) -> Job:
@@ -163,8 +169,11 @@ def job_of(order: Order, library: Library, cores: int = 1) -> Job:
 
 
 def is_retried(ended: Ended) -> bool:
-    """Tell whether a library may end otherwise the next time: the system stopped it."""
+    """Tell whether a library may end otherwise the next time: the system stopped it, or somebody has it who is said to
+    be gone."""
     code = (ended.document.get("error") or {}).get("code")
+    if ended.is_after_kill and code == TargetLocked.__name__:
+        return True
     return ended.status == STOPPED and code not in _FINAL
 
 

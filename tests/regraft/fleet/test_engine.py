@@ -19,7 +19,7 @@ from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended, LocalPool, Task, Waiting
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import Order
-from regraft.fleet.run import Fleet
+from regraft.fleet.run import Fleet, is_retried
 from regraft.report.document import Run
 
 FINE = Ended(status=0, document={}, seconds=0.1)
@@ -79,6 +79,21 @@ def test_what_has_to_wait_waits_at_least_so_long(monkeypatch: pytest.MonkeyPatch
     [(_, ended)] = engine.done([Task(number=0, job=None)], pool, attempts=2, is_retried=lambda one: one.status == 3)
     assert (ended.status, ended.attempts) == (0, 2)
     assert begun[1] - begun[0] >= 42.0
+
+
+@pytest.mark.parametrize(("first", "attempts"), [(Ended(status=None, document={}, seconds=0.1), 3), (FINE, 1)])
+def test_a_lock_of_one_that_was_killed_is_waited_for(first: Ended, attempts: int) -> None:
+    """Where a machine was lost, its process may be at work for a while longer."""
+    locked = Ended(status=2, document={"error": {"code": "TargetLocked", "message": ""}}, seconds=0.1)
+    answers = iter([first, locked, FINE] if first.status is None else [locked])
+    [(_, ended)] = engine.done(
+        [Task(number=0, job=None)],
+        HerePool(lambda _: next(answers), 1),
+        attempts=3,
+        is_retried=is_retried,
+        pause_seconds=0.001,
+    )
+    assert ended.attempts == attempts
 
 
 # --- large libraries -------------------------------------------------------------------------------------------------
