@@ -153,8 +153,8 @@ def _absolute(library: Library) -> Library:
     return placed
 
 
-def demand_apart(found: Iterable[Library], results: Iterable[Path]) -> None:
-    """Refuse a source or a target that is named twice, results in a library, and a target in another library.
+def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
+    """Refuse a source or a target that is named twice, a file of ``own`` in a library, and a target in another library.
 
     Raises:
         WrongUsage
@@ -162,9 +162,9 @@ def demand_apart(found: Iterable[Library], results: Iterable[Path]) -> None:
     every = list(found)
     targets = _different((one.target for one in every), tr("{name} is the target of two libraries"))
     places = targets | _different((one.source for one in every), tr("{name} is named twice"))
-    for path in map(links.real_path, results):
+    for path in map(links.real_path, own):
         if path in places or not places.isdisjoint(path.parents):
-            problem = tr("the results {path} would lie in a library", path=path)
+            problem = tr("the file {path} would lie in a library", path=path)
             raise WrongUsage(problem=problem, hint=tr("name another file"))
     for path in targets:
         if not places.isdisjoint(path.parents):
