@@ -21,6 +21,7 @@ from regraft.cli.output import echo_json, note, reports_errors, say, written_lis
 from regraft.errors import Declined, WrongUsage
 from regraft.fleet import manifest, results
 from regraft.fleet.engine import LocalPool, Pool
+from regraft.fleet.known import Known
 from regraft.fleet.metrics import Metrics, files_of
 from regraft.fleet.on_ray import RayPool
 from regraft.fleet.results import Order, Row
@@ -137,7 +138,7 @@ def _added(name: str) -> None:
         libraries = manifest.libraries(manifest_path, targets, form.ending, needs_target=form.has_target)
         manifest.demand_apart(libraries, results.files_of(path))
         order = Order(command=name, options=options, libraries=tuple(libraries))
-        _carry_out(order, path, {}, Asked(**engine))
+        _carry_out(order, path, Known(), Asked(**engine))
 
     command.__name__ = f"fleet {name}"
     made: Any = _engine_options(reports_errors(command))
@@ -180,7 +181,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     verbose: int
 
 
-def _carry_out(order: Order, path: Path, known: dict[int, list[Row]], asked: Asked) -> None:
+def _carry_out(order: Order, path: Path, known: Known[Row], asked: Asked) -> None:
     # Without it nothing could be written in the end.
     arrow()
     if asked.address is not None and asked.engine != "ray":

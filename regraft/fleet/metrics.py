@@ -13,9 +13,10 @@ from typing import Any
 
 from regraft import __version__, areas, clock, extras, links
 from regraft.errors import RegraftError, WrongUsage
-from regraft.fleet.engine import Ended, Pool, Task, Waiting
+from regraft.fleet.engine import Pool, Task, Waiting
 from regraft.fleet.results import OUTCOMES
 from regraft.fleet.tally import BUCKETS, Tally
+from regraft.fleet.watched import Watcher
 from regraft.language import tr
 from regraft.ledger import durable
 from regraft.text import path_text
@@ -117,8 +118,8 @@ class Metrics:
                 self._pool = None
                 self._try_to_write()
 
-    def begin(self, tasks: Sequence[Task], pool: Pool) -> Pool:
-        """Write the state for the first time, and return a pool whose work the metrics follow.
+    def begin(self, tasks: Sequence[Task], pool: Pool) -> Watcher:
+        """Write the state for the first time, and return who follows the pool.
 
         Raises:
             OSError, RegraftError: it cannot be written.
@@ -128,14 +129,14 @@ class Metrics:
         self._retries = self._attempts - self._tally.libraries.total()
         self._pool = pool
         self._write()
-        return _FollowedPool(pool, self)
+        return Watcher(given=self._given, looked=self._refresh)
 
-    def given(self, one: Waiting) -> None:
+    def _given(self, one: Waiting) -> None:
         """Count an attempt."""
         self._attempts += 1
         self._retries += one.attempt > 1
 
-    def refresh(self) -> None:
+    def _refresh(self) -> None:
         """Write the state, if some time has passed."""
         if self._written_at is None or self._now() - self._written_at >= _EVERY_SECONDS:
             self._try_to_write()
@@ -223,28 +224,6 @@ class Metrics:
             buckets.append((bound, so_far))
         family.add_metric(list(self._labels.values()), buckets, round(self._tally.seconds, 3))
         return family
-
-
-class _FollowedPool:
-    """A pool that says what it is given, and lets the metrics be refreshed while it is waited for."""
-
-    def __init__(self, pool: Pool, metrics: Metrics) -> None:
-        self._pool, self._metrics = pool, metrics
-        self.count, self.at_work = pool.count, pool.at_work
-
-    def give(self, task: Task, one: Waiting) -> None:
-        """See :meth:`regraft.fleet.engine.Pool.give`."""
-        self._pool.give(task, one)
-        self._metrics.given(one)
-
-    def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
-        """See :meth:`regraft.fleet.engine.Pool.answers`."""
-        yield from self._pool.answers(seconds)
-        self._metrics.refresh()
-
-    def close(self) -> None:
-        """See :meth:`regraft.fleet.engine.Pool.close`."""
-        self._pool.close()
 
 
 def _is_replaceable(path: Path) -> bool:

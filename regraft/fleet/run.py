@@ -6,8 +6,9 @@ import logging
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,12 @@ from regraft.errors import REFUSED, STOPPED, WORTH_READING, WrongUsage
 from regraft.fleet import engine, results
 from regraft.fleet.engine import Ended, Pool, Task
 from regraft.fleet.errors import FleetInterrupted
+from regraft.fleet.known import Known
 from regraft.fleet.manifest import Library
 from regraft.fleet.metrics import Metrics
-from regraft.fleet.results import GOOD, Journal, Order, Row
+from regraft.fleet.results import Journal, Order, Row
 from regraft.fleet.tally import LibraryReport, Tally
+from regraft.fleet.watched import WatchedPool, Watcher
 from regraft.language import tr
 from regraft.report.document import Report, Run
 from regraft.text import argument
@@ -30,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: How often a library is tried whose disk failed, or whose process was killed.
 ATTEMPTS = 3
+#: So many sources are looked at at a time, and so many before others are.
+_SIZED_AT_ONCE, _SIZED_TOGETHER = 16, 1024
 #: Outcomes by the exit status that a fleet has where a library has one of them, the worst first.
 ENDING_WITH = {
     STOPPED: ("killed", "interrupted", "stopped"),
@@ -96,18 +101,14 @@ class Fleet(msgspec.Struct, kw_only=True):
     path: Path
     pool: Callable[[], Pool]
     attempts: int = ATTEMPTS
-    known: dict[int, list[Row]] = {}
+    known: Known[Row] = msgspec.field(default_factory=Known)
     metrics: Metrics | None = None
     pause_seconds: float = 1.0
 
     @property
     def left(self) -> list[int]:
         """Return the numbers of the libraries that are to be worked on: those that have not ended well."""
-        return [
-            number
-            for number in range(len(self.order.libraries))
-            if number not in self.known or self.known[number][0].outcome not in GOOD
-        ]
+        return [number for number in range(len(self.order.libraries)) if number not in self.known.good]
 
     def run(self, run: Run, watch: Watch = lambda _: None) -> FleetReport:
         """Work on all libraries that are left, write the results, and return what became of them all.
@@ -116,40 +117,45 @@ class Fleet(msgspec.Struct, kw_only=True):
             FleetInterrupted: it was stopped; what had ended is in the journal.
             OSError: the results cannot be written, or no process can be started.
         """
-        rows = {number: found for number, found in self.known.items() if found[0].outcome in GOOD}
         tally = Tally()
-        for found in rows.values():
-            tally.add(found)
         try:
             with results.held(self.path), self.metrics.kept(tally) if self.metrics else nullcontext():
-                self._work(rows, tally, watch)
-                ordered = [rows[number] for number in sorted(rows)]
-                results.write(self.path, self.order, chain.from_iterable(ordered))
+                rows = self._work(tally, watch)
+                results.write(self.path, self.order, rows)
         except KeyboardInterrupt:
             command = shlex.join(["regraft", "fleet", "resume", argument(self.path)])
             raise FleetInterrupted(finished=tally.good, command=command) from None
         run.end()
         return report_of(run, tally)
 
-    def _work(self, rows: dict[int, list[Row]], tally: Tally, watch: Watch) -> None:
-        """Add the rows of all libraries that are left, as they end, to those that are known, and to the journal."""
+    def _work(self, tally: Tally, watch: Watch) -> Known[Row]:
+        """Add the rows of all libraries that are left, as they end, to the journal; return those of all."""
         left = self.left
         with ExitStack() as stack:
             # First of all: where it cannot be had, nothing is written.
             pool = stack.enter_context(closing(self.pool())) if left else None
-            journal = stack.enter_context(closing(Journal(self.path, self.order, rows.values())))
-            for found in () if pool is None else self._ended(left, pool):
-                rows[found[0].library] = found
+            journal = stack.enter_context(closing(Journal(self.path, self.order, self._good(tally))))
+            for found in () if pool is None else self._ended(left, pool, journal):
                 journal.add(found)
                 tally.add(found)
                 watch(found[0])
+        return journal.rows
 
-    def _ended(self, left: list[int], pool: Pool) -> Iterator[list[Row]]:
-        """Yield the rows of each library that ends."""
+    def _good(self, tally: Tally) -> Iterator[list[Row]]:
+        """Yield the rows of each library that ended well in an earlier run, and count it."""
+        for number in sorted(self.known.good):
+            rows = self.known[number]
+            tally.add(rows)
+            yield rows
+
+    def _ended(self, left: list[int], pool: Pool, journal: Journal) -> Iterator[list[Row]]:
+        """Yield the rows of each library that ends; those that end together are flushed together."""
         libraries = self.order.libraries
-        tasks = [self._task(number, libraries[number]) for number in left]
+        tasks = list(self._tasks(left))
+        watchers = [Watcher(looked=journal.flush)]
         if self.metrics is not None:
-            pool = self.metrics.begin(tasks, pool)
+            watchers.append(self.metrics.begin(tasks, pool))
+        pool = WatchedPool(pool, watchers)
         all_ended = engine.done(
             tasks, pool, attempts=self.attempts, is_retried=is_retried, pause_seconds=self.pause_seconds
         )
@@ -157,6 +163,13 @@ class Fleet(msgspec.Struct, kw_only=True):
             rows = results.rows_of(libraries[task.number], task, self.order.command, ended)
             logger.info("%s: %s after %.1f s", rows[0].source, rows[0].outcome, ended.seconds)
             yield rows
+
+    def _tasks(self, left: list[int]) -> Iterator[Task]:
+        """Yield the tasks of libraries. A share takes its time to tell each size, so several are asked for at once."""
+        numbers = iter(left)
+        with ThreadPoolExecutor(_SIZED_AT_ONCE) as threads:
+            while some := list(islice(numbers, _SIZED_TOGETHER)):
+                yield from threads.map(lambda number: self._task(number, self.order.libraries[number]), some)
 
     def _task(self, number: int, library: Library) -> Task:
         return Task(

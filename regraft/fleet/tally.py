@@ -7,7 +7,7 @@ from heapq import nlargest
 
 import msgspec
 
-from regraft.fleet.results import GOOD, Row
+from regraft.fleet.results import GOOD, Row, counts_of
 
 #: So many libraries are named as the slowest.
 SLOWEST = 5
@@ -50,8 +50,8 @@ class Tally(msgspec.Struct, kw_only=True):
         own, *bases = rows
         self.libraries[own.outcome] += 1
         self.bases.update(base.outcome for base in bases)
-        self.findings.update(_counts(own.findings))
-        self.skipped.update(_counts(own.skipped))
+        self.findings.update(counts_of(own.findings))
+        self.skipped.update(counts_of(own.skipped))
         self.rows_read += own.rows_read or 0
         self.rows_carried += own.rows_carried or 0
         self.bytes += own.bytes or 0
@@ -86,7 +86,3 @@ class Tally(msgspec.Struct, kw_only=True):
     def good(self) -> int:
         """Return how many libraries ended well."""
         return sum(self.libraries[outcome] for outcome in GOOD)
-
-
-def _counts(text: str | None) -> dict[str, int]:
-    return msgspec.json.decode(text or "{}", type=dict[str, int])
