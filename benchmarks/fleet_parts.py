@@ -43,7 +43,7 @@ from regraft.tree_files import size_of
 PARTS = Path(__file__).with_name("fleet_parts.json")
 DIMENSIONS = 768
 #: How often a library of so many rows is migrated.
-LIBRARIES = {20: 100, 200: 100, 2_000: 25, 20_000: 5}
+LIBRARIES = {20: 40, 200: 40, 2_000: 12, 20_000: 3}
 DRIVEN = (1_000, 10_000, 100_000)
 RAY_TASKS = 1_000
 _WATCH_SECONDS = 0.05
@@ -324,8 +324,9 @@ def main() -> None:
     for name in asked.only or MEASURED:
         with tempfile.TemporaryDirectory(dir=asked.place) as folder:
             parts[name] = {"machine": machine(), **MEASURED[name](Path(folder))}
+            # At once: what was made takes its time to be removed.
+            PARTS.write_text(json.dumps(parts, indent=2) + "\n")
         print(name, parts[name])
-        PARTS.write_text(json.dumps(parts, indent=2) + "\n")
 
 
 if __name__ == "__main__":
