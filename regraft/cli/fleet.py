@@ -23,6 +23,8 @@ from regraft.errors import Declined, WrongUsage
 from regraft.fleet import manifest, results
 from regraft.fleet.commands import FORMS
 from regraft.fleet.engine import LocalPool, Pool
+from regraft.fleet.known import Known
+from regraft.fleet.metrics import Metrics, files_of
 from regraft.fleet.on_ray import RayPool
 from regraft.fleet.results import Order, Row
 from regraft.fleet.run import ATTEMPTS, Fleet, FleetReport, demand_new, exit_status
@@ -66,6 +68,12 @@ def _engine_options(command: Any) -> Any:
         click.option("-y", "--yes", is_flag=True, help=tr("Do not ask; needed where nobody is there to answer.")),
         click.option("-q", "--quiet", is_flag=True, help=tr("No progress, no line for each library; only the result.")),
         click.option("-v", "--verbose", count=True, help=tr("Name every library that did not end well.")),
+        click.option(
+            "--metrics",
+            type=PATH,
+            metavar="FILE",
+            help=tr("Keep the state of the run in FILE, as metrics of Prometheus."),
+        ),
         click.option(
             "--attempts",
             type=click.IntRange(1, 100),
@@ -141,7 +149,7 @@ def _added(name: str) -> None:
         libraries = manifest.libraries(manifest_path, targets, form.ending, needs_target=form.has_target)
         manifest.demand_apart(libraries, results.files_of(path))
         order = Order(command=name, options=options, libraries=tuple(libraries), id=secrets.token_hex(8))
-        _carry_out(order, path, {}, Asked(**engine))
+        _carry_out(order, path, Known(), Asked(**engine))
 
     command.__name__ = f"fleet {name}"
     made: Any = _engine_options(reports_errors(command))
@@ -177,21 +185,22 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     address: str | None
     workers: int | None
     attempts: int
+    metrics: Path | None
     yes: bool
     as_json: bool
     quiet: bool
     verbose: int
 
 
-def _carry_out(order: Order, path: Path, known: dict[int, list[Row]], asked: Asked) -> None:
+def _carry_out(order: Order, path: Path, known: Known[Row], asked: Asked) -> None:
     # Without it nothing could be written in the end.
     arrow()
     manifest.demand_clients(order.libraries)
     if asked.address is not None and asked.engine != "ray":
         raise WrongUsage(problem=tr("--address is of a cluster of Ray"), hint=tr("add --engine ray"))
     run = Run(command=f"fleet {order.command}", target_kind="parquet", target=path)
-    pool = partial(_pool, asked)
-    work = Fleet(order=order, path=path, pool=pool, attempts=asked.attempts, known=known)
+    pool, metrics = partial(_pool, asked), _metrics(order, path, asked)
+    work = Fleet(order=order, path=path, pool=pool, attempts=asked.attempts, known=known, metrics=metrics)
     _demand_consent(order, len(work.left), path, asked)
     bar = progress.for_person(quiet=asked.quiet or asked.as_json)
     is_log = not (asked.quiet or asked.as_json or sys.stderr.isatty())
@@ -204,6 +213,8 @@ def _carry_out(order: Order, path: Path, known: dict[int, list[Row]], asked: Ask
 
     with progress.stage(bar, "Libraries", len(work.left), "libraries"), _speaking_english():
         report = work.run(run, watch)
+    if metrics is not None and metrics.problem is not None:
+        note(tr("{path} is not up to date: {error}", path=asked.metrics, error=metrics.problem))
     if asked.as_json:
         echo_json(encoded(report))
     else:
@@ -234,6 +245,20 @@ def _pool(asked: Asked) -> Pool:
     if asked.engine == "ray":
         return RayPool(in_process.run, asked.address, asked.workers)
     return LocalPool(in_process.run, asked.workers or crew.cores())
+
+
+def _metrics(order: Order, path: Path, asked: Asked) -> Metrics | None:
+    """Return what writes the metrics, if they are wanted.
+
+    Raises:
+        WrongUsage: the library for them is not installed, or their file is not for them.
+    """
+    if asked.metrics is None:
+        return None
+    metrics = Metrics(asked.metrics, path, command=order.command, engine=asked.engine, libraries=len(order.libraries))
+    metrics.demand_place(results.files_of(path))
+    manifest.demand_apart(order.libraries, files_of(asked.metrics))
+    return metrics
 
 
 @contextmanager

@@ -8,10 +8,12 @@ from __future__ import annotations
 import csv
 import glob
 import shlex
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
@@ -34,8 +36,8 @@ _TABLES = (".csv", ".jsonl", ".parquet")
 _ARCHIVES = (".zip", ".bak", ".parquet")
 #: A path as a URL.
 _FILE = "file://"
-#: So many stores are asked at a time.
-_AT_ONCE = 16
+#: So many sizes are asked for at a time, of so many libraries: a share and a store take their time to tell.
+_AT_ONCE, _TOGETHER = 16, 1024
 
 #: Opens a table for reading.
 Reading = Callable[[], AbstractContextManager[Any]]
@@ -220,10 +222,14 @@ def _from_anywhere(name: str) -> str:
     return place_of(name).url if is_url(name) else str(Path(name).absolute())
 
 
-def sizes(found: Iterable[Library]) -> list[int]:
+def sizes(found: Iterable[Library]) -> array[int]:
     """Return the bytes of libraries; what cannot be looked at has none."""
+    names, known = iter(found), array("q")
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        return list(threads.map(_size, found))
+        # What is asked for is held until it is answered.
+        while some := list(islice(names, _TOGETHER)):
+            known.extend(threads.map(_size, some))
+    return known
 
 
 def _size(library: Library) -> int:
@@ -238,8 +244,8 @@ def _size(library: Library) -> int:
         return 0
 
 
-def demand_apart(found: Iterable[Library], results: Iterable[Path]) -> None:
-    """Refuse a source or a target that is named twice, results in a library, and a target in another library.
+def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
+    """Refuse a source or a target that is named twice, a file of ``own`` in a library, and a target in another library.
 
     Raises:
         WrongUsage
@@ -247,9 +253,9 @@ def demand_apart(found: Iterable[Library], results: Iterable[Path]) -> None:
     every = list(found)
     targets = _different((one.target for one in every), tr("{name} is the target of two libraries"))
     places = targets | _different((one.source for one in every), tr("{name} is named twice"))
-    for path in map(links.real_path, results):
+    for path in map(links.real_path, own):
         if path in places or not places.isdisjoint(path.parents):
-            problem = tr("the results {path} would lie in a library", path=path)
+            problem = tr("the file {path} would lie in a library", path=path)
             raise WrongUsage(problem=problem, hint=tr("name another file"))
     for target in targets:
         if not places.isdisjoint(target.parents):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import msgspec
 from regraft import areas, links, sqlite
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, SourceNotFound, WrongUsage
 from regraft.fleet.engine import Ended, Task
+from regraft.fleet.known import InJournal, InParquet, Known
 from regraft.fleet.manifest import Library
 from regraft.formats.parquet.columns import arrow
 from regraft.language import tr
@@ -26,6 +28,8 @@ from regraft.ledger import durable
 #: In the metadata of the Parquet file: what the fleet was told.
 _ABOUT = b"regraft.fleet"
 _SCHEMA = 1
+#: So many rows are written at once, and read at once.
+_GROUP_ROWS = 10_000
 #: Outcomes by exit status.
 OUTCOMES = {
     0: "done",
@@ -55,7 +59,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A library, or one base of it: then it has a ``base``, and what belongs to the library alone is None.
 
-    ``skipped`` and ``findings`` are JSON objects of counts, ``totals`` is the JSON of the command's own.
+    ``skipped`` and ``findings`` are JSON objects of counts, ``totals`` is the JSON of the command's own, ``options``
+    that of the words that the manifest gives this library.
     """
 
     library: int
@@ -77,6 +82,28 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     findings: str | None
     totals: str | None
     run: str | None
+    options: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse counts that are none.
+
+        Raises:
+            ValueError
+        """
+        for text in (self.skipped, self.findings):
+            counts_of(text)
+
+
+def counts_of(text: str | None) -> dict[str, int]:
+    """Return the counts that a row has as JSON; where it has none, there are none.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, int])
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
 
 
 def rows_of(library: Library, task: Task, command: str, ended: Ended) -> list[Row]:
@@ -106,6 +133,7 @@ def rows_of(library: Library, task: Task, command: str, ended: Ended) -> list[Ro
         findings=_json(findings),
         totals=_json(totals),
         run=(document.get("run") or {}).get("id"),
+        options=_json(library.options or None),
     )
     # An audit has its bases among its statistics.
     bases = document.get("bases") or (document.get("statistics") or {}).get("bases") or ()
@@ -131,6 +159,7 @@ def _base_row(own: Row, base: dict[str, Any], document: dict[str, Any]) -> Row:
         skipped=_json(rows.get("skipped")),
         findings=_json(_counted(found, "name")),
         totals=None,
+        options=None,
     )
 
 
@@ -190,32 +219,52 @@ def held(results: Path) -> Iterator[None]:
 class Journal:
     """What was done, a line for each library; the first line is the order.
 
-    An earlier one stays until this one has all that is known.
+    An earlier one stays until this one has all that is known. ``rows`` are those of the libraries that it has.
     """
 
     def __init__(self, results: Path, order: Order, done: Iterable[list[Row]] = ()) -> None:
         _, path, new, _ = files_of(results)
+        self.rows = InJournal(path, len(order.libraries), _LINE)
+        self._is_flushed = True
         with areas.opened(path.parent, entries_only=True):
             durable.remove(new, missing_ok=True)
-            with durable.open_binary(new, "xb") as file:
-                file.write(msgspec.json.encode(order) + b"\n")
-                file.writelines(msgspec.json.encode(rows) + b"\n" for rows in done)
-            durable.sync_file(new)
-            durable.replace(new, path)
+            with ExitStack() as stack:
+                stack.callback(durable.remove, new, missing_ok=True)
+                with durable.open_binary(new, "xb") as file:
+                    self._end = file.write(msgspec.json.encode(order) + b"\n")
+                    for rows in done:
+                        self._end += file.write(self._line(rows))
+                durable.sync_file(new)
+                durable.replace(new, path)
+                stack.pop_all()
             self._file = durable.open_binary(path, "ab")
 
     def add(self, rows: list[Row]) -> None:
-        """Write the rows of a library, so that they survive a power cut."""
-        self._file.write(msgspec.json.encode(rows) + b"\n")
+        """Write the rows of a library, so that they survive a kill, and with :meth:`flush` a power cut."""
+        self._end += self._file.write(self._line(rows))
         self._file.flush()
-        os.fsync(self._file.fileno())
+        self._is_flushed = False
+
+    def flush(self) -> None:
+        """Flush what was written to the disk."""
+        if not self._is_flushed:
+            os.fsync(self._file.fileno())
+            self._is_flushed = True
+
+    def _line(self, rows: list[Row]) -> bytes:
+        """Return the line of a library, which begins where the file ends."""
+        self.rows.note(rows[0].library, self._end, is_good=rows[0].outcome in GOOD)
+        return msgspec.json.encode(rows) + b"\n"
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Flush and close the file."""
+        try:
+            self.flush()
+        finally:
+            self._file.close()
 
 
-def read(results: Path) -> tuple[Order, dict[int, list[Row]]]:
+def read(results: Path) -> tuple[Order, Known[Row]]:
     """Return what a fleet was told, and the rows of each library that has ended, from its results or its journal.
 
     Raises:
@@ -227,40 +276,69 @@ def read(results: Path) -> tuple[Order, dict[int, list[Row]]]:
     if not journal.is_file() and not results.exists():
         raise SourceNotFound(path=results)
     try:
-        order, rows = _of_journal(journal) if journal.is_file() else _of_parquet(results)
+        return _of_journal(journal) if journal.is_file() else _of_parquet(results)
     except (ValueError, msgspec.MsgspecError) as error:
         raise WrongUsage(
             problem=tr("{path} has no results of a fleet ({error})", path=results, error=error), hint=_HINT
         ) from error
-    found: dict[int, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row.library, []).append(row)
-    return order, found
 
 
 _HINT = tr("give the file that regraft fleet wrote with --results")
+_LINE = msgspec.json.Decoder(list[Row])
 
 
-def _of_journal(path: Path) -> tuple[Order, list[Row]]:
-    first, *lines = links.content(path).split(b"\n")
-    order = msgspec.json.decode(first, type=Order)
-    rows: list[Row] = []
-    for line in lines:
-        # What was torn is worked on again.
-        with suppress(ValueError, msgspec.MsgspecError):
-            rows += msgspec.json.decode(line, type=list[Row])
-    return order, rows
+def _of_journal(path: Path) -> tuple[Order, Known[Row]]:
+    with links.reading(path) as file:
+        first = file.readline()
+        order, place = msgspec.json.decode(first, type=Order), len(first)
+        known = InJournal(path, len(order.libraries), _LINE)
+        for line in file:
+            # What was torn is worked on again.
+            with suppress(ValueError, msgspec.MsgspecError):
+                rows = _LINE.decode(line)
+                if rows and all(row.library == rows[0].library for row in rows):
+                    known.note(rows[0].library, place, is_good=rows[0].outcome in GOOD)
+            place += len(line)
+    return order, known
 
 
-def _of_parquet(path: Path) -> tuple[Order, list[Row]]:
-    table = arrow()[1].read_table(path)
-    about = (table.schema.metadata or {}).get(_ABOUT)
-    if about is None:
-        raise ValueError(tr("it does not say so"))
-    return msgspec.json.decode(about, type=Order), msgspec.convert(table.to_pylist(), list[Row])
+#: The columns that tell what a fleet was told of a library, and whether that ended well.
+_TOLD = ("library", "base", "source", "target", "options", "outcome")
 
 
-def write(results: Path, order: Order, rows: Iterable[Row]) -> None:
+def _of_parquet(path: Path) -> tuple[Order, Known[Row]]:
+    _, parquet = arrow()
+    with parquet.ParquetFile(path) as file:
+        about = (file.schema_arrow.metadata or {}).get(_ABOUT)
+        if about is None:
+            raise ValueError(tr("it does not say so"))
+        if missing := set(_TOLD) - set(file.schema_arrow.names):
+            raise ValueError(tr("it has no column {name}", name=min(missing)))
+        order = msgspec.json.decode(about, type=Order)
+        libraries: list[Library] = []
+        found: list[tuple[int, bool]] = []
+        place = 0
+        for batch in file.iter_batches(columns=list(_TOLD)):
+            for row in batch.to_pylist():
+                if row["base"] is None:
+                    if row["library"] != len(libraries):
+                        raise ValueError(tr("it has no library {number:,}", number=len(libraries)))
+                    options = msgspec.json.decode(row["options"] or "[]", type=tuple[str, ...])
+                    told = {"source": row["source"], "target": row["target"], "options": options}
+                    libraries.append(msgspec.convert(told, Library))
+                    found.append((place, row["outcome"] in GOOD))
+                place += 1
+    known = InParquet(path, len(libraries), _converted)
+    for number, (begin, is_good) in enumerate(found):
+        known.note(number, begin, is_good=is_good)
+    return msgspec.structs.replace(order, libraries=tuple(libraries)), known
+
+
+def _converted(rows: list[dict[str, Any]]) -> list[Row]:
+    return msgspec.convert(rows, list[Row])
+
+
+def write(results: Path, order: Order, rows: Mapping[int, list[Row]]) -> None:
     """Write the Parquet file in the place of one that is there, and remove the journal.
 
     Raises:
@@ -269,12 +347,15 @@ def write(results: Path, order: Order, rows: Iterable[Row]) -> None:
     pa, parquet = arrow()
     kinds = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
     fields = [pa.field(name, kinds[kind.split(" ")[0]]) for name, kind in Row.__annotations__.items()]
-    schema = pa.schema(fields, metadata={_ABOUT: msgspec.json.encode(order)})
-    table = pa.Table.from_pylist([msgspec.structs.asdict(row) for row in rows], schema)
+    # The libraries stand in the rows. Metadata of a hundred megabytes could not be read any more.
+    told = msgspec.structs.replace(order, libraries=())
+    schema = pa.schema(fields, metadata={_ABOUT: msgspec.json.encode(told)})
     _, journal, part, _ = files_of(results)
     with areas.opened(results.parent, entries_only=True):
-        with durable.open_binary(part, "wb") as file:
-            parquet.write_table(table, file, compression="zstd")
+        with durable.open_binary(part, "wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as out:
+            every = (msgspec.structs.asdict(row) for number in range(len(order.libraries)) for row in rows[number])
+            while some := list(islice(every, _GROUP_ROWS)):
+                out.write_table(pa.Table.from_pylist(some, schema))
         durable.sync_file(part)
         durable.replace(part, results)
         durable.remove(journal, missing_ok=True)

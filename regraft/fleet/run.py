@@ -6,9 +6,8 @@ import logging
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing
-from itertools import chain
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -18,8 +17,12 @@ from regraft.fleet import engine, manifest, memory, results
 from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended, Pool, Task
 from regraft.fleet.errors import FleetInterrupted
+from regraft.fleet.known import Known
 from regraft.fleet.manifest import Library
-from regraft.fleet.results import GOOD, Journal, Order, Row
+from regraft.fleet.metrics import Metrics
+from regraft.fleet.results import Journal, Order, Row
+from regraft.fleet.tally import LibraryReport, Tally
+from regraft.fleet.watched import WatchedPool, Watcher
 from regraft.language import tr
 from regraft.report.document import Report, Run
 from regraft.text import argument
@@ -28,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 #: How often a library is tried whose disk failed, or whose process was killed.
 ATTEMPTS = 3
-#: So many libraries are named as the slowest.
-SLOWEST = 5
 #: Outcomes by the exit status that a fleet has where a library has one of them, the worst first.
 ENDING_WITH = {
     STOPPED: ("killed", "interrupted", "stopped"),
@@ -40,16 +41,6 @@ ENDING_WITH = {
 _LARGE_BYTES = 64 << 20
 #: What a library's own fault, or regraft's, would only say again.
 _FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance"})
-
-
-class LibraryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A library that is named in a report: a slow one, or one that did not end well."""
-
-    source: str
-    outcome: str
-    seconds: float | None
-    code: str | None = None
-    message: str | None = None
 
 
 class FleetReport(Report, kw_only=True):
@@ -77,6 +68,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         pool: gives where command lines are run, where there are any.
         attempts: how often a library is tried.
         known: the rows of libraries that have ended in an earlier run.
+        metrics: follow what happens, where they are wanted.
         pause_seconds: how long to wait before a second attempt.
     """
 
@@ -84,17 +76,14 @@ class Fleet(msgspec.Struct, kw_only=True):
     path: Path
     pool: Callable[[], Pool]
     attempts: int = ATTEMPTS
-    known: dict[int, list[Row]] = {}
+    known: Known[Row] = msgspec.field(default_factory=Known)
+    metrics: Metrics | None = None
     pause_seconds: float = 1.0
 
     @property
     def left(self) -> list[int]:
         """Return the numbers of the libraries that are to be worked on: those that have not ended well."""
-        return [
-            number
-            for number in range(len(self.order.libraries))
-            if number not in self.known or self.known[number][0].outcome not in GOOD
-        ]
+        return [number for number in range(len(self.order.libraries)) if number not in self.known.good]
 
     def run(self, run: Run, watch: Watch = lambda _: None) -> FleetReport:
         """Work on all libraries that are left, write the results, and return what became of them all.
@@ -103,36 +92,46 @@ class Fleet(msgspec.Struct, kw_only=True):
             FleetInterrupted: it was stopped; what had ended is in the journal.
             OSError: the results cannot be written, or no process can be started.
         """
-        rows = {number: found for number, found in self.known.items() if found[0].outcome in GOOD}
+        tally = Tally()
         try:
-            with results.held(self.path):
-                self._work(rows, watch)
-                ordered = [rows[number] for number in sorted(rows)]
-                results.write(self.path, self.order, chain.from_iterable(ordered))
+            with results.held(self.path), self.metrics.kept(tally) if self.metrics else nullcontext():
+                rows = self._work(tally, watch)
+                results.write(self.path, self.order, rows)
         except KeyboardInterrupt:
-            finished = sum(own.outcome in GOOD for own, *_ in rows.values())
             command = shlex.join(["regraft", "fleet", "resume", argument(self.path)])
-            raise FleetInterrupted(finished=finished, command=command) from None
+            raise FleetInterrupted(finished=tally.good, command=command) from None
         run.end()
-        return report_of(run, ordered)
+        return report_of(run, tally)
 
-    def _work(self, rows: dict[int, list[Row]], watch: Watch) -> None:
-        """Add the rows of all libraries that are left, as they end, to those that are known, and to the journal."""
+    def _work(self, tally: Tally, watch: Watch) -> Known[Row]:
+        """Add the rows of all libraries that are left, as they end, to the journal; return those of all."""
         left = self.left
         with ExitStack() as stack:
             # First of all: where it cannot be had, nothing is written.
             pool = stack.enter_context(closing(self.pool())) if left else None
-            journal = stack.enter_context(closing(Journal(self.path, self.order, rows.values())))
-            for found in () if pool is None else self._ended(left, pool):
-                rows[found[0].library] = found
+            journal = stack.enter_context(closing(Journal(self.path, self.order, self._good(tally))))
+            for found in () if pool is None else self._ended(left, pool, journal):
                 journal.add(found)
+                tally.add(found)
                 watch(found[0])
+        return journal.rows
 
-    def _ended(self, left: list[int], pool: Pool) -> Iterator[list[Row]]:
-        """Work on libraries, and yield the rows of each as it ends."""
+    def _good(self, tally: Tally) -> Iterator[list[Row]]:
+        """Yield the rows of each library that ended well in an earlier run, and count it."""
+        for number in sorted(self.known.good):
+            rows = self.known[number]
+            tally.add(rows)
+            yield rows
+
+    def _ended(self, left: list[int], pool: Pool, journal: Journal) -> Iterator[list[Row]]:
+        """Yield the rows of each library that ends; those that end together are flushed together."""
         libraries = self.order.libraries
-        sizes = manifest.sizes([libraries[number] for number in left])
-        tasks = self._tasks(dict(zip(left, sizes, strict=True)), pool.count)
+        sizes = manifest.sizes(libraries[number] for number in left)
+        tasks = list(self._tasks(dict(zip(left, sizes, strict=True)), pool.count))
+        watchers = [Watcher(looked=journal.flush)]
+        if self.metrics is not None:
+            watchers.append(self.metrics.begin(tasks, pool))
+        pool = WatchedPool(pool, watchers)
         all_ended = engine.done(
             tasks, pool, attempts=self.attempts, is_retried=is_retried, pause_seconds=self.pause_seconds
         )
@@ -177,34 +176,22 @@ def is_retried(ended: Ended) -> bool:
     return ended.status == STOPPED and code not in _FINAL
 
 
-def report_of(run: Run, rows: Iterable[list[Row]]) -> FleetReport:
-    """Return what became of a fleet, from the rows of each library: its own, and those of its bases."""
-    every = list(rows)
-    libraries, bases = [own for own, *_ in every], [base for _, *bases in every for base in bases]
-    findings: Counter[str] = Counter()
-    for row in libraries:
-        findings.update(msgspec.json.decode(row.findings or "{}", type=dict[str, int]))
-    by_time = sorted(libraries, key=lambda row: -(row.seconds or 0))
+def report_of(run: Run, tally: Tally) -> FleetReport:
+    """Return what became of a fleet."""
     return FleetReport(
         head=run.head(),
-        libraries=_counts(libraries),
-        bases=_counts(bases),
-        findings=dict(sorted(findings.items())),
-        rows_carried=sum(row.rows_carried or 0 for row in libraries),
-        seconds=round(sum(row.seconds or 0 for row in libraries), 3),
-        slowest=[_told(row) for row in by_time[:SLOWEST]],
-        failed=[_told(row) for row in libraries if row.outcome not in GOOD],
+        libraries=_counts(tally.libraries),
+        bases=_counts(tally.bases),
+        findings=dict(sorted(tally.findings.items())),
+        rows_carried=tally.rows_carried,
+        seconds=round(tally.seconds, 3),
+        slowest=tally.slowest,
+        failed=tally.failed,
     )
 
 
-def _counts(rows: list[Row]) -> dict[str, int]:
-    return {"all": len(rows), **dict(sorted(Counter(row.outcome for row in rows).items()))}
-
-
-def _told(row: Row) -> LibraryReport:
-    return LibraryReport(
-        source=row.source, outcome=row.outcome, seconds=row.seconds, code=row.code, message=row.message
-    )
+def _counts(by_outcome: Counter[str]) -> dict[str, int]:
+    return {"all": by_outcome.total(), **dict(sorted(by_outcome.items()))}
 
 
 def exit_status(report: FleetReport) -> int:

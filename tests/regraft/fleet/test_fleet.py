@@ -23,6 +23,7 @@ from regraft.fleet.errors import FleetInterrupted
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import Order
 from regraft.fleet.run import Fleet, is_retried, report_of
+from regraft.fleet.tally import Tally
 from regraft.report.document import Run
 
 SAMPLE = REPO / "sample_v1" / "backup"
@@ -259,8 +260,10 @@ def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
     def status(*statuses: int | None) -> int:
         ends = [Ended(status=one, document={}, seconds=0) for one in statuses]
         library, task = Library(source="x"), Task(number=0, job=None)
-        rows = [results.rows_of(library, task, "check", end) for end in ends]
-        return exit_status(report_of(Run(command="fleet check"), rows))
+        tally = Tally()
+        for end in ends:
+            tally.add(results.rows_of(library, task, "check", end))
+        return exit_status(report_of(Run(command="fleet check"), tally))
 
     assert [status(0), status(0, 1), status(1, 2, 0), status(2, 3), status(None, 0)] == [0, 1, 2, 3, 3]
     assert is_retried(Ended(status=3, document={}, seconds=0))

@@ -1,0 +1,213 @@
+"""Results of many libraries: they are written and read in parts, and come to what they came to when held at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import run_as_given, snapshot
+
+from regraft.errors import WrongUsage
+from regraft.fleet import results
+from regraft.fleet.engine import Ended, Task, Waiting
+from regraft.fleet.manifest import Library
+from regraft.fleet.results import Journal, Order, Row
+from regraft.fleet.run import Fleet, FleetReport
+from regraft.report.document import Run, encoded
+
+COUNT = 50
+#: What libraries end with: one of five is refused, and each has so many bases as its number says, modulo three.
+STATUS = {0: 2}
+
+
+class InstantPool:
+    """Ends tasks in the order in which they were begun, several at each look."""
+
+    count = 7
+
+    def __init__(self) -> None:
+        self.at_work: dict[Any, tuple[Waiting, float]] = {}
+
+    def give(self, task: Task, one: Waiting) -> None:
+        self.at_work[task.number] = one, 0.0
+
+    def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+        ready, self.at_work = self.at_work, {}
+        for number, (one, _) in ready.items():
+            counts = {"read": number, "carried": number - number % 2, "skipped": {"orphan": number % 2}}
+            bases = [{"id": f"{number}-{place}", "status": "completed", "rows": counts} for place in range(number % 3)]
+            document = {"bases": bases, "totals": {"rows": counts}, "left": [{"finding": "base.failed", "count": 2}]}
+            yield one, Ended(status=STATUS.get(number % 5, 0), document=document, seconds=float(number % 10))
+
+    def close(self) -> None:
+        self.at_work.clear()
+
+
+def order_of(folder: Path) -> Order:
+    """Return an order of libraries whose sizes are in no order, some with options of their own."""
+    libraries = []
+    for number in range(COUNT):
+        source = folder / f"library-{number:03}"
+        source.write_bytes(b"x" * (number * 37 % COUNT))
+        options = ("--base", f"{number}") if number % 7 == 0 else ()
+        libraries.append(Library(source=str(source), target=str(folder / f"t{number}"), options=options))
+    return Order(command="migrate", options=("--carry-text",), libraries=tuple(libraries))
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Order, Path, list[list[Row]], FleetReport]:
+    """Run a fleet whose results take many row groups; give what became of each library, as the journal was told."""
+    monkeypatch.setattr(results, "_GROUP_ROWS", 8)
+    told: list[list[Row]] = []
+    add = Journal.add
+
+    def added(journal: Journal, rows: list[Row]) -> None:
+        told.append(rows)
+        add(journal, rows)
+
+    monkeypatch.setattr(Journal, "add", added)
+    order, out = order_of(tmp_path), tmp_path / "out.parquet"
+    report = Fleet(order=order, path=out, pool=InstantPool).run(Run(command="fleet migrate"))
+    return order, out, told, report
+
+
+def test_results_in_parts_are_those_that_were_told(written: tuple[Order, Path, list[list[Row]], FleetReport]) -> None:
+    order, out, told, _ = written
+    assert pq.ParquetFile(out).metadata.num_row_groups > 10
+    in_order = sorted(told, key=lambda rows: rows[0].library)
+    assert told != in_order
+    rows = [row for found in in_order for row in found]
+    columns = {name: [getattr(row, name) for row in rows] for name in Row.__struct_fields__}
+    assert pq.read_table(out).to_pydict() == columns
+
+    same, known = results.read(out)
+    assert same == order
+    assert known == {found[0].library: found for found in told}
+    assert known.good == {found[0].library for found in told if found[0].outcome == "done"}
+
+
+def test_the_report_is_what_the_rows_say(written: tuple[Order, Path, list[list[Row]], FleetReport]) -> None:
+    _, _, told, report = written
+    own = sorted((found[0] for found in told), key=lambda row: row.library)
+    document = encoded(report)
+    assert document["libraries"] == {"all": COUNT, "done": 40, "refused": 10}
+    assert document["bases"] == {"all": sum(len(found) - 1 for found in told), "completed": COUNT - 1}
+    assert document["findings"] == {"base.failed": 2 * COUNT}
+    assert document["rows_carried"] == sum(row.rows_carried or 0 for row in own)
+    assert [one["source"] for one in document["failed"]] == [row.source for row in own if row.outcome == "refused"]
+    slowest = sorted(own, key=lambda row: -(row.seconds or 0))[:5]
+    assert [one["source"] for one in document["slowest"]] == [row.source for row in slowest]
+
+
+def test_metadata_do_not_grow_with_libraries(tmp_path: Path) -> None:
+    sizes = []
+    for count in (1, 1_000):
+        libraries = tuple(Library(source=str(tmp_path / f"{number}")) for number in range(count))
+        out = tmp_path / f"{count}.parquet"
+        pool = InstantPool
+        Fleet(order=Order(command="check", options=(), libraries=libraries), path=out, pool=pool).run(Run(command="x"))
+        sizes.append(len(pq.read_schema(out).metadata[b"regraft.fleet"]))
+        assert results.read(out)[0].libraries == libraries
+    assert sizes[0] == sizes[1]
+
+
+def test_libraries_that_end_together_are_flushed_together_before_anything_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    order, out = order_of(tmp_path), tmp_path / "out.parquet"
+    journal, sync = results.journal_of(out), os.fsync
+
+    def lines() -> int:
+        return journal.read_bytes().count(b"\n") - 1 if journal.exists() else 0
+
+    def synced(descriptor: int) -> None:
+        sync(descriptor)
+        flushed.append(lines())
+
+    class Looked(InstantPool):
+        def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+            assert not lines() or flushed[-1] == lines()
+            yield from super().answers(seconds)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    Fleet(order=order, path=out, pool=Looked).run(Run(command="fleet migrate"))
+    assert sorted(set(flushed)) == [*range(0, COUNT, Looked.count), COUNT]
+
+
+def test_a_journal_that_somebody_else_wrote_meanwhile_is_not_taken_for_the_one_that_was_read(tmp_path: Path) -> None:
+    order, out = order_of(tmp_path), tmp_path / "out.parquet"
+    ended = Ended(status=0, document={}, seconds=0.0)
+    rows = [
+        results.rows_of(order.libraries[number], Task(number=number, arguments=()), "migrate", ended)
+        for number in range(2)
+    ]
+    with closing(Journal(out, order, rows)):
+        _, known = results.read(out)
+    assert (known[1], len(known), 2 in known) == (rows[1], 2, False)
+    with closing(Journal(out, order, rows[1:])):
+        before = snapshot(tmp_path)
+    with pytest.raises(WrongUsage, match=r"out\.parquet\.journal was changed by another process"):
+        known[0]
+    with pytest.raises(WrongUsage, match="was changed by another process"):
+        Fleet(order=order, path=out, pool=InstantPool, known=known).run(Run(command="fleet migrate"))
+    assert snapshot(tmp_path) == before
+
+
+def in_parquet(path: Path, **columns: list[Any]) -> None:
+    """Write a file that says it is of a fleet, with columns in the place of those that it had."""
+    whole = {name: [None] for name in Row.__struct_fields__} | {
+        "library": [0],
+        "source": ["x"],
+        "command": ["check"],
+        "outcome": ["done"],
+    }
+    table = pa.table({name: values for name, values in (whole | columns).items() if values})
+    about = b'{"command":"check","options":[],"libraries":[]}'
+    pq.write_table(table.replace_schema_metadata({b"regraft.fleet": about}), path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"source": []}, "it has no column source"),
+        ({"library": [1]}, "it has no library 0"),
+        ({"source": [3]}, "Expected `str`, got `int`"),
+        ({"options": ["3"]}, "Expected `array`, got `int`"),
+    ],
+)
+def test_what_is_no_result_in_its_rows_is_not_resumed(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
+    in_parquet(tmp_path / "out.parquet", **columns)
+    before = snapshot(tmp_path)
+    done = run_as_given("fleet", "resume", tmp_path / "out.parquet", "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert message in done.document["error"]["message"]
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("columns", [{"findings": ["3"]}, {"attempts": ["x"]}])
+def test_rows_that_are_none_are_refused_when_they_are_read(columns: dict[str, Any], tmp_path: Path) -> None:
+    in_parquet(tmp_path / "out.parquet", **columns)
+    before = snapshot(tmp_path)
+    done = run_as_given("fleet", "resume", tmp_path / "out.parquet", "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert snapshot(tmp_path) == before
+
+
+def test_a_line_of_a_journal_with_a_library_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
+    order, out = order_of(tmp_path), tmp_path / "out.parquet"
+    ended = Ended(status=0, document={}, seconds=0.0)
+    [row] = results.rows_of(order.libraries[0], Task(number=0, arguments=()), "migrate", ended)
+    Journal(out, order, [[row]]).close()
+    with results.journal_of(out).open("ab") as file:
+        for number in (COUNT, -1):
+            [other] = results.rows_of(order.libraries[0], Task(number=number, arguments=()), "migrate", ended)
+            file.write(results.msgspec.json.encode([other]) + b"\n")
+        file.write(b"[]\n")
+    assert results.read(out) == (order, {0: [row]})
