@@ -154,7 +154,7 @@ class InstantPool:
     """Ends every task as soon as it is asked: what is left is the driver's own work."""
 
     #: So many end at each look, which are flushed together.
-    count = 64
+    count, memory = 64, 1 << 40
 
     def __init__(self) -> None:
         self.at_work: dict[Any, tuple[Waiting, float]] = {}

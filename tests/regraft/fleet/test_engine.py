@@ -202,4 +202,4 @@ def test_sizes_are_looked_up_where_nobody_has_said_them(bucket: str, tmp_path: P
     place_of(f"{bucket}/x/two").put(b"4567")
     names = [str(tmp_path / "a"), str(tmp_path / "missing"), f"{bucket}/x", f"{bucket}/x/two", f"{bucket}-no/x"]
     found = [Library(source=name) for name in names]
-    assert manifest.sizes([*found, Library(source="told", bytes=9)]) == [5, 0, 7, 4, 0, 9]
+    assert list(manifest.sizes([*found, Library(source="told", bytes=9)])) == [5, 0, 7, 4, 0, 9]

@@ -29,7 +29,7 @@ STATUS = {0: 2}
 class InstantPool:
     """Ends tasks in the order in which they were begun, several at each look."""
 
-    count = 7
+    count, memory = 7, 1 << 40
 
     def __init__(self) -> None:
         self.at_work: dict[Any, tuple[Waiting, float]] = {}
@@ -145,7 +145,7 @@ def test_a_journal_that_somebody_else_wrote_meanwhile_is_not_taken_for_the_one_t
     order, out = order_of(tmp_path), tmp_path / "out.parquet"
     ended = Ended(status=0, document={}, seconds=0.0)
     rows = [
-        results.rows_of(order.libraries[number], Task(number=number, arguments=()), "migrate", ended)
+        results.rows_of(order.libraries[number], Task(number=number, job=None), "migrate", ended)
         for number in range(2)
     ]
     with closing(Journal(out, order, rows)):
@@ -203,11 +203,11 @@ def test_rows_that_are_none_are_refused_when_they_are_read(columns: dict[str, An
 def test_a_line_of_a_journal_with_a_library_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
     order, out = order_of(tmp_path), tmp_path / "out.parquet"
     ended = Ended(status=0, document={}, seconds=0.0)
-    [row] = results.rows_of(order.libraries[0], Task(number=0, arguments=()), "migrate", ended)
+    [row] = results.rows_of(order.libraries[0], Task(number=0, job=None), "migrate", ended)
     Journal(out, order, [[row]]).close()
     with results.journal_of(out).open("ab") as file:
         for number in (COUNT, -1):
-            [other] = results.rows_of(order.libraries[0], Task(number=number, arguments=()), "migrate", ended)
+            [other] = results.rows_of(order.libraries[0], Task(number=number, job=None), "migrate", ended)
             file.write(results.msgspec.json.encode([other]) + b"\n")
         file.write(b"[]\n")
     assert results.read(out) == (order, {0: [row]})

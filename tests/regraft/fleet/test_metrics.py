@@ -168,7 +168,7 @@ def test_a_run_that_is_stopped_has_its_metrics_and_the_next_one_counts_on(tmp_pa
 class SlowPool:
     """A pool in which one library takes an hour, of which each look at it takes a second; the rest take a look."""
 
-    count = 2
+    count, memory = 2, 1 << 40
 
     def __init__(self, path: Path) -> None:
         self.at_work: dict[Any, tuple[Waiting, float]] = {}

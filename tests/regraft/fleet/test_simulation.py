@@ -21,7 +21,7 @@ class VirtualPool:
     """Does tasks in virtual time, for as long as a table says."""
 
     def __init__(self, count: int, attempts: dict[tuple[int, int], Attempt]) -> None:
-        self.count, self._attempts = count, attempts
+        self.count, self.memory, self._attempts = count, 1 << 40, attempts
         self.at_work: dict[Any, tuple[Waiting, float]] = {}
         self.now = 0.0
         self.begun: list[tuple[int, int]] = []
@@ -64,7 +64,7 @@ def test_the_simulation_begins_what_the_engine_begins(seed: int, workers: int, m
     sizes, attempts = table(seed, 150)
     pool = VirtualPool(workers, attempts)
     monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: pool.now, sleep=pool.sleep))
-    tasks = [Task(number=number, arguments=(), bytes=size) for number, size in enumerate(sizes)]
+    tasks = [Task(number=number, job=None, bytes=size) for number, size in enumerate(sizes)]
     ended = list(engine.done(tasks, pool, attempts=3, is_retried=lambda _: False))
 
     course = simulated(sizes, lambda number, tried: attempts[number, tried], workers, is_traced=True)
