@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import glob
+import os
 import shlex
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
@@ -250,16 +251,17 @@ def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
     Raises:
         WrongUsage
     """
-    every = list(found)
-    targets = _different((one.target for one in every), tr("{name} is the target of two libraries"))
-    places = targets | _different((one.source for one in every), tr("{name} is named twice"))
-    for path in map(links.real_path, own):
-        if path in places or not places.isdisjoint(path.parents):
+    every, folders = list(found), _Folders()
+    targets = _different((one.target for one in every), folders, tr("{name} is the target of two libraries"))
+    places = targets | _different((one.source for one in every), folders, tr("{name} is named twice"))
+    for path in own:
+        name = folders.place_of(str(path.absolute()))
+        if name in places or not places.isdisjoint(_around(name)):
             problem = tr("the file {path} would lie in a library", path=path)
             raise WrongUsage(problem=problem, hint=tr("name another file"))
-    for target in targets:
-        if not places.isdisjoint(target.parents):
-            problem = tr("the target {path} would lie in another library", path=target)
+    for name in targets:
+        if not places.isdisjoint(_around(name)):
+            problem = tr("the target {path} would lie in another library", path=name)
             raise WrongUsage(problem=problem, hint=tr("name another folder"))
 
 
@@ -274,14 +276,39 @@ def demand_clients(found: Iterable[Library]) -> None:
         demand_client(kind)
 
 
-def _different(names: Iterable[str | None], problem: str) -> set[PurePath]:
+class _Folders:
+    """Says where names lead: many lie in the same folders, which are looked at once."""
+
+    def __init__(self) -> None:
+        self._real: dict[str, str] = {}
+
+    def place_of(self, name: str) -> str:
+        """Return where a name leads, with ``/`` between its parts; a store lies where no path leads."""
+        if is_url(name):
+            return f"//{'/'.join(place_of(name).parts)}"
+        folder, last = os.path.split(name)
+        if last in ("", ".", "..") or Path(name).is_symlink():
+            return str(links.real_path(Path(name))).replace(os.sep, "/")
+        if folder not in self._real:
+            self._real[folder] = str(links.real_path(Path(folder))).replace(os.sep, "/").rstrip("/")
+        return f"{self._real[folder]}/{last}"
+
+
+def _around(name: str) -> Iterator[str]:
+    """Yield all folders around a place."""
+    end = name.rfind("/")
+    while end > 0:
+        yield name[:end]
+        end = name.rfind("/", 0, end)
+
+
+def _different(names: Iterable[str | None], folders: _Folders, problem: str) -> set[str]:
     """Return where names lead, those that there are; refuse two that lead to one place."""
-    seen: set[PurePath] = set()
+    seen: set[str] = set()
     for name in names:
         if name is None:
             continue
-        # A store lies where no path leads.
-        path = PurePosixPath("//", *place_of(name).parts) if is_url(name) else links.real_path(Path(name))
+        path = folders.place_of(name)
         if path in seen:
             raise WrongUsage(problem=problem.format(name=shown(name, LONGEST_NAME)), hint=tr("name each once"))
         seen.add(path)

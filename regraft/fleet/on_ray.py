@@ -64,7 +64,11 @@ class RayPool:
 
     def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
         """See :meth:`regraft.fleet.engine.Pool.answers`."""
-        ready, _ = self._ray.wait(list(self.at_work), timeout=seconds)
+        references = list(self.at_work)
+        ready, _ = self._ray.wait(references, timeout=seconds)
+        if ready:
+            # All that have ended by now: they are written down together.
+            ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
         for reference in ready:
             one, begun = self.at_work.pop(reference)
             try:

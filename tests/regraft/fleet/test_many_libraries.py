@@ -145,8 +145,7 @@ def test_a_journal_that_somebody_else_wrote_meanwhile_is_not_taken_for_the_one_t
     order, out = order_of(tmp_path), tmp_path / "out.parquet"
     ended = Ended(status=0, document={}, seconds=0.0)
     rows = [
-        results.rows_of(order.libraries[number], Task(number=number, job=None), "migrate", ended)
-        for number in range(2)
+        results.rows_of(order.libraries[number], Task(number=number, job=None), "migrate", ended) for number in range(2)
     ]
     with closing(Journal(out, order, rows)):
         _, known = results.read(out)
