@@ -29,6 +29,7 @@ from repair import systems
 from repair.backfill.budget import Limits
 from repair.backfill.report import BackfillReport, EmbeddingReport, ScopeReport
 from repair.backfill.request import BackfillOptions, NewModel
+from repair.backfill.run import Supply
 from repair.backfill.run import backfill as run_backfill
 from repair.codex_mem.backfill_filler import NOT_ASKED
 
@@ -90,12 +91,18 @@ def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tu
         config=config_path,
         **more,
     )
+    # A fleet has its own (regraft.cli.fleet_backfill).
+    supply = click.get_current_context().find_object(Supply) or Supply(
+        choose=partial(limited_embedder, config_path, embedder_name, limits)
+    )
     report = run_backfill(
-        partial(limited_embedder, config_path, embedder_name, limits),
+        supply.choose,
         wanted,
         fillers=systems.FILLERS,
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
+        opened=supply.opened,
+        looked=supply.looked,
     )
     return report, asked
 
