@@ -174,7 +174,8 @@ def _other_lines(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> 
     return action_lines(report.bases, others, verbose=verbose)
 
 
-def _money(cost: float, currency: str) -> str:
+def money(cost: float, currency: str) -> str:
+    """Return a sum of money as a person reads it."""
     digits = ".2f" if cost >= 0.1 else ".2g"
     return f"{cost:{digits}} {currency}"
 
@@ -202,7 +203,7 @@ def scope_lines(scope: ScopeReport, *, is_unnamed: bool = False) -> list[str]:
             requests=counted(planned.requests, "request"),
         )
         if planned.cost is not None:
-            sent += tr(", about {money}", money=_money(planned.cost, planned.currency))
+            sent += tr(", about {money}", money=money(planned.cost, planned.currency))
         elif is_unnamed:
             sent += tr(", cost unknown")
         lines.append(tr("  embed {texts}: {sent}", texts=counted(planned.texts, "text"), sent=sent))
@@ -234,7 +235,7 @@ def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
     if scope.requests:
         sent = f"{counted(scope.requests, 'request')}, {counted(scope.tokens, 'token')}"
         if scope.cost is not None:
-            sent += f", {_money(scope.cost, scope.planned.currency)}"
+            sent += f", {money(scope.cost, scope.planned.currency)}"
         lines.append(f"  {sent}")
     for failure in scope.failures:
         lines.append(

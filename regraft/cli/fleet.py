@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import msgspec
 
 from regraft import crew, language
-from regraft.cli import in_process
+from regraft.cli import fleet_backfill, in_process
 from regraft.cli.changing import confirmed
+from regraft.cli.embedding import embedder_options, limit_options
 from regraft.cli.options import PATH
 from regraft.cli.output import echo_json, note, reports_errors, say, written_list
 from regraft.errors import Declined, WrongUsage
 from regraft.fleet import manifest, results
-from regraft.fleet.engine import LocalPool, Pool
+from regraft.fleet.engine import LocalPool, Pool, Work
 from regraft.fleet.on_ray import RayPool
 from regraft.fleet.results import Order, Row
 from regraft.fleet.run import ATTEMPTS, FORMS, Fleet, FleetReport, demand_new, exit_status
@@ -85,6 +86,16 @@ def _engine_options(command: Any) -> Any:
     return command
 
 
+_results_option = click.option(
+    "--results",
+    "path",
+    type=PATH,
+    required=True,
+    metavar="OUT.parquet",
+    help=tr("The file of what became of each library and base: a new one."),
+)
+
+
 def _added(name: str) -> None:
     """Add a command of the fleet."""
     form = FORMS[name]
@@ -99,14 +110,7 @@ def _added(name: str) -> None:
         ),
         click.argument("manifest_path", metavar="MANIFEST"),
         click.argument("options", nargs=-1, metavar="[-- OPTIONS]"),
-        click.option(
-            "--results",
-            "path",
-            type=PATH,
-            required=True,
-            metavar="OUT.parquet",
-            help=tr("The file of what became of each library and base: a new one."),
-        ),
+        _results_option,
     ]
     if form.has_target:
         decorators.append(
@@ -143,6 +147,35 @@ for _name in FORMS:
 
 
 @fleet.command(
+    "backfill",
+    short_help=tr("Embed what has no vector in many libraries."),
+    help=tr(
+        "Embed what has no vector in all libraries of MANIFEST: each text once, whoever has it. Then each library is"
+        " filled as regraft backfill would fill it; what stands behind -- are options of that."
+    ),
+)
+@click.argument("manifest_path", metavar="MANIFEST")
+@click.argument("options", nargs=-1, metavar="[-- OPTIONS]")
+@_results_option
+@embedder_options
+@limit_options
+@fleet_backfill.rate_options
+@click.option("--dry-run", is_flag=True, help=tr("Only say what would be sent; nothing is written."))
+@_engine_options
+@reports_errors
+def backfill(manifest_path: str, options: tuple[str, ...], path: Path, **more: Any) -> None:
+    """Embed what has no vector in many libraries."""
+    engine = {name: more.pop(name) for name in Asked.__struct_fields__}
+    dry_run = more.pop("dry_run")
+    fleet_backfill.demand_new(path)
+    libraries = manifest.libraries(manifest_path, None, "", needs_target=False)
+    manifest.demand_apart(libraries, fleet_backfill.files_of(path))
+    told = fleet_backfill.told_of(**more)
+    order = fleet_backfill.order_of(told, options, libraries)
+    _backfill(order, path, {}, Asked(**engine), dry_run=dry_run)
+
+
+@fleet.command(
     "resume",
     short_help=tr("Go on with what is left of a fleet."),
     help=tr(
@@ -156,6 +189,8 @@ for _name in FORMS:
 def resume(path: Path, **engine: Any) -> None:
     """Go on with a fleet."""
     order, known = results.read(path)
+    if order.command == "backfill":
+        _backfill(order, path, known, Asked(**engine))
     _carry_out(order, path, known, Asked(**engine))
 
 
@@ -172,13 +207,46 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     verbose: int
 
 
-def _carry_out(order: Order, path: Path, known: dict[int, list[Row]], asked: Asked) -> None:
+def _demand_engine(asked: Asked) -> None:
     # Without it nothing could be written in the end.
     arrow()
     if asked.address is not None and asked.engine != "ray":
         raise WrongUsage(problem=tr("--address is of a cluster of Ray"), hint=tr("add --engine ray"))
+
+
+def _backfill(
+    order: Order, path: Path, known: dict[int, list[Row]], asked: Asked, *, dry_run: bool = False
+) -> NoReturn:
+    """Embed what has no vector, say what became of it, and end the process."""
+    _demand_engine(asked)
+    run = Run(command="fleet backfill", target_kind="parquet", target=path, dry_run=dry_run)
+    is_log = not (asked.quiet or asked.as_json or sys.stderr.isatty())
+    work = fleet_backfill.made(
+        order,
+        path,
+        known,
+        pool=partial(_pool, asked, fleet_backfill.work),
+        sending=fleet_backfill.sending_of(asked.engine, asked.workers),
+        show_plan=lambda plan: confirmed(fleet_backfill.planned_lines(plan), yes=asked.yes, as_json=asked.as_json),
+        progress=progress.for_person(quiet=asked.quiet or asked.as_json),
+        watch=lambda row: note(_line(row)) if is_log else None,
+        attempts=asked.attempts,
+        dry_run=dry_run,
+    )
+    with _speaking_english():
+        report = work.run(run)
+    if asked.as_json:
+        echo_json(encoded(report))
+    else:
+        text = _as_text(report, verbose=asked.verbose > 0) + shown_lines(fleet_backfill.sent_lines(report))
+        say(text if dry_run else text + written_list([path]))
+    sys.exit(exit_status(report))
+
+
+def _carry_out(order: Order, path: Path, known: dict[int, list[Row]], asked: Asked) -> None:
+    _demand_engine(asked)
     run = Run(command=f"fleet {order.command}", target_kind="parquet", target=path)
-    pool = partial(_pool, asked)
+    pool = partial(_pool, asked, in_process.run)
     work = Fleet(order=order, path=path, pool=pool, attempts=asked.attempts, known=known)
     _demand_consent(order, len(work.left), path, asked)
     bar = progress.for_person(quiet=asked.quiet or asked.as_json)
@@ -213,15 +281,15 @@ def _demand_consent(order: Order, count: int, path: Path, asked: Asked) -> None:
         raise Declined(path=path)
 
 
-def _pool(asked: Asked) -> Pool:
+def _pool(asked: Asked, work: Work) -> Pool:
     """Return where command lines are run.
 
     Raises:
         WrongUsage: Ray is not installed, or there is no such cluster.
     """
     if asked.engine == "ray":
-        return RayPool(in_process.run, asked.address, asked.workers)
-    return LocalPool(in_process.run, asked.workers or crew.cores())
+        return RayPool(work, asked.address, asked.workers)
+    return LocalPool(work, asked.workers or crew.cores())
 
 
 @contextmanager

@@ -40,12 +40,16 @@ GOOD = ("done", "worth-reading")
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fleet was told to do: the command, the options of every library, and the libraries."""
+    """What a fleet was told to do: the command, the options of every library, and the libraries.
+
+    ``told`` is what a command of the fleet itself was told besides, of which its libraries know nothing.
+    """
 
     command: str
     options: tuple[str, ...]
     libraries: tuple[Library, ...]
     schema: int = _SCHEMA
+    told: dict[str, Any] | None = None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
