@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from regraft import extras
 from regraft.api.embedding import limited_embedder
 from regraft.cli import in_process
 from regraft.cli.backfill import money
@@ -126,8 +127,16 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 
 def sending_of(engine: str, workers: int | None) -> Sending:
-    """Return where texts are sent from."""
-    return RaySending(workers) if engine == "ray" else HereSending()
+    """Return where texts are sent from.
+
+    Raises:
+        WrongUsage: something that it takes is not installed.
+    """
+    if engine != "ray":
+        return HereSending()
+    # Before anything is done: it needs more than Ray does by itself.
+    extras.needed("ray.data", tr("fleets on a cluster"), "ray")
+    return RaySending(workers)
 
 
 def made(order: Order, path: Path, known: dict[int, list[Row]], **more: Any) -> FleetBackfill:

@@ -73,6 +73,23 @@ class Pacer:
         return max(by_requests, by_tokens) if requests else by_tokens
 
 
+class Gauge:
+    """Learns how many tokens a server counts where one was estimated, so that a limit of costs holds."""
+
+    def __init__(self) -> None:
+        self._estimated = 0
+        self._counted = 0
+
+    def learn(self, estimated: int, counted: int) -> None:
+        """Take note of an answer."""
+        self._estimated += estimated
+        self._counted += counted
+
+    def scaled(self, estimated: int) -> float:
+        """Return how many tokens are to be expected: not fewer than estimated."""
+        return estimated * max(1.0, self._counted / self._estimated if self._estimated else 1.0)
+
+
 class Leave(Protocol):
     """What is asked before a request leaves, and told afterwards what became of it."""
 
@@ -96,12 +113,14 @@ class Spending:
         limits: how much may be sent.
         price: of a token.
         pacer: says when; None: at once.
+        gauge: corrects estimates; None: by what is sent here alone.
     """
 
-    def __init__(self, limits: Limits, price: float, pacer: Pacer | None = None) -> None:
+    def __init__(self, limits: Limits, price: float, pacer: Pacer | None = None, gauge: Gauge | None = None) -> None:
         self.limits = limits
         self._price = price
         self._pacer = pacer or Pacer(Rates())
+        self._gauge = gauge or Gauge()
         self._lock = threading.Lock()
         self.under_way = 0
         self.requests = 0
@@ -113,7 +132,7 @@ class Spending:
             limits = self.limits
             if limits.requests is not None and self.requests >= limits.requests:
                 return Permit(refused=tr("--max-requests {requests:,} is reached", requests=limits.requests))
-            cost = (self.tokens + self.under_way + tokens) * self._price
+            cost = (self.tokens + self._gauge.scaled(self.under_way + tokens)) * self._price
             if limits.cost is not None and cost > limits.cost:
                 return Permit(refused=tr("--max-cost {cost:g} could be exceeded", cost=limits.cost))
             self.requests += 1
@@ -125,6 +144,8 @@ class Spending:
         with self._lock:
             self.under_way -= reserved
             self.tokens += tokens
+            if tokens:
+                self._gauge.learn(reserved, tokens)
             self._pacer.counted(max(0, tokens - reserved))
 
     def give_back(self, tokens: int) -> None:
@@ -140,15 +161,13 @@ class Meter:
     Args:
         embedder: what makes vectors.
         leave: what is asked.
-        pause: waits so many seconds; returns True where nothing is to be sent any more.
+        pause: waits so many seconds, and returns True where nothing is to be sent any more; None: waits.
     """
 
-    def __init__(
-        self, embedder: Embedder, leave: Leave, pause: Callable[[float], bool] = threading.Event().wait
-    ) -> None:
+    def __init__(self, embedder: Embedder, leave: Leave, pause: Callable[[float], bool] | None = None) -> None:
         self._embedder = embedder
         self._leave = leave
-        self._pause = pause
+        self._pause = pause or threading.Event().wait
 
     def embedded(self, texts: Sequence[str]) -> Sequence[bytes]:
         """Return the vectors of texts, in their order; what is sent for them is counted.

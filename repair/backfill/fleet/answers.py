@@ -25,9 +25,9 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS about (embedder TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS answer (key TEXT PRIMARY KEY, vector BLOB, code TEXT, reason TEXT)",
     "CREATE TABLE IF NOT EXISTS claimed (key TEXT PRIMARY KEY) WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS spent"
-    " (kind TEXT PRIMARY KEY, requests INTEGER NOT NULL, tokens INTEGER NOT NULL, under_way INTEGER NOT NULL,"
-    " answered INTEGER NOT NULL, failed INTEGER NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS spent
+         (kind TEXT PRIMARY KEY, requests INTEGER NOT NULL, tokens INTEGER NOT NULL, under_way INTEGER NOT NULL,
+          answered INTEGER NOT NULL, failed INTEGER NOT NULL)""",
 )
 
 

@@ -19,7 +19,7 @@ import msgspec
 from regraft import areas, sqlite
 from regraft.embedders.settings import EmbedderSettings
 from regraft.language import tr
-from repair.backfill.budget import Leave, Limits, Pacer, Permit, Rates, Spending
+from repair.backfill.budget import Gauge, Leave, Limits, Pacer, Permit, Rates, Spending
 from repair.backfill.fleet import answers
 from repair.backfill.fleet.answers import Answer
 
@@ -63,7 +63,7 @@ class Keeping(Protocol):
     """What those who send know of the keeper."""
 
     def claim(self, keys: Sequence[str], kind: Kind) -> list[str]:
-        """Return those of the texts that are to be sent, by their keys: they have no answer, and no limit is reached."""
+        """Return the keys of those of the texts that are to be sent: they have no answer, and no limit is reached."""
 
     def keep(self, found: Mapping[str, Answer], kind: Kind) -> None:
         """Write answers, so that they survive a power cut."""
@@ -85,12 +85,13 @@ class Keeper:
     def __init__(self, terms: Terms) -> None:
         self._lock = threading.RLock()
         self._stopped: Stop | None = None
+        self._full: Stop | None = None
         self._limits = terms.limits
         price = (terms.settings.price_per_million_tokens or 0.0) / 1_000_000
-        pacer = Pacer(terms.rates)
+        pacer, gauge = Pacer(terms.rates), Gauge()
         self._spending: dict[Kind, Spending] = {
-            "texts": Spending(terms.limits, price, pacer),
-            "probes": Spending(Limits(), price, pacer),
+            "texts": Spending(terms.limits, price, pacer, gauge),
+            "probes": Spending(Limits(), price, pacer, gauge),
         }
         self._ending = ExitStack()
         with areas.opened(terms.folder):
@@ -124,8 +125,9 @@ class Keeper:
             for key in keys:
                 is_claimed = self._db.execute("SELECT 1 FROM claimed WHERE key = ?", (key,)).get is not None
                 if not is_claimed and count >= most:
-                    self.stop(Stop(reason=tr("--limit {texts:,} is reached", texts=most)))
-                    continue
+                    # What is claimed may still leave.
+                    self._full = Stop(reason=tr("--limit {texts:,} is reached", texts=most))
+                    break
                 if not is_claimed:
                     self._db.execute("INSERT INTO claimed VALUES (?)", (key,))
                     count += 1
@@ -152,7 +154,7 @@ class Keeper:
 
     def stopped(self) -> Stop | None:
         """Return why nothing more is sent; None: it is."""
-        return self._stopped
+        return self._stopped or self._full
 
     # --- leave -------------------------------------------------------------------------------------------------------
 

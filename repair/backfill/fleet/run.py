@@ -171,7 +171,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
                     wanting[task.number] = ended
                 if COLLECTED not in ended.document or self.dry_run:
                     self._end(task, ended, None)
-        return wanting
+        return dict(sorted(wanting.items()))
 
     def _planned(self, texts: Texts, libraries: list[int]) -> FleetPlan:
         with answers.reading(self.work) as db:
