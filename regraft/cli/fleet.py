@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 import msgspec
@@ -32,6 +32,7 @@ from regraft.report import progress
 from regraft.report.document import Run, encoded
 from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
 
+F = TypeVar("F", bound=Callable[..., Any])
 #: So many libraries that did not end well are named.
 _NAMED = 10
 
@@ -94,6 +95,16 @@ _results_option = click.option(
     metavar="OUT.parquet",
     help=tr("The file of what became of each library and base: a new one."),
 )
+
+
+def _called(name: str) -> Callable[[F], F]:
+    """Let a command have its name in documents of errors."""
+
+    def named(command: F) -> F:
+        command.__name__ = name
+        return command
+
+    return named
 
 
 def _added(name: str) -> None:
@@ -163,6 +174,7 @@ for _name in FORMS:
 @click.option("--dry-run", is_flag=True, help=tr("Only say what would be sent; nothing is written."))
 @_engine_options
 @reports_errors
+@_called("fleet backfill")
 def backfill(manifest_path: str, options: tuple[str, ...], path: Path, **more: Any) -> None:
     """Embed what has no vector in many libraries."""
     engine = {name: more.pop(name) for name in Asked.__struct_fields__}

@@ -6,11 +6,12 @@ spent, and Ray Data gives its texts to another one, which asks first which of th
 
 from __future__ import annotations
 
+import io
 import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 from regraft import extras
@@ -141,7 +142,8 @@ class RaySending:
         actor = ray.remote(num_cpus=0)(Keeper).remote(terms)
         keeper = RemoteKeeper(actor)
         try:
-            with _said():
+            # Ray writes on it what it thinks of processes that die.
+            with _said(), redirect_stdout(io.StringIO()):
                 keeper.stopped()
                 yield keeper
         finally:
@@ -162,7 +164,9 @@ class RaySending:
         try:
             with warnings.catch_warnings(), _said():
                 warnings.simplefilter("ignore")
-                done = data.read_parquet(parts, override_num_blocks=len(parts)).map_batches(
+                # What is read together is given out part by part.
+                given_out = data.read_parquet(parts).repartition(target_num_rows_per_block=size)
+                done = given_out.map_batches(
                     self._sender,
                     fn_constructor_kwargs=given,
                     batch_size=size,
@@ -196,8 +200,11 @@ class RaySending:
 
 def _quiet_data() -> Any:
     """Return Ray Data, which says nothing and draws no bars."""
-    data = _ray("ray.data")
-    data.DataContext.get_current().enable_progress_bars = False
+    with warnings.catch_warnings():
+        # Of its own settings.
+        warnings.simplefilter("ignore")
+        data = _ray("ray.data")
+        data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     return data
 
