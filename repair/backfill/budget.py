@@ -74,20 +74,18 @@ class Pacer:
 
 
 class Gauge:
-    """Learns how many tokens a server counts where one was estimated, so that a limit of costs holds."""
+    """Learns how many tokens a server counts at most where one was estimated, so that a limit of costs holds."""
 
     def __init__(self) -> None:
-        self._estimated = 0
-        self._counted = 0
+        self._most = 1.0
 
     def learn(self, estimated: int, counted: int) -> None:
         """Take note of an answer."""
-        self._estimated += estimated
-        self._counted += counted
+        self._most = max(self._most, counted / estimated if estimated else 1.0)
 
     def scaled(self, estimated: int) -> float:
-        """Return how many tokens are to be expected: not fewer than estimated."""
-        return estimated * max(1.0, self._counted / self._estimated if self._estimated else 1.0)
+        """Return how many tokens may have to be paid for: not fewer than estimated."""
+        return estimated * self._most
 
 
 class Leave(Protocol):

@@ -122,6 +122,20 @@ class RaySender:
             self._sender.send(keyed, answered.append)
         return pyarrow.table({"answered": [sum(answered)]})
 
+    def close(self) -> None:
+        """Let the embedder go."""
+        if self._sender is not None:
+            self._sender.close()
+
+
+def _sent_at_once(sender: type[RaySender], given: dict[str, Any], part: str) -> int:
+    """Send the texts of one part, and return how many have an answer."""
+    made = sender(**given)
+    try:
+        return sum(made(_ray("pyarrow.parquet").read_table(part))["answered"].to_pylist())
+    finally:
+        made.close()
+
 
 class RaySending:
     """Sends from a cluster that this process has joined.
@@ -131,7 +145,7 @@ class RaySending:
         sender: what they hold.
     """
 
-    def __init__(self, count: int | None, sender: type = RaySender) -> None:
+    def __init__(self, count: int | None, sender: type[RaySender] = RaySender) -> None:
         self._count = count
         self._sender = sender
 
@@ -158,29 +172,42 @@ class RaySending:
         parts = [str(path) for path in texts.parts(terms.folder, size)]
         if not parts:
             return
-        data = _quiet_data()
         given = {"terms": terms, "keeper": keeper, "kind": kind, "dimensions": dimensions}
-        count = min(len(parts), self._cores() if self._count is None else self._count)
         try:
             with warnings.catch_warnings(), _said():
                 warnings.simplefilter("ignore")
-                # What is read together is given out part by part.
-                given_out = data.read_parquet(parts).repartition(target_num_rows_per_block=size)
-                done = given_out.map_batches(
-                    self._sender,
-                    fn_constructor_kwargs=given,
-                    batch_size=size,
-                    batch_format="pyarrow",
-                    compute=data.ActorPoolStrategy(size=count),
-                    num_cpus=self._share(count, settings),
-                )
-                for part in done.iter_batches(batch_size=None, batch_format="pyarrow"):
-                    step(sum(part["answered"].to_pylist()))
+                for answered in self._answered(parts, given, settings, size):
+                    step(answered)
         except KeyboardInterrupt:
             assert isinstance(keeper, RemoteKeeper)
             keeper.stop(Stop(reason=tr("interrupted")))
             _wait(lambda: keeper.under_way() == 0)
             raise
+
+    def _answered(
+        self, parts: list[str], given: dict[str, Any], settings: EmbedderSettings, size: int
+    ) -> Iterator[int]:
+        """Send the texts of all parts, and yield how many have an answer, some at a time."""
+        count = min(len(parts), self._cores() if self._count is None else self._count)
+        share = self._share(count, settings)
+        if len(parts) == 1:
+            # A process that is there already is soon done with it.
+            ray = _ray()
+            yield ray.get(ray.remote(num_cpus=share)(_sent_at_once).remote(self._sender, given, parts[0]))
+            return
+        data = _quiet_data()
+        # What is read together is given out part by part.
+        texts = data.read_parquet(parts).repartition(target_num_rows_per_block=size)
+        done = texts.map_batches(
+            self._sender,
+            fn_constructor_kwargs=given,
+            batch_size=size,
+            batch_format="pyarrow",
+            compute=data.ActorPoolStrategy(size=count),
+            num_cpus=share,
+        )
+        for part in done.iter_batches(batch_size=None, batch_format="pyarrow"):
+            yield sum(part["answered"].to_pylist())
 
     def steadiness(self, settings: EmbedderSettings, keeper: Led) -> Verdict | None:
         """See :meth:`repair.backfill.fleet.sending.Sending.steadiness`."""

@@ -295,7 +295,7 @@ def test_a_server_that_fails_midway_has_what_it_answered_written(
     stores: Path, tmp_path: Path, trouble: Callable[[Request], Reply], status: int
 ) -> None:
     with FaultServer() as server:
-        server.behave = lambda request: (right if len(server.requests) <= 5 else trouble)(request)
+        server.behave = lambda request: trouble(request) if len(server.requests) > 5 else right(request)
         done = backfill(stores, configured(tmp_path / "regraft.yaml", server, retries=0))
         outcome = {3: "stopped", 2: "refused"}[status]
         assert (done.status, done.document["libraries"]) == (status, {"all": 3, outcome: 3})
