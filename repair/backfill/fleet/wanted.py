@@ -15,8 +15,8 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import areas, identity, links, sqlite
-from regraft.formats.parquet.columns import arrow
+from regraft import areas, extras, identity, links, sqlite
+from regraft.language import tr
 from regraft.ledger import durable
 from repair.backfill.fleet import answers
 
@@ -91,20 +91,22 @@ def _files(work: Path, library: int) -> tuple[Path, Path]:
     return folder / f"{library:06}.parquet", folder / f"{library:06}.json"
 
 
+def _library(name: str) -> Any:
+    return extras.needed(name, tr("Parquet files"), "parquet")
+
+
 def _schema() -> Any:
-    pa, _ = arrow()
+    pa = _library("pyarrow")
     return pa.schema([("key", pa.string()), ("text", pa.binary()), ("tokens", pa.int64())])
 
 
 def _writer(file: Any) -> Any:
-    _, parquet = arrow()
-    return parquet.ParquetWriter(file, _schema(), compression="zstd")
+    return _library("pyarrow.parquet").ParquetWriter(file, _schema(), compression="zstd")
 
 
 def _table(rows: list[Row]) -> Any:
-    pa, _ = arrow()
     found = [{"key": row.key, "text": raw(row.text), "tokens": row.tokens} for row in rows]
-    return pa.Table.from_pylist(found, _schema())
+    return _library("pyarrow").Table.from_pylist(found, _schema())
 
 
 def chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -127,8 +129,7 @@ def rows_of(work: Path, library: int) -> Iterator[Row]:
     Raises:
         OSError, ValueError: they cannot be read.
     """
-    _, parquet = arrow()
-    with parquet.ParquetFile(_files(work, library)[0]) as file:
+    with _library("pyarrow.parquet").ParquetFile(_files(work, library)[0]) as file:
         for batch in file.iter_batches(batch_size=_ROWS):
             for row in batch.to_pylist():
                 yield Row(row["key"], text_of(row["text"]), row["tokens"])

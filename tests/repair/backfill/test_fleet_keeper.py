@@ -22,11 +22,12 @@ from repair.backfill.fleet.keeper import Keeper, Spent, Stop, Terms
 from repair.backfill.fleet.sender import Sender
 
 SETTINGS = ServerSettings(name="mine", model="m", base_url="http://127.0.0.1:9/v1", price_per_million_tokens=1e6)
+ALL, AT_ONCE = Limits(), Rates()
 TEXTS = [(identity.text_hash(text), text) for text in (f"text {number:02}" for number in range(60))]
 
 
 @contextmanager
-def opened(folder: Path, limits: Limits = Limits(), rates: Rates = Rates()) -> Iterator[Keeper]:
+def opened(folder: Path, limits: Limits = ALL, rates: Rates = AT_ONCE) -> Iterator[Keeper]:
     keeper = Keeper(Terms(folder=folder, settings=SETTINGS, limits=limits, rates=rates))
     try:
         yield keeper
