@@ -11,10 +11,10 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from typing import Any
 
-from regraft import extras
+from regraft import embedders, extras
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import RegraftError, StoppedBySystem
 from regraft.language import tr
@@ -108,10 +108,14 @@ class RaySender:
 
     def __init__(self, terms: Terms, keeper: Keeping, kind: Kind, dimensions: int | None) -> None:
         self._sender: Sender | None = None
+        self._ending = ExitStack()
         try:
-            self._sender = Sender(terms.settings, keeper, kind, dimensions)
+            embedder = self._ending.enter_context(embedders.opened(terms.settings))
         except RegraftError as error:
             keeper.stop(stop_of(error, terms.settings))
+        else:
+            self._sender = Sender(embedder, keeper, kind, dimensions)
+            self._ending.callback(self._sender.close)
 
     def __call__(self, part: Any) -> Any:
         """Send the texts of a part, and return how many have an answer now."""
@@ -124,8 +128,17 @@ class RaySender:
 
     def close(self) -> None:
         """Let the embedder go."""
-        if self._sender is not None:
-            self._sender.close()
+        self._ending.close()
+
+
+def _steadiness(terms: Terms, keeper: Keeping) -> Verdict | None:
+    """See :func:`repair.backfill.fleet.proving.steadiness`; where the embedder cannot be opened, nothing is sent."""
+    try:
+        with embedders.opened(terms.settings) as embedder:
+            return proving.steadiness(embedder, keeper)
+    except RegraftError as error:
+        keeper.stop(stop_of(error, terms.settings))
+        return None
 
 
 def _sent_at_once(sender: type[RaySender], given: dict[str, Any], part: str) -> int:
@@ -209,11 +222,11 @@ class RaySending:
         for part in done.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield sum(part["answered"].to_pylist())
 
-    def steadiness(self, settings: EmbedderSettings, keeper: Led) -> Verdict | None:
+    def steadiness(self, terms: Terms, keeper: Led) -> Verdict | None:
         """See :meth:`repair.backfill.fleet.sending.Sending.steadiness`."""
         ray = _ray()
         with _said():
-            verdict: Verdict | None = ray.get(ray.remote(proving.steadiness).remote(settings, keeper))
+            verdict: Verdict | None = ray.get(ray.remote(_steadiness).remote(terms, keeper))
         return verdict
 
     def _cores(self) -> int:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from regraft import embedders, identity
+from regraft import identity
 from regraft.embedders import Embedder, ServerFailing, Unanswered
-from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import STOPPED, AnswerUnfit, BackfillStopped, EmbedderUnsteady, ProbeRefused, RegraftError
 from repair.backfill import probing
 from repair.backfill.budget import LimitReached, Meter
@@ -40,22 +39,21 @@ def has_new(work: Path, libraries: Iterable[int]) -> bool:
     return any(not sample.raw for library in libraries for sample in wanted.samples_of(work, library))
 
 
-def steadiness(settings: EmbedderSettings, keeper: Keeping) -> Verdict | None:
+def steadiness(embedder: Embedder, keeper: Keeping) -> Verdict | None:
     """Return what is wrong with an embedder that gives one text several vectors; None: it gives one.
 
     What it sends is counted, and its answers are kept. Where it cannot be asked, the keeper lets nothing more leave.
     """
     came: dict[str, bytes] = {}
+    settings, meter = embedder.settings, Meter(embedder, keeper.leave("probes"))
+
+    def embed(texts: Sequence[str]) -> list[bytes]:
+        vectors = probing.in_batches(embedder, meter.embedded)(texts)
+        came.update(zip(texts, vectors, strict=True))
+        return list(vectors)
+
     try:
-        with embedders.opened(settings) as embedder:
-            meter = Meter(embedder, keeper.leave("probes"))
-
-            def embed(texts: Sequence[str]) -> list[bytes]:
-                vectors = probing.in_batches(embedder, meter.embedded)(texts)
-                came.update(zip(texts, vectors, strict=True))
-                return list(vectors)
-
-            probing.probe(settings.name, settings.name, [], None, embed)
+        probing.probe(settings.name, settings.name, [], None, embed)
     except (EmbedderUnsteady, ProbeRefused, AnswerUnfit) as error:
         return _verdict(error)
     except (RegraftError, ServerFailing, LimitReached) as error:

@@ -122,9 +122,10 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
                 before = [path for path in (self.work, results.journal_of(self.path)) if path.exists()]
                 try:
                     self._work()
-                except Exception:
-                    if self._sent is None:
-                        self._take_back(before)
+                except BaseException as error:
+                    # Of a run that has sent nothing nothing stays, unless it was interrupted: then the order does.
+                    is_kept = self._sent is not None or isinstance(error, KeyboardInterrupt)
+                    self._tidy() if is_kept else self._take_back(before)
                     raise
                 if self.dry_run:
                     self._take_back(before)
@@ -145,6 +146,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             pool = stack.enter_context(closing(self.pool()))
             with areas.opened(self.work.parent, entries_only=True):
                 durable.make_folder(self.work, exist_ok=True)
+                durable.sync_folder(self.work.parent)
             answers.demand_same(self.work, self.settings)
             if not self.dry_run:
                 self._journal = stack.enter_context(closing(Journal(self.path, self.order, self._rows.values())))
@@ -181,10 +183,24 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         return FleetPlan(libraries=len(libraries), wanted=texts.came, distinct=texts.count, planned=planned)
 
     def _embed_and_fill(self, pool: Pool, texts: Texts, wanting: dict[int, Ended], plan: FleetPlan) -> None:
+        refused, stop = self._embedded(texts, wanting, plan)
+        for number, verdict in refused.items():
+            self._end(self._task(number), _refused(verdict, wanting[number]), stop)
+        fillable = [number for number in wanting if number not in refused]
+        with stage(self.progress, "Filling", len(fillable), "libraries"):
+            for task, ended in self._done(pool, fillable, fills=True, why=_CHANGED if stop is None else stop.reason):
+                self.progress.step(1, task.bytes)
+                self._end(task, ended, stop)
+
+    def _embedded(
+        self, texts: Texts, wanting: dict[int, Ended], plan: FleetPlan
+    ) -> tuple[dict[int, Verdict], Stop | None]:
+        """Have all texts answered; return the libraries that are not filled, and why not all have an answer."""
         terms = Terms(folder=self.work, settings=self.settings, limits=self.limits, rates=self.rates)
         dimensions = _only({size for ended in wanting.values() for size in _dimensions(ended)})
-        self._sent = _sent(self.settings, plan, 0)
         with self.sending.keeper(terms) as keeper, wanted.gathered(self.work, "compared") as compared:
+            # From now on something may have been paid for, which stays.
+            self._sent = _sent(self.settings, plan, 0)
             compared.add(proving.compared(self.work, wanting), None)
             refused = self._proven(terms, keeper, compared, wanting)
             if refused:
@@ -194,21 +210,9 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             with stage(self.progress, "Embedding", texts.count, "texts"):
                 self.sending.send(texts, terms, keeper, "texts", dimensions, self._step)
             stop = keeper.stopped()
-            self._sent = _sent(
-                self.settings,
-                plan,
-                compared.count,
-                keeper.spent("texts"),
-                keeper.spent("probes"),
-                None if stop is None else stop.reason,
-            )
-        for number, verdict in refused.items():
-            self._end(self._task(number), _refused(verdict, wanting[number]), stop)
-        fillable = [number for number in wanting if number not in refused]
-        with stage(self.progress, "Filling", len(fillable), "libraries"):
-            for task, ended in self._done(pool, fillable, fills=True, why=_CHANGED if stop is None else stop.reason):
-                self.progress.step(1, task.bytes)
-                self._end(task, ended, stop)
+            spent = keeper.spent("texts"), keeper.spent("probes")
+            self._sent = _sent(self.settings, plan, compared.count, *spent, None if stop is None else stop.reason)
+        return refused, stop
 
     def _proven(self, terms: Terms, keeper: Led, compared: Texts, wanting: Iterable[int]) -> dict[int, Verdict]:
         """Return the libraries that are not filled, since the embedder is not the model of each base, and why."""
@@ -216,7 +220,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             self.sending.send(compared, terms, keeper, "probes", None, self._step)
         unsteady = None
         if proving.has_new(self.work, wanting) and keeper.stopped() is None:
-            unsteady = self.sending.steadiness(self.settings, keeper)
+            unsteady = self.sending.steadiness(terms, keeper)
         embedder = known.KnownEmbedder(self.settings, keeper.answers_of, _CHANGED)
         refused = {}
         for library in wanting:

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from itertools import islice
 from threading import Event
 
-from regraft import embedders
-from regraft.embedders import Halted, ServerFailing, TextsRejected, check
+from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, check
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import REFUSED, STOPPED, AnswerUnfit, BackfillStopped, RegraftError
 from regraft.language import english, tr
@@ -37,27 +36,25 @@ _OF_ONE = frozenset({"non_finite", "zero_vector"})
 
 
 class Sender:
-    """Opens an embedder, and sends what it is given; as many requests at a time as the configuration says.
+    """Sends what it is given to an embedder; as many requests at a time as the configuration says.
 
     Args:
-        settings: the embedder's.
+        embedder: makes the vectors.
         keeper: asked before anything leaves, and told all that comes.
         kind: what is sent.
         dimensions: of every vector; None: nobody knows, or they differ.
-
-    Raises:
-        WrongUsage, EmbedderKeyMissing, ModelUnreadable: as :func:`regraft.embedders.opened` does.
     """
 
-    def __init__(self, settings: EmbedderSettings, keeper: Keeping, kind: Kind, dimensions: int | None = None) -> None:
+    def __init__(self, embedder: Embedder, keeper: Keeping, kind: Kind, dimensions: int | None = None) -> None:
+        settings = embedder.settings
+        self._embedder = embedder
         self._keeper = keeper
         self._kind: Kind = kind
         self._settings = settings
         self._dimensions = dimensions
         self._halted = Event()
         self._ending = ExitStack()
-        self._embedder = self._ending.enter_context(embedders.opened(settings))
-        meter = Meter(self._embedder, keeper.leave(kind), self._halted.wait)
+        meter = Meter(embedder, keeper.leave(kind), self._halted.wait)
         self._workers = self._ending.enter_context(WorkerPool(settings.name, meter, settings.parallel))
         self._under_way = 0
         self._is_over = False
@@ -82,8 +79,7 @@ class Sender:
             raise
 
     def close(self) -> None:
-        """Let the embedder go."""
-        self._halt()
+        """Let the threads end."""
         self._ending.close()
 
     # --- what leaves -------------------------------------------------------------------------------------------------

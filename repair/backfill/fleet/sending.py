@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from regraft.embedders.settings import EmbedderSettings
+from regraft import embedders
+from regraft.embedders import Embedder
 from repair.backfill.fleet import proving
 from repair.backfill.fleet.answers import Answer
 from repair.backfill.fleet.keeper import Keeper, Keeping, Kind, Spent, Stop, Terms
@@ -35,9 +36,10 @@ class Sending(Protocol):
     """Where texts are sent from."""
 
     def keeper(self, terms: Terms) -> AbstractContextManager[Led]:
-        """Open the keeper of a fleet.
+        """Open the keeper of a fleet, and make ready to send.
 
         Raises:
+            WrongUsage, EmbedderKeyMissing, ModelUnreadable: the embedder cannot be opened here.
             apsw.Error, OSError: they cannot be written.
         """
 
@@ -54,33 +56,38 @@ class Sending(Protocol):
 
         Raises:
             KeyboardInterrupt: what was under way is kept, where it came within a while.
-            RegraftError: the embedder cannot be opened.
         """
 
-    def steadiness(self, settings: EmbedderSettings, keeper: Led) -> Verdict | None:
+    def steadiness(self, terms: Terms, keeper: Led) -> Verdict | None:
         """See :func:`repair.backfill.fleet.proving.steadiness`."""
 
 
 class HereSending:
     """Sends from this process, by as many threads as the configuration says."""
 
+    def __init__(self) -> None:
+        self._embedder: Embedder | None = None
+
     @contextmanager
     def keeper(self, terms: Terms) -> Iterator[Keeper]:
         """See :meth:`Sending.keeper`."""
-        keeper = Keeper(terms)
-        try:
-            yield keeper
-        finally:
-            keeper.close()
+        with embedders.opened(terms.settings) as self._embedder:
+            keeper = Keeper(terms)
+            try:
+                yield keeper
+            finally:
+                keeper.close()
 
     def send(self, texts: Texts, terms: Terms, keeper: Led, kind: Kind, dimensions: int | None, step: Step) -> None:
         """See :meth:`Sending.send`."""
-        sender = Sender(terms.settings, keeper, kind, dimensions)
+        assert self._embedder is not None
+        sender = Sender(self._embedder, keeper, kind, dimensions)
         try:
             sender.send(texts.keyed(), step)
         finally:
             sender.close()
 
-    def steadiness(self, settings: EmbedderSettings, keeper: Led) -> Verdict | None:
+    def steadiness(self, terms: Terms, keeper: Led) -> Verdict | None:  # noqa: ARG002
         """See :meth:`Sending.steadiness`."""
-        return proving.steadiness(settings, keeper)
+        assert self._embedder is not None
+        return proving.steadiness(self._embedder, keeper)

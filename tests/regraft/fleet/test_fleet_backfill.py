@@ -409,6 +409,17 @@ def test_what_cannot_be_meant_is_refused(
     assert message in done.document["error"]["message"]
 
 
+def test_an_embedder_that_cannot_be_opened_leaves_nothing(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    config = configured(tmp_path / "regraft.yaml", "http://127.0.0.1:9/v1", api_key_env="NO_SUCH_KEY")
+    before = snapshot(tmp_path)
+    done = backfill(stores, config)
+    assert (done.status, done.document["error"]["code"]) == (2, "EmbedderKeyMissing")
+    assert snapshot(tmp_path) == before
+
+
 def test_nothing_is_sent_without_consent(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from fault_server import FaultServer, poisoned, vector_of
 
-from regraft import identity
+from regraft import embedders, identity
 from regraft.embedders import Embedded, Halted, Sending, Unanswered
 from regraft.embedders.protocol import nothing
 from regraft.embedders.settings import Batch, EmbedderSettings, ServerSettings
@@ -123,11 +123,11 @@ def test_a_request_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limits", [Limits(requests=11), Limits(texts=17), Limits(cost=150.0)])
 def test_no_limit_is_exceeded_by_several_who_send(limits: Limits, tmp_path: Path) -> None:
-    with FaultServer() as server, opened(tmp_path, limits) as keeper:
+    with FaultServer() as server, opened(tmp_path, limits) as keeper, ExitStack() as ending:
         settings = ServerSettings(
             name="mine", model="m", base_url=server.url, batch=Batch(texts=2), parallel=3, price_per_million_tokens=1e6
         )
-        senders = [Sender(settings, keeper, "texts") for _ in range(3)]
+        senders = [Sender(ending.enter_context(embedders.opened(settings)), keeper, "texts") for _ in range(3)]
         # What the server counts is learnt before many leave at a time.
         senders[0].send(TEXTS[:2])
         threads = [
@@ -156,9 +156,10 @@ def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
     with FaultServer() as server, opened(tmp_path) as keeper:
         server.behave = poisoned("text 01", 413)
         settings = ServerSettings(name="mine", model="m", base_url=server.url, batch=Batch(texts=2))
-        sender = Sender(settings, keeper, "texts")
-        sender.send(TEXTS[:4])
-        sender.close()
+        with embedders.opened(settings) as embedder:
+            sender = Sender(embedder, keeper, "texts")
+            sender.send(TEXTS[:4])
+            sender.close()
     with known.opened(tmp_path, SETTINGS, "why") as embedder:
         assert embedder.embed(["text 00", "text 03"]) == Embedded([vector_of("text 00"), vector_of("text 03")], 0, 0)
         with pytest.raises(Unanswered, match="why"):
