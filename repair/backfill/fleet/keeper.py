@@ -192,10 +192,6 @@ class Keeper:
             (kind, spending.requests, spending.tokens, spending.under_way, counts["answered"], counts["failed"]),
         )
 
-    def under_way(self) -> int:
-        """Return how many tokens are at the embedder, or with somebody who is gone."""
-        return sum(spending.under_way for spending in self._spending.values())
-
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def spent(self, kind: Kind) -> Spent:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import logging
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from regraft import embedders, extras
@@ -80,10 +81,6 @@ class RemoteKeeper:
     def give_back(self, kind: Kind, tokens: int) -> None:
         """See :class:`~repair.backfill.fleet.keeper.Keeper`."""
         self._asked("give_back", kind, tokens)
-
-    def under_way(self) -> int:
-        """See :class:`~repair.backfill.fleet.keeper.Keeper`."""
-        return int(self._asked("under_way"))
 
     def stopped(self) -> Stop | None:
         """See :class:`~repair.backfill.fleet.keeper.Keeper`."""
@@ -186,27 +183,33 @@ class RaySending:
         if not parts:
             return
         given = {"terms": terms, "keeper": keeper, "kind": kind, "dimensions": dimensions}
-        try:
-            with warnings.catch_warnings(), _said():
-                warnings.simplefilter("ignore")
-                for answered in self._answered(parts, given, settings, size):
-                    step(answered)
-        except KeyboardInterrupt:
-            assert isinstance(keeper, RemoteKeeper)
-            keeper.stop(Stop(reason=tr("interrupted")))
-            _wait(lambda: keeper.under_way() == 0)
-            raise
+        thread = ThreadPoolExecutor(1)
+        with warnings.catch_warnings(), _said():
+            warnings.simplefilter("ignore")
+            counts: SimpleQueue[int] = SimpleQueue()
+            # Ctrl-C reaches this thread alone: there it would end all who send, with what they have under way.
+            sending = thread.submit(self._send, parts, given, settings, size, counts.put)
+            try:
+                while not (sending.done() and counts.empty()):
+                    with suppress(Empty):
+                        step(counts.get(timeout=_PAUSE))
+            except KeyboardInterrupt:
+                keeper.stop(Stop(reason=tr("interrupted")))
+                # What has not come by then ends with the cluster, or with its part of it.
+                wait([sending], _LAST_WAIT)
+                raise
+            finally:
+                thread.shutdown(wait=False)
+            sending.result()
 
-    def _answered(
-        self, parts: list[str], given: dict[str, Any], settings: EmbedderSettings, size: int
-    ) -> Iterator[int]:
-        """Send the texts of all parts, and yield how many have an answer, some at a time."""
+    def _send(self, parts: list[str], given: dict[str, Any], settings: EmbedderSettings, size: int, step: Step) -> None:
+        """Send the texts of all parts."""
         count = min(len(parts), self._cores() if self._count is None else self._count)
         share = self._share(count, settings)
         if len(parts) == 1:
             # A process that is there already is soon done with it.
             ray = _ray()
-            yield ray.get(ray.remote(num_cpus=share)(_sent_at_once).remote(self._sender, given, parts[0]))
+            step(ray.get(ray.remote(num_cpus=share)(_sent_at_once).remote(self._sender, given, parts[0])))
             return
         data = _quiet_data()
         # What is read together is given out part by part.
@@ -220,7 +223,7 @@ class RaySending:
             num_cpus=share,
         )
         for part in done.iter_batches(batch_size=None, batch_format="pyarrow"):
-            yield sum(part["answered"].to_pylist())
+            step(sum(part["answered"].to_pylist()))
 
     def steadiness(self, terms: Terms, keeper: Led) -> Verdict | None:
         """See :meth:`repair.backfill.fleet.sending.Sending.steadiness`."""
@@ -247,13 +250,6 @@ def _quiet_data() -> Any:
         data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     return data
-
-
-def _wait(is_over: Callable[[], bool]) -> None:
-    """Wait until something is over, a few seconds at most."""
-    end = time.monotonic() + _LAST_WAIT
-    while not is_over() and time.monotonic() < end:
-        time.sleep(_PAUSE)
 
 
 @contextmanager

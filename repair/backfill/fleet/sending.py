@@ -78,7 +78,7 @@ class HereSending:
             finally:
                 keeper.close()
 
-    def send(self, texts: Texts, terms: Terms, keeper: Led, kind: Kind, dimensions: int | None, step: Step) -> None:
+    def send(self, texts: Texts, terms: Terms, keeper: Led, kind: Kind, dimensions: int | None, step: Step) -> None:  # noqa: ARG002
         """See :meth:`Sending.send`."""
         assert self._embedder is not None
         sender = Sender(self._embedder, keeper, kind, dimensions)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import codex_mem_store
 import inline_pool
 import pyarrow.parquet as pq
 import pytest
@@ -37,6 +38,7 @@ from planted_v2 import index
 
 from regraft import sqlite
 from regraft.fleet.engine import LocalPool
+from regraft.formats.codex_mem import database, sidecar
 from repair.backfill.workers import CONTROL
 
 NAMES = ("anna", "boris", "clara")
@@ -173,6 +175,26 @@ def test_a_dry_run_sends_nothing_and_writes_nothing(stores: Path, tmp_path: Path
     assert sent["planned"]["cost"] == sent["planned"]["tokens"] * 2 / 1e6
     assert f"of {len(WANTED) + 2} different texts" in text.stdout
     assert "Dry run: nothing was sent, and nothing was written." in text.stdout
+
+
+def test_notes_of_codex_mem_are_embedded_once_too(stores: Path, tmp_path: Path) -> None:
+    shutil.rmtree(stores)
+    databases = [codex_mem_store.write(stores / name, projects=1) for name in NAMES]
+    texts = {
+        database.source_text(*codex_mem_store.parts_of(one, note))
+        for one in databases
+        for note in codex_mem_store.searchable(one)
+    }
+    with FaultServer() as server:
+        done = backfill(stores, configured(tmp_path / "regraft.yaml", server), "--", "--all-projects")
+    assert (done.status, done.document["libraries"]) == (0, {"all": 3, "done": 3})
+    assert Counter(text for text in server.texts if text in texts) == Counter(texts)
+    for one in databases:
+        rows = codex_mem_store.rows(database.sidecar_of(one), f"SELECT note_id, vector FROM {sidecar.TABLE}")
+        assert dict(rows) == {
+            note: vector_of(database.source_text(*codex_mem_store.parts_of(one, note)))
+            for note in codex_mem_store.searchable(one)
+        }
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------

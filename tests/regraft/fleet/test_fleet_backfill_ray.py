@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import Outcome, run_as_given
 from deadly_sender import DeadlySender
-from fault_server import FaultServer
+from fault_server import FaultServer, Reply, Request, right
 from lacking import LACKING, all_vectors, configured, library, many, taken_away, vectors
 
 from repair.backfill.fleet.on_ray import RaySending
@@ -123,6 +124,25 @@ def test_a_worker_that_is_killed_leaves_no_text_without_an_answer(
         assert done.document["sent"]["answered"] == len(WANTED)
     for name in NAMES:
         assert vectors(stores / name).keys() >= WANTED
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_the_workers_had_under_way(joined: str, stores: Path, tmp_path: Path) -> None:
+    with FaultServer() as server:
+
+        def stopping(request: Request) -> Reply:
+            if len(server.requests) == 6:
+                signal.raise_signal(signal.SIGINT)
+            return right(request)
+
+        server.behave = stopping
+        config = configured(tmp_path / "regraft.yaml", server, parallel=1, batch={"texts": 2})
+        done = backfill(stores, config, joined, "--no-probe")
+        assert (done.status, done.document["error"]["code"]) == (130, "FleetInterrupted")
+        server.behave = right
+        done = run_as_given("fleet", "resume", tmp_path / "out.parquet", "-y", "--json", "--workers", 1)
+        assert done.document["libraries"] == {"all": 2, "done": 2}
+        assert Counter(server.texts) == Counter(WANTED)
 
 
 def test_without_ray_data_a_fleet_says_what_to_install(
