@@ -207,9 +207,7 @@ def sent_lines(report: FleetBackfillReport) -> list[str]:
     """Return what was sent, or would be, as lines for a person."""
     sent = report.sent
     if report.head.run.dry_run:
-        plan = FleetPlan(
-            libraries=report.libraries["all"], wanted=sent.wanted, distinct=sent.distinct, planned=sent.planned
-        )
+        plan = FleetPlan(libraries=sent.libraries, wanted=sent.wanted, distinct=sent.distinct, planned=sent.planned)
         return [*planned_lines(plan), tr("Dry run: nothing was sent, and nothing was written.")]
     spent = f"{counted(sent.requests, 'request')}, {counted(sent.tokens, 'token')}"
     if sent.cost is not None:

@@ -20,11 +20,12 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
 class SentReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a fleet sent.
 
-    ``wanted`` texts lack a vector, of all libraries together; ``distinct`` of them were to be sent: each once, and not
-    those that an earlier run had an answer to. ``answered`` of these have one now, ``failed`` have none and never
-    will. ``stopped`` says why not all were sent.
+    ``wanted`` texts lack a vector, of so many ``libraries`` together; ``distinct`` of them were to be sent: each once,
+    and not those that an earlier run had an answer to. ``answered`` got a vector by these requests, ``failed`` were
+    rejected. ``stopped`` says why not all were sent.
     """
 
+    libraries: int
     wanted: int
     distinct: int
     answered: int

@@ -324,6 +324,7 @@ def _sent(
     stopped: str | None = None,
 ) -> SentReport:
     return SentReport(
+        libraries=plan.libraries,
         wanted=plan.wanted,
         distinct=plan.distinct,
         answered=texts.answered,
