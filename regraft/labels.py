@@ -33,6 +33,7 @@ _LABELS = {
     "worth-reading": tr("worth reading"),
     "refused": tr("refused"),
     "killed": tr("killed"),
+    "limit-reached": tr("limit reached"),
     # Who may see a document
     "global": tr("global"),
     "private": tr("private"),
@@ -124,6 +125,8 @@ _LABELS = {
     "Checking": tr("Checking"),
     "Changing": tr("Changing"),
     "Embedding": tr("Embedding"),
+    "Looking": tr("Looking"),
+    "Filling": tr("Filling"),
     "Packing": tr("Packing"),
     # Ways of searching
     "vector": tr("vector"),

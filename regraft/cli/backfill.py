@@ -29,6 +29,7 @@ from repair import systems
 from repair.backfill.budget import Limits
 from repair.backfill.report import BackfillReport, EmbeddingReport, ScopeReport
 from repair.backfill.request import BackfillOptions, NewModel
+from repair.backfill.run import Supply
 from repair.backfill.run import backfill as run_backfill
 from repair.codex_mem.backfill_filler import NOT_ASKED
 
@@ -90,12 +91,18 @@ def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tu
         config=config_path,
         **more,
     )
+    # A fleet has its own (regraft.cli.fleet_backfill).
+    supply = click.get_current_context().find_object(Supply) or Supply(
+        choose=partial(limited_embedder, config_path, embedder_name, limits)
+    )
     report = run_backfill(
-        partial(limited_embedder, config_path, embedder_name, limits),
+        supply.choose,
         wanted,
         fillers=systems.FILLERS,
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
+        opened=supply.opened,
+        looked=supply.looked,
     )
     return report, asked
 
@@ -167,7 +174,8 @@ def _other_lines(report: BackfillReport | EmbeddingReport, *, verbose: bool) -> 
     return action_lines(report.bases, others, verbose=verbose)
 
 
-def _money(cost: float, currency: str) -> str:
+def money(cost: float, currency: str) -> str:
+    """Return a sum of money as a person reads it."""
     digits = ".2f" if cost >= 0.1 else ".2g"
     return f"{cost:{digits}} {currency}"
 
@@ -195,7 +203,7 @@ def scope_lines(scope: ScopeReport, *, is_unnamed: bool = False) -> list[str]:
             requests=counted(planned.requests, "request"),
         )
         if planned.cost is not None:
-            sent += tr(", about {money}", money=_money(planned.cost, planned.currency))
+            sent += tr(", about {money}", money=money(planned.cost, planned.currency))
         elif is_unnamed:
             sent += tr(", cost unknown")
         lines.append(tr("  embed {texts}: {sent}", texts=counted(planned.texts, "text"), sent=sent))
@@ -227,7 +235,7 @@ def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
     if scope.requests:
         sent = f"{counted(scope.requests, 'request')}, {counted(scope.tokens, 'token')}"
         if scope.cost is not None:
-            sent += f", {_money(scope.cost, scope.planned.currency)}"
+            sent += f", {money(scope.cost, scope.planned.currency)}"
         lines.append(f"  {sent}")
     for failure in scope.failures:
         lines.append(

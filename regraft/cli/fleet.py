@@ -9,20 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import click
 import msgspec
 
 from regraft import crew, language
-from regraft.cli import in_process
+from regraft.cli import fleet_backfill, in_process
 from regraft.cli.changing import confirmed
+from regraft.cli.embedding import embedder_options, limit_options
 from regraft.cli.options import PATH, NamedPath
 from regraft.cli.output import echo_json, note, reports_errors, say, written_list
 from regraft.errors import Declined, WrongUsage
 from regraft.fleet import manifest, results
 from regraft.fleet.commands import FORMS
-from regraft.fleet.engine import LocalPool, Pool
+from regraft.fleet.engine import LocalPool, Pool, Work
 from regraft.fleet.known import Known
 from regraft.fleet.metrics import Metrics, files_of
 from regraft.fleet.on_ray import RayPool
@@ -36,6 +37,7 @@ from regraft.report import progress
 from regraft.report.document import Run, encoded
 from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
 
+F = TypeVar("F", bound=Callable[..., Any])
 #: So many libraries that did not end well are named.
 _NAMED = 10
 
@@ -104,6 +106,26 @@ def _engine_options(command: Any) -> Any:
     return command
 
 
+_results_option = click.option(
+    "--results",
+    "path",
+    type=PATH,
+    required=True,
+    metavar="OUT.parquet",
+    help=tr("The file of what became of each library and base: a new one."),
+)
+
+
+def _called(name: str) -> Callable[[F], F]:
+    """Let a command have its name in documents of errors."""
+
+    def named(command: F) -> F:
+        command.__name__ = name
+        return command
+
+    return named
+
+
 def _added(name: str) -> None:
     """Add a command of the fleet."""
     form = FORMS[name]
@@ -118,14 +140,7 @@ def _added(name: str) -> None:
         ),
         click.argument("manifest_path", type=_PathOrUrl(), metavar="MANIFEST"),
         click.argument("options", nargs=-1, metavar="[-- OPTIONS]"),
-        click.option(
-            "--results",
-            "path",
-            type=PATH,
-            required=True,
-            metavar="OUT.parquet",
-            help=tr("The file of what became of each library and base: a new one."),
-        ),
+        _results_option,
     ]
     if form.has_target:
         decorators.append(
@@ -158,7 +173,38 @@ def _added(name: str) -> None:
 
 
 for _name in FORMS:
-    _added(_name)
+    if _name != "backfill":
+        _added(_name)
+
+
+@fleet.command(
+    "backfill",
+    short_help=tr("Embed what has no vector in many libraries."),
+    help=tr(
+        "Embed what has no vector in all libraries of MANIFEST: each text once, whoever has it. Then each library is"
+        " filled as regraft backfill would fill it; what stands behind -- are options of that."
+    ),
+)
+@click.argument("manifest_path", type=_PathOrUrl(), metavar="MANIFEST")
+@click.argument("options", nargs=-1, metavar="[-- OPTIONS]")
+@_results_option
+@embedder_options
+@limit_options
+@fleet_backfill.rate_options
+@click.option("--dry-run", is_flag=True, help=tr("Only say what would be sent; nothing is written."))
+@_engine_options
+@reports_errors
+@_called("fleet backfill")
+def backfill(manifest_path: str, options: tuple[str, ...], path: Path, **more: Any) -> None:
+    """Embed what has no vector in many libraries."""
+    engine = {name: more.pop(name) for name in Asked.__struct_fields__}
+    dry_run = more.pop("dry_run")
+    fleet_backfill.demand_new(path)
+    libraries = manifest.libraries(manifest_path, None, "", needs_target=False)
+    manifest.demand_apart(libraries, fleet_backfill.files_of(path))
+    told = fleet_backfill.told_of(**more)
+    order = fleet_backfill.order_of(told, options, libraries)
+    _backfill(order, path, Known(), Asked(**engine), dry_run=dry_run)
 
 
 @fleet.command(
@@ -175,6 +221,8 @@ for _name in FORMS:
 def resume(path: Path, **engine: Any) -> None:
     """Go on with a fleet."""
     order, known = results.read(path)
+    if order.command == "backfill":
+        _backfill(order, path, known, Asked(**engine))
     _carry_out(order, path, known, Asked(**engine))
 
 
@@ -192,14 +240,48 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     verbose: int
 
 
-def _carry_out(order: Order, path: Path, known: Known[Row], asked: Asked) -> None:
+def _demand_engine(order: Order, asked: Asked) -> None:
     # Without it nothing could be written in the end.
     arrow()
     manifest.demand_clients(order.libraries)
     if asked.address is not None and asked.engine != "ray":
         raise WrongUsage(problem=tr("--address is of a cluster of Ray"), hint=tr("add --engine ray"))
+
+
+def _backfill(order: Order, path: Path, known: Known[Row], asked: Asked, *, dry_run: bool = False) -> NoReturn:
+    """Embed what has no vector, say what became of it, and end the process."""
+    _demand_engine(order, asked)
+    run = Run(command="fleet backfill", target_kind="parquet", target=path, dry_run=dry_run)
+    is_log = not (asked.quiet or asked.as_json or sys.stderr.isatty())
+    metrics = _metrics(order, path, asked)
+    work = fleet_backfill.made(
+        order,
+        path,
+        known,
+        pool=partial(_pool, asked, fleet_backfill.work),
+        sending=fleet_backfill.sending_of(asked.engine, asked.workers),
+        show_plan=lambda plan: confirmed(fleet_backfill.planned_lines(plan), yes=asked.yes, as_json=asked.as_json),
+        progress=progress.for_person(quiet=asked.quiet or asked.as_json),
+        watch=lambda row: note(_line(row)) if is_log else None,
+        attempts=asked.attempts,
+        metrics=metrics,
+        dry_run=dry_run,
+    )
+    with _speaking_english():
+        report = work.run(run)
+    _note_metrics(metrics, asked)
+    if asked.as_json:
+        echo_json(encoded(report))
+    else:
+        text = _as_text(report, verbose=asked.verbose > 0) + shown_lines(fleet_backfill.sent_lines(report))
+        say(text if dry_run else text + written_list([path]))
+    sys.exit(exit_status(report))
+
+
+def _carry_out(order: Order, path: Path, known: Known[Row], asked: Asked) -> None:
+    _demand_engine(order, asked)
     run = Run(command=f"fleet {order.command}", target_kind="parquet", target=path)
-    pool, metrics = partial(_pool, asked), _metrics(order, path, asked)
+    pool, metrics = partial(_pool, asked, in_process.run), _metrics(order, path, asked)
     work = Fleet(order=order, path=path, pool=pool, attempts=asked.attempts, known=known, metrics=metrics)
     _demand_consent(order, len(work.left), path, asked)
     bar = progress.for_person(quiet=asked.quiet or asked.as_json)
@@ -213,8 +295,7 @@ def _carry_out(order: Order, path: Path, known: Known[Row], asked: Asked) -> Non
 
     with progress.stage(bar, "Libraries", len(work.left), "libraries"), _speaking_english():
         report = work.run(run, watch)
-    if metrics is not None and metrics.problem is not None:
-        note(tr("{path} is not up to date: {error}", path=asked.metrics, error=metrics.problem))
+    _note_metrics(metrics, asked)
     if asked.as_json:
         echo_json(encoded(report))
     else:
@@ -236,15 +317,15 @@ def _demand_consent(order: Order, count: int, path: Path, asked: Asked) -> None:
         raise Declined(path=path)
 
 
-def _pool(asked: Asked) -> Pool:
+def _pool(asked: Asked, work: Work) -> Pool:
     """Return where command lines are run.
 
     Raises:
         WrongUsage: Ray is not installed, or there is no such cluster.
     """
     if asked.engine == "ray":
-        return RayPool(in_process.run, asked.address, asked.workers)
-    return LocalPool(in_process.run, asked.workers or crew.cores())
+        return RayPool(work, asked.address, asked.workers)
+    return LocalPool(work, asked.workers or crew.cores())
 
 
 def _metrics(order: Order, path: Path, asked: Asked) -> Metrics | None:
@@ -259,6 +340,11 @@ def _metrics(order: Order, path: Path, asked: Asked) -> Metrics | None:
     metrics.demand_place(results.files_of(path))
     manifest.demand_apart(order.libraries, files_of(asked.metrics))
     return metrics
+
+
+def _note_metrics(metrics: Metrics | None, asked: Asked) -> None:
+    if metrics is not None and metrics.problem is not None:
+        note(tr("{path} is not up to date: {error}", path=asked.metrics, error=metrics.problem))
 
 
 @contextmanager

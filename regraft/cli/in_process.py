@@ -21,14 +21,19 @@ def run(job: Job) -> Ended:
     return staging.done(job, run_line)
 
 
-def run_line(arguments: tuple[str, ...]) -> Ended:
-    """Run a command line that prints a document (``--json``), and return how it ended."""
+def run_line(arguments: tuple[str, ...], handed: object = None) -> Ended:
+    """Run a command line that prints a document (``--json``), and return how it ended.
+
+    Args:
+        arguments: the command line.
+        handed: what the command finds in its context (``click.Context.find_object``).
+    """
     begun, status = time.monotonic(), 0
     said = io.StringIO()
     try:
         with redirect_stdout(said), redirect_stderr(io.StringIO()):
             try:
-                cli.main(list(arguments), prog_name="regraft")
+                cli.main(list(arguments), prog_name="regraft", obj=handed)
             except SystemExit as end:
                 status = end.code if isinstance(end.code, int) else 0
         document = msgspec.json.decode(said.getvalue(), type=dict)

@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from regraft.embedders.checking import check
 from regraft.embedders.counting import counter, estimate
 from regraft.embedders.local import LocalEmbedder
-from regraft.embedders.protocol import Embedded, Embedder, Halted, Sending, ServerFailing, TextsRejected
+from regraft.embedders.protocol import (
+    Embedded,
+    Embedder,
+    Halted,
+    Sending,
+    ServerFailing,
+    TextsRejected,
+    Unanswered,
+)
 from regraft.embedders.server import ServerEmbedder
 from regraft.embedders.settings import EmbedderSettings, LocalSettings, ServerSettings
 
@@ -22,6 +30,7 @@ __all__ = [
     "ServerFailing",
     "ServerSettings",
     "TextsRejected",
+    "Unanswered",
     "check",
     "counter",
     "estimate",

@@ -27,13 +27,15 @@ class Embedded(msgspec.Struct, frozen=True):
 class TextsRejected(Exception):
     """The server takes other texts, but not these: a batch can be split until the bad one stands alone.
 
-    ``code`` is a word of the server, or ``http_413`` and the like; ``reason`` one line without a key.
+    ``code`` is a word of the server, or ``http_413`` and the like; ``reason`` one line without a key. ``is_certain``:
+    it was seen before that the server takes others.
     """
 
-    def __init__(self, code: str, reason: str) -> None:
+    def __init__(self, code: str, reason: str, *, is_certain: bool = False) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
+        self.is_certain = is_certain
 
 
 class ServerFailing(Exception):
@@ -47,6 +49,12 @@ class ServerFailing(Exception):
         self.code = code
         self.reason = reason
         self.attempts = attempts
+
+
+class Unanswered(Exception):
+    """Some texts of a batch have no answer yet, and nothing is sent to get one: a batch can be split. The text says
+    why.
+    """
 
 
 class Halted(Exception):

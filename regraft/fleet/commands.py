@@ -27,6 +27,8 @@ FORMS = {
     "repair": Form(asks=True, changes=True),
     "upgrade": Form(asks=True, changes=True),
     "export": Form(has_target=True, ending=".parquet"),
+    # What a library lacks is sent with that of all others, by a command of its own.
+    "backfill": Form(changes=True),
 }
 
 

@@ -47,6 +47,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What a fleet was told to do: the command, the options of every library, and the libraries.
 
     ``id`` is the fleet's own, which stays when it is gone on with.
+    ``told`` is what a command of the fleet itself was told besides, of which its libraries know nothing.
     """
 
     command: str
@@ -54,6 +55,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     libraries: tuple[Library, ...]
     id: str = ""
     schema: int = _SCHEMA
+    told: dict[str, Any] | None = None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,10 @@ import logging
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -109,25 +110,21 @@ class Fleet(msgspec.Struct, kw_only=True):
         with ExitStack() as stack:
             # First of all: where it cannot be had, nothing is written.
             pool = stack.enter_context(closing(self.pool())) if left else None
-            journal = stack.enter_context(closing(Journal(self.path, self.order, self._good(tally))))
+            journal = stack.enter_context(closing(Journal(self.path, self.order, good(self.known, tally))))
             for found in () if pool is None else self._ended(left, pool, journal):
                 journal.add(found)
                 tally.add(found)
                 watch(found[0])
         return journal.rows
 
-    def _good(self, tally: Tally) -> Iterator[list[Row]]:
-        """Yield the rows of each library that ended well in an earlier run, and count it."""
-        for number in sorted(self.known.good):
-            rows = self.known[number]
-            tally.add(rows)
-            yield rows
-
     def _ended(self, left: list[int], pool: Pool, journal: Journal) -> Iterator[list[Row]]:
         """Yield the rows of each library that ends; those that end together are flushed together."""
         libraries = self.order.libraries
-        sizes = manifest.sizes(libraries[number] for number in left)
-        tasks = list(self._tasks(dict(zip(left, sizes, strict=True)), pool.count))
+        tasks = tasks_of(
+            dict(zip(left, manifest.sizes(libraries[number] for number in left), strict=True)),
+            pool.count,
+            lambda number, cores: job_of(self.order, libraries[number], cores),
+        )
         watchers = [Watcher(looked=journal.flush)]
         if self.metrics is not None:
             watchers.append(self.metrics.begin(tasks, pool))
@@ -140,19 +137,29 @@ class Fleet(msgspec.Struct, kw_only=True):
             logger.info("%s: %s after %.1f s", rows[0].source, rows[0].outcome, ended.seconds)
             yield rows
 
-    def _tasks(self, sizes: dict[int, int], cores: int) -> Iterator[Task]:
-        """Yield the task of each library, by its number and bytes; one that is much of all gets several cores."""
-        fair = sum(sizes.values()) / cores
-        for number, size in sizes.items():
-            library = self.order.libraries[number]
-            has = min(cores, math.ceil(size / fair)) if size >= _LARGE_BYTES else 1
-            yield Task(
-                number=number,
-                job=job_of(self.order, library, has),
-                bytes=size,
-                cores=has,
-                memory=memory.planned(size, has),
-            )
+
+def good(known: Known[Row], tally: Tally) -> Iterator[list[Row]]:
+    """Yield the rows of each library that ended well in an earlier run, and count it."""
+    for number in sorted(known.good):
+        rows = known[number]
+        tally.add(rows)
+        yield rows
+
+
+def tasks_of(sizes: Mapping[int, int], cores: int, job: Callable[[int, int], Any]) -> list[Task]:
+    """Return the task of each library; one that is much of all gets several cores.
+
+    Args:
+        sizes: the bytes of each library, by its number.
+        cores: how many there are.
+        job: returns what is to be done with a library, by its number and how many cores it has.
+    """
+    tasks, fair = [], sum(sizes.values()) / cores
+    for number, size in sizes.items():
+        has = min(cores, math.ceil(size / fair)) if size >= _LARGE_BYTES else 1
+        needed = memory.planned(size, has)
+        tasks.append(Task(number=number, job=job(number, has), bytes=size, cores=has, memory=needed))
+    return tasks
 
 
 def job_of(order: Order, library: Library, cores: int = 1) -> Job:

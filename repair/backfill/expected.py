@@ -24,11 +24,12 @@ class Expected(msgspec.Struct):
     """What becomes of the texts of one scope before it is filled.
 
     ``coming`` are those of units that are made first and have no vector, ``free`` the keys of those that take the
-    vector of an equal text: one that is there, or that the run has sent for another scope before.
+    vector of an equal text: one that is there (``there``), or that the run has sent for another scope before.
     """
 
     coming: dict[str, int] = msgspec.field(default_factory=dict)
     free: set[str] = msgspec.field(default_factory=set)
+    there: frozenset[str] = frozenset()
     #: Whether the place of its vectors holds those of others, too.
     shares_with_itself: bool = False
     #: How many texts take the vector of an equal one; known once :meth:`sized` was read.

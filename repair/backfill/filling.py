@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from regraft import clock
-from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, check
+from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, Unanswered, check
 from regraft.embedders.settings import Batch
 from regraft.errors import AnswerUnfit
 from regraft.language import tr
@@ -68,6 +68,8 @@ class Filling(msgspec.Struct):
     now_ms: Callable[[], int] = clock.now_ms
     filled: Filled = msgspec.field(default_factory=Filled)
     _under_way: int = 0
+    #: Why some texts have no answer. They stay claimed, so that nobody comes to them again.
+    _unanswered: str | None = None
     _problem: BaseException | None = None
     _renewed: int = 0
     #: Until when claims hold, in ms, by their tokens; threads look at it.
@@ -107,6 +109,7 @@ class Filling(msgspec.Struct):
             self._submit(claim)
         if self._under_way:
             return True
+        self.filled.stopped = self.filled.stopped or self._unanswered
         if self._problem is not None or self.filled.stopped is not None or not self.queue.waiting(self.scope.name):
             return False
         if self.meter.texts_left() == 0:
@@ -204,6 +207,8 @@ class Filling(msgspec.Struct):
     def _settle(self, task: Task, problem: BaseException) -> None:
         if isinstance(problem, TextsRejected):
             self._rejected(task, problem)
+        elif isinstance(problem, Unanswered):
+            self._without_answer(task, problem)
         elif isinstance(problem, AnswerUnfit):
             self._unfit(task, problem)
         elif isinstance(problem, LimitReached):
@@ -232,6 +237,14 @@ class Filling(msgspec.Struct):
                 self._send(half)
             return
         self._fail(task.claim, task.keys[0], task.keys[0] in task.stale, rejected.code, rejected.reason)
+
+    def _without_answer(self, task: Task, problem: Unanswered) -> None:
+        """Split a batch until what has no answer stands alone, and go on with all that has one."""
+        if len(task.keys) > 1:
+            for half in task.halves():
+                self._send(half)
+            return
+        self._unanswered = str(problem)
 
     def _unfit(self, task: Task, unfit: AnswerUnfit) -> None:
         """Refuse a batch: nothing of it is written, and nothing more is sent; alone, a text may fail for itself."""

@@ -11,6 +11,7 @@ from itertools import accumulate
 import msgspec
 
 from regraft.embedders import Embedder, TextsRejected, check
+from regraft.embedders.settings import Batch
 from regraft.errors import EmbedderDiffers, EmbedderUnsteady, ProbeRefused
 from repair.backfill.budget import Budget, Limits
 from repair.backfill.filling import packed
@@ -23,7 +24,7 @@ SAMPLE = 8
 #: The least cosine of two vectors that one model made of one text.
 SAME = 0.99
 #: Sent where a base has no vectors yet: what comes back must not depend on where in a request a text stands.
-_SENTENCES = (
+SENTENCES = (
     "The ferry leaves at nine in the morning.",
     "A recipe for bread with three kinds of flour.",
     "地球绕着太阳转。",
@@ -52,7 +53,8 @@ def proof(embedder: Embedder, label: str, sample: Sequence[tuple[str, bytes]], d
         As :func:`probe` does.
     """
     meter = Budget(embedder, Limits())
-    known, embed = fitting(sample, embedder), in_batches(embedder, meter.embedded)
+    known = fitting(sample, embedder.tokens, embedder.settings.batch)
+    embed = in_batches(embedder, meter.embedded)
     count, cosine = probe(embedder.settings.name, label, known, dimensions, embed)
     return Probe(texts=count, cosine=cosine, requests=meter.requests, tokens=meter.tokens)
 
@@ -92,12 +94,13 @@ def probe(
     return len(known), least
 
 
-def fitting(known: Sequence[tuple[str, bytes]], embedder: Embedder) -> list[tuple[str, bytes]]:
+def fitting(
+    known: Sequence[tuple[str, bytes]], tokens_of: Callable[[str], int], batch: Batch
+) -> list[tuple[str, bytes]]:
     """Return the shortest of some texts: as many as have no more tokens than one request may, and at least one."""
-    sized = sorted((embedder.tokens(text), text, vector) for text, vector in known)
-    most = embedder.settings.batch.tokens
+    sized = sorted((tokens_of(text), text, vector) for text, vector in known)
     tokens = accumulate(one[0] for one in sized)
-    count = max(1, sum(so_far <= most for so_far in tokens))
+    count = max(1, sum(so_far <= batch.tokens for so_far in tokens))
     return [(text, vector) for _, text, vector in sized[:count]]
 
 
@@ -115,12 +118,12 @@ def in_batches(embedder: Embedder, embed: Embed) -> Embed:
 
 
 def _against_itself(name: str, dimensions: int | None, embed: Embed) -> tuple[int, float]:
-    first = _embedded(name, _SENTENCES, dimensions, embed)
-    turned = _embedded(name, _SENTENCES[::-1], dimensions, embed)[::-1]
+    first = _embedded(name, SENTENCES, dimensions, embed)
+    turned = _embedded(name, SENTENCES[::-1], dimensions, embed)[::-1]
     least = min(map(cosine, first, turned))
     if least < SAME:
         raise EmbedderUnsteady(embedder=name, cosine=f"{least:.3f}", least=SAME)
-    return len(_SENTENCES), least
+    return len(SENTENCES), least
 
 
 def _embedded(name: str, texts: Sequence[str], dimensions: int | None, embed: Embed) -> Sequence[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from itertools import islice
 
@@ -40,6 +40,22 @@ from repair.changes.run import Planner, run_command
 from repair.changes.session import Session
 from repair.changes.store import Store, demand_quiet, recognised
 
+#: Opens an embedder for as long as it is used.
+Opened = Callable[[EmbedderSettings], AbstractContextManager[Embedder]]
+#: Is told of a store, and of what is going to be done in it.
+Looked = Callable[[Store, BackfillSurvey], None]
+
+
+class Supply(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run's vectors come from: ``choose`` says which embedder, ``opened`` opens it; ``looked`` is told first
+    of what is going to be done.
+    """
+
+    choose: Choice
+    opened: Opened = embedders.opened
+    looked: Looked = lambda _store, _seen: None
+
+
 #: How many texts are looked up in another base at once.
 _AT_ONCE = 256
 #: Between two tries where another run is at work, in seconds.
@@ -53,6 +69,8 @@ def backfill(
     fillers: Mapping[Kind, Filler],
     progress: Progress,
     show_plan: Callable[[BackfillReport], bool] = lambda _: True,
+    opened: Opened = embedders.opened,
+    looked: Looked = lambda _store, _seen: None,
 ) -> BackfillReport:
     """Give vectors to the texts of a store that have none, or one that no search can use.
 
@@ -62,6 +80,8 @@ def backfill(
         fillers: what is filled in which kind of store.
         progress: told of each text.
         show_plan: called with the plan's report before anything is sent; False stops here.
+        opened: opens the embedder.
+        looked: is told what is going to be done, before anything is.
 
     Raises:
         AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder does not do.
@@ -74,13 +94,14 @@ def backfill(
         filler = fillers[store.found.kind]
         settings = chosen(choose, store, filler, options)
         seen = look(store, filler, settings, options)
+        looked(store, seen)
         work = _Backfill(store=store, settings=settings, options=options, run=run, look=seen, progress=progress)
         planned = work.report()
         if options.dry_run or not seen.is_needed:
             return planned
         demand_quiet(store)
         _demand_writable(store, seen)
-        with embedders.opened(settings) as embedder:
+        with opened(settings) as embedder:
             if not show_plan(planned):
                 raise Declined(path=options.path)
             return work.done(embedder)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft.embedders import ServerFailing
+from regraft.embedders import ServerFailing, Unanswered
 from regraft.errors import REFUSED, BackfillInterrupted, BackfillStopped, RegraftError
 from regraft.language import tr
 from regraft.ledger import interrupts
@@ -41,6 +41,8 @@ def stops_whole(
     except ServerFailing as error:
         reason = tr("embedder {embedder} does not answer: {reason}", embedder=embedder, reason=error.reason)
         raise BackfillStopped(path=path, reason=reason, written=written()) from error
+    except Unanswered as error:
+        raise BackfillStopped(path=path, reason=str(error), written=written()) from error
     except RegraftError as error:
         if (written() or is_begun()) and error.exit_status == REFUSED:
             raise BackfillStopped(path=path, reason=str(error).rstrip("."), written=written()) from error

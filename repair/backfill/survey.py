@@ -123,10 +123,11 @@ class _Estimating(msgspec.Struct, kw_only=True):
         for one in self.seen.seen:
             groups.setdefault(kind_of(one), []).append(one)
         free = {kind: self._free(group) if len(group) > 1 else set() for kind, group in groups.items()}
+        there = {kind: frozenset(keys) for kind, keys in free.items()}
         sent = nothing(self.settings)
         for one in self.seen.seen:
             kind = kind_of(one)
-            one.expected.free = free[kind]
+            one.expected.free, one.expected.there = free[kind], there[kind]
             self._estimate(one, sent, is_alone=len(groups[kind]) == 1)
             sent = sent.plus(one.outcome.planned)
 

@@ -11,7 +11,7 @@ import msgspec
 from regraft.embedders import Halted, ServerFailing, TextsRejected
 from regraft.errors import EmbedderRefused, EveryTextRejected
 from regraft.records import replace
-from repair.backfill.budget import Budget
+from repair.backfill.budget import Meter
 from repair.backfill.queue import Claim
 
 #: What is sent alone to learn whether it is the server that fails, or the texts before it.
@@ -56,7 +56,7 @@ class Answer(msgspec.Struct, frozen=True):
 class WorkerPool:
     """Threads that work off tasks; they end with the process, whatever they wait for."""
 
-    def __init__(self, name: str, meter: Budget, count: int) -> None:
+    def __init__(self, name: str, meter: Meter, count: int) -> None:
         self._name = name
         self._meter = meter
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -122,7 +122,7 @@ class WorkerPool:
                 self._embedded((CONTROL,))
                 raise TextsRejected(failing.code, failing.reason) from failing
         except TextsRejected as rejected:
-            problem = self._rejected(task, rejected)
+            problem = rejected if rejected.is_certain else self._rejected(task, rejected)
         except BaseException as error:
             problem = error
         # What comes next would fail with it, and be doubted for nothing.

@@ -156,6 +156,19 @@ def test_every_key_of_the_documents_is_in_the_reference(tmp_path):
         "check": [run("check", path, "--json").document for path in (SAMPLE, memory)],
         "inspect": [run("inspect", path, "--json").document for path in (SAMPLE, library, base, memory)],
         "search": [run("search", memory, "queue", "--json").document],
+        "fleet": [
+            run(
+                "fleet",
+                "backfill",
+                f"{library}*",
+                "--results",
+                tmp_path / "filled.parquet",
+                "--config",
+                config,
+                "--dry-run",
+                "--json",
+            ).document
+        ],
     }
     reference = section(text_of("docs/commands.md"), "JSON")
     general = reference.partition("\n### ")[0]

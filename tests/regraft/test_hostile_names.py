@@ -199,6 +199,7 @@ COMMANDS: dict[str, Callable[[World], list[list[object]]]] = {
     "fleet": lambda world: [
         ["check", world.place / EVIL_FILE, "--results", world.place / "checked.parquet"],
         ["check", EVIL, "--results", world.place / "nothing.parquet"],
+        ["backfill", EVIL, "--results", world.place / "filled.parquet", *embedded(world, "--no-probe")],
         ["resume", world.place / EVIL_FILE / "library"],
     ],
     "history": in_place("-v"),

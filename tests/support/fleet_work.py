@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pytest import MonkeyPatch
+
 from regraft import crew, workers
 from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended, Task, Waiting, Work
@@ -73,3 +75,9 @@ def helped(job: Job) -> Ended:
     return Ended(
         status=0, document={"totals": {"cores": crew.cores(), "helped": helper not in (None, os.getpid())}}, seconds=0.1
     )
+
+
+def put_in_place(monkeypatch: MonkeyPatch) -> None:
+    """Let fleets do everything in this process, which stays what it is."""
+    monkeypatch.setattr("regraft.cli.fleet.LocalPool", HerePool)
+    monkeypatch.setattr(workers, "be_given", lambda _: None)

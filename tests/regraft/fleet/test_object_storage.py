@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from conftest import REPO, Outcome, run, run_as_given, snapshot
-from fleet_work import HerePool
+from fleet_work import put_in_place
 from test_fleet import NOW, content, libraries_in
 
 from regraft import areas
@@ -32,9 +32,8 @@ def fleet(*arguments: object) -> Outcome:
 @pytest.fixture(autouse=True)
 def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let fleets work in this process, but for tests of processes."""
-    monkeypatch.setattr("regraft.workers._State.cores", None)
     if "in_processes" not in request.fixturenames:
-        monkeypatch.setattr("regraft.cli.fleet.LocalPool", HerePool)
+        put_in_place(monkeypatch)
 
 
 @pytest.fixture

@@ -1,0 +1,136 @@
+"""The answers that a fleet has paid for: a SQLite file in its work folder, which the next run goes on with.
+
+One process writes it (:mod:`repair.backfill.fleet.keeper`), and once it has ended, any number read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from regraft import areas, sqlite
+from regraft.embedders.settings import EmbedderSettings
+from regraft.errors import WrongUsage
+from regraft.language import tr
+
+FILE = "answers.sqlite"
+#: Of settings, what decides on vectors.
+_DECISIVE = ("model", "prefix", "dimensions", "base_url", "path", "library")
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS about (embedder TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS answer (key TEXT PRIMARY KEY, vector BLOB, code TEXT, reason TEXT)",
+    "CREATE TABLE IF NOT EXISTS claimed (key TEXT PRIMARY KEY) WITHOUT ROWID",
+    """CREATE TABLE IF NOT EXISTS spent
+         (kind TEXT PRIMARY KEY, requests INTEGER NOT NULL, tokens INTEGER NOT NULL, under_way INTEGER NOT NULL,
+          answered INTEGER NOT NULL, failed INTEGER NOT NULL)""",
+)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a text: its vector, as little-endian float32, or the code and the reason why it has none."""
+
+    vector: bytes | None = None
+    code: str | None = None
+    reason: str | None = None
+
+
+def identity_of(settings: EmbedderSettings) -> str:
+    """Return what answers of one embedder have in common."""
+    said = {name: str(getattr(settings, name)) for name in _DECISIVE if getattr(settings, name, None) is not None}
+    return msgspec.json.encode(said, order="sorted").decode()
+
+
+@contextmanager
+def writing(folder: Path, settings: EmbedderSettings) -> Iterator[apsw.Connection]:
+    """Open the answers in a work folder, and make the file where there is none; the folder may be changed.
+
+    Raises:
+        apsw.Error, OSError: it cannot be written, or is none.
+    """
+    with sqlite.writing(folder / FILE, create=True) as db:
+        # Nobody else opens it meanwhile. So it may lie on a share, although it keeps a log.
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = WAL")
+        with sqlite.transaction(db):
+            for statement in _TABLES:
+                db.execute(statement)
+            if db.execute("SELECT 1 FROM about").get is None:
+                db.execute("INSERT INTO about VALUES (?)", (identity_of(settings),))
+        yield db
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[apsw.Connection | None]:
+    """Open the answers in a work folder for reading, where there are any.
+
+    Raises:
+        apsw.Error, OSError: they cannot be read.
+    """
+    if not (folder / FILE).is_file():
+        yield None
+        return
+    with sqlite.reading(folder / FILE) as db:
+        yield db
+
+
+def demand_same(folder: Path, settings: EmbedderSettings) -> None:
+    """Refuse answers in a work folder that are of another embedder.
+
+    Raises:
+        WrongUsage
+        apsw.Error, OSError: they cannot be read.
+    """
+    if not (folder / FILE).is_file():
+        return
+    # Opened for writing, what a killed run left beside it is worked into it, and need not be copied to be read.
+    with areas.opened(folder), sqlite.writing(folder / FILE) as db:
+        known = db.execute("SELECT embedder FROM about").get if db.table_exists(None, "about") else None
+    if known not in (None, identity_of(settings)):
+        problem = tr(
+            "the answers in {folder} are of another embedder than {name} is now", folder=folder, name=settings.name
+        )
+        raise WrongUsage(problem=problem, hint=tr("mend the configuration, or remove the folder"))
+
+
+def answers_of(db: apsw.Connection | None, keys: Sequence[str]) -> dict[str, Answer]:
+    """Return the answers that there are to texts, by their keys."""
+    if db is None:
+        return {}
+    rows: Any = db.execute(
+        "SELECT key, vector, code, reason FROM answer WHERE key IN (SELECT value FROM json_each(?))",
+        (msgspec.json.encode(keys).decode(),),
+    )
+    return {key: Answer(vector=vector, code=code, reason=reason) for key, vector, code, reason in rows}
+
+
+def answered(db: apsw.Connection | None, keys: Sequence[str]) -> set[str]:
+    """Return those of the keys to whose texts there is an answer."""
+    if db is None:
+        return set()
+    query = "SELECT key FROM answer WHERE key IN (SELECT value FROM json_each(?))"
+    return {str(key) for (key,) in db.execute(query, (msgspec.json.encode(keys).decode(),))}
+
+
+def add(db: apsw.Connection, answers: Mapping[str, Answer]) -> None:
+    """Write answers in one transaction; one that is there stays."""
+    rows = ((key, one.vector, one.code, one.reason) for key, one in answers.items())
+    with sqlite.transaction(db):
+        db.executemany("INSERT OR IGNORE INTO answer VALUES (?, ?, ?, ?)", rows)
+
+
+def end_run(folder: Path) -> None:
+    """Let the next run have its limits anew, and try again what was rejected.
+
+    Raises:
+        apsw.Error, OSError: it cannot be written.
+    """
+    if not (folder / FILE).is_file():
+        return
+    with areas.opened(folder), sqlite.writing(folder / FILE) as db, sqlite.transaction(db):
+        for statement in ("DELETE FROM spent", "DELETE FROM claimed", "DELETE FROM answer WHERE code IS NOT NULL"):
+            db.execute(statement)

@@ -1,0 +1,111 @@
+"""What is done with one library of a fleet: looking at what it wants, and filling it with what was answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from regraft.embedders.settings import PROVIDERS, EmbedderSettings
+from regraft.errors import STOPPED
+from regraft.fleet import commands as fleet
+from regraft.fleet.engine import Ended
+from regraft.fleet.results import Row
+from repair.backfill.fleet import known
+from repair.backfill.fleet.collecting import Collector
+from repair.backfill.fleet.keeper import Stop
+from repair.backfill.run import Supply
+
+#: The outcome of a library that a limit kept from being filled as a whole: the next run goes on with it.
+LIMITED = "limit-reached"
+#: Where the document of a library says how many texts it wants.
+COLLECTED = "collected"
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done with a library, and what it gets its vectors from.
+
+    Args:
+        library: its number.
+        line: its backfill.
+        work: the fleet's work folder.
+        provider: of the embedder.
+        embedder: its settings as JSON has them.
+        fills: whether the library is filled; else only what it wants is written down.
+        why: what is said of a text that has no answer.
+    """
+
+    library: int
+    line: fleet.Job
+    work: str
+    provider: str
+    embedder: dict[str, Any]
+    fills: bool = False
+    why: str = ""
+
+    @classmethod
+    def of(cls, settings: EmbedderSettings, **more: Any) -> Job:
+        """Return a job with an embedder's settings."""
+        provider = next(name for name, kind in PROVIDERS.items() if isinstance(settings, kind))
+        return cls(provider=provider, embedder=msgspec.to_builtins(settings, enc_hook=str), **more)
+
+    @property
+    def settings(self) -> EmbedderSettings:
+        """Return the settings of the embedder."""
+        return msgspec.convert(self.embedder, PROVIDERS[self.provider], dec_hook=lambda _, value: Path(value))
+
+    def supply(self) -> Supply:
+        """Return where the command gets its vectors from."""
+        settings, work = self.settings, Path(self.work)
+        if self.fills:
+            return Supply(choose=lambda _: settings, opened=lambda _: known.opened(work, settings, self.why))
+        return Supply(choose=lambda _: settings, looked=Collector(work, self.library, settings))
+
+    def told(self, supply: Supply, ended: Ended) -> Ended:
+        """Return how a command ended, with what was found out besides."""
+        if isinstance(supply.looked, Collector) and supply.looked.texts is not None and "error" not in ended.document:
+            document = {**ended.document, COLLECTED: supply.looked.texts}
+            return msgspec.structs.replace(ended, document=document)
+        return ended
+
+
+def judged_rows(rows: list[Row], document: dict[str, Any], stop: Stop | None) -> list[Row]:
+    """Return the rows of a library that was filled, with what its bases came to.
+
+    Args:
+        rows: as :func:`regraft.fleet.results.rows_of` makes them.
+        document: of its backfill.
+        stop: why the fleet sent nothing more, if it did not send all.
+    """
+    own, *bases = rows
+    scopes = {scope["scope"]: scope for scope in document.get("scopes") or ()}
+    if not scopes:
+        return rows
+    found = [_of_base(base, scopes[str(base.base)]) if base.base in scopes else base for base in bases]
+    reason = next((scope["stopped"] for scope in scopes.values() if scope["stopped"]), None)
+    own = msgspec.structs.replace(own, totals=_totals(scopes.values()))
+    if reason is not None:
+        own = msgspec.structs.replace(own, **_stopped(reason, stop))
+    return [own, *found]
+
+
+def _stopped(reason: str, stop: Stop | None) -> dict[str, Any]:
+    if stop is None or stop.code is None:
+        return {"outcome": LIMITED, "message": reason}
+    outcome = "stopped" if stop.exit_status == STOPPED else "refused"
+    return {"outcome": outcome, "message": reason, "code": stop.code, "exit_status": stop.exit_status}
+
+
+_COUNTS = ("eligible", "skipped_ready", "newly_ready", "shared", "ready", "failed")
+
+
+def _of_base(row: Row, scope: dict[str, Any]) -> Row:
+    outcome = row.outcome if scope["stopped"] is None else "stopped"
+    return msgspec.structs.replace(row, outcome=outcome, message=scope["stopped"], totals=_totals([scope]))
+
+
+def _totals(scopes: Any) -> str:
+    every = list(scopes)
+    counts = {name: sum(scope[name] for scope in every) for name in _COUNTS}
+    return msgspec.json.encode(counts, order="sorted").decode()

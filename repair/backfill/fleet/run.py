@@ -1,0 +1,354 @@
+"""A backfill of all libraries of a fleet: what they want is collected, each text sent once, and each library filled."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, nullcontext
+from pathlib import Path
+
+import msgspec
+
+from regraft import areas
+from regraft.embedders.settings import EmbedderSettings
+from regraft.errors import Declined
+from regraft.fleet import commands, engine, manifest, results
+from regraft.fleet.engine import Ended, Pool, Task
+from regraft.fleet.errors import FleetInterrupted
+from regraft.fleet.known import Known
+from regraft.fleet.metrics import Metrics
+from regraft.fleet.results import Journal, Order, Row
+from regraft.fleet.run import ATTEMPTS, Watch, good, is_retried, report_of, tasks_of
+from regraft.fleet.tally import Tally
+from regraft.fleet.watched import WatchedPool, Watcher
+from regraft.language import tr
+from regraft.ledger import durable
+from regraft.report.document import Run
+from regraft.report.progress import Progress, Silent, stage
+from regraft.text import argument
+from repair.backfill.budget import Limits, Rates
+from repair.backfill.estimate import Estimate, cost_of, estimate, nothing
+from repair.backfill.fleet import answers, known, proving, wanted
+from repair.backfill.fleet.jobs import COLLECTED, Job, judged_rows
+from repair.backfill.fleet.keeper import NOTHING, Spent, Stop, Terms
+from repair.backfill.fleet.proving import Verdict
+from repair.backfill.fleet.report import FleetBackfillReport, ProbeReport, SentReport
+from repair.backfill.fleet.sending import Led, Sending
+from repair.backfill.fleet.wanted import Texts
+from repair.backfill.report import EmbedderName
+
+logger = logging.getLogger(__name__)
+
+#: What is said of a text without an answer where nothing kept it from being sent.
+_CHANGED = tr("the library was changed meanwhile")
+
+
+class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fleet is going to send.
+
+    ``wanted`` texts lack a vector, of ``libraries`` together; ``distinct`` of them are sent. ``planned`` is what that
+    takes, within the limits.
+    """
+
+    libraries: int
+    wanted: int
+    distinct: int
+    planned: Estimate
+
+
+class FleetBackfill(msgspec.Struct, kw_only=True):
+    """One run over a fleet; used once.
+
+    Args:
+        order: what is to be done.
+        path: the file of the results.
+        settings: the embedder's.
+        pool: gives where libraries are worked on: what is done is a :class:`~repair.backfill.fleet.jobs.Job`.
+        sending: where texts are sent from.
+        command: returns what is done with a library that is filled, or (False) only looked at, by its number and the
+            cores that it has.
+        limits: how much is sent at most; probes count against none.
+        rates: how much is sent in a minute at most.
+        dry_run: only look.
+        attempts: how often a library is tried.
+        known: the rows of libraries that have ended in an earlier run.
+        metrics: follow what happens, where they are wanted.
+        show_plan: is shown what is going to be sent; False stops here.
+        progress: told of libraries and texts.
+        watch: told of each library that has ended.
+        pause_seconds: how long to wait before a second attempt.
+    """
+
+    order: Order
+    path: Path
+    settings: EmbedderSettings
+    pool: Callable[[], Pool]
+    sending: Sending
+    command: Callable[[int, bool, int], commands.Job]
+    limits: Limits = Limits()
+    rates: Rates = Rates()
+    dry_run: bool = False
+    attempts: int = ATTEMPTS
+    known: Known[Row] = msgspec.field(default_factory=Known)
+    metrics: Metrics | None = None
+    show_plan: Callable[[FleetPlan], bool] = lambda _: True
+    progress: Progress = msgspec.field(default_factory=Silent)
+    watch: Watch = lambda _: None
+    pause_seconds: float = 1.0
+    _tally: Tally = msgspec.field(default_factory=Tally)
+    #: The bytes of each library that is worked on, by its number.
+    _sizes: dict[int, int] = msgspec.field(default_factory=dict)
+    _journal: Journal | None = None
+    _sent: SentReport | None = None
+
+    @property
+    def work(self) -> Path:
+        """Return the folder of what is wanted and answered."""
+        return work_folder(self.path)
+
+    @property
+    def left(self) -> list[int]:
+        """Return the numbers of the libraries that are to be worked on: those that have not ended well."""
+        return [number for number in range(len(self.order.libraries)) if number not in self.known.good]
+
+    def run(self, run: Run) -> FleetBackfillReport:
+        """Do it, write the results, and return what became of all libraries.
+
+        Raises:
+            FleetInterrupted: it was stopped; what had ended is in the journal, what was answered in the work folder.
+            Declined: the plan was not agreed to, and nothing was sent.
+            WrongUsage: another process is at work, or the answers that are there are of another embedder.
+            RegraftError, OSError, apsw.Error: it cannot go on; the next run does.
+        """
+        try:
+            with results.held(self.path), self.metrics.kept(self._tally) if self.metrics else nullcontext():
+                before = [path for path in (self.work, results.journal_of(self.path)) if path.exists()]
+                try:
+                    self._work()
+                except BaseException as error:
+                    # Of a run that has sent nothing nothing stays, unless it was interrupted: then the order does.
+                    is_kept = self._sent is not None or isinstance(error, KeyboardInterrupt)
+                    self._tidy() if is_kept else self._take_back(before)
+                    raise
+                if self.dry_run:
+                    self._take_back(before)
+                else:
+                    self._finish()
+        except KeyboardInterrupt:
+            command = shlex.join(["regraft", "fleet", "resume", argument(self.path)])
+            raise FleetInterrupted(finished=self._tally.good, command=command) from None
+        run.end()
+        return self._report(run)
+
+    # --- the phases --------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        with ExitStack() as stack:
+            # First of all: where it cannot be had, nothing is written.
+            pool = stack.enter_context(closing(self.pool()))
+            with areas.opened(self.work.parent, entries_only=True):
+                durable.make_folder(self.work, exist_ok=True)
+                durable.sync_folder(self.work.parent)
+            answers.demand_same(self.work, self.settings)
+            if not self.dry_run:
+                known = good(self.known, self._tally)
+                self._journal = stack.enter_context(closing(Journal(self.path, self.order, known)))
+            wanting = self._collected(pool)
+            texts = stack.enter_context(wanted.gathered(self.work, "texts"))
+            plan = self._planned(texts, list(wanting))
+            if self.dry_run:
+                self._sent = _sent(self.settings, plan, 0)
+            elif wanting and not self.show_plan(plan):
+                raise Declined(path=self.path)
+            elif wanting:
+                self._embed_and_fill(pool, texts, wanting, plan)
+            else:
+                self._sent = _sent(self.settings, plan, 0)
+
+    def _collected(self, pool: Pool) -> dict[int, Ended]:
+        """Have each library's wishes written down, and return how those ended that have any; the others are done."""
+        wanting: dict[int, Ended] = {}
+        left = self.left
+        sizes = manifest.sizes(self.order.libraries[number] for number in left)
+        self._sizes = dict(zip(left, sizes, strict=True))
+        with stage(self.progress, "Looking", len(left), "libraries"):
+            for task, ended in self._done(pool, left, fills=False):
+                self.progress.step(1, task.bytes)
+                if COLLECTED in ended.document:
+                    wanting[task.number] = ended
+                if COLLECTED not in ended.document or self.dry_run:
+                    self._end(task, ended, None)
+        return dict(sorted(wanting.items()))
+
+    def _planned(self, texts: Texts, libraries: list[int]) -> FleetPlan:
+        with answers.reading(self.work) as db:
+            for library in libraries:
+                texts.add(wanted.rows_of(self.work, library), db)
+        planned = estimate(texts.sized(), self.settings, self.limits, nothing(self.settings))
+        return FleetPlan(libraries=len(libraries), wanted=texts.came, distinct=texts.count, planned=planned)
+
+    def _embed_and_fill(self, pool: Pool, texts: Texts, wanting: dict[int, Ended], plan: FleetPlan) -> None:
+        refused, stop = self._embedded(texts, wanting, plan)
+        for number, verdict in refused.items():
+            task = Task(number=number, job=None, bytes=self._sizes[number])
+            self._end(task, _refused(verdict, wanting[number]), stop)
+        fillable = [number for number in wanting if number not in refused]
+        with stage(self.progress, "Filling", len(fillable), "libraries"):
+            for task, ended in self._done(pool, fillable, fills=True, why=_CHANGED if stop is None else stop.reason):
+                self.progress.step(1, task.bytes)
+                self._end(task, ended, stop)
+
+    def _embedded(
+        self, texts: Texts, wanting: dict[int, Ended], plan: FleetPlan
+    ) -> tuple[dict[int, Verdict], Stop | None]:
+        """Have all texts answered; return the libraries that are not filled, and why not all have an answer."""
+        terms = Terms(folder=self.work, settings=self.settings, limits=self.limits, rates=self.rates)
+        dimensions = _only({size for ended in wanting.values() for size in _dimensions(ended)})
+        with self.sending.keeper(terms) as keeper, wanted.gathered(self.work, "compared") as compared:
+            # From now on something may have been paid for, which stays.
+            self._sent = _sent(self.settings, plan, 0)
+            compared.add(proving.compared(self.work, wanting), None)
+            refused = self._proven(terms, keeper, compared, wanting)
+            if refused:
+                texts.clear()
+                for library in (number for number in wanting if number not in refused):
+                    texts.add(wanted.rows_of(self.work, library), None)
+            with stage(self.progress, "Embedding", texts.count, "texts"):
+                self.sending.send(texts, terms, keeper, "texts", dimensions, self._step)
+            stop = keeper.stopped()
+            spent = keeper.spent("texts"), keeper.spent("probes")
+            self._sent = _sent(self.settings, plan, compared.count, *spent, None if stop is None else stop.reason)
+        return refused, stop
+
+    def _proven(self, terms: Terms, keeper: Led, compared: Texts, wanting: Iterable[int]) -> dict[int, Verdict]:
+        """Return the libraries that are not filled, since the embedder is not the model of each base, and why."""
+        with stage(self.progress, "Comparing", compared.count, "texts"):
+            self.sending.send(compared, terms, keeper, "probes", None, self._step)
+        unsteady = None
+        if proving.has_new(self.work, wanting) and keeper.stopped() is None:
+            unsteady = self.sending.steadiness(terms, keeper)
+        embedder = known.KnownEmbedder(self.settings, keeper.answers_of, _CHANGED)
+        refused = {}
+        for library in wanting:
+            verdict = proving.judged(self.work, library, embedder, unsteady, keeper.stopped())
+            if verdict is not None:
+                refused[library] = verdict
+        return refused
+
+    def _step(self, count: int) -> None:
+        self.progress.step(count, 0)
+
+    # --- libraries ---------------------------------------------------------------------------------------------------
+
+    def _done(self, pool: Pool, numbers: Iterable[int], *, fills: bool, why: str = "") -> Iterator[tuple[Task, Ended]]:
+        sizes = {number: self._sizes[number] for number in numbers}
+        tasks = tasks_of(sizes, pool.count, lambda number, cores: self._job(number, cores, fills=fills, why=why))
+        watchers = [] if self._journal is None else [Watcher(looked=self._journal.flush)]
+        if self.metrics is not None:
+            watchers.append(self.metrics.begin(tasks, pool))
+        return engine.done(
+            tasks,
+            WatchedPool(pool, watchers),
+            attempts=self.attempts,
+            is_retried=is_retried,
+            pause_seconds=self.pause_seconds,
+        )
+
+    def _job(self, number: int, cores: int, *, fills: bool, why: str) -> Job:
+        return Job.of(
+            self.settings,
+            library=number,
+            line=self.command(number, fills, cores),
+            work=str(self.work),
+            fills=fills,
+            why=why,
+        )
+
+    def _end(self, task: Task, ended: Ended, stop: Stop | None) -> None:
+        """Take note of how a library ended."""
+        library = self.order.libraries[task.number]
+        rows = results.rows_of(library, task, self.order.command, ended)
+        rows = judged_rows(rows, ended.document, stop)
+        self._tally.add(rows)
+        logger.info("%s: %s after %.1f s", rows[0].source, rows[0].outcome, ended.seconds)
+        if self._journal is not None:
+            self._journal.add(rows)
+        self.watch(rows[0])
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Write the results; what was answered stays where a library needs it."""
+        assert self._journal is not None
+        results.write(self.path, self.order, self._journal.rows)
+        if self._tally.good == len(self.order.libraries):
+            self._remove(self.work)
+        else:
+            self._tidy()
+            answers.end_run(self.work)
+
+    def _tidy(self) -> None:
+        """Remove the user's texts from the work folder."""
+        self._remove(self.work / wanted.WANTED, self.work / wanted.PARTS)
+
+    def _take_back(self, before: list[Path]) -> None:
+        """Remove what this run has made, but for what was there before."""
+        self._tidy()
+        every = (self.work, results.journal_of(self.path))
+        self._remove(*(path for path in every if path not in before))
+
+    def _remove(self, *paths: Path) -> None:
+        with areas.opened(self.work.parent, entries_only=True), areas.opened(self.work):
+            for path in paths:
+                durable.remove_tree(path)
+
+    def _report(self, run: Run) -> FleetBackfillReport:
+        assert self._sent is not None
+        told = msgspec.structs.asdict(report_of(run, self._tally))
+        return FleetBackfillReport(**told, embedder=EmbedderName.of(self.settings), sent=self._sent)
+
+
+def work_folder(path: Path) -> Path:
+    """Return the folder beside results in which texts and answers lie until all libraries are filled."""
+    return path.with_name(f"{path.name}.backfill")
+
+
+def _dimensions(ended: Ended) -> set[int | None]:
+    """Return how long the vectors of a library are, of bases that want any."""
+    return {scope["dimensions"] for scope in ended.document["scopes"] if scope["planned"]["texts"]}
+
+
+def _only(sizes: set[int | None]) -> int | None:
+    return next(iter(sizes)) if len(sizes) == 1 else None
+
+
+def _refused(verdict: Verdict, looked: Ended) -> Ended:
+    error = {"code": verdict.code, "message": verdict.message}
+    return Ended(
+        status=verdict.exit_status, document={"error": error}, seconds=looked.seconds, attempts=looked.attempts
+    )
+
+
+def _sent(
+    settings: EmbedderSettings,
+    plan: FleetPlan,
+    compared: int,
+    texts: Spent = NOTHING,
+    probes: Spent = NOTHING,
+    stopped: str | None = None,
+) -> SentReport:
+    return SentReport(
+        libraries=plan.libraries,
+        wanted=plan.wanted,
+        distinct=plan.distinct,
+        answered=texts.answered,
+        failed=texts.failed,
+        requests=texts.requests,
+        tokens=texts.tokens,
+        cost=cost_of(texts.tokens, settings),
+        currency=settings.currency,
+        stopped=stopped,
+        planned=plan.planned,
+        probe=ProbeReport(texts=compared, requests=probes.requests, tokens=probes.tokens),
+    )

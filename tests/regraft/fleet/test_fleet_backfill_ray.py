@@ -1,0 +1,155 @@
+"""Embedding for a fleet from a cluster of Ray: the same as from one machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fleet_work
+import pyarrow.parquet as pq
+import pytest
+from conftest import Outcome, run_as_given
+from deadly_sender import DeadlySender
+from fault_server import FaultServer, Reply, Request, right
+from lacking import LACKING, all_vectors, configured, library, many, taken_away, vectors
+
+from repair.backfill.fleet.on_ray import RaySending
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+pytest.importorskip("ray.data", reason="what Ray Data needs is not installed")
+NAMES = ("anna", "boris")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Start a cluster of two workers on this machine; its processes find what this one finds."""
+    paths = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
+    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
+    try:
+        yield context.address_info["gcs_address"]
+    finally:
+        ray.shutdown()
+
+
+@pytest.fixture
+def joined(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the fleet take the cluster that is there, and leave it."""
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    return address
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a library that lacks many vectors; no test changes it."""
+    store = taken_away(library(tmp_path_factory.mktemp("whole")))
+    many(store, 40)
+    return store
+
+
+@pytest.fixture
+def stores(whole: Path, tmp_path: Path) -> Path:
+    """Return a folder of two libraries that lack the same vectors."""
+    for name in NAMES:
+        shutil.copytree(whole, tmp_path / "stores" / name)
+    return tmp_path / "stores"
+
+
+MANY = {f"a text among many, number {number}" for number in range(40)}
+WANTED = {*LACKING, *MANY}
+
+
+@pytest.fixture(autouse=True)
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what needs no cluster start no processes."""
+    fleet_work.put_in_place(monkeypatch)
+
+
+def backfill(stores: Path, config: Path, address: str, *options: object) -> Outcome:
+    """Run the command for a program, with two workers and results beside the libraries."""
+    out = stores.parent / "out.parquet"
+    return run_as_given(
+        "fleet", "backfill", stores, "--results", out, "--config", config, "--json", "-y",
+        "--engine", "ray", "--address", address, "--workers", 2, *options,
+    )  # fmt: skip
+
+
+def outcomes(stores: Path) -> dict[str, Any]:
+    rows = pq.read_table(stores.parent / "out.parquet").to_pylist()
+    return {Path(row["source"]).name: row["outcome"] for row in rows if row["base"] is None}
+
+
+def test_a_limit_holds_for_several_workers_and_the_next_run_goes_on(joined: str, stores: Path, tmp_path: Path) -> None:
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server, parallel=2, batch={"texts": 2})
+        done = backfill(stores, config, joined, "--max-requests", 9)
+        assert done.status == 0, done
+        assert outcomes(stores) == dict.fromkeys(NAMES, "limit-reached")
+        sent = done.document["sent"]
+        assert sent["requests"] == 9
+        assert len(server.requests) == 9 + sent["probe"]["requests"]
+        assert sent["stopped"] == "--max-requests 9 is reached"
+        while done.document["libraries"] != {"all": 2, "done": 2}:
+            done = run_as_given("fleet", "resume", tmp_path / "out.parquet", "-y", "--json", "--workers", 1)
+            assert done.status == 0
+        assert Counter(server.texts).most_common(1)[0][1] == 1
+    for name in NAMES:
+        assert vectors(stores / name) == all_vectors({*vectors(stores / name)})
+        assert vectors(stores / name).keys() >= WANTED
+
+
+def test_a_worker_that_is_killed_leaves_no_text_without_an_answer(
+    joined: str, stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sending = partial(RaySending, sender=DeadlySender.dying_at(tmp_path / "died"))
+    monkeypatch.setattr("regraft.cli.fleet_backfill.RaySending", sending)
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server, parallel=1, batch={"texts": 2})
+        done = backfill(stores, config, joined, "--no-probe")
+        assert (done.status, outcomes(stores)) == (0, dict.fromkeys(NAMES, "done")), done
+        assert (tmp_path / "died").exists()
+        # What was under way went twice: one request.
+        counts = Counter(server.texts)
+        assert counts.keys() == WANTED
+        assert sum(counts.values()) - len(counts) <= 2
+        # It is counted as spent.
+        assert done.document["sent"]["requests"] == len(server.requests)
+        assert done.document["sent"]["answered"] == len(WANTED)
+    for name in NAMES:
+        assert vectors(stores / name).keys() >= WANTED
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_the_workers_had_under_way(joined: str, stores: Path, tmp_path: Path) -> None:
+    with FaultServer() as server:
+
+        def stopping(request: Request) -> Reply:
+            if len(server.requests) == 6:
+                signal.raise_signal(signal.SIGINT)
+            return right(request)
+
+        server.behave = stopping
+        config = configured(tmp_path / "regraft.yaml", server, parallel=1, batch={"texts": 2})
+        done = backfill(stores, config, joined, "--no-probe")
+        assert (done.status, done.document["error"]["code"]) == (130, "FleetInterrupted")
+        server.behave = right
+        done = run_as_given("fleet", "resume", tmp_path / "out.parquet", "-y", "--json", "--workers", 1)
+        assert done.document["libraries"] == {"all": 2, "done": 2}
+        assert Counter(server.texts) == Counter(WANTED)
+
+
+def test_without_ray_data_a_fleet_says_what_to_install(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    config = configured(tmp_path / "regraft.yaml", "http://127.0.0.1:9/v1")
+    done = backfill(stores, config, "auto")
+    assert (done.status, 'pip install "regraft[ray]"' in done.stderr) == (2, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["regraft.yaml", "stores"]

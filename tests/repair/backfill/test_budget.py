@@ -1,0 +1,90 @@
+"""How much may be sent, and when: by a clock that the tests turn, so that nobody waits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from repair.backfill.budget import Limits, Pacer, Permit, Rates, Spending
+
+
+class Clock:
+    """A time in seconds that only passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+def sent_at(rates: Rates, sizes: list[int], senders: int) -> list[tuple[float, int]]:
+    """Return when so many senders, each of which waits as it is told, send requests of these sizes."""
+    clock = Clock()
+    pacer = Pacer(rates, clock)
+    free, found = [clock.now] * senders, []
+    for size in sizes:
+        sender = min(range(senders), key=lambda number: free[number])
+        clock.now = max(clock.now, free[sender])
+        free[sender] = clock.now + pacer.taken(size)
+        found.append((free[sender], size))
+    return found
+
+
+@pytest.mark.parametrize("senders", [1, 7])
+def test_no_minute_has_more_than_its_share(senders: int) -> None:
+    sizes = random.Random(7).choices([10, 200, 900], k=300)
+    found = sent_at(Rates(requests=60, tokens=20_000), sizes, senders)
+    for begin, _ in found:
+        minute = [size for at, size in found if begin <= at < begin + 59.999]
+        assert len(minute) <= 60
+        # The last one may begin in it and take its time in the next.
+        assert sum(minute[:-1]) <= 20_000
+    # Nor does it take longer than it has to.
+    least = max(60 * len(sizes) / 60, 60 * sum(sizes) / 20_000)
+    assert found[-1][0] - found[0][0] <= least * 1.5
+
+
+def test_without_rates_nobody_waits() -> None:
+    assert {at for at, _ in sent_at(Rates(), [5_000] * 50, 3)} == {1000.0}
+
+
+def test_what_the_server_counted_more_is_waited_for() -> None:
+    clock = Clock()
+    pacer = Pacer(Rates(tokens=60), clock)
+    assert pacer.taken(10) == 0
+    pacer.counted(5)
+    assert pacer.taken(1) == 15
+    clock.now += 100
+    assert pacer.taken(1) == 0
+
+
+def test_costs_are_limited_by_what_a_server_counts_for_what_was_estimated() -> None:
+    spending = Spending(Limits(cost=100.0), price=1.0)
+    spending.settle(*reserved(spending, 10, counts=40))
+    # As many as forty may come of ten again.
+    assert spending.reserve(10) == Permit()
+    assert spending.reserve(6).refused == "--max-cost 100 could be exceeded"
+    assert spending.reserve(5) == Permit()
+    assert (spending.requests, spending.tokens, spending.under_way) == (3, 40, 15)
+
+
+def reserved(spending: Spending, tokens: int, counts: int) -> tuple[int, int]:
+    assert spending.reserve(tokens) == Permit()
+    return tokens, counts
+
+
+def test_what_nobody_settles_stays_spent_and_what_did_not_leave_does_not() -> None:
+    spending = Spending(Limits(requests=3, cost=100.0), price=1.0)
+    assert [spending.reserve(tokens).refused for tokens in (60, 50, 40)] == [
+        None,
+        "--max-cost 100 could be exceeded",
+        None,
+    ]
+    spending.give_back(40)
+    assert spending.reserve(40) == Permit()
+    assert (spending.requests, spending.under_way) == (2, 100)
+    assert spending.reserve(0) == Permit()
+    assert spending.reserve(0).refused == "--max-requests 3 is reached"

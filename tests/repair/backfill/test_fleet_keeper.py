@@ -1,0 +1,169 @@
+"""The one object of a fleet that lets requests leave and keeps their answers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from fault_server import FaultServer, poisoned, vector_of
+
+from regraft import embedders, identity
+from regraft.embedders import Embedded, Halted, Sending, Unanswered
+from regraft.embedders.protocol import nothing
+from regraft.embedders.settings import Batch, EmbedderSettings, ServerSettings
+from repair.backfill.budget import LimitReached, Limits, Meter, Permit, Rates
+from repair.backfill.fleet import answers, known
+from repair.backfill.fleet.answers import Answer
+from repair.backfill.fleet.keeper import Keeper, Spent, Stop, Terms
+from repair.backfill.fleet.sender import Sender
+
+SETTINGS = ServerSettings(name="mine", model="m", base_url="http://127.0.0.1:9/v1", price_per_million_tokens=1e6)
+ALL, AT_ONCE = Limits(), Rates()
+TEXTS = [(identity.text_hash(text), text) for text in (f"text {number:02}" for number in range(60))]
+
+
+@contextmanager
+def opened(folder: Path, limits: Limits = ALL, rates: Rates = AT_ONCE) -> Iterator[Keeper]:
+    keeper = Keeper(Terms(folder=folder, settings=SETTINGS, limits=limits, rates=rates))
+    try:
+        yield keeper
+    finally:
+        keeper.close()
+
+
+def test_what_was_answered_is_claimed_by_nobody(tmp_path: Path) -> None:
+    with opened(tmp_path) as keeper:
+        assert keeper.claim(["a", "b", "b", "c"], "texts") == ["a", "b", "c"]
+        keeper.keep({"a": Answer(vector=b"1234"), "b": Answer(code="http_400", reason="no")}, "texts")
+        keeper.keep({"a": Answer(vector=b"5678")}, "texts")
+    with opened(tmp_path) as keeper:
+        assert keeper.claim(["a", "b", "c"], "texts") == ["c"]
+        # The first answer is the one that was paid for.
+        assert keeper.answers_of(["a"]) == {"a": Answer(vector=b"1234")}
+        assert keeper.spent("texts").failed == 1
+    answers.end_run(tmp_path)
+    with opened(tmp_path) as keeper:
+        assert keeper.claim(["a", "b", "c"], "texts") == ["b", "c"]
+        assert keeper.spent("texts") == Spent()
+
+
+def test_a_limit_of_texts_is_not_used_up_by_who_claims_again(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(texts=3)) as keeper:
+        assert keeper.claim(["a", "b"], "texts") == ["a", "b"]
+        # Who had them is gone.
+        assert keeper.claim(["a", "b"], "texts") == ["a", "b"]
+        assert keeper.stopped() is None
+        assert keeper.claim(["c", "d"], "texts") == ["c"]
+        assert keeper.stopped() == Stop(reason="--limit 3 is reached")
+        # What is claimed may leave, and what is compared is none of it.
+        assert keeper.reserve("texts", 1) == Permit()
+        assert keeper.claim(["x"], "probes") == ["x"]
+
+
+def test_a_run_that_is_killed_has_spent_what_was_under_way(tmp_path: Path) -> None:
+    limits = Limits(cost=100.0)
+    with opened(tmp_path, limits) as keeper:
+        assert keeper.reserve("texts", 60) == Permit()
+        assert keeper.reserve("probes", 1_000) == Permit()
+        assert keeper.reserve("texts", 20) == Permit()
+        keeper.settle("texts", 20, 25)
+    with opened(tmp_path, limits) as keeper:
+        assert keeper.spent("texts") == Spent(requests=2, tokens=85)
+        assert keeper.reserve("texts", 16).refused == "--max-cost 100 could be exceeded"
+        assert keeper.reserve("texts", 15) == Permit()
+
+
+def test_all_that_is_sent_has_one_pace(tmp_path: Path) -> None:
+    with opened(tmp_path, rates=Rates(requests=1)) as keeper:
+        assert keeper.reserve("probes", 1).seconds == 0
+        assert 59 < keeper.reserve("texts", 1).seconds <= 60
+        assert 119 < keeper.leave("texts").reserve(1).seconds <= 120
+
+
+class Echo:
+    """An embedder that asks before it answers, as they all do."""
+
+    def __init__(self) -> None:
+        self.settings: EmbedderSettings = SETTINGS
+
+    def embed(self, texts: list[str], *, query: bool = False, sending: Sending = nothing) -> Embedded:
+        """Answer at once."""
+        sending(texts)
+        return Embedded([b"1234"] * len(texts), None, 1)
+
+    def tokens(self, text: str) -> int:
+        """Return a token for each character."""
+        return len(text)
+
+    def halt(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_a_request_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
+    waited: list[float] = []
+    with opened(tmp_path, Limits(requests=3), Rates(requests=1)) as keeper:
+        meter = Meter(Echo(), keeper.leave("texts"), lambda seconds: waited.append(seconds) or len(waited) == 2)  # type: ignore[func-returns-value]
+        assert meter.embedded(["a"]) == meter.embedded(["b"]) == [b"1234"]
+        assert 59 < waited[0] <= 60
+        with pytest.raises(Halted):
+            meter.embedded(["c"])
+        # It did not leave, and is not counted.
+        assert keeper.spent("texts") == Spent(requests=2, tokens=2)
+        keeper.stop(Stop(reason="enough"))
+        with pytest.raises(LimitReached, match="enough"):
+            meter.embedded(["d"])
+
+
+@pytest.mark.parametrize("limits", [Limits(requests=11), Limits(texts=17), Limits(cost=150.0)])
+def test_no_limit_is_exceeded_by_several_who_send(limits: Limits, tmp_path: Path) -> None:
+    with FaultServer() as server, opened(tmp_path, limits) as keeper, ExitStack() as ending:
+        settings = ServerSettings(
+            name="mine", model="m", base_url=server.url, batch=Batch(texts=2), parallel=3, price_per_million_tokens=1e6
+        )
+        senders = [Sender(ending.enter_context(embedders.opened(settings)), keeper, "texts") for _ in range(3)]
+        # What the server counts is learnt before many leave at a time.
+        senders[0].send(TEXTS[:2])
+        threads = [
+            threading.Thread(target=sender.send, args=(TEXTS[place::3],)) for place, sender in enumerate(senders)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for sender in senders:
+            sender.close()
+        spent, stop = keeper.spent("texts"), keeper.stopped()
+        assert stop is not None
+        assert stop.code is None
+        assert spent.requests == len(server.requests) <= (limits.requests or 99)
+        assert spent.answered == len(set(server.texts)) <= (limits.texts or 99)
+        assert spent.tokens == sum(map(len, server.texts)) <= (limits.cost or 999)
+        assert Counter(server.texts).most_common(1)[0][1] == 1
+        found = keeper.answers_of([key for key, _ in TEXTS])
+    assert {key: one.vector for key, one in found.items()} == {
+        key: vector_of(text) for key, text in TEXTS if text in server.texts
+    }
+
+
+def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
+    with FaultServer() as server, opened(tmp_path) as keeper:
+        server.behave = poisoned("text 01", 413)
+        settings = ServerSettings(name="mine", model="m", base_url=server.url, batch=Batch(texts=2))
+        with embedders.opened(settings) as embedder:
+            sender = Sender(embedder, keeper, "texts")
+            sender.send(TEXTS[:4])
+            sender.close()
+    with known.opened(tmp_path, SETTINGS, "why") as embedder:
+        assert embedder.embed(["text 00", "text 03"]) == Embedded([vector_of("text 00"), vector_of("text 03")], 0, 0)
+        with pytest.raises(Unanswered, match="why"):
+            embedder.embed(["text 00", "text 04"])
+        with pytest.raises(Exception, match="a text cannot be embedded") as rejected:
+            embedder.embed(["text 01"])
+    assert (rejected.value.code, rejected.value.is_certain) == ("http_413", True)  # type: ignore[attr-defined]

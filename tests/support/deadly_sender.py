@@ -1,0 +1,57 @@
+"""A process of a cluster that is killed while a request of it is under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from repair.backfill.budget import Leave, Permit
+from repair.backfill.fleet.keeper import Keeping, Kind, Terms
+from repair.backfill.fleet.on_ray import RaySender
+
+
+class Deadly:
+    """Lets requests leave; once, when the third one was settled, the process is killed before its answer is kept."""
+
+    def __init__(self, leave: Leave, mark: Path) -> None:
+        self._leave = leave
+        self._mark = mark
+        self._count = 0
+
+    def reserve(self, tokens: int) -> Permit:
+        """See :class:`repair.backfill.budget.Leave`."""
+        return self._leave.reserve(tokens)
+
+    def settle(self, reserved: int, tokens: int) -> None:
+        """See :class:`repair.backfill.budget.Leave`."""
+        self._count += 1
+        if self._count == 3:
+            try:
+                self._mark.touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        self._leave.settle(reserved, tokens)
+
+    def give_back(self, tokens: int) -> None:
+        """See :class:`repair.backfill.budget.Leave`."""
+        self._leave.give_back(tokens)
+
+
+class DeadlySender(RaySender):
+    """Sends until it is killed: the first of them once."""
+
+    mark = Path()
+
+    def __init__(self, terms: Terms, keeper: Keeping, kind: Kind, dimensions: int | None) -> None:
+        given = keeper.leave
+        mark = self.mark
+        keeper.leave = lambda kind: Deadly(given(kind), mark)  # type: ignore[method-assign]
+        super().__init__(terms, keeper, kind, dimensions)
+
+    @classmethod
+    def dying_at(cls, mark: Path) -> type[DeadlySender]:
+        """Return senders of which the first one that gets so far leaves a mark, and dies."""
+        return type("DeadlySender", (cls,), {"mark": mark})
