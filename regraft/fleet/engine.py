@@ -132,7 +132,9 @@ def _again(one: Waiting, ended: Ended, pause_seconds: float) -> Waiting:
     """Return when a task is tried again that ended so."""
     pause = max(pause_seconds * 2 ** (one.attempt - 1), ended.wait_seconds)
     is_after_kill = one.is_after_kill or ended.status is None
-    return Waiting(time.monotonic() + pause, one.place, one.attempt + 1, is_after_kill)
+    return msgspec.structs.replace(
+        one, ready_at=time.monotonic() + pause, attempt=one.attempt + 1, is_after_kill=is_after_kill
+    )
 
 
 class _Room:

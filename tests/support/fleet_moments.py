@@ -65,6 +65,16 @@ def left_of(source: Path) -> int:
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
+def taken(source: Path) -> Moment | None:
+    """Return what is planned for this attempt at a source, if anything is, and strike it out."""
+    if not left_of(source):
+        return None
+    path = _plan_of(source)
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(rest))
+    return msgspec.json.decode(first, type=Moment)
+
+
 def watched(job: Job, watching: Watching) -> Ended:
     """Do a job, and see what it asks of the disk below its target's parent."""
     with disk.watched(watching, str(Path(str(job.target)).parent)):
@@ -73,12 +83,9 @@ def watched(job: Job, watching: Watching) -> Ended:
 
 def work(job: Job) -> Ended:
     """Do a job; at the moment that is planned for this attempt, do what is planned."""
-    path = _plan_of(Path(job.source))
-    if not left_of(Path(job.source)):
+    moment = taken(Path(job.source))
+    if moment is None:
         return in_process.run(job)
-    first, *rest = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(rest))
-    moment = msgspec.json.decode(first, type=Moment)
 
     def do() -> None:
         if not moment.command:
@@ -90,12 +97,9 @@ def work(job: Job) -> Ended:
 
 def work_in_store(job: Job) -> Ended:
     """Do a job over object storage; at the request that is planned for this attempt, this process is killed."""
-    path = _plan_of(Path(job.source))
-    if not left_of(Path(job.source)):
+    moment = taken(Path(job.source))
+    if moment is None:
         return in_process.run(job)
-    first, *rest = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(rest))
-    moment = msgspec.json.decode(first, type=Moment)
     with MonkeyPatch.context() as patched:
         files = Counted(place_of(str(job.target))._files, moment.operation)
         patched.setattr(Place, "_files", files)

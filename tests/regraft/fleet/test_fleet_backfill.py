@@ -36,8 +36,10 @@ from lacking import (
 )
 from planted_v2 import index
 
-from regraft import sqlite
+from regraft import areas, sqlite
+from regraft.fleet import versions
 from regraft.fleet.engine import LocalPool
+from regraft.fleet.storage import place_of
 from regraft.formats.codex_mem import database, sidecar
 from repair.backfill.workers import CONTROL
 
@@ -124,6 +126,28 @@ def test_each_text_is_sent_once_and_each_library_filled(
     assert {name: row["outcome"] for name, row in rows_in(stores).items()} == dict.fromkeys(NAMES, "done")
     assert json.loads(rows_in(stores)["clara"]["totals"])["newly_ready"] == len(WANTED) + 2
     assert names_beside(stores) == ["out.parquet"]
+
+
+def test_libraries_in_a_store_are_filled_and_published(stores: Path, bucket: str, tmp_path: Path) -> None:
+    places = {name: place_of(f"{bucket}/{name}") for name in NAMES}
+    with areas.opened(tmp_path):
+        for name, place in places.items():
+            versions.publish(place, stores / name, versions.NONE)
+    before = place_of(bucket).objects()
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server)
+        words = ("--results", tmp_path / "out.parquet", "--config", config, "--workers", 1, "--json", "-y")
+        dry = run_as_given("fleet", "backfill", bucket, *words, "--dry-run")
+        assert (dry.status, server.texts, place_of(bucket).objects()) == (0, [], before)
+        done = run_as_given("fleet", "backfill", bucket, *words)
+    assert done.status == 0, done
+    assert dry.document["sent"]["distinct"] == done.document["sent"]["distinct"] == len(WANTED) + 2
+    with areas.opened(tmp_path):
+        for name, place in places.items():
+            assert versions.fetch(place, tmp_path / "fetched" / name).number == 2
+            assert is_filled(tmp_path / "fetched" / name)
+    assert run("undo", tmp_path / "fetched" / "anna", "--yes").status == 0
+    assert not is_filled(tmp_path / "fetched" / "anna")
 
 
 def test_the_vectors_are_those_of_one_after_the_other(stores: Path, whole: Path, tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,25 +23,6 @@ from repair.backfill.fleet.on_ray import RaySending
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 pytest.importorskip("ray.data", reason="what Ray Data needs is not installed")
 NAMES = ("anna", "boris")
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Start a cluster of two workers on this machine; its processes find what this one finds."""
-    paths = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
-    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
-    try:
-        yield context.address_info["gcs_address"]
-    finally:
-        ray.shutdown()
-
-
-@pytest.fixture
-def joined(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the fleet take the cluster that is there, and leave it."""
-    monkeypatch.setattr(ray, "init", lambda **_: None)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    return address
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +65,7 @@ def outcomes(stores: Path) -> dict[str, Any]:
     return {Path(row["source"]).name: row["outcome"] for row in rows if row["base"] is None}
 
 
+@pytest.mark.slow
 def test_a_limit_holds_for_several_workers_and_the_next_run_goes_on(joined: str, stores: Path, tmp_path: Path) -> None:
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server, parallel=2, batch={"texts": 2})

@@ -83,7 +83,7 @@ def one_after_the_other(folder: Path, count: int) -> Herd:
     return Herd(folder, sources, ends, operations)
 
 
-@pytest.fixture(scope="module", params=[40, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[20, pytest.param(200, marks=pytest.mark.slow)])
 def herd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Herd:
     """Give so many libraries, and what one command after the other makes of them."""
     return one_after_the_other(tmp_path_factory.mktemp("herd"), request.param)
@@ -126,7 +126,9 @@ def test_one_source_in_five_is_damaged_and_damage_shows(herd: Herd) -> None:
     for number in damaged:
         source, end = herd.sources[number], herd.ends[number]
         assert end.status in (1, 2), source
-        assert shown(end) != shown(whole[source.kind]), source
+        # Of few libraries, all of a kind may be damaged.
+        if source.kind in whole:
+            assert shown(end) != shown(whole[source.kind]), source
 
 
 def shown(end: Ended) -> tuple[int | None, object, set[str]]:
@@ -175,7 +177,7 @@ def planned_kills(herd: Herd) -> dict[int, int]:
     chance = random.Random(f"{SEED} {len(herd.sources)}")
     # What is refused at once asks for nothing that could be the last thing it asks for.
     able = [number for number, end in enumerate(herd.ends) if end.status in (0, 1)]
-    chosen = chance.sample(able, len(herd.sources) // KILLED_ONE_IN)
+    chosen = chance.sample(able, max(2, len(herd.sources) // KILLED_ONE_IN))
     killed = dict(zip(chosen, [3, *[1] * (len(chosen) - 2), 2], strict=True))
     for number, times in killed.items():
         first = Moment(operation=chance.randint(1, herd.operations[number]))
@@ -294,7 +296,7 @@ def test_in_a_store_libraries_are_those_on_disk_whenever_processes_are_killed(
 ) -> None:
     chance = random.Random(f"{SEED} {len(herd.sources)} in a store")
     able = [number for number, end in enumerate(herd.ends) if end.status in (0, 1)]
-    killed = chance.sample(able, len(herd.sources) // KILLED_ONE_IN)
+    killed = chance.sample(able, max(2, len(herd.sources) // KILLED_ONE_IN))
     for number in killed:
         plan(herd.sources[number].path, Moment(operation=chance.randint(1, REQUESTS)))
     libraries = tuple(
