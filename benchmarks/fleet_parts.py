@@ -1,8 +1,8 @@
 """Measures the parts of a fleet on this machine, from which ``benchmarks.fleet_simulation`` reckons large ones.
 
 ``python -m benchmarks.fleet_parts`` (a quarter of an hour, 2 GB in the temporary folder) writes
-``benchmarks/fleet_parts.json``. Parts that it does not measure (staging, requests to an object storage) keep what the
-file says of them. ``--only driver`` measures one of the parts again.
+``benchmarks/fleet_parts.json``. What it does not measure (how fast an object storage answers) keeps what the file says
+of it. ``--only driver`` measures one of the parts again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,11 +33,13 @@ from benchmarks.compare import machine, memory_of
 from benchmarks.fleet import SAMPLE
 from regraft.cli import in_process
 from regraft.fleet import manifest, results
+from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended, LocalPool, Pool, Task, Waiting
 from regraft.fleet.manifest import Library
 from regraft.fleet.on_ray import RayPool
 from regraft.fleet.results import Order
 from regraft.fleet.run import Fleet
+from regraft.fleet.storage import place_of
 from regraft.formats.parquet.columns import arrow
 from regraft.report.document import Run
 from regraft.tree_files import size_of
@@ -307,7 +311,87 @@ def measured_ray(place: Path) -> dict[str, Any]:
     }
 
 
-MEASURED = {"library": measured_libraries, "driver": measured_driver, "ray": measured_ray}
+# --- object storage --------------------------------------------------------------------------------------------------
+
+#: Libraries of so many rows are migrated from a store into it, so often each.
+STAGED = {20: 8, 2_000: 4}
+
+
+def measured_staging(place: Path) -> dict[str, Any]:
+    """Migrate libraries from object storage into it, and count what is asked of it: a server on this machine."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+    import object_store  # noqa: PLC0415
+
+    found = []
+    log = place / "server.log"
+    with object_store.object_store(log) as url:
+        os.environ.update(object_store.ENVIRONMENT, AWS_ENDPOINT_URL=url)
+        place_of("s3://measured")._files.mkdir("measured")
+        for rows, times in STAGED.items():
+            source = place / f"rows-{rows}"
+            generated = ["--rows", str(rows), "--dimensions", str(DIMENSIONS), "--lang", "en"]
+            subprocess.run([sys.executable, "-m", "benchmarks.generate", str(source), *generated], check=True)
+            files = [path for path in source.rglob("*") if path.is_file()]
+            place_of(f"s3://measured/{rows}").upload((path, path.relative_to(source).as_posix()) for path in files)
+            found.append({"rows": rows, **_staged(source, rows, times, place, log)})
+            print(found[-1])
+    few, many = found
+    per_row = {name: (many[name] - few[name]) / (many["rows"] - few["rows"]) for name in ("gets", "puts")}
+    requests = statistics.mean(one["gets"] + one["puts"] for one in found)
+    return {
+        "sizes": found,
+        "calls": few["calls"],
+        "gets_fixed": round(few["gets"] - per_row["gets"] * few["rows"], 1),
+        "gets_per_row": round(per_row["gets"], 4),
+        "puts_fixed": round(few["puts"] - per_row["puts"] * few["rows"], 1),
+        "puts_per_row": round(per_row["puts"], 4),
+        "client_seconds_per_request": round(statistics.mean(one["client_seconds"] for one in found) / requests, 5),
+        "requests_at_once": 16,
+    }
+
+
+def _staged(source: Path, rows: int, times: int, place: Path, log: Path) -> dict[str, Any]:
+    """Return what moving one library takes: requests by kind, calls that wait for one another, seconds on a core."""
+    moving, calls = [], Counter[str]()
+
+    def done(source: str, target: str) -> float:
+        begun = time.process_time()
+        ended = in_process.run(Job(command="migrate", options=(), source=source, target=target, fleet="measured"))
+        assert ended.status in (0, 1), ended.document
+        return time.process_time() - begun
+
+    for number in range(times + 1):
+        alone = done(str(source), str(place / f"target-{rows}-{number}"))
+        before = log.read_text().count("\n")
+        there = done(f"s3://measured/{rows}", f"s3://measured/targets/{rows}-{number}")
+        lines = log.read_text().splitlines()[before:]
+        # The first one loads the client.
+        if number:
+            moving.append(there - alone)
+        calls = Counter(_kind(line) for line in lines)
+    return {
+        "gets": calls["gets"],
+        "puts": calls["puts"],
+        "calls": 14,
+        "client_seconds": round(statistics.median(moving), 4),
+    }
+
+
+def _kind(line: str) -> str:
+    """Return how a request is paid for: as a PUT is what writes or lists, as a GET what reads."""
+    writes = re.search('"(PUT|POST|COPY)|list-type', line)
+    reads = re.search('"(GET|HEAD)', line)
+    if writes:
+        return "puts"
+    return "gets" if reads else "others"
+
+
+MEASURED = {
+    "library": measured_libraries,
+    "driver": measured_driver,
+    "ray": measured_ray,
+    "staging": measured_staging,
+}
 
 
 def main() -> None:
@@ -323,7 +407,7 @@ def main() -> None:
     parts = json.loads(PARTS.read_text()) if PARTS.exists() else {}
     for name in asked.only or MEASURED:
         with tempfile.TemporaryDirectory(dir=asked.place) as folder:
-            parts[name] = {"machine": machine(), **MEASURED[name](Path(folder))}
+            parts[name] = {**parts.get(name, {}), "machine": machine(), **MEASURED[name](Path(folder))}
             # At once: what was made takes its time to be removed.
             PARTS.write_text(json.dumps(parts, indent=2) + "\n")
         print(name, parts[name])

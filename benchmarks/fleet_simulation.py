@@ -170,7 +170,10 @@ class Libraries:
         self.puts = staging["puts_fixed"] + staging["puts_per_row"] * rows
         source, target = measured["bytes_per_row"] * rows, measured["target_bytes_per_row"] * rows
         moving = source / staging["get_bytes_per_second"] + target / staging["put_bytes_per_second"]
-        moving += (self.gets + self.puts) * staging["seconds_per_request"] / staging["requests_at_once"]
+        requests = self.gets + self.puts
+        # Calls wait for one another; what one of them asks for together does not.
+        moving += (staging["calls"] + requests / staging["requests_at_once"]) * staging["seconds_per_request"]
+        moving += requests * staging["client_seconds_per_request"]
         seconds = working + moving + parts["ray"]["seconds_per_task"]
         self.mean = float(seconds.mean())
         self.sizes: list[int] = source.astype(int).tolist()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 #: What clients find in their environment.
 ENVIRONMENT = {
@@ -26,11 +28,14 @@ server.serve_forever()
 
 
 @contextmanager
-def object_store() -> Iterator[str]:
-    """Start a server on a free port, and yield its URL."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
+def object_store(log: Path = Path(os.devnull)) -> Iterator[str]:
+    """Start a server on a free port, and yield its URL; it writes a line into the log for each request."""
+    with (
+        log.open("w") as lines,
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _SERVER], stdout=subprocess.PIPE, stderr=lines, text=True
+        ) as server,
+    ):
         try:
             assert server.stdout is not None
             found = re.fullmatch(r"port (\d+)\n", server.stdout.readline())
