@@ -6,6 +6,7 @@ Rules: ``docs/rules.md``, "Names". White space, trimming and extensions are Java
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable
 
@@ -88,6 +89,11 @@ def split_extension(name: str) -> tuple[str, str]:
 def fold(name: str) -> str:
     """Return ``name`` for comparing only: two names with one fold count as one (NFC, then lower case)."""
     return unicodedata.normalize("NFC", name).lower()
+
+
+def on_disk(name: str) -> str:
+    """Return ``name`` as file systems of this kind of machine know it: two names of which that is equal are one."""
+    return fold(name) if sys.platform in ("darwin", "win32") else name
 
 
 class FreeNames:

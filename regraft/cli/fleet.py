@@ -29,7 +29,6 @@ from regraft.fleet.metrics import Metrics, files_of
 from regraft.fleet.on_ray import RayPool
 from regraft.fleet.results import Order, Row
 from regraft.fleet.run import ATTEMPTS, Fleet, FleetReport, demand_new, exit_status
-from regraft.fleet.storage import is_url
 from regraft.formats.parquet.columns import arrow
 from regraft.labels import label_of
 from regraft.language import joined, tr
@@ -47,7 +46,7 @@ class _PathOrUrl(NamedPath):
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         """Return it as text."""
-        return value if is_url(value) else str(super().convert(value, parameter, context))
+        return value if "://" in value else str(super().convert(value, parameter, context))
 
 
 @click.group()
@@ -199,6 +198,8 @@ def backfill(manifest_path: str, options: tuple[str, ...], path: Path, **more: A
     """Embed what has no vector in many libraries."""
     engine = {name: more.pop(name) for name in Asked.__struct_fields__}
     dry_run = more.pop("dry_run")
+    # Other machines have other working directories.
+    path = path.absolute()
     fleet_backfill.demand_new(path)
     libraries = manifest.libraries(manifest_path, None, "", needs_target=False)
     manifest.demand_apart(libraries, fleet_backfill.files_of(path))
@@ -221,8 +222,9 @@ def backfill(manifest_path: str, options: tuple[str, ...], path: Path, **more: A
 def resume(path: Path, **engine: Any) -> None:
     """Go on with a fleet."""
     order, known = results.read(path)
+    manifest.demand_apart(order.libraries, results.files_of(path))
     if order.command == "backfill":
-        _backfill(order, path, known, Asked(**engine))
+        _backfill(order, path.absolute(), known, Asked(**engine))
     _carry_out(order, path, known, Asked(**engine))
 
 
@@ -337,7 +339,8 @@ def _metrics(order: Order, path: Path, asked: Asked) -> Metrics | None:
     if asked.metrics is None:
         return None
     metrics = Metrics(asked.metrics, path, command=order.command, engine=asked.engine, libraries=len(order.libraries))
-    metrics.demand_place(results.files_of(path))
+    own = fleet_backfill.files_of(path) if order.command == "backfill" else results.files_of(path)
+    metrics.demand_place(own)
     manifest.demand_apart(order.libraries, files_of(asked.metrics))
     return metrics
 

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from regraft import extras, workers
+from regraft import extras
 from regraft.api.embedding import limited_embedder
 from regraft.cli import in_process
 from regraft.cli.backfill import money
 from regraft.errors import WrongUsage
-from regraft.fleet import commands, results, staging
+from regraft.fleet import commands, results
 from regraft.fleet import run as fleet_run
 from regraft.fleet.engine import Ended
 from regraft.fleet.known import Known
@@ -181,9 +181,8 @@ def made(order: Order, path: Path, known: Known[Row], **more: Any) -> FleetBackf
 
 def work(job: Job) -> Ended:
     """Look at one library, or fill it, and return how it ended."""
-    workers.be_given(job.line.cores)
     supply = job.supply()
-    return job.told(supply, staging.done(job.line, lambda arguments: in_process.run_line(arguments, supply)))
+    return job.told(supply, in_process.safely(job.line, lambda arguments: in_process.run_line(arguments, supply)))
 
 
 # --- for a person ----------------------------------------------------------------------------------------------------

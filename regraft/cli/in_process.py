@@ -17,8 +17,17 @@ from regraft.fleet.engine import Ended, fault
 
 def run(job: Job) -> Ended:
     """Do what is to be done with one library of a fleet, and return how it ended."""
+    return safely(job, run_line)
+
+
+def safely(job: Job, run: staging.RunLine) -> Ended:
+    """Do what is to be done with a library; whatever it does to this process, the others are worked on."""
+    begun = time.monotonic()
     workers.be_given(job.cores)
-    return staging.done(job, run_line)
+    try:
+        return staging.done(job, run)
+    except Exception as error:
+        return fault(f"{type(error).__name__}: {error}", time.monotonic() - begun)
 
 
 def run_line(arguments: tuple[str, ...], handed: object = None) -> Ended:

@@ -16,6 +16,8 @@ from regraft.fleet import memory
 
 #: How long to wait for an answer before signals are looked at, in seconds.
 _POLL_SECONDS = 1.0
+#: So many tasks are passed for which there is no room, to find one for which there is.
+_PASSED = 64
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,13 +149,23 @@ class _Room:
     def fill(self, waiting: list[Waiting], ordered: list[Task]) -> float:
         """Begin tasks that wait and may be begun, as many as there is room for, and return the time."""
         now = time.monotonic()
-        while waiting and waiting[0].ready_at <= now and self._is_there_for(ordered[waiting[0].place]):
+        passed: list[Waiting] = []
+        while waiting and waiting[0].ready_at <= now and len(passed) < _PASSED and self._is_anything_free():
             one = heappop(waiting)
             task = ordered[one.place]
+            if not self._is_there_for(task):
+                # A smaller one may find the room that this one does not.
+                passed.append(one)
+                continue
             self._cores += task.cores
             self._memory += task.memory
             self._pool.give(task, one)
+        for one in passed:
+            heappush(waiting, one)
         return now
+
+    def _is_anything_free(self) -> bool:
+        return self._cores < self._pool.count
 
     def _is_there_for(self, task: Task) -> bool:
         """Tell whether one more task may be begun; one that is alone has all there is."""

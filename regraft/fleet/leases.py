@@ -16,13 +16,14 @@ import msgspec
 
 from regraft import clock
 from regraft.errors import RegraftError
-from regraft.fleet.errors import LibraryHeld
+from regraft.fleet.errors import LibraryHeld, StorageRefused
 from regraft.fleet.storage import Place
 from regraft.fleet.versions import FOLDER
+from regraft.language import tr
 
 #: How long a lease holds that is not renewed, in ms.
 LEASE_MS = 60_000
-_LEASE = re.compile(r"lease-(\d{6})\.json")
+_LEASE = re.compile(r"lease-([0-9]{6})\.json")
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,8 @@ def held(place: Place, fleet: str) -> Iterator[None]:
 
     Raises:
         LibraryHeld: another fleet has it.
-        StorageFailed, StorageRefused
+        StorageRefused: it may not be written, or the store cannot keep two from writing one version.
+        StorageFailed
     """
     name = _taken(place / FOLDER, place, fleet)
     stop = threading.Event()
@@ -67,6 +69,9 @@ def _taken(own: Place, place: Place, fleet: str) -> str:
     name = _name(numbers[-1] + 1 if numbers else 1)
     if not (own / name).create(_encoded(fleet, now)):
         raise LibraryHeld(url=place.url, seconds=1)
+    if (own / name).create(_encoded(fleet, now)):
+        reason = tr("it writes over what is there, where it was asked not to")
+        raise StorageRefused(url=place.url, reason=reason)
     own.remove(map(_name, numbers))
     return name
 
@@ -82,10 +87,10 @@ def _demand_free(lease: Place, place: Place, fleet: str, now: int) -> None:
         found = msgspec.json.decode(content or b"", type=Lease)
     except msgspec.MsgspecError:
         return
-    # However far another clock is ahead, it holds no longer than a lease does.
-    left = min(found.until_ms - now, LEASE_MS)
-    if left > 0 and found.fleet != fleet:
-        raise LibraryHeld(url=place.url, seconds=left // 1000 + 1)
+    left = found.until_ms - now
+    # One that holds much longer than a lease does is of a clock that is wrong, and says nothing.
+    if 0 < left < 2 * LEASE_MS and found.fleet != fleet:
+        raise LibraryHeld(url=place.url, seconds=min(left, LEASE_MS) // 1000 + 1)
 
 
 def _renew(lease: Place, fleet: str, stop: threading.Event) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import glob
 import os
+import re
 import shlex
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote
 
 import msgspec
@@ -26,6 +27,7 @@ from regraft.errors import RegraftError, WrongUsage
 from regraft.fleet.storage import demand_client, is_url, place_of
 from regraft.formats.parquet.columns import arrow
 from regraft.language import tr
+from regraft.names import on_disk
 from regraft.text import LONGEST_NAME, shown, whole
 from regraft.tree_files import size_of
 
@@ -35,6 +37,8 @@ COLUMNS = ("source", "target", "options", "bytes")
 _TABLES = (".csv", ".jsonl", ".parquet")
 #: How an archive's name ends, where nobody has said whether an object or a folder is meant.
 _ARCHIVES = (".zip", ".bak", ".parquet")
+#: What begins so is no path; the letter of a drive is.
+_ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 #: A path as a URL.
 _FILE = "file://"
 #: So many sizes are asked for at a time, of so many libraries: a share and a store take their time to tell.
@@ -42,6 +46,11 @@ _AT_ONCE, _TOGETHER = 16, 1024
 
 #: Opens a table for reading.
 Reading = Callable[[], AbstractContextManager[Any]]
+
+
+#: The largest number that any file of a fleet has.
+MOST = 2**63 - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +62,7 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     target: str | None = None
     options: tuple[str, ...] = ()
-    bytes: int | None = None
+    bytes: Count | None = None
 
 
 def libraries(manifest: str, targets: str | None, ending: str, *, needs_target: bool) -> list[Library]:
@@ -102,7 +111,7 @@ def _read(manifest: str) -> Iterator[Library]:
 
 def _read_storage(url: str) -> Iterator[Library]:
     place = place_of(url)
-    if glob.has_magic(url):
+    if glob.has_magic(url) and not ("*" not in url and "?" not in url and place.entries()):
         for found, size in sorted(place.matches().items()):
             yield Library(source=found, bytes=size)
     elif PurePosixPath(place.name).suffix.lower() in _TABLES and place.size() is not None:
@@ -170,9 +179,9 @@ def _library(row: dict[str, Any], folder: str) -> Library:
 def _joined(folder: str, name: str) -> str:
     """Return a name of a table as it is meant from anywhere."""
     own = _local(name)
-    if is_url(own):
+    if _ANY_URL.match(own):
         return own
-    if is_url(folder):
+    if _ANY_URL.match(folder):
         return f"{folder.rstrip('/')}/{own.removeprefix('./')}"
     return str(Path(folder) / own)
 
@@ -192,7 +201,13 @@ def _placed(library: Library, targets: str | None, ending: str, needs_target: bo
             problem=tr("{source} has no target", source=library.source),
             hint=tr("--to FOLDER gives one to each, by the name of its source"),
         )
-    return msgspec.structs.replace(library, target=_joined(targets, f"{_name_of(library)}{ending}"))
+    name = f"{_name_of(library)}{ending}"
+    if {name, _name_of(library)} & {"", ".", ".."} or (is_url(library.source) and re.search(r"[\\:\0]", name)):
+        raise WrongUsage(
+            problem=tr("{source} has no name by which a target could be called", source=shown(library.source)),
+            hint=tr("name its target in a table"),
+        )
+    return msgspec.structs.replace(library, target=_joined(_local(targets), name))
 
 
 def _name_of(library: Library) -> str:
@@ -213,14 +228,29 @@ def _absolute(library: Library) -> Library:
     """
     target = None if library.target is None else _from_anywhere(library.target)
     placed = msgspec.structs.replace(library, source=_from_anywhere(library.source), target=target)
-    if whole(f"{placed.source}{placed.target}") != f"{placed.source}{placed.target}":
+    if not is_name(f"{placed.source}{placed.target}"):
         problem = tr("{name} is no name in UTF-8", name=shown(library.source, LONGEST_NAME))
         raise WrongUsage(problem=problem, hint=tr("run the command over it alone"))
     return placed
 
 
+def is_name(name: str) -> bool:
+    """Tell whether a name can be written down, and can lead anywhere."""
+    return whole(name) == name and "\0" not in name
+
+
 def _from_anywhere(name: str) -> str:
-    return place_of(name).url if is_url(name) else str(Path(name).absolute())
+    """Return a name that means the same from any folder.
+
+    Raises:
+        WrongUsage: it is a URL of something else than this knows.
+    """
+    if is_url(name) and not name.startswith("memory:"):
+        return place_of(name).url
+    if _ANY_URL.match(name):
+        problem = tr("{url} names no folder or object of a store", url=shown(name, LONGEST_NAME))
+        raise WrongUsage(problem=problem, hint=tr("write s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"))
+    return str(Path(name).absolute())
 
 
 def sizes(found: Iterable[Library]) -> array[int]:
@@ -255,7 +285,7 @@ def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
     targets = _different((one.target for one in every), folders, tr("{name} is the target of two libraries"))
     places = targets | _different((one.source for one in every), folders, tr("{name} is named twice"))
     for path in own:
-        name = folders.place_of(str(path.absolute()))
+        name = on_disk(folders.place_of(str(path.absolute())))
         if name in places or not places.isdisjoint(_around(name)):
             problem = tr("the file {path} would lie in a library", path=path)
             raise WrongUsage(problem=problem, hint=tr("name another file"))
@@ -308,7 +338,7 @@ def _different(names: Iterable[str | None], folders: _Folders, problem: str) -> 
     for name in names:
         if name is None:
             continue
-        path = folders.place_of(name)
+        path = on_disk(folders.place_of(name))
         if path in seen:
             raise WrongUsage(problem=problem.format(name=shown(name, LONGEST_NAME)), hint=tr("name each once"))
         seen.add(path)

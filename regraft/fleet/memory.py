@@ -39,6 +39,13 @@ def _of_the_machine() -> int | None:
 def _of_the_group() -> int | None:
     """Return what the control group that a container is still allows, where it has a limit."""
     group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):
-        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    for folder, most, used, idle in (
+        (group, "memory.max", "memory.current", "inactive_file"),
+        (group / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with suppress(OSError, ValueError, KeyError):
+            of_files = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            # What was read of files is given up where memory is wanted.
+            taken = int((folder / used).read_text()) - int(of_files[idle])
+            return int((folder / most).read_text()) - taken
     return None

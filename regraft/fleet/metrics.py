@@ -96,7 +96,8 @@ class Metrics:
             )
         taken = set(map(links.real_path, others))
         for path in files_of(self._path):
-            if links.real_path(path) in taken:
+            real = links.real_path(path)
+            if real in taken or not taken.isdisjoint(real.parents):
                 problem = tr("the metrics {path} would be written over the results", path=path)
                 raise WrongUsage(problem=problem, hint=tr("name another file"))
             if not _is_replaceable(path):
@@ -119,24 +120,27 @@ class Metrics:
                 self._try_to_write()
 
     def begin(self, tasks: Sequence[Task], pool: Pool) -> Watcher:
-        """Write the state for the first time, and return who follows the pool.
+        """Write the state, and return who follows the pool. Some fleets give out tasks more than once.
 
         Raises:
-            OSError, RegraftError: it cannot be written.
+            OSError, RegraftError: it cannot be written, the first time.
         """
         self._bytes = self._tally.bytes + sum(task.bytes for task in tasks)
-        self._attempts = self._tally.attempts
-        self._retries = self._attempts - self._tally.libraries.total()
         self._pool = pool
-        self._write()
-        return Watcher(given=self._given, looked=self._refresh)
+        if self._written_at is None:
+            self._attempts = self._tally.attempts
+            self._retries = self._attempts - self._tally.libraries.total()
+            self._write()
+        else:
+            self._try_to_write()
+        return Watcher(given=self._given, looked=self.refresh)
 
     def _given(self, one: Waiting) -> None:
         """Count an attempt."""
         self._attempts += 1
         self._retries += one.attempt > 1
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Write the state, if some time has passed."""
         if self._written_at is None or self._now() - self._written_at >= _EVERY_SECONDS:
             self._try_to_write()
@@ -147,7 +151,7 @@ class Metrics:
         """Write the state; where that fails the libraries are more important."""
         try:
             self._write()
-        except (OSError, RegraftError) as error:
+        except (OSError, RegraftError, ValueError, OverflowError) as error:
             if self.problem is None:
                 logger.warning("metrics could not be written: %s", error)
             self.problem = error

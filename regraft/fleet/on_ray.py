@@ -50,17 +50,15 @@ class RayPool:
         self.memory = int(resources.get("memory", 1 << 40))
         # What no machine has would be waited for without an end.
         machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        self._most_memory = int(max((one.get("memory", 0) for one in machines), default=0))
-        self._most_cores = int(max((one.get("CPU", 1) for one in machines), default=1))
+        self._machines = {(int(one.get("CPU", 0)), int(one.get("memory", 0))) for one in machines}
         self._remote = self._ray.remote(max_retries=0)(work)
 
     def give(self, task: Task, one: Waiting) -> None:
         """See :meth:`regraft.fleet.engine.Pool.give`."""
-        wanted = {
-            "num_cpus": min(task.cores, self._most_cores),
-            "memory": min(task.memory, self._most_memory),
-        }
-        self.at_work[self._remote.options(**wanted).remote(task.job)] = one, time.monotonic()
+        fitting = ((min(task.cores, cores), min(task.memory, memory)) for cores, memory in self._machines)
+        cores, memory = max(fitting, default=(1, 0))
+        reference = self._remote.options(num_cpus=cores, memory=memory).remote(task.job)
+        self.at_work[reference] = one, time.monotonic()
 
     def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
         """See :meth:`regraft.fleet.engine.Pool.answers`."""

@@ -18,12 +18,14 @@ import msgspec
 
 from regraft import areas, links, sqlite
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, SourceNotFound, WrongUsage
+from regraft.fleet.commands import FORMS
 from regraft.fleet.engine import Ended, Task
 from regraft.fleet.known import InJournal, InParquet, Known
-from regraft.fleet.manifest import Library
+from regraft.fleet.manifest import MOST, Count, Library, is_name
 from regraft.formats.parquet.columns import arrow
 from regraft.language import tr
 from regraft.ledger import durable
+from regraft.text import shown
 
 #: In the metadata of the Parquet file: what the fleet was told.
 _ABOUT = b"regraft.fleet"
@@ -94,6 +96,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         """
         for text in (self.skipped, self.findings):
             counts_of(text)
+        for number in (self.exit_status, self.attempts, self.bytes, self.rows_read, self.rows_carried):
+            if number is not None and not 0 <= number <= MOST:
+                raise ValueError(tr("{number} is no count", number=shown(str(number))))
 
 
 def counts_of(text: str | None) -> dict[str, int]:
@@ -103,7 +108,7 @@ def counts_of(text: str | None) -> dict[str, int]:
         ValueError: it is something else.
     """
     try:
-        return msgspec.json.decode(text or "{}", type=dict[str, int])
+        return msgspec.json.decode(text or "{}", type=dict[str, Count])
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
 
@@ -122,7 +127,8 @@ def rows_of(library: Library, task: Task, command: str, ended: Ended) -> list[Ro
         command=command,
         base=None,
         name=None,
-        outcome=OUTCOMES.get(ended.status, "stopped"),
+        # What has an error is never well, whatever the command's exit status says of it.
+        outcome="refused" if error and ended.status in (0, WORTH_READING) else OUTCOMES.get(ended.status, "stopped"),
         exit_status=ended.status,
         code=error.get("code"),
         message=error.get("message"),
@@ -206,16 +212,28 @@ def held(results: Path) -> Iterator[None]:
             db = stack.enter_context(sqlite.writing(lock, create=True))
         db.set_busy_timeout(0)
         try:
+            mine = _number_of(lock)
             db.execute("BEGIN EXCLUSIVE")
-        except apsw.BusyError as error:
+            # The one that had it may have removed it since: then it keeps nobody out any more.
+            is_busy = _number_of(lock) != mine
+        except (apsw.BusyError, FileNotFoundError):
+            is_busy = True
+        if is_busy:
             problem = tr("another process is at work for {path}", path=results)
-            raise WrongUsage(problem=problem, hint=tr("wait for it, or name another file")) from error
+            raise WrongUsage(problem=problem, hint=tr("wait for it, or name another file"))
         try:
             yield
         finally:
-            stack.close()
+            # Windows removes only what nobody has open; elsewhere nobody may come between.
+            if os.name == "nt":
+                stack.close()
             with areas.opened(lock.parent, entries_only=True):
                 durable.remove(lock, missing_ok=True)
+
+
+def _number_of(path: Path) -> int:
+    """Return what tells a file from another one of its name."""
+    return path.stat().st_ino
 
 
 class Journal:
@@ -278,11 +296,27 @@ def read(results: Path) -> tuple[Order, Known[Row]]:
     if not journal.is_file() and not results.exists():
         raise SourceNotFound(path=results)
     try:
-        return _of_journal(journal) if journal.is_file() else _of_parquet(results)
-    except (ValueError, msgspec.MsgspecError) as error:
+        order, known = _of_journal(journal) if journal.is_file() else _of_parquet(results)
+        _demand_meant(order)
+    except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise WrongUsage(
             problem=tr("{path} has no results of a fleet ({error})", path=results, error=error), hint=_HINT
         ) from error
+    return order, known
+
+
+def _demand_meant(order: Order) -> None:
+    """Refuse an order that no fleet was told.
+
+    Raises:
+        ValueError
+    """
+    form = FORMS.get(order.command)
+    if form is None or order.schema != _SCHEMA:
+        raise ValueError(tr("{name} is no command of a fleet", name=shown(order.command)))
+    for library in order.libraries:
+        if (library.target is not None) != form.has_target or not is_name(f"{library.source}{library.target}"):
+            raise ValueError(tr("{name} is no library that this command can have", name=shown(library.source)))
 
 
 _HINT = tr("give the file that regraft fleet wrote with --results")
@@ -354,10 +388,17 @@ def write(results: Path, order: Order, rows: Mapping[int, list[Row]]) -> None:
     schema = pa.schema(fields, metadata={_ABOUT: msgspec.json.encode(told)})
     _, journal, part, _ = files_of(results)
     with areas.opened(results.parent, entries_only=True):
-        with durable.open_binary(part, "wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as out:
-            every = (msgspec.structs.asdict(row) for number in range(len(order.libraries)) for row in rows[number])
-            while some := list(islice(every, _GROUP_ROWS)):
-                out.write_table(pa.Table.from_pylist(some, schema))
-        durable.sync_file(part)
-        durable.replace(part, results)
+        try:
+            with (
+                durable.open_binary(part, "wb") as file,
+                parquet.ParquetWriter(file, schema, compression="zstd") as out,
+            ):
+                every = (msgspec.structs.asdict(row) for number in range(len(order.libraries)) for row in rows[number])
+                while some := list(islice(every, _GROUP_ROWS)):
+                    out.write_table(pa.Table.from_pylist(some, schema))
+            durable.sync_file(part)
+            durable.replace(part, results)
+        except BaseException:
+            durable.remove(part, missing_ok=True)
+            raise
         durable.remove(journal, missing_ok=True)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from regraft.errors import REFUSED, STOPPED, WORTH_READING, TargetLocked, WrongUsage
-from regraft.fleet import engine, manifest, memory, results
+from regraft.fleet import engine, manifest, memory, results, staging
 from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended, Pool, Task
 from regraft.fleet.errors import FleetInterrupted
@@ -40,6 +40,8 @@ ENDING_WITH = {
 }
 #: A library of fewer bytes gains little by several cores.
 _LARGE_BYTES = 64 << 20
+#: No command uses more.
+_MOST_CORES = 4
 #: What a library's own fault, or regraft's, would only say again.
 _FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance"})
 
@@ -108,6 +110,8 @@ class Fleet(msgspec.Struct, kw_only=True):
         """Add the rows of all libraries that are left, as they end, to the journal; return those of all."""
         left = self.left
         with ExitStack() as stack:
+            # When all processes have ended.
+            stack.callback(staging.clear, self.order.id)
             # First of all: where it cannot be had, nothing is written.
             pool = stack.enter_context(closing(self.pool())) if left else None
             journal = stack.enter_context(closing(Journal(self.path, self.order, good(self.known, tally))))
@@ -156,7 +160,7 @@ def tasks_of(sizes: Mapping[int, int], cores: int, job: Callable[[int, int], Any
     """
     tasks, fair = [], sum(sizes.values()) / cores
     for number, size in sizes.items():
-        has = min(cores, math.ceil(size / fair)) if size >= _LARGE_BYTES else 1
+        has = min(cores, _MOST_CORES, math.ceil(size / fair)) if size >= _LARGE_BYTES else 1
         needed = memory.planned(size, has)
         tasks.append(Task(number=number, job=job(number, has), bytes=size, cores=has, memory=needed))
     return tasks

@@ -5,19 +5,22 @@ Rules: ``docs/fleet.md``, "Object storage".
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 
+from regraft import areas
 from regraft.errors import WORTH_READING, RegraftError, SourceNotFound, StoppedBySystem
 from regraft.fleet import leases, versions
 from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended
 from regraft.fleet.errors import LibraryHeld
-from regraft.fleet.storage import is_url, place_of
+from regraft.fleet.storage import ObjectGone, is_url, place_of
 from regraft.fleet.versions import Version
 from regraft.ledger import durable
 from regraft.room import demand_room
@@ -32,14 +35,41 @@ def done(job: Job, run: RunLine) -> Ended:
         return run(job.arguments(job.source, job.target))
     begun = time.monotonic()
     try:
-        with ExitStack() as stack:
-            folder = stack.enter_context(durable.temporary_folder())
+        with _folder(job) as folder, ExitStack() as stack:
             ended = _Staged(job, folder, stack).done(run)
     except RegraftError as error:
         ended = failed(error)
     except OSError as error:
         ended = failed(StoppedBySystem(reason=error))
     return msgspec.structs.replace(ended, seconds=time.monotonic() - begun)
+
+
+@contextmanager
+def _folder(job: Job) -> Iterator[Path]:
+    """Give a folder for the copy of a library, and remove it; what an attempt left that was killed goes first."""
+    place = _place_of_copies(job.fleet) / hashlib.sha256(f"{job.source}\n{job.target}".encode()).hexdigest()[:16]
+    with areas.opened(place):
+        durable.remove_tree(place)
+        try:
+            with durable.temporary_folder(place) as folder:
+                yield folder
+        finally:
+            durable.remove_tree(place)
+
+
+def _place_of_copies(fleet: str) -> Path:
+    return durable.temporary_place() / f"regraft-fleet-{fleet}"
+
+
+def clear(fleet: str) -> None:
+    """Remove the copies on this machine that processes of a fleet have left which were killed.
+
+    Raises:
+        OSError, RegraftError: they cannot be removed.
+    """
+    place = _place_of_copies(fleet)
+    with areas.opened(place):
+        durable.remove_tree(place)
 
 
 def failed(error: RegraftError) -> Ended:
@@ -70,7 +100,7 @@ class _Staged:
         source, before = self._here(job.source, "source")
         target, found = self._target(is_file=is_file)
         ended = run(job.arguments(str(source), None if target is None else str(target)))
-        if written is not None and ended.status in (0, WORTH_READING):
+        if written is not None and ended.status in (0, WORTH_READING) and "error" not in ended.document:
             if is_file:
                 assert target is not None
                 written.upload([(target, "")])
@@ -87,7 +117,10 @@ class _Staged:
         if size is None:
             return here, versions.fetch(place, here)
         demand_room(self._folder, size)
-        place.download([("", here)])
+        try:
+            place.download([("", here)])
+        except ObjectGone as error:
+            raise SourceNotFound(path=name) from error
         return here, versions.NONE
 
     def _target(self, *, is_file: bool) -> tuple[Path | None, Version]:
@@ -105,7 +138,8 @@ class _Staged:
 
     def _copy_of(self, name: str, kind: str) -> Path:
         """Return where something of a store is on this machine: in a folder of its own, which is there."""
-        here = self._folder / kind / place_of(name).name
+        # As one name on every system.
+        here = self._folder / kind / re.sub(r"[\\/:\0]", "_", place_of(name).name)
         self._names[str(here)] = name
         durable.make_folders(here.parent, flush=False)
         return here

@@ -6,10 +6,13 @@ Storage and fsspec's own memory do in one step.
 
 from __future__ import annotations
 
+import io
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -28,11 +31,8 @@ _STORES = {
 _PURPOSE = tr("libraries in object storage")
 #: An object of more bytes goes alone and in parts, so that little of it is in memory.
 _LARGE_BYTES = 8 << 20
-_IN_PARTS: Mapping[str, Mapping[str, Any]] = {
-    "s3": {"chunksize": _LARGE_BYTES, "max_concurrency": 4},
-    "gs": {"chunksize": _LARGE_BYTES},
-    "memory": {},
-}
+#: S3 takes 10,000 parts.
+_MOST_PARTS = 9_000
 #: So many objects are under way at a time.
 _AT_ONCE = 16
 #: What a store says where a credential is missing or wrong, by the names of the clients' errors.
@@ -89,12 +89,7 @@ class Place(msgspec.Struct, frozen=True):
         Raises:
             StorageFailed, StorageRefused
         """
-        with _asked(self):
-            found = self._files.find(self._path, detail=True)
-        start = len(self._path) + 1
-        # The memory's paths begin with a slash; markers of folders are no objects.
-        paths = {str(path).lstrip("/"): one for path, one in found.items() if one["type"] == "file"}
-        return {path[start:]: int(one["size"] or 0) for path, one in paths.items() if not path.endswith("/")}
+        return {name: int(one["size"] or 0) for name, one in self._found().items()}
 
     def size(self) -> int | None:
         """Return the bytes of an object, None where there is none: it may be a folder.
@@ -108,6 +103,24 @@ class Place(msgspec.Struct, frozen=True):
             except FileNotFoundError:
                 return None
         return int(found["size"] or 0) if found["type"] == "file" else None
+
+    def states(self) -> dict[str, tuple[int, str]]:
+        """Return what tells of all objects below it whether they have changed, by their paths from here: their bytes,
+        and what the store calls this state of them.
+
+        Raises:
+            StorageFailed, StorageRefused
+        """
+        found = self._found()
+        return {name: (int(one["size"] or 0), _state(one)) for name, one in found.items()}
+
+    def _found(self) -> dict[str, dict[str, Any]]:
+        with _asked(self):
+            found = self._files.find(self._path, detail=True)
+        start = len(self._path) + 1
+        # The memory's paths begin with a slash; markers of folders are no objects.
+        paths = {str(path).lstrip("/"): one for path, one in found.items() if one["type"] == "file"}
+        return {path[start:]: one for path, one in paths.items() if not path.endswith("/")}
 
     def entries(self) -> dict[str, int | None]:
         """Return what lies in it directly by its names, with the bytes of objects; None: it is a folder.
@@ -153,14 +166,16 @@ class Place(msgspec.Struct, frozen=True):
                 return None
 
     @contextmanager
-    def reading(self) -> Iterator[Any]:
-        """Open an object for reading, as a file.
+    def reading(self) -> Iterator[BinaryIO]:
+        """Open an object for reading, as a file, which raises what this does.
 
         Raises:
             StorageFailed, StorageRefused
         """
-        with _asked(self), self._files.open(self._path, "rb") as file:
-            yield file
+        with _asked(self):
+            file = self._files.open(self._path, "rb")
+        with file:
+            yield io.BufferedReader(_Read(self, file))
 
     def download(self, files: Iterable[tuple[str, Path]]) -> None:
         """Copy objects below it to new files, whose folders are there.
@@ -222,7 +237,7 @@ class Place(msgspec.Struct, frozen=True):
             for path, name in files:
                 if path.stat().st_size > _LARGE_BYTES:
                     there = (self / name if name else self)._path
-                    self._files.put_file(str(path), there, **_IN_PARTS[self.parts[0]])
+                    self._files.put_file(str(path), there, **_in_parts(self.parts[0], path.stat().st_size))
                 else:
                     small.append((path, name))
             targets = [(self / name if name else self)._path for _, name in small]
@@ -252,10 +267,50 @@ class Place(msgspec.Struct, frozen=True):
         Raises:
             StorageFailed, StorageRefused
         """
-        paths = [(self / name)._path for name in names]
-        if paths:
-            with _asked(self), suppress(FileNotFoundError):
-                self._files.rm(paths)
+        with _asked(self), ThreadPoolExecutor(_AT_ONCE) as threads:
+            # One by one: together they would be taken for patterns.
+            deque(threads.map(self._remove, names), maxlen=0)
+
+    def _remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._files.rm_file((self / name)._path)
+
+
+class _Read(io.RawIOBase):
+    """A store's file; what its client says while it is read is said in plain words."""
+
+    def __init__(self, place: Place, file: Any) -> None:
+        self._place, self._file = place, file
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that any of it can be read."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read as much as there is room for."""
+        with _asked(self._place):
+            found = self._file.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a place."""
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        """Return the place."""
+        return int(self._file.tell())
+
+
+def _in_parts(kind: str, size: int) -> dict[str, Any]:
+    """Return how a large file is sent: in parts, few of them in memory."""
+    part = max(_LARGE_BYTES, -(-size // _MOST_PARTS))
+    settings = {"s3": {"chunksize": part, "max_concurrency": 4}, "gs": {"chunksize": part}}
+    return settings.get(kind, {})
 
 
 def place_of(url: str) -> Place:
@@ -270,6 +325,11 @@ def place_of(url: str) -> Place:
         problem = tr("{url} names no folder or object of a store", url=shown(url, LONGEST_NAME))
         raise WrongUsage(problem=problem, hint=tr("write s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"))
     return Place(f"{kind}://{'/'.join(parts)}")
+
+
+def _state(one: Mapping[str, Any]) -> str:
+    """Return what a store calls the state of an object: another one whenever it was written."""
+    return str(next((one[name] for name in ("ETag", "etag", "generation", "created") if one.get(name)), ""))
 
 
 def demand_client(kind: str) -> None:

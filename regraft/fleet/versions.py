@@ -20,6 +20,7 @@ from regraft.fleet.errors import LibraryChanged, LibraryUnsafe, StorageFailed
 from regraft.fleet.storage import ObjectGone, Place
 from regraft.language import tr
 from regraft.ledger import durable
+from regraft.names import on_disk
 from regraft.room import demand_room
 from regraft.text import one_line
 from regraft.tree_files import file_hash
@@ -27,8 +28,10 @@ from regraft.zip_directory import LONGEST_NAME, MOST_PARTS
 
 #: Where versions lie in a library's place.
 FOLDER = "regraft-library"
-_VERSION = re.compile(r"(\d{6})\.json")
-_FILES = re.compile(r"(\d{6})-[0-9a-f]{16}")
+_VERSION = re.compile(r"([0-9]{6})\.json")
+_FILES = re.compile(r"([0-9]{6})-[0-9a-f]{16}")
+#: What comes after it could not be named.
+_LAST = 999_999
 _SCHEMA = 1
 #: How often a library is fetched whose version is replaced meanwhile.
 _TRIES = 5
@@ -74,9 +77,11 @@ def latest(place: Place) -> Version:
     content = (own / name).content()
     try:
         version = msgspec.json.decode(content or b"", type=Version)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise _unsafe(place, tr("{name} cannot be read: {error}", name=f"{FOLDER}/{name}", error=error)) from error
-    if version.schema != _SCHEMA or version.number != max(numbers) or not _FILES.fullmatch(version.folder):
+    folder = _FILES.fullmatch(version.folder)
+    is_known = version.schema == _SCHEMA and version.number == max(numbers) < _LAST
+    if not is_known or folder is None or int(folder[1]) != version.number:
         raise _unsafe(place, tr("{name} is not one that this regraft knows", name=f"{FOLDER}/{name}"))
     for path in (*version.files, *version.folders):
         _demand_inside(place, path)
@@ -84,7 +89,7 @@ def latest(place: Place) -> Version:
 
 
 def fetch(place: Place, folder: Path) -> Version:
-    """Copy a library into a new folder, and return its version; without one, all objects that lie there.
+    """Copy a library into a new folder, and return its version; without one, all objects that lie there, as number 0.
 
     Raises:
         SourceNotFound: there is nothing.
@@ -97,12 +102,10 @@ def fetch(place: Place, folder: Path) -> Version:
         durable.make_folders(folder, flush=False)
         version = latest(place)
         try:
-            if version.number:
-                _fetch(
-                    place / FOLDER / version.folder, {name: one.bytes for name, one in version.files.items()}, folder
-                )
-            else:
-                _fetch(place, _plain(place), folder)
+            if not version.number:
+                return _fetch_plain(place, folder)
+            sizes = {name: one.bytes for name, one in version.files.items()}
+            _fetch(place / FOLDER / version.folder, sizes, folder)
         except ObjectGone:
             # Somebody has published the next version, and removed what this one had.
             durable.remove_tree(folder)
@@ -116,9 +119,21 @@ def fetch(place: Place, folder: Path) -> Version:
     raise StorageFailed(url=place.url, reason=tr("it changes all the time"))
 
 
-def _plain(place: Place) -> dict[str, int]:
-    """Return the objects of a library that was never published: all that lie there."""
-    found = {name: size for name, size in place.objects().items() if name.partition("/")[0] != FOLDER}
+def _fetch_plain(place: Place, folder: Path) -> Version:
+    """Copy a library that was never published: all objects that lie there.
+
+    Raises:
+        ObjectGone: they are others now.
+    """
+    found = _plain(place)
+    _fetch(place, {name: size for name, (size, _) in found.items()}, folder)
+    if _plain(place) != found:
+        raise ObjectGone(place.url)
+    return Version(number=0, folder="", files=_hashed(folder))
+
+
+def _plain(place: Place) -> dict[str, tuple[int, str]]:
+    found = {name: state for name, state in place.states().items() if name.partition("/")[0] != FOLDER}
     if not found or "" in found:
         raise SourceNotFound(path=place.url)
     return found
@@ -128,6 +143,8 @@ def _fetch(place: Place, files: dict[str, int], folder: Path) -> None:
     for name in files:
         _demand_inside(place, name)
     above = {str(parent) for name in files for parent in PurePosixPath(name).parents}
+    if len(set(map(on_disk, files))) < len(files):
+        raise _unsafe(place, tr("names in it are one name on this system"))
     for name in above.intersection(files):
         raise _unsafe(place, tr("{parts} is both a file and a folder", parts=name))
     demand_room(folder, sum(files.values()))
@@ -140,7 +157,8 @@ def _demand_inside(place: Place, name: str) -> None:
     """Refuse a path that would lead out of a folder here, on any system, or is none."""
     parts = name.split("/")
     is_plain = all(parts) and not {".", ".."}.intersection(parts) and len(parts) <= MOST_PARTS
-    is_strange = any(character in name for character in "\\\0") or re.match("[A-Za-z]:", name)
+    # The client of S3 takes the last one for no part of the name.
+    is_strange = any(part in name for part in ("\\", "\0", "?versionId=")) or re.match("[A-Za-z]:", name)
     if not is_plain or is_strange or len(name.encode(errors="replace")) > LONGEST_NAME:
         raise _unsafe(place, tr("{name} leads out of it, or is no name of a file", name=one_line(name, 80)))
 
@@ -169,11 +187,11 @@ def publish(place: Place, folder: Path, before: Version) -> bool:
         StorageFailed, StorageRefused
         OSError: the folder cannot be read.
     """
-    files = {name: File(bytes=path.stat().st_size, sha256=file_hash(path)) for name, path in _files_of(folder)}
+    files = _hashed(folder)
     folders = tuple(_empty_folders(folder))
     for name in (*files, *folders):
         _demand_inside(place, name)
-    if before.number and (files, folders) == (before.files, before.folders):
+    if (files, folders) == (before.files, before.folders):
         return False
     version = Version(
         number=before.number + 1,
@@ -201,6 +219,10 @@ def publish(place: Place, folder: Path, before: Version) -> bool:
     return True
 
 
+def _hashed(folder: Path) -> dict[str, File]:
+    return {name: File(bytes=path.stat().st_size, sha256=file_hash(path)) for name, path in _files_of(folder)}
+
+
 def _files_of(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.is_symlink():
@@ -219,7 +241,7 @@ def _write_files(own: Place, folder: Path, version: Version, before: Version) ->
     Raises:
         StorageFailed: they are not there afterwards.
     """
-    known = {file.sha256: name for name, file in before.files.items()}
+    known = {file.sha256: name for name, file in before.files.items()} if before.number else {}
     same = {name: known[file.sha256] for name, file in version.files.items() if file.sha256 in known}
     own.copy((f"{before.folder}/{old}", f"{version.folder}/{name}") for name, old in same.items())
     own.upload((folder / name, f"{version.folder}/{name}") for name in version.files.keys() - same.keys())
@@ -229,9 +251,9 @@ def _write_files(own: Place, folder: Path, version: Version, before: Version) ->
 
 
 def _superseded(own: Place, version: Version) -> list[str]:
-    """Return the folders of files that can never count any more: their number is that of a version, or below."""
+    """Return the folders of files that can never count any more. Those of the same number go with the next version."""
     found = (match for name in own.entries() if (match := _FILES.fullmatch(name)))
-    return [match[0] for match in found if int(match[1]) <= version.number and match[0] != version.folder]
+    return [match[0] for match in found if int(match[1]) < version.number]
 
 
 def _remove_files(own: Place, folders: Iterable[str]) -> None:

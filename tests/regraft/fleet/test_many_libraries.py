@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -210,3 +211,66 @@ def test_a_line_of_a_journal_with_a_library_that_is_not_there_is_passed_over(tmp
             file.write(results.msgspec.json.encode([other]) + b"\n")
         file.write(b"[]\n")
     assert results.read(out) == (order, {0: [row]})
+
+
+# --- what strangers wrote --------------------------------------------------------------------------------------------
+
+LINE = '{"command": "check", "options": [], "libraries": [{"source": "/x"}], "id": "", "schema": 1}'
+STRANGE = {
+    "a command of nobody": LINE.replace("check", "format"),
+    "a later layout": LINE.replace('"schema": 1', '"schema": 2'),
+    "no target where one is needed": LINE.replace("check", "migrate"),
+    "a target where none is": LINE.replace('"/x"', '"/x", "target": "/y"'),
+    "no name": LINE.replace("/x", "/x\\u0000"),
+    "too large a number": LINE.replace('"/x"', '"/x", "bytes": 99999999999999999999'),
+    "less than nothing": LINE.replace('"/x"', '"/x", "bytes": -5'),
+    "too deep": "[" * 200_000,
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_a_journal_that_no_fleet_wrote_is_refused(tmp_path: Path, case: str) -> None:
+    results.journal_of(tmp_path / "out.parquet").write_text(STRANGE[case] + "\n")
+    before = snapshot(tmp_path)
+    done = run_as_given("fleet", "resume", tmp_path / "out.parquet", "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert "out.parquet has no results of a fleet (" in done.document["error"]["message"]
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("counts", ['{"a": 1e3}', '{"a": -1}', '{"a": 99999999999999999999}', "[1]"])
+def test_a_row_whose_counts_are_none_is_worked_on_again(tmp_path: Path, counts: str) -> None:
+    order = Order(command="check", options=(), libraries=(Library(source="/x"), Library(source="/y")))
+    ended = Ended(status=0, document={}, seconds=1.0)
+    rows = [
+        results.rows_of(order.libraries[number], Task(number=number, job=None), "check", ended) for number in (0, 1)
+    ]
+    with closing(results.Journal(tmp_path / "out.parquet", order, rows)):
+        pass
+    journal = results.journal_of(tmp_path / "out.parquet")
+    first, second, third, _ = journal.read_text().split("\n")
+    spoiled = second.replace('"findings":"{}"', f'"findings":{json.dumps(counts)}')
+    assert spoiled != second
+    journal.write_text("\n".join((first, spoiled, third, "")))
+    assert list(results.read(tmp_path / "out.parquet")[1]) == [1]
+
+
+def test_what_has_an_error_is_never_well() -> None:
+    error = {"error": {"code": "AnswerUnfit", "message": "."}}
+    ended = Ended(status=1, document=error, seconds=1.0)
+    [row] = results.rows_of(Library(source="x"), Task(number=0, job=None), "backfill", ended)
+    assert (row.outcome, row.code) == ("refused", "AnswerUnfit")
+    assert row.outcome not in results.GOOD
+
+
+def test_a_lock_that_another_one_has_made_anew_is_not_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opened the file before it was removed has nothing."""
+    out = tmp_path / "out.parquet"
+    with monkeypatch.context() as patched:
+        numbers = iter([1, 2])
+        patched.setattr(results, "_number_of", lambda _: next(numbers))
+        with pytest.raises(WrongUsage, match="another process is at work"), results.held(out):
+            pass
+    with results.held(out):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import sys
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended
 from regraft.fleet.errors import LibraryHeld
 from regraft.fleet.storage import Place, place_of
+from regraft.ledger import durable
 
 SAMPLE = REPO / "sample_v1"
 
@@ -241,6 +243,81 @@ def test_a_file_as_a_url_is_a_path(backups: Path, tmp_path: Path) -> None:
     done = fleet("check", f"{url}/anna*", "--results", tmp_path / "out.parquet", "-q")
     assert done.status == 1
     assert list(libraries_in(tmp_path / "out.parquet")) == ["anna b"]
+
+
+NAMED = {
+    "another kind of store": (["--to", "az://bucket/x"], "az://bucket/x/anna names no folder or object of a store"),
+    "memory": (["--to", "memory://bucket/x"], "memory://bucket/x/anna names no folder or object of a store"),
+    "capitals": (["--to", "S3://bucket/x"], "S3://bucket/x/anna names no folder or object of a store"),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_what_no_store_is_called_is_no_folder_here(backups: Path, tmp_path: Path, case: str) -> None:
+    words, message = NAMED[case]
+    before = snapshot(tmp_path)
+    done = fleet("migrate", backups, *words, "--results", tmp_path / "out.parquet", "--json")
+    assert (done.status, done.document["error"]["code"], snapshot(tmp_path)) == (2, "WrongUsage", before)
+    assert message in done.document["error"]["message"]
+
+
+def test_a_target_may_be_a_file_as_a_url(backups: Path, tmp_path: Path) -> None:
+    done = fleet(
+        "migrate", f"file://{backups}", "--to", f"file://{tmp_path}/libraries", "--results", tmp_path / "out.parquet",
+        "-q",
+    )  # fmt: skip
+    assert (done.status, sorted(path.name for path in (tmp_path / "libraries").iterdir())) == (1, ["anna", "boris"])
+
+
+@pytest.mark.parametrize("name", ["..zip", "...zip", "a\\..\\b.zip"])
+def test_an_object_without_a_name_for_a_target_is_refused(bucket: str, tmp_path: Path, name: str) -> None:
+    place_of(f"{bucket}/x").put(b"")
+    (place_of(bucket) / "in" / name).put(b"zip")
+    done = fleet(
+        "migrate", f"{bucket}/in/*.zip", "--to", tmp_path / "out", "--results", tmp_path / "out.parquet", "--json"
+    )  # fmt: skip
+    assert done.status == 2
+    assert "has no name by which a target could be called" in done.document["error"]["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_in_a_table_of_a_store_is_said_with_its_row(bucket: str, tmp_path: Path) -> None:
+    place_of(f"{bucket}/list.csv").put(b"source,place\nx,y\n")
+    done = fleet("check", f"{bucket}/list.csv", "--results", tmp_path / "out.parquet", "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert "list.csv, library 1: place is none of its columns" in done.document["error"]["message"]
+
+
+def test_an_archive_that_is_gone_is_missed(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Place, "size", lambda _: 5)
+    ended = staging.done(Job(command="check", options=(), source=f"{bucket}/a.zip"), pytest.fail)
+    assert (ended.status, ended.document["error"]["code"]) == (2, "SourceNotFound")
+
+
+def test_what_a_process_that_was_killed_left_is_removed(
+    migrated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both by the next attempt, and when the fleet ends."""
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
+    seen: list[int] = []
+
+    def look(arguments: tuple[str, ...]) -> Ended:
+        library = Path(arguments[-1])
+        seen.append(sum(path.name == library.name for path in copies.rglob("*")))
+        shutil.copytree(library, library.parent.parent.parent / "left by a kill" / library.name)
+        return Ended(status=2, document={}, seconds=0.1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "remove_tree", lambda *_: None)
+        for _ in range(2):
+            staging.done(job(migrated, fleet="f"), look)
+    staging.done(job(migrated, fleet="f"), look)
+    assert seen[-1] == 1
+    (copies / "regraft-fleet-f" / "x").mkdir(parents=True)
+    staging.clear("f")
+    assert list(copies.iterdir()) == []
 
 
 # --- two at once -----------------------------------------------------------------------------------------------------

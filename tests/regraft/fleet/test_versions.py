@@ -9,11 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from regraft import areas
+from regraft import areas, clock
 from regraft.errors import SourceNotFound, WrongUsage
-from regraft.fleet import leases, staging, versions
+from regraft.fleet import leases, staging, storage, versions
 from regraft.fleet.commands import Job
 from regraft.fleet.errors import LibraryChanged, LibraryHeld, LibraryUnsafe, StorageFailed, StorageRefused
 from regraft.fleet.storage import Place, is_url, place_of
@@ -24,9 +25,23 @@ DAMAGE = {
     "none of it": b"{",
     "another number": b'{"number": 2, "folder": "000002-0123456789abcdef", "files": {}}',
     "another folder": b'{"number": 1, "folder": "../elsewhere", "files": {}}',
+    "the folder of another one": b'{"number": 1, "folder": "000002-0123456789abcdef", "files": {}}',
     "a later layout": b'{"number": 1, "folder": "000001-0123456789abcdef", "files": {}, "schema": 9}',
+    "too deep": b"[" * 200_000,
 }
-OUTSIDE = ("../x", "/x", "a//b", "a/../b", "./a", "a\\b", "C:x", "a\0b", "a/" * MOST_PARTS + "b", "x" * 5000)
+OUTSIDE = (
+    "a?versionId=x",
+    "../x",
+    "/x",
+    "a//b",
+    "a/../b",
+    "./a",
+    "a\\b",
+    "C:x",
+    "a\0b",
+    "a/" * MOST_PARTS + "b",
+    "x" * 5000,
+)
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -129,7 +144,8 @@ def test_what_was_killed_while_it_published_counts_for_nothing_and_goes_with_the
     left = "000002-0123456789abcdef"
     (library / FOLDER / left / "index.sqlite").put(b"half")
     assert fetched(library, own) == content(folder)
-    publish(library, made(folder, more="1"), latest(library))
+    for name in ("more", "even more"):
+        publish(library, made(folder, **{name: "1"}), latest(library))
     assert not any(left in name for name in library.objects())
 
 
@@ -251,6 +267,61 @@ def test_what_could_not_be_fetched_again_is_not_published(library: Place, own: P
     assert library.objects() == {}
 
 
+def test_names_that_look_like_patterns_are_names(library: Place, own: Path) -> None:
+    folder = made(own / "one", **{"a[1].md": "1", "a1.md": "2", "Home [ Visit.md": "3", "b*.md": "4", "b2.md": "5"})
+    odd = library / "lib[1]*"
+    publish(odd, folder, versions.NONE)
+    publish(library / "lib1x", folder, versions.NONE)
+    before = (library / "lib1x").objects()
+    made(folder, more="6")
+    assert publish(odd, folder, latest(odd))
+    assert fetched(odd, own) == content(folder)
+    assert {name.split("/")[1] for name in odd.objects()} == {"000001.json", "000002.json", latest(odd).folder}
+    with leases.held(library / "lib1x", "one"), leases.held(odd, "two"):
+        pass
+    assert (library / "lib1x").objects() == before
+
+
+def test_objects_that_change_while_they_are_read_are_read_anew(
+    library: Place, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (library / name).put(b"old " + name.encode())
+    download, states = Place.download, [b"new"]
+
+    def disturbed(place: Place, files: Any) -> None:
+        download(place, files)
+        for content in states:
+            (library / "b").put(content)
+            (library / "c").put(content)
+        states.clear()
+
+    monkeypatch.setattr(Place, "download", disturbed)
+    assert fetched(library, own) == {"a": b"old a", "b": b"new", "c": b"new"}
+
+
+def test_what_nobody_has_changed_is_not_published_for_the_first_time(library: Place, own: Path) -> None:
+    (library / "a").put(b"1")
+    assert not publish(library, own / "x", fetch(library, own / "x"))
+    assert list(library.objects()) == ["a"]
+
+
+def test_the_last_number_is_refused(library: Place, own: Path) -> None:
+    version = {"number": 999_999, "folder": "999999-0123456789abcdef", "files": {}}
+    (library / FOLDER / "999999.json").put(json.dumps(version).encode())
+    with pytest.raises(LibraryUnsafe, match=r"999999\.json is not one that this regraft knows"):
+        fetch(library, own / "x")
+
+
+def test_names_that_are_one_here_are_refused(library: Place, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Anna", "anna"):
+        (library / name).put(b"1")
+    assert fetched(library, own).keys() == {"Anna", "anna"}
+    monkeypatch.setattr("regraft.names.sys.platform", "darwin")
+    with pytest.raises(LibraryUnsafe, match="names in it are one name on this system"):
+        fetch(library, own / "x")
+
+
 # --- leases ----------------------------------------------------------------------------------------------------------
 
 
@@ -277,10 +348,28 @@ def test_a_lease_that_holds_no_more_is_taken_over(library: Place, left: bytes) -
 
 
 def test_a_clock_that_is_ahead_holds_a_library_no_longer_than_a_lease(library: Place) -> None:
-    (library / FOLDER / "lease-000001.json").put(b'{"fleet": "one", "until_ms": 99999999999999, "token": ""}')
+    lease = library / FOLDER / "lease-000001.json"
+    lease.put(msgspec.json.encode({"fleet": "one", "until_ms": clock.now_ms() + 100_000, "token": ""}))
     with pytest.raises(LibraryHeld) as held:
         ExitStack().enter_context(leases.held(library, "two"))
     assert held.value.facts["seconds"] == leases.LEASE_MS // 1000 + 1
+    lease.put(b'{"fleet": "one", "until_ms": 99999999999999, "token": ""}')
+    with leases.held(library, "two"):
+        assert list(library.objects()) == ["regraft-library/lease-000002.json"]
+
+
+def test_a_store_that_writes_over_what_is_there_is_refused(library: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = library._files
+    pipe = type(files).pipe_file
+
+    def careless(path: str, content: bytes, mode: str = "overwrite") -> None:
+        pipe(files, path, content)
+
+    monkeypatch.setattr(files, "pipe_file", careless, raising=False)
+    job = Job(command="repair", options=(), source=library.url, fleet="f")
+    ended = staging.done(job, lambda _: pytest.fail("it was worked on"))
+    assert (ended.status, ended.document["error"]["code"]) == (2, "StorageRefused")
+    assert "it writes over what is there, where it was asked not to" in ended.document["error"]["message"]
 
 
 def test_of_two_that_take_a_lease_one_has_it(library: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,6 +444,11 @@ def test_large_objects_go_in_parts(library: Place, own: Path) -> None:
     library.upload([(own / "large", "large"), (own / "large", "again")])
     library.download([("again", own / "back")])
     assert (own / "back").read_bytes() == (own / "large").read_bytes()
+
+
+def test_parts_of_a_huge_object_are_not_too_many() -> None:
+    assert storage._in_parts("s3", 200 << 30)["chunksize"] * 10_000 > 200 << 30
+    assert storage._in_parts("s3", 10 << 20)["chunksize"] == 8 << 20
 
 
 def test_without_its_library_a_store_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
