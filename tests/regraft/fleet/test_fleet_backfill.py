@@ -11,14 +11,12 @@ from array import array
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import apsw
 import codex_mem_store
-import fleet_work
 import pyarrow.parquet as pq
 import pytest
-from conftest import REPO, Outcome, run, run_as_given, snapshot
+from conftest import REPO, run, run_as_given, snapshot
 from fault_server import FaultServer, Reply, Request, answer, failing, poisoned, right, vector_of
 from lacking import (
     COMPARED,
@@ -29,79 +27,18 @@ from lacking import (
     TEXTS,
     all_vectors,
     configured,
-    library,
     many,
-    taken_away,
     vectors,
 )
 from planted_v2 import index
+from three_libraries import MORE, NAMES, WANTED, backfill, embeddings, is_filled, names_beside, resume, rows_in
 
-from regraft import areas, sqlite
+from regraft import areas
 from regraft.fleet import versions
 from regraft.fleet.engine import LocalPool
 from regraft.fleet.storage import place_of
 from regraft.formats.codex_mem import database, sidecar
 from repair.backfill.workers import CONTROL
-
-NAMES = ("anna", "boris", "clara")
-#: What each library lacks, and what clara has besides, without vectors.
-WANTED = {*LACKING, OTHER_TEXTS["page"][0]}
-MORE = {"a text among many, number 0", "a text among many, number 1"}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a library that lacks vectors in both of its bases; no test changes it."""
-    store = taken_away(library(tmp_path_factory.mktemp("whole")))
-    return taken_away(store, OTHER_TEXTS["page"][:1], OTHER)
-
-
-@pytest.fixture
-def stores(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of three libraries that lack the same vectors, but for one that has more texts."""
-    fleet_work.put_in_place(monkeypatch)
-    folder = tmp_path / "stores"
-    for name in NAMES:
-        shutil.copytree(whole, folder / name)
-    assert set(many(folder / "clara", len(MORE))) == MORE
-    return folder
-
-
-def backfill(stores: Path, config: Path, *options: object, command: str = "backfill") -> Outcome:
-    """Run the command for a program, with results beside the libraries."""
-    out = stores.parent / "out.parquet"
-    given = (stores, "--results", out, "--config", config) if command == "backfill" else (out,)
-    return run_as_given("fleet", command, *given, "--workers", 1, "--json", "-y", *options)
-
-
-def resume(stores: Path) -> Outcome:
-    return backfill(stores, Path(), command="resume")
-
-
-def rows_in(stores: Path) -> dict[str, dict[str, Any]]:
-    """Return the rows of libraries by the names of their sources."""
-    rows = pq.read_table(stores.parent / "out.parquet").to_pylist()
-    return {Path(row["source"]).name: row for row in rows if row["base"] is None}
-
-
-def names_beside(stores: Path) -> list[str]:
-    """Return what lies beside the libraries and the configuration."""
-    return sorted({path.name for path in stores.parent.iterdir()} - {"stores", "regraft.yaml"})
-
-
-def is_filled(store: Path) -> bool:
-    texts = [*TEXTS, *MORE] if store.name == "clara" else TEXTS
-    return vectors(store) == all_vectors(texts) and vectors(store, OTHER) == all_vectors(OTHER_TEXTS["page"])
-
-
-def embeddings(store: Path) -> list[tuple[Any, ...]]:
-    """Return all vectors of a library by the hashes of their texts, with their lengths."""
-    found = []
-    for base in (KB, OTHER):
-        with sqlite.reading(index(store, base)) as db:
-            found += db.execute("SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY 1").fetchall()
-    return found
-
 
 # --- what is sent ----------------------------------------------------------------------------------------------------
 
