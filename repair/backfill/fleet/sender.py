@@ -186,6 +186,10 @@ def stop_of(problem: BaseException, settings: EmbedderSettings) -> Stop:
         reason = tr("embedder {embedder} does not answer: {reason}", embedder=settings.name, reason=problem.reason)
         return Stop(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
     if isinstance(problem, RegraftError):
-        status = REFUSED if problem.exit_status == REFUSED else STOPPED
-        return Stop(reason=str(problem), code=problem.code, exit_status=status)
+        return Stop(reason=str(problem), code=problem.code, exit_status=status_of(problem))
     raise problem
+
+
+def status_of(problem: RegraftError) -> int:
+    """Return the exit status of a library that a problem keeps from being filled: it is not just worth reading."""
+    return max(REFUSED, problem.exit_status)

@@ -1,4 +1,4 @@
-"""What tests of fleets share: a cluster of Ray, and object storage, which take long to start; libraries without vectors."""
+"""What tests of fleets share: a cluster of Ray, and object storage, which start slowly; libraries without vectors."""
 
 from __future__ import annotations
 
