@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import apsw
 import msgspec
@@ -19,11 +19,15 @@ from regraft.errors import WrongUsage
 from regraft.language import tr
 
 FILE = "answers.sqlite"
+#: Where answers are: those to texts that lack a vector, and those to texts that bases are compared by.
+Table = Literal["answer", "compared"]
 #: Of settings, what decides on vectors.
 _DECISIVE = ("model", "prefix", "dimensions", "base_url", "path", "library")
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS about (embedder TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS answer (key TEXT PRIMARY KEY, vector BLOB, code TEXT, reason TEXT)",
+    # Of texts that bases are compared by. A model is what it was in an earlier run by nobody's word.
+    "CREATE TABLE IF NOT EXISTS compared (key TEXT PRIMARY KEY, vector BLOB, code TEXT, reason TEXT)",
     "CREATE TABLE IF NOT EXISTS claimed (key TEXT PRIMARY KEY) WITHOUT ROWID",
     """CREATE TABLE IF NOT EXISTS spent
          (kind TEXT PRIMARY KEY, requests INTEGER NOT NULL, tokens INTEGER NOT NULL, under_way INTEGER NOT NULL,
@@ -97,30 +101,45 @@ def demand_same(folder: Path, settings: EmbedderSettings) -> None:
         raise WrongUsage(problem=problem, hint=tr("mend the configuration, or remove the folder"))
 
 
-def answers_of(db: apsw.Connection | None, keys: Sequence[str]) -> dict[str, Answer]:
+def answers_of(db: apsw.Connection | None, keys: Sequence[str], table: Table = "answer") -> dict[str, Answer]:
     """Return the answers that there are to texts, by their keys."""
     if db is None:
         return {}
     rows: Any = db.execute(
-        "SELECT key, vector, code, reason FROM answer WHERE key IN (SELECT value FROM json_each(?))",
+        f"SELECT key, vector, code, reason FROM {table} WHERE key IN (SELECT value FROM json_each(?))",
         (msgspec.json.encode(keys).decode(),),
     )
     return {key: Answer(vector=vector, code=code, reason=reason) for key, vector, code, reason in rows}
 
 
-def answered(db: apsw.Connection | None, keys: Sequence[str]) -> set[str]:
+def best_of(db: apsw.Connection | None, keys: Sequence[str]) -> dict[str, Answer]:
+    """Return the answers that there are to texts of both kinds, by their keys: rather a vector than none."""
+    found = answers_of(db, keys)
+    compared = answers_of(db, keys, "compared")
+    return found | {key: one for key, one in compared.items() if key not in found or found[key].vector is None}
+
+
+def answered(db: apsw.Connection | None, keys: Sequence[str], table: Table = "answer") -> set[str]:
     """Return those of the keys to whose texts there is an answer."""
     if db is None:
         return set()
-    query = "SELECT key FROM answer WHERE key IN (SELECT value FROM json_each(?))"
+    query = f"SELECT key FROM {table} WHERE key IN (SELECT value FROM json_each(?))"
     return {str(key) for (key,) in db.execute(query, (msgspec.json.encode(keys).decode(),))}
 
 
-def add(db: apsw.Connection, answers: Mapping[str, Answer]) -> None:
+def add(db: apsw.Connection, answers: Mapping[str, Answer], table: Table = "answer") -> None:
     """Write answers in one transaction; one that is there stays."""
     rows = ((key, one.vector, one.code, one.reason) for key, one in answers.items())
     with sqlite.transaction(db):
-        db.executemany("INSERT OR IGNORE INTO answer VALUES (?, ?, ?, ?)", rows)
+        db.executemany(f"INSERT OR IGNORE INTO {table} VALUES (?, ?, ?, ?)", rows)
+
+
+def take_over(db: apsw.Connection, keys: Sequence[str]) -> None:
+    """Let the answers to texts that were compared count for the same texts that lack a vector."""
+    db.execute(
+        "INSERT OR IGNORE INTO answer SELECT * FROM compared WHERE key IN (SELECT value FROM json_each(?))",
+        (msgspec.json.encode(keys).decode(),),
+    )
 
 
 def end_run(folder: Path) -> None:
@@ -132,5 +151,7 @@ def end_run(folder: Path) -> None:
     if not (folder / FILE).is_file():
         return
     with areas.opened(folder), sqlite.writing(folder / FILE) as db, sqlite.transaction(db):
-        for statement in ("DELETE FROM spent", "DELETE FROM claimed", "DELETE FROM answer WHERE code IS NOT NULL"):
-            db.execute(statement)
+        for table in ("spent", "claimed"):
+            db.execute(f"DELETE FROM {table}")
+        for table in get_args(Table):
+            db.execute(f"DELETE FROM {table} WHERE code IS NOT NULL")

@@ -56,10 +56,14 @@ class RemoteKeeper:
         """See :class:`~repair.backfill.fleet.keeper.Keeping`."""
         self._asked("keep", dict(found), kind)
 
-    def answers_of(self, keys: Sequence[str]) -> dict[str, Answer]:
+    def answers_of(self, keys: Sequence[str], kind: Kind = "texts") -> dict[str, Answer]:
         """See :class:`~repair.backfill.fleet.keeper.Keeper`."""
-        found: dict[str, Answer] = self._asked("answers_of", list(keys))
+        found: dict[str, Answer] = self._asked("answers_of", list(keys), kind)
         return found
+
+    def compare_anew(self) -> None:
+        """See :class:`~repair.backfill.fleet.keeper.Keeper`."""
+        self._asked("compare_anew")
 
     def stop(self, stop: Stop) -> None:
         """See :class:`~repair.backfill.fleet.keeper.Keeping`."""

@@ -6,6 +6,7 @@ import logging
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -208,6 +209,9 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         with self.sending.keeper(terms) as keeper, wanted.gathered(self.work, "compared") as compared:
             # From now on something may have been paid for, which stays.
             self._sent = _sent(self.settings, plan, 0)
+            if texts.count:
+                # What is sent now must be of the model that is there now.
+                keeper.compare_anew()
             compared.add(proving.compared(self.work, wanting), None)
             refused = self._proven(terms, keeper, compared, wanting)
             if refused:
@@ -228,7 +232,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         unsteady = None
         if proving.has_new(self.work, wanting) and keeper.stopped() is None:
             unsteady = self.sending.steadiness(terms, keeper)
-        embedder = known.KnownEmbedder(self.settings, keeper.answers_of, _CHANGED)
+        embedder = known.KnownEmbedder(self.settings, partial(keeper.answers_of, kind="probes"), _CHANGED)
         refused = {}
         for library in wanting:
             verdict = proving.judged(self.work, library, embedder, unsteady, keeper.stopped())

@@ -28,8 +28,11 @@ class Led(Keeping, Protocol):
     def spent(self, kind: Kind) -> Spent:
         """Return what was sent of a kind."""
 
-    def answers_of(self, keys: Sequence[str]) -> dict[str, Answer]:
-        """Return the answers that there are to texts, by their keys."""
+    def answers_of(self, keys: Sequence[str], kind: Kind = "texts") -> dict[str, Answer]:
+        """Return the answers that there are to texts of a kind, by their keys."""
+
+    def compare_anew(self) -> None:
+        """Forget what earlier runs compared."""
 
 
 class Sending(Protocol):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
+import fleet_work
+import pytest
 from conftest import snapshot
-from fault_server import FaultServer, vector_of
-from lacking import configured, library, taken_away
-from three_libraries import backfill, resume, rows_in
+from fault_server import FaultServer, Reply, Request, answer, right, vector_of
+from lacking import COMPARED, configured, library, taken_away, vectors
+from three_libraries import NAMES, WANTED, backfill, is_filled, resume, rows_in
+
+from repair.backfill.filling import Filling
 
 
 def of_another_length(stores: Path, tmp_path: Path, name: str) -> None:
@@ -33,3 +39,54 @@ def test_a_library_of_longer_vectors_is_refused_and_not_ended_well(stores: Path,
         assert snapshot(stores / "anna") == before
         # It is looked at again.
         assert resume(stores).document["sent"]["libraries"] == 1
+
+
+def other_model(request: Request) -> Reply:
+    """Answer as a model of the same name and length that is another one."""
+    return answer(request, [vector_of(f"other model {text}", request.dimensions) for text in request.texts])
+
+
+def test_a_model_that_was_changed_meanwhile_gives_nothing_to_the_run_that_goes_on(stores: Path, tmp_path: Path) -> None:
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server)
+        assert backfill(stores, config, "--limit", 2).status == 0
+        before = snapshot(stores)
+        server.behave = other_model
+        done = resume(stores)
+        assert (done.status, done.document["libraries"]) == (2, {"all": 3, "refused": 3})
+        assert {row["code"] for row in rows_in(stores).values()} == {"EmbedderDiffers"}
+        assert snapshot(stores) == before
+        server.behave = right
+        assert resume(stores).status == 0
+    assert set(server.texts) & WANTED
+    for name in NAMES:
+        assert all(vector == vector_of(text) for text, vector in vectors(stores / name).items())
+
+
+def test_a_text_that_was_compared_is_not_sent_again_where_it_is_wanted(stores: Path, tmp_path: Path) -> None:
+    """One library lacks what another one is compared by."""
+    taken_away(stores / "anna", COMPARED[:1])
+    with FaultServer() as server:
+        assert backfill(stores, configured(tmp_path / "regraft.yaml", server)).status == 0
+        assert server.texts.count(COMPARED[0]) == 1
+    assert is_filled(stores / "anna")
+
+
+def test_where_all_is_answered_nothing_is_compared_anew(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultServer() as server, monkeypatch.context() as patch:
+        config = configured(tmp_path / "regraft.yaml", server)
+        patch.setattr(Filling, "run", full)
+        assert backfill(stores, config, "--attempts", 1).document["libraries"] == {"all": 3, "stopped": 3}
+        sent = len(server.requests)
+        patch.undo()
+        fleet_work.put_in_place(patch)
+        assert resume(stores).document["libraries"] == {"all": 3, "done": 3}
+        assert len(server.requests) == sent
+    assert all(is_filled(stores / name) for name in NAMES)
+
+
+def full(*_: object) -> NoReturn:
+    """Fail as a disk does that is full."""
+    raise OSError(errno.ENOSPC, "No space left on device")

@@ -51,6 +51,18 @@ def test_what_was_answered_is_claimed_by_nobody(tmp_path: Path) -> None:
         assert keeper.spent("texts") == Spent()
 
 
+def test_what_was_compared_is_compared_anew_and_counts_for_a_text_that_is_wanted(tmp_path: Path) -> None:
+    with opened(tmp_path) as keeper:
+        keeper.keep({"a": Answer(vector=b"1234"), "b": Answer(vector=b"1234")}, "probes")
+        assert keeper.claim(["a", "c"], "probes") == ["c"]
+        assert keeper.claim(["a", "c"], "texts") == ["c"]
+        assert keeper.answers_of(["a", "b"]) == {"a": Answer(vector=b"1234")}
+    with opened(tmp_path) as keeper:
+        keeper.compare_anew()
+        assert keeper.claim(["a", "b"], "probes") == ["a", "b"]
+        assert keeper.claim(["a", "b"], "texts") == ["b"]
+
+
 def test_a_limit_of_texts_is_not_used_up_by_who_claims_again(tmp_path: Path) -> None:
     with opened(tmp_path, Limits(texts=3)) as keeper:
         assert keeper.claim(["a", "b"], "texts") == ["a", "b"]
