@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from regraft.embedders import Embedder
 from regraft.embedders.settings import PROVIDERS, EmbedderSettings
 from regraft.errors import STOPPED
 from regraft.fleet import commands as fleet
 from regraft.fleet.engine import Ended
 from regraft.fleet.results import Row
-from repair.backfill.fleet import known
+from repair.backfill.fleet import known, wanted
 from repair.backfill.fleet.collecting import Collector
 from repair.backfill.fleet.keeper import Stop
 from repair.backfill.run import Supply
+from repair.backfill.survey import SurveyedTarget
 
 #: The outcome of a library that a limit kept from being filled as a whole: the next run goes on with it.
 LIMITED = "limit-reached"
@@ -59,8 +63,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Return where the command gets its vectors from."""
         settings, work = self.settings, Path(self.work)
         if self.fills:
-            return Supply(choose=lambda _: settings, opened=lambda _: known.opened(work, settings, self.why))
-        return Supply(choose=lambda _: settings, looked=Collector(work, self.library, settings))
+            opened = partial(known.opened, work, why=self.why)
+            return Supply(choose=lambda _: settings, opened=opened, sampled=partial(proved, work, self.library))
+        return Supply(choose=lambda _: settings, looked=Collector(work, self.library, settings), opened=_never)
 
     def told(self, supply: Supply, ended: Ended) -> Ended:
         """Return how a command ended, with what was found out besides."""
@@ -68,6 +73,24 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             document = {**ended.document, COLLECTED: supply.looked.texts}
             return msgspec.structs.replace(ended, document=document)
         return ended
+
+
+def proved(work: Path, library: int, one: SurveyedTarget) -> list[tuple[str, bytes]] | None:
+    """Return what a target of a library was compared by before the fleet sent anything; None: it was not.
+
+    A fill that was stopped and is tried again has other texts with vectors, to which there may be no answer.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    found = (sample for sample in wanted.samples_of(work, library) if sample.scope == one.outcome.scope)
+    sample = next(found, None)
+    return None if sample is None else sample.known
+
+
+def _never(settings: EmbedderSettings) -> AbstractContextManager[Embedder]:
+    """Open no embedder: who only looks must not send anything."""
+    raise AssertionError(f"{settings.name} was opened to look")
 
 
 def judged_rows(rows: list[Row], document: dict[str, Any], stop: Stop | None) -> list[Row]:

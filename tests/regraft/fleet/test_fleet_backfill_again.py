@@ -7,14 +7,18 @@ import shutil
 from pathlib import Path
 from typing import NoReturn
 
+import apsw
 import fleet_work
 import pytest
 from conftest import snapshot
 from fault_server import FaultServer, Reply, Request, answer, right, vector_of
-from lacking import COMPARED, configured, library, taken_away, vectors
+from lacking import COMPARED, TEXTS, all_vectors, configured, library, many, taken_away, vectors
+from planted_v2 import index
 from three_libraries import NAMES, WANTED, backfill, is_filled, resume, rows_in
 
+from regraft import identity
 from repair.backfill.filling import Filling
+from repair.backfill.workers import Answer
 
 
 def of_another_length(stores: Path, tmp_path: Path, name: str) -> None:
@@ -90,3 +94,34 @@ def test_where_all_is_answered_nothing_is_compared_anew(
 def full(*_: object) -> NoReturn:
     """Fail as a disk does that is full."""
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+# --- libraries -------------------------------------------------------------------------------------------------------
+
+
+def test_a_fill_that_a_full_disk_stopped_goes_on_where_it_is_tried_again(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base has other texts with vectors by then; it is compared by those that it was compared by before."""
+    for name in NAMES[1:]:
+        shutil.rmtree(stores / name)
+    texts = many(stores / "anna", 60)
+    with apsw.Connection(str(index(stores / "anna"))) as db:
+        db.executemany(
+            "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, 1)",
+            [(identity.text_hash(text), vector_of(text)) for text in texts[:30]],
+        )
+    written = Filling._write
+    calls: list[object] = []
+
+    def full_once(filling: Filling, answers: list[Answer]) -> None:
+        written(filling, answers)
+        calls.append(answers)
+        if len(calls) == 2:
+            full()
+
+    monkeypatch.setattr(Filling, "_write", full_once)
+    with FaultServer() as server:
+        done = backfill(stores, configured(tmp_path / "regraft.yaml", server))
+    assert (done.status, rows_in(stores)["anna"]["attempts"]) == (0, 2)
+    assert vectors(stores / "anna") == all_vectors([*TEXTS, *texts])

@@ -15,9 +15,11 @@ from regraft import embedders, identity
 from regraft.embedders import Embedded, Halted, Sending, Unanswered
 from regraft.embedders.protocol import nothing
 from regraft.embedders.settings import Batch, EmbedderSettings, ServerSettings
+from regraft.fleet import commands
 from repair.backfill.budget import LimitReached, Limits, Meter, Permit, Rates
 from repair.backfill.fleet import answers, known
 from repair.backfill.fleet.answers import Answer
+from repair.backfill.fleet.jobs import Job
 from repair.backfill.fleet.keeper import Keeper, Spent, Stop, Terms
 from repair.backfill.fleet.sender import Sender
 
@@ -179,3 +181,10 @@ def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="a text cannot be embedded") as rejected:
             embedder.embed(["text 01"])
     assert (rejected.value.code, rejected.value.is_certain) == ("http_413", True)  # type: ignore[attr-defined]
+
+
+def test_who_only_looks_cannot_send(tmp_path: Path) -> None:
+    line = commands.Job(command="backfill", options=(), source="library", target=None)
+    look = Job.of(SETTINGS, library=0, line=line, work=str(tmp_path)).supply()
+    with pytest.raises(AssertionError, match="mine was opened to look"):
+        look.opened(look.choose(None))  # type: ignore[arg-type]
