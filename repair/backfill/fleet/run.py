@@ -13,7 +13,7 @@ import msgspec
 
 from regraft import areas
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import Declined
+from regraft.errors import Declined, Interrupted
 from regraft.fleet import commands, engine, manifest, results
 from regraft.fleet.engine import Ended, Pool, Task
 from regraft.fleet.errors import FleetInterrupted
@@ -117,6 +117,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         """Do it, write the results, and return what became of all libraries.
 
         Raises:
+            Interrupted: it was stopped before there was anything to go on with.
             FleetInterrupted: it was stopped; what had ended is in the journal, what was answered in the work folder.
             Declined: the plan was not agreed to, and nothing was sent.
             WrongUsage: another process is at work, or the answers that are there are of another embedder.
@@ -129,7 +130,8 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
                     self._work()
                 except BaseException as error:
                     # Of a run that has sent nothing nothing stays, unless it was interrupted: then the order does.
-                    is_kept = self._sent is not None or isinstance(error, KeyboardInterrupt)
+                    is_interrupted = self._journal is not None and isinstance(error, KeyboardInterrupt)
+                    is_kept = not self.dry_run and (self._sent is not None or is_interrupted)
                     self._tidy() if is_kept else self._take_back(before)
                     raise
                 if self.dry_run:
@@ -137,6 +139,8 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
                 else:
                     self._finish()
         except KeyboardInterrupt:
+            if self._journal is None:
+                raise Interrupted(finished=0) from None
             command = shlex.join(["regraft", "fleet", "resume", argument(self.path)])
             raise FleetInterrupted(finished=self._tally.good, command=command) from None
         run.end()
@@ -148,13 +152,14 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         with ExitStack() as stack:
             # First of all: where it cannot be had, nothing is written.
             pool = stack.enter_context(closing(self.pool()))
-            with areas.opened(self.work.parent, entries_only=True):
-                durable.make_folder(self.work, exist_ok=True)
-                durable.sync_folder(self.work.parent)
             answers.demand_same(self.work, self.settings)
+            # A folder without a journal is one that no run can go on with.
             if not self.dry_run:
                 known = good(self.known, self._tally)
                 self._journal = stack.enter_context(closing(Journal(self.path, self.order, known)))
+            with areas.opened(self.work.parent, entries_only=True):
+                durable.make_folder(self.work, exist_ok=True)
+                durable.sync_folder(self.work.parent)
             wanting = self._collected(pool)
             texts = stack.enter_context(wanted.gathered(self.work, "texts"))
             plan = self._planned(texts, list(wanting))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,9 +16,10 @@ from conftest import snapshot
 from fault_server import FaultServer, Reply, Request, answer, right, vector_of
 from lacking import COMPARED, TEXTS, all_vectors, configured, library, many, taken_away, vectors
 from planted_v2 import index
-from three_libraries import NAMES, WANTED, backfill, is_filled, resume, rows_in
+from three_libraries import NAMES, WANTED, backfill, is_filled, names_beside, resume, rows_in
 
 from regraft import identity
+from regraft.fleet.engine import Ended, Waiting
 from repair.backfill.filling import Filling
 from repair.backfill.workers import Answer
 
@@ -125,3 +128,42 @@ def test_a_fill_that_a_full_disk_stopped_goes_on_where_it_is_tried_again(
         done = backfill(stores, configured(tmp_path / "regraft.yaml", server))
     assert (done.status, rows_in(stores)["anna"]["attempts"]) == (0, 2)
     assert vectors(stores / "anna") == all_vectors([*TEXTS, *texts])
+
+
+# --- what stays ------------------------------------------------------------------------------------------------------
+
+
+class Stopped(fleet_work.HerePool):
+    """Is stopped by Ctrl-C before a library has ended."""
+
+    def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+        """Stop."""
+        signal.raise_signal(signal.SIGINT)
+        yield from super().answers(seconds)
+
+
+def test_a_dry_run_that_is_stopped_leaves_nothing(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(tmp_path / "regraft.yaml", "http://127.0.0.1:9/v1")
+    before = snapshot(tmp_path)
+    monkeypatch.setattr("regraft.cli.fleet.LocalPool", Stopped)
+    done = backfill(stores, config, "--dry-run")
+    assert (done.status, done.document["error"]["code"]) == (130, "Interrupted")
+    assert snapshot(tmp_path) == before
+    # The same moment of a run that writes leaves what can be gone on with.
+    done = backfill(stores, config)
+    assert (done.status, done.document["error"]["code"]) == (130, "FleetInterrupted")
+    assert names_beside(stores) == ["out.parquet.backfill", "out.parquet.journal"]
+
+
+@pytest.mark.parametrize(("name", "hint"), [("wanted", "remove the folder, or"), ("answers.sqlite", "paid for")])
+def test_a_folder_that_cannot_be_gone_on_with_says_what_to_do(
+    name: str, hint: str, stores: Path, tmp_path: Path
+) -> None:
+    config = configured(tmp_path / "regraft.yaml", "http://127.0.0.1:9/v1")
+    (tmp_path / "out.parquet.backfill").mkdir()
+    (tmp_path / "out.parquet.backfill" / name).touch()
+    done = backfill(stores, config)
+    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert hint in done.document["error"]["message"]
