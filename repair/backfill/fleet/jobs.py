@@ -11,7 +11,7 @@ import msgspec
 
 from regraft.embedders import Embedder
 from regraft.embedders.settings import PROVIDERS, EmbedderSettings
-from regraft.errors import STOPPED
+from regraft.errors import STOPPED, BackfillStopped
 from regraft.fleet import commands as fleet
 from regraft.fleet.engine import Ended
 from regraft.fleet.results import Row
@@ -114,7 +114,10 @@ def judged_rows(rows: list[Row], document: dict[str, Any], stop: Stop | None) ->
 
 
 def _stopped(reason: str, stop: Stop | None) -> dict[str, Any]:
-    if stop is None or stop.code is None:
+    if stop is None:
+        # Nothing kept its texts from being sent: they came to it after it was looked at.
+        stop = Stop(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
+    if stop.code is None:
         return {"outcome": LIMITED, "message": reason}
     outcome = "stopped" if stop.exit_status == STOPPED else "refused"
     return {"outcome": outcome, "message": reason, "code": stop.code, "exit_status": stop.exit_status}

@@ -35,6 +35,7 @@ from repair.backfill.fleet.jobs import COLLECTED, Job, judged_rows
 from repair.backfill.fleet.keeper import NOTHING, Spent, Stop, Terms
 from repair.backfill.fleet.proving import Verdict
 from repair.backfill.fleet.report import FleetBackfillReport, ProbeReport, SentReport
+from repair.backfill.fleet.sender import Lengths
 from repair.backfill.fleet.sending import Led, Sending
 from repair.backfill.fleet.wanted import Texts
 from repair.backfill.report import EmbedderName
@@ -172,9 +173,9 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             else:
                 self._sent = _sent(self.settings, plan, 0)
 
-    def _collected(self, pool: Pool) -> dict[int, Ended]:
+    def _collected(self, pool: Pool) -> dict[int, Looked]:
         """Have each library's wishes written down, and return how those ended that have any; the others are done."""
-        wanting: dict[int, Ended] = {}
+        wanting: dict[int, Looked] = {}
         left = self.left
         sizes = manifest.sizes(self.order.libraries[number] for number in left)
         self._sizes = dict(zip(left, sizes, strict=True))
@@ -182,7 +183,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             for task, ended in self._done(pool, left, fills=False):
                 self.progress.step(1, task.bytes)
                 if COLLECTED in ended.document:
-                    wanting[task.number] = ended
+                    wanting[task.number] = Looked.of(ended)
                 if COLLECTED not in ended.document or self.dry_run:
                     self._end(task, ended, None)
         return dict(sorted(wanting.items()))
@@ -194,7 +195,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         planned = estimate(texts.sized(), self.settings, self.limits, nothing(self.settings))
         return FleetPlan(libraries=len(libraries), wanted=texts.came, distinct=texts.count, planned=planned)
 
-    def _embed_and_fill(self, pool: Pool, texts: Texts, wanting: dict[int, Ended], plan: FleetPlan) -> None:
+    def _embed_and_fill(self, pool: Pool, texts: Texts, wanting: dict[int, Looked], plan: FleetPlan) -> None:
         refused, stop = self._embedded(texts, wanting, plan)
         for number, verdict in refused.items():
             task = Task(number=number, job=None, bytes=self._sizes[number])
@@ -206,11 +207,10 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
                 self._end(task, ended, stop)
 
     def _embedded(
-        self, texts: Texts, wanting: dict[int, Ended], plan: FleetPlan
+        self, texts: Texts, wanting: dict[int, Looked], plan: FleetPlan
     ) -> tuple[dict[int, Verdict], Stop | None]:
         """Have all texts answered; return the libraries that are not filled, and why not all have an answer."""
         terms = Terms(folder=self.work, settings=self.settings, limits=self.limits, rates=self.rates)
-        dimensions = _only({size for ended in wanting.values() for size in _dimensions(ended)})
         with self.sending.keeper(terms) as keeper, wanted.gathered(self.work, "compared") as compared:
             # From now on something may have been paid for, which stays.
             self._sent = _sent(self.settings, plan, 0)
@@ -223,8 +223,9 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
                 texts.clear()
                 for library in (number for number in wanting if number not in refused):
                     texts.add(wanted.rows_of(self.work, library), None)
+            lengths = _lengths(looked for number, looked in wanting.items() if number not in refused)
             with stage(self.progress, "Embedding", texts.count, "texts"):
-                self.sending.send(texts, terms, keeper, "texts", dimensions, self._step)
+                self.sending.send(texts, terms, keeper, "texts", lengths, self._step)
             stop = keeper.stopped()
             spent = keeper.spent("texts"), keeper.spent("probes")
             self._sent = _sent(self.settings, plan, compared.count, *spent, None if stop is None else stop.reason)
@@ -318,21 +319,35 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         return FleetBackfillReport(**told, embedder=EmbedderName.of(self.settings), sent=self._sent)
 
 
+class Looked(msgspec.Struct, frozen=True, kw_only=True):
+    """How looking at a library ended that wants anything: its document may be large, and is not kept.
+
+    ``dimensions`` are those of its bases that want any; None: of one nobody knows them.
+    """
+
+    seconds: float
+    attempts: int
+    dimensions: frozenset[int | None]
+
+    @classmethod
+    def of(cls, ended: Ended) -> Looked:
+        """Return what is kept of how it ended."""
+        found = frozenset(scope["dimensions"] for scope in ended.document["scopes"] if scope["planned"]["texts"])
+        return cls(seconds=ended.seconds, attempts=ended.attempts, dimensions=found)
+
+
 def work_folder(path: Path) -> Path:
     """Return the folder beside results in which texts and answers lie until all libraries are filled."""
     return path.with_name(f"{path.name}.backfill")
 
 
-def _dimensions(ended: Ended) -> set[int | None]:
-    """Return how long the vectors of a library are, of bases that want any."""
-    return {scope["dimensions"] for scope in ended.document["scopes"] if scope["planned"]["texts"]}
+def _lengths(every: Iterable[Looked]) -> Lengths:
+    """Return how many numbers an answer may have: one that fits no base would fit none in the next run either."""
+    found = {size for looked in every for size in looked.dimensions}
+    return None if None in found else frozenset(size for size in found if size is not None)
 
 
-def _only(sizes: set[int | None]) -> int | None:
-    return next(iter(sizes)) if len(sizes) == 1 else None
-
-
-def _refused(verdict: Verdict, looked: Ended) -> Ended:
+def _refused(verdict: Verdict, looked: Looked) -> Ended:
     error = {"code": verdict.code, "message": verdict.message}
     return Ended(
         status=verdict.exit_status, document={"error": error}, seconds=looked.seconds, attempts=looked.attempts

@@ -23,6 +23,8 @@ from repair.backfill.workers import Task, WorkerPool
 
 #: A text and its key.
 Keyed = tuple[str, str]
+#: How many numbers vectors may have; None: nobody knows.
+Lengths = frozenset[int] | None
 #: How many texts are asked for at once: which of them have no answer.
 _AT_ONCE = 256
 #: How many batches wait for each thread: it goes on sending while answers are kept.
@@ -42,10 +44,10 @@ class Sender:
         embedder: makes the vectors.
         keeper: asked before anything leaves, and told all that comes.
         kind: what is sent.
-        dimensions: of every vector; None: nobody knows, or they differ.
+        dimensions: what a vector may have; None: nobody knows.
     """
 
-    def __init__(self, embedder: Embedder, keeper: Keeping, kind: Kind, dimensions: int | None = None) -> None:
+    def __init__(self, embedder: Embedder, keeper: Keeping, kind: Kind, dimensions: Lengths = None) -> None:
         settings = embedder.settings
         self._embedder = embedder
         self._keeper = keeper
@@ -143,10 +145,14 @@ class Sender:
                 step(len(found))
 
     def _judged(self, one: Answered) -> Answered:
-        """Return an answer; one that has not the length that vectors have to have as a problem."""
+        """Return an answer; one whose vectors have a length that none may have as a problem."""
         if one.problem is None:
+            dimensions = None
+            if self._dimensions is not None and one.vectors:
+                has = len(one.vectors[0]) // 4
+                dimensions = has if has in self._dimensions else min(self._dimensions)
             try:
-                check(one.vectors, len(one.task.keys), self._dimensions, embedder=self._settings.name)
+                check(one.vectors, len(one.task.keys), dimensions, embedder=self._settings.name)
             except AnswerUnfit as unfit:
                 return Answered(one.task, problem=unfit)
         return one

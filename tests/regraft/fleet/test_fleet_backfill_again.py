@@ -14,7 +14,7 @@ import fleet_work
 import pytest
 from conftest import snapshot
 from fault_server import FaultServer, Reply, Request, answer, right, vector_of
-from lacking import COMPARED, TEXTS, all_vectors, configured, library, many, taken_away, vectors
+from lacking import COMPARED, LACKING, TEXTS, all_vectors, configured, library, many, taken_away, vectors
 from planted_v2 import index
 from three_libraries import NAMES, WANTED, backfill, is_filled, names_beside, resume, rows_in
 
@@ -99,6 +99,25 @@ def full(*_: object) -> NoReturn:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_an_answer_that_fits_no_base_is_not_kept(stores: Path, tmp_path: Path) -> None:
+    """One library has vectors of that length, but is refused."""
+    of_another_length(stores, tmp_path, "anna")
+    shutil.rmtree(stores / "clara")
+    with FaultServer() as server:
+
+        def longer(request: Request) -> Reply:
+            if LACKING[-1] in request.texts:
+                return answer(request, [vector_of(text, 16) for text in request.texts])
+            return right(request)
+
+        server.behave = longer
+        done = backfill(stores, configured(tmp_path / "regraft.yaml", server, batch={"texts": 1}))
+        assert (done.status, rows_in(stores)["boris"]["code"]) == (2, "AnswerUnfit")
+        server.behave = right
+        assert resume(stores).document["libraries"] == {"all": 2, "done": 1, "refused": 1}
+    assert is_filled(stores / "boris")
+
+
 # --- libraries -------------------------------------------------------------------------------------------------------
 
 
@@ -128,6 +147,24 @@ def test_a_fill_that_a_full_disk_stopped_goes_on_where_it_is_tried_again(
         done = backfill(stores, configured(tmp_path / "regraft.yaml", server))
     assert (done.status, rows_in(stores)["anna"]["attempts"]) == (0, 2)
     assert vectors(stores / "anna") == all_vectors([*TEXTS, *texts])
+
+
+def test_texts_that_a_library_got_meanwhile_are_of_the_next_run(stores: Path, tmp_path: Path) -> None:
+    with FaultServer() as server:
+
+        def more(request: Request) -> Reply:
+            if len(server.requests) == 1:
+                many(stores / "anna", 4)
+            return right(request)
+
+        server.behave = more
+        done = backfill(stores, configured(tmp_path / "regraft.yaml", server))
+        assert (done.status, done.document["libraries"]) == (3, {"all": 3, "done": 2, "stopped": 1})
+        row = rows_in(stores)["anna"]
+        assert (row["code"], row["exit_status"]) == ("BackfillStopped", 3)
+        assert row["message"] == "the library was changed meanwhile"
+        assert resume(stores).document["libraries"] == {"all": 3, "done": 3}
+    assert len(vectors(stores / "anna")) == len(TEXTS) + 4
 
 
 # --- what stays ------------------------------------------------------------------------------------------------------

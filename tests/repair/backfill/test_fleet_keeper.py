@@ -166,6 +166,19 @@ def test_no_limit_is_exceeded_by_several_who_send(limits: Limits, tmp_path: Path
     }
 
 
+@pytest.mark.parametrize(("lengths", "is_kept"), [({8, 16}, True), ({4, 16}, False), ({4}, False)])
+def test_vectors_have_a_length_that_some_base_has(lengths: set[int], is_kept: bool, tmp_path: Path) -> None:
+    with FaultServer() as server, opened(tmp_path) as keeper:
+        settings = ServerSettings(name="mine", model="m", base_url=server.url)
+        with embedders.opened(settings) as embedder:
+            sender = Sender(embedder, keeper, "texts", frozenset(lengths))
+            sender.send(TEXTS[:2])
+            sender.close()
+        stop = keeper.stopped()
+        assert len(keeper.answers_of([key for key, _ in TEXTS])) == (2 if is_kept else 0)
+        assert (None if stop is None else stop.code) == (None if is_kept else "AnswerUnfit")
+
+
 def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
     with FaultServer() as server, opened(tmp_path) as keeper:
         server.behave = poisoned("text 01", 413)
