@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from regraft import areas
+from regraft import areas, sqlite
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, Interrupted
 from regraft.fleet import commands, engine, manifest, results
@@ -291,16 +291,18 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
     def _finish(self) -> None:
         """Write the results; what was answered stays where a library needs it."""
         assert self._journal is not None
+        # First of all: whatever comes, the texts are gone, and the next run has its limits anew.
+        self._tidy()
+        answers.end_run(self.work)
         results.write(self.path, self.order, self._journal.rows)
         if self._tally.good == len(self.order.libraries):
             self._remove(self.work)
-        else:
-            self._tidy()
-            answers.end_run(self.work)
 
     def _tidy(self) -> None:
-        """Remove the user's texts from the work folder."""
-        self._remove(self.work / wanted.WANTED, self.work / wanted.PARTS)
+        """Remove all but the answers from the work folder: the user's texts, which a killed run may have left."""
+        kept = {answers.FILE, *(f"{answers.FILE}{ending}" for ending in sqlite.TRACES)}
+        if self.work.is_dir():
+            self._remove(*(path for path in self.work.iterdir() if path.name not in kept))
 
     def _take_back(self, before: list[Path]) -> None:
         """Remove what this run has made, but for what was there before."""

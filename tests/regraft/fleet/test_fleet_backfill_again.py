@@ -204,3 +204,36 @@ def test_a_folder_that_cannot_be_gone_on_with_says_what_to_do(
     done = backfill(stores, config)
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
     assert hint in done.document["error"]["message"]
+
+
+def test_results_that_cannot_be_written_keep_no_texts(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server)
+        assert backfill(stores, config, "--limit", 2).status == 0
+        # A run that was killed left texts that it had gathered.
+        folder = tmp_path / "out.parquet.backfill"
+        for name in ("texts.sqlite", "compared.sqlite"):
+            (folder / name).write_text("a text of somebody")
+        with monkeypatch.context() as patch:
+            patch.setattr("regraft.fleet.results.write", full)
+            assert resume(stores).status == 3
+        assert [path.name for path in folder.iterdir()] == ["answers.sqlite"]
+        # It had its limit, and the next one has it anew.
+        answered = len(set(server.texts) & WANTED)
+        assert resume(stores).document["sent"]["answered"] == 2
+        assert len(set(server.texts) & WANTED) > answered
+
+
+def test_texts_that_a_killed_run_gathered_go_with_the_next_end(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server)
+        assert backfill(stores, config, "--limit", 2).status == 0
+        folder = tmp_path / "out.parquet.backfill"
+        (folder / "compared.sqlite").write_text("a text of somebody")
+        monkeypatch.setattr("regraft.cli.fleet.confirmed", lambda *_, **__: False)
+        assert resume(stores).document["error"]["code"] == "Declined"
+        assert [path.name for path in folder.iterdir()] == ["answers.sqlite"]
