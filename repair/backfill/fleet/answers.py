@@ -35,6 +35,23 @@ _TABLES = (
 )
 
 
+#: What no row may be, by its table: counts stay far below what a column can hold.
+_ANSWERS = """typeof(key) <> 'text' OR typeof(vector) NOT IN ('blob', 'null') OR length(vector) % 4 <> 0
+   OR typeof(code) NOT IN ('text', 'null') OR typeof(reason) NOT IN ('text', 'null')
+   OR (vector IS NULL) = (code IS NULL)"""
+_COUNTS = ("requests", "tokens", "under_way", "answered", "failed")
+_UNFIT = {
+    "about": "typeof(embedder) <> 'text'",
+    "answer": _ANSWERS,
+    "compared": _ANSWERS,
+    "claimed": "typeof(key) <> 'text'",
+    "spent": " OR ".join(
+        ["kind NOT IN ('texts', 'probes')"]
+        + [f"typeof({name}) <> 'integer' OR {name} NOT BETWEEN 0 AND 1000000000000000" for name in _COUNTS]
+    ),
+}
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a text: its vector, as little-endian float32, or the code and the reason why it has none."""
 
@@ -83,22 +100,51 @@ def reading(folder: Path) -> Iterator[apsw.Connection | None]:
 
 
 def demand_same(folder: Path, settings: EmbedderSettings) -> None:
-    """Refuse answers in a work folder that are of another embedder.
+    """Refuse answers in a work folder that are of another embedder, or that no run of regraft wrote.
 
     Raises:
         WrongUsage
         apsw.Error, OSError: they cannot be read.
     """
-    if not (folder / FILE).is_file():
+    path = folder / FILE
+    if not path.is_file():
         return
-    # Opened for writing, what a killed run left beside it is worked into it, and need not be copied to be read.
-    with areas.opened(folder), sqlite.writing(folder / FILE) as db:
-        known = db.execute("SELECT embedder FROM about").get if db.table_exists(None, "about") else None
+    try:
+        # Opened for writing, what a killed run left beside it is worked into it, and need not be copied to be read.
+        with areas.opened(folder), sqlite.writing(path) as db:
+            known = _about(db)
+    except sqlite.CONTENT_ERRORS as error:
+        problem = tr("{path} has no answers of a fleet ({error})", path=path, error=error)
+        raise WrongUsage(problem=problem, hint=tr("remove the folder {folder}", folder=folder)) from error
     if known not in (None, identity_of(settings)):
         problem = tr(
             "the answers in {folder} are of another embedder than {name} is now", folder=folder, name=settings.name
         )
         raise WrongUsage(problem=problem, hint=tr("mend the configuration, or remove the folder"))
+
+
+def _about(db: apsw.Connection) -> str | None:
+    """Return whose answers these are; None where a run was killed before it wrote that.
+
+    Raises:
+        apsw.Error: they have another schema, a damaged page, or a value of another type.
+    """
+    found = {_plain(str(sql)) for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
+    if not found:
+        return None
+    if found != set(map(_plain, _TABLES)):
+        raise apsw.FormatError(tr("it has another schema"))
+    for table, unfit in _UNFIT.items():
+        if db.execute(f"SELECT 1 FROM {table} WHERE {unfit} LIMIT 1").get is not None:
+            raise apsw.FormatError(tr("it has values of another type"))
+    if db.execute("PRAGMA quick_check(1)").get != "ok":
+        raise apsw.FormatError(tr("it is damaged"))
+    about: Any = db.execute("SELECT embedder FROM about").get
+    return None if about is None else str(about)
+
+
+def _plain(sql: str) -> str:
+    return " ".join(sql.replace(" IF NOT EXISTS", "").split())
 
 
 def answers_of(db: apsw.Connection | None, keys: Sequence[str], table: Table = "answer") -> dict[str, Answer]:

@@ -96,10 +96,15 @@ class Keeper:
             "texts": Spending(terms.limits, price, pacer, gauge),
             "probes": Spending(Limits(), price, pacer, gauge),
         }
-        self._ending = ExitStack()
-        with areas.opened(terms.folder):
-            self._db = self._ending.enter_context(answers.writing(terms.folder, terms.settings))
         self._counts: dict[Kind, Counter[str]] = {kind: Counter() for kind in self._spending}
+        with ExitStack() as ending:
+            with areas.opened(terms.folder):
+                self._db = ending.enter_context(answers.writing(terms.folder, terms.settings))
+            self._recall()
+            self._ending = ending.pop_all()
+
+    def _recall(self) -> None:
+        """Take note of what a killed run had spent."""
         for kind, spending in self._spending.items():
             row: Any = self._db.execute(
                 "SELECT requests, tokens, under_way, answered, failed FROM spent WHERE kind = ?", (kind,)
