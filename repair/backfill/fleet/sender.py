@@ -111,11 +111,15 @@ class Sender:
         self._under_way += 1
         self._workers.submit(task)
 
+    def _end(self) -> None:
+        """Begin nothing more; what may leave leaves, in its time, and is waited for."""
+        self._is_over = True
+        self._under_way -= len(self._workers.withdraw())
+
     def _halt(self) -> None:
         """Send nothing more; what was sent is waited for."""
-        self._is_over = True
         self._halted.set()
-        self._under_way -= len(self._workers.withdraw())
+        self._end()
         self._embedder.halt()
 
     def _leave(self, step: Callable[[int], None]) -> None:
@@ -167,7 +171,8 @@ class Sender:
                 self._submit(half)
         elif not isinstance(problem, Halted):
             self._keeper.stop(stop_of(problem, self._settings))
-            self._halt()
+            # Of a limit, others may have the rest, and wait for their time.
+            self._end() if isinstance(problem, LimitReached) else self._halt()
         return {}
 
 
