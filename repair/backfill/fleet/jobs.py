@@ -27,6 +27,24 @@ LIMITED = "limit-reached"
 COLLECTED = "collected"
 
 
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of an embedder as JSON has them, with its provider."""
+
+    provider: str
+    said: dict[str, Any]
+
+    @classmethod
+    def of(cls, settings: EmbedderSettings) -> Told:
+        """Return how settings are handed on."""
+        provider = next(name for name, kind in PROVIDERS.items() if isinstance(settings, kind))
+        return cls(provider=provider, said=msgspec.to_builtins(settings, enc_hook=str))
+
+    @property
+    def settings(self) -> EmbedderSettings:
+        """Return the settings."""
+        return msgspec.convert(self.said, PROVIDERS[self.provider], dec_hook=lambda _, value: Path(value))
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be done with a library, and what it gets its vectors from.
 
@@ -34,8 +52,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         library: its number.
         line: its backfill.
         work: the fleet's work folder.
-        provider: of the embedder.
-        embedder: its settings as JSON has them.
+        embedder: the settings of the embedder.
         fills: whether the library is filled; else only what it wants is written down.
         why: what is said of a text that has no answer.
     """
@@ -43,25 +60,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     library: int
     line: fleet.Job
     work: str
-    provider: str
-    embedder: dict[str, Any]
+    embedder: Told
     fills: bool = False
     why: str = ""
 
-    @classmethod
-    def of(cls, settings: EmbedderSettings, **more: Any) -> Job:
-        """Return a job with an embedder's settings."""
-        provider = next(name for name, kind in PROVIDERS.items() if isinstance(settings, kind))
-        return cls(provider=provider, embedder=msgspec.to_builtins(settings, enc_hook=str), **more)
-
-    @property
-    def settings(self) -> EmbedderSettings:
-        """Return the settings of the embedder."""
-        return msgspec.convert(self.embedder, PROVIDERS[self.provider], dec_hook=lambda _, value: Path(value))
-
     def supply(self) -> Supply:
         """Return where the command gets its vectors from."""
-        settings, work = self.settings, Path(self.work)
+        settings, work = self.embedder.settings, Path(self.work)
         if self.fills:
             opened = partial(known.opened, work, why=self.why)
             return Supply(choose=lambda _: settings, opened=opened, sampled=partial(proved, work, self.library))

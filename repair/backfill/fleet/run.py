@@ -31,7 +31,7 @@ from regraft.text import argument
 from repair.backfill.budget import Limits, Rates
 from repair.backfill.estimate import Estimate, cost_of, estimate, nothing
 from repair.backfill.fleet import answers, known, proving, wanted
-from repair.backfill.fleet.jobs import COLLECTED, Job, judged_rows
+from repair.backfill.fleet.jobs import COLLECTED, Job, Told, judged_rows
 from repair.backfill.fleet.keeper import NOTHING, Spent, Stop, Terms
 from repair.backfill.fleet.proving import Verdict
 from repair.backfill.fleet.report import FleetBackfillReport, ProbeReport, SentReport
@@ -253,7 +253,14 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
 
     def _done(self, pool: Pool, numbers: Iterable[int], *, fills: bool, why: str = "") -> Iterator[tuple[Task, Ended]]:
         sizes = {number: self._sizes[number] for number in numbers}
-        tasks = tasks_of(sizes, pool.count, lambda number, cores: self._job(number, cores, fills=fills, why=why))
+        # The settings are the same for all: they are there once.
+        settings = Told.of(self.settings)
+
+        def job(number: int, cores: int) -> Job:
+            line = self.command(number, fills, cores)
+            return Job(embedder=settings, library=number, line=line, work=str(self.work), fills=fills, why=why)
+
+        tasks = tasks_of(sizes, pool.count, job)
         watchers = [] if self._journal is None else [Watcher(looked=self._journal.flush)]
         if self.metrics is not None:
             watchers.append(self.metrics.begin(tasks, pool))
@@ -263,16 +270,6 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             attempts=self.attempts,
             is_retried=is_retried,
             pause_seconds=self.pause_seconds,
-        )
-
-    def _job(self, number: int, cores: int, *, fills: bool, why: str) -> Job:
-        return Job.of(
-            self.settings,
-            library=number,
-            line=self.command(number, fills, cores),
-            work=str(self.work),
-            fills=fills,
-            why=why,
         )
 
     def _end(self, task: Task, ended: Ended, stop: Stop | None) -> None:

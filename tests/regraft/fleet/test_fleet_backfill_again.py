@@ -19,7 +19,7 @@ from planted_v2 import index
 from three_libraries import NAMES, WANTED, backfill, is_filled, names_beside, resume, rows_in
 
 from regraft import identity
-from regraft.fleet.engine import Ended, Waiting
+from regraft.fleet.engine import Ended, Task, Waiting
 from repair.backfill.filling import Filling
 from repair.backfill.workers import Answer
 
@@ -237,3 +237,23 @@ def test_texts_that_a_killed_run_gathered_go_with_the_next_end(
         monkeypatch.setattr("regraft.cli.fleet.confirmed", lambda *_, **__: False)
         assert resume(stores).document["error"]["code"] == "Declined"
         assert [path.name for path in folder.iterdir()] == ["answers.sqlite"]
+
+
+def test_the_settings_of_the_embedder_are_held_once(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many libraries there are."""
+    told = []
+
+    class Noting(fleet_work.HerePool):
+        """Takes note of the settings that each task has."""
+
+        def give(self, task: Task, one: Waiting) -> None:
+            """Take note of a task."""
+            told.append(task.job.embedder)
+            super().give(task, one)
+
+    monkeypatch.setattr("regraft.cli.fleet.LocalPool", Noting)
+    with FaultServer() as server:
+        assert backfill(stores, configured(tmp_path / "regraft.yaml", server)).status == 0
+    assert (len(told), len({id(one) for one in told})) == (2 * len(NAMES), 2)

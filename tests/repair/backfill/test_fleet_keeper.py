@@ -22,7 +22,7 @@ from regraft.fleet import commands
 from repair.backfill.budget import LimitReached, Limits, Meter, Permit, Rates
 from repair.backfill.fleet import answers, known
 from repair.backfill.fleet.answers import Answer
-from repair.backfill.fleet.jobs import Job
+from repair.backfill.fleet.jobs import Job, Told
 from repair.backfill.fleet.keeper import Keeper, Spent, Stop, Terms
 from repair.backfill.fleet.sender import Sender
 
@@ -201,7 +201,7 @@ def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
 
 def test_who_only_looks_cannot_send(tmp_path: Path) -> None:
     line = commands.Job(command="backfill", options=(), source="library", target=None)
-    look = Job.of(SETTINGS, library=0, line=line, work=str(tmp_path)).supply()
+    look = Job(embedder=Told.of(SETTINGS), library=0, line=line, work=str(tmp_path)).supply()
     with pytest.raises(AssertionError, match="mine was opened to look"):
         look.opened(look.choose(None))  # type: ignore[arg-type]
 
