@@ -248,6 +248,9 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
 
     def _step(self, count: int) -> None:
         self.progress.step(count, 0)
+        # Nothing else looks at it meanwhile: no library is worked on.
+        if self.metrics is not None:
+            self.metrics.refresh()
 
     # --- libraries ---------------------------------------------------------------------------------------------------
 

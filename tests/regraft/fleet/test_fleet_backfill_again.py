@@ -257,3 +257,22 @@ def test_the_settings_of_the_embedder_are_held_once(
     with FaultServer() as server:
         assert backfill(stores, configured(tmp_path / "regraft.yaml", server)).status == 0
     assert (len(told), len({id(one) for one in told})) == (2 * len(NAMES), 2)
+
+
+def test_metrics_are_written_while_texts_are_sent(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refreshed: list[object] = []
+    so_far: dict[bool, int] = {}
+    monkeypatch.setattr("regraft.fleet.metrics.Metrics.refresh", lambda self: refreshed.append(self), raising=False)
+
+    def looking(request: Request) -> Reply:
+        so_far.setdefault(bool(WANTED & set(request.texts)), len(refreshed))
+        return right(request)
+
+    with FaultServer() as server:
+        server.behave = looking
+        config = configured(tmp_path / "regraft.yaml", server)
+        assert backfill(stores, config, "--metrics", tmp_path / "fleet.prom").status == 0
+    # What was compared had come before anything else was sent.
+    assert so_far[False] < so_far[True]
