@@ -264,12 +264,15 @@ def test_metrics_are_written_while_texts_are_sent(
 ) -> None:
     refreshed: list[object] = []
     so_far: dict[bool, int] = {}
-    monkeypatch.setattr("regraft.fleet.metrics.Metrics.refresh", lambda self: refreshed.append(self), raising=False)
+
+    def refresh(metrics: object) -> None:
+        refreshed.append(metrics)
 
     def looking(request: Request) -> Reply:
         so_far.setdefault(bool(WANTED & set(request.texts)), len(refreshed))
         return right(request)
 
+    monkeypatch.setattr("regraft.fleet.metrics.Metrics.refresh", refresh, raising=False)
     with FaultServer() as server:
         server.behave = looking
         config = configured(tmp_path / "regraft.yaml", server)
