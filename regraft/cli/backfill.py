@@ -103,6 +103,7 @@ def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tu
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
         opened=supply.opened,
         looked=supply.looked,
+        sampled=supply.sampled,
     )
     return report, asked
 

@@ -24,6 +24,7 @@ from regraft.fleet.results import Order, Row
 from regraft.language import tr
 from regraft.text import counted, one_line
 from repair.backfill.budget import Limits, Rates
+from repair.backfill.fleet import answers
 from repair.backfill.fleet.jobs import Job
 from repair.backfill.fleet.on_ray import RaySending
 from repair.backfill.fleet.report import FleetBackfillReport
@@ -122,11 +123,13 @@ def demand_new(path: Path) -> None:
         WrongUsage
     """
     fleet_run.demand_new(path)
-    if work_folder(path).exists():
-        raise WrongUsage(
-            problem=tr("{path} is there already", path=work_folder(path)),
-            hint=tr("go on with regraft fleet resume, or name another file"),
-        )
+    folder = work_folder(path)
+    if folder.exists():
+        # Without a journal there is nothing to go on with.
+        hint = tr("remove the folder, or name another file")
+        if (folder / answers.FILE).exists():
+            hint = tr("name another file, or remove the folder with the answers that were paid for")
+        raise WrongUsage(problem=tr("{path} is there already", path=folder), hint=hint)
 
 
 def files_of(path: Path) -> tuple[Path, ...]:

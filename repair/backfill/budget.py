@@ -166,6 +166,8 @@ class Meter:
         self._embedder = embedder
         self._leave = leave
         self._pause = pause or threading.Event().wait
+        #: Why what was sent could not be noted down: nothing more leaves.
+        self._problem: Exception | None = None
 
     def embedded(self, texts: Sequence[str]) -> Sequence[bytes]:
         """Return the vectors of texts, in their order; what is sent for them is counted.
@@ -174,19 +176,27 @@ class Meter:
             LimitReached: a request must not leave.
             TextsRejected, ServerFailing, EmbedderRefused, Halted: see :class:`~regraft.embedders.Embedder`.
             Unanswered: see there.
+            apsw.Error, OSError: what was sent for others before could not be noted down.
         """
         estimated: list[int] = []
-        tokens = 0
         try:
             found = self._embedder.embed(texts, sending=lambda sent: estimated.append(self._sending(sent)))
-            tokens = estimated[-1] if found.tokens is None else found.tokens
-            return found.vectors
-        finally:
+        except BaseException:
             if estimated:
-                self._leave.settle(sum(estimated), tokens)
+                self._leave.settle(sum(estimated), 0)
+            raise
+        if estimated:
+            try:
+                self._leave.settle(sum(estimated), estimated[-1] if found.tokens is None else found.tokens)
+            except Exception as problem:
+                # The vectors are paid for: they are kept first.
+                self._problem = problem
+        return found.vectors
 
     def _sending(self, texts: Sequence[str]) -> int:
         """Wait until a request may leave, and return its tokens by estimate."""
+        if self._problem is not None:
+            raise self._problem
         tokens = sum(map(self._embedder.tokens, texts))
         permit = self._leave.reserve(tokens)
         if permit.refused is not None:

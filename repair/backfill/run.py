@@ -44,16 +44,20 @@ from repair.changes.store import Store, demand_quiet, recognised
 Opened = Callable[[EmbedderSettings], AbstractContextManager[Embedder]]
 #: Is told of a store, and of what is going to be done in it.
 Looked = Callable[[Store, BackfillSurvey], None]
+#: Returns texts of a target with their vectors, or None.
+Sampled = Callable[[SurveyedTarget], list[tuple[str, bytes]] | None]
 
 
 class Supply(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run's vectors come from: ``choose`` says which embedder, ``opened`` opens it; ``looked`` is told first
-    of what is going to be done.
+    of what is going to be done. ``sampled`` says what a target is compared by, with which its embedder was compared
+    before; None: by what the target gives.
     """
 
     choose: Choice
     opened: Opened = embedders.opened
     looked: Looked = lambda _store, _seen: None
+    sampled: Sampled = lambda _one: None
 
 
 #: How many texts are looked up in another base at once.
@@ -71,6 +75,7 @@ def backfill(
     show_plan: Callable[[BackfillReport], bool] = lambda _: True,
     opened: Opened = embedders.opened,
     looked: Looked = lambda _store, _seen: None,
+    sampled: Sampled = lambda _one: None,
 ) -> BackfillReport:
     """Give vectors to the texts of a store that have none, or one that no search can use.
 
@@ -82,6 +87,7 @@ def backfill(
         show_plan: called with the plan's report before anything is sent; False stops here.
         opened: opens the embedder.
         looked: is told what is going to be done, before anything is.
+        sampled: returns what a target is compared by; None: what the target gives.
 
     Raises:
         AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder does not do.
@@ -95,6 +101,9 @@ def backfill(
         settings = chosen(choose, store, filler, options)
         seen = look(store, filler, settings, options)
         looked(store, seen)
+        for one in seen.seen:
+            handed = None if one.sample is None else sampled(one)
+            one.sample = one.sample if handed is None else handed
         work = _Backfill(store=store, settings=settings, options=options, run=run, look=seen, progress=progress)
         planned = work.report()
         if options.dry_run or not seen.is_needed:

@@ -9,6 +9,7 @@ from pathlib import Path
 from repair.backfill.budget import Leave, Permit
 from repair.backfill.fleet.keeper import Keeping, Kind, Terms
 from repair.backfill.fleet.on_ray import RaySender
+from repair.backfill.fleet.sender import Lengths
 
 
 class Deadly:
@@ -45,7 +46,7 @@ class DeadlySender(RaySender):
 
     mark = Path()
 
-    def __init__(self, terms: Terms, keeper: Keeping, kind: Kind, dimensions: int | None) -> None:
+    def __init__(self, terms: Terms, keeper: Keeping, kind: Kind, dimensions: Lengths) -> None:
         given = keeper.leave
         mark = self.mark
         keeper.leave = lambda kind: Deadly(given(kind), mark)  # type: ignore[method-assign]

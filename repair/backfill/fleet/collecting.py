@@ -57,7 +57,9 @@ class Collector:
             if one.sample is not None:
                 known = probing.fitting(one.sample, lambda text: counted(settings.prefix + text), settings.batch)
                 raw = [(wanted.raw(text), vector) for text, vector in known]
-                found.append(Sample(base=one.outcome.name, dimensions=one.outcome.dimensions, raw=raw))
+                found.append(
+                    Sample(scope=one.outcome.scope, base=one.outcome.name, dimensions=one.outcome.dimensions, raw=raw)
+                )
         return found
 
 

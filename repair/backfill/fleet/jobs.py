@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from regraft.embedders import Embedder
 from regraft.embedders.settings import PROVIDERS, EmbedderSettings
-from regraft.errors import STOPPED
+from regraft.errors import STOPPED, BackfillStopped
 from regraft.fleet import commands as fleet
 from regraft.fleet.engine import Ended
 from regraft.fleet.results import Row
-from repair.backfill.fleet import known
+from repair.backfill.fleet import known, wanted
 from repair.backfill.fleet.collecting import Collector
 from repair.backfill.fleet.keeper import Stop
 from repair.backfill.run import Supply
+from repair.backfill.survey import SurveyedTarget
 
 #: The outcome of a library that a limit kept from being filled as a whole: the next run goes on with it.
 LIMITED = "limit-reached"
 #: Where the document of a library says how many texts it wants.
 COLLECTED = "collected"
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of an embedder as JSON has them, with its provider."""
+
+    provider: str
+    said: dict[str, Any]
+
+    @classmethod
+    def of(cls, settings: EmbedderSettings) -> Told:
+        """Return how settings are handed on."""
+        provider = next(name for name, kind in PROVIDERS.items() if isinstance(settings, kind))
+        return cls(provider=provider, said=msgspec.to_builtins(settings, enc_hook=str))
+
+    @property
+    def settings(self) -> EmbedderSettings:
+        """Return the settings."""
+        return msgspec.convert(self.said, PROVIDERS[self.provider], dec_hook=lambda _, value: Path(value))
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +52,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         library: its number.
         line: its backfill.
         work: the fleet's work folder.
-        provider: of the embedder.
-        embedder: its settings as JSON has them.
+        embedder: the settings of the embedder.
         fills: whether the library is filled; else only what it wants is written down.
         why: what is said of a text that has no answer.
     """
@@ -39,28 +60,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     library: int
     line: fleet.Job
     work: str
-    provider: str
-    embedder: dict[str, Any]
+    embedder: Told
     fills: bool = False
     why: str = ""
 
-    @classmethod
-    def of(cls, settings: EmbedderSettings, **more: Any) -> Job:
-        """Return a job with an embedder's settings."""
-        provider = next(name for name, kind in PROVIDERS.items() if isinstance(settings, kind))
-        return cls(provider=provider, embedder=msgspec.to_builtins(settings, enc_hook=str), **more)
-
-    @property
-    def settings(self) -> EmbedderSettings:
-        """Return the settings of the embedder."""
-        return msgspec.convert(self.embedder, PROVIDERS[self.provider], dec_hook=lambda _, value: Path(value))
-
     def supply(self) -> Supply:
         """Return where the command gets its vectors from."""
-        settings, work = self.settings, Path(self.work)
+        settings, work = self.embedder.settings, Path(self.work)
         if self.fills:
-            return Supply(choose=lambda _: settings, opened=lambda _: known.opened(work, settings, self.why))
-        return Supply(choose=lambda _: settings, looked=Collector(work, self.library, settings))
+            opened = partial(known.opened, work, why=self.why)
+            return Supply(choose=lambda _: settings, opened=opened, sampled=partial(proved, work, self.library))
+        return Supply(choose=lambda _: settings, looked=Collector(work, self.library, settings), opened=_never)
 
     def told(self, supply: Supply, ended: Ended) -> Ended:
         """Return how a command ended, with what was found out besides."""
@@ -68,6 +78,24 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             document = {**ended.document, COLLECTED: supply.looked.texts}
             return msgspec.structs.replace(ended, document=document)
         return ended
+
+
+def proved(work: Path, library: int, one: SurveyedTarget) -> list[tuple[str, bytes]] | None:
+    """Return what a target of a library was compared by before the fleet sent anything; None: it was not.
+
+    A fill that was stopped and is tried again has other texts with vectors, to which there may be no answer.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    found = (sample for sample in wanted.samples_of(work, library) if sample.scope == one.outcome.scope)
+    sample = next(found, None)
+    return None if sample is None else sample.known
+
+
+def _never(settings: EmbedderSettings) -> AbstractContextManager[Embedder]:
+    """Open no embedder: who only looks must not send anything."""
+    raise AssertionError(f"{settings.name} was opened to look")
 
 
 def judged_rows(rows: list[Row], document: dict[str, Any], stop: Stop | None) -> list[Row]:
@@ -91,7 +119,10 @@ def judged_rows(rows: list[Row], document: dict[str, Any], stop: Stop | None) ->
 
 
 def _stopped(reason: str, stop: Stop | None) -> dict[str, Any]:
-    if stop is None or stop.code is None:
+    if stop is None:
+        # Nothing kept its texts from being sent: they came to it after it was looked at.
+        stop = Stop(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
+    if stop.code is None:
         return {"outcome": LIMITED, "message": reason}
     outcome = "stopped" if stop.exit_status == STOPPED else "refused"
     return {"outcome": outcome, "message": reason, "code": stop.code, "exit_status": stop.exit_status}

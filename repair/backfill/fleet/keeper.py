@@ -21,10 +21,13 @@ from regraft.embedders.settings import EmbedderSettings
 from regraft.language import tr
 from repair.backfill.budget import Gauge, Leave, Limits, Pacer, Permit, Rates, Spending
 from repair.backfill.fleet import answers
-from repair.backfill.fleet.answers import Answer
+from repair.backfill.fleet.answers import Answer, Table
 
 #: What is sent: texts that lack a vector, or a few that have one, to compare. The latter count against no limit.
 Kind = Literal["texts", "probes"]
+
+
+_TABLES: dict[Kind, Table] = {"texts": "answer", "probes": "compared"}
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,10 +96,15 @@ class Keeper:
             "texts": Spending(terms.limits, price, pacer, gauge),
             "probes": Spending(Limits(), price, pacer, gauge),
         }
-        self._ending = ExitStack()
-        with areas.opened(terms.folder):
-            self._db = self._ending.enter_context(answers.writing(terms.folder, terms.settings))
         self._counts: dict[Kind, Counter[str]] = {kind: Counter() for kind in self._spending}
+        with ExitStack() as ending:
+            with areas.opened(terms.folder):
+                self._db = ending.enter_context(answers.writing(terms.folder, terms.settings))
+            self._recall()
+            self._ending = ending.pop_all()
+
+    def _recall(self) -> None:
+        """Take note of what a killed run had spent."""
         for kind, spending in self._spending.items():
             row: Any = self._db.execute(
                 "SELECT requests, tokens, under_way, answered, failed FROM spent WHERE kind = ?", (kind,)
@@ -111,7 +119,10 @@ class Keeper:
         with self._lock:
             if self._stopped is not None:
                 return []
-            known = answers.answered(self._db, keys)
+            if kind == "texts":
+                # What was compared in this run is not sent again.
+                answers.take_over(self._db, keys)
+            known = answers.answered(self._db, keys, _TABLES[kind])
             wanted = [key for key in dict.fromkeys(keys) if key not in known]
             return (
                 wanted if kind == "probes" or self._limits.texts is None else self._limited(wanted, self._limits.texts)
@@ -138,14 +149,19 @@ class Keeper:
         """See :meth:`Keeping.keep`."""
         with self._lock:
             self._db.execute("PRAGMA synchronous = FULL")
-            answers.add(self._db, found)
+            answers.add(self._db, found, _TABLES[kind])
             self._counts[kind].update("failed" if one.vector is None else "answered" for one in found.values())
             self._note(kind)
 
-    def answers_of(self, keys: Sequence[str]) -> dict[str, Answer]:
-        """Return the answers that there are to texts, by their keys."""
+    def answers_of(self, keys: Sequence[str], kind: Kind = "texts") -> dict[str, Answer]:
+        """Return the answers that there are to texts of a kind, by their keys."""
         with self._lock:
-            return answers.answers_of(self._db, keys)
+            return answers.answers_of(self._db, keys, _TABLES[kind])
+
+    def compare_anew(self) -> None:
+        """Forget what earlier runs compared: the embedder may be another model by now."""
+        with self._lock:
+            self._db.execute("DELETE FROM compared")
 
     def stop(self, stop: Stop) -> None:
         """See :meth:`Keeping.stop`."""

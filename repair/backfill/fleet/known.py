@@ -75,4 +75,4 @@ def opened(work: Path, settings: EmbedderSettings, why: str) -> Iterator[Embedde
         WrongUsage, ModelUnreadable: the tokenizer cannot be used.
     """
     with answers.reading(work) as db:
-        yield KnownEmbedder(settings, partial(answers.answers_of, db), why)
+        yield KnownEmbedder(settings, partial(answers.best_of, db), why)

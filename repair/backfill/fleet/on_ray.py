@@ -24,7 +24,7 @@ from repair.backfill.fleet import proving
 from repair.backfill.fleet.answers import Answer
 from repair.backfill.fleet.keeper import Keeper, Keeping, Kind, KindOfLeave, Spent, Stop, Terms
 from repair.backfill.fleet.proving import Verdict
-from repair.backfill.fleet.sender import Sender, stop_of
+from repair.backfill.fleet.sender import Lengths, Sender, stop_of
 from repair.backfill.fleet.sending import Led, Step
 from repair.backfill.fleet.wanted import Texts, text_of
 
@@ -56,10 +56,14 @@ class RemoteKeeper:
         """See :class:`~repair.backfill.fleet.keeper.Keeping`."""
         self._asked("keep", dict(found), kind)
 
-    def answers_of(self, keys: Sequence[str]) -> dict[str, Answer]:
+    def answers_of(self, keys: Sequence[str], kind: Kind = "texts") -> dict[str, Answer]:
         """See :class:`~repair.backfill.fleet.keeper.Keeper`."""
-        found: dict[str, Answer] = self._asked("answers_of", list(keys))
+        found: dict[str, Answer] = self._asked("answers_of", list(keys), kind)
         return found
+
+    def compare_anew(self) -> None:
+        """See :class:`~repair.backfill.fleet.keeper.Keeper`."""
+        self._asked("compare_anew")
 
     def stop(self, stop: Stop) -> None:
         """See :class:`~repair.backfill.fleet.keeper.Keeping`."""
@@ -103,7 +107,7 @@ class RaySender:
     Where the embedder cannot be opened, nothing more is sent at all.
     """
 
-    def __init__(self, terms: Terms, keeper: Keeping, kind: Kind, dimensions: int | None) -> None:
+    def __init__(self, terms: Terms, keeper: Keeping, kind: Kind, dimensions: Lengths) -> None:
         self._sender: Sender | None = None
         self._ending = ExitStack()
         try:
@@ -175,7 +179,7 @@ class RaySending:
                 keeper.close()
             ray.kill(actor)
 
-    def send(self, texts: Texts, terms: Terms, keeper: Led, kind: Kind, dimensions: int | None, step: Step) -> None:
+    def send(self, texts: Texts, terms: Terms, keeper: Led, kind: Kind, dimensions: Lengths, step: Step) -> None:
         """See :meth:`repair.backfill.fleet.sending.Sending.send`."""
         settings = terms.settings
         size = _AHEAD * settings.batch.texts * settings.parallel

@@ -15,7 +15,7 @@ from repair.backfill.budget import LimitReached, Meter
 from repair.backfill.fleet import wanted
 from repair.backfill.fleet.answers import Answer
 from repair.backfill.fleet.keeper import Keeping, Stop
-from repair.backfill.fleet.sender import stop_of
+from repair.backfill.fleet.sender import status_of, stop_of
 from repair.backfill.fleet.wanted import Row
 
 
@@ -89,4 +89,4 @@ def judged(work: Path, library: int, embedder: Embedder, unsteady: Verdict | Non
 
 
 def _verdict(error: RegraftError) -> Verdict:
-    return Verdict(code=error.code, message=str(error), exit_status=error.exit_status)
+    return Verdict(code=error.code, message=str(error), exit_status=status_of(error))

@@ -6,13 +6,14 @@ import logging
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from regraft import areas
+from regraft import areas, sqlite
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import Declined
+from regraft.errors import Declined, Interrupted
 from regraft.fleet import commands, engine, manifest, results
 from regraft.fleet.engine import Ended, Pool, Task
 from regraft.fleet.errors import FleetInterrupted
@@ -30,10 +31,11 @@ from regraft.text import argument
 from repair.backfill.budget import Limits, Rates
 from repair.backfill.estimate import Estimate, cost_of, estimate, nothing
 from repair.backfill.fleet import answers, known, proving, wanted
-from repair.backfill.fleet.jobs import COLLECTED, Job, judged_rows
+from repair.backfill.fleet.jobs import COLLECTED, Job, Told, judged_rows
 from repair.backfill.fleet.keeper import NOTHING, Spent, Stop, Terms
 from repair.backfill.fleet.proving import Verdict
 from repair.backfill.fleet.report import FleetBackfillReport, ProbeReport, SentReport
+from repair.backfill.fleet.sender import Lengths
 from repair.backfill.fleet.sending import Led, Sending
 from repair.backfill.fleet.wanted import Texts
 from repair.backfill.report import EmbedderName
@@ -116,6 +118,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         """Do it, write the results, and return what became of all libraries.
 
         Raises:
+            Interrupted: it was stopped before there was anything to go on with.
             FleetInterrupted: it was stopped; what had ended is in the journal, what was answered in the work folder.
             Declined: the plan was not agreed to, and nothing was sent.
             WrongUsage: another process is at work, or the answers that are there are of another embedder.
@@ -128,7 +131,8 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
                     self._work()
                 except BaseException as error:
                     # Of a run that has sent nothing nothing stays, unless it was interrupted: then the order does.
-                    is_kept = self._sent is not None or isinstance(error, KeyboardInterrupt)
+                    is_interrupted = self._journal is not None and isinstance(error, KeyboardInterrupt)
+                    is_kept = not self.dry_run and (self._sent is not None or is_interrupted)
                     self._tidy() if is_kept else self._take_back(before)
                     raise
                 if self.dry_run:
@@ -136,6 +140,8 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
                 else:
                     self._finish()
         except KeyboardInterrupt:
+            if self._journal is None:
+                raise Interrupted(finished=0) from None
             command = shlex.join(["regraft", "fleet", "resume", argument(self.path)])
             raise FleetInterrupted(finished=self._tally.good, command=command) from None
         run.end()
@@ -147,13 +153,14 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         with ExitStack() as stack:
             # First of all: where it cannot be had, nothing is written.
             pool = stack.enter_context(closing(self.pool()))
-            with areas.opened(self.work.parent, entries_only=True):
-                durable.make_folder(self.work, exist_ok=True)
-                durable.sync_folder(self.work.parent)
             answers.demand_same(self.work, self.settings)
+            # A folder without a journal is one that no run can go on with.
             if not self.dry_run:
                 known = good(self.known, self._tally)
                 self._journal = stack.enter_context(closing(Journal(self.path, self.order, known)))
+            with areas.opened(self.work.parent, entries_only=True):
+                durable.make_folder(self.work, exist_ok=True)
+                durable.sync_folder(self.work.parent)
             wanting = self._collected(pool)
             texts = stack.enter_context(wanted.gathered(self.work, "texts"))
             plan = self._planned(texts, list(wanting))
@@ -166,9 +173,9 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             else:
                 self._sent = _sent(self.settings, plan, 0)
 
-    def _collected(self, pool: Pool) -> dict[int, Ended]:
+    def _collected(self, pool: Pool) -> dict[int, Looked]:
         """Have each library's wishes written down, and return how those ended that have any; the others are done."""
-        wanting: dict[int, Ended] = {}
+        wanting: dict[int, Looked] = {}
         left = self.left
         sizes = manifest.sizes(self.order.libraries[number] for number in left)
         self._sizes = dict(zip(left, sizes, strict=True))
@@ -176,7 +183,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             for task, ended in self._done(pool, left, fills=False):
                 self.progress.step(1, task.bytes)
                 if COLLECTED in ended.document:
-                    wanting[task.number] = ended
+                    wanting[task.number] = Looked.of(ended)
                 if COLLECTED not in ended.document or self.dry_run:
                     self._end(task, ended, None)
         return dict(sorted(wanting.items()))
@@ -188,7 +195,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         planned = estimate(texts.sized(), self.settings, self.limits, nothing(self.settings))
         return FleetPlan(libraries=len(libraries), wanted=texts.came, distinct=texts.count, planned=planned)
 
-    def _embed_and_fill(self, pool: Pool, texts: Texts, wanting: dict[int, Ended], plan: FleetPlan) -> None:
+    def _embed_and_fill(self, pool: Pool, texts: Texts, wanting: dict[int, Looked], plan: FleetPlan) -> None:
         refused, stop = self._embedded(texts, wanting, plan)
         for number, verdict in refused.items():
             task = Task(number=number, job=None, bytes=self._sizes[number])
@@ -200,22 +207,25 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
                 self._end(task, ended, stop)
 
     def _embedded(
-        self, texts: Texts, wanting: dict[int, Ended], plan: FleetPlan
+        self, texts: Texts, wanting: dict[int, Looked], plan: FleetPlan
     ) -> tuple[dict[int, Verdict], Stop | None]:
         """Have all texts answered; return the libraries that are not filled, and why not all have an answer."""
         terms = Terms(folder=self.work, settings=self.settings, limits=self.limits, rates=self.rates)
-        dimensions = _only({size for ended in wanting.values() for size in _dimensions(ended)})
         with self.sending.keeper(terms) as keeper, wanted.gathered(self.work, "compared") as compared:
             # From now on something may have been paid for, which stays.
             self._sent = _sent(self.settings, plan, 0)
+            if texts.count:
+                # What is sent now must be of the model that is there now.
+                keeper.compare_anew()
             compared.add(proving.compared(self.work, wanting), None)
             refused = self._proven(terms, keeper, compared, wanting)
             if refused:
                 texts.clear()
                 for library in (number for number in wanting if number not in refused):
                     texts.add(wanted.rows_of(self.work, library), None)
+            lengths = _lengths(looked for number, looked in wanting.items() if number not in refused)
             with stage(self.progress, "Embedding", texts.count, "texts"):
-                self.sending.send(texts, terms, keeper, "texts", dimensions, self._step)
+                self.sending.send(texts, terms, keeper, "texts", lengths, self._step)
             stop = keeper.stopped()
             spent = keeper.spent("texts"), keeper.spent("probes")
             self._sent = _sent(self.settings, plan, compared.count, *spent, None if stop is None else stop.reason)
@@ -228,7 +238,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         unsteady = None
         if proving.has_new(self.work, wanting) and keeper.stopped() is None:
             unsteady = self.sending.steadiness(terms, keeper)
-        embedder = known.KnownEmbedder(self.settings, keeper.answers_of, _CHANGED)
+        embedder = known.KnownEmbedder(self.settings, partial(keeper.answers_of, kind="probes"), _CHANGED)
         refused = {}
         for library in wanting:
             verdict = proving.judged(self.work, library, embedder, unsteady, keeper.stopped())
@@ -238,12 +248,22 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
 
     def _step(self, count: int) -> None:
         self.progress.step(count, 0)
+        # Nothing else looks at it meanwhile: no library is worked on.
+        if self.metrics is not None:
+            self.metrics.refresh()
 
     # --- libraries ---------------------------------------------------------------------------------------------------
 
     def _done(self, pool: Pool, numbers: Iterable[int], *, fills: bool, why: str = "") -> Iterator[tuple[Task, Ended]]:
         sizes = {number: self._sizes[number] for number in numbers}
-        tasks = tasks_of(sizes, pool.count, lambda number, cores: self._job(number, cores, fills=fills, why=why))
+        # The settings are the same for all: they are there once.
+        settings = Told.of(self.settings)
+
+        def job(number: int, cores: int) -> Job:
+            line = self.command(number, fills, cores)
+            return Job(embedder=settings, library=number, line=line, work=str(self.work), fills=fills, why=why)
+
+        tasks = tasks_of(sizes, pool.count, job)
         watchers = [] if self._journal is None else [Watcher(looked=self._journal.flush)]
         if self.metrics is not None:
             watchers.append(self.metrics.begin(tasks, pool))
@@ -253,16 +273,6 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             attempts=self.attempts,
             is_retried=is_retried,
             pause_seconds=self.pause_seconds,
-        )
-
-    def _job(self, number: int, cores: int, *, fills: bool, why: str) -> Job:
-        return Job.of(
-            self.settings,
-            library=number,
-            line=self.command(number, fills, cores),
-            work=str(self.work),
-            fills=fills,
-            why=why,
         )
 
     def _end(self, task: Task, ended: Ended, stop: Stop | None) -> None:
@@ -281,16 +291,18 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
     def _finish(self) -> None:
         """Write the results; what was answered stays where a library needs it."""
         assert self._journal is not None
+        # First of all: whatever comes, the texts are gone, and the next run has its limits anew.
+        self._tidy()
+        answers.end_run(self.work)
         results.write(self.path, self.order, self._journal.rows)
         if self._tally.good == len(self.order.libraries):
             self._remove(self.work)
-        else:
-            self._tidy()
-            answers.end_run(self.work)
 
     def _tidy(self) -> None:
-        """Remove the user's texts from the work folder."""
-        self._remove(self.work / wanted.WANTED, self.work / wanted.PARTS)
+        """Remove all but the answers from the work folder: the user's texts, which a killed run may have left."""
+        kept = {answers.FILE, *(f"{answers.FILE}{ending}" for ending in sqlite.TRACES)}
+        if self.work.is_dir():
+            self._remove(*(path for path in self.work.iterdir() if path.name not in kept))
 
     def _take_back(self, before: list[Path]) -> None:
         """Remove what this run has made, but for what was there before."""
@@ -309,21 +321,35 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         return FleetBackfillReport(**told, embedder=EmbedderName.of(self.settings), sent=self._sent)
 
 
+class Looked(msgspec.Struct, frozen=True, kw_only=True):
+    """How looking at a library ended that wants anything: its document may be large, and is not kept.
+
+    ``dimensions`` are those of its bases that want any; None: of one nobody knows them.
+    """
+
+    seconds: float
+    attempts: int
+    dimensions: frozenset[int | None]
+
+    @classmethod
+    def of(cls, ended: Ended) -> Looked:
+        """Return what is kept of how it ended."""
+        found = frozenset(scope["dimensions"] for scope in ended.document["scopes"] if scope["planned"]["texts"])
+        return cls(seconds=ended.seconds, attempts=ended.attempts, dimensions=found)
+
+
 def work_folder(path: Path) -> Path:
     """Return the folder beside results in which texts and answers lie until all libraries are filled."""
     return path.with_name(f"{path.name}.backfill")
 
 
-def _dimensions(ended: Ended) -> set[int | None]:
-    """Return how long the vectors of a library are, of bases that want any."""
-    return {scope["dimensions"] for scope in ended.document["scopes"] if scope["planned"]["texts"]}
+def _lengths(every: Iterable[Looked]) -> Lengths:
+    """Return how many numbers an answer may have: one that fits no base would fit none in the next run either."""
+    found = {size for looked in every for size in looked.dimensions}
+    return None if None in found else frozenset(size for size in found if size is not None)
 
 
-def _only(sizes: set[int | None]) -> int | None:
-    return next(iter(sizes)) if len(sizes) == 1 else None
-
-
-def _refused(verdict: Verdict, looked: Ended) -> Ended:
+def _refused(verdict: Verdict, looked: Looked) -> Ended:
     error = {"code": verdict.code, "message": verdict.message}
     return Ended(
         status=verdict.exit_status, document={"error": error}, seconds=looked.seconds, attempts=looked.attempts

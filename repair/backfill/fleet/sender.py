@@ -23,6 +23,8 @@ from repair.backfill.workers import Task, WorkerPool
 
 #: A text and its key.
 Keyed = tuple[str, str]
+#: How many numbers vectors may have; None: nobody knows.
+Lengths = frozenset[int] | None
 #: How many texts are asked for at once: which of them have no answer.
 _AT_ONCE = 256
 #: How many batches wait for each thread: it goes on sending while answers are kept.
@@ -42,10 +44,10 @@ class Sender:
         embedder: makes the vectors.
         keeper: asked before anything leaves, and told all that comes.
         kind: what is sent.
-        dimensions: of every vector; None: nobody knows, or they differ.
+        dimensions: what a vector may have; None: nobody knows.
     """
 
-    def __init__(self, embedder: Embedder, keeper: Keeping, kind: Kind, dimensions: int | None = None) -> None:
+    def __init__(self, embedder: Embedder, keeper: Keeping, kind: Kind, dimensions: Lengths = None) -> None:
         settings = embedder.settings
         self._embedder = embedder
         self._keeper = keeper
@@ -109,11 +111,15 @@ class Sender:
         self._under_way += 1
         self._workers.submit(task)
 
+    def _end(self) -> None:
+        """Begin nothing more; what may leave leaves, in its time, and is waited for."""
+        self._is_over = True
+        self._under_way -= len(self._workers.withdraw())
+
     def _halt(self) -> None:
         """Send nothing more; what was sent is waited for."""
-        self._is_over = True
         self._halted.set()
-        self._under_way -= len(self._workers.withdraw())
+        self._end()
         self._embedder.halt()
 
     def _leave(self, step: Callable[[int], None]) -> None:
@@ -143,10 +149,14 @@ class Sender:
                 step(len(found))
 
     def _judged(self, one: Answered) -> Answered:
-        """Return an answer; one that has not the length that vectors have to have as a problem."""
+        """Return an answer; one whose vectors have a length that none may have as a problem."""
         if one.problem is None:
+            dimensions = None
+            if self._dimensions is not None and one.vectors:
+                has = len(one.vectors[0]) // 4
+                dimensions = has if has in self._dimensions else min(self._dimensions)
             try:
-                check(one.vectors, len(one.task.keys), self._dimensions, embedder=self._settings.name)
+                check(one.vectors, len(one.task.keys), dimensions, embedder=self._settings.name)
             except AnswerUnfit as unfit:
                 return Answered(one.task, problem=unfit)
         return one
@@ -161,7 +171,8 @@ class Sender:
                 self._submit(half)
         elif not isinstance(problem, Halted):
             self._keeper.stop(stop_of(problem, self._settings))
-            self._halt()
+            # Of a limit, others may have the rest, and wait for their time.
+            self._end() if isinstance(problem, LimitReached) else self._halt()
         return {}
 
 
@@ -186,6 +197,10 @@ def stop_of(problem: BaseException, settings: EmbedderSettings) -> Stop:
         reason = tr("embedder {embedder} does not answer: {reason}", embedder=settings.name, reason=problem.reason)
         return Stop(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
     if isinstance(problem, RegraftError):
-        status = REFUSED if problem.exit_status == REFUSED else STOPPED
-        return Stop(reason=str(problem), code=problem.code, exit_status=status)
+        return Stop(reason=str(problem), code=problem.code, exit_status=status_of(problem))
     raise problem
+
+
+def status_of(problem: RegraftError) -> int:
+    """Return the exit status of a library that a problem keeps from being filled: it is not just worth reading."""
+    return max(REFUSED, problem.exit_status)

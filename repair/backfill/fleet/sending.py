@@ -12,7 +12,7 @@ from repair.backfill.fleet import proving
 from repair.backfill.fleet.answers import Answer
 from repair.backfill.fleet.keeper import Keeper, Keeping, Kind, Spent, Stop, Terms
 from repair.backfill.fleet.proving import Verdict
-from repair.backfill.fleet.sender import Sender
+from repair.backfill.fleet.sender import Lengths, Sender
 from repair.backfill.fleet.wanted import Texts
 
 #: Is told how many texts more have an answer.
@@ -28,8 +28,11 @@ class Led(Keeping, Protocol):
     def spent(self, kind: Kind) -> Spent:
         """Return what was sent of a kind."""
 
-    def answers_of(self, keys: Sequence[str]) -> dict[str, Answer]:
-        """Return the answers that there are to texts, by their keys."""
+    def answers_of(self, keys: Sequence[str], kind: Kind = "texts") -> dict[str, Answer]:
+        """Return the answers that there are to texts of a kind, by their keys."""
+
+    def compare_anew(self) -> None:
+        """Forget what earlier runs compared."""
 
 
 class Sending(Protocol):
@@ -43,7 +46,7 @@ class Sending(Protocol):
             apsw.Error, OSError: they cannot be written.
         """
 
-    def send(self, texts: Texts, terms: Terms, keeper: Led, kind: Kind, dimensions: int | None, step: Step) -> None:
+    def send(self, texts: Texts, terms: Terms, keeper: Led, kind: Kind, dimensions: Lengths, step: Step) -> None:
         """Send all texts that have no answer, until they have one, or nothing more may leave.
 
         Args:
@@ -51,7 +54,7 @@ class Sending(Protocol):
             terms: say to whom, and where what is sent may lie meanwhile.
             keeper: keeps the answers.
             kind: whether the texts are wanted, or compared.
-            dimensions: of every vector, where all have the same.
+            dimensions: what a vector may have; None: nobody knows.
             step: told of answers.
 
         Raises:
@@ -78,7 +81,7 @@ class HereSending:
             finally:
                 keeper.close()
 
-    def send(self, texts: Texts, terms: Terms, keeper: Led, kind: Kind, dimensions: int | None, step: Step) -> None:  # noqa: ARG002
+    def send(self, texts: Texts, terms: Terms, keeper: Led, kind: Kind, dimensions: Lengths, step: Step) -> None:  # noqa: ARG002
         """See :meth:`Sending.send`."""
         assert self._embedder is not None
         sender = Sender(self._embedder, keeper, kind, dimensions)

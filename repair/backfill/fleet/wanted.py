@@ -27,8 +27,12 @@ _ROWS, _BYTES = 1000, 8 << 20
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts of a base with their vectors, to be compared; there are none where it has no vector yet."""
+    """Texts of a base with their vectors, to be compared; there are none where it has no vector yet.
 
+    ``scope`` is what the store calls the base, ``base`` what a person does.
+    """
+
+    scope: str
     base: str
     dimensions: int | None
     #: As :func:`raw` writes texts.

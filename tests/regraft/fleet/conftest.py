@@ -1,16 +1,21 @@
-"""What tests of fleets share: a cluster of Ray, and object storage. Starting one takes longer than most of them."""
+"""What tests of fleets share: a cluster of Ray, and object storage, which start slowly; libraries without vectors."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import fleet_work
 import pytest
 from conftest import REPO
+from lacking import OTHER, OTHER_TEXTS, library, many, taken_away
 from object_store import ENVIRONMENT, object_store
+from three_libraries import MORE, NAMES
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +62,21 @@ def joined(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(ray, "init", lambda **_: None)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     return address
+
+
+@pytest.fixture(scope="package")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a library that lacks vectors in both of its bases; no test changes it."""
+    store = taken_away(library(tmp_path_factory.mktemp("whole")))
+    return taken_away(store, OTHER_TEXTS["page"][:1], OTHER)
+
+
+@pytest.fixture
+def stores(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of three libraries that lack the same vectors, but for one that has more texts."""
+    fleet_work.put_in_place(monkeypatch)
+    folder = tmp_path / "stores"
+    for name in NAMES:
+        shutil.copytree(whole, folder / name)
+    assert set(many(folder / "clara", len(MORE))) == MORE
+    return folder

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import apsw
 import pytest
 from fault_server import FaultServer, poisoned, vector_of
 
@@ -15,9 +17,12 @@ from regraft import embedders, identity
 from regraft.embedders import Embedded, Halted, Sending, Unanswered
 from regraft.embedders.protocol import nothing
 from regraft.embedders.settings import Batch, EmbedderSettings, ServerSettings
+from regraft.errors import WrongUsage
+from regraft.fleet import commands
 from repair.backfill.budget import LimitReached, Limits, Meter, Permit, Rates
 from repair.backfill.fleet import answers, known
 from repair.backfill.fleet.answers import Answer
+from repair.backfill.fleet.jobs import Job, Told
 from repair.backfill.fleet.keeper import Keeper, Spent, Stop, Terms
 from repair.backfill.fleet.sender import Sender
 
@@ -49,6 +54,18 @@ def test_what_was_answered_is_claimed_by_nobody(tmp_path: Path) -> None:
     with opened(tmp_path) as keeper:
         assert keeper.claim(["a", "b", "c"], "texts") == ["b", "c"]
         assert keeper.spent("texts") == Spent()
+
+
+def test_what_was_compared_is_compared_anew_and_counts_for_a_text_that_is_wanted(tmp_path: Path) -> None:
+    with opened(tmp_path) as keeper:
+        keeper.keep({"a": Answer(vector=b"1234"), "b": Answer(vector=b"1234")}, "probes")
+        assert keeper.claim(["a", "c"], "probes") == ["c"]
+        assert keeper.claim(["a", "c"], "texts") == ["c"]
+        assert keeper.answers_of(["a", "b"]) == {"a": Answer(vector=b"1234")}
+    with opened(tmp_path) as keeper:
+        keeper.compare_anew()
+        assert keeper.claim(["a", "b"], "probes") == ["a", "b"]
+        assert keeper.claim(["a", "b"], "texts") == ["b"]
 
 
 def test_a_limit_of_texts_is_not_used_up_by_who_claims_again(tmp_path: Path) -> None:
@@ -152,6 +169,19 @@ def test_no_limit_is_exceeded_by_several_who_send(limits: Limits, tmp_path: Path
     }
 
 
+@pytest.mark.parametrize(("lengths", "is_kept"), [({8, 16}, True), ({4, 16}, False), ({4}, False)])
+def test_vectors_have_a_length_that_some_base_has(lengths: set[int], is_kept: bool, tmp_path: Path) -> None:
+    with FaultServer() as server, opened(tmp_path) as keeper:
+        settings = ServerSettings(name="mine", model="m", base_url=server.url)
+        with embedders.opened(settings) as embedder:
+            sender = Sender(embedder, keeper, "texts", frozenset(lengths))
+            sender.send(TEXTS[:2])
+            sender.close()
+        stop = keeper.stopped()
+        assert len(keeper.answers_of([key for key, _ in TEXTS])) == (2 if is_kept else 0)
+        assert (None if stop is None else stop.code) == (None if is_kept else "AnswerUnfit")
+
+
 def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
     with FaultServer() as server, opened(tmp_path) as keeper:
         server.behave = poisoned("text 01", 413)
@@ -167,3 +197,90 @@ def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="a text cannot be embedded") as rejected:
             embedder.embed(["text 01"])
     assert (rejected.value.code, rejected.value.is_certain) == ("http_413", True)  # type: ignore[attr-defined]
+
+
+def test_who_only_looks_cannot_send(tmp_path: Path) -> None:
+    line = commands.Job(command="backfill", options=(), source="library", target=None)
+    look = Job(embedder=Told.of(SETTINGS), library=0, line=line, work=str(tmp_path)).supply()
+    with pytest.raises(AssertionError, match="mine was opened to look"):
+        look.opened(look.choose(None))  # type: ignore[arg-type]
+
+
+STRANGE = [
+    "UPDATE answer SET vector = 'abcd'",
+    "UPDATE answer SET vector = x'0102'",
+    "UPDATE answer SET vector = NULL",
+    "UPDATE answer SET key = x'00'",
+    "UPDATE compared SET code = 3",
+    "UPDATE spent SET tokens = 'many'",
+    "UPDATE spent SET requests = -1",
+    "UPDATE about SET embedder = x'00'",
+    "DROP TABLE claimed",
+    "CREATE TABLE more (x)",
+    "CREATE TRIGGER gone AFTER DELETE ON claimed BEGIN DELETE FROM answer; END",
+]
+
+
+@pytest.mark.parametrize("statement", STRANGE)
+def test_answers_that_no_run_wrote_are_refused(statement: str, tmp_path: Path) -> None:
+    with opened(tmp_path) as keeper:
+        keeper.keep({"a": Answer(vector=b"1234")}, "texts")
+        keeper.keep({"a": Answer(vector=b"1234")}, "probes")
+    answers.demand_same(tmp_path, SETTINGS)
+    with apsw.Connection(str(tmp_path / answers.FILE)) as db:
+        db.execute(statement)
+    with pytest.raises(WrongUsage, match=r"has no answers of a fleet .*remove the folder"):
+        answers.demand_same(tmp_path, SETTINGS)
+
+
+def test_what_is_no_database_is_refused_and_what_is_empty_is_not(tmp_path: Path) -> None:
+    (tmp_path / answers.FILE).write_bytes(b"garbage" * 1000)
+    with pytest.raises(WrongUsage, match="remove the folder"):
+        answers.demand_same(tmp_path, SETTINGS)
+    # A run was killed before it had written anything.
+    (tmp_path / answers.FILE).write_bytes(b"")
+    answers.demand_same(tmp_path, SETTINGS)
+
+
+def test_a_keeper_that_cannot_be_made_holds_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Keeper, "_recall", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as failed, opened(tmp_path):
+            pass
+    # Who has the error has the keeper, too, which would hold the file alone.
+    with opened(tmp_path) as keeper:
+        assert keeper.claim(["a"], "texts") == ["a"]
+    assert failed.traceback
+
+
+def test_a_limit_is_used_up_where_requests_wait_for_their_time(tmp_path: Path) -> None:
+    with FaultServer() as server, opened(tmp_path, Limits(requests=6), Rates(requests=1200)) as keeper:
+        settings = ServerSettings(name="mine", model="m", base_url=server.url, batch=Batch(texts=1), parallel=4)
+        with embedders.opened(settings) as embedder:
+            sender = Sender(embedder, keeper, "texts")
+            sender.send(TEXTS)
+            sender.close()
+        assert keeper.stopped() == Stop(reason="--max-requests 6 is reached")
+        assert len(server.requests) == keeper.spent("texts").answered == 6
+
+
+class FullLeave:
+    """Lets all leave, and cannot note down what it took."""
+
+    def reserve(self, tokens: int) -> Permit:
+        """Let it leave."""
+        return Permit()
+
+    def settle(self, reserved: int, tokens: int) -> None:
+        """Fail as a disk does that is full."""
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def give_back(self, tokens: int) -> None:
+        """Do nothing."""
+
+
+def test_vectors_that_were_paid_for_come_before_what_they_took_cannot_be_noted_down() -> None:
+    meter = Meter(Echo(), FullLeave())
+    assert meter.embedded(["a"]) == [b"1234"]
+    with pytest.raises(OSError, match="No space left"):
+        meter.embedded(["b"])

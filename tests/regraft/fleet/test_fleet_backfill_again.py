@@ -1,0 +1,281 @@
+"""A fleet's backfill that something kept from filling its libraries, and the run that goes on with it."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import apsw
+import fleet_work
+import pytest
+from conftest import snapshot
+from fault_server import FaultServer, Reply, Request, answer, right, vector_of
+from lacking import COMPARED, LACKING, TEXTS, all_vectors, configured, library, many, taken_away, vectors
+from planted_v2 import index
+from three_libraries import NAMES, WANTED, backfill, is_filled, names_beside, resume, rows_in
+
+from regraft import identity
+from regraft.fleet.engine import Ended, Task, Waiting
+from repair.backfill.filling import Filling
+from repair.backfill.workers import Answer
+
+
+def of_another_length(stores: Path, tmp_path: Path, name: str) -> None:
+    """Put a library in the place of one whose vectors are twice as long."""
+    shutil.rmtree(stores / name)
+    made = taken_away(library(tmp_path / "made", lambda text: vector_of(text, 16)))
+    shutil.copytree(made, stores / name)
+    shutil.rmtree(tmp_path / "made")
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+def test_a_library_of_longer_vectors_is_refused_and_not_ended_well(stores: Path, tmp_path: Path) -> None:
+    of_another_length(stores, tmp_path, "anna")
+    before = snapshot(stores / "anna")
+    with FaultServer() as server:
+        done = backfill(stores, configured(tmp_path / "regraft.yaml", server))
+        assert (done.status, done.document["libraries"]) == (2, {"all": 3, "done": 2, "refused": 1})
+        row = rows_in(stores)["anna"]
+        assert (row["code"], row["exit_status"]) == ("AnswerUnfit", 2)
+        assert snapshot(stores / "anna") == before
+        # It is looked at again.
+        assert resume(stores).document["sent"]["libraries"] == 1
+
+
+def other_model(request: Request) -> Reply:
+    """Answer as a model of the same name and length that is another one."""
+    return answer(request, [vector_of(f"other model {text}", request.dimensions) for text in request.texts])
+
+
+def test_a_model_that_was_changed_meanwhile_gives_nothing_to_the_run_that_goes_on(stores: Path, tmp_path: Path) -> None:
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server)
+        assert backfill(stores, config, "--limit", 2).status == 0
+        before = snapshot(stores)
+        server.behave = other_model
+        done = resume(stores)
+        assert (done.status, done.document["libraries"]) == (2, {"all": 3, "refused": 3})
+        assert {row["code"] for row in rows_in(stores).values()} == {"EmbedderDiffers"}
+        assert snapshot(stores) == before
+        server.behave = right
+        assert resume(stores).status == 0
+    assert set(server.texts) & WANTED
+    for name in NAMES:
+        assert all(vector == vector_of(text) for text, vector in vectors(stores / name).items())
+
+
+def test_a_text_that_was_compared_is_not_sent_again_where_it_is_wanted(stores: Path, tmp_path: Path) -> None:
+    """One library lacks what another one is compared by."""
+    taken_away(stores / "anna", COMPARED[:1])
+    with FaultServer() as server:
+        assert backfill(stores, configured(tmp_path / "regraft.yaml", server)).status == 0
+        assert server.texts.count(COMPARED[0]) == 1
+    assert is_filled(stores / "anna")
+
+
+def test_where_all_is_answered_nothing_is_compared_anew(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultServer() as server, monkeypatch.context() as patch:
+        config = configured(tmp_path / "regraft.yaml", server)
+        patch.setattr(Filling, "run", full)
+        assert backfill(stores, config, "--attempts", 1).document["libraries"] == {"all": 3, "stopped": 3}
+        sent = len(server.requests)
+        patch.undo()
+        fleet_work.put_in_place(patch)
+        assert resume(stores).document["libraries"] == {"all": 3, "done": 3}
+        assert len(server.requests) == sent
+    assert all(is_filled(stores / name) for name in NAMES)
+
+
+def full(*_: object) -> NoReturn:
+    """Fail as a disk does that is full."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_answer_that_fits_no_base_is_not_kept(stores: Path, tmp_path: Path) -> None:
+    """One library has vectors of that length, but is refused."""
+    of_another_length(stores, tmp_path, "anna")
+    shutil.rmtree(stores / "clara")
+    with FaultServer() as server:
+
+        def longer(request: Request) -> Reply:
+            if LACKING[-1] in request.texts:
+                return answer(request, [vector_of(text, 16) for text in request.texts])
+            return right(request)
+
+        server.behave = longer
+        done = backfill(stores, configured(tmp_path / "regraft.yaml", server, batch={"texts": 1}))
+        assert (done.status, rows_in(stores)["boris"]["code"]) == (2, "AnswerUnfit")
+        server.behave = right
+        assert resume(stores).document["libraries"] == {"all": 2, "done": 1, "refused": 1}
+    assert is_filled(stores / "boris")
+
+
+# --- libraries -------------------------------------------------------------------------------------------------------
+
+
+def test_a_fill_that_a_full_disk_stopped_goes_on_where_it_is_tried_again(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base has other texts with vectors by then; it is compared by those that it was compared by before."""
+    for name in NAMES[1:]:
+        shutil.rmtree(stores / name)
+    texts = many(stores / "anna", 60)
+    with apsw.Connection(str(index(stores / "anna"))) as db:
+        db.executemany(
+            "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, 1)",
+            [(identity.text_hash(text), vector_of(text)) for text in texts[:30]],
+        )
+    written = Filling._write
+    calls: list[object] = []
+
+    def full_once(filling: Filling, answers: list[Answer]) -> None:
+        written(filling, answers)
+        calls.append(answers)
+        if len(calls) == 2:
+            full()
+
+    monkeypatch.setattr(Filling, "_write", full_once)
+    with FaultServer() as server:
+        done = backfill(stores, configured(tmp_path / "regraft.yaml", server))
+    assert (done.status, rows_in(stores)["anna"]["attempts"]) == (0, 2)
+    assert vectors(stores / "anna") == all_vectors([*TEXTS, *texts])
+
+
+def test_texts_that_a_library_got_meanwhile_are_of_the_next_run(stores: Path, tmp_path: Path) -> None:
+    with FaultServer() as server:
+
+        def more(request: Request) -> Reply:
+            if len(server.requests) == 1:
+                many(stores / "anna", 4)
+            return right(request)
+
+        server.behave = more
+        done = backfill(stores, configured(tmp_path / "regraft.yaml", server))
+        assert (done.status, done.document["libraries"]) == (3, {"all": 3, "done": 2, "stopped": 1})
+        row = rows_in(stores)["anna"]
+        assert (row["code"], row["exit_status"]) == ("BackfillStopped", 3)
+        assert row["message"] == "the library was changed meanwhile"
+        assert resume(stores).document["libraries"] == {"all": 3, "done": 3}
+    assert len(vectors(stores / "anna")) == len(TEXTS) + 4
+
+
+# --- what stays ------------------------------------------------------------------------------------------------------
+
+
+class Stopped(fleet_work.HerePool):
+    """Is stopped by Ctrl-C before a library has ended."""
+
+    def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+        """Stop."""
+        signal.raise_signal(signal.SIGINT)
+        yield from super().answers(seconds)
+
+
+def test_a_dry_run_that_is_stopped_leaves_nothing(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(tmp_path / "regraft.yaml", "http://127.0.0.1:9/v1")
+    before = snapshot(tmp_path)
+    monkeypatch.setattr("regraft.cli.fleet.LocalPool", Stopped)
+    done = backfill(stores, config, "--dry-run")
+    assert (done.status, done.document["error"]["code"]) == (130, "Interrupted")
+    assert snapshot(tmp_path) == before
+    # The same moment of a run that writes leaves what can be gone on with.
+    done = backfill(stores, config)
+    assert (done.status, done.document["error"]["code"]) == (130, "FleetInterrupted")
+    assert names_beside(stores) == ["out.parquet.backfill", "out.parquet.journal"]
+
+
+@pytest.mark.parametrize(("name", "hint"), [("wanted", "remove the folder, or"), ("answers.sqlite", "paid for")])
+def test_a_folder_that_cannot_be_gone_on_with_says_what_to_do(
+    name: str, hint: str, stores: Path, tmp_path: Path
+) -> None:
+    config = configured(tmp_path / "regraft.yaml", "http://127.0.0.1:9/v1")
+    (tmp_path / "out.parquet.backfill").mkdir()
+    (tmp_path / "out.parquet.backfill" / name).touch()
+    done = backfill(stores, config)
+    assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
+    assert hint in done.document["error"]["message"]
+
+
+def test_results_that_cannot_be_written_keep_no_texts(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server)
+        assert backfill(stores, config, "--limit", 2).status == 0
+        # A run that was killed left texts that it had gathered.
+        folder = tmp_path / "out.parquet.backfill"
+        for name in ("texts.sqlite", "compared.sqlite"):
+            (folder / name).write_text("a text of somebody")
+        with monkeypatch.context() as patch:
+            patch.setattr("regraft.fleet.results.write", full)
+            assert resume(stores).status == 3
+        assert [path.name for path in folder.iterdir()] == ["answers.sqlite"]
+        # It had its limit, and the next one has it anew.
+        answered = len(set(server.texts) & WANTED)
+        assert resume(stores).document["sent"]["answered"] == 2
+        assert len(set(server.texts) & WANTED) > answered
+
+
+def test_texts_that_a_killed_run_gathered_go_with_the_next_end(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultServer() as server:
+        config = configured(tmp_path / "regraft.yaml", server)
+        assert backfill(stores, config, "--limit", 2).status == 0
+        folder = tmp_path / "out.parquet.backfill"
+        (folder / "compared.sqlite").write_text("a text of somebody")
+        monkeypatch.setattr("regraft.cli.fleet.confirmed", lambda *_, **__: False)
+        assert resume(stores).document["error"]["code"] == "Declined"
+        assert [path.name for path in folder.iterdir()] == ["answers.sqlite"]
+
+
+def test_the_settings_of_the_embedder_are_held_once(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many libraries there are."""
+    told = []
+
+    class Noting(fleet_work.HerePool):
+        """Takes note of the settings that each task has."""
+
+        def give(self, task: Task, one: Waiting) -> None:
+            """Take note of a task."""
+            told.append(task.job.embedder)
+            super().give(task, one)
+
+    monkeypatch.setattr("regraft.cli.fleet.LocalPool", Noting)
+    with FaultServer() as server:
+        assert backfill(stores, configured(tmp_path / "regraft.yaml", server)).status == 0
+    assert (len(told), len({id(one) for one in told})) == (2 * len(NAMES), 2)
+
+
+def test_metrics_are_written_while_texts_are_sent(
+    stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refreshed: list[object] = []
+    so_far: dict[bool, int] = {}
+
+    def refresh(metrics: object) -> None:
+        refreshed.append(metrics)
+
+    def looking(request: Request) -> Reply:
+        so_far.setdefault(bool(WANTED & set(request.texts)), len(refreshed))
+        return right(request)
+
+    monkeypatch.setattr("regraft.fleet.metrics.Metrics.refresh", refresh, raising=False)
+    with FaultServer() as server:
+        server.behave = looking
+        config = configured(tmp_path / "regraft.yaml", server)
+        assert backfill(stores, config, "--metrics", tmp_path / "fleet.prom").status == 0
+    # What was compared had come before anything else was sent.
+    assert so_far[False] < so_far[True]
