@@ -14,7 +14,7 @@ import msgspec
 from regraft import areas, sqlite
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, Interrupted
-from regraft.fleet import commands, engine, manifest, results
+from regraft.fleet import commands, engine, manifest, results, staging
 from regraft.fleet.engine import Ended, Pool, Task
 from regraft.fleet.errors import FleetInterrupted
 from regraft.fleet.known import Known
@@ -151,6 +151,8 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
 
     def _work(self) -> None:
         with ExitStack() as stack:
+            # When all processes have ended.
+            stack.callback(staging.clear, self.order.id)
             # First of all: where it cannot be had, nothing is written.
             pool = stack.enter_context(closing(self.pool()))
             answers.demand_same(self.work, self.settings)
