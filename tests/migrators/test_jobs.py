@@ -129,7 +129,7 @@ def test_no_more_processes_than_bases_and_none_for_small_ones(wanted: int | None
 
 @pytest.mark.parametrize(("cores", "large", "count"), [(8, 6, 4), (8, 3, 3), (2, 6, 2), (None, 6, 1), (8, 0, 1)])
 def test_as_many_processes_as_pay(cores: int | None, large: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr("migrators.pipeline.workers.cores", lambda: cores or 1)
     jobs = [small_job() for _ in range(3)] + [small_job(rows=1 << 20) for _ in range(large)]
     assert workers.processes(jobs, None) == count
 
@@ -141,7 +141,7 @@ def test_a_base_with_most_of_all_texts_is_helped_instead(
     others: int, wanted: int | None, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crew, "cores", lambda: cores)
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr("migrators.pipeline.workers.cores", lambda: cores or 1)
     jobs = [small_job(rows=10 << 20)] + [small_job(rows=1 << 20) for _ in range(others)]
     assert workers.processes(jobs, wanted) == count
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,8 +62,8 @@ def test_processes_that_nobody_takes_end_with_the_command(source: Path, monkeypa
     started: list[workers.Worker] = []
     real = workers.Worker.__init__
 
-    def noted(worker: workers.Worker, *given: object) -> None:
-        real(worker, *given)  # type: ignore[arg-type]
+    def noted(worker: workers.Worker, *given: Any, **named: Any) -> None:
+        real(worker, *given, **named)  # type: ignore[arg-type]
         started.append(worker)
 
     monkeypatch.setattr(workers.Worker, "__init__", noted)

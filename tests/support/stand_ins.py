@@ -275,8 +275,8 @@ def interrupt_what_is_half_made() -> None:
     # The threads of libraries let it through, too.
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 
-    def started(worker: workers.Worker) -> None:
-        start(worker)
+    def started(worker: workers.Worker, *given: Any, **named: Any) -> None:
+        start(worker, *given, **named)
         os.kill(os.getpid(), signal.SIGINT)
 
     workers.Worker.__init__ = started  # type: ignore[method-assign]
