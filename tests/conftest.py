@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import zipfile
@@ -43,6 +44,10 @@ def examples(searched: int) -> int:
 
 HERE = Path(__file__).parent
 REPO = HERE.parent
+# Processes that tests start find the tests, too. Last: it is the installed package that is tested.
+if str(REPO) not in sys.path:
+    sys.path.append(str(REPO))
+
 #: Real data of Cherry Studio with known answers, where it lies beside the repository.
 GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or REPO.parent / "shared" / "golden")
 #: Real data of other systems, where it lies beside the repository.

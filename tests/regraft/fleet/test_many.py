@@ -31,10 +31,6 @@ from regraft.fleet.run import Fleet, job_of
 from regraft.fleet.storage import place_of
 from regraft.report.document import Run
 
-# Last: it is the installed package that is tested.
-if str(REPO) not in sys.path:
-    sys.path.append(str(REPO))
-
 if sys.platform != "linux":
     pytest.skip("a command is watched by what Linux tells of it", allow_module_level=True)
 
