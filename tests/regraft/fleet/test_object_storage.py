@@ -20,7 +20,6 @@ from regraft import areas
 from regraft.fleet import leases, staging, versions
 from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended
-from regraft.fleet.errors import LibraryHeld
 from regraft.fleet.storage import Place, place_of
 from regraft.ledger import durable
 
@@ -288,6 +287,12 @@ def test_a_mistake_in_a_table_of_a_store_is_said_with_its_row(bucket: str, tmp_p
     assert "list.csv, library 1: place is none of its columns" in done.document["error"]["message"]
 
 
+def test_a_library_whose_version_would_lead_out_is_refused(bucket: str) -> None:
+    place_of(f"{bucket}/a/regraft-library/000001.json").put(b"{}")
+    ended = staging.done(Job(command="check", options=(), source=f"{bucket}/a"), pytest.fail)
+    assert (ended.status, ended.document["error"]["code"]) == (2, "LibraryUnsafe")
+
+
 def test_an_archive_that_is_gone_is_missed(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Place, "size", lambda _: 5)
     ended = staging.done(Job(command="check", options=(), source=f"{bucket}/a.zip"), pytest.fail)
@@ -330,7 +335,7 @@ def job(migrated: str, **options: Any) -> Job:
 def test_what_another_fleet_works_on_waits_for_it(migrated: str) -> None:
     with leases.held(place_of(f"{migrated}/anna"), "another"):
         ended = staging.done(job(migrated, fleet="this"), lambda _: pytest.fail("it was worked on"))
-    assert (ended.status, ended.document["error"]["code"]) == (3, LibraryHeld.__name__)
+    assert (ended.status, ended.document["error"]["code"]) == (3, "LibraryHeld")
     assert 0 < ended.wait_seconds <= 61
 
 
