@@ -6,6 +6,7 @@ A run that is killed leaves the journal, which has what was done until then: a l
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,6 +31,7 @@ from regraft.text import shown
 #: In the metadata of the Parquet file: what the fleet was told.
 _ABOUT = b"regraft.fleet"
 _SCHEMA = 1
+_ID = re.compile(r"[0-9a-f]*")
 #: So many rows are written at once, and read at once.
 _GROUP_ROWS = 10_000
 #: Outcomes by exit status.
@@ -312,7 +314,8 @@ def _demand_meant(order: Order) -> None:
         ValueError
     """
     form = FORMS.get(order.command)
-    if form is None or order.schema != _SCHEMA:
+    # The id is part of the name of a folder that is removed: it leads nowhere else.
+    if form is None or order.schema != _SCHEMA or not _ID.fullmatch(order.id):
         raise ValueError(tr("{name} is no command of a fleet", name=shown(order.command)))
     for library in order.libraries:
         if (library.target is not None) != form.has_target or not is_name(f"{library.source}{library.target}"):

@@ -298,7 +298,7 @@ def test_in_a_store_libraries_are_those_on_disk_whenever_processes_are_killed(
     libraries = tuple(
         Library(source=str(source.path), target=f"{bucket}/{source.path.name}") for source in herd.sources
     )
-    order = Order(command="migrate", options=("--now", NOW), libraries=libraries, id="one")
+    order = Order(command="migrate", options=("--now", NOW), libraries=libraries, id="1")
     out, pool = tmp_path / "out.parquet", partial(RayPool, IN_STORE, joined, 2)
     with untouched(herd.folder / "sources", herd.folder / "alone"):
         Fleet(order=order, path=out, pool=pool, pause_seconds=0.01).run(Run(command="fleet migrate"))
@@ -319,7 +319,7 @@ def test_in_a_store_libraries_are_those_on_disk_whenever_processes_are_killed(
     assert [left_of(source.path) for source in herd.sources] == [0] * len(herd.sources)
     assert [name for name in there if re.search(r"/lease-\d{6}\.json$", name)] == []
     # What is done is done: another fleet finds nothing left to do, and publishes nothing.
-    again = msgspec.structs.replace(order, id="two")
+    again = msgspec.structs.replace(order, id="2")
     Fleet(order=again, path=tmp_path / "twice.parquet", pool=pool).run(Run(command="fleet migrate"))
     assert place_of(bucket).objects() == there
 

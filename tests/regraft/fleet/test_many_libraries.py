@@ -224,6 +224,7 @@ STRANGE = {
     "no name": LINE.replace("/x", "/x\\u0000"),
     "too large a number": LINE.replace('"/x"', '"/x", "bytes": 99999999999999999999'),
     "less than nothing": LINE.replace('"/x"', '"/x", "bytes": -5'),
+    "an id that leads elsewhere": LINE.replace('"id": ""', '"id": "a/../../elsewhere"'),
     "too deep": "[" * 200_000,
 }
 
