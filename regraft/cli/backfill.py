@@ -27,6 +27,7 @@ from regraft.suggestion import Suggestion
 from regraft.text import counted, one_line, shown_lines
 from repair import systems
 from repair.backfill.budget import Limits
+from repair.backfill.estimate import Estimate
 from repair.backfill.report import BackfillReport, EmbeddingReport, ScopeReport
 from repair.backfill.request import BackfillOptions, NewModel
 from repair.backfill.run import Supply
@@ -186,6 +187,24 @@ def _heading(scope: ScopeReport) -> str:
     return one_line(f"{scope.name}  ({scope.scope}{model})")
 
 
+def estimate_lines(planned: Estimate, *, is_unnamed: bool = False) -> list[str]:
+    """Return what embedding takes, as a line for a person, where there is anything to embed; ``is_unnamed``: nobody has
+    said to whom it is sent.
+    """
+    if not planned.texts:
+        return []
+    sent = tr(
+        "about {tokens} in {requests}",
+        tokens=counted(planned.tokens, "token"),
+        requests=counted(planned.requests, "request"),
+    )
+    if planned.cost is not None:
+        sent += tr(", about {money}", money=money(planned.cost, planned.currency))
+    elif is_unnamed:
+        sent += tr(", cost unknown")
+    return [tr("  embed {texts}: {sent}", texts=counted(planned.texts, "text"), sent=sent)]
+
+
 def scope_lines(scope: ScopeReport, *, is_unnamed: bool = False) -> list[str]:
     """Return what is going to be sent of one scope, as lines for a person; ``is_unnamed``: nobody has said to whom."""
     planned = scope.planned
@@ -197,17 +216,7 @@ def scope_lines(scope: ScopeReport, *, is_unnamed: bool = False) -> list[str]:
             texts=counted(scope.eligible, "text"),
         ),
     ]
-    if planned.texts:
-        sent = tr(
-            "about {tokens} in {requests}",
-            tokens=counted(planned.tokens, "token"),
-            requests=counted(planned.requests, "request"),
-        )
-        if planned.cost is not None:
-            sent += tr(", about {money}", money=money(planned.cost, planned.currency))
-        elif is_unnamed:
-            sent += tr(", cost unknown")
-        lines.append(tr("  embed {texts}: {sent}", texts=counted(planned.texts, "text"), sent=sent))
+    lines += estimate_lines(planned, is_unnamed=is_unnamed)
     if planned.shared:
         lines.append(tr("  {shared} more: the vector of an equal text", shared=counted(planned.shared, "text")))
     return lines

@@ -12,7 +12,7 @@ import msgspec
 
 from regraft import extras
 from regraft.api.embedding import limited_embedder
-from regraft.cli import in_process
+from regraft.cli import backfill, in_process
 from regraft.cli.backfill import money
 from regraft.errors import WrongUsage
 from regraft.fleet import commands, results
@@ -201,17 +201,7 @@ def planned_lines(plan: FleetPlan) -> list[str]:
             texts=counted(plan.distinct, "different text"),
         )
     ]
-    planned = plan.planned
-    if planned.texts:
-        sent = tr(
-            "about {tokens} in {requests}",
-            tokens=counted(planned.tokens, "token"),
-            requests=counted(planned.requests, "request"),
-        )
-        if planned.cost is not None:
-            sent += tr(", about {money}", money=money(planned.cost, planned.currency))
-        lines.append(tr("  embed {texts}: {sent}", texts=counted(planned.texts, "text"), sent=sent))
-    return lines
+    return [*lines, *backfill.estimate_lines(plan.planned)]
 
 
 def sent_lines(report: FleetBackfillReport) -> list[str]:

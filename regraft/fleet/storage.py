@@ -72,6 +72,10 @@ class Place(msgspec.Struct, frozen=True):
     def _path(self) -> str:
         return self.url.partition("://")[2]
 
+    def _path_of(self, name: str) -> str:
+        """Return the path of an object below it; ``""`` is its own."""
+        return (self / name if name else self)._path
+
     @property
     def _files(self) -> Any:
         kind = self.parts[0]
@@ -186,7 +190,7 @@ class Place(msgspec.Struct, frozen=True):
         """
         pairs = list(files)
         if pairs:
-            sources = [(self / name if name else self)._path for name, _ in pairs]
+            sources = [self._path_of(name) for name, _ in pairs]
             with _asked(self):
                 try:
                     self._files.get(sources, [str(path) for _, path in pairs], batch_size=_AT_ONCE)
@@ -236,11 +240,11 @@ class Place(msgspec.Struct, frozen=True):
         with _asked(self):
             for path, name in files:
                 if path.stat().st_size > _LARGE_BYTES:
-                    there = (self / name if name else self)._path
+                    there = self._path_of(name)
                     self._files.put_file(str(path), there, **_in_parts(self.parts[0], path.stat().st_size))
                 else:
                     small.append((path, name))
-            targets = [(self / name if name else self)._path for _, name in small]
+            targets = [self._path_of(name) for _, name in small]
             if small:
                 self._files.put([str(path) for path, _ in small], targets, batch_size=_AT_ONCE)
 
