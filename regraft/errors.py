@@ -168,6 +168,13 @@ class WorkFolderTooSmall(RegraftError, OSError):
     are free; point TMPDIR to a larger disk."""
 
 
+class TemporaryCopyFailed(RegraftError):
+    """{path}: reading it needs a temporary copy, and {folder} cannot be written ({reason}); free space there, raise
+    the limit on file sizes, or point TMPDIR to another folder."""
+
+    exit_status = STOPPED
+
+
 class Declined(RegraftError, RuntimeError):
     """{path}: you answered no; nothing was written."""
 

@@ -23,6 +23,7 @@ import apsw
 
 from regraft import areas, guarding, links
 from regraft.boundary_errors import JournalNamesAnother
+from regraft.errors import TemporaryCopyFailed
 from regraft.language import tr
 from regraft.ledger import durable
 from regraft.text import decode_utf8
@@ -49,6 +50,20 @@ CONTENT_ERRORS = (
 )
 #: What SQLite fails with because of the system, whatever a file holds.
 SYSTEM_ERRORS = (apsw.IOError, apsw.FullError, apsw.CantOpenError, apsw.NoMemError, apsw.InterruptError)
+#: Extended result codes of failed writes: while a file is only read, these concern SQLite's own temporary files.
+_WRITE_FAILURES = frozenset(
+    {
+        apsw.SQLITE_FULL,
+        apsw.SQLITE_IOERR_WRITE,
+        apsw.SQLITE_IOERR_FSYNC,
+        apsw.SQLITE_IOERR_DIR_FSYNC,
+        apsw.SQLITE_IOERR_TRUNCATE,
+        apsw.SQLITE_IOERR_SHMOPEN,
+        apsw.SQLITE_IOERR_SHMSIZE,
+        apsw.SQLITE_IOERR_SHMMAP,
+        apsw.SQLITE_IOERR_GETTEMPPATH,
+    }
+)
 #: What every database begins with.
 MAGIC = b"SQLite format 3\0"
 _WAL_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
@@ -139,6 +154,13 @@ def missing_bytes(path: Path) -> int:
     return max(0, pages * page - size, -size % page)
 
 
+def is_write_failure(error: BaseException) -> bool:
+    """Whether SQLite or the system could not write (disk full, file size limit): never the fault of the file read."""
+    if isinstance(error, OSError):
+        return error.errno in durable.NO_ROOM
+    return isinstance(error, apsw.Error) and getattr(error, "extendedresult", None) in _WRITE_FAILURES
+
+
 def quoted(name: str) -> str:
     """Return a name from a file's schema as it can stand in a statement."""
     return '"' + name.replace('"', '""') + '"'
@@ -185,6 +207,7 @@ def reading(
     Raises:
         apsw.Error: it is no database, or damaged.
         OSError: it cannot be read.
+        TemporaryCopyFailed: its log makes a copy necessary, and the copy cannot be written.
     """
     if beside_writers and _knows_locks(real := links.real_path(path)):
         files = (real, *companions(real))
@@ -257,8 +280,15 @@ def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int, tuple[
         logger.info("%s is read from a copy: %s lies beside it", real, beside[0].name)
         with durable.temporary_folder(work) as folder:
             copy = folder / "copy.sqlite"
-            durable.copy_file(real, copy)
-            if all(copied_companion(file, copy, file.name[len(real.name) :]) for file in beside):
+            try:
+                durable.copy_file(real, copy)
+                is_whole = all(copied_companion(file, copy, file.name[len(real.name) :]) for file in beside)
+            except OSError as error:
+                if error.errno in durable.NO_ROOM:
+                    reason = error.strerror or error
+                    raise TemporaryCopyFailed(path=path, folder=folder.parent, reason=reason) from error
+                raise
+            if is_whole:
                 yield _uri(copy, mode="rw"), _READ_COPY, (real, *beside)
                 return
     yield _uri(real, mode="ro", immutable=1), _READ_ONLY, (real,)

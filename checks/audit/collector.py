@@ -12,7 +12,7 @@ import msgspec
 
 from checks.audit.file_findings import CORRUPT
 from checks.audit.findings import FINDINGS, SAMPLES, Finding
-from regraft import clock
+from regraft import clock, sqlite
 from regraft.language import joined, put_in, tr
 from regraft.report.notices import Severity
 from regraft.report.progress import Progress, Silent
@@ -181,6 +181,8 @@ class FindingCollector(msgspec.Struct):
         except OutOfTime:
             self.not_checked.append(missing)
         except (apsw.Error, ValueError, MemoryError, OverflowError) as error:
+            if sqlite.is_write_failure(error):
+                raise
             try:
                 self.check_time()
             except OutOfTime:

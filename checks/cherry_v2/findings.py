@@ -316,7 +316,20 @@ BASE_MODEL = register(
     "error",
     "base.model",
     tr("A base names a model that does not exist."),
-    tr("Adding the model in the application under the same id."),
+    tr(
+        "Add the model in the application under the same id. While a base is migrated or installed, "
+        "`--map-model OLD=NEW` gives it another model of the profile, and `--recreate-model` and `regraft install "
+        "--recreate-provider` add the missing one."
+    ),
+)
+BASE_EXISTS = register(
+    "error",
+    "base.exists",
+    tr("The profile has a base, folder or item of the same id already, with other content. `install` says so."),
+    tr(
+        "`regraft install --as-new` installs the base beside it under new ids, and `--name NAME` gives it another "
+        "name. The base that is there is never changed: `regraft explain move`."
+    ),
 )
 MODEL_INCOMPLETE = register(
     "error",

@@ -89,6 +89,8 @@ def audit_index(path: Path, expected: Expected, ledger: FindingCollector) -> Ind
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             _Audit(db, expected, ledger, index).run()
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        if sqlite.is_write_failure(error):
+            raise
         ledger.add(
             v2.UNREADABLE,
             tr("{named} cannot be read: {error}", named=named(path.name), error=error),

@@ -174,8 +174,13 @@ def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
     failed = sum(base.get("status") == "failed" for base in catalog.bases)
     folders = _lost_folders(catalog)
     if failed or folders:
-        lost = tr("{bases} and {folders}", bases=counted(failed, "base"), folders=counted(folders, "folder"))
-        facts.append(tr("The application's own upgrade failed for {lost}.", lost=lost))
+        # A failed base may also have been installed as it was: the catalog does not say which program gave up on it.
+        if failed:
+            facts.append(tr("Not usable: {bases} marked as failed.", bases=counted(failed, "base")))
+        if folders:
+            facts.append(tr("Not migrated: {folders}.", folders=counted(folders, "folder")))
+        if not vector_files:
+            return facts, [check]
         rescue = _step("rescue", path, "--dry-run", *kind, does=tr("See what of it can be brought back"))
         return [*facts, *_left(vector_files)], [rescue, check]
     if vector_files and not catalog.bases:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from checks.systems import chosen_names
 from regraft.api.auditing import command_line
-from regraft.api.given import kind_of, model_id, models_of, moment, path_of, watch_of
+from regraft.api.given import base_name, kind_of, model_id, models_of, moment, path_of, watch_of
 from regraft.kinds import Kind
 from regraft.report.document import End, Run
 from regraft.report.progress import Progress
@@ -257,12 +257,28 @@ def install(
     recreate_model: Iterable[str] = (),
     recreate_provider: Iterable[str] = (),
     as_new: bool = False,
+    name: str | None = None,
     now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
 ) -> ChangeReport:
     """Put bases of a library, a pack, a v2 backup or another profile into a v2 profile; as ``regraft install`` does.
+
+    Args:
+        path: the source.
+        profile: the profile's folder.
+        kind: the kind of the source, if it is not recognized.
+        bases: ids or names of bases; empty: all of them.
+        map_model: the profile's model for a model of the source, by its id.
+        recreate_model: ids of models to add to the profile.
+        recreate_provider: ids of providers to add to the profile, disabled and without keys.
+        as_new: install a base that is there already as a new base beside it.
+        name: the name of the installed base in the profile; one base must be chosen.
+        now_ms: the run's time, Unix milliseconds.
+        dry_run: only plan.
+        progress: receives the progress of the run.
+        confirm: called with the plan; False stops the run.
 
     Raises:
         Declined: ``confirm`` said no.
@@ -273,6 +289,7 @@ def install(
         models=models_of(map_model or {}, recreate_model),
         providers=frozenset(recreate_provider),
         as_new=as_new,
+        name=base_name(name),
         dry_run=dry_run,
     )
     with opened(path_of(path), kind_of(kind), bases, "install") as source:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from regraft import clock
-from regraft.errors import ModelOptionInvalid
+from regraft.errors import ModelOptionInvalid, WrongUsage
 from regraft.formats.cherry_v2.models import ModelOverrides, is_model_id, tidy_model_id
 from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.report.progress import Progress, Silent
+from regraft.text import trim
 
 
 def path_of(path: str | Path) -> Path:
@@ -35,6 +36,24 @@ def watch_of(progress: Progress | None) -> Progress:
 def moment(now_ms: int | None) -> int:
     """Return the time of a run, in ms."""
     return clock.now_ms() if now_ms is None else now_ms
+
+
+def base_name(name: str | None) -> str | None:
+    """Return a name for a base without the blanks around it; None stays None.
+
+    Raises:
+        WrongUsage: the name is blank, or not valid Unicode.
+    """
+    if name is None:
+        return None
+    tidy = trim(name)
+    if not tidy:
+        raise WrongUsage(problem=tr("a base's name cannot be blank"), hint=tr("give a name"))
+    try:
+        tidy.encode()
+    except UnicodeEncodeError as error:
+        raise WrongUsage(problem=tr("a base's name must be valid Unicode"), hint=tr("give another name")) from error
+    return tidy
 
 
 def models_of(mapped: Mapping[str, str], recreated: Iterable[str]) -> ModelOverrides:

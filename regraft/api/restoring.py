@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from regraft.api.embedding import chosen_embedder
-from regraft.api.given import kind_of, model_id, moment, path_of, watch_of
+from regraft.api.given import base_name, kind_of, model_id, moment, path_of, watch_of
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import EmbedderUnnamed, ModelDiffers, WrongUsage
 from regraft.kinds import Kind
@@ -47,7 +47,7 @@ def restore(
             settings=settings,
             model_id=new_model,
             dimensions=length,
-            name=name,
+            name=base_name(name),
             base=base,
             now_ms=at_ms,
             kind=of_kind,

@@ -88,6 +88,11 @@ class Commands(click.Group):
     def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
         """Run a command line."""
         arguments = sys.argv[1:] if args is None else list(args)
+        # Habits from other programs: "help", "help COMMAND" and "version" without dashes.
+        if arguments[:1] == ["help"]:
+            arguments = [*arguments[1:], "--help"]
+        elif arguments[:1] == ["version"]:
+            arguments = ["--version", *arguments[1:]]
         settings["standalone_mode"] = False
         try:
             status = super().main(arguments, *more, **settings)

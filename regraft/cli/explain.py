@@ -13,13 +13,28 @@ from checks.systems import every_finding
 from regraft import pages
 from regraft.cli.options import verbose_option
 from regraft.cli.output import echo_json, reports_errors, say
-from regraft.errors import WrongUsage, error_classes
+from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, WrongUsage, error_classes
 from regraft.language import joined, tr
 from regraft.report.document import Report, Run, encoded
 from regraft.report.registry import EVERY_CODE
 from regraft.text import shown_lines
 
 Kind = Literal["finding", "code", "error", "page"]
+
+
+#: What to do about a code that is no finding of a check, by its severity.
+_REMEDIES_BY_SEVERITY: dict[str, str] = {
+    "note": tr("Nothing has to be done."),
+    "warning": tr("The report names each one. Take what is missing from the source or a backup, or go on without it."),
+    "error": tr("The report names each one. Correct the source, or take an undamaged copy, and run the command again."),
+}
+#: What to do about an error, by its exit status.
+_REMEDIES_BY_STATUS = {
+    WORTH_READING: tr("Read what is reported; everything else is complete."),
+    REFUSED: tr("Nothing was changed. Correct what the message names, and run the command again."),
+    STOPPED: tr("Remove the cause that the message names, and run the same command again: finished work is kept."),
+    INTERRUPTED: tr("Run the same command again: finished work is kept."),
+}
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +45,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     meaning: str
     #: Of a finding and a code.
     severity: str | None = None
-    #: What mends a finding.
+    #: What to do about it; None for a page.
     remedy: str | None = None
     #: The finding that a code is for ``regraft check``; of a finding, the codes that are it.
     related: tuple[str, ...] = ()
@@ -96,11 +111,18 @@ def _explained(name: str) -> list[Explanation]:
     if name in EVERY_CODE:
         code = EVERY_CODE[name]
         related = (code.finding,) if code.finding else ()
-        found.append(Explanation(name=name, kind="code", severity=code.severity, meaning=code.meaning, related=related))
+        remedy = findings[code.finding].remedy if code.finding else _REMEDIES_BY_SEVERITY[code.severity]
+        explanation = Explanation(
+            name=name, kind="code", severity=code.severity, meaning=code.meaning, remedy=remedy, related=related
+        )
+        found.append(explanation)
     if name in errors:
         error = errors[name]
         meaning = re.sub(r"\{(\w+)\}", lambda fact: fact[1].replace("_", " ").upper(), error.template())
-        found.append(Explanation(name=name, kind="error", meaning=meaning, exit_status=error.exit_status))
+        remedy = _REMEDIES_BY_STATUS[error.exit_status]
+        found.append(
+            Explanation(name=name, kind="error", meaning=meaning, remedy=remedy, exit_status=error.exit_status)
+        )
     if name in pages.names():
         found.append(Explanation(name=name, kind="page", meaning=pages.text_of(name)))
     if not found:
@@ -117,8 +139,7 @@ def _as_text(one: Explanation) -> str:
     if one.kind == "page":
         return one.meaning
     lines = [f"{one.name}  ({one.kind}{_grade(one)})", f"  {one.meaning}"]
-    if one.remedy is not None:
-        lines.append(tr("  What mends it: {remedy}", remedy=one.remedy))
+    lines.append(tr("  What to do: {remedy}", remedy=one.remedy))
     if one.kind == "finding" and one.related:
         lines.append(tr("  A migration says it as: {related}", related=joined(one.related)))
     if one.kind == "code" and one.related:

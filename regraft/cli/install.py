@@ -10,6 +10,7 @@ import click
 from msgspec import structs
 
 from regraft import clock
+from regraft.api.given import base_name
 from regraft.cli.changing import ChangeRequest, as_text, change_options, end_with
 from regraft.cli.options import PATH, model_options, model_word, time_of
 from regraft.cli.output import reports_errors
@@ -36,6 +37,7 @@ from repair.cherry_v2.source import BaseSource, opened
     help=tr("Make this provider where the profile lacks it: disabled, without keys."),
 )
 @click.option("--as-new", is_flag=True, help=tr("Let a base that is there already come as a new one beside it."))
+@click.option("--name", metavar="NAME", help=tr("Another name for the one base that is installed."))
 @click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
 @reports_errors
 def install(
@@ -45,6 +47,7 @@ def install(
     recreate_model: tuple[str, ...],
     providers: tuple[str, ...],
     as_new: bool,
+    name: str | None,
     now: int | None,
     **options: Any,
 ) -> None:
@@ -64,6 +67,7 @@ def install(
         models=model_word(map_model, recreate_model),
         providers=frozenset(providers),
         as_new=as_new,
+        name=base_name(name),
         dry_run=asked.dry_run,
     )
     with opened(path, asked.of_kind(), asked.bases, "install") as source:

@@ -5,6 +5,7 @@ Everything that is printed goes through :func:`say` and :func:`note`, and by the
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -64,6 +65,9 @@ def _as_it_came(error: BaseException) -> RegraftError:
         return error
     from regraft import sqlite  # noqa: PLC0415
 
+    if isinstance(error, OSError) and error.strerror:
+        path = f"{shown(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
+        return StoppedBySystem(reason=path + error.strerror)
     if isinstance(error, (OSError, *sqlite.SYSTEM_ERRORS)):
         return StoppedBySystem(reason=error)
     return FaultOfRegraft(kind=type(error).__name__, reason=error)

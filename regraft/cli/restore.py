@@ -15,13 +15,7 @@ from regraft.cli.options import time_of
 from regraft.cli.output import reports_errors
 from regraft.errors import WrongUsage
 from regraft.language import tr
-from regraft.text import shown_lines, trim
-
-
-def _name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not trim(value):
-        raise click.BadParameter(tr("a base's name cannot be blank"))
-    return None if value is None else trim(value)
+from regraft.text import shown_lines
 
 
 @click.command()
@@ -33,9 +27,7 @@ def _name(_context: click.Context, _parameter: click.Parameter, value: str | Non
 @click.option(
     "--dimensions", type=click.IntRange(1, 65536), metavar="N", help=tr("Of its vectors.  [default: as they come]")
 )
-@click.option(
-    "--name", callback=_name, metavar="NAME", help=tr("What the new base is called.  [default: as the old one]")
-)
+@click.option("--name", metavar="NAME", help=tr("What the new base is called.  [default: as the old one]"))
 @click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z.  [default: now]"))
 @reports_errors
 def restore(path: Path, embedder_name: str | None, config_path: Path | None, **options: Any) -> None:

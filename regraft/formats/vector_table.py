@@ -96,6 +96,8 @@ class VectorTable(msgspec.Struct, frozen=True):
                 prepare(db)
                 self._survey_rows(db, found, columns, texts=texts)
         except (apsw.Error, UnicodeDecodeError) as error:
+            if sqlite.is_write_failure(error):
+                raise
             is_damage = isinstance(error, (*sqlite.CONTENT_ERRORS, apsw.IOError, UnicodeDecodeError))
             raise StoreProblem(tr("cannot be read: {error}", error=error), is_damage=is_damage) from error
         except OSError as error:

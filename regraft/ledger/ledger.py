@@ -246,6 +246,9 @@ def _writing(target: Path) -> Iterator[apsw.Connection]:
         # Without one, closing removes what opening has made.
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(has_log))
         db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+        # SQLite opens a file that it may not write (read-only media, missing permission) for reading, without a word.
+        if db.readonly("main"):
+            raise apsw.ReadOnlyError(tr("it is read-only"))
         yield db
 
 

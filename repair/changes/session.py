@@ -84,6 +84,8 @@ def looking(store: Store) -> Iterator[None]:
     except RegraftError:
         raise
     except (OSError, apsw.Error, UnicodeDecodeError) as error:
+        if sqlite.is_write_failure(error):
+            raise
         raise SourceUnreadable(path=store.path, reason=getattr(error, "strerror", None) or error) from error
 
 

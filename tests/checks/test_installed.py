@@ -154,7 +154,8 @@ def test_a_failed_upgrade_is_to_be_rescued(home: Path) -> None:
     (one,) = found()
     assert one["facts"] == [
         "v2 data, with 2 bases.",
-        "The application's own upgrade failed for 1 base and 1 folder.",
+        "Not usable: 1 base marked as failed.",
+        "Not migrated: 1 folder.",
         "2 vector files of v1 still there.",
     ]
     assert commands(one)[0] == f"regraft rescue {profile} --dry-run"

@@ -16,6 +16,7 @@ from typing import Any
 from regraft import links
 from regraft.formats import json_text
 from regraft.language import tr
+from regraft.text import shown
 
 APPLICATION = "CherryStudio"
 #: The application's own settings, which can name another folder for its data.
@@ -157,11 +158,13 @@ def _singleton(folder: Path) -> str | None:
     except OSError:
         return None
     if host != socket.gethostname():
-        # Nobody here can tell whether that process still lives.
-        return (
-            tr("{singleton_lock} of host {host}, and recent writes", singleton_lock=SINGLETON_LOCK, host=host)
-            if _recently_written(folder)
-            else None
+        # Whether a process of another computer still runs cannot be seen from here. Chromium refuses such a profile.
+        if not host or not _PID.fullmatch(pid):
+            return None
+        return tr(
+            "{singleton_lock} names another computer, {host}; if this is a copy, delete that file first",
+            singleton_lock=SINGLETON_LOCK,
+            host=shown(host),
         )
     return (
         tr("process {pid}", pid=pid)

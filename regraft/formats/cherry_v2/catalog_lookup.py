@@ -85,6 +85,8 @@ def _damage_named() -> Iterator[None]:
     try:
         yield
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        if sqlite.is_write_failure(error):
+            raise
         raise CatalogProblem(tr("cannot be read: {error}", error=error)) from error
 
 

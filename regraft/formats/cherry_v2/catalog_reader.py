@@ -69,6 +69,8 @@ def read_catalog(path: Path, *, data: bool = True) -> StoredCatalog:
         with sqlite.reading(path) as db:
             bases, items, providers, models = (_rows(db, table, data=data) for table in _COLUMNS)
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        if sqlite.is_write_failure(error):
+            raise
         raise CatalogProblem(tr("cannot be read: {error}", error=error)) from error
     if bases is None:
         raise CatalogProblem(tr("has no table `knowledge_base`"))

@@ -11,8 +11,12 @@ from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, ModelRow
 from regraft.formats.cherry_v2.catalog_generation import model_of
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.models import SEPARATOR, ModelOverrides
-from regraft.language import tr
+from regraft.language import joined, tr
+from regraft.text import one_line
 from repair.cherry_v2.source import BaseSource
+
+#: How many of the profile's models a message names.
+_SHOWN = 8
 
 
 class ModelMissing(Exception):
@@ -52,6 +56,11 @@ class Models(msgspec.Struct, kw_only=True):
             return str(named)
         provider = str(named).partition(SEPARATOR)[0]
         mapped = tr("--map-model '{named}=PROVIDER::MODEL' gives one that is there", named=named)
+        known = sorted(one for one in self.there if isinstance(one, str))
+        if known:
+            more = len(known) - _SHOWN
+            names = joined([*known[:_SHOWN], *([tr("{more:,} more", more=more)] if more > 0 else [])])
+            mapped = tr("{mapped} ({names})", mapped=mapped, names=one_line(names))
         if provider in self.providers or provider in self.recreated:
             again = f"--recreate-model '{named}'"
             raise ModelMissing(

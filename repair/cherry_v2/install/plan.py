@@ -32,7 +32,7 @@ from regraft.language import tr
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
 from regraft.records import replace
 from regraft.report.progress import human_bytes
-from regraft.text import counted, decode_halves
+from regraft.text import counted, decode_halves, one_line
 from repair.changes.copies import damage_of
 from repair.changes.found import errors
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
@@ -62,6 +62,8 @@ class InstallOptions(msgspec.Struct, frozen=True, kw_only=True):
     providers: frozenset[str] = frozenset()
     #: Whether a base that is there already comes as a new one.
     as_new: bool = False
+    #: The name that the one chosen base gets in the profile; None: its own.
+    name: str | None = None
     #: Whether nothing is written: no room is needed then.
     dry_run: bool = False
 
@@ -75,8 +77,13 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
         ProfileUnknown: the profile is of another time than this regraft.
         NotEnoughSpace: what comes does not fit.
         SourceUnreadable: one of both databases cannot be read.
-        WrongUsage: the profile is the source itself.
+        WrongUsage: the profile is the source itself, or a name is given for several bases.
     """
+    if options.name is not None and len(source.chosen) != 1:
+        raise WrongUsage(
+            problem=tr("--name names one base, and {bases} are chosen", bases=counted(len(source.chosen), "base")),
+            hint=tr("choose it with --base"),
+        )
     database = demand_profile(
         store, command="install", advice=tr("give the application's profile folder with --profile")
     )
@@ -194,7 +201,7 @@ class _Planner:
                 "the profile has {there} already, with other content: --as-new lets it come as a new base beside it",
                 there=there,
             )
-            self._leave(base, v2.BASE_STATUS, message)
+            self._leave(base, v2.BASE_EXISTS, message)
             return None
         return self._copy(base)
 
@@ -210,7 +217,7 @@ class _Planner:
             return copy
         if there is not _SAME:
             self._leave(
-                base, v2.BASE_STATUS, tr("its copy, base {base}, is there already, with other content", base=ids.base)
+                base, v2.BASE_EXISTS, tr("its copy, base {base}, is there already, with other content", base=ids.base)
             )
         return None
 
@@ -266,7 +273,7 @@ class _Planner:
             self._leave(base, v2.BASE_MODEL, str(missing))
             return None
         rerank = self._models.rerank(row.get("rerank_model_id"))
-        new = replace(coming, model=model, rerank=rerank)
+        new = replace(coming, model=model, rerank=rerank, name=self._options.name)
         problem = rehearsal.problem(new)
         if problem is not None:
             self._leave(base, v2.BASE_STATUS, tr("the profile's own rules refuse it: {problem}", problem=problem))
@@ -414,6 +421,8 @@ class _Planner:
         message = tr("list it {model} and {items}", model=model, items=counted(count, "item"))
         if base.new_ids is not None:
             message += tr(", as a new base of {origin}", origin=base.origin)
+        if base.name is not None:
+            message += tr(", under the name {name}", name=one_line(base.name))
         return Action(
             action="insert-base",
             message=message,

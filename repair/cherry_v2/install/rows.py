@@ -42,6 +42,8 @@ class NewBase(msgspec.Struct, frozen=True):
     rerank: str | None = None
     #: Given where it comes as a new base.
     new_ids: NewIds | None = None
+    #: Its name in the profile, where the user gives another one.
+    name: str | None = None
 
 
 class NewRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +105,8 @@ def insert(db: apsw.Connection, tables: Tables, table: str, rows: Iterable[Row])
 def insert_base(db: apsw.Connection, source: apsw.Connection, tables: Tables, base: NewBase) -> None:
     """Insert a base of the library ``source`` with its items; its group is the user's own and none of the profile's."""
     own = {"id": base.id, "group_id": None, "embedding_model_id": base.model, "rerank_model_id": base.rerank}
+    if base.name is not None:
+        own["name"] = base.name
     insert(db, tables, BASES, ({**row, **own} for row in _read(source, BASES, "id", base.origin)))
     items = _read(source, ITEMS, "base_id", base.origin)
     insert(db, tables, ITEMS, items if base.new_ids is None else map(base.new_ids.row, items))

@@ -168,6 +168,8 @@ def _contents(source: BaseSource, work: Path) -> _Contents:
         for base in chosen:
             _add_base(contents, source, base, work)
     except (apsw.Error, UnicodeDecodeError) as error:
+        if sqlite.is_write_failure(error):
+            raise
         raise SourceUnreadable(path=source.store.path, reason=error) from error
     return contents
 
@@ -262,7 +264,13 @@ def _carry_out(source: BaseSource, contents: _Contents, options: PackOptions, pr
         return "planned"
     _check_space(options.target, contents)
     with stage(progress, "Packing", contents.bytes, "bytes"):
-        archive.write(options.target, contents.members, with_files, options.now_ms, progress)
+        try:
+            archive.write(options.target, contents.members, with_files, options.now_ms, progress)
+        except OSError as error:
+            # A full disk or a limit on file sizes concerns the pack, not the file of the source that was being read.
+            if error.errno in durable.NO_ROOM:
+                raise OSError(error.errno, error.strerror, os.fspath(options.target)) from error
+            raise
     return "written"
 
 
