@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
 from regraft.cli.options import PATH
+from regraft.cli.output import note
 from regraft.language import tr
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,7 +35,36 @@ def embedder_options(command: F) -> F:
         metavar="NAME",
         help=tr("The embedder, by its name in the configuration; may be left out where only one fits."),
     )
-    return config_option(chosen(command))
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # With -vv everything that is logged is shown already.
+        if kwargs.get("quiet") or kwargs.get("verbose", 0) > 1:
+            return command(*args, **kwargs)
+        with _shown_retries():
+            return command(*args, **kwargs)
+
+    return config_option(chosen(run))  # type: ignore[return-value]
+
+
+class _RetryLines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm  # noqa: PLC0415 - loaded where a request failed
+
+        # A progress bar is taken off the terminal for the line, and drawn again below it.
+        with tqdm.external_write_mode(file=sys.stderr):
+            note(record.getMessage())
+
+
+@contextmanager
+def _shown_retries() -> Iterator[None]:
+    """Print a line on stderr for each failed attempt to reach an embedding server."""
+    logger, lines = logging.getLogger("regraft.embedders.server"), _RetryLines(logging.WARNING)
+    logger.addHandler(lines)
+    try:
+        yield
+    finally:
+        logger.removeHandler(lines)
 
 
 def limit_options(command: F) -> F:

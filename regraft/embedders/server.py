@@ -7,6 +7,7 @@ any header. So it gets no key at all, and a hook of its transport lets pass only
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import random
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from regraft.errors import EmbedderKeyMissing, EmbedderRefused, WrongUsage
 from regraft.extras import needed
 from regraft.language import tr
 from regraft.text import whole
+
+logger = logging.getLogger(__name__)
 
 #: The first wait between attempts, in seconds; each is about twice the one before, up to the longest.
 FIRST_WAIT_S = 0.5
@@ -81,6 +84,8 @@ class ServerEmbedder:
         self._tenacity = needed("tenacity", tr("Embedding servers"), "openai")
         self._counted = counter(settings)
         self._halted = Event()
+        #: What was logged of failing requests since the last answer: several threads meet the same failure at once.
+        self._announced: set[tuple[int, str]] = set()
         try:
             self._client = self._made_client()
         except Exception as error:
@@ -135,6 +140,7 @@ class ServerEmbedder:
             stop=tenacity.stop_after_attempt(self.settings.retries + 1),
             wait=self._wait,
             sleep=self._halted.wait,
+            before_sleep=self._announce,
             reraise=True,
         )
         try:
@@ -142,8 +148,26 @@ class ServerEmbedder:
         except _Passing as error:
             failure = error.found
         else:
+            self._announced.clear()
             return Embedded(vectors, tokens, requests)
         raise ServerFailing(failure.code, failure.reason, requests)
+
+    def _announce(self, state: Any) -> None:
+        """Log once for all threads which attempt failed, why, and when the next one starts."""
+        reason = state.outcome.exception().found.reason
+        if (state.attempt_number, reason) in self._announced:
+            return
+        self._announced.add((state.attempt_number, reason))
+        logger.warning(
+            tr(
+                "{embedder}: attempt {number} of {most} failed ({reason}); next attempt in {seconds:.0f} s",
+                embedder=self.settings.name,
+                number=state.attempt_number,
+                most=self.settings.retries + 1,
+                reason=reason,
+                seconds=max(1.0, state.next_action.sleep),
+            )
+        )
 
     def _wait(self, state: Any) -> float:
         """Return the seconds until the next attempt: those that the server wants, or twice as long as the last time."""

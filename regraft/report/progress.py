@@ -116,6 +116,8 @@ class Bar:
         """See :class:`Progress`."""
         if self._bar is not None:
             self._bar.close()
+            # tqdm leaves the last carriage return in the buffer: what is printed next would start behind the blanks.
+            sys.stderr.flush()
             self._bar = None
 
 
