@@ -98,8 +98,9 @@ class ChangeRequest(msgspec.Struct, frozen=True):
         return agrees
 
     def agreed(self, planned: ChangeReport) -> bool:
-        """Show a plan, and ask whether to go on (:func:`confirmed`)."""
-        return self.confirmed(action_lines(planned.bases, planned.actions, verbose=False))
+        """Show a plan, and what it leaves as it is, and ask whether to go on (:func:`confirmed`)."""
+        actions = action_lines(planned.bases, planned.actions, verbose=False)
+        return self.confirmed(parted(actions, left_lines(planned.bases, planned.left, verbose=False)))
 
 
 def carry_out(function: Callable[..., ChangeReport], path: Path, asked: ChangeRequest, **options: Any) -> NoReturn:
@@ -149,7 +150,8 @@ def as_text(report: ChangeReport, *, verbose: bool, shown: Sequence[str] = ()) -
         shown: the lines of the plan, if a person has just seen them: they are not said again.
     """
     lines = action_lines(report.bases, report.actions, verbose=verbose)
-    if shown and action_lines(report.bases, report.actions, verbose=False) == list(shown):
+    known = action_lines(report.bases, report.actions, verbose=False)
+    if shown and known == list(shown[: len(known)]):
         lines = []
     lines = parted(lines, list(salvaged_lines(report.salvaged or ())))
     lines = parted(lines, left_lines(report.bases, report.left, verbose=verbose))
@@ -215,13 +217,16 @@ def _next(left: Sequence[Unresolved]) -> list[str]:
 
 
 def _share_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> str:
-    """Return how many of the bases that the run was about are done; nothing where it was about one or none."""
+    """Return how many of the bases that the run was meant to change it did change; "" for one base or none.
+
+    A run is meant to change the bases that it has actions for, and those whose findings it leaves for a reason.
+    """
     unfinished = {one.base for one in left if one.base is not None}
-    touched = unfinished | {action.base for action in report.actions if action.base is not None}
-    if len(touched) < 2:
+    meant = unfinished | {action.base for action in report.actions if action.base is not None}
+    if len(meant) < 2:
         return ""
-    done = len(touched) - len(unfinished)
-    return tr(": {done:,} of {bases}", done=done, bases=counted(len(touched), "base"))
+    done = len(meant - unfinished)
+    return tr(": {done:,} of {bases}", done=done, bases=counted(len(meant), "base"))
 
 
 def _not_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> list[str]:

@@ -93,9 +93,12 @@ def _closing(document: dict[str, Any], written: list[Path], *, quiet: bool) -> s
 
 def _done(document: dict[str, Any]) -> list[str]:
     """Say how many bases are done, which are not and why, and what to do next."""
-    failed = [base for base in document["bases"] if base["error"]]
-    bases = len(document["bases"])
-    lines = [tr("Done: {bases:,} of {bases2}.", bases=bases - len(failed), bases2=counted(bases, "base"))]
+    meant = [base for base in document["bases"] if base["outcome"] != "unchanged"]
+    failed = [base for base in meant if base["error"]]
+    lines = [tr("Done: {bases:,} of {bases2}.", bases=len(meant) - len(failed), bases2=counted(len(meant), "base"))]
+    unchanged = len(document["bases"]) - len(meant)
+    if unchanged:
+        lines.append(tr("Unchanged since the last run: {bases}.", bases=counted(unchanged, "base")))
     for base in failed[:_SHOWN]:
         name = one_line(base["name"], LONGEST_NAME)
         lines.append(

@@ -175,6 +175,9 @@ def _clean_stop(store: Store, ledger: Ledger) -> Iterator[None]:
         if is_of_the_store(error):
             stays = tr("changes: {finished}", finished=finished) if finished else None
             raise at_damage(store.root, reason, stays) from error
+        is_read_only = isinstance(error, apsw.ReadOnlyError) or getattr(error, "errno", None) == errno.EROFS
+        if is_read_only and not finished:
+            raise StoreNotWritable(path=store.root, reason=tr("it is read-only")) from error
         raise ChangesStopped(path=store.root, reason=reason, finished=finished) from error
     except Exception:
         leave("stopped")

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import socket
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -34,7 +35,7 @@ from faults import (
 from profiles import KEYS, changed, profile, rows, tables
 from stand_ins import KILLED, Disk, FullDisk, die, on_disk
 
-from regraft import identity, sqlite
+from regraft import api, identity, sqlite
 from regraft.ledger import changes, durable, ledger
 from repair.changes import apply
 from repair.cherry_v2.install import copying
@@ -390,7 +391,7 @@ def test_a_base_of_this_id_with_other_items(case):
     changed(case.profile, "DELETE FROM knowledge_item WHERE rowid IN (SELECT max(rowid) FROM knowledge_item)")
     stays_out(case, f"base {BETA}")
     text = run("install", case.library, "--profile", case.profile, "-y", "--base", "beta").stdout
-    assert "[base.status]" in text
+    assert "[base.exists]" in text
 
 
 def test_a_base_of_this_id_with_another_index(case):
@@ -834,3 +835,49 @@ def test_the_sample_in_the_applications_own_profile(tmp_path):
     assert case.install(*mapped).document["actions"] == []
     assert run("undo", place, "-y").status == 0
     assert tables(place) == before
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+
+def names(case: Case) -> dict[str, str]:
+    with closing(sqlite3.connect(f"file:{case.database}?mode=ro", uri=True)) as db:
+        return dict(db.execute("SELECT id, name FROM knowledge_base"))
+
+
+def test_a_base_is_installed_under_another_name(case: Case) -> None:
+    done = case.install("--base", ALPHA, "--name", "  手册 2  ")
+    assert (done.status, names(case)[ALPHA]) == (0, "手册 2")
+    before = names(case)
+    copy = case.install("--base", ALPHA, "--as-new", "--name", "手册 3")
+    assert copy.status == 0
+    new = names(case)
+    assert sorted(new.values()) == sorted([*before.values(), "手册 3"])
+    assert run("undo", case.profile).status == 0
+    assert names(case) == before
+
+
+def test_the_api_installs_under_another_name(case: Case) -> None:
+    api.install(case.library, case.profile, bases=[BETA], name="Beta of Ann")
+    assert names(case)[BETA] == "Beta of Ann"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--name", "New"], "--name names one base"), (["--base", ALPHA, "--name", " "], "cannot be blank")],
+)
+def test_a_name_that_cannot_be_given(words: list[str], message: str, case: Case) -> None:
+    before = files_of(case.profile)
+    done = run("install", case.library, "--profile", case.profile, *words)
+    assert files_of(case.profile) == before
+    assert (done.status, message in done.stderr) == (2, True)
+
+
+def test_a_clash_of_ids_has_its_own_page(case: Case) -> None:
+    case.install("--base", ALPHA)
+    with closing(sqlite3.connect(case.database)) as db:
+        db.execute("DELETE FROM knowledge_item WHERE rowid = (SELECT max(rowid) FROM knowledge_item)")
+        db.commit()
+    (left,) = case.install("--base", ALPHA).document["left"]
+    assert (left["base"], left["finding"]) == (ALPHA, "base.exists")
+    assert "--as-new" in run("explain", "base.exists").stdout

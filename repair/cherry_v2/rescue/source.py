@@ -61,7 +61,9 @@ class V1Left(msgspec.Struct, frozen=True, kw_only=True):
             StoreProblem: it cannot be used; the text says why.
             WorkFolderTooSmall: it is in an archive, and there is no room for it.
         """
-        problem, leftover = tr("does not exist"), None
+        missing = tr("does not exist")
+        problems: list[str] = []
+        leftover: VectorFile | None = None
         for tree, places in self.places:
             if places.vectors is None:
                 continue
@@ -73,18 +75,20 @@ class V1Left(msgspec.Struct, frozen=True, kw_only=True):
                 mark = steady.mark_of(path)
                 found = self._surveyed(path, tree, draft)
                 if steady.mark_of(path) != mark:
-                    problem = tr("cannot be read: {moved}", moved=steady.MOVED)
+                    problems.append(tr("cannot be read: {moved}", moved=steady.MOVED))
                 elif found.survey.salvage is None:
                     return found
                 else:
                     # Another place may have it whole.
                     leftover = leftover or found
-            except StoreProblem as found:
-                problem = str(found)
-            except SourceUnreadable as found:
-                problem = tr("cannot be read: {reason}", reason=found.facts["reason"])
+            except StoreProblem as unusable:
+                problems.append(str(unusable))
+            except SourceUnreadable as unreadable:
+                problems.append(tr("cannot be read: {reason}", reason=unreadable.facts["reason"]))
         if leftover is not None:
             return leftover
+        # A damaged file in one place says more than its absence from another.
+        problem = next((one for one in problems if one != missing), missing)
         raise StoreProblem(
             tr("its vector file {vector_file} {problem}", vector_file=draft.vector_file, problem=problem)
         )

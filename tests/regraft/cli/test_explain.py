@@ -29,7 +29,7 @@ def test_a_finding_says_what_mends_it_and_which_codes_it_is():
     done = run("explain", "item.tombstone", "v1.no-vectors", "missing_vector_store", "TargetNotOurs")
     assert done.status == 0
     assert "item.tombstone  (finding, error)\n  A folder that the upgrade left behind" in done.stdout
-    assert "  What mends it: `regraft rescue`" in done.stdout
+    assert "  What to do: `regraft rescue`" in done.stdout
     assert "  A migration says it as: missing_vector_store" in done.stdout
     assert "  regraft check finds it as: v1.no-vectors" in done.stdout
     assert "TargetNotOurs  (error, exit status 2)\n  PATH: not empty and not written by regraft" in done.stdout

@@ -1,0 +1,197 @@
+"""Messages of everyday situations: read-only media, limits on file sizes, failing servers, wrong words."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import fault_server
+import lacking
+import pytest
+import stranded
+import test_terminal
+import toys
+from conftest import NOW, run
+from faults import fails, forked, give_up_rights, posix, untouched
+
+from checks.systems import every_finding
+from regraft import __version__
+from regraft.errors import error_classes
+from regraft.report.registry import EVERY_CODE
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_help_and_version_work_as_words() -> None:
+    assert run("help").stdout == run("--help").stdout
+    assert run("help", "migrate").stdout == run("migrate", "--help").stdout
+    assert run("version").stdout == f"regraft, version {__version__}\n"
+    assert run("help", "nothing").status == 2
+
+
+def test_explain_always_ends_with_what_to_do() -> None:
+    names = [*every_finding(), *EVERY_CODE, *(error.__name__ for error in error_classes())]
+    explained = run("explain", "--json", *names).document["explained"]
+    assert {one["name"] for one in explained} == set(names)
+    assert [one["name"] for one in explained if not one["remedy"]] == []
+    for name in ("duplicate", "TargetLocked", "base.model"):
+        assert run("explain", name).stdout.splitlines()[2].startswith("  What to do: ")
+    assert "--map-model" in run("explain", "base.model").stdout
+    assert "--recreate-provider" in run("explain", "base.model").stdout
+
+
+# --- what cannot be written -----------------------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.parametrize("read_only", [".regraft/ledger.sqlite", ".regraft"])
+def test_a_store_whose_ledger_is_read_only_is_refused(read_only: str, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        store = shutil.copytree(toys.library(tmp_path), Path(folder, "library"))
+        toys.change(store, toys.COPIES)
+        for path in (store, *store.rglob("*")):
+            path.chmod(0o777)
+        (store / read_only).chmod(0o555)
+
+        def refused() -> None:
+            give_up_rights()
+            with untouched(store), fails("StoreNotWritable"):
+                toys.change(store, toys.planner(toys.bodies))
+
+        assert forked(refused) == 0
+
+
+@posix
+@pytest.mark.parametrize("limit", [30_000, 90_000, 160_000])
+def test_a_limit_on_file_sizes_is_no_damage_of_what_is_packed(limit: int, tmp_path: Path) -> None:
+    """One base has a log beside its index, so that reading it takes a temporary copy."""
+    library = lacking.library(tmp_path / "library")
+    index = next(library.glob("KnowledgeBase/*/.cherry/index.sqlite"))
+    with closing(sqlite3.connect(index)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE soon_gone (a)")
+        db.execute("DROP TABLE soon_gone")
+        db.commit()
+        for path in (index, index.with_name("index.sqlite-wal")):
+            shutil.copy(path, tmp_path / path.name)
+    for name in ("index.sqlite", "index.sqlite-wal"):
+        shutil.copy(tmp_path / name, index.with_name(name))
+
+    def limited() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    with untouched(library):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "regraft", "pack", library, "pack.zip"],
+            cwd=tmp_path,
+            preexec_fn=limited,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "File too large" in done.stderr
+    assert "damaged" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.sqlite", "index.sqlite-wal", "library"]
+
+
+# --- rescuing -------------------------------------------------------------------------------------------------------
+
+
+def cut_off(tmp_path: Path) -> tuple[Path, Path]:
+    """Return a profile without the vector files of its failed base, and a v1 source whose file of it is cut off."""
+    source = stranded.some_source()
+    profile = stranded.profile(tmp_path, source, ("kb",))
+    (profile / "Data" / "KnowledgeBase" / "kb").unlink()
+    backup = source.write(tmp_path / "backup")
+    vectors = backup / "KnowledgeBase" / "kb"
+    vectors.write_bytes(vectors.read_bytes()[:-3000])
+    return profile, backup
+
+
+def test_a_cut_off_vector_file_is_named_as_that(tmp_path: Path) -> None:
+    profile, backup = cut_off(tmp_path)
+    with untouched(profile, backup):
+        done = run("rescue", profile, "--v1", backup, "--dry-run", "--now", NOW)
+    assert "does not exist" not in done.stdout
+    assert "cut off" in done.stdout
+    assert "--salvage" in done.stdout
+
+
+@posix
+def test_a_person_sees_what_is_left_before_the_question(tmp_path: Path) -> None:
+    source = stranded.some_source()
+    profile = stranded.profile(tmp_path, source, ("kb", "other"))
+    (profile / "Data" / "KnowledgeBase" / "other").unlink()
+    before = stranded.contents(profile)
+    shown = test_terminal.on_terminal(100, "rescue", profile, "--now", NOW, typed="n\n", NO_COLOR="1")
+    assert stranded.contents(profile) == before
+    assert "Done" not in shown
+    assert shown.index("Plan:") < shown.index("Left as it is:")
+    assert "its vector file other does not exist" in shown
+
+
+# --- bars and servers -----------------------------------------------------------------------------------------------
+
+
+@posix
+def test_what_follows_a_progress_bar_begins_at_the_first_column(tmp_path: Path) -> None:
+    """Both streams are one terminal: at each line end, what the cursor wrote since is worked out."""
+    import fcntl
+    import os
+    import pty
+    import struct
+    import termios
+
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "regraft",
+        "migrate",
+        str(test_terminal.SAMPLE),
+        "--to",
+        str(tmp_path / "new"),
+        "-y",
+    ]
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave):
+        os.close(slave)
+        shown = b"".join(iter(lambda: test_terminal._read(master), b"")).decode()
+    os.close(master)
+    drawn = [_drawn(line) for line in shown.split("\n")]
+    assert any("Carrying" in line or "Reading" in line for line in shown.split("\n")), shown
+    assert [line for line in drawn if line.startswith("   ") and not line.startswith("    regraft ")] == []
+    assert any(line.startswith("Plan: ") for line in drawn)
+    assert any(line.startswith("base  ") for line in drawn)
+
+
+def _drawn(line: str) -> str:
+    """Return what a terminal shows of a line: after a carriage return the first column is written again."""
+    cells: list[str] = []
+    for part in line.rstrip("\r").split("\r"):
+        cells[: len(part)] = list(part)
+    return "".join(cells)
+
+
+def test_each_failed_attempt_at_a_server_is_told(tmp_path: Path, server: Any) -> None:
+    store = lacking.library(tmp_path / "library")
+    lacking.taken_away(store)
+    config = lacking.configured(tmp_path / "regraft.yaml", server, retries=2)
+    server.behave = [fault_server.failing(503, "come back later")]
+    done = run("backfill", store, "--config", config, "--no-probe", "--json")
+    assert done.status == 0
+    lines = [line for line in done.stderr.splitlines() if "attempt" in line]
+    assert lines == ["mine: attempt 1 of 3 failed (503: come back later); next attempt in 1 s"]
+    assert done.document["scopes"]
