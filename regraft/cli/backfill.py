@@ -240,6 +240,8 @@ def _done_lines(scope: ScopeReport, verbose: bool) -> list[str]:
         lines.append(
             tr("  checking that it is the same model: {texts}, {sent}", texts=counted(probe.texts, "text"), sent=sent)
         )
+    if probe is not None and probe.remembered:
+        lines.append(tr("  the same model, as the interrupted run found: nothing was sent to check it again"))
     if scope.shared:
         lines.append(tr("  {shared:,} of them are those of equal texts that had theirs", shared=scope.shared))
     if scope.requests:

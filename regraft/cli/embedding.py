@@ -38,8 +38,8 @@ def embedder_options(command: F) -> F:
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
-        # With -vv everything that is logged is shown already.
-        if kwargs.get("quiet") or kwargs.get("verbose", 0) > 1:
+        # With -vv everything that is logged is shown already; a program reads errors alone on stderr.
+        if kwargs.get("as_json") or kwargs.get("quiet") or kwargs.get("verbose", 0) > 1:
             return command(*args, **kwargs)
         with _shown_retries():
             return command(*args, **kwargs)

@@ -226,6 +226,10 @@ class Budget(Meter):
         """Return how many tokens they had."""
         return self._spending.tokens
 
+    def charge(self, tokens: int) -> None:
+        """Count tokens that were sent before against the cost limit."""
+        self._spending.tokens += tokens
+
     def texts_left(self) -> int | None:
         """Return how many texts may still be taken on, None where nothing limits them."""
         most = self._spending.limits.texts

@@ -10,18 +10,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import apsw
 import msgspec
 from msgspec import structs
 
 from regraft import clock
 from regraft.embedders import Embedder
+from regraft.errors import RegraftError
 from regraft.ledger.ledger import Ledger
 from regraft.report.progress import Progress, stage
-from repair.backfill import probing
-from repair.backfill.budget import Budget, Limits
+from repair.backfill import probing, queue
+from repair.backfill.budget import Budget, LimitReached, Limits
 from repair.backfill.estimate import cost_of
 from repair.backfill.filling import Filling
 from repair.backfill.outcome import Outcome
+from repair.backfill.queue import Queue
 from repair.backfill.scope import Scope
 from repair.backfill.sharing import Shared, shared
 from repair.backfill.stopping import stops_whole
@@ -59,7 +62,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
         store: what the parts are of, or are going to be of.
         parts: what is filled, in this order.
         progress: told of each text.
-        limits: how much is sent at most; probes count against none.
+        limits: how much is sent at most; probes count against the cost alone.
         around: what is done besides.
     """
 
@@ -85,30 +88,69 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
         """
         settings, meter = embedder.settings, Budget(embedder, self.limits)
         with stops_whole(self.path, settings.name, lambda: self.written, self.around.has_begun):
-            self._probe(embedder)
+            try:
+                meter.charge(self._probe(embedder))
+            except LimitReached as reached:
+                for part in self.parts:
+                    part.outcome.filled.stopped = str(reached)
+                return
             self.around.prepare()
             with (
                 shared(self.store) as together,
                 WorkerPool(settings.name, meter, settings.parallel) as workers,
                 self.around.recorded(together.ledger),
             ):
+                self._remember_probes(together.queue, embedder)
                 for part in self.parts:
                     with part.opened() as scope:
                         _fill(scope, part.outcome, embedder, workers, meter, together, self.progress)
 
-    def _probe(self, embedder: Embedder) -> None:
-        """Look whether the embedder is the model of what is there; what that takes counts against no limit."""
+    def _probe(self, embedder: Embedder) -> int:
+        """Compare the embedder with the vectors of every part, and return how many tokens that took.
+
+        A comparison that an interrupted run paid for is not repeated while the embedder's settings are the same.
+
+        Raises:
+            LimitReached: the probes would cost more than the run may.
+        """
+        meter = Budget(embedder, Limits(cost=self.limits.cost))
+        known = self._known_probes(embedder)
         proven: dict[tuple[int | None, tuple[tuple[str, bytes], ...]], probing.Probe] = {}
         for part in self.parts:
             outcome = part.outcome
             if part.sample is None:
                 continue
-            # What it makes of words of its own is the same for every base, and of vectors that several share, too.
+            # Vectors that several bases share, and an embedder's answers to our own sentences, are compared once.
             key = outcome.dimensions, tuple(part.sample)
-            if key in proven:
+            if outcome.scope in known:
+                texts, cosine = known[outcome.scope]
+                outcome.probe = probing.Probe(texts=texts, cosine=cosine, requests=0, tokens=0, remembered=True)
+            elif key in proven:
                 outcome.probe = structs.replace(proven[key], requests=0, tokens=0)
             else:
-                outcome.probe = proven[key] = probing.proof(embedder, outcome.name, part.sample, outcome.dimensions)
+                proven[key] = probing.proof(embedder, outcome.name, part.sample, outcome.dimensions, meter)
+                outcome.probe = proven[key]
+        return meter.tokens
+
+    def _known_probes(self, embedder: Embedder) -> dict[str, tuple[int, float]]:
+        """Return the results of probes that an unfinished run recorded, by scope."""
+        path, digest = self.store.own / queue.FILE, probing.fingerprint(embedder.settings)
+        if digest is None or not path.exists():
+            return {}
+        try:
+            with queue.opened(path) as waiting:
+                found = {part.outcome.scope: waiting.known_probe(part.outcome.scope, digest) for part in self.parts}
+        except (RegraftError, apsw.Error, OSError):
+            # A queue that cannot be read is made again by whoever shares the store next.
+            return {}
+        return {scope: probe for scope, probe in found.items() if probe is not None}
+
+    def _remember_probes(self, waiting: Queue, embedder: Embedder) -> None:
+        digest = probing.fingerprint(embedder.settings)
+        for part in self.parts:
+            probe = part.outcome.probe
+            if digest is not None and probe is not None and not probe.remembered:
+                waiting.remember_probe(part.outcome.scope, digest, probe.texts, probe.cosine)
 
 
 def _fill(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
 from array import array
@@ -11,7 +12,7 @@ from itertools import accumulate
 import msgspec
 
 from regraft.embedders import Embedder, TextsRejected, check
-from regraft.embedders.settings import Batch
+from regraft.embedders.settings import Batch, EmbedderSettings, ServerSettings
 from regraft.errors import EmbedderDiffers, EmbedderUnsteady, ProbeRefused
 from repair.backfill.budget import Budget, Limits
 from repair.backfill.filling import packed
@@ -32,31 +33,56 @@ SENTENCES = (
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """What a comparison with vectors that are there showed: of how many texts, and their cosine, but for a few."""
+    """The result of comparing an embedder's vectors with stored ones.
+
+    ``texts`` were compared, and three quarters of them have at least ``cosine``. ``remembered``: an interrupted run of
+    the same embedder made the comparison, and nothing was sent for it again.
+    """
 
     texts: int
     cosine: float
     requests: int
     tokens: int
+    remembered: bool = False
 
 
-def proof(embedder: Embedder, label: str, sample: Sequence[tuple[str, bytes]], dimensions: int | None) -> Probe:
-    """Return what comparing an embedder with a base showed; what that takes counts against no limit.
+def fingerprint(settings: EmbedderSettings) -> str | None:
+    """Return a digest of all settings that decide which vectors a server returns; None for a model on disk.
+
+    A model on disk is probed every time: its files may have changed, and it costs nothing.
+    """
+    if not isinstance(settings, ServerSettings):
+        return None
+    decisive = (settings.base_url, settings.model, settings.dimensions, settings.encoding, settings.prefix)
+    return hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()
+
+
+def proof(
+    embedder: Embedder,
+    label: str,
+    sample: Sequence[tuple[str, bytes]],
+    dimensions: int | None,
+    meter: Budget | None = None,
+) -> Probe:
+    """Compare an embedder with a base and return the result.
 
     Args:
         embedder: what is asked.
         label: what a person calls the base.
         sample: texts of the base with their vectors; of these, as many as fit into a request are compared.
         dimensions: of the base's vectors.
+        meter: counts what is sent, and refuses what a limit does not allow; None: no limit.
 
     Raises:
+        LimitReached: a limit does not allow the probe.
         As :func:`probe` does.
     """
-    meter = Budget(embedder, Limits())
+    meter = meter or Budget(embedder, Limits())
+    requests, tokens = meter.requests, meter.tokens
     known = fitting(sample, embedder.tokens, embedder.settings.batch)
     embed = in_batches(embedder, meter.embedded)
     count, cosine = probe(embedder.settings.name, label, known, dimensions, embed)
-    return Probe(texts=count, cosine=cosine, requests=meter.requests, tokens=meter.tokens)
+    return Probe(texts=count, cosine=cosine, requests=meter.requests - requests, tokens=meter.tokens - tokens)
 
 
 def probe(

@@ -37,6 +37,13 @@ _TABLES = (
          code TEXT,
          reason TEXT,
          PRIMARY KEY (scope, key)) WITHOUT ROWID""",
+    # Probes that were paid for: a run that goes on with this queue does not repeat them.
+    """CREATE TABLE IF NOT EXISTS probe (
+         scope TEXT NOT NULL,
+         embedder TEXT NOT NULL,
+         texts INTEGER NOT NULL,
+         cosine REAL NOT NULL,
+         PRIMARY KEY (scope, embedder)) WITHOUT ROWID""",
     "CREATE INDEX IF NOT EXISTS job_order ON job (scope, state, attempts, key)",
     "CREATE INDEX IF NOT EXISTS job_claim ON job (claim) WHERE claim IS NOT NULL",
 )
@@ -45,6 +52,10 @@ _UNFIT = """typeof(scope) <> 'text' OR typeof(key) <> 'text' OR typeof(attempts)
    OR attempts NOT BETWEEN 0 AND 1000000000 OR typeof(worker) NOT IN ('text', 'null')
    OR typeof(claim) NOT IN ('text', 'null') OR typeof(expires_at) NOT IN ('integer', 'null')
    OR typeof(code) NOT IN ('text', 'null') OR typeof(reason) NOT IN ('text', 'null')"""
+
+
+_UNFIT_PROBE = """typeof(scope) <> 'text' OR typeof(embedder) <> 'text' OR typeof(texts) <> 'integer'
+   OR texts NOT BETWEEN 1 AND 1000 OR typeof(cosine) <> 'real' OR cosine NOT BETWEEN -2 AND 2"""
 
 
 class QueueUnreadable(apsw.Error):
@@ -195,6 +206,17 @@ class Queue:
         with sqlite.transaction(self._db):
             self._db.execute(f"UPDATE job SET state = 'ready', attempts = {ALONE} WHERE state = 'failed'")
 
+    def remember_probe(self, scope: str, embedder: str, texts: int, cosine: float) -> None:
+        """Record that an embedder, named by a digest of its settings, made the vectors of a scope."""
+        self._db.execute("INSERT OR REPLACE INTO probe VALUES (?, ?, ?, ?)", (scope, embedder, texts, float(cosine)))
+
+    def known_probe(self, scope: str, embedder: str) -> tuple[int, float] | None:
+        """Return how many texts such a probe compared and their cosine, or None where no probe is recorded."""
+        row: Any = self._db.execute(
+            "SELECT texts, cosine FROM probe WHERE scope = ? AND embedder = ?", (scope, embedder)
+        ).fetchone()
+        return row
+
     # --- what can be seen --------------------------------------------------------------------------------------------
 
     def waiting(self, scope: str) -> int:
@@ -225,8 +247,10 @@ class Queue:
         ]
 
     def says_nothing(self) -> bool:
-        """Tell whether nothing is in it but what waits as if for the first time: the vectors tell as much."""
-        return self._db.execute("SELECT 1 FROM job WHERE attempts > 0 OR state <> 'ready' LIMIT 1").get is None
+        """Whether nothing is in it but texts that wait for the first time, without a probe that was paid for."""
+        has_probe = self._db.execute("SELECT 1 FROM probe LIMIT 1").get is not None
+        query = "SELECT 1 FROM job LIMIT 1" if has_probe else "SELECT 1 FROM job WHERE attempts > 0 OR state <> 'ready'"
+        return self._db.execute(query).get is None
 
     def _number(self, query: str, scope: str) -> int:
         found: Any = self._db.execute(query, (scope,)).get
@@ -270,6 +294,8 @@ def _demand_fit(db: apsw.Connection) -> None:
     if sorted(_plain(str(sql)) for (sql,) in found) != wanted:
         raise QueueUnreadable(tr("it has another schema"))
     if db.execute(f"SELECT 1 FROM job WHERE {_UNFIT} LIMIT 1").get is not None:
+        raise QueueUnreadable(tr("it has values of another type"))
+    if db.execute(f"SELECT 1 FROM probe WHERE {_UNFIT_PROBE} LIMIT 1").get is not None:
         raise QueueUnreadable(tr("it has values of another type"))
     if db.execute("PRAGMA integrity_check(1)").get != "ok":
         raise QueueUnreadable(tr("it is damaged"))

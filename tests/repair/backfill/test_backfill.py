@@ -133,6 +133,7 @@ def test_the_document(store: Path, config: Path) -> None:
             "cosine": pytest.approx(1, abs=1e-6),
             "requests": 2,
             "tokens": sum(map(len, COMPARED)),
+            "remembered": False,
         },
     }
     assert scope_of(done, OTHER)["started_at"] is not None
@@ -340,7 +341,7 @@ def test_repetitions_count_as_requests(store: Path, server: FaultServer, config:
 def test_a_limit_of_cost(store: Path, tmp_path: Path, server: FaultServer) -> None:
     config = configured(tmp_path / "priced.yaml", server, price_per_million_tokens=1_000_000)
     # A request is estimated, and counted by the server afterwards.
-    limit = sum(map(len, LACKING[:3])) + tokens(LACKING[3:6]) - 1
+    limit = sum(map(len, COMPARED)) + sum(map(len, LACKING[:3])) + tokens(LACKING[3:6]) - 1
     done = backfill(store, config, "--max-cost", limit)
     assert batches(server) == [LACKING[:3]]
     scope = scope_of(done)
@@ -497,6 +498,40 @@ def test_words_of_its_own_are_asked_for_once(store: Path, server: FaultServer, c
 def test_a_probe_is_told_to_a_person(store: Path, config: Path) -> None:
     done = run("backfill", store, "--config", config)
     assert f"  checking that it is the same model: {len(COMPARED)} texts, 2 requests, " in done.stdout
+
+
+def test_max_cost_includes_the_probe(store: Path, tmp_path: Path, server: FaultServer) -> None:
+    """A token costs 1."""
+    priced = configured(tmp_path / "priced.yaml", server, price_per_million_tokens=1e6)
+    before = contents(store)
+    too_little = scope_of(backfill(store, priced, "--base", KB, "--max-cost", 10))
+    assert (too_little["newly_ready"], too_little["stopped"]) == (0, "--max-cost 10 could be exceeded")
+    assert server.requests == []
+    assert contents(store) == before
+    probe = sum(map(len, COMPARED))
+    no_more = scope_of(backfill(store, priced, "--base", KB, "--max-cost", probe + 5))
+    assert (no_more["newly_ready"], no_more["probe"]["tokens"]) == (0, probe)
+    assert no_more["stopped"] == f"--max-cost {probe + 5} could be exceeded"
+    assert sorted(server.texts) == sorted(COMPARED)
+
+
+def test_a_run_that_goes_on_does_not_pay_for_the_probe_again(store: Path, tmp_path: Path, server: FaultServer) -> None:
+    config = configured(tmp_path / "mine.yaml", server)
+    first = scope_of(backfill(store, config, "--base", KB, "--max-requests", 1))
+    assert (first["probe"]["remembered"], first["newly_ready"]) == (False, 3)
+    sent = len(server.texts)
+    again = run("backfill", store, "--config", config, "--base", KB, "--max-requests", 1)
+    assert "the same model, as the interrupted run found" in again.stdout
+    assert not set(server.texts[sent:]) & set(COMPARED)
+
+
+def test_another_embedder_is_probed_again(store: Path, tmp_path: Path, server: FaultServer) -> None:
+    backfill(store, configured(tmp_path / "mine.yaml", server), "--base", KB, "--max-requests", 1)
+    sent = len(server.texts)
+    changed = configured(tmp_path / "changed.yaml", server, encoding="float")
+    scope = scope_of(backfill(store, changed, "--base", KB, "--max-requests", 1))
+    assert (scope["probe"]["remembered"], scope["probe"]["requests"] > 0) == (False, True)
+    assert len(server.texts) > sent
 
 
 def test_a_probe_takes_no_more_than_a_request_may(store: Path, tmp_path: Path, server: FaultServer) -> None:
