@@ -215,7 +215,7 @@ class Queue:
         row: Any = self._db.execute(
             "SELECT texts, cosine FROM probe WHERE scope = ? AND embedder = ?", (scope, embedder)
         ).fetchone()
-        return row
+        return None if row is None else (int(row[0]), float(row[1]))
 
     # --- what can be seen --------------------------------------------------------------------------------------------
 
