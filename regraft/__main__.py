@@ -26,8 +26,8 @@ def main() -> None:
     """Load the command line and run it."""
     interpreters.secure()
     if interpreters.is_frozen():
-        # A worker is this same program, told so by its arguments.
-        from multiprocessing import freeze_support  # noqa: PLC0415 - no other command line needs it this early
+        # A worker is this same program, told so by its arguments; multiprocessing.freeze_support asks on Windows only.
+        from multiprocessing.spawn import freeze_support  # noqa: PLC0415 - takes a while to load
 
         freeze_support()
     _speak_utf8()

@@ -6,6 +6,7 @@ user runs them: the installed script, or a program of somebody else's that uses 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from fault_server import FaultServer, Reply, Request, answer
 from lacking import configured, library, taken_away
 from planted_modules import plant, run_in
 
-from regraft import early
+from regraft import early, interpreters
 
 SCRIPT = Path(sys.executable).with_name("regraft.exe" if os.name == "nt" else "regraft")
 SAMPLE = REPO / "sample_v1" / "backup"
@@ -244,3 +245,152 @@ def test_a_program_without_a_guard_runs_once(here: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     begun, outcomes = done.stdout.splitlines()
     assert (begun, json.loads(outcomes).count("written") > 1) == ("begun", True)
+
+
+#: What a crew is asked for: how its process looks for modules, and what it tells those that it starts.
+STATE = "[__import__('sys').flags.safe_path, __import__('sys').path, dict(__import__('os').environ)]"
+CREW = """
+import json, os, sys
+from regraft import crew, workers
+crew.cores = lambda: 2
+os.environ["PYTHONPATH"] = os.pathsep.join([".", "", os.path.dirname(__file__)])
+sys.path[:0] = ["", "."]
+with crew.gathered() as helpers:
+    found = helpers.take(helpers.put(eval, {state!r}))
+print(json.dumps([found, os.environ["PYTHONPATH"], os.environ.get("PYTHONSAFEPATH"), sys.path[:2]]))
+"""
+
+
+def test_what_a_worker_starts_is_safe_and_the_program_keeps_its_own_settings(here: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(CREW.format(state=STATE), "utf-8")
+    done = run_in(here, sys.executable, program)
+    assert done.returncode == 0, done.stderr
+    (is_safe, path, variables), *kept = json.loads(done.stdout)
+    assert is_safe
+    assert not {"", ".", str(here)} & set(path)
+    assert str(tmp_path) in path
+    assert (variables["PYTHONSAFEPATH"], variables["PYTHONPATH"]) == ("1", str(tmp_path))
+    assert kept == [os.pathsep.join([".", "", str(tmp_path)]), None, ["", "."]]
+
+
+#: Two threads start a process each at the same time: one for regraft, one of the program's own.
+THREADS = """
+import json, multiprocessing, os, sys, threading
+from regraft import workers
+OWN = "the program's own"
+def own(pipe):
+    pipe.send([sys.flags.safe_path, OWN, sys.modules["__mp_main__"].__name__])
+def start(done):
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=own, args=(there,))
+    process.start()
+    print(json.dumps(here.recv()))
+    process.join()
+if __name__ == "__main__":
+    with workers._safely():
+        thread = threading.Thread(target=start, args=(None,))
+        thread.start()
+        thread.join()
+"""
+
+
+def test_what_other_threads_of_a_program_start_begins_as_ever(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(THREADS, "utf-8")
+    done = run_in(tmp_path, sys.executable, program)
+    assert json.loads(done.stdout) == [False, "the program's own", "__mp_main__"], done.stderr
+
+
+#: A program that was packed together with its interpreter is told by its arguments what it is. Of options of Python's
+#: it knows those before ``-c``, as the resource tracker is started.
+FROZEN = """#!/bin/sh
+for word do
+    case "$word" in
+    -c) exec {python} -P "$@" ;;
+    -P|-X) echo "$@" > {refused} ; exit 9 ;;
+    esac
+done
+exec {python} {program} "$@"
+"""
+FROZEN_PROGRAM = """
+import sys
+sys.frozen, sys.executable = True, {frozen!r}
+import multiprocessing.spawn
+multiprocessing.spawn.set_executable({frozen!r})
+from regraft.__main__ import main
+main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="what stands for such a program is a script of a shell")
+def test_a_frozen_program(here: Path, tmp_path: Path) -> None:
+    frozen, program, refused = tmp_path / "frozen", tmp_path / "program.py", tmp_path / "refused"
+    frozen.write_text(FROZEN.format(python=sys.executable, program=program, refused=refused), "utf-8")
+    frozen.chmod(0o755)
+    program.write_text(FROZEN_PROGRAM.format(frozen=str(frozen)), "utf-8")
+    done = run_in(here, frozen, "migrate", "backup", "--to", "out", "--jobs", 2, "--yes", "--json", "--now", NOW)
+    assert not refused.exists(), refused.read_text("utf-8")
+    assert bases_done(done).count("written") > 1
+
+
+#: Notes each program that is started, apart from this very interpreter. Python itself asks ``uname`` for the name of
+#: the processor, which Windows has no such program for.
+AUDITED = """
+import sys
+started = []
+def note(event, given):
+    if event in ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.startfile"):
+        if given[0] not in (sys.executable, "uname"):
+            started.append((event, given[:2]))
+sys.addaudithook(note)
+from regraft.__main__ import main
+try:
+    main()
+finally:
+    sys.stderr.write(f"STARTED {started}")
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("migrate", "backup", "--to", "out", "--jobs", "2", "--yes"),
+        ("check", "library", "--deep"),
+        ("pack", "library", "library.cherry", "--yes"),
+        ("backfill", "library", "--yes"),
+        ("embedders",),
+        (),
+    ],
+    ids=" ".join,
+)
+def test_no_program_is_started_by_its_name(here: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Windows looks for a bare name in the working directory first."""
+    program = tmp_path / "program.py"
+    program.write_text(AUDITED, "utf-8")
+    with FaultServer() as server:
+        configured(here / "regraft.yaml", server)
+        done = run_in(here, sys.executable, program, *arguments)
+    assert done.stderr.endswith("STARTED []"), done.stderr
+
+
+def test_windows_looks_for_programs_and_libraries_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    class Kernel:
+        def __init__(self, name: str) -> None:
+            asked.append(name)
+
+        def SetDllDirectoryW(self, folder: str) -> None:
+            asked.append(folder)
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH", interpreters._NO_PROGRAMS):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr(ctypes, "WinDLL", Kernel, raising=False)
+    monkeypatch.setattr(interpreters.os, "name", "nt")
+    interpreters.secure()
+    told = os.environ.get(interpreters._NO_PROGRAMS)
+    monkeypatch.undo()
+    assert (asked, told) == (["kernel32", ""], "1")
