@@ -345,9 +345,7 @@ def test_results_of_somebody_else_bring_no_such_options(
 def test_options_that_a_library_can_have_are_taken(backups: Path, tmp_path: Path) -> None:
     rows = [{"source": str(backups / "anna"), "options": "--base nothing --fail-on=never -v"}]
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    done = fleet(
-        "check", tmp_path / "m.jsonl", "--results", tmp_path / "out.parquet", "-q", "--", "--fail-on", "never"
-    )
+    done = fleet("check", tmp_path / "m.jsonl", "--results", tmp_path / "out.parquet", "-q", "--", "--fail-on", "never")
     assert "option" not in done.stderr
     assert libraries_in(tmp_path / "out.parquet")["anna"]["code"] in (None, "BaseUnknown")
 
