@@ -149,8 +149,10 @@ def _safely() -> Iterator[None]:
     """
     thread = threading.get_ident()
     import_path = interpreters.import_path()
+    # Type stubs do not have what Python keeps to itself.
+    own: Any = util
     with _starting:
-        given_flags, given_state = util._args_from_interpreter_flags, spawn.get_preparation_data
+        given_flags, given_state = own._args_from_interpreter_flags, spawn.get_preparation_data
 
         def flags() -> list[str]:
             found: list[str] = given_flags()
@@ -167,13 +169,13 @@ def _safely() -> Iterator[None]:
 
         given_path = os.environ.get(interpreters.SEARCH_PATH)
         safe_path = interpreters.variables().get(interpreters.SEARCH_PATH)
-        util._args_from_interpreter_flags, spawn.get_preparation_data = flags, state
+        own._args_from_interpreter_flags, spawn.get_preparation_data = flags, state
         try:
             if safe_path is not None:
                 os.environ[interpreters.SEARCH_PATH] = safe_path
             yield
         finally:
-            util._args_from_interpreter_flags, spawn.get_preparation_data = given_flags, given_state
+            own._args_from_interpreter_flags, spawn.get_preparation_data = given_flags, given_state
             if safe_path is not None and given_path is not None:
                 os.environ[interpreters.SEARCH_PATH] = given_path
 
