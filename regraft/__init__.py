@@ -5,10 +5,13 @@ The commands as functions: ``regraft.migrate``, ``regraft.check`` and so on (``d
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+# No module is imported here: with ``python -m regraft``, Python would look for it in the working directory
+# (regraft/interpreters.py).
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from regraft.api import backfill as backfill
     from regraft.api import check as check
     from regraft.api import clear_failed as clear_failed
@@ -70,6 +73,8 @@ _FUNCTIONS = frozenset(
 def __getattr__(name: str) -> Any:
     """Return a function of :mod:`regraft.api`; Python asks here for what a module does not have."""
     if name in _FUNCTIONS:
+        from importlib import import_module  # noqa: PLC0415 - see above
+
         return getattr(import_module("regraft.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

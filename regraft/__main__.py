@@ -1,13 +1,21 @@
 """Where the command begins, installed or by ``python -m regraft``: a stop ends it quietly from its first moment.
 
-Streams that cannot be written to, and a system whose names are in another coding than UTF-8, are no reason to fail.
+Before anything else is imported, the working directory leaves the import path. Streams that cannot be written to, and
+a system whose names are in another coding than UTF-8, are no reason to fail.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
+
+from regraft import interpreters
+
+if __name__ == "__main__":
+    # ``python -m`` puts the working directory first on the path on which all that follows is looked for.
+    interpreters.secure()
+
+import gc
 from contextlib import ExitStack
 
 from regraft import early, language
@@ -16,6 +24,12 @@ from regraft.ledger import interrupts
 
 def main() -> None:
     """Load the command line and run it."""
+    interpreters.secure()
+    if interpreters.is_frozen():
+        # A worker is this same program, told so by its arguments; multiprocessing.freeze_support asks on Windows only.
+        from multiprocessing.spawn import freeze_support  # noqa: PLC0415 - takes a while to load
+
+        freeze_support()
     _speak_utf8()
     settled = language.settle(sys.argv[1:])
     sys.argv[1:] = settled
@@ -49,9 +63,12 @@ def _speak_utf8() -> None:
     """
     if os.name != "posix" or sys.flags.utf8_mode or sys.getfilesystemencoding() == "utf-8" or not sys.executable:
         return
+    if interpreters.is_frozen():
+        # Such a program takes no options of Python's.
+        return
     coding = next((stream.encoding for stream in (sys.stdout, sys.stderr) if stream is not None), "ascii")
     environment = {"PYTHONIOENCODING": coding, **os.environ, "PYTHONUTF8": "1"}
-    os.execve(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]], environment)
+    os.execve(sys.executable, interpreters.command("-X", "utf8", *sys.orig_argv[1:]), environment)
 
 
 if __name__ == "__main__":

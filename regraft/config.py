@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import msgspec
 import yaml
 
+from regraft import links
 from regraft.embedders.settings import PROVIDERS, Batch, EmbedderSettings, Field, fields
 from regraft.errors import ConfigInvalid, EmbedderUnknown, SourceNotFound, SourceUnreadable
 from regraft.keys import looks_like_key, redacted
@@ -25,6 +26,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _NO_KEYS = tr("put it into an environment variable and write that one's name: `api_key_env: MY_KEY`")
 #: What a person may call a field for a key.
 _KEY_FIELDS = {"api_key", "apikey", "api-key", "key", "token", "secret", "password", "authorization"}
+#: A larger file is not read: Python takes seconds for each of its megabytes.
+_MOST_BYTES = 1 << 20
 #: So deep the parts of the file lie within one another at most; what there is to say takes four.
 _DEEPEST = 20
 #: So many values it has at most, aliases resolved.
@@ -55,18 +58,23 @@ def load(path: Path | None) -> Config:
 
     Raises:
         SourceNotFound: there is none at the path given.
-        SourceUnreadable: it is a folder, or may not be read.
+        SourceUnreadable: it is no plain file, may not be read, or is too large.
         ConfigInvalid: what it says is not what can be said there.
     """
     place = DEFAULT_PATH if path is None else path
     try:
-        raw = place.read_bytes()
+        # In a folder of somebody else's it may be a pipe or a device, or have no end.
+        with links.reading(place) as file:
+            raw = file.read(_MOST_BYTES + 1)
     except FileNotFoundError as error:
         if path is None:
             return Config(place)
         raise SourceNotFound(path=place) from error
     except OSError as error:
         raise SourceUnreadable(path=place, reason=error.strerror or type(error).__name__) from error
+    if len(raw) > _MOST_BYTES:
+        reason = tr("it has more than {most:,} bytes, which no configuration has", most=_MOST_BYTES)
+        raise SourceUnreadable(path=place, reason=reason)
     return _Reader(place, raw).config()
 
 

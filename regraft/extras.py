@@ -23,6 +23,11 @@ def needed(module: str, purpose: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        library = module.partition(".")[0]
-        problem = tr("{purpose} need {library}, which is not installed", purpose=purpose, library=library)
-        raise WrongUsage(problem=problem, hint=tr('install it: pip install "regraft[{extra}]"', extra=extra)) from error
+        raise not_installed(module, purpose, extra) from error
+
+
+def not_installed(module: str, purpose: str, extra: str) -> WrongUsage:
+    """Return the error that says which extra brings a module; the arguments are those of :func:`needed`."""
+    library = module.partition(".")[0]
+    problem = tr("{purpose} need {library}, which is not installed", purpose=purpose, library=library)
+    return WrongUsage(problem=problem, hint=tr('install it: pip install "regraft[{extra}]"', extra=extra))

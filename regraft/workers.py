@@ -3,7 +3,7 @@
 A worker ends with this process, however that ends: Linux kills it then, and everywhere a thread of it watches. It has
 neither this one's output nor any of its open files, may change what this one may when it is told what to do, shares no
 lock or semaphore with it, and can be killed at any moment: all that it writes is thrown away unless this process takes
-it over.
+it over. It imports nothing from the working directory (:mod:`regraft.interpreters`), nor the program that started it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, spawn, util
 from multiprocessing.connection import Connection
 from typing import Any
 
-from regraft import areas
+from regraft import areas, interpreters
 from regraft.ledger import interrupts
 
 #: Of Linux's prctl: which signal a process gets when the thread that started it ends.
@@ -128,11 +128,56 @@ def _beginning() -> Iterator[None]:
     """Let processes begin undisturbed: half-made, one would say something of its own. What comes is raised after."""
     with interrupts.undisturbed():
         _stand_somewhere()
-        if os.name != "nt":
-            # Python's own helper, which lets some stops through again when it has started.
-            resource_tracker.ensure_running()
-        with interrupts.undisturbed():
+        with _safely():
+            if os.name != "nt":
+                # Python's own helper, which lets some stops through again when it has started.
+                resource_tracker.ensure_running()
+            with interrupts.undisturbed():
+                yield
+
+
+#: Held while multiprocessing starts interpreters in this module's way.
+_starting = threading.RLock()
+
+
+@contextmanager
+def _safely() -> Iterator[None]:
+    """Start interpreters that import nothing from the working directory, and not the program that runs here either.
+
+    Python asks two functions of its own how a process of multiprocessing begins. They are replaced meanwhile, for this
+    thread alone: what other threads of the program start begins as ever.
+    """
+    thread = threading.get_ident()
+    import_path = interpreters.import_path()
+    # Type stubs do not have what Python keeps to itself.
+    own: Any = util
+    with _starting:
+        given_flags, given_state = own._args_from_interpreter_flags, spawn.get_preparation_data
+
+        def flags() -> list[str]:
+            found: list[str] = given_flags()
+            if threading.get_ident() != thread:
+                return found
+            return found + [option for option in interpreters.options() if option not in found]
+
+        def state(name: str) -> dict[str, Any]:
+            found: dict[str, Any] = given_state(name)
+            if threading.get_ident() != thread:
+                return found
+            kept = {key: value for key, value in found.items() if not key.startswith("init_main_from_")}
+            return {**kept, "sys_path": import_path}
+
+        given_path = os.environ.get(interpreters.SEARCH_PATH)
+        safe_path = interpreters.variables().get(interpreters.SEARCH_PATH)
+        own._args_from_interpreter_flags, spawn.get_preparation_data = flags, state
+        try:
+            if safe_path is not None:
+                os.environ[interpreters.SEARCH_PATH] = safe_path
             yield
+        finally:
+            own._args_from_interpreter_flags, spawn.get_preparation_data = given_flags, given_state
+            if safe_path is not None and given_path is not None:
+                os.environ[interpreters.SEARCH_PATH] = given_path
 
 
 def _stand_somewhere() -> None:
@@ -154,6 +199,8 @@ def _begin(pipe: Connection, modules: Sequence[str]) -> None:
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silence, stream)
+    # What a library starts here.
+    os.environ.update(interpreters.variables())
     # NumPy's threads for linear algebra would only be waiting.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # What is loaded stays: nobody has to look among it for what could go.

@@ -49,6 +49,8 @@ _IS_ENCRYPTED, _IS_UTF8 = 0x1, 0x800
 _EXTRA_64, _EXTRA_NAME = 0x0001, 0x7075
 _LINK_MODE, _MODE_MASK = 0xA000, 0xF000
 _READ_BYTES = 1 << 20
+#: What packers make LZMA keep at the most, at their strongest; the format allows 4 GiB.
+_MOST_DICTIONARY_BYTES = 1 << 27
 
 _TABLES = """
 CREATE TABLE entry (
@@ -323,8 +325,33 @@ class Directory:
                 _END.pack(_END_MAGIC, 0, 0, *[_ELSEWHERE_16] * 2, *[_ELSEWHERE_32] * 2, 0),
             )
         )
-        alone = zipfile.ZipFile(_Spliced(self._file, self._lock, self.start, tail))
-        return alone.open(alone.infolist()[0])  # type: ignore[return-value]
+        spliced = _Spliced(self._file, self._lock, self.start, tail)
+        alone = zipfile.ZipFile(spliced)
+        [info] = alone.infolist()
+        if info.compress_type == zipfile.ZIP_LZMA:
+            _demand_small_dictionary(spliced, info.header_offset)
+        return alone.open(info)  # type: ignore[return-value]
+
+
+def _demand_small_dictionary(file: BinaryIO, start: int) -> None:
+    """Refuse a member packed by LZMA whose unpacking would take more memory than any packer makes it take.
+
+    Args:
+        file: the archive.
+        start: where the member's own header begins.
+
+    Raises:
+        NotImplementedError
+    """
+    file.seek(start + 26)
+    of_name, of_extra = struct.unpack("<2H", file.read(4).ljust(4, b"\0"))
+    file.seek(start + 30 + of_name + of_extra)
+    # A version, how many bytes follow, one of settings, and how much of what was unpacked is kept.
+    dictionary = int.from_bytes(file.read(9)[5:], "little")
+    if dictionary > _MOST_DICTIONARY_BYTES:
+        raise NotImplementedError(
+            tr("unpacking it would take {dictionary:,} bytes of memory (its LZMA dictionary)", dictionary=dictionary)
+        )
 
 
 class _Part(io.RawIOBase):

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from regraft import crew, language
-from regraft.cli import fleet_backfill, in_process
+from regraft.cli import fleet_backfill, fleet_options, in_process
 from regraft.cli.changing import confirmed
 from regraft.cli.embedding import embedder_options, limit_options
 from regraft.cli.options import PATH, NamedPath
@@ -243,6 +243,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _demand_engine(order: Order, asked: Asked) -> None:
+    fleet_options.demand_usable(order)
     # Without it nothing could be written in the end.
     arrow()
     manifest.demand_clients(order.libraries)

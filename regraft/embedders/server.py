@@ -11,12 +11,13 @@ import logging
 import os
 import random
 from collections.abc import Sequence
-from threading import Event
+from threading import Event, local
 from typing import Any
 from urllib.parse import urlsplit
 
 from regraft.embedders.answers import BrokenAnswer, vectors_of
 from regraft.embedders.counting import counter
+from regraft.embedders.limits import TooMuch, answer_bytes, bound
 from regraft.embedders.protocol import Embedded, Halted, Sending, ServerFailing, TextsRejected, nothing
 from regraft.embedders.settings import ServerSettings
 from regraft.embedders.verdicts import Verdict, tidy, verdict
@@ -67,6 +68,12 @@ def key_of(settings: ServerSettings) -> str | None:
     return key
 
 
+class _Asked(local):
+    """What the request of a thread asks for."""
+
+    texts = 1
+
+
 class ServerEmbedder:
     """Sends batches to a server; a batch is one request, repeated while that may help."""
 
@@ -86,6 +93,9 @@ class ServerEmbedder:
         self._halted = Event()
         #: What was logged of failing requests since the last answer: several threads meet the same failure at once.
         self._announced: set[tuple[int, str]] = set()
+        #: How many texts a request of this thread has, and how long the vectors of the first answer were.
+        self._asked = _Asked()
+        self._dimensions: int | None = None
         try:
             self._client = self._made_client()
         except Exception as error:
@@ -103,7 +113,7 @@ class ServerEmbedder:
             trust_env=not is_here,
             # Without a proxy nothing is ever encrypted then, and reading all certificates takes longer than many a run.
             verify=not (is_here and settings.base_url.lower().startswith("http:")),
-            event_hooks={"request": [self._strip]},
+            event_hooks={"request": [self._strip], "response": [self._bound]},
         )
         return openai.OpenAI(
             api_key="unused",
@@ -117,8 +127,15 @@ class ServerEmbedder:
         """Take everything from a request but what it needs, and give it the key."""
         for name in [name for name in request.headers if name.lower() not in _HEADERS]:
             del request.headers[name]
+        # How much an unpacked answer takes is seen when it is too late.
+        request.headers["Accept-Encoding"] = "identity"
         if self._key is not None:
             request.headers["Authorization"] = f"Bearer {self._key}"
+
+    def _bound(self, response: Any) -> None:
+        """Let no more of an answer be read than its vectors can take."""
+        dimensions = self.settings.dimensions or self._dimensions
+        bound(response, answer_bytes(self._asked.texts, dimensions))
 
     def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending = nothing) -> Embedded:
         """Return the vectors of a batch (:class:`~regraft.embedders.protocol.Embedder`)."""
@@ -184,14 +201,18 @@ class ServerEmbedder:
         if isinstance(found, Verdict):
             raise self._meant(found)
         try:
-            return vectors_of(found, len(written), settings.dimensions, embedder=settings.name)
+            vectors, tokens = vectors_of(found, len(written), settings.dimensions, embedder=settings.name)
         except BrokenAnswer as error:
             reason = tidy(str(error), self._key)
+        else:
+            self._dimensions = self._dimensions or len(vectors[0]) // 4
+            return vectors, tokens
         raise _Passing(Verdict(kind="passing", code="broken_answer", reason=reason))
 
     def _sent(self, written: list[str]) -> bytes | Verdict:
         """Return the body of an answer with vectors, or what any other outcome means."""
         openai, settings = self._openai, self.settings
+        self._asked.texts = len(written)
         more = {} if settings.dimensions is None else {"dimensions": settings.dimensions}
         try:
             # The client's own method for embeddings looks at every text in turn, which takes longer than all else.
@@ -205,7 +226,12 @@ class ServerEmbedder:
             return Verdict(
                 kind="passing", code="timeout", reason=tr("no answer within {timeout:g} s", timeout=settings.timeout)
             )
+        except TooMuch as error:
+            return Verdict(kind="passing", code="broken_answer", reason=tidy(str(error), self._key))
         except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, TooMuch):
+                # Some releases of the client take any error for one of the connection.
+                return Verdict(kind="passing", code="broken_answer", reason=tidy(str(error.__cause__), self._key))
             reason = tidy(str(error.__cause__ or error) or type(error.__cause__).__name__, self._key)
             return Verdict(kind="passing", code="connection", reason=reason)
 

@@ -123,7 +123,7 @@ class InParquet(Known[RowT]):
         """Return a row of the file, None behind its end."""
         _, parquet = arrow()
         if not self._groups:
-            with parquet.ParquetFile(self._path) as file:
+            with links.reading(self._path) as plain, parquet.ParquetFile(plain) as file:
                 about = file.metadata
                 sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
             self._groups = [0, *accumulate(sizes)]
@@ -131,7 +131,7 @@ class InParquet(Known[RowT]):
             return None
         group = bisect_right(self._groups, place) - 1
         if self._group[0] != group:
-            with parquet.ParquetFile(self._path) as file:
+            with links.reading(self._path) as plain, parquet.ParquetFile(plain) as file:
                 self._group = group, file.read_row_group(group)
         [row] = self._group[1].slice(place - self._groups[group], 1).to_pylist()
         found: dict[str, Any] = row

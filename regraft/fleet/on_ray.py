@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from regraft import extras, language
+from regraft import extras, interpreters, language
 from regraft.errors import WrongUsage
 from regraft.fleet.engine import Ended, Task, Waiting, Work
 from regraft.language import tr
+
+
+@contextmanager
+def _outside_the_working_directory() -> Iterator[None]:
+    """Work in the folder of this Python meanwhile, which holds no modules.
+
+    Ray puts the directory in which a cluster is joined first on the import path of all workers.
+    """
+    try:
+        before = Path.cwd()
+    except OSError:
+        # It is gone, and nothing can be imported from it.
+        before = Path(sys.prefix)
+    os.chdir(sys.prefix)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 class RayPool:
@@ -30,16 +52,17 @@ class RayPool:
         self._ray = extras.needed("ray", tr("fleets on a cluster"), "ray")
         self.at_work: dict[Any, tuple[Waiting, float]] = {}
         # Results are for programs.
-        environment = {"env_vars": {language.VARIABLE: language.ENGLISH}}
+        environment = {"env_vars": {language.VARIABLE: language.ENGLISH, **interpreters.variables()}}
         settings: dict[str, Any] = {} if address else {"num_cpus": count, "include_dashboard": False}
         try:
-            self._ray.init(
-                address=address,
-                runtime_env=environment,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **settings,
-            )
+            with _outside_the_working_directory():
+                self._ray.init(
+                    address=address,
+                    runtime_env=environment,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    **settings,
+                )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise WrongUsage(
                 problem=tr("there is no cluster at {address} ({error})", address=address or "local", error=error),

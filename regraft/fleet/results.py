@@ -347,7 +347,9 @@ _TOLD = ("library", "base", "source", "target", "options", "outcome")
 
 def _of_parquet(path: Path) -> tuple[Order, Known[Row]]:
     _, parquet = arrow()
-    with parquet.ParquetFile(path) as file:
+    if not path.is_file():
+        raise ValueError(tr("a pipe, a socket or a device, not a file"))
+    with links.reading(path) as plain, parquet.ParquetFile(plain) as file:
         about = (file.schema_arrow.metadata or {}).get(_ABOUT)
         if about is None:
             raise ValueError(tr("it does not say so"))

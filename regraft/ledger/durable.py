@@ -37,6 +37,8 @@ _FLUSHED_AT_ONCE, _FEW_FILES, _FLUSHED_TOGETHER = 8, 32, 256
 
 #: What removing a folder fails with into which somebody writes.
 _FILLED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+#: What it fails with where its folders lie too deep in one another.
+_TOO_DEEP = frozenset({errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG})
 #: How often to try that where a process of a killed run may still be about to end.
 _REMOVE_TRIES = 10
 #: What a write fails with for want of room: never the fault of what is read meanwhile.
@@ -255,10 +257,73 @@ def remove_tree(path: Path) -> None:
     """
     with contextlib.suppress(FileNotFoundError), areas.parent(path) as (folder, name):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if stat.S_ISDIR(status.st_mode) and not areas.is_link(status):
-            shutil.rmtree(name, dir_fd=folder)
-        else:
+        if not stat.S_ISDIR(status.st_mode) or areas.is_link(status):
             os.unlink(name, dir_fd=folder)
+            return
+        try:
+            shutil.rmtree(name, dir_fd=folder)
+        except (RecursionError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _TOO_DEEP:
+                raise
+            _remove_deep_tree(name, folder)
+
+
+def _remove_deep_tree(name: str, parent: int | None) -> None:
+    """Remove a folder whose folders lie deeper in one another than Python, or the system, goes down.
+
+    What lies in its folders is moved up into it first, so that nothing is ever further away than two names.
+
+    Args:
+        name: the folder's name in ``parent``.
+        parent: the open folder; None where the system acts by whole paths.
+
+    Raises:
+        OSError: something of it cannot be removed.
+    """
+    with _opened_folder(name, parent) as (root, prefix):
+        moved = 0
+        while folders := _without_files(root, prefix):
+            for inner in folders:
+                with _opened_folder(prefix + inner, root) as (within, inner_prefix):
+                    for deeper in _without_files(within, inner_prefix):
+                        while _is_taken(f"{prefix}{moved}", root):
+                            moved += 1
+                        os.rename(inner_prefix + deeper, f"{prefix}{moved}", src_dir_fd=within, dst_dir_fd=root)
+                os.rmdir(prefix + inner, dir_fd=root)
+    os.rmdir(name, dir_fd=parent)
+
+
+@contextmanager
+def _opened_folder(name: str, parent: int | None) -> Iterator[tuple[int | None, str]]:
+    """Give a handle to a folder and nothing, or None and what stands before each name in it."""
+    if parent is None:
+        yield None, name + os.sep
+        return
+    handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    try:
+        yield handle, ""
+    finally:
+        os.close(handle)
+
+
+def _without_files(folder: int | None, prefix: str) -> list[str]:
+    """Remove what lies in a folder and is no folder itself, and return the names of those that are."""
+    folders = []
+    with os.scandir(prefix if folder is None else folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and not areas.is_link(entry.stat(follow_symlinks=False)):
+                folders.append(entry.name)
+            else:
+                os.unlink(prefix + entry.name, dir_fd=folder)
+    return folders
+
+
+def _is_taken(name: str, folder: int | None) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def remove_remains(folder: Path) -> None:

@@ -7,8 +7,11 @@ files hold is never unpickled: of chromadb, only its own core is used, which rea
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 import msgspec
 
 from regraft import areas, extras, workers
+from regraft.errors import WrongUsage
 from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID
 from regraft.language import tr
 from regraft.ledger import durable
@@ -60,10 +64,18 @@ def demand_chromadb() -> str:
     """Return the version of chromadb.
 
     Raises:
-        WrongUsage: it is not installed, or without the core that is used here.
+        WrongUsage: it is not installed, or without the core that is used here, or cannot be loaded.
     """
-    extras.needed("chromadb.api.rust", *_NEEDED)
-    return str(extras.needed("chromadb", *_NEEDED).__version__)
+    if find_spec("chromadb") is None:
+        raise extras.not_installed("chromadb", *_NEEDED)
+    try:
+        version: str | None = _apart(_version)
+    except ChromaFailed as failed:
+        problem = tr("chromadb cannot be loaded ({reason})", reason=failed)
+        raise WrongUsage(problem=problem, hint=tr("install it again, or another version of it")) from failed
+    if version is None:
+        raise extras.not_installed("chromadb", *_NEEDED)
+    return version
 
 
 def vectors_of(folder: Path, keys: Sequence[str]) -> dict[str, bytes]:
@@ -109,12 +121,24 @@ def _apart(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _answer(parent: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    args = tuple(arg.absolute() if isinstance(arg, Path) else arg for arg in args)
+    # Importing chromadb reads a file ``.env`` of the working directory, which may be a stranger's.
+    os.chdir(sys.prefix)
     try:
         answer, problem = function(*args), None
     # What its core calls a panic is not even an Exception.
     except BaseException as error:
         answer, problem = None, f"{type(error).__name__}: {' '.join(str(error).split())}"
     parent.send((answer, problem))
+
+
+def _version() -> str | None:
+    """Return the version of chromadb; None where it is not installed, or without its core."""
+    try:
+        import chromadb.api.rust  # noqa: PLC0415 - as in _client
+    except ImportError:
+        return None
+    return str(chromadb.__version__)
 
 
 def _client(folder: Path) -> Any:

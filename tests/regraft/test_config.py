@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import socket
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from conftest import REPO
+from planted_modules import run_in
 
 from regraft import config, keys
 from regraft.embedders.settings import PROVIDERS, Batch, LocalSettings, ServerSettings, fields
@@ -324,3 +329,59 @@ def test_the_page_shows_every_field():
     for kind in (*PROVIDERS.values(), Batch):
         for name in fields(kind):
             assert name == "batch" or f"| `{name}` |" in PAGE or f"| `batch.{name}` |" in PAGE
+
+
+# --- what is no file of settings -------------------------------------------------------------------------------------
+
+
+def refused(place: Path, arguments: tuple[object, ...]) -> str:
+    """Run a command that reads ``regraft.yaml`` of the working directory, and return the one line that it says."""
+    before = sorted(place.iterdir())
+    done = run_in(place, sys.executable, "-P", "-m", "regraft", *arguments)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert sorted(place.iterdir()) == before
+    return done.stderr
+
+
+COMMANDS = [("embedders",), ("backfill", ".", "--dry-run")]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such files there")
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda words: words[0])
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device without an end", "terminal", "socket"])
+def test_what_is_no_plain_file_is_refused_and_not_waited_for(
+    kind: str, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    shutil.copytree(REPO / "sample_v1" / "backup", here)
+    place = here / "regraft.yaml"
+    with ExitStack() as stack:
+        if kind == "pipe":
+            os.mkfifo(place)
+        elif kind == "link to a pipe":
+            os.mkfifo(tmp_path / "pipe")
+            place.symlink_to(tmp_path / "pipe")
+        elif kind == "socket":
+            bound = stack.enter_context(socket.socket(socket.AF_UNIX))
+            # The path of a socket must be short.
+            monkeypatch = stack.enter_context(pytest.MonkeyPatch.context())
+            monkeypatch.chdir(here)
+            bound.bind(place.name)
+        else:
+            place.symlink_to("/dev/zero" if kind == "device without an end" else "/dev/tty")
+        if arguments[0] == "backfill":
+            # A store of a kind that backfill takes is looked for first.
+            arguments = ("embedders", "--config", "regraft.yaml")
+        assert "a pipe, a socket or a device, not a file" in refused(here, arguments)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    for text in (b"# a comment", b"- ", b"x: [1]\n", b"\0"):
+        (tmp_path / "regraft.yaml").write_bytes(text * (21_000_000 // len(text)))
+        assert "it has more than 1,048,576 bytes, which no configuration has" in refused(tmp_path, ("embedders",))
+
+
+def test_as_much_as_may_be_is_read(written) -> None:
+    text = one("    base_url: http://127.0.0.1/v1\n")
+    comment = "# note\n" * ((config._MOST_BYTES - len(text)) // 7)
+    assert list(written(text + comment).embedders) == ["a"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import logging
 import math
 import socket
@@ -9,7 +11,9 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -18,6 +22,8 @@ from typing import Any
 import pytest
 from fault_server import (
     FaultServer,
+    Reply,
+    Request,
     changed,
     closing,
     echo,
@@ -52,11 +58,13 @@ from regraft.embedders import (
     TextsRejected,
     checking,
     counting,
+    limits,
     opened,
     verdicts,
 )
 from regraft.embedders import server as server_module
 from regraft.errors import AnswerUnfit, RegraftError
+from regraft.keys import redacted
 from regraft.text import shown
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
@@ -351,7 +359,7 @@ PASSING = {
     "nothing": (saying(200, b""), "broken_answer", "cut off, or not JSON"),
     "an error as if it were none": (saying(200, b'{"error": "busy"}'), "broken_answer", 'vectors: {"error": "busy"}'),
     "a list": (saying(200, b"[]"), "broken_answer", "the answer has no vectors: []"),
-    "lists without end": (saying(200, b"[" * 100_000), "broken_answer", "cut off, or not JSON"),
+    "lists without end": (saying(200, b"[" * 60_000), "broken_answer", "cut off, or not JSON"),
 }  # fmt: skip
 
 
@@ -583,6 +591,44 @@ def test_a_key_anywhere_in_an_answer_is_in_no_message(
     secret(error.value)
 
 
+#: Ways to write a key that keep its characters, but not the key.
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "blanks": " ".join,
+    "line breaks": "\r\n".join,
+    "blanks in capitals": lambda key: " ".join(key.upper()),
+    "hyphens": "-".join,
+    "groups of four": lambda key: " ".join(key[start : start + 4] for start in range(0, len(key), 4)),
+    "characters without a width": "\u200b".join,
+    "quoted, as a list": lambda key: ", ".join(f"'{one}'" for one in key),
+    "half of it": lambda key: " ".join(key[: len(key) // 2]),
+    "percent": "%20".join,
+    "HTML": "&nbsp;".join,
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("escaped", [False, True], ids=["text", "JSON"])
+@pytest.mark.parametrize("status", [200, 401, 500])
+def test_a_key_that_is_spelled_out_is_in_no_message(
+    spelling: str, escaped: bool, status: int, server: FaultServer, keyed: Embedder
+) -> None:
+    said = f"wrong key: {SPELLINGS[spelling](KEY)} (see the manual)"
+    server.behave = saying(status, json.dumps({"error": said}).encode() if escaped else said.encode())
+    with pytest.raises(Exception) as error:
+        keyed.embed(TEXTS)
+    shown = secret(error.value)
+    # Of what is neither JSON nor an error, nothing is shown.
+    assert ("(key)" in shown) == (escaped or status != 200)
+    letters = "".join(filter(str.isalnum, shown)).lower()
+    key = "".join(filter(str.isalnum, KEY)).lower()
+    assert not any(key[start : start + 8] in letters for start in range(len(key) - 7))
+
+
+def test_other_words_than_a_key_stay() -> None:
+    said = "the model embed-small takes 512 tokens at most; see https://example.org/a?b=%20c\nand &amp; so on, Straße İ"
+    assert redacted(said, KEY) == said
+
+
 def test_a_key_is_not_in_a_message_of_a_broken_connection(server: FaultServer, keyed: Embedder) -> None:
     for bad in (half, closing):
         server.behave = bad
@@ -685,3 +731,81 @@ def test_any_answer_has_a_verdict(body: bytes, status: int) -> None:
     assert found.kind in ("texts", "configuration", "passing")
     assert found.reason == shown(found.reason)
     assert len(found.reason) <= 200
+
+
+# --- how much is read ------------------------------------------------------------------------------------------------
+
+#: Far more than any answer here, and than what may be read of it.
+MUCH = 1 << 28
+
+
+def packed(size: int, *, form: int) -> bytes:
+    """Return so many blanks, packed."""
+    packing = zlib.compressobj(9, wbits=form)
+    return b"".join(packing.compress(b" " * (1 << 20)) for _ in range(size >> 20)) + packing.flush()
+
+
+ENDLESS = {
+    "gzip": ("gzip", packed(MUCH, form=31)),
+    "deflate": ("deflate", packed(MUCH, form=15)),
+    "as it is": ("identity", b" " * (64 << 20)),
+    "another way": ("br", b"x" * 1000),
+    "gzip that is none": ("gzip", b"x" * 1000),
+}
+
+
+@pytest.mark.parametrize("way", ENDLESS)
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_an_answer_without_an_end_is_not_read_to_it(way: str, status: int, server: FaultServer) -> None:
+    coding, body = ENDLESS[way]
+    with opened(settings(server, retries=0)) as embedder:
+        server.behave = right
+        embedder.embed(TEXTS)
+        server.behave = saying(status, body, Content_Encoding=coding)
+        tracemalloc.start()
+        try:
+            with pytest.raises((ServerFailing, TextsRejected)) as error:
+                embedder.embed(TEXTS)
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert most < 16 << 20
+    reason = str(getattr(error.value, "reason", error.value))
+    assert len(reason.splitlines()) == 1
+    if status == 200:
+        assert error.value.code == "broken_answer"
+
+
+def test_an_answer_is_wanted_as_it_is_and_may_be_packed_all_the_same(server: FaultServer) -> None:
+    def packing(request: Request) -> Reply:
+        reply = right(request)
+        return Reply(body=gzip.compress(reply.body), headers={"Content-Encoding": "gzip"})
+
+    with opened(settings(server)) as embedder:
+        plain = embedder.embed(TEXTS).vectors
+        server.behave = packing
+        assert embedder.embed(TEXTS).vectors == plain
+    assert {request.headers["accept-encoding"] for request in server.requests} == {"identity"}
+
+
+def test_an_answer_with_much_room_between_its_numbers_is_read(server: FaultServer) -> None:
+    def wide(request: Request) -> Reply:
+        reply = right(request)
+        return Reply(body=json.dumps(json.loads(reply.body), indent=24).encode())
+
+    server.behave = wide
+    with opened(settings(server, encoding="float")) as embedder:
+        assert embedder.embed(TEXTS).vectors == [vector_of(text) for text in TEXTS]
+
+
+def test_what_an_answer_may_take_grows_with_what_was_asked_for() -> None:
+    assert limits.answer_bytes(1, 1024) > 1024 * 30
+    assert limits.answer_bytes(64, 1024) < 64 * 1024 * 100
+    assert limits.answer_bytes(1, None) > limits.answer_bytes(1, 1024)
+
+
+def test_the_beginning_of_a_long_error_is_enough(server: FaultServer) -> None:
+    server.behave = saying(400, b'{"error": {"message": "context length exceeded"}}' + b" " * (1 << 20))
+    with opened(settings(server, retries=0)) as embedder, pytest.raises(TextsRejected) as error:
+        embedder.embed(TEXTS)
+    assert error.value.code == "context_length_exceeded"

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from conftest import REPO, run
 
 from regraft import holes, links
 from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, RegraftError, SourceUnreadable
@@ -546,6 +547,42 @@ def test_a_packing_that_nobody_reads(tmp_path: Path) -> None:
     path.write_bytes(raw)
     with opened(path) as tree, pytest.raises(SourceUnreadable, match=r"data\.json: .*compression"):
         tree.open("data.json")
+
+
+def keeping(path: Path, size: int) -> Path:
+    """Let every member packed by LZMA say that so many bytes are kept of it while it is unpacked."""
+    with zipfile.ZipFile(path) as made:
+        starts = [info.header_offset for info in made.infolist()]
+    raw = bytearray(path.read_bytes())
+    for start in starts:
+        of_name, of_extra = struct.unpack_from("<2H", raw, start + 26)
+        struct.pack_into("<L", raw, start + 30 + of_name + of_extra + 5, size)
+    path.write_bytes(raw)
+    return path
+
+
+def test_unpacking_takes_no_more_memory_than_any_packer_makes_it_take(tmp_path: Path) -> None:
+    text = b"the keeper comes on Monday " * 1000
+    small = keeping(archive(tmp_path / "small.zip", {"a": text, "b": text}, zipfile.ZIP_LZMA), 1 << 27)
+    with closing(open_tree(small)) as tree, tree.open("b") as file:
+        assert file.read() == text
+    for size in ((1 << 27) + 1, 0xFFFF_FFFF):
+        with closing(open_tree(keeping(small, size))) as tree:
+            with pytest.raises(SourceUnreadable) as error:
+                tree.open("b")
+            assert f"b: unpacking it would take {size:,} bytes of memory (its LZMA dictionary)" in str(error.value)
+            assert error.value.exit_status == 2
+
+
+def test_a_backup_that_would_take_too_much_memory_is_refused(tmp_path: Path) -> None:
+    folder = REPO / "sample_v1" / "backup"
+    members = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    backup = keeping(archive(tmp_path / "backup.zip", members, zipfile.ZIP_LZMA), 0xFFFF_FFFF)
+    for command in (("inspect", backup), ("check", backup), ("migrate", backup, "--to", tmp_path / "out")):
+        done = run(*command)
+        assert (done.status, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert "4,294,967,295 bytes of memory (its LZMA dictionary)" in done.stderr
+    assert list(tmp_path.iterdir()) == [backup]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import apsw
 import codex_mem_store
 import lacking
 import pytest
-from conftest import NOW, Outcome, nothing_opened, run
+from conftest import NOW, REPO, Outcome, nothing_opened, run
 from faults import posix, untouched
 from planted_v2 import KB, library, plant
 from profiles import profile
@@ -303,3 +303,26 @@ def unfinished(path: Path, table: str, named: Path) -> None:
     name = os.fsencode(named)
     tail = (2**30 // 4096 + 1).to_bytes(4) + name + len(name).to_bytes(4) + sum(name).to_bytes(4)
     Path(f"{path}-journal").write_bytes(journal + tail + journal[:8])
+
+
+@pytest.mark.skipif(os.mkdir not in os.supports_dir_fd, reason="no such folders can be made")
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("work", "gc"), ("work", "repair"), ("work", "fix"), ("work", "migrate"), ("staging", "migrate")],
+)
+def test_folders_without_an_end_in_what_regraft_leaves_are_removed(name: str, command: str, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    assert run("migrate", REPO / "sample_v1" / "backup", "--to", library).status == 1
+    place = library / ".regraft" / name
+    place.mkdir(exist_ok=True)
+    handle = os.open(place, os.O_RDONLY)
+    for _ in range(1_500):
+        os.mkdir("deeper", dir_fd=handle)
+        inner = os.open("deeper", os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(handle)
+    words = ("migrate", REPO / "sample_v1" / "backup", "--to") if command == "migrate" else (command,)
+    done = run(*words, library)
+    assert done.status in (0, 1), done.stderr
+    assert not (place / "deeper").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -269,15 +270,105 @@ def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
     assert is_retried(Ended(status=3, document={}, seconds=0))
 
 
-def test_what_cannot_be_run_to_its_end_is_the_fault_of_one_library(backups: Path, tmp_path: Path) -> None:
-    manifest = tmp_path / "m.jsonl"
-    rows: list[dict[str, Any]] = [{"source": str(backups / name)} for name in ("anna", "clara")]
-    rows[0]["options"] = ["--help"]
-    manifest.write_text("\n".join(map(json.dumps, rows)))
-    assert fleet("check", manifest, "--results", tmp_path / "out.parquet", "--workers", 1, "-q").status == 3
-    found = libraries_in(tmp_path / "out.parquet")
-    assert [found[name]["outcome"] for name in ("anna", "clara")] == ["stopped", "worth-reading"]
-    assert (found["anna"]["code"], found["anna"]["attempts"]) == ("FaultOfRegraft", 1)
+#: Options of a library, and what is said of them.
+UNUSABLE: dict[str, tuple[str, list[str], str]] = {
+    "help": ("check", ["--help"], "--help only shows something, and does nothing with a library"),
+    "help, short": ("check", ["-h"], "--help only shows something"),
+    "a report": ("check", ["--report", "page.html"], "--report writes a file beside the libraries"),
+    "a report of a migration": ("migrate", ["--report=page.html"], "--report writes a file beside the libraries"),
+    "a report that takes the next word for its name": ("check", ["--report"], "--report"),
+    "a value that takes the next word": ("check", ["--deep", "--base"], "--base"),
+    "none of the command": ("check", ["--carry-text"], "No such option"),
+    "another source": ("check", ["/etc"], "/etc is no option"),
+    "another target": ("export", ["elsewhere.parquet"], "elsewhere.parquet is no option"),
+    "the end of all options": ("export", ["--"], "-- is no option"),
+    "paths behind the end": ("export", ["--", "a", "b"], "a is no option"),
+}
+
+
+def unusable(backups: Path, tmp_path: Path, case: str) -> tuple[list[object], str]:
+    """Write a manifest whose second library has such options; return the command line, and what is said of it."""
+    command, words, message = UNUSABLE[case]
+    rows: list[dict[str, Any]] = [{"source": str(backups / name)} for name in ("clara", "anna")]
+    rows[1]["options"] = words
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    to = [] if command == "check" else ["--to", tmp_path / "to"]
+    return [command, tmp_path / "m.jsonl", *to, "--results", tmp_path / "out.parquet", "-q"], message
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_options_that_no_library_can_have_are_refused_before_anything_is_done(
+    case: str, backups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    line, message = unusable(backups, tmp_path, case)
+    before = snapshot(tmp_path)
+    done = fleet(*line)
+    assert (done.status, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+    assert message in done.stderr
+    assert f"{backups / 'anna'}: " in done.stderr
+    # All have them.
+    _, words, _ = UNUSABLE[case]
+    done = fleet(*line[:1], backups, *line[2:], "--", *words)
+    if "--" not in words:
+        assert (done.status, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert message in done.stderr
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_results_of_somebody_else_bring_no_such_options(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, words, message = UNUSABLE[case]
+    target = None if command == "check" else str(tmp_path / "target")
+    library = Library(source=str(tmp_path / "source"), target=target)
+    own = Library(source=str(tmp_path / "own"), target=target and f"{target}.2", options=tuple(words))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for number, order in enumerate(
+        (
+            Order(command=command, options=tuple(words), libraries=(library,)),
+            Order(command=command, options=(), libraries=(library, own)),
+        )
+    ):
+        out = tmp_path / f"{number}.parquet"
+        results.Journal(out, order, []).close()
+        before = snapshot(tmp_path)
+        done = fleet("resume", out)
+        assert (done.status, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+        assert message in done.stderr
+        assert snapshot(tmp_path) == before
+
+
+def test_options_that_a_library_can_have_are_taken(backups: Path, tmp_path: Path) -> None:
+    rows = [{"source": str(backups / "anna"), "options": "--base nothing --fail-on=never -v"}]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = fleet("check", tmp_path / "m.jsonl", "--results", tmp_path / "out.parquet", "-q", "--", "--fail-on", "never")
+    assert "option" not in done.stderr
+    assert libraries_in(tmp_path / "out.parquet")["anna"]["code"] in (None, "BaseUnknown")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such pipes there")
+@pytest.mark.parametrize("name", ["out.parquet", "out.parquet.journal", "link"])
+def test_a_pipe_in_the_place_of_results_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    if name == "link":
+        os.mkfifo(tmp_path / "pipe")
+        out.symlink_to(tmp_path / "pipe")
+    else:
+        os.mkfifo(tmp_path / name)
+    before = sorted(tmp_path.iterdir())
+    done = fleet("resume", out, "--json")
+    code, message = (
+        ("SourceNotFound", "there is no")
+        if name.endswith("journal")
+        else ("WrongUsage", "out.parquet has no results of a fleet (a pipe, a socket or a device, not a file)")
+    )
+    assert (done.status, done.document["error"]["code"]) == (2, code)
+    assert message in done.document["error"]["message"]
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_two_runs_do_not_work_on_one_fleet(backups: Path, tmp_path: Path) -> None:

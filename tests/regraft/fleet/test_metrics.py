@@ -17,7 +17,7 @@ from conftest import REPO, Outcome, run_as_given, snapshot
 from fleet_work import TROUBLE
 from prometheus_client.parser import text_fd_to_metric_families
 
-from regraft import __version__
+from regraft import __version__, clock
 from regraft.errors import WrongUsage
 from regraft.fleet import results
 from regraft.fleet.engine import Ended, LocalPool, Task, Waiting
@@ -30,6 +30,8 @@ from regraft.fleet.tally import BUCKETS
 from regraft.report.document import Run
 
 SAMPLE = REPO / "sample_v1" / "backup"
+#: When a run begins whose clock is the test's, in seconds.
+START = 1_795_262_400
 
 
 @pytest.fixture(scope="module")
@@ -166,14 +168,15 @@ def test_a_run_that_is_stopped_has_its_metrics_and_the_next_one_counts_on(tmp_pa
 
 
 class SlowPool:
-    """A pool in which one library takes an hour, of which each look at it takes a second; the rest take a look."""
+    """A pool with a clock of its own: each call of ``answers`` takes a second. The first library takes an hour, the
+    others one second."""
 
     count, memory = 2, 1 << 40
 
     def __init__(self, path: Path) -> None:
         self.at_work: dict[Any, tuple[Waiting, float]] = {}
-        self.time = 0.0
-        self.texts: dict[float, str] = {}
+        self.time = 0
+        self.texts: dict[int, str] = {}
         self._path = path
 
     def give(self, task: Task, one: Waiting) -> None:
@@ -191,9 +194,13 @@ class SlowPool:
         self.at_work.clear()
 
 
-def test_the_file_is_kept_up_to_date_while_nothing_ends_and_not_more_often_than_told(tmp_path: Path) -> None:
+def test_the_file_is_kept_up_to_date_while_nothing_ends_and_not_more_often_than_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work, path = at_work(tmp_path, "slow", "fast", "fast")
     pool = SlowPool(path)
+    # The time of writing is part of the text: with the pool's clock, no two writes have the same text.
+    monkeypatch.setattr(clock, "now_ms", lambda: 1000 * (START + pool.time))
     work.metrics = Metrics(path, work.path, command="check", engine="local", libraries=3, now=lambda: pool.time)
     work.pool = lambda: pool
     work.run(Run(command="fleet check"))
@@ -202,6 +209,7 @@ def test_the_file_is_kept_up_to_date_while_nothing_ends_and_not_more_often_than_
     assert "regraft_fleet_libraries_at_work{" in pool.texts[0]
     (tmp_path / "then.prom").write_text(pool.texts[10])
     values = metrics_in(tmp_path / "then.prom", work.path)
+    assert (values["start_timestamp_seconds", ()], values["update_timestamp_seconds", ()]) == (START, START + 10)
     names = ("libraries_at_work", "libraries_left", "workers", "attempts_total", "finished")
     assert [values[name, ()] for name in names] == [1, 1, 2, 3, 0]
 

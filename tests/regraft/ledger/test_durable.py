@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from regraft import areas
 from regraft.ledger import durable
 
 
@@ -205,6 +206,56 @@ def test_a_tree_is_removed_with_all_that_is_in_it(tmp_path: Path) -> None:
     (tmp_path / "tree" / "a" / "file").write_text("x")
     durable.remove_tree(tmp_path / "tree")
     assert list(tmp_path.iterdir()) == []
+
+
+def nested(folder: Path, depth: int, kept: Path) -> None:
+    """Make folders in one another, so many, each with a file, a link and an empty folder, by handles: no path is short
+    enough."""
+    folder.mkdir()
+    handle = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=handle))
+        os.symlink(kept, "link", dir_fd=handle)
+        os.mkdir("0", dir_fd=handle)
+        os.mkdir("a folder", dir_fd=handle)
+        inner = os.open("a folder", os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(handle)
+
+
+@pytest.mark.skipif(os.mkdir not in os.supports_dir_fd, reason="no such folders can be made")
+@pytest.mark.parametrize("depth", [100, 1_500, 4_000])
+def test_a_tree_is_removed_however_deep_it_is(depth: int, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_text("x")
+    nested(tmp_path / "tree", depth, tmp_path / "kept")
+    durable.remove_tree(tmp_path / "tree")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept" / "file").read_text() == "x"
+
+
+def test_a_deep_tree_is_removed_by_paths_where_there_are_no_handles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_text("x")
+    place = tmp_path / "tree"
+    for _ in range(12):
+        (place / "0").mkdir(parents=True)
+        (place / "file").write_text("x")
+        (place / "link").symlink_to(tmp_path / "kept")
+        place /= "a"
+
+    def too_deep(*_: Any, **__: Any) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(areas, "BY_HANDLE", False)
+    monkeypatch.setattr(durable.shutil, "rmtree", too_deep)
+    durable.remove_tree(tmp_path / "tree")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept" / "file").read_text() == "x"
 
 
 def test_a_file_is_removed_too(tmp_path: Path) -> None:
