@@ -35,8 +35,6 @@ _OF_BYTES = "bytes "
 _HEADER_BYTES = 100
 #: Where a SQLite header has its write and read versions, its change counter, and for which of these it holds.
 _OPENING = (slice(18, 20), slice(24, 28), slice(92, 100))
-#: Where a file system has no hard links.
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS}
 
 
 def mark_of(path: Path) -> str | None:
@@ -291,15 +289,7 @@ def swap_back(final: Path, kept: Path | None, aside: Path) -> None:
 
 def _linked(path: Path, kept: Path) -> bool:
     """Give a file a second name, so that its place is never empty; False where that cannot be."""
-    if path.is_dir() or path.is_symlink():
-        return False
-    try:
-        durable.link(path, kept)
-    except OSError as error:
-        if error.errno in _NO_LINKS:
-            return False
-        raise
-    return True
+    return not path.is_dir() and not path.is_symlink() and durable.try_link(path, kept)
 
 
 def size_of(path: Path) -> int:

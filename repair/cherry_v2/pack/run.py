@@ -139,7 +139,7 @@ def _check_target(target: Path) -> None:
 
 def _check_outside(source: BaseSource, options: PackOptions) -> None:
     root = options.source if options.source.is_dir() else source.store.root
-    if links.real_path(options.target).is_relative_to(links.real_path(root)):
+    if links.is_at_or_below(options.target, root):
         raise TargetNotWritable(path=options.target, reason=tr("it lies in the source"))
 
 
