@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
 
@@ -60,14 +60,23 @@ _JOURNAL_MAGIC = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 #: The end of a rollback journal that names another file: how long that name is, its sum, the magic (SQLite, pager.c).
 _JOURNAL_TAIL = struct.Struct(">II8s")
 _MAX_NAME_BYTES = 65_536
+#: SQLite's layer for Windows that opens extended paths of any length; the usual one ends at 1,040 bytes.
+_LONG_PATHS = "win32-longpath"
 
 
-def _uri(path: Path, **options: object) -> str:
-    absolute = str(path.absolute())
-    if os.sep != "/":
-        absolute = "/" + absolute.replace(os.sep, "/")
+def _uri(path: PurePath, **options: object) -> str:
+    """Return the URI by which SQLite opens a file: on Windows of a drive, a share, or an extended path (``\\\\?\\``).
+
+    A share's name follows four slashes: behind two, SQLite expects a host and accepts no other than ``localhost``.
+    """
+    absolute = path.absolute() if isinstance(path, Path) else path
+    place = quote(os.fsencode(absolute.as_posix()), safe="/:")
+    if isinstance(absolute, PureWindowsPath):
+        place = f"//{place}" if absolute.drive.startswith("\\\\") else f"///{place}"
+        if absolute.drive.startswith("\\\\?\\") and _LONG_PATHS in apsw.vfs_names():
+            options = {**options, "vfs": _LONG_PATHS}
     query = "&".join(f"{key}={value}" for key, value in options.items())
-    return f"file:{quote(os.fsencode(absolute))}?{query}"
+    return f"file:{place}?{query}"
 
 
 def companions(path: Path) -> list[Path]:
@@ -190,8 +199,8 @@ def reading(
         files = (real, *companions(real))
         yield from _used(apsw.Connection(_uri(real, mode="ro"), flags=_READ_ONLY), files, vectors)
         return
-    with _unwritten(path, work) as (uri, flags, files):
-        yield from _used(apsw.Connection(uri, flags=flags), files, vectors)
+    with _unwritten(path, work) as (address, flags, files):
+        yield from _used(apsw.Connection(address, flags=flags), files, vectors)
 
 
 @contextmanager
@@ -204,9 +213,9 @@ def attached(connection: apsw.Connection, path: Path, name: str) -> Iterator[Non
         apsw.Error: it is no database, is damaged, or keeps its texts in another encoding than the connection's file.
         OSError: it cannot be read.
     """
-    with _unwritten(path, None) as (uri, _, _):
+    with _unwritten(path, None) as (address, _, _):
         guarding.guard(connection)
-        connection.execute(f"ATTACH ? AS {name}", (uri,))
+        connection.execute(f"ATTACH ? AS {name}", (address,))
         try:
             yield
         except BaseException:
@@ -409,6 +418,9 @@ def writing(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
         guarding.guard(connection)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
         connection.execute("PRAGMA foreign_keys = ON")
+        # Counts on macOS only: see durable.flush.
+        connection.execute("PRAGMA fullfsync = ON")
+        connection.execute("PRAGMA checkpoint_fullfsync = ON")
         yield connection
     finally:
         connection.close(force=True)
