@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from regraft.language import tr
+from regraft.names import on_disk
 
 _ARE_FOLLOWED: ContextVar[bool] = ContextVar("_ARE_FOLLOWED", default=False)
 #: The option that follows them all.
@@ -64,6 +65,25 @@ def real_path(path: Path) -> Path:
 def is_inside(real: Path, roots: Iterable[Path]) -> bool:
     """Tell whether a resolved path lies in one of some resolved folders, or is one of them."""
     return any(real.is_relative_to(root) for root in roots)
+
+
+def is_at_or_below(path: Path, root: Path) -> bool:
+    """Whether ``path``, which need not exist, is ``root`` or lies below it, in whatever spelling.
+
+    Where a file system ignores letter case, two spellings lead to one folder: the system is asked whether they do, and
+    where one of them does not exist, the names are compared as such a system would.
+    """
+    real, top = real_path(path), real_path(root)
+    return any(_is_one(folder, top) for folder in (real, *real.parents))
+
+
+def _is_one(path: Path, other: Path) -> bool:
+    if path == other:
+        return True
+    try:
+        return path.samefile(other)
+    except OSError:
+        return on_disk(str(path)) == on_disk(str(other))
 
 
 def checked(root: Path, path: Path) -> Path:
