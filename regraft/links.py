@@ -16,6 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import cast
 
+from regraft import long_paths
 from regraft.language import tr
 from regraft.names import on_disk
 
@@ -59,7 +60,7 @@ def real_path(path: Path) -> Path:
 
     ``Path.resolve`` ends with an error of its own at such a link, before Python 3.13.
     """
-    return Path(os.path.realpath(path))
+    return Path(long_paths.plain(os.path.realpath(long_paths.extended(path))))
 
 
 def is_inside(real: Path, roots: Iterable[Path]) -> bool:
@@ -96,7 +97,7 @@ def checked(root: Path, path: Path) -> Path:
     if are_followed():
         return path
     try:
-        real = Path(os.path.realpath(path, strict=True))
+        real = Path(long_paths.plain(os.path.realpath(long_paths.extended(path), strict=True)))
     except FileNotFoundError:
         real = real_path(path)
     if not is_inside(real, (real_path(root),)):
@@ -120,8 +121,9 @@ def opened(path: Path) -> int:
         OSError: there is none, or it is a folder, a pipe, a socket or a device.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    demand_file(path.stat().st_mode)
-    descriptor = os.open(path, flags)
+    place = long_paths.extended(path)
+    demand_file(long_paths.stat(path).st_mode)
+    descriptor = os.open(place, flags)
     try:
         demand_file(os.fstat(descriptor).st_mode)
     except BaseException:

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import apsw
 
-from regraft import areas, guarding, links
+from regraft import areas, guarding, links, long_paths
 from regraft.boundary_errors import JournalNamesAnother
 from regraft.language import tr
 from regraft.ledger import durable
@@ -69,7 +69,7 @@ def _uri(path: PurePath, **options: object) -> str:
 
     A share's name follows four slashes: behind two, SQLite expects a host and accepts no other than ``localhost``.
     """
-    absolute = path.absolute() if isinstance(path, Path) else path
+    absolute = Path(long_paths.extended(path.absolute())) if isinstance(path, Path) else path
     place = quote(os.fsencode(absolute.as_posix()), safe="/:")
     if isinstance(absolute, PureWindowsPath):
         place = f"//{place}" if absolute.drive.startswith("\\\\") else f"///{place}"
@@ -100,6 +100,7 @@ def is_companion(first_bytes: bytes, suffix: str) -> bool:
 
 
 def _first_bytes(path: Path, count: int = 8) -> bytes:
+    path = Path(long_paths.extended(path))
     try:
         if not path.is_file():
             return b""  # opening a pipe would wait for a writer
@@ -124,7 +125,7 @@ def file_mark(path: Path) -> tuple[int, int] | None:
     """
     if not is_database(path):
         return None
-    status = path.stat()
+    status = long_paths.stat(path)
     return status.st_size, status.st_mtime_ns
 
 
@@ -134,7 +135,7 @@ def missing_bytes(path: Path) -> int:
     SQLite itself takes a page that is there in part for whole and reads the rest of it as zeros: the end of a vector
     would be zeros, in silence.
     """
-    with path.open("rb") as file:
+    with links.reading(path) as file:
         header = file.read(100)
     if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
         return 0
@@ -142,7 +143,7 @@ def missing_bytes(path: Path) -> int:
     page = 65536 if page == 1 else page
     if page not in _PAGE_SIZES:
         return 0
-    size = path.stat().st_size
+    size = long_paths.stat(path).st_size
     # The page count in the header holds only if it was written together with the change counter.
     pages = int.from_bytes(header[28:32], "big") if header[24:28] == header[92:96] else 0
     return max(0, pages * page - size, -size % page)
@@ -433,7 +434,7 @@ def _demand_file(path: Path) -> None:
         apsw.CantOpenError
     """
     try:
-        mode = path.stat().st_mode
+        mode = long_paths.stat(path).st_mode
     except OSError:
         # SQLite says itself what is wrong with it.
         return

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, TextIO, cast
 
-from regraft import areas, links
+from regraft import areas, links, long_paths
 
 if sys.platform != "win32":
     import fcntl
@@ -59,14 +59,14 @@ _NO_HARD_LINK = frozenset(
 def sync_file(path: Path) -> None:
     """Flush a file's bytes to disk."""
     if os.name != "nt":
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(long_paths.extended(path), os.O_RDONLY)
     else:
         # Windows flushes only what is open for writing.
         try:
-            descriptor = os.open(path, os.O_RDWR)
+            descriptor = os.open(long_paths.extended(path), os.O_RDWR)
         except PermissionError:
-            with _made_writable(str(path)):
-                descriptor = os.open(path, os.O_RDWR)
+            with _made_writable(long_paths.extended(path)):
+                descriptor = os.open(long_paths.extended(path), os.O_RDWR)
     try:
         flush(descriptor)
     finally:
@@ -91,9 +91,9 @@ def flush(descriptor: int) -> None:
 
 def sync_folder(path: Path) -> None:
     """Flush a folder's entries to disk, where the system can (Windows cannot, and does so by itself)."""
-    if os.name == "nt":
+    if not areas.BY_HANDLE:
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(long_paths.extended(path), os.O_RDONLY)
     try:
         flush(descriptor)
     finally:
@@ -111,9 +111,9 @@ def whole(error: OSError) -> None:
 
 def sync_tree(path: Path) -> None:
     """Flush every file and folder below ``path``, and ``path`` itself; a link is part of its folder."""
-    for folder, _, names in os.walk(path, onerror=whole):
+    for folder, _, names in long_paths.walk(path, whole):
         files = (Path(folder, name) for name in names)
-        regular = (file for file in files if stat.S_ISREG(file.lstat().st_mode))
+        regular = (file for file in files if stat.S_ISREG(long_paths.lstat(file).st_mode))
         while some := list(islice(regular, _FLUSHED_TOGETHER)):
             _sync_files(some)
         sync_folder(Path(folder))
@@ -147,7 +147,7 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
             os.mkdir(name, dir_fd=folder)
         except FileExistsError:
             areas.refuse_link(path)
-            if not exist_ok or not path.is_dir():
+            if not exist_ok or not long_paths.is_folder(path):
                 raise
 
 
@@ -160,14 +160,14 @@ def make_folders(path: Path, *, flush: bool = True) -> None:
     Raises:
         OSError: one cannot be made.
     """
-    if path.is_dir():
+    if long_paths.is_folder(path):
         if areas.is_open(path) and not areas.leads_to_one(path):
             areas.refuse_link(areas.demand(path), path)
         return
     make_folders(path.parent, flush=flush)
     if areas.leads_to_one(path):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path)  # noqa: PTH102 - as in make_folder
+            os.mkdir(long_paths.extended(path))  # noqa: PTH102 - as in make_folder
     else:
         make_folder(path, exist_ok=True)
     if flush:
@@ -310,7 +310,7 @@ def link(source: Path, target: Path) -> None:
             with areas.parent(source) as (here, old):
                 os.link(old, new, src_dir_fd=here, dst_dir_fd=there)
         else:
-            os.link(source.absolute(), new, dst_dir_fd=there)
+            os.link(long_paths.extended(source.absolute()), new, dst_dir_fd=there)
 
 
 def try_link(source: Path, target: Path) -> bool:
@@ -396,9 +396,10 @@ def _remove_tree(path: Path) -> None:
         elif folder is not None:
             shutil.rmtree(name, dir_fd=folder)
         else:
-            for inside in _read_only_files(name):
+            root = long_paths.extended_root(name)
+            for inside in _read_only_files(root):
                 os.chmod(inside, stat.S_IRUSR | stat.S_IWUSR)  # noqa: PTH101 - it is about to be removed
-            shutil.rmtree(name)
+            shutil.rmtree(root)
 
 
 def _read_only_files(folder: str) -> Iterator[str]:
@@ -502,7 +503,7 @@ def copy_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> N
         LinkInStore: a link is in it.
         OSError: something cannot be read or written.
     """
-    for folder, folders, names in os.walk(source, onerror=whole):
+    for folder, folders, names in long_paths.walk(source, whole):
         make_folders(target / Path(folder).relative_to(source), flush=False)
         for name in (*folders, *names):
             areas.refuse_link(Path(folder, name))
@@ -514,13 +515,13 @@ def copy_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> N
 
 def copy_mode(source: Path, target: Path) -> None:
     """Give ``target`` the rights of ``source``."""
-    mode = stat.S_IMODE(source.stat().st_mode)
+    mode = stat.S_IMODE(long_paths.stat(source).st_mode)
     _change(target, os.chmod, lambda file: os.chmod(file, mode))  # noqa: PTH101 - of an open file
 
 
 def copy_times(source: Path, target: Path) -> None:
     """Give ``target`` the times of ``source``, as exactly as its file system keeps them."""
-    status = source.stat()
+    status = long_paths.stat(source)
     times = (status.st_atime_ns, status.st_mtime_ns)
     _change(target, os.utime, lambda file: os.utime(file, ns=times))
 
@@ -533,7 +534,7 @@ def _change(path: Path, function: Callable[..., None], change: Callable[[Any], N
     with areas.parent(path) as (folder, name):
         areas.refuse_link(path)
         if os.name == "nt" or folder is None or function not in os.supports_fd:
-            change(areas.demand(path))
+            change(long_paths.extended(areas.demand(path)))
             return
         descriptor = os.open(name, os.O_RDONLY | _NO_FOLLOW, dir_fd=folder)
         try:

@@ -18,7 +18,7 @@ import pytest
 from faults import posix
 
 from migrators.pipeline import preflight
-from regraft import areas, clock, links, names, sqlite, streams, workers
+from regraft import areas, clock, links, long_paths, names, sqlite, streams, workers
 from regraft.cli import terminal
 from regraft.errors import TargetOverlapsSource
 from regraft.fleet import manifest
@@ -59,6 +59,25 @@ def test_long_paths_of_windows_take_the_layer_of_sqlite_that_opens_them(monkeypa
     monkeypatch.setattr(sqlite.apsw, "vfs_names", lambda: ["win32", "win32-longpath"])
     assert sqlite._uri(PureWindowsPath(r"\\?\C:\x"), mode="ro").endswith("?mode=ro&vfs=win32-longpath")
     assert "vfs" not in sqlite._uri(PureWindowsPath(r"C:\x"), mode="ro")
+
+
+@pytest.mark.parametrize(
+    ("path", "extended"),
+    [
+        ("C:\\Users\\Mei\\library", "\\\\?\\C:\\Users\\Mei\\library"),
+        ("\\\\nas\\share\\library", "\\\\?\\UNC\\nas\\share\\library"),
+    ],
+)
+def test_a_path_of_windows_has_an_extended_form(path: str, extended: str) -> None:
+    assert long_paths.extended_form(path) == extended
+    assert long_paths.plain(extended) == path
+
+
+def test_only_long_paths_are_extended_and_only_where_there_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert long_paths.extended("/" + "x" * 300) == "/" + "x" * 300
+    monkeypatch.setattr(long_paths, "LIMIT", 247)
+    assert long_paths.extended("/" + "x" * 246) == "/" + "x" * 246
+    assert long_paths.extended("/" + "x" * 247) == "\\\\?\\/" + "x" * 247
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

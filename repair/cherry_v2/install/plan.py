@@ -14,7 +14,7 @@ import msgspec
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
-from regraft import links, sqlite
+from regraft import links, long_paths, sqlite
 from regraft.errors import NotEnoughSpace, SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.catalog_generation import (
     ASSISTANT_LINKS,
@@ -117,7 +117,7 @@ def _demand_early_room(store: Store, path: Path, source: BaseSource, options: In
                 models.embedding(base, source.bases[base].get("embedding_model_id"))
                 place = store.root / (store.bases or BASES) / base
                 new = () if os.path.lexists(place) else source.files(base).files
-                needed += sum(one.lstat().st_size for one in new)
+                needed += sum(long_paths.lstat(one).st_size for one in new)
     free = shutil.disk_usage(store.root).free
     if needed > free:
         raise NotEnoughSpace(path=store.root, needed=human_bytes(needed), free=human_bytes(free))
@@ -217,12 +217,12 @@ class _Planner:
     def _there(self, new: NewBase) -> str | None:
         """Return what of a base the profile has already; None where nothing keeps it from coming."""
         place, has_files = self._place(new.id), bool(self._library.files(new.origin).files)
-        if place.is_symlink() or (place.exists() and not self._is_same_folder(new, place)):
+        if long_paths.is_link(place) or (long_paths.exists(place) and not self._is_same_folder(new, place)):
             return tr("a folder of base {id}", id=new.id)
         if self._has_row(new.id):
             if self._items(self._db, new.id) != self._own_items(new):
                 return tr("base {id}", id=new.id)
-            return _SAME if place.exists() or not has_files else None
+            return _SAME if long_paths.exists(place) or not has_files else None
         for row in self._own_items(new):
             if self._db.execute("SELECT 1 FROM knowledge_item WHERE id = ?", (row["id"],)).get is not None:
                 return tr("item {id}", id=row["id"])
@@ -231,9 +231,9 @@ class _Planner:
     def _is_same_folder(self, new: NewBase, place: Path) -> bool:
         if new.new_ids is not None:
             # Its rows differ by their ids; that it is ours is told by whose it says that it is.
-            return self._has_row(new.id) and (place / INDEX_FILE).is_file()
+            return self._has_row(new.id) and long_paths.is_file(place / INDEX_FILE)
         own = self._library.folder(new.origin)
-        return own.exists() and is_same(own, place)
+        return long_paths.exists(own) and is_same(own, place)
 
     def _own_items(self, new: NewBase) -> list[Row]:
         rows = self._items(self._source, new.origin)

@@ -20,7 +20,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from regraft import areas, links
+from regraft import areas, links, long_paths
 from regraft.clock import moment_of
 from regraft.errors import PlanOutdated, TargetLocked, TargetNotWritable
 from regraft.formats.cherry_v2.pack import MANIFEST, Manifest, PackedFile
@@ -54,7 +54,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             OSError: it cannot be looked at.
         """
-        status = path.stat()
+        status = long_paths.stat(path)
         return cls(name=name, path=path, size=status.st_size, changed_ns=status.st_mtime_ns)
 
     def demand_unchanged(self) -> None:
@@ -64,7 +64,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
             PlanOutdated
         """
         with contextlib.suppress(OSError):
-            status = self.path.stat()
+            status = long_paths.stat(self.path)
             if (status.st_size, status.st_mtime_ns) == (self.size, self.changed_ns):
                 return
         raise PlanOutdated(path=self.path, reason=tr("it was written to meanwhile"))

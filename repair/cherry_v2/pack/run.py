@@ -12,7 +12,7 @@ import apsw
 import msgspec
 
 from checks.cherry_v2 import findings as v2
-from regraft import links, sqlite
+from regraft import links, long_paths, sqlite
 from regraft.clock import iso_time
 from regraft.errors import NotEnoughSpace, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage
 from regraft.formats.cherry_v2.catalog_reader import Row
@@ -300,7 +300,7 @@ def _demand_early_room(source: BaseSource, options: PackOptions) -> None:
     needed = 0
     for base in source.chosen:
         if source.problem(base, []) is None:
-            needed += sum(path.lstat().st_size for path in source.files(base).files)
+            needed += sum(long_paths.lstat(path).st_size for path in source.files(base).files)
     _demand_free(options.target, needed)
 
 

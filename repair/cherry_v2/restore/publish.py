@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from checks.audit.collector import FindingCollector
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.index_file import Expected, audit_index
-from regraft import sqlite
+from regraft import long_paths, sqlite
 from regraft.errors import NotRestored, PlanOutdated, VerificationFailed
 from regraft.language import tr
 from regraft.ledger import durable
@@ -131,7 +130,7 @@ def _missing(index: Path, base: str, dimensions: int) -> int:
 
 def _make(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], None]:
     def make(new: Path) -> None:
-        for place, _, names in os.walk(built, onerror=durable.whole):
+        for place, _, names in long_paths.walk(built, durable.whole):
             for name in names:
                 file = Path(place) / name
                 if sqlite.is_database(file):
