@@ -257,6 +257,7 @@ def install(
     recreate_model: Iterable[str] = (),
     recreate_provider: Iterable[str] = (),
     as_new: bool = False,
+    external_as_files: bool = False,
     now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -273,6 +274,7 @@ def install(
         models=models_of(map_model or {}, recreate_model),
         providers=frozenset(recreate_provider),
         as_new=as_new,
+        external_as_files=external_as_files,
         dry_run=dry_run,
     )
     with opened(path_of(path), kind_of(kind), bases, "install") as source:

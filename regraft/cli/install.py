@@ -36,6 +36,11 @@ from repair.cherry_v2.source import BaseSource, opened
     help=tr("Make this provider where the profile lacks it: disabled, without keys."),
 )
 @click.option("--as-new", is_flag=True, help=tr("Let a base that is there already come as a new one beside it."))
+@click.option(
+    "--external-as-files",
+    is_flag=True,
+    help=tr("Let documents that a newer application syncs from a service come as files."),
+)
 @click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
 @reports_errors
 def install(
@@ -45,6 +50,7 @@ def install(
     recreate_model: tuple[str, ...],
     providers: tuple[str, ...],
     as_new: bool,
+    external_as_files: bool,
     now: int | None,
     **options: Any,
 ) -> None:
@@ -64,6 +70,7 @@ def install(
         models=model_word(map_model, recreate_model),
         providers=frozenset(providers),
         as_new=as_new,
+        external_as_files=external_as_files,
         dry_run=asked.dry_run,
     )
     with opened(path, asked.of_kind(), asked.bases, "install") as source:
