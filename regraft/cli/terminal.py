@@ -62,17 +62,19 @@ def has_colour(stream: TextIO) -> bool:
         return True
     if not stream.isatty():
         return False
-    return _understands_colour(stream) if sys.platform == "win32" else os.environ.get("TERM") != "dumb"
+    return _understands_colour(stream)
 
 
 def _understands_colour(stream: TextIO) -> bool:
-    """Whether a console of Windows reads escape sequences, which older ones print as they are."""
-    if sys.platform != "win32":
-        return False
-    import ctypes  # noqa: PLC0415 - only there
-    import msvcrt  # noqa: PLC0415
+    """Whether a terminal reads escape sequences; older consoles of Windows print them as they are."""
+    if sys.platform == "win32":
+        import ctypes  # noqa: PLC0415 - only there
+        import msvcrt  # noqa: PLC0415
 
-    return reads_escapes(msvcrt.get_osfhandle(stream.fileno()), ctypes.windll.kernel32)
+        with contextlib.suppress(OSError, ValueError):
+            return reads_escapes(msvcrt.get_osfhandle(stream.fileno()), ctypes.windll.kernel32)
+        return False
+    return os.environ.get("TERM") != "dumb"
 
 
 def reads_escapes(handle: int, kernel: Any) -> bool:
@@ -84,12 +86,12 @@ def reads_escapes(handle: int, kernel: Any) -> bool:
     """
     import ctypes  # noqa: PLC0415 - only on Windows
 
-    mode = ctypes.c_uint32()
-    if not kernel.GetConsoleMode(handle, ctypes.byref(mode)):
+    mode, console = ctypes.c_uint32(), ctypes.c_void_p(handle)
+    if not kernel.GetConsoleMode(console, ctypes.byref(mode)):
         return False
     if mode.value & _VT_MODE:
         return True
-    return bool(kernel.SetConsoleMode(handle, mode.value | _VT_MODE))
+    return bool(kernel.SetConsoleMode(console, mode.value | _VT_MODE))
 
 
 def coloured(text: str) -> str:

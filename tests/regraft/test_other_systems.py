@@ -391,12 +391,12 @@ class Console:
     def __init__(self, mode: int | None, *, can_change: bool) -> None:
         self.mode, self._can_change = mode, can_change
 
-    def GetConsoleMode(self, _: int, into: Any) -> int:
+    def GetConsoleMode(self, _: Any, into: Any) -> int:
         if self.mode is not None:
             into._obj.value = self.mode
         return int(self.mode is not None)
 
-    def SetConsoleMode(self, _: int, mode: int) -> int:
+    def SetConsoleMode(self, _: Any, mode: int) -> int:
         self.mode = mode if self._can_change else self.mode
         return int(self._can_change)
 
