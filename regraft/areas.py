@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from regraft import long_paths
 from regraft.boundary_errors import LinkInStore, OutsideStore
 
 #: Whether the system acts relative to an open folder. Windows does not: there the look comes right before the act.
@@ -160,7 +161,7 @@ def parent(path: Path) -> Iterator[tuple[int | None, str]]:
         OSError: a folder on the way cannot be opened.
     """
     if not BY_HANDLE:
-        yield None, str(demand(path))
+        yield None, long_paths.extended(demand(path))
         return
     area, names = _located(path)
     _demand_root(area)
@@ -184,7 +185,7 @@ def refuse_link(path: Path, named: Path | None = None) -> None:
         OSError: it cannot be looked at.
     """
     try:
-        status = path.lstat()
+        status = long_paths.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return
     if is_link(status):

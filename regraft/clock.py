@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+
+#: Times are counted from here: ``datetime.fromtimestamp`` refuses, on Windows, earlier ones and those after 3000.
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def now_ms() -> int:
@@ -11,10 +14,22 @@ def now_ms() -> int:
     return int(datetime.now(UTC).timestamp() * 1000)
 
 
+def moment_of(milliseconds: int) -> datetime:
+    """Return a time in ms as a datetime in UTC.
+
+    Raises:
+        OverflowError: it lies before the year 1 or after the year 9999.
+    """
+    return _EPOCH + timedelta(milliseconds=milliseconds)
+
+
 def iso_time(milliseconds: int) -> str:
-    """Return a time in ms as ISO 8601 with milliseconds and ``Z``."""
-    moment = datetime.fromtimestamp(milliseconds // 1000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
+    """Return a time in ms as ISO 8601 with milliseconds and ``Z``.
+
+    Raises:
+        OverflowError: it lies before the year 1 or after the year 9999.
+    """
+    return f"{moment_of(milliseconds).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 def new_run_id() -> str:

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -135,10 +135,8 @@ class Crew:
             self._collect(_POLL_SECONDS)
 
     def _collect(self, seconds: float) -> None:
-        # What is waited for is of another class on each system.
-        busy: list[Any] = [pipe for pipe, jobs in self._at_work.items() if jobs]
-        ready: list[Any] = wait(busy, seconds) if busy else []
-        for pipe in ready:
+        busy = [pipe for pipe, jobs in self._at_work.items() if jobs]
+        for pipe in workers.ready(busy, seconds) if busy else ():
             try:
                 answer = pipe.recv()
             except (EOFError, OSError) as error:

@@ -71,6 +71,11 @@ class SourceUnrecognised(RegraftError, ValueError):
     folder of AngelMemory, or a knowledge base of rsclaw."""
 
 
+class BackupTooNew(RegraftError, ValueError):
+    """{path}: a backup in the format .cherrybackup, which this version does not read; restore it in the application
+    that wrote it and give the profile folder, or make a backup as a zip file in the application (Settings, Data)."""
+
+
 class SourceNotMigratable(RegraftError, ValueError):
     """{path}: this is {what}; {advice}."""
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import apsw
 
+from regraft import long_paths
+
 #: The one kind of virtual table that files of these layouts have; one of another kind cannot be read, nor called.
 _MODULES = ("fts5",)
 #: What a file's own definitions may do: their views are not read, their triggers do not run, functions that they call
@@ -55,7 +57,7 @@ def limit_length(connection: apsw.Connection, files: Iterable[Path]) -> None:
 
 def _stored_bytes(path: Path) -> int:
     """Return the size of a file; of one that is mostly a hole about what it takes on the disk."""
-    status = path.stat()
+    status = long_paths.stat(path)
     blocks = getattr(status, "st_blocks", None)
     return status.st_size if blocks is None else min(status.st_size, _PACKED * 512 * blocks)
 

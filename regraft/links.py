@@ -16,7 +16,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import cast
 
+from regraft import long_paths
 from regraft.language import tr
+from regraft.names import on_disk
 
 _ARE_FOLLOWED: ContextVar[bool] = ContextVar("_ARE_FOLLOWED", default=False)
 #: The option that follows them all.
@@ -58,12 +60,31 @@ def real_path(path: Path) -> Path:
 
     ``Path.resolve`` ends with an error of its own at such a link, before Python 3.13.
     """
-    return Path(os.path.realpath(path))
+    return Path(long_paths.plain(os.path.realpath(long_paths.extended(path))))
 
 
 def is_inside(real: Path, roots: Iterable[Path]) -> bool:
     """Tell whether a resolved path lies in one of some resolved folders, or is one of them."""
     return any(real.is_relative_to(root) for root in roots)
+
+
+def is_at_or_below(path: Path, root: Path) -> bool:
+    """Whether ``path``, which need not exist, is ``root`` or lies below it, in whatever spelling.
+
+    Where a file system ignores letter case, two spellings lead to one folder: the system is asked whether they do, and
+    where one of them does not exist, the names are compared as such a system would.
+    """
+    real, top = real_path(path), real_path(root)
+    return any(_is_one(folder, top) for folder in (real, *real.parents))
+
+
+def _is_one(path: Path, other: Path) -> bool:
+    if path == other:
+        return True
+    try:
+        return path.samefile(other)
+    except OSError:
+        return on_disk(str(path)) == on_disk(str(other))
 
 
 def checked(root: Path, path: Path) -> Path:
@@ -76,7 +97,7 @@ def checked(root: Path, path: Path) -> Path:
     if are_followed():
         return path
     try:
-        real = Path(os.path.realpath(path, strict=True))
+        real = Path(long_paths.plain(os.path.realpath(long_paths.extended(path), strict=True)))
     except FileNotFoundError:
         real = real_path(path)
     if not is_inside(real, (real_path(root),)):
@@ -100,8 +121,9 @@ def opened(path: Path) -> int:
         OSError: there is none, or it is a folder, a pipe, a socket or a device.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    demand_file(path.stat().st_mode)
-    descriptor = os.open(path, flags)
+    place = long_paths.extended(path)
+    demand_file(long_paths.stat(path).st_mode)
+    descriptor = os.open(place, flags)
     try:
         demand_file(os.fstat(descriptor).st_mode)
     except BaseException:

@@ -14,7 +14,14 @@ import apsw
 
 from regraft import sqlite, systems
 from regraft.database_kinds import kind_by_tables
-from regraft.errors import ProfileAmbiguous, RegraftError, SourceNotFound, SourceUnreadable, SourceUnrecognised
+from regraft.errors import (
+    BackupTooNew,
+    ProfileAmbiguous,
+    RegraftError,
+    SourceNotFound,
+    SourceUnreadable,
+    SourceUnrecognised,
+)
 from regraft.formats import json_text
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_v1 import profile as cherry_v1_profile
@@ -62,6 +69,9 @@ _REDUX_FILES = (
 )
 #: Where a profile lies in the folder that the user names: it is that, in a portable layout, or below a browser's root.
 _PROFILES = ("", "data", "Data", BROWSER_PROFILE)
+#: How a backup of the format that is drafted for later releases is called, and two files that each of them has.
+CHERRYBACKUP = ".cherrybackup"
+_CHERRYBACKUP_FILES = ("manifest.json", "backup.sqlite")
 #: What a slim backup has not, and every other one has as far as the profile had it.
 _NOT_SLIM = ("IndexedDB", "Local Storage", f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", f"{DATA_FOLDER}/Files")
 
@@ -139,6 +149,8 @@ def _locate(path: Path, kind: Kind | None) -> Located:
     try:
         if not path.exists():
             raise SourceNotFound(path=path)
+        if path.suffix.lower() == CHERRYBACKUP:
+            raise BackupTooNew(path=path)
         if path.is_dir():
             next(path.iterdir(), None)
             named, path = path, cherry_v2_layout.profile_of(path.absolute()) if path.name in ("", DATA_FOLDER) else path
@@ -161,6 +173,7 @@ def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")):
         tree = open_tree(path)
         try:
+            _demand_known_format(path, tree)
             return _in_tree(path, tree, kind)
         except BaseException:
             tree.close()
@@ -170,6 +183,11 @@ def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
     if kind is Kind.INDEX or (kind is None and cherry_v2_layout.is_index_place(path)):
         return _single_file(Kind.INDEX, path)
     raise SourceUnrecognised(path=path, found=_describe(start))
+
+
+def _demand_known_format(path: Path, tree: ZipTree | FolderTree) -> None:
+    if all(tree.kind(name) == "file" for name in _CHERRYBACKUP_FILES):
+        raise BackupTooNew(path=path)
 
 
 def _of_a_system(path: Path, kind: Kind | None) -> Located | None:

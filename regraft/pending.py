@@ -16,9 +16,19 @@ from regraft.language import tr
 RESTORE_JOURNAL = "Data/restore-journal.json"
 #: What a reset that waits for the next start records of itself, in the profile.
 RESET_RECORD = "data-reset.pending.json"
-_JOURNAL_VERSION = 1
-_STAGED = {"staged": tr("a restore is staged"), "promoting": tr("a restore is being put into place")}
-_SETTLED = {"completed", "failed", "expired"}
+#: The states of each version of that journal in which a restore is to come, and what they mean.
+_STAGED = {
+    1: {"staged": tr("a restore is staged"), "promoting": tr("a restore is being put into place")},
+    2: {
+        "prepared": tr("a restore is prepared"),
+        "armed": tr("a restore is staged"),
+        "promoting": tr("a restore is being put into place"),
+        "reverting": tr("a restore is being taken back"),
+        "rollback-armed": tr("taking a restore back is staged"),
+    },
+}
+#: The states in which it is over.
+_SETTLED = {1: {"completed", "failed", "expired"}, 2: {"completed", "rolled-back", "failed", "expired"}}
 #: Neither holds more than a few paths and times.
 _LARGEST = 16 << 20
 
@@ -35,12 +45,12 @@ def _restore(profile: Path) -> str | None:
     problem, journal = _read(profile / RESTORE_JOURNAL)
     if problem is None and journal is None:
         return None
-    state = journal.get("state") if journal is not None and journal.get("version") == _JOURNAL_VERSION else None
-    state = state if isinstance(state, str) else None
-    if state in _SETTLED:
-        return None
-    if state in _STAGED:
-        return f"{_STAGED[state]} ({RESTORE_JOURNAL})"
+    version, state = (None, None) if journal is None else (journal.get("version"), journal.get("state"))
+    if type(version) is int and isinstance(state, str):
+        if state in _SETTLED.get(version, ()):
+            return None
+        if state in _STAGED.get(version, ()):
+            return f"{_STAGED[version][state]} ({RESTORE_JOURNAL})"
     return tr(
         "a restore may be pending: {restore_journal} {problem}",
         restore_journal=RESTORE_JOURNAL,

@@ -15,13 +15,13 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 from urllib.parse import quote
 
 import apsw
 
-from regraft import areas, guarding, links
+from regraft import areas, guarding, links, long_paths
 from regraft.boundary_errors import JournalNamesAnother
 from regraft.errors import TemporaryCopyFailed
 from regraft.language import tr
@@ -75,14 +75,23 @@ _JOURNAL_MAGIC = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 #: The end of a rollback journal that names another file: how long that name is, its sum, the magic (SQLite, pager.c).
 _JOURNAL_TAIL = struct.Struct(">II8s")
 _MAX_NAME_BYTES = 65_536
+#: SQLite's layer for Windows that opens extended paths of any length; the usual one ends at 1,040 bytes.
+_LONG_PATHS = "win32-longpath"
 
 
-def _uri(path: Path, **options: object) -> str:
-    absolute = str(path.absolute())
-    if os.sep != "/":
-        absolute = "/" + absolute.replace(os.sep, "/")
+def _uri(path: PurePath, **options: object) -> str:
+    """Return the URI by which SQLite opens a file: on Windows of a drive, a share, or an extended path (``\\\\?\\``).
+
+    A share's name follows four slashes: behind two, SQLite expects a host and accepts no other than ``localhost``.
+    """
+    absolute = Path(long_paths.extended(path.absolute())) if isinstance(path, Path) else path
+    place = quote(os.fsencode(absolute.as_posix()), safe="/:")
+    if isinstance(absolute, PureWindowsPath):
+        place = f"//{place}" if absolute.drive.startswith("\\\\") else f"///{place}"
+        if absolute.drive.startswith("\\\\?\\") and _LONG_PATHS in apsw.vfs_names():
+            options = {**options, "vfs": _LONG_PATHS}
     query = "&".join(f"{key}={value}" for key, value in options.items())
-    return f"file:{quote(os.fsencode(absolute))}?{query}"
+    return f"file:{place}?{query}"
 
 
 def companions(path: Path) -> list[Path]:
@@ -106,6 +115,7 @@ def is_companion(first_bytes: bytes, suffix: str) -> bool:
 
 
 def _first_bytes(path: Path, count: int = 8) -> bytes:
+    path = Path(long_paths.extended(path))
     try:
         if not path.is_file():
             return b""  # opening a pipe would wait for a writer
@@ -130,7 +140,7 @@ def file_mark(path: Path) -> tuple[int, int] | None:
     """
     if not is_database(path):
         return None
-    status = path.stat()
+    status = long_paths.stat(path)
     return status.st_size, status.st_mtime_ns
 
 
@@ -140,7 +150,7 @@ def missing_bytes(path: Path) -> int:
     SQLite itself takes a page that is there in part for whole and reads the rest of it as zeros: the end of a vector
     would be zeros, in silence.
     """
-    with path.open("rb") as file:
+    with links.reading(path) as file:
         header = file.read(100)
     if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
         return 0
@@ -148,7 +158,7 @@ def missing_bytes(path: Path) -> int:
     page = 65536 if page == 1 else page
     if page not in _PAGE_SIZES:
         return 0
-    size = path.stat().st_size
+    size = long_paths.stat(path).st_size
     # The page count in the header holds only if it was written together with the change counter.
     pages = int.from_bytes(header[28:32], "big") if header[24:28] == header[92:96] else 0
     return max(0, pages * page - size, -size % page)
@@ -213,8 +223,8 @@ def reading(
         files = (real, *companions(real))
         yield from _used(apsw.Connection(_uri(real, mode="ro"), flags=_READ_ONLY), files, vectors)
         return
-    with _unwritten(path, work) as (uri, flags, files):
-        yield from _used(apsw.Connection(uri, flags=flags), files, vectors)
+    with _unwritten(path, work) as (address, flags, files):
+        yield from _used(apsw.Connection(address, flags=flags), files, vectors)
 
 
 @contextmanager
@@ -227,9 +237,9 @@ def attached(connection: apsw.Connection, path: Path, name: str) -> Iterator[Non
         apsw.Error: it is no database, is damaged, or keeps its texts in another encoding than the connection's file.
         OSError: it cannot be read.
     """
-    with _unwritten(path, None) as (uri, _, _):
+    with _unwritten(path, None) as (address, _, _):
         guarding.guard(connection)
-        connection.execute(f"ATTACH ? AS {name}", (uri,))
+        connection.execute(f"ATTACH ? AS {name}", (address,))
         try:
             yield
         except BaseException:
@@ -439,6 +449,9 @@ def writing(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
         guarding.guard(connection)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
         connection.execute("PRAGMA foreign_keys = ON")
+        # Counts on macOS only: see durable.flush.
+        connection.execute("PRAGMA fullfsync = ON")
+        connection.execute("PRAGMA checkpoint_fullfsync = ON")
         yield connection
     finally:
         connection.close(force=True)
@@ -451,7 +464,7 @@ def _demand_file(path: Path) -> None:
         apsw.CantOpenError
     """
     try:
-        mode = path.stat().st_mode
+        mode = long_paths.stat(path).st_mode
     except OSError:
         # SQLite says itself what is wrong with it.
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regraft import sqlite
+from regraft import links, long_paths, sqlite
 from regraft.language import tr
 
 #: What is said of a file that is not.
@@ -30,10 +30,10 @@ def mark_of(path: Path) -> Mark:
 
 def _mark(path: Path) -> tuple[object, ...]:
     try:
-        status = path.stat()
-        if not path.is_file():
+        status = long_paths.stat(path)
+        if not long_paths.is_file(path):
             return ()
-        with path.open("rb") as file:
+        with links.reading(path) as file:
             return status.st_size, status.st_mtime_ns, status.st_ino, file.read(_HEADER_BYTES)
     except (OSError, ValueError):
         return ()

@@ -7,9 +7,11 @@ the end (``docs/commands.md``, "Exit status"); a reader that has gone away is no
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import select
+import stat
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -59,8 +61,17 @@ class _Guarded(io.RawIOBase):
         try:
             return self._written(data)
         except OSError as error:
-            self.problem, self.is_loss = error.strerror or type(error).__name__, not isinstance(error, BrokenPipeError)
+            self.problem, self.is_loss = error.strerror or type(error).__name__, not self._is_reader_gone(error)
         return size
+
+    def _is_reader_gone(self, error: OSError) -> bool:
+        """Whether a write failed because the other end of a pipe is closed, for which Windows reports EINVAL."""
+        if error.errno != errno.EINVAL:
+            return isinstance(error, BrokenPipeError)
+        try:
+            return stat.S_ISFIFO(os.fstat(self.fileno()).st_mode)
+        except OSError:
+            return False
 
     def _written(self, data: ReadableBuffer) -> int:
         # None: a pipe that does not wait is full for now.

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal, Protocol
 
-from regraft import holes, links, sqlite
+from regraft import holes, links, long_paths, sqlite
 from regraft.errors import RegraftError, SourceUnreadable
 from regraft.hashing import in_background
 from regraft.language import tr
@@ -148,11 +148,11 @@ class FolderTree:
         for part in PurePosixPath(name).parts:
             step = os.path.join(real, part)  # noqa: PTH118 - a path object for each step takes longer than to look
             try:
-                mode = os.lstat(step).st_mode
+                mode = os.lstat(long_paths.extended(step)).st_mode
             except FileNotFoundError:
                 # macOS stores names in another normalisation.
                 step = os.path.join(real, part if part.isascii() else self._other_form(Path(real), part))  # noqa: PTH118
-                mode = os.lstat(step).st_mode
+                mode = os.lstat(long_paths.extended(step)).st_mode
             real = str(self._behind(Path(step), name)) if stat.S_ISLNK(mode) else step
         return Path(real)
 
@@ -190,7 +190,7 @@ class FolderTree:
     def kind(self, name: str) -> Kind | None:
         """See :meth:`Tree.kind`."""
         try:
-            mode = self._real(name).stat().st_mode
+            mode = long_paths.stat(self._real(name)).st_mode
             return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else None
         except (OSError, ValueError):  # ValueError: a NUL in the name
             return None
@@ -198,7 +198,7 @@ class FolderTree:
     def is_denied(self, name: str) -> bool:
         """See :meth:`Tree.is_denied`."""
         try:
-            self._real(name).stat()
+            long_paths.stat(self._real(name))
         except PermissionError:
             return True
         except (OSError, ValueError):
@@ -212,7 +212,7 @@ class FolderTree:
     def size(self, name: str) -> int:
         """See :meth:`Tree.size`."""
         with self._reported(name):
-            status = self._real(name).stat()
+            status = long_paths.stat(self._real(name))
             links.demand_file(status.st_mode)
             return status.st_size
 
@@ -259,7 +259,7 @@ class FolderTree:
 def _is_special(path: Path) -> bool:
     """Tell whether a path is that of a pipe, a socket or a device."""
     try:
-        mode = path.stat().st_mode
+        mode = long_paths.stat(path).st_mode
     except (OSError, ValueError):
         return False
     return not stat.S_ISDIR(mode) and not stat.S_ISREG(mode)
@@ -267,7 +267,7 @@ def _is_special(path: Path) -> bool:
 
 def _listing(folder: Path) -> list[str]:
     try:
-        return sorted(entry.name for entry in folder.iterdir())
+        return sorted(long_paths.names_in(folder))
     except OSError:
         return []
 

@@ -6,8 +6,8 @@ Processes that help load this module (:mod:`regraft.crew`), so it needs little.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
+import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from regraft import links
+from regraft import links, long_paths
 from regraft.errors import SourceUnreadable
 from regraft.ledger import durable
 from regraft.tree import FolderTree, Tree
@@ -68,7 +68,7 @@ def copy(file: BinaryIO, target: Path) -> None:
         SourceFailed: it cannot be read.
         OSError: the target cannot be written.
     """
-    if not target.parent.is_dir():
+    if not long_paths.is_folder(target.parent):
         durable.make_folders(target.parent, flush=False)
     with durable.open_binary(target, "xb") as copied:
         shutil.copyfileobj(_Reader(file), copied, _CHUNK_BYTES)
@@ -91,7 +91,7 @@ class _Reader:
 
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file's bytes."""
-    with path.open("rb", buffering=0) as file:
+    with Path(long_paths.extended(path)).open("rb", buffering=0) as file:
         # Of a file up to that length, nothing has to be set up to read it piece by piece.
         first = file.read(_CHUNK_BYTES)
         hasher = hashlib.sha256(first)
@@ -103,20 +103,20 @@ def file_hash(path: Path) -> str:
 def folder_hash(base: Path, folder: str) -> str:
     """Return the SHA-256 of the names, from ``base`` on, and bytes of all files below a folder of it; "" without it."""
     hasher = hashlib.sha256()
-    for path in sorted((base / folder).rglob("*")):
+    for path in sorted(long_paths.below(base / folder)):
         # A link is not followed: regraft writes none.
-        content = file_hash(path) if path.is_file() and not path.is_symlink() else "no file"
+        content = file_hash(path) if stat.S_ISREG(long_paths.lstat(path).st_mode) else "no file"
         hasher.update(f"{path.relative_to(base)} {content}\n".encode())
-    return hasher.hexdigest() if (base / folder).is_dir() else ""
+    return hasher.hexdigest() if long_paths.is_folder(base / folder) else ""
 
 
 def size_of(path: Path) -> int:
     """Return how many bytes a file has, or all files in a folder, links not followed; what cannot be read has none."""
-    inside = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    inside = (Path(folder, name) for folder, _, names in long_paths.walk(path) for name in names)
     total = 0
     for file in inside if path.is_dir() else [path]:
         with suppress(OSError):
-            total += file.lstat().st_size
+            total += long_paths.lstat(file).st_size
     return total
 
 

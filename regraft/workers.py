@@ -16,11 +16,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from multiprocessing import resource_tracker, spawn, util
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from regraft import areas, interpreters
@@ -28,6 +29,10 @@ from regraft.ledger import interrupts
 
 #: Of Linux's prctl: which signal a process gets when the thread that started it ends.
 _PR_SET_PDEATHSIG = 1
+#: How many pipes Windows waits for at once; ``multiprocessing`` divides longer lists itself since Python 3.13.
+_MOST_PIPES = 60 if os.name == "nt" and sys.version_info < (3, 13) else None
+#: How long each part of a longer list is waited for in turn, in seconds.
+_TURN_SECONDS = 0.02
 
 
 class Worker:
@@ -121,6 +126,34 @@ def started(count: int, serve: Callable[..., None], *args: Any, may_start: bool 
     finally:
         for worker in workers:
             worker.end()
+
+
+def ready(pipes: Sequence[Connection], seconds: float, *, most: int | None = _MOST_PIPES) -> list[Connection]:
+    """Return the pipes that have something to read, or are closed; wait for the first one.
+
+    Args:
+        pipes: any number of them.
+        seconds: how long to wait.
+        most: how many the system waits for at once; None means any number.
+    """
+    if most is None or len(pipes) <= most:
+        return _wait(pipes, seconds)
+    parts = [pipes[start : start + most] for start in range(0, len(pipes), most)]
+    end = time.monotonic() + seconds
+    while True:
+        found = [pipe for part in parts for pipe in _wait(part, 0)]
+        left = end - time.monotonic()
+        if found or left <= 0:
+            return found
+        for part in parts:
+            if _wait(part, min(left, _TURN_SECONDS)):
+                break
+
+
+def _wait(pipes: Sequence[Connection], seconds: float) -> list[Connection]:
+    # The type of what can be waited for differs between systems.
+    found: list[Any] = wait(list(pipes), seconds)
+    return found
 
 
 @contextmanager

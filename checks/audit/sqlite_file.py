@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regraft import links, sqlite
+from regraft import links, long_paths, sqlite
 from regraft.language import tr
 from regraft.text import counted
 
@@ -12,9 +12,9 @@ from regraft.text import counted
 def problem_with(path: Path) -> str | None:
     """Return why a file cannot be opened as a database, for a person; None where it can."""
     try:
-        if not path.is_file():
+        if not long_paths.is_file(path):
             return tr("it is not a file")
-        with path.open("rb") as file:
+        with links.reading(path) as file:
             start = file.read(16)
         if start != sqlite.MAGIC:
             return tr("it is empty") if not start else tr("it is not a SQLite file")

@@ -21,7 +21,7 @@ from checks.cherry_v2 import foreign_schema as v2_schema
 from checks.cherry_v2.index_file import Expected, Index, audit_index, rows_of
 from checks.cherry_v2.repairs import with_commands
 from checks.cherry_v2.statistics import statistics_of
-from regraft import links, sqlite
+from regraft import links, long_paths, sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats import json_text
 from regraft.formats.cherry_preview.libsql import Layout
@@ -257,7 +257,7 @@ def _check_base(root: Path, base: _Base, seen: _Seen) -> None:
     index = _audited(path, _expected(key, store, base.row), store, seen.ledger)
     seen.indexes[key] = index
     with contextlib.suppress(OSError):
-        seen.bytes += path.stat().st_size
+        seen.bytes += long_paths.stat(path).st_size
     raw = root / store.raw
     if links.leads_out(root, raw):
         message = tr("its files are behind a link: {where_to}", where_to=_where_to(root, raw))
@@ -295,7 +295,7 @@ def _check_files(raw: Path, base: _Base, index: Index, seen: _Seen, *, is_beside
             without_rows=seen.without_rows.get(base.key, 0),
         )
     materials = index.materials if index.materials is not None else []
-    if is_beside or raw.is_dir():
+    if is_beside or long_paths.is_folder(raw):
         seen.raw_files += raw_files.check(raw, base.key, base.items, materials, seen.ledger)
 
 

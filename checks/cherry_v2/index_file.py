@@ -20,7 +20,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import foreign_schema as v2_schema
 from checks.cherry_v2 import full_text, texts, vectors
 from checks.cherry_v2.schema_shape import FULL_TEXT, Shape, shape_of
-from regraft import links, sqlite, steady
+from regraft import links, long_paths, sqlite, steady
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.labels import label_of
 from regraft.language import tr
@@ -85,7 +85,7 @@ def audit_index(path: Path, expected: Expected, ledger: FindingCollector) -> Ind
         ledger.add(v2.HOT_JOURNAL, message, base=expected.base)
     mark = steady.mark_of(path)
     try:
-        with sqlite.reading(path, vectors=True) as db, ledger.watched(db, path.stat().st_size):
+        with sqlite.reading(path, vectors=True) as db, ledger.watched(db, long_paths.stat(path).st_size):
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             _Audit(db, expected, ledger, index).run()
     except (apsw.Error, OSError, UnicodeDecodeError) as error:

@@ -12,12 +12,12 @@ from checks.audit.collector import FindingCollector, Level, OutOfTime
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_foreign, path_of, virtual_prefixes
 from checks.cherry_v2.index_file import Material, path_problem
-from regraft import identity, links
+from regraft import identity, links, long_paths
 from regraft.formats.cherry_v2 import okf
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.language import tr
-from regraft.names import NO_TEXT_EXTENSIONS
+from regraft.names import MAX_NAME_BYTES, NO_TEXT_EXTENSIONS
 from regraft.report.notices import Severity
 from regraft.text import decode_utf8, is_blank, whole
 
@@ -146,7 +146,12 @@ def _materials_on_disk(
         if not has_file(material):
             continue
         path = raw / material.path
-        if not _is_file(path):
+        if _is_too_long(path):
+            # Whether it is there, the system does not tell.
+            ledger.not_checked.append(
+                tr("{base}: {path}: its path is too long for this system", base=base, path=material.path)
+            )
+        elif not _is_file(path):
             ledger.add(v2.RAW_MISSING, tr("{n} whose file is gone"), base=base, noun="material", sample=material.path)
         elif material.id in snapshots and ledger.level >= Level.DEEP and _is_changed(path, material):
             message = tr("{n} that is not the text that was indexed")
@@ -171,14 +176,26 @@ def _having_files(items: list[Row] | None) -> Callable[[Material], bool]:
 
 def _is_file(path: Path) -> bool:
     try:
-        return path.is_file()
+        return long_paths.is_file(path)
     except OSError:
         return False  # a name that no disk takes
 
 
+def _is_too_long(path: Path) -> bool:
+    try:
+        long_paths.lstat(path)
+    except OSError as error:
+        # A name that no file system takes is one of no file.
+        is_name = max(len(os.fsencode(part)) for part in path.parts) > MAX_NAME_BYTES
+        return not is_name and long_paths.is_refusal(error, path)
+    except ValueError:
+        return False
+    return False
+
+
 def _is_changed(path: Path, material: Material) -> bool:
     try:
-        if path.stat().st_size > _LARGEST_SNAPSHOT:
+        if long_paths.stat(path).st_size > _LARGEST_SNAPSHOT:
             return True
         text = decode_utf8(links.content(path))
     except OSError:
@@ -246,13 +263,13 @@ def _demand_disk(error: OSError) -> None:
 def files_below(raw: Path) -> Iterator[tuple[str, float]]:
     """Return the files below a folder by their relative paths, with their times of change; links are not followed."""
     left = _MOST_FILES
-    for folder, _, names in os.walk(raw, onerror=_demand_disk):
+    for folder, _, names in long_paths.walk(raw, onerror=_demand_disk):
         for name in names:
             path = Path(folder) / name
             left -= 1
             if left < 0:
                 return
             try:
-                yield path.relative_to(raw).as_posix(), path.lstat().st_mtime
+                yield path.relative_to(raw).as_posix(), long_paths.lstat(path).st_mtime
             except OSError:
                 continue

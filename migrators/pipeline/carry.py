@@ -18,7 +18,7 @@ from migrators.pipeline import helping
 from migrators.pipeline.drafts import Upload
 from migrators.pipeline.plan import BasePlan, ItemPlan, MaterialPlan
 from migrators.pipeline.uploads import copy_upload, missing_upload, upload_name
-from regraft import clock, sqlite
+from regraft import clock, long_paths, sqlite
 from regraft.crew import Crew
 from regraft.errors import BooksDoNotBalance
 from regraft.formats.cherry_v2 import index, okf
@@ -127,9 +127,9 @@ def carry_base(
             index.verify_full_text(staging / INDEX_FILE, plan.draft.id)
     else:
         carrier.copy_uploads()
-    has_files = staging.exists()
+    has_files = long_paths.exists(staging)
     index_hash, raw_hash = _checked(carrier, written, staging, crew)
-    size = (staging / INDEX_FILE).stat().st_size if written else 0
+    size = long_paths.stat(staging / INDEX_FILE).st_size if written else 0
     return Carried(
         record=carrier.record(),
         paths=carrier.paths(),
@@ -147,7 +147,7 @@ def _checked(carrier: _Carrier, written: _Written | None, staging: Path, crew: C
     """Read back what was written, flush it, and return the hashes of the index and of what is in ``raw/``."""
     with helping.hashes(staging, crew) as hashes, ThreadPoolExecutor(1) as beside:
         # Whoever waits for the disk leaves another thread its time.
-        flushed = beside.submit(durable.sync_tree, staging) if staging.exists() else None
+        flushed = beside.submit(durable.sync_tree, staging) if long_paths.exists(staging) else None
         if written is not None:
             carrier.read_back(written)
         if flushed is not None:
@@ -200,11 +200,30 @@ class _Carrier:
         assert item.upload is not None
         path, origin = item.data["relativePath"], self._origin
         earlier = origin.earlier / RAW_FOLDER / path
-        problem = copy_upload(origin.tree, origin.uploads, item.upload, earlier, self._raw / path)
+        try:
+            problem = copy_upload(origin.tree, origin.uploads, item.upload, earlier, self._raw / path)
+        except OSError as error:
+            self._demand_too_long(error, path, item)
+            return
         if problem:
             self.unread.add(upload_name(origin.tree, origin.uploads, item.upload) or "")
-        if problem and not (self._raw / path).exists():
+        if problem and not long_paths.exists(self._raw / path):
             self.found_notices.append(missing_upload(path, problem, self._plan.draft.legacy_id, item.legacy_id))
+
+    def _demand_too_long(self, error: OSError, path: str, item: ItemPlan) -> None:
+        """Note that the system takes no file of such a path; raise what else it failed with."""
+        target = self._raw / path
+        if not long_paths.is_refusal(error, target):
+            raise error
+        message = tr(
+            "{path}: the system takes no path of {count} characters; the item stays searchable, but cannot be "
+            "reindexed without its file",
+            path=path,
+            count=len(str(target)),
+        )
+        self.found_notices.append(
+            Notice(code=notices.PATH_TOO_LONG, message=message, base=self._plan.draft.legacy_id, item=item.legacy_id)
+        )
 
     def _uploads(self) -> Iterator[tuple[int, Upload, str]]:
         for number, item in enumerate(self._plan.items):
@@ -230,7 +249,7 @@ class _Carrier:
                     # Soon others are waited for: what the end takes a while to load is loaded now.
                     html.loaded(render.PAGE)
                     go_on()
-                if is_large and self._raw.is_dir():
+                if is_large and long_paths.is_folder(self._raw):
                     flushed.append(beside.submit(durable.sync_tree, self._raw))
 
             tallies, digests = index.build_index(
@@ -333,7 +352,12 @@ class _Carrier:
         snapshot, path = self._snapshots[position]
         block = snapshot.block(clock.iso_time(self._now))
         durable.make_folders(self._raw, flush=False)
-        with durable.open_text(self._raw / path, "x") as file:
+        try:
+            file = durable.open_text(self._raw / path, "x")
+        except OSError as error:
+            self._demand_too_long(error, path, self._plan.items[position])
+            return
+        with file:
             file.write(block)
             for piece in material.pieces():
                 file.write(piece)

@@ -70,8 +70,8 @@ def check_target(target: Path, roots: Iterable[Path], source: Path) -> None:
         TargetOverlapsSource, TargetNotOurs, TargetNotWritable
     """
     real_target = _resolved(target)
-    for root in map(links.real_path, roots):
-        if real_target.is_relative_to(root) or root.is_relative_to(real_target):
+    for root in roots:
+        if links.is_at_or_below(real_target, root) or links.is_at_or_below(root, real_target):
             raise TargetOverlapsSource(path=target, source=source)
     _check_ours(target)
     _check_kinds(target)

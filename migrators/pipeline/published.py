@@ -10,7 +10,7 @@ import apsw
 import msgspec
 
 from migrators.pipeline.source import Found
-from regraft import sqlite
+from regraft import long_paths, sqlite
 from regraft.formats.cherry_v2.catalog import BaseRecord
 from regraft.ledger.ledger import Entry
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
@@ -94,7 +94,7 @@ def still_there(target: Path, base_id: str, known: BaseEntry) -> bool:
     """Tell whether what an earlier run published of a base is still in its place."""
     folder = base_folder(target, base_id)
     index_stands = known.index_mark is None or sqlite.is_database(folder / INDEX_FILE)
-    return index_stands and (not known.raw_mark or (folder / RAW_FOLDER).is_dir())
+    return index_stands and (not known.raw_mark or long_paths.is_folder(folder / RAW_FOLDER))
 
 
 def base_folder(target: Path, base_id: str) -> Path:
@@ -119,16 +119,16 @@ def index_mark(folder: Path) -> tuple[int, int] | None:
 def index_hash(folder: Path) -> str:
     """Return the SHA-256 of a base's index; "" where there is none."""
     index = folder / INDEX_FILE
-    return file_hash(index) if index.is_file() else ""
+    return file_hash(index) if long_paths.is_file(index) else ""
 
 
 def raw_mark(folder: Path) -> str:
     """Return what tells whether a file under a base's ``raw/`` was added, changed or removed; "" without ``raw/``."""
     hasher = hashlib.blake2b(digest_size=16)
     for path in _raw_files(folder):
-        status = path.lstat()
+        status = long_paths.lstat(path)
         hasher.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return hasher.hexdigest() if (folder / RAW_FOLDER).is_dir() else ""
+    return hasher.hexdigest() if long_paths.is_folder(folder / RAW_FOLDER) else ""
 
 
 def raw_hash(folder: Path) -> str:
@@ -137,4 +137,4 @@ def raw_hash(folder: Path) -> str:
 
 
 def _raw_files(folder: Path) -> list[Path]:
-    return sorted((folder / RAW_FOLDER).rglob("*"))
+    return sorted(long_paths.below(folder / RAW_FOLDER))

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +239,7 @@ def _in_processes(jobs: list[Job], count: int, progress: Progress) -> Generator[
             _send(pipe, waiting.popleft())
         while busy:
             # The pause lets signals through where waiting itself does not.
-            for pipe in wait(busy, _POLL_SECONDS):
+            for pipe in workers.ready(busy, _POLL_SECONDS):
                 done = _received(pipe, progress)
                 if done is None:
                     continue

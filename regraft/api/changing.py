@@ -258,6 +258,7 @@ def install(
     recreate_provider: Iterable[str] = (),
     as_new: bool = False,
     name: str | None = None,
+    external_as_files: bool = False,
     now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -290,6 +291,7 @@ def install(
         providers=frozenset(recreate_provider),
         as_new=as_new,
         name=base_name(name),
+        external_as_files=external_as_files,
         dry_run=dry_run,
     )
     with opened(path_of(path), kind_of(kind), bases, "install") as source:

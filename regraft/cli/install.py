@@ -38,6 +38,11 @@ from repair.cherry_v2.source import BaseSource, opened
 )
 @click.option("--as-new", is_flag=True, help=tr("Let a base that is there already come as a new one beside it."))
 @click.option("--name", metavar="NAME", help=tr("Another name for the one base that is installed."))
+@click.option(
+    "--external-as-files",
+    is_flag=True,
+    help=tr("Let documents that a newer application syncs from a service come as files."),
+)
 @click.option("--now", callback=time_of, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
 @reports_errors
 def install(
@@ -48,6 +53,7 @@ def install(
     providers: tuple[str, ...],
     as_new: bool,
     name: str | None,
+    external_as_files: bool,
     now: int | None,
     **options: Any,
 ) -> None:
@@ -68,6 +74,7 @@ def install(
         providers=frozenset(providers),
         as_new=as_new,
         name=base_name(name),
+        external_as_files=external_as_files,
         dry_run=asked.dry_run,
     )
     with opened(path, asked.of_kind(), asked.bases, "install") as source:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -22,6 +22,8 @@ _COMMAND = re.compile(r"(?:(?<=: )|(?<=^)|(?<=  ))regraft [a-z-]+ .*$")
 _PATH_LINE = re.compile(r"\s+(?:/|~/|[A-Za-z]:\\|\\\\)")
 #: What stands before the text of an entry: a sign, a rank, or a label with two blanks behind it.
 _LABEL = re.compile(r"[-…•] |\d+  |[\w.:-]+(?: [\w.:-]+)?  +(?=\S)")
+#: ENABLE_VIRTUAL_TERMINAL_PROCESSING of a console of Windows.
+_VT_MODE = 0x4
 #: A narrower terminal breaks lines itself.
 _LEAST_WIDTH = 40
 #: Below it applications keep their data on macOS.
@@ -58,9 +60,38 @@ def has_colour(stream: TextIO) -> bool:
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
-    # Only the newer terminals of Windows understand colours, and they say who they are.
-    is_able = os.environ.get("TERM") != "dumb" if os.name == "posix" else "WT_SESSION" in os.environ
-    return is_able and stream.isatty()
+    if not stream.isatty():
+        return False
+    return _understands_colour(stream)
+
+
+def _understands_colour(stream: TextIO) -> bool:
+    """Whether a terminal reads escape sequences; older consoles of Windows print them as they are."""
+    if sys.platform == "win32":
+        import ctypes  # noqa: PLC0415 - only there
+        import msvcrt  # noqa: PLC0415
+
+        with contextlib.suppress(OSError, ValueError):
+            return reads_escapes(msvcrt.get_osfhandle(stream.fileno()), ctypes.windll.kernel32)
+        return False
+    return os.environ.get("TERM") != "dumb"
+
+
+def reads_escapes(handle: int, kernel: Any) -> bool:
+    """Whether a console reads escape sequences (VT mode), after asking for it where it is off.
+
+    Args:
+        handle: of the console.
+        kernel: kernel32 of Windows.
+    """
+    import ctypes  # noqa: PLC0415 - only on Windows
+
+    mode, console = ctypes.c_uint32(), ctypes.c_void_p(handle)
+    if not kernel.GetConsoleMode(console, ctypes.byref(mode)):
+        return False
+    if mode.value & _VT_MODE:
+        return True
+    return bool(kernel.SetConsoleMode(console, mode.value | _VT_MODE))
 
 
 def coloured(text: str) -> str:

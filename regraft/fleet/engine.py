@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from heapq import heappop, heappush
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import msgspec
@@ -208,9 +208,7 @@ class LocalPool:
 
     def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
         """See :meth:`Pool.answers`."""
-        pipes: list[Any] = list(self.at_work)
-        ready: list[Any] = wait(pipes, seconds)
-        for pipe in ready:
+        for pipe in workers.ready(list(self.at_work), seconds):
             one, begun = self.at_work.pop(pipe)
             try:
                 is_done, answer = pipe.recv()

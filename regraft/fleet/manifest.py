@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -39,6 +39,8 @@ _TABLES = (".csv", ".jsonl", ".parquet")
 _ARCHIVES = (".zip", ".bak", ".parquet")
 #: What begins so is no path; the letter of a drive is.
 _ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+#: The drive that a path of Windows begins with.
+_DRIVE = re.compile(r"[A-Za-z]:(?=[/\\]|$)")
 #: A path as a URL.
 _FILE = "file://"
 #: So many sizes are asked for at a time, of so many libraries: a share and a store take their time to tell.
@@ -122,9 +124,21 @@ def _read_storage(url: str) -> Iterator[Library]:
                 yield Library(source=(place / name).url, bytes=size)
 
 
-def _local(name: str) -> str:
-    """Return the path that a URL of a file means; any other name as it is."""
-    return unquote(name.removeprefix(_FILE)) if name.startswith(_FILE) else name
+def _local(name: str, *, windows: bool = os.name == "nt") -> str:
+    """Return the path that a ``file:`` URL means; any other name as it is.
+
+    On Windows ``file:///C:/x`` is ``C:\\x`` and ``file://server/share/x`` is ``\\\\server\\share\\x``.
+    """
+    if not name.lower().startswith(_FILE):
+        return name
+    host, slash, rest = name[len(_FILE) :].partition("/")
+    host = "" if host.lower() == "localhost" else host
+    path = unquote(slash + rest)
+    if not windows:
+        return unquote(host) + path
+    if _DRIVE.match(path.lstrip("/")):
+        return str(PureWindowsPath(path.lstrip("/")))
+    return str(PureWindowsPath(host + path if not host or _DRIVE.match(host) else f"//{host}{path}"))
 
 
 def _of_table(name: str, folder: str, reading: Reading) -> Iterator[Library]:

@@ -5,7 +5,6 @@ A run that is killed leaves the journal, which has what was done until then: a l
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,10 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import apsw
 import msgspec
 
-from regraft import areas, links, sqlite
+from regraft import areas, links
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, SourceNotFound, WrongUsage
 from regraft.fleet.commands import FORMS
 from regraft.fleet.engine import Ended, Task
@@ -25,7 +23,7 @@ from regraft.fleet.known import InJournal, InParquet, Known
 from regraft.fleet.manifest import MOST, Count, Library, is_name
 from regraft.formats.parquet.columns import arrow
 from regraft.language import tr
-from regraft.ledger import durable
+from regraft.ledger import durable, lock_file
 from regraft.text import shown
 
 #: In the metadata of the Parquet file: what the fleet was told.
@@ -201,41 +199,18 @@ def files_of(results: Path) -> tuple[Path, ...]:
 
 @contextmanager
 def held(results: Path) -> Iterator[None]:
-    """Let nobody else work on a fleet with these results meanwhile.
+    """Let no other process work on a fleet with these results meanwhile.
 
     Raises:
-        WrongUsage: somebody does.
+        WrongUsage: another process does.
     """
-    _, _, _, lock = files_of(results)
     with ExitStack() as stack:
-        # Open only for a moment: a process that is started later may change what its own command line names, and
-        # nothing else.
-        with areas.opened(lock.parent, entries_only=True):
-            db = stack.enter_context(sqlite.writing(lock, create=True))
-        db.set_busy_timeout(0)
         try:
-            mine = _number_of(lock)
-            db.execute("BEGIN EXCLUSIVE")
-            # The one that had it may have removed it since: then it keeps nobody out any more.
-            is_busy = _number_of(lock) != mine
-        except (apsw.BusyError, FileNotFoundError):
-            is_busy = True
-        if is_busy:
+            stack.enter_context(lock_file.held(files_of(results)[3]))
+        except lock_file.LockHeld as error:
             problem = tr("another process is at work for {path}", path=results)
-            raise WrongUsage(problem=problem, hint=tr("wait for it, or name another file"))
-        try:
-            yield
-        finally:
-            # Windows removes only what nobody has open; elsewhere nobody may come between.
-            if os.name == "nt":
-                stack.close()
-            with areas.opened(lock.parent, entries_only=True):
-                durable.remove(lock, missing_ok=True)
-
-
-def _number_of(path: Path) -> int:
-    """Return what tells a file from another one of its name."""
-    return path.stat().st_ino
+            raise WrongUsage(problem=problem, hint=tr("wait for it, or name another file")) from error
+        yield
 
 
 class Journal:
@@ -270,7 +245,7 @@ class Journal:
     def flush(self) -> None:
         """Flush what was written to the disk."""
         if not self._is_flushed:
-            os.fsync(self._file.fileno())
+            durable.flush(self._file.fileno())
             self._is_flushed = True
 
     def _line(self, rows: list[Row]) -> bytes:

@@ -14,6 +14,7 @@ import errno
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 import zipfile
@@ -23,9 +24,12 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, TextIO, cast
 
-from regraft import areas, links
+from regraft import areas, links, long_paths
 
-#: Virus scanners and indexers on Windows hold a new file for a moment: a refused rename is tried again this often.
+if sys.platform != "win32":
+    import fcntl
+
+#: Virus scanners and indexers on Windows hold a new file for a moment: a refused rename or removal is tried so often.
 REPLACE_TRIES = 8
 REPLACE_WAIT_SECONDS = 0.05
 #: How much is copied at once, in bytes.
@@ -43,27 +47,57 @@ _TOO_DEEP = frozenset({errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG})
 _REMOVE_TRIES = 10
 #: What a write fails with for want of room: never the fault of what is read meanwhile.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+#: Errors of a file system that has no hard links, or no more of them for this file. Windows reports EINVAL.
+_NO_HARD_LINK = frozenset(
+    {
+        *(errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV),
+        *(errno.ENOTSUP, errno.EOPNOTSUPP),
+    }
+)
 
 # --- flushing --------------------------------------------------------------------------------------------------------
 
 
 def sync_file(path: Path) -> None:
     """Flush a file's bytes to disk."""
-    # Windows flushes only what is open for writing.
-    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    if os.name != "nt":
+        descriptor = os.open(long_paths.extended(path), os.O_RDONLY)
+    else:
+        # Windows flushes only what is open for writing.
+        try:
+            descriptor = os.open(long_paths.extended(path), os.O_RDWR)
+        except PermissionError:
+            with _made_writable(long_paths.extended(path)):
+                descriptor = os.open(long_paths.extended(path), os.O_RDWR)
     try:
-        os.fsync(descriptor)
+        flush(descriptor)
     finally:
         os.close(descriptor)
 
 
+def flush(descriptor: int) -> None:
+    """Flush the bytes of an open file to the disk itself, where the system offers that.
+
+    On macOS ``fsync`` leaves them in the cache of the disk; ``F_FULLFSYNC`` empties that, on file systems that know it.
+    """
+    if sys.platform != "win32" and hasattr(fcntl, "F_FULLFSYNC"):
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        except OSError as error:
+            if error.errno in NO_ROOM or error.errno == errno.EIO:
+                raise
+        else:
+            return
+    os.fsync(descriptor)
+
+
 def sync_folder(path: Path) -> None:
     """Flush a folder's entries to disk, where the system can (Windows cannot, and does so by itself)."""
-    if os.name == "nt":
+    if not areas.BY_HANDLE:
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(long_paths.extended(path), os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        flush(descriptor)
     finally:
         os.close(descriptor)
 
@@ -79,9 +113,9 @@ def whole(error: OSError) -> None:
 
 def sync_tree(path: Path) -> None:
     """Flush every file and folder below ``path``, and ``path`` itself; a link is part of its folder."""
-    for folder, _, names in os.walk(path, onerror=whole):
+    for folder, _, names in long_paths.walk(path, whole):
         files = (Path(folder, name) for name in names)
-        regular = (file for file in files if stat.S_ISREG(file.lstat().st_mode))
+        regular = (file for file in files if stat.S_ISREG(long_paths.lstat(file).st_mode))
         while some := list(islice(regular, _FLUSHED_TOGETHER)):
             _sync_files(some)
         sync_folder(Path(folder))
@@ -115,7 +149,7 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
             os.mkdir(name, dir_fd=folder)
         except FileExistsError:
             areas.refuse_link(path)
-            if not exist_ok or not path.is_dir():
+            if not exist_ok or not long_paths.is_folder(path):
                 raise
 
 
@@ -128,14 +162,14 @@ def make_folders(path: Path, *, flush: bool = True) -> None:
     Raises:
         OSError: one cannot be made.
     """
-    if path.is_dir():
+    if long_paths.is_folder(path):
         if areas.is_open(path) and not areas.leads_to_one(path):
             areas.refuse_link(areas.demand(path), path)
         return
     make_folders(path.parent, flush=flush)
     if areas.leads_to_one(path):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path)  # noqa: PTH102 - as in make_folder
+            os.mkdir(long_paths.extended(path))  # noqa: PTH102 - as in make_folder
     else:
         make_folder(path, exist_ok=True)
     if flush:
@@ -188,20 +222,18 @@ def temporary_place() -> Path:
 # --- moving and removing ---------------------------------------------------------------------------------------------
 
 
-def replace(source: Path, target: Path) -> None:
+def replace(source: Path, target: Path, *, wait: Callable[[float], object] | None = None) -> None:
     """Move ``source`` to ``target`` on the same file system in one step, and flush both folders.
+
+    Args:
+        source: the file or folder to move.
+        target: its new path. A file there is replaced, also one that Windows calls read-only.
+        wait: called with the seconds to wait before another try (default: :func:`time.sleep`).
 
     Raises:
         OSError: it cannot be moved, also after several tries.
     """
-    for attempt in range(REPLACE_TRIES):
-        try:
-            _replace(source, target)
-            break
-        except PermissionError:
-            if attempt == REPLACE_TRIES - 1:
-                raise
-            time.sleep(REPLACE_WAIT_SECONDS * 2**attempt)
+    _retry(lambda: _replace(source, target), target, wait)
     sync_folder(target.parent)
     if source.parent != target.parent:
         sync_folder(source.parent)
@@ -209,7 +241,62 @@ def replace(source: Path, target: Path) -> None:
 
 def _replace(source: Path, target: Path) -> None:
     with areas.parent(target) as (there, new), areas.parent(source) as (here, old):
-        os.replace(old, new, src_dir_fd=here, dst_dir_fd=there)
+        try:
+            os.replace(old, new, src_dir_fd=here, dst_dir_fd=there)
+        except PermissionError:
+            if there is not None or not _is_read_only(new):
+                raise
+            with _made_writable(new):
+                os.replace(old, new)  # noqa: PTH105 - names of the system, not Paths
+
+
+def _retry(act: Callable[[], object], path: Path, wait: Callable[[float], object] | None) -> None:
+    """Call ``act`` again while the system refuses it because another program has the file open.
+
+    Up to :data:`REPLACE_TRIES` tries, with pauses that double. A folder that this user may not write to is not tried
+    again.
+    """
+    for attempt in range(REPLACE_TRIES):
+        try:
+            act()
+        except PermissionError as error:
+            if attempt == REPLACE_TRIES - 1 or not _may_pass(error, path):
+                raise
+            (wait or time.sleep)(REPLACE_WAIT_SECONDS * 2**attempt)
+        else:
+            return
+
+
+def _may_pass(error: PermissionError, path: Path) -> bool:
+    """Whether a refusal may be that of a file which another program has open for a moment."""
+    return getattr(error, "winerror", None) is not None or os.access(path.parent, os.W_OK | os.X_OK)
+
+
+def _is_read_only(path: str) -> bool:
+    """Whether a file has the attribute that keeps Windows from removing or replacing it."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return not stat.S_ISDIR(status.st_mode) and not areas.is_link(status) and not status.st_mode & stat.S_IWUSR
+
+
+@contextmanager
+def _made_writable(path: str) -> Iterator[None]:
+    """Let a read-only file be written, replaced or removed; what is still there afterwards is read-only again."""
+    status = os.lstat(path)
+    mode = stat.S_IMODE(status.st_mode)
+    os.chmod(path, mode | stat.S_IWUSR)  # noqa: PTH101 - a name of the system, not a Path
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.chmod(path, mode)  # noqa: PTH101
+        raise
+    with contextlib.suppress(OSError):
+        now = os.lstat(path)
+        if (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino):
+            os.chmod(path, mode)  # noqa: PTH101
 
 
 def link(source: Path, target: Path) -> None:
@@ -225,18 +312,54 @@ def link(source: Path, target: Path) -> None:
             with areas.parent(source) as (here, old):
                 os.link(old, new, src_dir_fd=here, dst_dir_fd=there)
         else:
-            os.link(source.absolute(), new, dst_dir_fd=there)
+            os.link(long_paths.extended(source.absolute()), new, dst_dir_fd=there)
 
 
-def remove(path: Path, *, missing_ok: bool = False) -> None:
-    """Remove a file, or a link itself.
+def try_link(source: Path, target: Path) -> bool:
+    """Give a file a second name as :func:`link` does; False where its file system has no hard links.
+
+    Raises:
+        FileExistsError: something has that name.
+        OSError: the system fails.
+    """
+    try:
+        link(source, target)
+    except OSError as error:
+        if error.errno in _NO_HARD_LINK:
+            return False
+        raise
+    return True
+
+
+def remove(path: Path, *, missing_ok: bool = False, wait: Callable[[float], object] | None = None) -> None:
+    """Remove a file, also one that Windows calls read-only, or a link itself.
+
+    Args:
+        path: the file.
+        missing_ok: nothing there is fine too.
+        wait: called with the seconds to wait before another try (default: :func:`time.sleep`).
 
     Raises:
         FileNotFoundError: nothing is there, and that is not ``missing_ok``.
-        OSError: it cannot be removed.
+        OSError: it cannot be removed, also after several tries.
     """
-    with contextlib.suppress(*([FileNotFoundError] if missing_ok else [])), areas.parent(path) as (folder, name):
+    with contextlib.suppress(*([FileNotFoundError] if missing_ok else [])):
+        _retry(lambda: _remove(path), path, wait)
+
+
+def _remove(path: Path) -> None:
+    with areas.parent(path) as (folder, name):
+        _unlink(name, folder)
+
+
+def _unlink(name: str, folder: int | None) -> None:
+    try:
         os.unlink(name, dir_fd=folder)
+    except PermissionError:
+        if folder is not None or not _is_read_only(name):
+            raise
+        with _made_writable(name):
+            os.unlink(name)  # noqa: PTH108 - a name of the system, not a Path
 
 
 def remove_folder(path: Path) -> None:
@@ -245,22 +368,39 @@ def remove_folder(path: Path) -> None:
     Raises:
         OSError: it is not empty, or cannot be removed.
     """
+    _retry(lambda: _remove_folder(path), path, None)
+
+
+def _remove_folder(path: Path) -> None:
     with areas.parent(path) as (folder, name):
         os.rmdir(name, dir_fd=folder)
 
 
-def remove_tree(path: Path) -> None:
+def remove_tree(path: Path, *, wait: Callable[[float], object] | None = None) -> None:
     """Remove a folder and what is in it, or a file, or a link itself; nothing there is fine too.
 
+    Args:
+        path: the folder or file.
+        wait: called with the seconds to wait before another try (default: :func:`time.sleep`).
+
     Raises:
-        OSError: something of it cannot be removed.
+        OSError: something of it cannot be removed, also after several tries.
     """
-    with contextlib.suppress(FileNotFoundError), areas.parent(path) as (folder, name):
+    with contextlib.suppress(FileNotFoundError):
+        _retry(lambda: _remove_tree(path), path, wait)
+
+
+def _remove_tree(path: Path) -> None:
+    with areas.parent(path) as (folder, name):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode) or areas.is_link(status):
-            os.unlink(name, dir_fd=folder)
+            _unlink(name, folder)
             return
+        if folder is None:
+            name = long_paths.extended_root(name)
         try:
+            for inside in _read_only_files(name) if folder is None else ():
+                os.chmod(inside, stat.S_IRUSR | stat.S_IWUSR)  # noqa: PTH101 - it is about to be removed
             shutil.rmtree(name, dir_fd=folder)
         except (RecursionError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _TOO_DEEP:
@@ -324,6 +464,11 @@ def _is_taken(name: str, folder: int | None) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def _read_only_files(folder: str) -> Iterator[str]:
+    for within, _, names in os.walk(folder):
+        yield from filter(_is_read_only, (os.path.join(within, name) for name in names))  # noqa: PTH118
 
 
 def remove_remains(folder: Path) -> None:
@@ -422,7 +567,7 @@ def copy_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> N
         LinkInStore: a link is in it.
         OSError: something cannot be read or written.
     """
-    for folder, folders, names in os.walk(source, onerror=whole):
+    for folder, folders, names in long_paths.walk(source, whole):
         make_folders(target / Path(folder).relative_to(source), flush=False)
         for name in (*folders, *names):
             areas.refuse_link(Path(folder, name))
@@ -434,23 +579,26 @@ def copy_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> N
 
 def copy_mode(source: Path, target: Path) -> None:
     """Give ``target`` the rights of ``source``."""
-    mode = stat.S_IMODE(source.stat().st_mode)
-    _with_descriptor(target, lambda descriptor: os.chmod(descriptor, mode))  # noqa: PTH101 - of an open file
+    mode = stat.S_IMODE(long_paths.stat(source).st_mode)
+    _change(target, os.chmod, lambda file: os.chmod(file, mode))  # noqa: PTH101 - of an open file
 
 
 def copy_times(source: Path, target: Path) -> None:
     """Give ``target`` the times of ``source``, as exactly as its file system keeps them."""
-    status = source.stat()
+    status = long_paths.stat(source)
     times = (status.st_atime_ns, status.st_mtime_ns)
-    _with_descriptor(target, lambda descriptor: os.utime(descriptor, ns=times))
+    _change(target, os.utime, lambda file: os.utime(file, ns=times))
 
 
-def _with_descriptor(path: Path, change: Callable[[Any], None]) -> None:
-    """Change what a system keeps about a file, by way of the open file where it can."""
+def _change(path: Path, function: Callable[..., None], change: Callable[[Any], None]) -> None:
+    """Change what a system keeps about a file, by way of the open file where ``function`` takes one there.
+
+    Windows takes none, or (``os.chmod`` since Python 3.13) only one that is open for writing.
+    """
     with areas.parent(path) as (folder, name):
         areas.refuse_link(path)
-        if os.chmod not in os.supports_fd:
-            change(areas.demand(path))
+        if os.name == "nt" or folder is None or function not in os.supports_fd:
+            change(long_paths.extended(areas.demand(path)))
             return
         descriptor = os.open(name, os.O_RDONLY | _NO_FOLLOW, dir_fd=folder)
         try:

@@ -410,6 +410,13 @@ MISSING_UPLOAD = register(
     "v1.missing-upload",
     tr("The uploaded file is not in the source: it is searchable, but cannot be reindexed."),
 )
+PATH_TOO_LONG = register(
+    "item",
+    "warning",
+    "path_too_long",
+    "",
+    tr("The path of the item's file is too long for the system: it is searchable, but cannot be reindexed."),
+)
 LINK_NOT_FOLLOWED = register(
     "run",
     "warning",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft import links, sqlite, systems
+from regraft import links, long_paths, sqlite, systems
 from regraft.errors import StoreBusy, StoreNotWritable, StoreOnTwoDisks
 from regraft.hashing import Update, in_background
 from regraft.language import tr
@@ -35,8 +35,6 @@ _OF_BYTES = "bytes "
 _HEADER_BYTES = 100
 #: Where a SQLite header has its write and read versions, its change counter, and for which of these it holds.
 _OPENING = (slice(18, 20), slice(24, 28), slice(92, 100))
-#: Where a file system has no hard links.
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.EACCES, errno.ENOSYS}
 
 
 def mark_of(path: Path) -> str | None:
@@ -46,7 +44,7 @@ def mark_of(path: Path) -> str | None:
     count, nor do the numbers of a full-text index. Of a folder of Chroma's it is what its database says: the other
     files follow from that, and are written whenever they are opened.
     """
-    if path.is_dir() and not path.is_symlink():
+    if long_paths.is_folder(path) and not long_paths.is_link(path):
         parts = (f"{name} {_file_mark(path / name)}\n" for name in _telling(path))
         return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
     return _file_mark(path) if os.path.lexists(path) else None
@@ -66,7 +64,7 @@ def bytes_mark_of(path: Path) -> str | None:
     What opening changes in a SQLite file does not count, so that of one that somebody only read it stays the same. It
     takes no longer than reading the bytes, where :func:`mark_of` reads every row.
     """
-    if path.is_dir() and not path.is_symlink():
+    if long_paths.is_folder(path) and not long_paths.is_link(path):
         return folder_mark({name: _bytes_mark(path / name) for name in _names(path)})
     return f"{_OF_BYTES}{_bytes_mark(path)}" if os.path.lexists(path) else None
 
@@ -81,7 +79,7 @@ def folder_mark(settled: Mapping[str, str]) -> str:
 
 def _odd_mark(path: Path) -> str | None:
     """Return the mark of what is no plain file; None of one."""
-    mode = path.lstat().st_mode
+    mode = long_paths.lstat(path).st_mode
     if stat.S_ISLNK(mode):
         return f"link {path.readlink()}"
     return None if stat.S_ISREG(mode) else f"no file {stat.S_IFMT(mode):o}"
@@ -102,7 +100,7 @@ def _bytes_mark(path: Path) -> str:
 def stamp_of(path: Path) -> tuple[int, int, int] | None:
     """Return what tells whether a file was written to or is another, without reading it; None where nothing is."""
     try:
-        status = path.lstat()
+        status = long_paths.lstat(path)
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
@@ -136,7 +134,7 @@ class Digest:
 
     def updating(self, path: Path) -> AbstractContextManager[Update]:
         """Give what adds the bytes of a file: of a large one in the background."""
-        return in_background(self.update) if path.stat().st_size > CHUNK_BYTES else nullcontext(self.update)
+        return in_background(self.update) if long_paths.lstat(path).st_size > CHUNK_BYTES else nullcontext(self.update)
 
     def update(self, chunk: bytes) -> None:
         """Add the bytes that follow."""
@@ -162,10 +160,10 @@ class Digest:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    for place, folders, files in os.walk(folder, onerror=durable.whole):
+    for place, folders, files in long_paths.walk(folder, durable.whole):
         inside = Path(place).relative_to(folder)
         yield from (str(inside / name) for name in files if not name.endswith(sqlite.TRACES))
-        yield from (str(inside / name) for name in folders if (Path(place) / name).is_symlink())
+        yield from (str(inside / name) for name in folders if long_paths.is_link(Path(place, name)))
 
 
 def _file_mark(path: Path) -> str:
@@ -239,9 +237,9 @@ def settle_log(path: Path) -> None:
 
 def databases(path: Path) -> list[Path]:
     """Return the SQLite files that a file or folder is, or holds, in the order of names; links to folders hold none."""
-    if path.is_dir() and not path.is_symlink():
-        inside = (Path(place, name) for place, _, names in os.walk(path, onerror=durable.whole) for name in names)
-        return sorted(file for file in inside if not file.is_symlink() and sqlite.is_database(file))
+    if long_paths.is_folder(path) and not long_paths.is_link(path):
+        inside = (Path(place, name) for place, _, names in long_paths.walk(path, durable.whole) for name in names)
+        return sorted(file for file in inside if not long_paths.is_link(file) and sqlite.is_database(file))
     return [path] if sqlite.is_database(path) else []
 
 
@@ -265,7 +263,7 @@ def swap(final: Path, new: Path | None, kept: Path) -> None:
         if os.path.lexists(final):
             durable.make_folders(kept.parent)
             # A folder never takes the place of a file that is still there.
-            if new is not None and not new.is_dir() and _linked(final, kept):
+            if new is not None and not long_paths.is_folder(new) and _linked(final, kept):
                 durable.sync_folder(kept.parent)
             else:
                 durable.replace(final, kept)
@@ -282,7 +280,7 @@ def swap_back(final: Path, kept: Path | None, aside: Path) -> None:
     """Put ``kept`` back where ``final`` is; what stood there goes to ``aside``, which the caller removes."""
     if os.path.lexists(final):
         durable.make_folders(aside.parent, flush=False)
-        if not (kept is not None and kept.is_file() and _linked(final, aside)):
+        if not (kept is not None and long_paths.is_file(kept) and _linked(final, aside)):
             durable.replace(final, aside)
     if kept is not None:
         durable.make_folders(final.parent)
@@ -291,22 +289,14 @@ def swap_back(final: Path, kept: Path | None, aside: Path) -> None:
 
 def _linked(path: Path, kept: Path) -> bool:
     """Give a file a second name, so that its place is never empty; False where that cannot be."""
-    if path.is_dir() or path.is_symlink():
-        return False
-    try:
-        durable.link(path, kept)
-    except OSError as error:
-        if error.errno in _NO_LINKS:
-            return False
-        raise
-    return True
+    return not long_paths.is_folder(path) and not long_paths.is_link(path) and durable.try_link(path, kept)
 
 
 def size_of(path: Path) -> int:
     """Return the bytes of a file, or of all files in a folder; links are not followed."""
-    if path.is_dir() and not path.is_symlink():
-        return sum((path / name).lstat().st_size for name in _names(path))
-    return path.lstat().st_size if os.path.lexists(path) else 0
+    if long_paths.is_folder(path) and not long_paths.is_link(path):
+        return sum(long_paths.lstat(path / name).st_size for name in _names(path))
+    return long_paths.lstat(path).st_size if long_paths.exists(path) or long_paths.is_link(path) else 0
 
 
 def prune(folder: Path, stop: Path) -> None:

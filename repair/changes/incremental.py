@@ -7,7 +7,6 @@ stops the run, all but the last section were committed, and the last one can be 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,7 +105,7 @@ class IncrementalChange:
             file.seek(self._size)
             file.write(part)
             file.flush()
-            os.fsync(file.fileno())
+            durable.flush(file.fileno())
         self._written = len(part)
 
     def committed(self) -> None:

@@ -21,7 +21,7 @@ from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.packs import BACKUP_SLIM
-from regraft import links, sqlite
+from regraft import links, long_paths, sqlite
 from regraft.base_names import known_id, meant
 from regraft.errors import NotChanged, RegraftError, SourceUnreadable
 from regraft.formats.cherry_v1 import profile
@@ -156,10 +156,10 @@ class BaseSource:
         files = []
         if _is_inside(index, self.store.root):
             files.append(index)
-        elif index.is_symlink() or index.is_file():
+        elif long_paths.is_link(index) or long_paths.is_file(index):
             links.append(INDEX_FILE)
         for path in _walked(folder / RAW_FOLDER):
-            if stat.S_ISREG(path.lstat().st_mode):
+            if stat.S_ISREG(long_paths.lstat(path).st_mode):
                 files.append(path)
             else:
                 links.append(path.relative_to(folder).as_posix())
@@ -256,7 +256,11 @@ class BaseSource:
 
 def _is_inside(path: Path, root: Path) -> bool:
     """Tell whether a file is there and lies below a root, also after resolving links."""
-    return path.is_file() and not path.is_symlink() and links.real_path(root) in links.real_path(path).parents
+    return (
+        long_paths.is_file(path)
+        and not long_paths.is_link(path)
+        and links.real_path(root) in links.real_path(path).parents
+    )
 
 
 def _walked(folder: Path) -> Iterator[Path]:
@@ -269,15 +273,15 @@ def _walked(folder: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise SourceUnreadable(path=error.filename, reason=error.strerror or error) from error
 
-    if folder.is_symlink():
+    if long_paths.is_link(folder):
         yield folder
         return
-    if not folder.is_dir():
+    if not long_paths.is_folder(folder):
         return
     found = []
-    for place, folders, files in os.walk(folder, onerror=refuse):
+    for place, folders, files in long_paths.walk(folder, refuse):
         found += [Path(place, name) for name in files]
-        found += [path for name in folders if (path := Path(place, name)).is_symlink()]
+        found += [path for name in folders if long_paths.is_link(path := Path(place, name))]
     yield from sorted(found)
 
 

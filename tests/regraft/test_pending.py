@@ -20,7 +20,18 @@ STATES = {
     "staged": ("Data/restore-journal.json", {"version": 1, "state": "staged"}, "a restore is staged"),
     "promoting": ("Data/restore-journal.json", {"version": 1, "state": "promoting"}, "being put into place"),
     "cut off": ("Data/restore-journal.json", '{"version": 1, "st', "cannot be read (not JSON)"),
-    "another version": ("Data/restore-journal.json", {"version": 2, "state": "completed"}, "a restore may be pending"),
+    "prepared": ("Data/restore-journal.json", {"version": 2, "state": "prepared"}, "a restore is prepared"),
+    "armed": ("Data/restore-journal.json", {"version": 2, "state": "armed"}, "a restore is staged"),
+    "promoting, too": ("Data/restore-journal.json", {"version": 2, "state": "promoting"}, "being put into place"),
+    "reverting": ("Data/restore-journal.json", {"version": 2, "state": "reverting"}, "being taken back"),
+    "rollback armed": ("Data/restore-journal.json", {"version": 2, "state": "rollback-armed"}, "taking a restore back"),
+    "a state of the other version": (
+        "Data/restore-journal.json",
+        {"version": 1, "state": "rolled-back"},
+        "a restore may be pending",
+    ),
+    "another version": ("Data/restore-journal.json", {"version": 3, "state": "completed"}, "a restore may be pending"),
+    "no version": ("Data/restore-journal.json", {"version": True, "state": "completed"}, "a restore may be pending"),
     "another state": ("Data/restore-journal.json", {"version": 1, "state": "waiting"}, "a restore may be pending"),
     "a state in a list": ("Data/restore-journal.json", {"version": 1, "state": ["staged"]}, "none of the known states"),
     "a byte order mark": (
@@ -39,6 +50,10 @@ SETTLED = [
     ("Data/restore-journal.json", {"version": 1, "state": "completed"}),
     ("Data/restore-journal.json", {"version": 1, "state": "failed"}),
     ("Data/restore-journal.json", {"version": 1, "state": "expired"}),
+    *(
+        ("Data/restore-journal.json", {"version": 2, "state": state})
+        for state in ("completed", "rolled-back", "failed", "expired")
+    ),
     ("data-reset.pending.json", {"status": "done"}),
 ]
 COMMANDS = {

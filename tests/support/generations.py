@@ -13,7 +13,8 @@ import apsw
 from planted_v2 import run_sql
 
 #: Generations by the columns that they have.
-GENERATIONS = ("before release", "2.0.0", "2.0.9", "2.1")
+#: The last one is drafted: items of the type external, and tables that tell where they come from.
+GENERATIONS = ("before release", "2.0.0", "2.0.9", "2.1", "external")
 MODEL = "acme::embed-small"
 #: A model of the application's own list: what it inherits is null.
 PRESET = "acme::listed"
@@ -49,6 +50,30 @@ _LINK = """CREATE TABLE {who}_knowledge_base (
   {who}_id TEXT NOT NULL REFERENCES {who} ON DELETE CASCADE,
   knowledge_base_id TEXT NOT NULL REFERENCES knowledge_base ON DELETE CASCADE,
   created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, PRIMARY KEY ({who}_id, knowledge_base_id))"""
+#: Where external items come from: an account, a space of it, and the documents there.
+_EXTERNAL = (
+    """CREATE TABLE external_knowledge_connection (
+  id TEXT NOT NULL PRIMARY KEY, provider TEXT NOT NULL CHECK (provider = 'feishu'), app_id TEXT NOT NULL,
+  app_credential_source TEXT NOT NULL CHECK (app_credential_source IN ('personal-agent', 'custom-app')),
+  authorization_status TEXT NOT NULL
+    CHECK (authorization_status IN ('pending-authorization', 'connected', 'reauthorization-required')),
+  credential_reference TEXT NOT NULL UNIQUE, granted_scopes TEXT NOT NULL DEFAULT '[]', display_name TEXT,
+  created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL)""",
+    """CREATE TABLE external_knowledge_source (
+  id TEXT NOT NULL PRIMARY KEY, base_id TEXT NOT NULL REFERENCES knowledge_base ON DELETE CASCADE,
+  connection_id TEXT NOT NULL REFERENCES external_knowledge_connection ON DELETE RESTRICT,
+  provider TEXT NOT NULL, tenant_id TEXT NOT NULL, space_id TEXT NOT NULL, scope TEXT NOT NULL, name TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('active', 'paused')), revision INTEGER NOT NULL CHECK (revision >= 0),
+  created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL, UNIQUE (base_id, provider, tenant_id, space_id))""",
+    """CREATE TABLE external_knowledge_document (
+  id TEXT NOT NULL PRIMARY KEY, source_id TEXT NOT NULL REFERENCES external_knowledge_source ON DELETE CASCADE,
+  remote_object_id TEXT NOT NULL, canonical_node_id TEXT NOT NULL, relative_breadcrumb TEXT NOT NULL,
+  title TEXT NOT NULL, original_url TEXT NOT NULL, last_seen_at INTEGER NOT NULL,
+  availability TEXT NOT NULL CHECK (availability IN ('active', 'unavailable')),
+  knowledge_item_id TEXT UNIQUE REFERENCES knowledge_item ON DELETE NO ACTION,
+  created_at INTEGER NOT NULL, updated_at INTEGER NOT NULL,
+  CHECK ((availability = 'active') = (knowledge_item_id IS NOT NULL)))""",
+)
 #: Messages have a full-text index of their own, which triggers keep.
 _MESSAGES = (
     "CREATE TABLE message (number INTEGER PRIMARY KEY, body TEXT)",
@@ -63,7 +88,7 @@ def definitions(generation: str) -> Iterator[str]:
     """Yield what makes the tables of a generation."""
     is_early = generation == "before release"
     yield 'CREATE TABLE "group" (id TEXT NOT NULL PRIMARY KEY, entity_type TEXT NOT NULL, name TEXT NOT NULL)'
-    features = "" if generation == "2.1" else "api_features TEXT,"
+    features = "" if generation in ("2.1", "external") else "api_features TEXT,"
     yield _PROVIDER.format(more=features if is_early else f"logo_key TEXT, {features}")
     own = "preset_model_id IS NOT NULL OR (name NOT NULL AND capabilities NOT NULL AND supports_streaming NOT NULL)"
     yield _MODEL.format(
@@ -72,21 +97,23 @@ def definitions(generation: str) -> Iterator[str]:
         more="custom_endpoint_url TEXT, user_overrides TEXT," if is_early else "",
         rules="" if is_early else f", CHECK ({own})",
     )
-    if generation in ("2.0.9", "2.1"):
+    if generation in ("2.0.9", "2.1", "external"):
         yield "ALTER TABLE user_model ADD COLUMN input_modalities_explicit INTEGER NOT NULL DEFAULT FALSE"
     modes = "CHECK (search_mode IN ('vector', 'bm25', 'hybrid'))"
     yield _BASE.format(
         more=f"search_mode TEXT NOT NULL {modes}, hybrid_alpha REAL," if is_early else "",
         rules="AND (embedding_model_id NOT NULL OR search_mode = 'bm25')" if is_early else "",
     )
-    yield _ITEM
+    yield _ITEM.replace("'directory')", "'directory', 'external')") if generation == "external" else _ITEM
     yield "CREATE UNIQUE INDEX items_of_base ON knowledge_item (base_id, id)"
     for who in ("assistant",) if is_early else ("assistant", "agent"):
         yield f"CREATE TABLE {who} (id TEXT NOT NULL PRIMARY KEY, name TEXT NOT NULL)"
         yield _LINK.format(who=who)
         yield f"INSERT INTO {who} VALUES ('{who} one', 'One')"
     yield from _MESSAGES
-    if generation == "2.1":
+    if generation == "external":
+        yield from _EXTERNAL
+    if generation in ("2.1", "external"):
         yield "CREATE TABLE job (id TEXT NOT NULL PRIMARY KEY, use_priority_service_tier INTEGER NOT NULL DEFAULT 0)"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import guarding, links, sqlite
+from regraft import guarding, links, long_paths, sqlite
 from regraft.formats.vector_survey import LoaderRows, StoreProblem, Survey
 from regraft.formats.vector_table import SPACES, Expressions, VectorTable
 from regraft.language import tr
@@ -98,7 +98,7 @@ def look(path: Path, work: Path | None = None) -> Look:
     """
     try:
         # Opening a pipe would wait for somebody to write into it.
-        if not path.is_file() or not sqlite.is_database(path):
+        if not long_paths.is_file(path) or not sqlite.is_database(path):
             return Look(Layout.OTHER)
     except PermissionError as error:
         return Look(Layout.UNREADABLE, problem=error.strerror or str(error))

@@ -217,7 +217,7 @@ def _held_lock(profile: Path) -> str | None:
         try:
             holder = _holder(lock)
         except OSError:
-            # A file system without locks, or Windows, where the file of a running application cannot even be opened.
+            # A file system without locks, or Windows, where a locked file cannot be read or not even be opened.
             if os.name == "nt" or _recently_written(profile):
                 return tr("{name}/LOCK is in use", name=folder.name)
             continue
@@ -233,10 +233,12 @@ def _holder(lock: Path) -> str | None:
         OSError: that cannot be told.
     """
     with links.reading(lock) as file:
-        if sys.platform == "win32":
+        try:
+            import fcntl  # noqa: PLC0415 - not there on Windows
+        except ImportError:
+            # The application locks the whole file; it lets others open it, but not read it.
+            os.read(file.fileno(), 1)
             return None
-        import fcntl  # noqa: PLC0415 - not there on Windows
-
         # struct flock: Linux begins with type and whence, the BSDs and macOS with start, length and process.
         linux = sys.platform == "linux"
         form = "hhqqi4x" if linux else "qqihh"

@@ -190,7 +190,7 @@ def export(
         raise WrongUsage(problem=problem, hint=tr("leave it out"))
     columns.check_target(target)
     root = source.tree.path if source.kind is Kind.RSCLAW else source.path
-    if root.is_dir() and links.real_path(target).is_relative_to(links.real_path(root)):
+    if root.is_dir() and links.is_at_or_below(target, root):
         raise TargetNotWritable(path=target, reason=tr("it lies in the source"))
     with ExitStack() as keep:
         parts = _parts(source, bases, keep, from_v1=from_v1, visible_to=visible_to)

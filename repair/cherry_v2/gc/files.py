@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from checks.cherry_v2 import audit as checked
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import raw_files
-from regraft import sqlite
+from regraft import long_paths, sqlite
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.cherry_v2.layout import RAW_FOLDER
@@ -64,8 +63,8 @@ def _youngest(path: Path) -> float:
     latest = path.lstat().st_mtime
     if not path.is_dir():
         return latest
-    for folder, folders, names in os.walk(path, onerror=fail):
-        latest = max(latest, *(Path(folder, name).lstat().st_mtime for name in (*folders, *names)), 0)
+    for folder, folders, names in long_paths.walk(path, fail):
+        latest = max(latest, *(long_paths.lstat(Path(folder, name)).st_mtime for name in (*folders, *names)), 0)
     return latest
 
 

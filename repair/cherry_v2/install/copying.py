@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from regraft import links, sqlite
+from regraft import links, long_paths, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.index.opening import demand_identity
 from regraft.language import tr
@@ -31,7 +31,7 @@ def listed(paths: tuple[Path, ...]) -> Listed:
 
 
 def _mark(path: Path) -> tuple[int, int]:
-    status = path.lstat()
+    status = long_paths.lstat(path)
     return status.st_size, status.st_mtime_ns
 
 
@@ -90,7 +90,7 @@ class FolderCopy:
         durable.sync_tree(new)
         self._settled = {copy.target.relative_to(new).as_posix(): copy.read_back().settled for copy in copies}
         index = new / INDEX_FILE
-        if not index.is_file():
+        if not long_paths.is_file(index):
             return
         if self._new_ids is not None:
             rekey(index, self._new_ids)
@@ -106,7 +106,7 @@ class FolderCopy:
         return files.folder_mark(self._settled)
 
     def _copied(self, path: Path, mark: tuple[int, int], new: Path) -> _Copied:
-        if not path.is_file() or _mark(path) != mark:
+        if not long_paths.is_file(path) or _mark(path) != mark:
             raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
         target = new / path.relative_to(self._source.folder(self._base))
         durable.make_folders(target.parent, flush=False)

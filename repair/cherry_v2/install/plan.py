@@ -14,7 +14,7 @@ import msgspec
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
-from regraft import links, sqlite
+from regraft import links, long_paths, sqlite
 from regraft.errors import NotEnoughSpace, SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.catalog_generation import (
     ASSISTANT_LINKS,
@@ -29,7 +29,7 @@ from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.language import tr
-from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
+from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
 from regraft.records import replace
 from regraft.report.progress import human_bytes
 from regraft.text import counted, decode_halves, one_line
@@ -38,7 +38,7 @@ from repair.changes.found import errors
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.catalogs import demand_profile
-from repair.cherry_v2.install import assistants
+from repair.cherry_v2.install import assistants, external
 from repair.cherry_v2.install.copying import FolderCopy, is_same, listed
 from repair.cherry_v2.install.models import ModelMissing, read_models
 from repair.cherry_v2.install.rekeying import NewIds
@@ -64,6 +64,8 @@ class InstallOptions(msgspec.Struct, frozen=True, kw_only=True):
     as_new: bool = False
     #: The name that the one chosen base gets in the profile; None: its own.
     name: str | None = None
+    #: Whether items of the type external come as files.
+    external_as_files: bool = False
     #: Whether nothing is written: no room is needed then.
     dry_run: bool = False
 
@@ -124,7 +126,7 @@ def _demand_early_room(store: Store, path: Path, source: BaseSource, options: In
                 models.embedding(base, source.bases[base].get("embedding_model_id"))
                 place = store.root / (store.bases or BASES) / base
                 new = () if os.path.lexists(place) else source.files(base).files
-                needed += sum(one.lstat().st_size for one in new)
+                needed += sum(long_paths.lstat(one).st_size for one in new)
     free = shutil.disk_usage(store.root).free
     if needed > free:
         raise NotEnoughSpace(path=store.root, needed=human_bytes(needed), free=human_bytes(free))
@@ -190,7 +192,7 @@ class _Planner:
 
     def _coming(self, base: str) -> NewBase | None:
         """Return under which ids a base comes; None where it is there already, or stays out, which is said."""
-        own = NewBase(base, base)
+        own = NewBase(base, base, external_as_files=self._options.external_as_files)
         there = self._there(own)
         if there is None:
             return own
@@ -210,7 +212,7 @@ class _Planner:
         query = "SELECT id, created_at FROM knowledge_item WHERE base_id = ?"
         created = {item: time if isinstance(time, int) else None for item, time in self._source.execute(query, (base,))}
         ids = NewIds(base, created)
-        copy = NewBase(ids.base, base, new_ids=ids)
+        copy = NewBase(ids.base, base, new_ids=ids, external_as_files=self._options.external_as_files)
         there = self._there(copy)
         if there is None:
             self._store.names[ids.base] = self._library.name_of(base)
@@ -224,12 +226,12 @@ class _Planner:
     def _there(self, new: NewBase) -> str | None:
         """Return what of a base the profile has already; None where nothing keeps it from coming."""
         place, has_files = self._place(new.id), bool(self._library.files(new.origin).files)
-        if place.is_symlink() or (place.exists() and not self._is_same_folder(new, place)):
+        if long_paths.is_link(place) or (long_paths.exists(place) and not self._is_same_folder(new, place)):
             return tr("a folder of base {id}", id=new.id)
         if self._has_row(new.id):
             if self._items(self._db, new.id) != self._own_items(new):
                 return tr("base {id}", id=new.id)
-            return _SAME if place.exists() or not has_files else None
+            return _SAME if long_paths.exists(place) or not has_files else None
         for row in self._own_items(new):
             if self._db.execute("SELECT 1 FROM knowledge_item WHERE id = ?", (row["id"],)).get is not None:
                 return tr("item {id}", id=row["id"])
@@ -238,15 +240,13 @@ class _Planner:
     def _is_same_folder(self, new: NewBase, place: Path) -> bool:
         if new.new_ids is not None:
             # Its rows differ by their ids; that it is ours is told by whose it says that it is.
-            return self._has_row(new.id) and (place / INDEX_FILE).is_file()
+            return self._has_row(new.id) and long_paths.is_file(place / INDEX_FILE)
         own = self._library.folder(new.origin)
-        return own.exists() and is_same(own, place)
+        return long_paths.exists(own) and is_same(own, place)
 
     def _own_items(self, new: NewBase) -> list[Row]:
         rows = self._items(self._source, new.origin)
-        if new.new_ids is None:
-            return rows
-        mapped = ({name: row[name] for name in rows[0]} for row in map(new.new_ids.row, rows))
+        mapped = ({name: row[name] for name in _ITEM} for row in new.items(rows))
         return sorted(mapped, key=lambda row: str(row["id"]))
 
     def _items(self, db: apsw.Connection, base: str) -> list[Row]:
@@ -274,6 +274,12 @@ class _Planner:
             return None
         rerank = self._models.rerank(row.get("rerank_model_id"))
         new = replace(coming, model=model, rerank=rerank, name=self._options.name)
+        refused = rehearsal.refused_items(new)
+        if refused:
+            self._leave(base, v2.ITEM_FOREIGN, external.refusal(refused))
+            return None
+        if new.external_as_files and not self._are_files_there(base):
+            return None
         problem = rehearsal.problem(new)
         if problem is not None:
             self._leave(base, v2.BASE_STATUS, tr("the profile's own rules refuse it: {problem}", problem=problem))
@@ -288,6 +294,32 @@ class _Planner:
                 ),
             )
         return new
+
+    def _are_files_there(self, base: str) -> bool:
+        """Whether each external item of a base has the file that it is to come as; which have not is said."""
+        rows = self._items(self._source, base)
+        folder = self._library.folder(base) / RAW_FOLDER
+        there = {
+            path.relative_to(folder).as_posix() for path in self._library.files(base).files if folder in path.parents
+        }
+        lost = [row for row in rows if row.get("type") == external.EXTERNAL and external.file_of(row) not in there]
+        staged = external.unfinished(rows)
+        lost = [row for row in lost if row not in staged]
+        if lost:
+            message = tr(
+                "{items} of the type external without a file in it ({names}), which can come as no file",
+                items=counted(len(lost), "item"),
+                names=external.names_of(lost),
+            )
+            self._leave(base, v2.RAW_MISSING, message)
+        elif staged:
+            message = tr(
+                "{items} that the application had not finished or was deleting ({names}), left out",
+                items=counted(len(staged), "item"),
+                names=external.names_of(staged),
+            )
+            self._leave(base, v2.ITEM_FOREIGN, message)
+        return not lost
 
     def _leave(self, base: str, finding: str, why: str) -> None:
         self._made.left.append(Unresolved(finding=finding, reason=why, base=base))

@@ -26,9 +26,11 @@ from regraft.formats.cherry_v2.catalog_generation import (
     dangling,
 )
 from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.item_data import DATA
 from regraft.language import tr
 from regraft.ledger import durable
 from regraft.text import decode_halves
+from repair.cherry_v2.install import external
 from repair.cherry_v2.install.rekeying import NewIds
 
 
@@ -44,6 +46,14 @@ class NewBase(msgspec.Struct, frozen=True):
     new_ids: NewIds | None = None
     #: Its name in the profile, where the user gives another one.
     name: str | None = None
+    #: Whether its external items come as files.
+    external_as_files: bool = False
+
+    def items(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield the items of the source as they are inserted."""
+        if self.external_as_files:
+            rows = external.with_files(rows)
+        yield from rows if self.new_ids is None else map(self.new_ids.row, rows)
 
 
 class NewRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +118,7 @@ def insert_base(db: apsw.Connection, source: apsw.Connection, tables: Tables, ba
     if base.name is not None:
         own["name"] = base.name
     insert(db, tables, BASES, ({**row, **own} for row in _read(source, BASES, "id", base.origin)))
-    items = _read(source, ITEMS, "base_id", base.origin)
-    insert(db, tables, ITEMS, items if base.new_ids is None else map(base.new_ids.row, items))
+    insert(db, tables, ITEMS, base.items(_read(source, ITEMS, "base_id", base.origin)))
 
 
 def _read(source: apsw.Connection, table: str, key: str, value: str) -> Iterator[Row]:
@@ -164,6 +173,30 @@ class Rehearsal:
             if copy.execute(f"PRAGMA foreign_key_check('{ITEMS}')").fetchone() is not None:
                 return tr("an item's folder is not there")
         return None
+
+    def refused_items(self, base: NewBase) -> dict[str, list[Row]]:
+        """Return the items of a base whose type the tables refuse, by that type."""
+        of_others: dict[str, list[Row]] = {}
+        for row in base.items(_read(self._source, ITEMS, "base_id", base.origin)):
+            if isinstance(row.get("type"), str) and row["type"] not in DATA:
+                of_others.setdefault(row["type"], []).append(row)
+        return {kind: rows for kind, rows in of_others.items() if self._is_type_refused(rows[0])}
+
+    def _is_type_refused(self, row: Row) -> bool:
+        """Whether the tables take an item as a file, and not as it is."""
+        as_file = {"type": "file", "status": "completed", "error": None, "group_id": None}
+        with self._tried() as copy:
+            try:
+                insert(copy, self._tables, ITEMS, [{**row, **as_file, "type": row["type"]}])
+            except apsw.ConstraintError:
+                pass
+            else:
+                return False
+            try:
+                insert(copy, self._tables, ITEMS, [{**row, **as_file}])
+            except apsw.ConstraintError:
+                return False
+        return True
 
     def demand(self, table: str, rows: Iterable[Row]) -> None:
         """Refuse a profile whose table refuses rows that every base needs.

@@ -10,21 +10,23 @@ import contextlib
 import errno
 import hashlib
 import os
+import secrets
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
+import apsw
 import msgspec
 
-from regraft import areas, links
+from regraft import areas, links, long_paths
+from regraft.clock import moment_of
 from regraft.errors import PlanOutdated, TargetLocked, TargetNotWritable
 from regraft.formats.cherry_v2.pack import MANIFEST, Manifest, PackedFile
 from regraft.hashing import Update, in_background
 from regraft.language import tr
-from regraft.ledger import durable
+from regraft.ledger import durable, lock_file
 from regraft.locate import CATALOG_FILE
 from regraft.move_errors import CopyDiffers, PackThere
 from regraft.report.progress import Progress
@@ -35,7 +37,6 @@ CHUNK_BYTES = 4 << 20
 _DEFLATED_BYTES = 1 << 20
 #: The years that a zip file can tell.
 _FIRST_YEAR, _LAST_YEAR = 1980, 2107
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.EACCES, errno.ENOSYS}
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             OSError: it cannot be looked at.
         """
-        status = path.stat()
+        status = long_paths.stat(path)
         return cls(name=name, path=path, size=status.st_size, changed_ns=status.st_mtime_ns)
 
     def demand_unchanged(self) -> None:
@@ -63,7 +64,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
             PlanOutdated
         """
         with contextlib.suppress(OSError):
-            status = self.path.stat()
+            status = long_paths.stat(self.path)
             if (status.st_size, status.st_mtime_ns) == (self.size, self.changed_ns):
                 return
         raise PlanOutdated(path=self.path, reason=tr("it was written to meanwhile"))
@@ -150,43 +151,46 @@ def _part_of(target: Path) -> Path:
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """Give a file beside ``target``, which is locked as long as it is written, and removed at the end.
+    """Give the path of a new file beside ``target`` that no other pack writes, and remove it at the end.
 
-    What a killed run left is written over.
+    A lock file beside it excludes other packs; what a killed run left at that path is removed. On a file system without
+    locks the path is one that no other run has.
+
+    Raises:
+        TargetLocked, TargetNotWritable
     """
     path = _part_of(target)
-    try:
-        lock = durable.open_binary(path, "ab")
-    except OSError as error:
-        if error.errno in durable.NO_ROOM - {errno.EROFS}:
-            raise
-        raise TargetNotWritable(path=target, reason=error.strerror or error) from error
-    with lock:
-        if not _is_locked(lock.fileno()):
-            raise TargetLocked(path=target)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock_file.held(target.with_name(f".{target.name}.regraft-lock")))
+        except lock_file.LockHeld as error:
+            raise TargetLocked(path=target) from error
+        except apsw.IOError:
+            path = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
+        except (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError) as error:
+            raise TargetNotWritable(path=target, reason=_refusal(target) or error) from error
+        durable.remove(path, missing_ok=True)
         try:
             yield path
         finally:
             durable.remove(path, missing_ok=True)
 
 
-def _is_locked(descriptor: int) -> bool:
-    """Lock an open file; False where somebody else has. A system without such locks lets everybody in."""
+def _refusal(target: Path) -> str | None:
+    """Return why no file can be made beside ``target``; None where one can."""
+    probe = target.with_name(f"{_part_of(target).name}-{secrets.token_hex(4)}")
     try:
-        import fcntl  # noqa: PLC0415 - not there on Windows
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+        durable.touch(probe)
+    except OSError as error:
+        if error.errno in durable.NO_ROOM - {errno.EROFS}:
+            raise
+        return error.strerror
+    durable.remove(probe)
+    return None
 
 
 def _info(name: str, size: int, now_ms: int) -> zipfile.ZipInfo:
-    moment = datetime.fromtimestamp(now_ms / 1000, UTC)
+    moment = moment_of(now_ms)
     year = min(max(moment.year, _FIRST_YEAR), _LAST_YEAR)
     info = zipfile.ZipInfo(name, (year, *moment.timetuple()[1:6]))
     info.create_system = 3
@@ -250,13 +254,11 @@ def _put(temporary: Path, target: Path) -> None:
     """
     try:
         # Unlike a rename, a link never takes the place of a file that came meanwhile.
-        durable.link(temporary, target)
+        is_there = not durable.try_link(temporary, target) and os.path.lexists(target)
     except FileExistsError as error:
         raise PackThere(path=target, what=tr("another file")) from error
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        if os.path.lexists(target):
-            raise PackThere(path=target, what=tr("another file")) from error
+    if is_there:
+        raise PackThere(path=target, what=tr("another file"))
+    if not os.path.lexists(target):
         durable.replace(temporary, target)
     durable.sync_folder(target.parent)

@@ -12,7 +12,7 @@ import apsw
 import msgspec
 
 from checks.cherry_v2 import findings as v2
-from regraft import links, sqlite
+from regraft import links, long_paths, sqlite
 from regraft.clock import iso_time
 from regraft.errors import NotEnoughSpace, RegraftError, SourceUnreadable, TargetNotWritable, WrongUsage
 from regraft.formats.cherry_v2.catalog_reader import Row
@@ -139,7 +139,7 @@ def _check_target(target: Path) -> None:
 
 def _check_outside(source: BaseSource, options: PackOptions) -> None:
     root = options.source if options.source.is_dir() else source.store.root
-    if links.real_path(options.target).is_relative_to(links.real_path(root)):
+    if links.is_at_or_below(options.target, root):
         raise TargetNotWritable(path=options.target, reason=tr("it lies in the source"))
 
 
@@ -308,7 +308,7 @@ def _demand_early_room(source: BaseSource, options: PackOptions) -> None:
     needed = 0
     for base in source.chosen:
         if source.problem(base, []) is None:
-            needed += sum(path.lstat().st_size for path in source.files(base).files)
+            needed += sum(long_paths.lstat(path).st_size for path in source.files(base).files)
     _demand_free(options.target, needed)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from checks.audit.collector import FindingCollector
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.index_file import Expected, audit_index
-from regraft import sqlite
+from regraft import long_paths, sqlite
 from regraft.errors import NotRestored, PlanOutdated, VerificationFailed
 from regraft.language import tr
 from regraft.ledger import durable
@@ -25,9 +23,6 @@ from repair.cherry_v2.restore.build import Restored
 from repair.cherry_v2.restore.options import RestoredBase
 from repair.cherry_v2.restore.rows import new_rows
 from repair.cherry_v2.restore.source import Source
-
-#: What making a second name for a file fails with where the disk knows none.
-_NO_LINKS = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def place_of(source: Source, wanted: RestoredBase) -> Path:
@@ -135,7 +130,7 @@ def _missing(index: Path, base: str, dimensions: int) -> int:
 
 def _make(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], None]:
     def make(new: Path) -> None:
-        for place, _, names in os.walk(built, onerror=durable.whole):
+        for place, _, names in long_paths.walk(built, durable.whole):
             for name in names:
                 file = Path(place) / name
                 if sqlite.is_database(file):
@@ -156,9 +151,5 @@ def _make(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], No
 def _put(file: Path, target: Path) -> None:
     """Give a file that was built a second name: what was paid for stays where it is until the run is over."""
     durable.make_folders(target.parent, flush=False)
-    try:
-        durable.link(file, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
+    if not durable.try_link(file, target):
         durable.copy_file(file, target)

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import identity, links, sqlite
+from regraft import identity, links, long_paths, sqlite
 from regraft.base_names import meant
 from regraft.errors import NotChanged, NotRestored, UnitRefused, WrongUsage
 from regraft.formats.cherry_preview.libsql import Layout
@@ -85,7 +85,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder, onerror=durable.whole):
+    for place, folders, names in long_paths.walk(folder, durable.whole):
         folders.sort()
         yield from (Path(place) / name for name in sorted(names))
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from regraft import links, sqlite
+from regraft import links, long_paths, sqlite
 from regraft.errors import (
     IndexBusy,
     IndexForeign,
@@ -223,10 +223,10 @@ class Reader:
 
 def _mark(path: Path) -> tuple[int, int, bytes] | None:
     try:
-        status = path.stat()
-        if not path.is_file():
+        status = long_paths.stat(path)
+        if not long_paths.is_file(path):
             return status.st_size, status.st_mtime_ns, b""
-        with path.open("rb") as file:
+        with links.reading(path) as file:
             # The header of a database counts its changes, that of a log has its salt.
             return status.st_size, status.st_mtime_ns, file.read(100)
     except FileNotFoundError:

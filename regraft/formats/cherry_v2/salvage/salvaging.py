@@ -9,7 +9,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from regraft import sqlite
+from regraft import long_paths, sqlite
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.salvage import scratch, shapes, writing
 from regraft.formats.cherry_v2.salvage.proof import Expected, Materials, settle_readings
@@ -60,7 +60,7 @@ def salvaged(path: Path, expected: Expected, work: Path | None = None) -> Iterat
         apsw.Error, OSError: it cannot be read, or the temporary files cannot be written.
     """
     with durable.temporary_folder(work) as folder:
-        demand_room(folder, 2 * path.stat().st_size)
+        demand_room(folder, 2 * long_paths.stat(path).st_size)
         proven = folder / "proven.sqlite"
         try:
             file = PageFile(path)
