@@ -51,9 +51,6 @@ def install(
     map_model: tuple[str, ...],
     recreate_model: tuple[str, ...],
     providers: tuple[str, ...],
-    as_new: bool,
-    name: str | None,
-    external_as_files: bool,
     now: int | None,
     **options: Any,
 ) -> None:
@@ -67,6 +64,7 @@ def install(
     Example:
       regraft install library --profile ~/.config/CherryStudio
     """
+    as_new, name, external_as_files = (options.pop(key) for key in ("as_new", "name", "external_as_files"))
     asked = ChangeRequest(**options)
     options_ = installing.InstallOptions(
         now_ms=clock.now_ms() if now is None else now,

@@ -396,16 +396,15 @@ def _remove_tree(path: Path) -> None:
         if not stat.S_ISDIR(status.st_mode) or areas.is_link(status):
             _unlink(name, folder)
             return
-        if folder is None:
-            name = long_paths.extended_root(name)
+        root = long_paths.extended_root(name) if folder is None else name
         try:
-            for inside in _read_only_files(name) if folder is None else ():
+            for inside in _read_only_files(root) if folder is None else ():
                 os.chmod(inside, stat.S_IRUSR | stat.S_IWUSR)  # noqa: PTH101 - it is about to be removed
-            shutil.rmtree(name, dir_fd=folder)
+            shutil.rmtree(root, dir_fd=folder)
         except (RecursionError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _TOO_DEEP:
                 raise
-            _remove_deep_tree(name, folder)
+            _remove_deep_tree(root, folder)
 
 
 def _remove_deep_tree(name: str, parent: int | None) -> None:
