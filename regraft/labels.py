@@ -163,6 +163,7 @@ _MODES = {
     "vector": tr_in("search", "meaning"),
     "bm25": tr_in("search", "words"),
     "hybrid": tr_in("search", "words and meaning"),
+    "simple": tr_in("search", "tags"),
 }
 #: Whether notes of codex-mem are found by meaning.
 _STATES = {

@@ -18,7 +18,6 @@ class AngelMemory(System):
     kind = Kind.ANGEL_MEMORY
     commands = frozenset({"fix", "repair", "reconcile", "gc", "history", "undo"})
     migrate_advice = tr("it is not a knowledge base of the application; regraft reconcile keeps its vectors right")
-    search_advice = tr("regraft recall reads a note of it")
     open_file = database.FILE_INDEX
     folder_file = chroma.FILE
 

@@ -59,6 +59,11 @@ def compiled(query: str) -> Compiled:
     return Compiled(tuple(every), tuple(islice(terms, MAX_TERMS)), tuple(shorts))
 
 
+def is_unsegmented(text: str) -> bool:
+    """Whether a text consists of characters of a script without spaces between words: Han, Hiragana, Katakana."""
+    return _pattern(f"[{_UNSEGMENTED}]+").fullmatch(text) is not None
+
+
 @cache
 def _pattern(pattern: str) -> regex.Pattern[str]:
     """Return a compiled pattern: the standard library knows no Script_Extensions, and its categories are older."""
