@@ -237,7 +237,9 @@ def test_equal_distances_are_ordered_by_id(store: AngelStore, tmp_path: Path) ->
         (["--as", "user:a"], "WrongUsage", "--as is not for"),
     ],
 )
-def test_options_that_mean_nothing_here_are_refused(store: AngelStore, options: list[str], code: str, said: str) -> None:
+def test_options_that_mean_nothing_here_are_refused(
+    store: AngelStore, options: list[str], code: str, said: str
+) -> None:
     assert said in refused(search(store, "hotels", *options), code)
 
 

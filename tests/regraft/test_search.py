@@ -560,7 +560,12 @@ def test_the_released_store_answers_the_same(golden_library, mode):
 
 @pytest.mark.parametrize(
     "query",
-    ["气压计 坏气压计 ferry", "坏气压计 气压计 ferry", "ferry坏气压计气压计 坏气压", "气压计 气压计 ferry 坏气压计 坏气压计 ferry"],
+    [
+        "气压计 坏气压计 ferry",
+        "坏气压计 气压计 ferry",
+        "ferry坏气压计气压计 坏气压",
+        "气压计 气压计 ferry 坏气压计 坏气压计 ferry",
+    ],
 )
 def test_a_word_that_is_also_a_window_counts_once_as_in_the_released_store(golden_library, query):
     done = run("search", golden_library, query, "--mode", "bm25", "--raw", "--json")

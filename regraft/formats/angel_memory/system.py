@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 from regraft.formats.angel_memory import chroma, database
 from regraft.kinds import Kind
@@ -20,6 +21,7 @@ class AngelMemory(System):
     migrate_advice = tr("it is not a knowledge base of the application; regraft reconcile keeps its vectors right")
     open_file = database.FILE_INDEX
     folder_file = chroma.FILE
+    counters = MappingProxyType({database.DATABASE: (database.SEQUENCE,)})
 
     def store_at(self, path: Path) -> Path | None:
         """See :class:`System`."""
