@@ -18,6 +18,8 @@ _LABELS = {
     "pending": tr("pending"),
     "ready": tr("ready"),
     "stale": tr("stale"),
+    "unusable": tr("unusable"),
+    "orphan": tr("orphan"),
     "excluded": tr("excluded"),
     "running": tr("running"),
     "finished": tr("finished"),
