@@ -21,6 +21,7 @@ from migrators.pipeline.options import Options
 from migrators.pipeline.source import Pipeline
 from migrators.pipeline.uploads import upload_name
 from regraft.formats.cherry_v1 import embedjs, salvage
+from regraft.formats.cherry_v1.layout import vector_file_in
 from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.salvage_tally import SalvageTally
 from regraft.locate import Located
@@ -34,10 +35,21 @@ def _read(source: Located, options: Options) -> LibraryDraft:
     state = read_state(source.tree, source.places)
     is_binary = partial(_is_binary, source)
     if not options.adopt_orphans:
-        return draft_library(state, options.model_overrides, is_binary)
+        return _with_renamed_files(source, draft_library(state, options.model_overrides, is_binary))
     adoption = adopt(source.tree, source.places, state, lambda path: PIPELINE.opened(path, None, options))
     library = draft_library(adoption.state, adoption.overrides(options.model_overrides), is_binary)
-    return replace(library, bases=tuple(map(adoption.completed, library.bases)))
+    return _with_renamed_files(source, replace(library, bases=tuple(map(adoption.completed, library.bases))))
+
+
+def _with_renamed_files(source: Located, library: LibraryDraft) -> LibraryDraft:
+    """Return the drafts with the names that their vector files have in the source."""
+    folder = source.places.vectors
+    if folder is None:
+        return library
+    named = [
+        replace(draft, vector_file=vector_file_in(source.tree, folder, draft.vector_file)) for draft in library.bases
+    ]
+    return replace(library, bases=tuple(named))
 
 
 def _is_binary(source: Located, upload: Upload) -> bool:

@@ -17,7 +17,7 @@ from migrators.pipeline.source import Hints
 from migrators.pipeline.uploads import upload_name
 from regraft import links, steady
 from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
-from regraft.formats.cherry_v1.layout import StatePlaces
+from regraft.formats.cherry_v1.layout import StatePlaces, vector_file_in
 from regraft.formats.cherry_v1.state import V1State, read_state
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
@@ -65,7 +65,7 @@ class V1Left(msgspec.Struct, frozen=True, kw_only=True):
         for tree, places in self.places:
             if places.vectors is None:
                 continue
-            name = join(places.vectors, draft.vector_file)
+            name = join(places.vectors, vector_file_in(tree, places.vectors, draft.vector_file))
             try:
                 if isinstance(tree, ZipTree) and tree.kind(name) == "file":
                     demand_room(durable.temporary_place(), tree.size(name))
