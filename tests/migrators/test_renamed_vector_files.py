@@ -36,7 +36,7 @@ def test_a_renamed_vector_file_is_migrated(tmp_path: Path, packed: bool) -> None
     assert library.base("kb")["status"] == "completed"
     assert vectors(library) == EXPECTED
     # It is the file of the base, and no file without one.
-    assert library.warnings("vector_files_without_base") == []
+    assert library.warnings("unnamed_vector_files") == []
     check_library(library)
     look = run("inspect", place, "--json").document["bases"]
     assert [(one["id"], one["store"]["rows"], one["problem"]) for one in look] == [("kb", 2, None)]

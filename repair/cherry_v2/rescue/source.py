@@ -129,7 +129,7 @@ def read_v1(
         RegraftError: it cannot be read, or an application is using the given profile.
     """
     path = store.root if given is None else given
-    source, state = _found(path, keep)
+    source, state = _found(path, keep, salvage=salvage)
     if (
         given is not None
         and source.profile is not None
@@ -144,13 +144,13 @@ def read_v1(
     return V1Left(source=source, places=places, library=library, keep=keep, salvage=salvage)
 
 
-def _found(path: Path, keep: ExitStack) -> tuple[Located, V1State]:
+def _found(path: Path, keep: ExitStack, *, salvage: bool) -> tuple[Located, V1State]:
     """Return the first kind of v1 source that a path is and that has bases."""
-    found = keep.enter_context(located(path))
+    found = keep.enter_context(located(path, salvage=salvage))
     kinds = [found.kind] if found.kind in V1_SOURCES else [Kind.V1_PROFILE, Kind.V1_EXPORT]
     for kind in kinds:
         try:
-            source = keep.enter_context(located(path, kind))
+            source = keep.enter_context(located(path, kind, salvage=salvage))
         except SourceUnrecognised:
             continue
         state = read_state(source.tree, source.places)
