@@ -17,6 +17,8 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Looks at a store, and never raises for what is in the data but where all of its state is unreadable.
     inspect: Callable[[Located, LookOptions], Look]
+    #: Whether it has items that ``--items`` lists.
+    has_items: bool = False
     #: Audits it, and never raises for what is in the data; with command lines where it can make them. None: a source
     #: that is migrated is audited by a plan of its migration.
     audit: Callable[[Located, CheckOptions, CommandLine | None], Audit] | None = None

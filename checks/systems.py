@@ -92,12 +92,13 @@ def look(found: Located, asked: LookOptions) -> Look:
         WrongUsage: it is no knowledge base of the application, and has no items.
         BrokenJson, SourceUnreadable: its state cannot be read.
     """
-    if asked.items and found.kind in SYSTEMS:
+    checks = checks_of(found.kind)
+    if asked.items and found.kind in SYSTEMS and not checks.has_items:
         raise WrongUsage(
             problem=tr("--items is for knowledge bases of the application, and this is {kind}", kind=NAMES[found.kind]),
             hint=tr("leave it out"),
         )
-    return checks_of(found.kind).inspect(found, asked)
+    return checks.inspect(found, asked)
 
 
 def is_audited(kind: Kind) -> bool:

@@ -18,6 +18,8 @@ _LABELS = {
     "pending": tr("pending"),
     "ready": tr("ready"),
     "stale": tr("stale"),
+    "unusable": tr("unusable"),
+    "orphan": tr("orphan"),
     "excluded": tr("excluded"),
     "running": tr("running"),
     "finished": tr("finished"),
@@ -163,6 +165,7 @@ _MODES = {
     "vector": tr_in("search", "meaning"),
     "bm25": tr_in("search", "words"),
     "hybrid": tr_in("search", "words and meaning"),
+    "simple": tr_in("search", "tags"),
 }
 #: Whether notes of codex-mem are found by meaning.
 _STATES = {

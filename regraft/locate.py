@@ -6,15 +6,19 @@ import contextlib
 import errno
 import logging
 import os
+import struct
+import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 
 import apsw
 
-from regraft import sqlite, systems
+from regraft import sqlite, systems, zip_salvage
 from regraft.database_kinds import kind_by_tables
 from regraft.errors import (
+    ArchiveDamaged,
     BackupTooNew,
     ProfileAmbiguous,
     RegraftError,
@@ -42,12 +46,14 @@ from regraft.formats.cherry_v2 import layout as cherry_v2_layout
 from regraft.formats.cherry_v2 import pack
 from regraft.kinds import NAMES, SYSTEMS, V1_SOURCES, V2_LAYOUTS, Kind
 from regraft.language import joined, tr
-from regraft.ledger import ledger
+from regraft.ledger import durable, ledger
 from regraft.located import Located as Located  # noqa: PLC0414 - callers find it here, too
 from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
-from regraft.text import shown
+from regraft.report.salvage_notices import ARCHIVE_SALVAGED
+from regraft.room import demand_room
+from regraft.text import counted, shown
 from regraft.tree import FolderTree, Tree, ZipTree, join, notices_of, open_tree
 from regraft.unfinished import unfinished_in
 
@@ -60,6 +66,8 @@ INDEX_FILE = cherry_v2_layout.INDEX_FILE
 RAW_FOLDER = cherry_v2_layout.RAW_FOLDER
 DATA_FOLDER = cherry_v2_layout.DATA_FOLDER
 
+#: Members of a damaged archive that a message names.
+_NAMED_MEMBERS = 5
 _REDUX_FILES = (
     "redux.json",
     "redux_state.json",
@@ -77,8 +85,14 @@ _NOT_SLIM = ("IndexedDB", "Local Storage", f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", 
 
 
 @contextmanager
-def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:
+def located(path: Path, kind: Kind | None = None, *, salvage: bool = False) -> Iterator[Located]:
     """Recognise ``path`` (or take the user's word for its kind) and keep its archive open meanwhile.
+
+    Args:
+        path: a file or a folder.
+        kind: what it is; None: what it is recognised as.
+        salvage: whether a zip archive that is damaged as a whole is read by the local headers of its members
+            (:mod:`regraft.zip_salvage`).
 
     Raises:
         SourceNotFound, SourceUnrecognised, SourceUnreadable: it is nothing, nothing known, or damaged.
@@ -88,7 +102,13 @@ def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:
     """
     moved, message = _moved(path) if kind is None else (path, ())
     try:
-        found = replace(_of_a_system(moved, kind) or _locate(moved, kind), notices=message)
+        found = _of_a_system(moved, kind) or _locate(moved, kind)
+    except ArchiveDamaged as error:
+        if not salvage:
+            raise
+        with _salvaged(moved, kind, error) as found:
+            yield _with_stores(found, kind)
+        return
     except SourceUnrecognised as error:
         if not message:
             raise
@@ -96,12 +116,50 @@ def located(path: Path, kind: Kind | None = None) -> Iterator[Located]:
             "the application's settings name {moved} for its data, which is not a profile", moved=shown(moved)
         )
         raise SourceUnrecognised(path=path, found=found_there) from error
+    found = replace(found, notices=message)
     logger.info("%s is read as %s%s", path, found.kind.value, "" if kind is None else tr(", as asked for"))
     try:
         yield _with_stores(found, kind)
     finally:
         if isinstance(found.tree, ZipTree):
             found.tree.close()
+
+
+@contextmanager
+def _salvaged(path: Path, kind: Kind | None, damage: ArchiveDamaged) -> Iterator[Located]:
+    """Recognise a damaged archive by its whole members, which are copied to a temporary archive.
+
+    Raises:
+        ArchiveDamaged: no member is whole.
+        WorkFolderTooSmall: the temporary folder has no room for the members.
+        SourceUnrecognised, ArchiveUnsafe: as :func:`located`.
+    """
+    with durable.temporary_folder() as folder:
+        demand_room(folder, path.stat().st_size)
+        copy = folder / "salvaged.zip"
+        try:
+            saved = zip_salvage.salvage(path, copy)
+        except zipfile.BadZipFile as error:
+            reason = tr("{damage}; {error}", damage=damage.facts["reason"], error=error)
+            raise SourceUnreadable(path=path, reason=reason) from error
+        with closing(ZipTree(copy)) as tree:
+            found = _in_tree(path, tree, kind)
+            yield replace(found, notices=(_of_salvage(saved, str(damage.facts["reason"])),))
+
+
+def _of_salvage(saved: zip_salvage.Salvage, reason: str) -> Notice:
+    """Return what is said of an archive that was read by the headers of its members."""
+    message = tr(
+        "the zip archive is damaged ({reason}): {members} read by their own headers",
+        reason=reason,
+        members=counted(saved.whole, "member"),
+    )
+    if saved.lost:
+        more = saved.lost - min(len(saved.missing), _NAMED_MEMBERS)
+        names = [f"{shown(name)} ({why})" for name, why in islice(saved.missing.items(), _NAMED_MEMBERS)]
+        names += [tr("{more} more", more=more)] if more else []
+        message = tr("{message}; not whole, and left out: {names}", message=message, names=joined(names))
+    return Notice(code=ARCHIVE_SALVAGED, message=message, count=max(saved.lost, 1), samples=tuple(saved.missing)[:10])
 
 
 def _with_stores(found: Located, kind: Kind | None) -> Located:
@@ -171,7 +229,13 @@ def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
     if start.startswith(b"SQLite format 3\0"):
         return _database(path, kind)
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")):
-        tree = open_tree(path)
+        try:
+            tree = open_tree(path)
+        except SourceUnreadable as error:
+            is_damaged = isinstance(error.__cause__, zipfile.BadZipFile | struct.error | UnicodeDecodeError)
+            if is_damaged and zip_salvage.looks_like_one(path):
+                raise ArchiveDamaged(path=path, reason=tr("its directory is missing or damaged")) from error
+            raise
         try:
             _demand_known_format(path, tree)
             return _in_tree(path, tree, kind)
@@ -182,6 +246,8 @@ def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
         return _json_file(path, kind)
     if kind is Kind.INDEX or (kind is None and cherry_v2_layout.is_index_place(path)):
         return _single_file(Kind.INDEX, path)
+    if zip_salvage.looks_like_one(path):
+        raise ArchiveDamaged(path=path, reason=tr("other bytes stand before its first member"))
     raise SourceUnrecognised(path=path, found=_describe(start))
 
 

@@ -7,9 +7,10 @@ list.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 
 import apsw
 
@@ -44,6 +45,9 @@ class System:
     folder_file: str | None = None
     #: Where SQLite keeps a full-text index of the system's that is filled anew with every change of its text.
     full_text_tables: frozenset[str] = frozenset()
+    #: Tables with counters, by the name of their database below the root. Undo leaves their rows as they are: what a
+    #: counter has given out is never given out again.
+    counters: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def store_at(self, path: Path) -> Path | None:
         """Return what holds a store that a folder is, has in it, or is a part of; None where there is none.

@@ -27,6 +27,11 @@ class CollectionOfOtherVersion(RegraftError, ValueError):
     ({reason}); nothing was changed, install the chromadb that the application uses beside regraft."""
 
 
+class FullTextNotRebuilt(RegraftError, ValueError):
+    """{path}: its full-text index could not be rebuilt ({reason}); nothing was changed in it. A backup of the file
+    brings it back."""
+
+
 class CollectionRefused(RegraftError, OSError):
     """{path}: chromadb cannot work with it: {reason}; nothing of it was changed."""
 

@@ -20,6 +20,11 @@ def every() -> Iterator[System]:
     return map(system_of, SYSTEMS)
 
 
+def counter_tables() -> frozenset[str]:
+    """Return the names of the tables whose rows no undo takes back (:attr:`regraft.system.System.counters`)."""
+    return frozenset(table for system in every() for tables in system.counters.values() for table in tables)
+
+
 def those_of(kind: Kind | None) -> Iterator[System]:
     """Yield the systems that a path may be of, where a user says its kind, or nothing of it."""
     for system in every():

@@ -6,6 +6,7 @@ from checks.adapter import Checks
 from checks.angel_memory import audit, inspect
 
 CHECKS = Checks(
-    inspect=lambda found, _: inspect.look(found),
+    inspect=lambda found, asked: inspect.look(found, items=asked.items),
+    has_items=True,
     audit=audit.audit,
 )

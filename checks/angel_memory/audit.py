@@ -12,6 +12,7 @@ import apsw
 import msgspec
 
 from checks.angel_memory import findings as angel
+from checks.angel_memory import full_text
 from checks.angel_memory.providers import Providers, entries_elsewhere, providers
 from checks.angel_memory.records import Compared, State, compare
 from checks.angel_memory.vectors import Differences, differences
@@ -21,7 +22,7 @@ from checks.audit.command_lines import with_commands
 from checks.audit.findings import Audit
 from checks.audit.options import CheckOptions, CommandLine
 from regraft import sqlite
-from regraft.formats.angel_memory import database
+from regraft.formats.angel_memory import chroma, database
 from regraft.formats.angel_memory.database import (
     MEMORIES,
     MEMORY_TAGS,
@@ -249,9 +250,23 @@ def _check_providers(seen: _Seen) -> None:
             more=more,
         )
         seen.ledger.add(angel.PROVIDER_LEFTOVER, message, sample=folder.path.name)
+    for folder in database.provider_folders(seen.root):
+        name = folder.database.relative_to(seen.root).as_posix()
+        _guarded(seen, name, partial(_check_full_text, name=name))
     if used.in_use is not None and seen.has_records:
         name = used.in_use.database.relative_to(seen.root).as_posix()
         _guarded(seen, name, partial(_check_vectors, used=used, folder=used.in_use))
+
+
+def _check_full_text(seen: _Seen, name: str) -> None:
+    """Verify the full-text index of a provider's database."""
+    if seen.ledger.level is Level.QUICK:
+        return
+    with _watched(seen, name, chroma.reading(seen.root / name)) as db:
+        problem = full_text.damage(db)
+    if problem is not None:
+        message = tr("the full-text index of {name} is damaged: {problem}", name=name, problem=problem)
+        seen.ledger.add(angel.FULL_TEXT, message, sample=name)
 
 
 def size_of(folder: Path) -> int:
@@ -302,11 +317,24 @@ def _tell(found: Differences, ledger: FindingCollector) -> None:
 
 def _check_whole(seen: _Seen, name: str) -> None:
     with sqlite.reading(seen.root / name, beside_writers=True) as db:
-        for (message,) in db.execute(f"PRAGMA integrity_check({_COMPLAINTS})"):
+        for message in _complaints(db):
+            seen.ledger.add(
+                angel.UNREADABLE, tr("{name} is damaged: {{n}}", name=name), noun="complaint", sample=message
+            )
+
+
+def _complaints(db: apsw.Connection) -> Iterator[str]:
+    """Yield what SQLite's own check says of a database. A damaged full-text index is a finding of its own."""
+    scopes: list[object] = [_COMPLAINTS]
+    if full_text.damage(db) is not None:
+        tables = db.execute(
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT GLOB ?", (f"{full_text.TABLE}*",)
+        )
+        scopes = [sqlite.quoted(str(table)) for (table,) in tables]
+    for scope in scopes:
+        for (message,) in db.execute(f"PRAGMA integrity_check({scope})"):
             if message != "ok":
-                seen.ledger.add(
-                    angel.UNREADABLE, tr("{name} is damaged: {{n}}", name=name), noun="complaint", sample=message
-                )
+                yield str(message)
 
 
 def _audit(seen: _Seen) -> Audit:

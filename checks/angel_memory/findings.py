@@ -110,6 +110,16 @@ METADATA = register(
     tr("`regraft reconcile`, which makes the collection follow the records; nothing is embedded for it."),
     "reconcile",
 )
+FULL_TEXT = register(
+    "error",
+    "angel.full-text",
+    tr(
+        "The full-text index in a provider's `chroma.sqlite3` is damaged, or lacks the texts of documents. "
+        "Chroma fails on every write to the database."
+    ),
+    tr("`regraft repair`, which rebuilds the index from the documents; nothing is embedded or deleted for it."),
+    "repair",
+)
 RELATION_DANGLING = register(
     "warning", "angel.relation-dangling", tr("A note or a memory has a tag id that no tag has."), _GC, "gc"
 )

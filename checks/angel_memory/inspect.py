@@ -8,7 +8,9 @@ from pathlib import Path
 import apsw
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from checks.angel_memory import lists
 from checks.angel_memory.audit import size_of
+from checks.angel_memory.lists import RecordLook, VectorLook
 from checks.angel_memory.providers import Providers, entries_of, providers
 from checks.angel_memory.vectors import Differences, differences
 from checks.looks import HealthLook, Look
@@ -50,9 +52,14 @@ class AngelHealthLook(HealthLook, frozen=True, kw_only=True):
     tags: int | UnsetType
     vectors: int | None
     providers: list[ProviderLook]
+    #: With ``--items``: every record, and every entry of the collection of the provider in use.
+    record_list: list[RecordLook] | UnsetType = UNSET
+    vector_list: list[VectorLook] | UnsetType = UNSET
 
     def lines(self) -> Iterator[str]:
         """See :class:`HealthLook`."""
+        if self.record_list is not UNSET and self.vector_list is not UNSET:
+            yield from lists.lines(self.record_list, self.vector_list)
         if self.records is not UNSET and self.tags is not UNSET:
             records, tags = counted(self.records, "record"), counted(self.tags, "tag")
             yield f"{records}, {tags}, {human_bytes(self.bytes)}."
@@ -60,8 +67,8 @@ class AngelHealthLook(HealthLook, frozen=True, kw_only=True):
             yield one.line()
 
 
-def look(source: Located) -> Look:
-    """Look at a data folder; there are no bases in it."""
+def look(source: Located, *, items: bool = False) -> Look:
+    """Look at a data folder; there are no bases in it. ``items`` asks for its records and vectors."""
     root = source.tree.path
     problems: list[str] = []
     texts: dict[str, str] | None = None
@@ -103,7 +110,33 @@ def look(source: Located) -> Look:
             stale=len(found.stale),
             vectors=found.count,
         )
+    if items:
+        health = structs.replace(health, **_lists(root, used, found, problems))
     return Look([], health)
+
+
+def _lists(
+    root: Path, used: Providers, found: Differences | None, problems: list[str]
+) -> dict[str, list[RecordLook] | list[VectorLook]]:
+    """Return the lists of records and vectors, as far as they can be read; what cannot is added to ``problems``."""
+    records: list[RecordLook] = []
+    vectors: list[VectorLook] = []
+    try:
+        with database.reading(root) as db:
+            records = lists.record_looks(db, found)
+    except _PROBLEMS as error:
+        _add_once(problems, f"{database.DATABASE}: {error}")
+    if used.in_use is not None and found is not None:
+        try:
+            vectors = lists.vector_looks(used.in_use, found)
+        except _PROBLEMS as error:
+            _add_once(problems, f"{used.in_use.path.name}: {error}")
+    return {"record_list": records, "vector_list": vectors}
+
+
+def _add_once(problems: list[str], problem: str) -> None:
+    if problem not in problems:
+        problems.append(problem)
 
 
 def _differences(used: Providers, texts: dict[str, str] | None, problems: list[str]) -> Differences | None:

@@ -12,6 +12,7 @@ from checks.cherry_v1.item_list import item_list
 from checks.looks import BaseLook, HealthLook, Look, VectorFileLook, by_dimensions, bytes_of, problems_of
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v1 import embedjs, profile
+from regraft.formats.cherry_v1.layout import vector_file_in
 from regraft.formats.cherry_v1.state import V1State, read_state, vector_files
 from regraft.formats.cherry_v1.tables import Items
 from regraft.formats.vector_survey import StoreProblem
@@ -107,7 +108,9 @@ def _base(source: Located, state: V1State, raw: dict[str, Any], *, items: bool) 
     store: VectorFileLook | None = None
     problem: str | None = tr("the source holds no vector files")
     if source.places.vectors is not None:
-        store, problem = _look_at_member(source, join(source.places.vectors, vector_file_name(raw["id"])))
+        folder = source.places.vectors
+        name = vector_file_in(source.tree, folder, vector_file_name(raw["id"]))
+        store, problem = _look_at_member(source, join(folder, name))
     return BaseLook(
         id=raw["id"],
         name=str(raw.get("name")),

@@ -112,12 +112,14 @@ def _said_of_each(note: Note) -> tuple[str, str] | None:
 
 
 def _said_of_unwanted(note: Note) -> tuple[str, str] | None:
-    """Return the finding that a note is that is not to be embedded; what an excluded one says stays as it is."""
+    """Return the finding that a note is that is not to be embedded, or is excluded; None where nothing is wrong."""
     if note.is_astray:
         return codex.ORPHAN, tr("{n} with a vector that is not to have one")
     is_said = note.metadata.embedding_status in (None, Status.NOT_APPLICABLE)
-    if note.status is Status.EXCLUDED or is_said:
+    if is_said:
         return None
+    if note.status is Status.EXCLUDED:
+        return codex.METADATA, tr("{n} excluded, with a status that says otherwise")
     return codex.METADATA, tr("{n} not to be embedded, with a status that says otherwise")
 
 

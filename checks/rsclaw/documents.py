@@ -54,11 +54,13 @@ def _check_latest(seen: Seen) -> None:
                    ORDER BY l.lsid"""
     message = tr("{n} whose latest version is said to be a document of another: {named}")
     seen.say(kb.LATEST, message, noun="source", samples=seen.texts(foreign))
+    # An older version that is active is the latest after a rollback, which is no damage.
     other = f"""SELECT {TITLED} FROM latest l JOIN doc d ON d.id = l.doc_id AND d.lsid = l.lsid
                  WHERE l.version <> d.version
-                    OR l.version < (SELECT max(version) FROM doc every WHERE every.lsid = l.lsid) ORDER BY d.id"""
-    message = tr("{n} said to be the latest under another version, or older than another of the source: {named}")
-    seen.say(kb.LATEST, message, noun="document", samples=seen.texts(other))
+                    OR (d.status <> ? AND l.version < (SELECT max(version) FROM doc every WHERE every.lsid = l.lsid))
+                 ORDER BY d.id"""
+    message = tr("{n} said to be the latest under another version, or out of use and older than another: {named}")
+    seen.say(kb.LATEST, message, noun="document", samples=seen.texts(other, ACTIVE))
     unlisted = f"""SELECT {TITLED} FROM doc d WHERE d.lsid NOT IN (SELECT lsid FROM latest) ORDER BY d.id"""
     seen.say(
         kb.LATEST,
@@ -69,13 +71,19 @@ def _check_latest(seen: Seen) -> None:
 
 
 def _check_superseded(seen: Seen) -> None:
-    query = f"""SELECT {TITLED} FROM doc d
-                 WHERE d.status = ? AND d.id NOT IN (SELECT id FROM current)
-                   AND (EXISTS (SELECT 1 FROM doc other WHERE other.lsid = d.lsid AND other.version > d.version)
-                        OR EXISTS (SELECT 1 FROM latest l JOIN doc named ON named.id = l.doc_id
-                                    WHERE l.lsid = d.lsid AND named.lsid = d.lsid)) ORDER BY d.id"""
+    """Report active documents that no search finds: older versions, and newer ones after a rollback.
+
+    The version that the system's pointer names is in use. Where the pointer names none, the highest version is.
+    """
+    unused = f"SELECT {TITLED} FROM doc d WHERE d.status = ? AND d.id NOT IN (SELECT id FROM current)"
+    named = """FROM latest l JOIN doc named ON named.id = l.doc_id AND named.lsid = l.lsid WHERE l.lsid = d.lsid"""
+    older = f"""{unused} AND d.version < CASE WHEN EXISTS (SELECT 1 {named}) THEN (SELECT named.version {named})
+                  ELSE (SELECT max(version) FROM doc every WHERE every.lsid = d.lsid) END ORDER BY d.id"""
     message = tr("{n} in an older version that is still active: {named}")
-    seen.say(kb.SUPERSEDED, message, noun="document", samples=seen.texts(query, ACTIVE))
+    seen.say(kb.SUPERSEDED, message, noun="document", samples=seen.texts(older, ACTIVE))
+    newer = f"{unused} AND d.version >= (SELECT named.version {named} AND named.status = '{ACTIVE}') ORDER BY d.id"
+    message = tr("{n} not in use, since the latest pointer names another version, as after a rollback: {named}")
+    seen.say(kb.ROLLED_BACK, message, noun="document", samples=seen.texts(newer, ACTIVE))
 
 
 def _check_visibility(seen: Seen) -> None:

@@ -87,8 +87,17 @@ URL_TWINS = register(
 SUPERSEDED = register(
     "warning",
     "kb.superseded",
-    tr("An older version of a document is still active. No search finds it, and it takes room."),
+    tr("A version older than the one in use is still active. No search finds it, and it takes room."),
     tr("`rsclaw kb rm DOC` of the older version."),
+)
+ROLLED_BACK = register(
+    "note",
+    "kb.rolled-back",
+    tr(
+        "The pointer to the latest version of a source names an older version than another active document has: the "
+        "source was rolled back. Searches find the version that the pointer names."
+    ),
+    tr("Nothing, if the rollback is meant. `rsclaw kb add` of the newer text makes it the latest version again."),
 )
 UNREACHABLE = register(
     "warning",

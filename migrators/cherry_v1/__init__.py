@@ -7,30 +7,62 @@ the rest.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from migrators.cherry_v1.disk_hints import hints
 from migrators.cherry_v1.draft import draft_library
 from migrators.cherry_v1.orphans import adopt
-from migrators.pipeline.drafts import BaseDraft, LibraryDraft
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft, Upload
 from migrators.pipeline.options import Options
 from migrators.pipeline.source import Pipeline
+from migrators.pipeline.uploads import upload_name
 from regraft.formats.cherry_v1 import embedjs, salvage
+from regraft.formats.cherry_v1.layout import vector_file_in
 from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.salvage_tally import SalvageTally
 from regraft.locate import Located
 from regraft.records import replace
 
+#: Of an upload that may be text, so many bytes are looked at.
+_HEAD_BYTES = 64 << 10
+
 
 def _read(source: Located, options: Options) -> LibraryDraft:
     state = read_state(source.tree, source.places)
+    is_binary = partial(_is_binary, source)
     if not options.adopt_orphans:
-        return draft_library(state, options.model_overrides)
+        return _with_renamed_files(source, draft_library(state, options.model_overrides, is_binary))
     adoption = adopt(source.tree, source.places, state, lambda path: PIPELINE.opened(path, None, options))
-    library = draft_library(adoption.state, adoption.overrides(options.model_overrides))
-    return replace(library, bases=tuple(map(adoption.completed, library.bases)))
+    library = draft_library(adoption.state, adoption.overrides(options.model_overrides), is_binary)
+    return _with_renamed_files(source, replace(library, bases=tuple(map(adoption.completed, library.bases))))
+
+
+def _with_renamed_files(source: Located, library: LibraryDraft) -> LibraryDraft:
+    """Return the drafts with the names that their vector files have in the source."""
+    folder = source.places.vectors
+    if folder is None:
+        return library
+    named = [
+        replace(draft, vector_file=vector_file_in(source.tree, folder, draft.vector_file)) for draft in library.bases
+    ]
+    return replace(library, bases=tuple(named))
+
+
+def _is_binary(source: Located, upload: Upload) -> bool:
+    """Whether an upload is there and is no text: it holds NUL, and does not begin as UTF-16 or UTF-32 does."""
+    name = upload_name(source.tree, source.places.uploads, upload)
+    if name is None:
+        return False
+    try:
+        with source.tree.open(name) as file:
+            head = file.read(_HEAD_BYTES)
+    except (OSError, ValueError):
+        return False  # carrying the item names what cannot be read
+    return b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
 
 
 class _Salvager:
@@ -43,6 +75,7 @@ class _Salvager:
         self, path: Path, work: Path | None, draft: BaseDraft, *, keep: bool
     ) -> Iterator[tuple[Path | None, SalvageTally]]:
         known = {loader for item in draft.items for loader in (*item.loader_ids, *item.entries)}
+        known.update(loader for item in draft.skipped_items for loader in item.loader_ids)
         with salvage.salvaged(path, work, known=known, dimensions=draft.stated_dimensions, keep=keep) as left:
             yield left.path, left.tally
 

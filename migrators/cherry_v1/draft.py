@@ -5,10 +5,11 @@ A pure function of the state and the user's word about models: no clock, no file
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from migrators.cherry_v1 import items as item_rules
-from migrators.pipeline.drafts import BaseDraft, LibraryDraft, SkippedBase
+from migrators.pipeline.drafts import BaseDraft, LibraryDraft, SkippedBase, Upload
 from regraft import identity
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v1.tables import Items
@@ -21,11 +22,19 @@ from regraft.report.notices import Notice
 from regraft.text import counted, is_blank, trim, without_nul
 
 
-def draft_library(state: V1State, model_overrides: ModelOverrides) -> LibraryDraft:
-    """Draft every base of ``state``; ``model_overrides`` is what the user says of models."""
+def draft_library(
+    state: V1State, model_overrides: ModelOverrides, is_binary: Callable[[Upload], bool] = lambda _: False
+) -> LibraryDraft:
+    """Draft every base of ``state``.
+
+    Args:
+        state: v1's state.
+        model_overrides: what the user says of models.
+        is_binary: whether an upload is there and is no text.
+    """
     named = [raw.get("model") for raw in state.bases if isinstance(raw, dict)]
     models = Models(state.providers, model_overrides, named)
-    context = item_rules.Context(state.files, state.notes, set())
+    context = item_rules.Context(state.files, state.notes, set(), is_binary)
     drafts: list[BaseDraft] = []
     skipped: list[SkippedBase] = []
     seen: set[str] = set()

@@ -38,6 +38,8 @@ class Context(msgspec.Struct):
     files: Mapping[str, dict[str, Any]]
     notes: Mapping[str, dict[str, Any]]
     migrated: set[str]
+    #: Whether an upload is there and is no text.
+    is_binary: Callable[[Upload], bool] = lambda _: False
 
 
 class _Unusable(Exception):
@@ -53,7 +55,9 @@ def draft_items(raws: Iterable[Any], legacy_base: str, context: Context, names: 
         except _Unusable as unusable:
             reason = str(unusable)
             legacy_id = raw.get("id") if isinstance(raw, dict) and isinstance(raw.get("id"), str) else None
-            drafted.skipped.append(SkippedItem(legacy_id, reason))
+            # No other item has a claim to these rows: they are of an item that is there, and has no place in v2.
+            loaders = _loader_ids(raw) if reason == notices.UNSUPPORTED_TYPE else ()
+            drafted.skipped.append(SkippedItem(legacy_id, reason, loaders))
             drafted.notices.append(
                 Notice(code=reason, message=notices.CODES[reason].meaning, base=legacy_base, item=legacy_id)
             )
@@ -159,6 +163,45 @@ def _upload(file_id: str, extension: str) -> Upload:
     return Upload(f"{file_id}.{plain}" if plain else file_id, other_name=f"{file_id}{extension}")
 
 
+#: Kinds of files that are no text, and file name extensions of subtitles, which are.
+_MEDIA = frozenset({"video", "audio", "image"})
+_SUBTITLES = frozenset({".srt", ".vtt", ".ass", ".ssa", ".sbv", ".sub", ".lrc", ".txt"})
+
+
+def _video(raw: dict[str, Any], context: Context, names: FreeNames) -> Content:
+    """Return the file item of a video's subtitles: v1 embedded their text, never the video.
+
+    Raises:
+        _Unusable: no file of the item reads as text.
+    """
+    content = raw.get("content")
+    for entry in content if isinstance(content, list) else ():
+        known = _known_of_file(entry, context)
+        file_id, extension = known.get("id"), known.get("ext")
+        wanted = next((sanitise(name) for name in (known.get("origin_name"), known.get("name")) if _is_text(name)), "")
+        if not _is_text(file_id) or not isinstance(extension, str) or not wanted:
+            continue
+        upload = _upload(file_id, extension)
+        if not _is_subtitle(known.get("type"), extension) or context.is_binary(upload):
+            continue
+        source = next(
+            (known[key] for key in ("path", "name", "origin_name") if not is_blank(known.get(key))), raw["id"]
+        )
+        message = tr("the video is not carried; its subtitles {name} are, as a file", name=wanted)
+        return Content(
+            {"source": source, "relativePath": names.take(wanted)},
+            upload,
+            file_name=wanted,
+            notices=[Notice(code=notices.UNSUPPORTED_TYPE, message=message)],
+        )
+    raise _Unusable(notices.UNSUPPORTED_TYPE)
+
+
+def _is_subtitle(kind: Any, extension: str) -> bool:
+    """Whether a file of a video item holds subtitles, by v1's kind of the file and its extension."""
+    return kind == "text" or (kind not in _MEDIA and extension.strip().lower() in _SUBTITLES)
+
+
 def _url(raw: dict[str, Any], _context: Context, _names: FreeNames) -> Content:
     if is_blank(raw.get("content")):
         raise _Unusable(notices.INVALID_URL)
@@ -199,4 +242,5 @@ _TYPES: dict[str, tuple[str, _Reader]] = {
     "sitemap": ("url", _sitemap),
     "note": ("note", _note),
     "directory": ("directory", _directory),
+    "video": ("file", _video),
 }

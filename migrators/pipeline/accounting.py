@@ -110,7 +110,7 @@ class RowAccounting:
 
     def _book(self, loader: str | None, rows: LoaderRows) -> None:
         owner, share = self._owners.owner(loader), CarriedRows(rows)
-        unowned = self._unowned(owner)
+        unowned = self._unowned(loader, owner)
         for reason, tally in rows.refused.items():
             self._book_unusable(reason, tally, share, has_owner=unowned is None and reason in WITHOUT_VECTOR)
         for kind, tally in rows.kinds.items():
@@ -132,9 +132,9 @@ class RowAccounting:
         if tally.with_text.count:
             share.bare.append((reason, tally.with_text))
 
-    def _unowned(self, owner: str | None) -> str | None:
+    def _unowned(self, loader: str | None, owner: str | None) -> str | None:
         if owner is None:
-            return notices.UNMAPPED_LOADER
+            return self._owners.skipped_reason(loader) or notices.UNMAPPED_LOADER
         return notices.NON_INDEXABLE if owner in self._owners.containers else None
 
     def _unusable(self, kind: int) -> str | None:

@@ -91,6 +91,8 @@ class SkippedItem(msgspec.Struct, frozen=True):
 
     legacy_id: str | None
     reason: str
+    #: Loaders whose rows are skipped for the item's own reason, unless another item owns them.
+    loader_ids: tuple[str, ...] = ()
 
 
 class DraftedItems(msgspec.Struct):

@@ -76,6 +76,8 @@ class Owners:
         self.children: dict[str, Child] = {}
         self._base = draft.legacy_id
         self._owners: dict[str, str] = {}
+        #: By loader id: why the item is skipped that the rows are of.
+        self._skipped = {loader: item.reason for item in draft.skipped_items for loader in item.loader_ids}
         standalone = self._standalone(draft)
         self._of_children(draft, expanded, standalone)
         for item in draft.folders:
@@ -87,6 +89,10 @@ class Owners:
     def owner(self, loader_id: str | None) -> str | None:
         """Return the id of the item that owns a loader's rows."""
         return None if loader_id is None else self._owners.get(loader_id)
+
+    def skipped_reason(self, loader_id: str | None) -> str | None:
+        """Return why the item of a loader's rows is skipped; None if no skipped item has the loader."""
+        return None if loader_id is None else self._skipped.get(loader_id)
 
     def _standalone(self, draft: BaseDraft) -> dict[str, str]:
         owners: dict[str, str] = {}

@@ -61,7 +61,7 @@ def migrate(
         visible_to=tuple(visible_to),
         verify=verify,
     )
-    with located(path_of(source), kind_of(kind)) as found:
+    with located(path_of(source), kind_of(kind), salvage=salvage) as found:
         return migrators.migrate(found, path_of(to), options, watch_of(progress), confirm or _agreed).report
 
 

@@ -17,6 +17,7 @@ from regraft.ranking import angel_memory, recall_report
 from regraft.ranking.cherry_v2 import Mode
 from regraft.ranking.chunks_report import ChunksReport
 from regraft.ranking.notes_report import NotesReport
+from regraft.ranking.records_report import RecordsReport
 from regraft.ranking.search_report import SearchReport
 from regraft.report.document import Run
 from regraft.report.progress import Progress
@@ -37,8 +38,10 @@ def search(
     config: str | Path | None = None,
     raw: bool = False,
     as_: Sequence[str] = (),
-) -> SearchReport | NotesReport | ChunksReport:
-    """Return what the application would find in one base or in all; options as of ``regraft search``.
+) -> SearchReport | NotesReport | ChunksReport | RecordsReport:
+    """Return what the application would find in one base or in all, or what a search of another system's store finds.
+
+    Options as of ``regraft search``.
 
     Raises:
         RegraftError: as ``docs/errors.md`` has them.

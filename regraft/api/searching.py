@@ -12,15 +12,18 @@ import msgspec
 
 from regraft.api.embedding import embed_for, embedding
 from regraft.errors import WrongUsage
+from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.formats.rsclaw import scope
 from regraft.kinds import NAMES, Kind
 from regraft.language import tr
 from regraft.locate import Located
 from regraft.ranking import (
+    angel_search,
     cherry_v2,
     chunks_report,
     codex_mem,
     notes_report,
+    records_report,
     rsclaw,
     search_report,
     several_bases,
@@ -29,11 +32,12 @@ from regraft.ranking.cherry_v2 import Mode
 from regraft.ranking.chunks_report import ChunksReport
 from regraft.ranking.notes_report import NotesReport
 from regraft.ranking.query_vectors import Embed
+from regraft.ranking.records_report import RecordsReport
 from regraft.ranking.search_report import SearchReport
 from regraft.report.document import Head
 
 #: What was found, whatever was searched.
-Found = cherry_v2.Answer | several_bases.Answers | codex_mem.Answer | rsclaw.Answer
+Found = cherry_v2.Answer | several_bases.Answers | codex_mem.Answer | rsclaw.Answer | angel_search.Answer
 _CALLERS = "--as"
 
 
@@ -67,13 +71,15 @@ def search(source: Located, asked: SearchRequest) -> Found:
     return _WAYS.get(source.kind, _in_bases)(source, asked)
 
 
-def report(head: Head, found: Found) -> SearchReport | NotesReport | ChunksReport:
+def report(head: Head, found: Found) -> SearchReport | NotesReport | ChunksReport | RecordsReport:
     """Return the command's result."""
     match found:
         case codex_mem.Answer():
             return notes_report.report(head, found)
         case rsclaw.Answer():
             return chunks_report.report(head, found)
+        case angel_search.Answer():
+            return records_report.report(head, found)
         case _:
             return search_report.report(head, found)
 
@@ -99,8 +105,14 @@ def _refuse_callers(source: Located, asked: SearchRequest) -> None:
     _refuse(source.kind, hint, {_CALLERS: bool(asked.callers)})
 
 
+def _refuse_simple(source: Located, asked: SearchRequest) -> None:
+    hint = tr("leave it out; only notes of AngelMemory are searched by their tags")
+    _refuse(source.kind, hint, {f"--mode {Mode.SIMPLE.value}": asked.mode is Mode.SIMPLE})
+
+
 def _in_bases(source: Located, asked: SearchRequest) -> Found:
     _refuse_callers(source, asked)
+    _refuse_simple(source, asked)
     embed = None
     if asked.embedder is not None:
         embed = embedding(asked.query, asked.embedder, asked.config)
@@ -118,6 +130,7 @@ def _in_bases(source: Located, asked: SearchRequest) -> Found:
 
 def _in_notes(source: Located, asked: SearchRequest) -> Found:
     _refuse_callers(source, asked)
+    _refuse_simple(source, asked)
     hint = tr("leave it out; --mode hybrid searches by words and by meaning")
     meaning = f"--mode {Mode.VECTOR.value}"
     given = {"--alpha": asked.alpha is not None, "--raw": asked.raw, meaning: asked.mode is Mode.VECTOR}
@@ -136,6 +149,7 @@ def _in_notes(source: Located, asked: SearchRequest) -> Found:
 def _in_chunks(source: Located, asked: SearchRequest) -> Found:
     given = {"--base": asked.base is not None, "--alpha": asked.alpha is not None, "--raw": asked.raw}
     _refuse(source.kind, tr("leave it out"), given)
+    _refuse_simple(source, asked)
     request = rsclaw.Request(
         query=asked.query,
         scope=scope.parsed(asked.callers, _CALLERS),
@@ -147,5 +161,42 @@ def _in_chunks(source: Located, asked: SearchRequest) -> Found:
     return rsclaw.search(source.path, request)
 
 
+def _in_records(source: Located, asked: SearchRequest) -> Found:
+    _refuse_callers(source, asked)
+    given = {"--base": asked.base is not None, "--alpha": asked.alpha is not None, "--raw": asked.raw}
+    _refuse(source.kind, tr("leave it out"), given)
+    modes = {f"--mode {mode.value}": asked.mode is mode for mode in (Mode.BM25, Mode.HYBRID)}
+    _refuse(source.kind, tr("give --mode simple, which searches tags, or --mode vector"), modes)
+    has_vector = asked.vector is not None or asked.embedder is not None
+    mode = asked.mode or (Mode.VECTOR if has_vector else Mode.SIMPLE)
+    if mode is Mode.SIMPLE:
+        unused = {"--vector": asked.vector is not None, "--embedder": asked.embedder is not None}
+        for name, is_given in unused.items():
+            if is_given:
+                problem = tr("--mode simple searches tags, and {name} gives a vector", name=name)
+                raise WrongUsage(problem=problem, hint=tr("leave one of them out"))
+        request = angel_search.Request(query=asked.query, mode=mode, count=asked.count)
+        return angel_search.search(source.tree.path, request)
+    if not has_vector:
+        problem = tr("--mode vector needs the vector of the query")
+        raise WrongUsage(problem=problem, hint=tr("give --embedder NAME or --vector FILE, or --mode simple"))
+
+    def nearest(count: int) -> angel_search.Nearest:
+        # Loads what works with collections, which no other search needs.
+        from repair.angel_memory import nearest as nearest_notes  # noqa: PLC0415
+
+        numbers = asked.vector
+        if numbers is None:
+            numbers = embedding(asked.query, str(asked.embedder), asked.config)(None)
+        return nearest_notes.nearest(source.tree.path, vector_blob(numbers), count)
+
+    request = angel_search.Request(query=asked.query, mode=mode, count=asked.count, nearest=nearest)
+    return angel_search.search(source.tree.path, request)
+
+
 #: How kinds are searched that have no bases.
-_WAYS: dict[Kind, Callable[[Located, SearchRequest], Found]] = {Kind.CODEX_MEM: _in_notes, Kind.RSCLAW: _in_chunks}
+_WAYS: dict[Kind, Callable[[Located, SearchRequest], Found]] = {
+    Kind.CODEX_MEM: _in_notes,
+    Kind.RSCLAW: _in_chunks,
+    Kind.ANGEL_MEMORY: _in_records,
+}

@@ -19,7 +19,9 @@ from regraft.report.document import encoded
 
 @click.command()
 @click.argument("path", type=PATH, required=False)
-@click.option("--items", is_flag=True, help=tr("Name every item of every base."))
+@click.option(
+    "--items", is_flag=True, help=tr("List every item of every base; of AngelMemory, every record and vector.")
+)
 @now_option
 @output_options
 @reports_errors

@@ -109,7 +109,7 @@ def migrate(  # noqa: PLR0913, PLR0917 - one parameter for every option
     )
 
     is_silent = quiet or as_json
-    with located(source, Kind(kind) if kind else None) as found:
+    with located(source, Kind(kind) if kind else None, salvage=salvage) as found:
         _say_found(found, quiet=is_silent)
         bar, asked = progress.for_person(quiet=is_silent), PlanView(yes=yes, silent=is_silent)
         migration = migrators.migrate(found, target, options, bar, asked)

@@ -128,7 +128,10 @@ salvage_option = click.option(
     OPTION,
     "salvage",
     is_flag=True,
-    help=tr("Carry the rows of damaged vector files that prove themselves; name the others."),
+    help=tr(
+        "Carry the rows of damaged vector files that prove themselves, and the whole members of a damaged zip archive; "
+        "name the others."
+    ),
 )
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from regraft.api import searching
 from regraft.api.searching import Found, SearchRequest
-from regraft.cli import completion, search_chunks, search_notes, search_results
+from regraft.cli import completion, search_chunks, search_notes, search_records, search_results
 from regraft.cli.embedding import config_option
 from regraft.cli.options import PATH, output_options
 from regraft.cli.output import echo_json, note, reports_errors, say
@@ -22,7 +22,7 @@ from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.kinds import NAMES, Kind
 from regraft.language import tr
 from regraft.locate import located
-from regraft.ranking import codex_mem, rsclaw
+from regraft.ranking import angel_search, codex_mem, rsclaw
 from regraft.ranking.cherry_v2 import Mode
 from regraft.report.document import Run, encoded
 from regraft.text import shown
@@ -40,7 +40,10 @@ from regraft.text import shown
 @click.option(
     "--mode",
     type=click.Choice([mode.value for mode in Mode]),
-    help=tr("By words, by meaning, or both.  [default: both where the base has a model, else by words]"),
+    help=tr(
+        "By words (bm25), by meaning (vector), or both (hybrid); notes of AngelMemory by tags (simple) or by meaning."
+        "  [default: both where the base has a model, else by words]"
+    ),
 )
 @click.option(
     "-k",
@@ -95,7 +98,7 @@ def search(  # noqa: PLR0913, PLR0917 - one parameter for every option
     """Search bases for QUERY as the application does. Nothing is written.
 
     Without --base all bases are searched. PATH is a v2 library, profile or backup, one base folder, an index.sqlite,
-    a database of codex-mem, or a knowledge base of rsclaw.
+    a database of codex-mem, a knowledge base of rsclaw, or a data folder of AngelMemory.
 
     \b
     Example:
@@ -134,6 +137,8 @@ def _as_text(found: Found, title: str, *, whole: bool, raw: bool) -> str:
             return search_notes.as_text(found, title, None if whole else EXCERPT)
         case rsclaw.Answer():
             return search_chunks.as_text(found, title, whole=whole)
+        case angel_search.Answer():
+            return search_records.as_text(found, title)
         case _:
             return search_results.as_text(found, title, whole=whole, raw=raw)
 

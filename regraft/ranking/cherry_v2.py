@@ -65,11 +65,12 @@ _NO_QUERY_VECTOR = tr("searched by words alone: by meaning, too, as the applicat
 
 
 class Mode(StrEnum):
-    """How a base is searched: by meaning, by words, or by both."""
+    """How a store is searched: by meaning, by words, or by both; notes of AngelMemory by meaning or by tags."""
 
     VECTOR = "vector"
     BM25 = "bm25"
     HYBRID = "hybrid"
+    SIMPLE = "simple"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,13 @@ UPDATING = register(
     "",
     tr("The application was at writing the document anew. Start it, let it finish, and migrate again."),
 )
-SUPERSEDED = register("row", "note", "superseded", "", tr("A later version of the document is there."))
+SUPERSEDED = register(
+    "row",
+    "note",
+    "superseded",
+    "",
+    tr("Another version of the document is in use: a later one, or an earlier one after a rollback."),
+)
 OTHER_EMBEDDER = register(
     "row",
     "warning",

@@ -44,7 +44,17 @@ ROW_CONTRADICTED = register(
     tr("The row can be read in two ways, or an index of the damaged file says something else of it."),
 )
 
-# What is said of the base and its items.
+# What is said of the source, the base and its items.
+ARCHIVE_SALVAGED = register(
+    "run",
+    "warning",
+    "archive_salvaged",
+    _FINDING,
+    tr(
+        "The zip archive is damaged. With `--salvage` its members were read by their own headers, and only those that "
+        "are whole by their checksums. What the others held is missing."
+    ),
+)
 SALVAGED = register(
     "base",
     "warning",

@@ -24,6 +24,7 @@ from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID
 from regraft.language import tr
 from regraft.ledger import durable
 from repair.angel_memory import staging
+from repair.angel_memory.distances import NearestVectors
 from repair.angel_memory.staging import Staging
 
 #: What needs chromadb, and the extra that brings it.
@@ -88,6 +89,16 @@ def vectors_of(folder: Path, keys: Sequence[str]) -> dict[str, bytes]:
         ChromaFailed
     """
     found: dict[str, bytes] = _apart(_vectors_of, folder, frozenset(keys))
+    return found
+
+
+def nearest_vectors(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
+    """Return the nearest of the entries ``keys``, out of a copy that chromadb may write to.
+
+    Raises:
+        ChromaFailed
+    """
+    found: NearestVectors = _apart(_nearest_vectors, folder, vector, count, keys)
     return found
 
 
@@ -166,6 +177,15 @@ def _vectors_of(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
         return {}
     collection = client.get_collection(COLLECTION, embedding_function=None)
     return {key: vector for key, vector in _entries(collection) if key in keys}
+
+
+def _nearest_vectors(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
+    found = NearestVectors(vector, count)
+    client = _client(folder)
+    if _is_in(client):
+        collection = client.get_collection(COLLECTION, embedding_function=None)
+        found.compare((key, one) for key, one in _entries(collection) if key in keys)
+    return found
 
 
 def _is_in(client: Any) -> bool:

@@ -22,9 +22,10 @@ from regraft.formats.angel_memory.database import FILES, NOTE_TAGS, RECORDS, SEQ
 from regraft.formats.angel_memory.notes import Note
 from regraft.language import tr
 from regraft.text import counted
+from repair.angel_memory import full_text
 from repair.changes import foreign_definitions
 from repair.changes.found import besides, by_name
-from repair.changes.plan import Action, Plan, RowsChange, Unresolved
+from repair.changes.plan import Action, Change, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.options import RepairOptions
 
@@ -38,7 +39,12 @@ _OF_STATE = {
     State.GONE: (angel.FILE_MISSING, "delete-records", tr("{path} is gone: records {gone} go")),
 }
 #: Findings that are mended.
-NAMES = (*(finding for finding, _, _ in _OF_STATE.values()), angel.SHORT_ID_SEQUENCE, angel.SHORT_ID_DOUBLE)
+NAMES = (
+    *(finding for finding, _, _ in _OF_STATE.values()),
+    angel.SHORT_ID_SEQUENCE,
+    angel.SHORT_ID_DOUBLE,
+    angel.FULL_TEXT,
+)
 #: What is foreign in each of the databases.
 _LOOKS = {
     database.DATABASE: partial(foreign_schema.on_tables, tables=database.TABLES),
@@ -62,8 +68,10 @@ def _own(store: Store, wanted: frozenset[str]) -> Plan:
     if not wanted:
         return Plan()
     work = _work(store, wanted)
-    changes = [change for change in (_of_files(work), _of_records(work)) if change is not None]
-    return Plan([*changes], resolves={(name, None) for name in wanted})
+    changes: list[Change] = [change for change in (_of_files(work), _of_records(work)) if change is not None]
+    if angel.FULL_TEXT in wanted:
+        changes += full_text.changes(store.root)
+    return Plan(changes, resolves={(name, None) for name in wanted})
 
 
 class _Work(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from the bodies, whichever way the change goes (``docs/formats/library.md``, "Ch
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -201,11 +201,14 @@ def was_left(db: apsw.Connection, changeset: Path) -> bool:
         return apsw.SQLITE_CHANGESET_OMIT
 
     flags = apsw.SQLITE_CHANGESETAPPLY_INVERT | apsw.SQLITE_CHANGESETAPPLY_FKNOACTION
+    counters = systems.counter_tables()
     with _tried(db):
         with guarding.below_the_surface(db), changeset.open("rb") as file:
-            apsw.Changeset.apply(file.read, db, conflict=conflict, flags=flags)
+            apsw.Changeset.apply(
+                file.read, db, filter=lambda table: table not in counters, conflict=conflict, flags=flags
+            )
         with changeset.open("rb") as file:
-            return others < sum(1 for _ in apsw.Changeset.iter(file.read))
+            return others < sum(change.name not in counters for change in apsw.Changeset.iter(file.read))
 
 
 def proven(db: apsw.Connection, changeset: Path) -> int | None:
@@ -231,8 +234,12 @@ def _tried(db: apsw.Connection) -> Iterator[None]:
 
 
 def _applied(db: apsw.Connection, changeset: Path, flags: int, may_dangle: int | None) -> Applied:
-    """Apply a changeset whole or not at all; ``may_dangle`` None: any number of references may lead nowhere then."""
+    """Apply a changeset whole or not at all; ``may_dangle`` None: any number of references may lead nowhere then.
+
+    Tables with counters (:attr:`regraft.system.System.counters`) are left as they are.
+    """
     conflicts: set[str] = set()
+    counters = systems.counter_tables()
     dangling = 0
 
     def conflict(kind: int, change: apsw.TableChange) -> int:
@@ -250,13 +257,43 @@ def _applied(db: apsw.Connection, changeset: Path, flags: int, may_dangle: int |
     db.execute("PRAGMA ignore_check_constraints = ON")
     try:
         with guarding.below_the_surface(db), changeset.open("rb") as file:
-            apsw.Changeset.apply(file.read, db, conflict=conflict, flags=flags | apsw.SQLITE_CHANGESETAPPLY_FKNOACTION)
+            apsw.Changeset.apply(
+                file.read,
+                db,
+                filter=lambda table: table not in counters,
+                conflict=conflict,
+                flags=flags | apsw.SQLITE_CHANGESETAPPLY_FKNOACTION,
+            )
     except (apsw.AbortError, apsw.ConstraintError):
         if not conflicts:
             raise
     finally:
         db.execute("PRAGMA ignore_check_constraints = OFF")
     return Applied(tuple(sorted(conflicts)), dangling)
+
+
+def keep_counters(name: str, current: Path, former: Path) -> None:
+    """Copy the counters of a database to the former file that undo is about to put back in its place.
+
+    Args:
+        name: the database's name below the store's root; nothing is done for one without counters.
+        current: the database as it is now. One that cannot be read has no counters to keep.
+        former: the file that takes its place.
+
+    Raises:
+        apsw.Error, OSError: the former file cannot be read or written.
+    """
+    tables = [table for system in systems.every() for table in system.counters.get(name, ())]
+    if not tables or not (sqlite.is_database(current) and sqlite.is_database(former)):
+        return
+    rows: dict[str, list[Any]] = {}
+    with suppress(*sqlite.CONTENT_ERRORS, UnicodeDecodeError), sqlite.reading(current) as db:
+        rows = {table: db.execute(f"SELECT * FROM {sqlite.quoted(table)}").fetchall() for table in tables}
+    with sqlite.writing(former) as db, sqlite.transaction(db), guarding.below_the_surface(db):
+        for table, kept in rows.items():
+            for row in kept:
+                marks = ", ".join("?" * len(row))
+                db.execute(f"INSERT OR REPLACE INTO {sqlite.quoted(table)} VALUES ({marks})", row)
 
 
 @contextmanager

@@ -32,6 +32,8 @@ _EMPTY = {"sqlite_sequence", "acquire_write"}
 CHUNK_BYTES = 4 << 20
 #: How a mark begins that is one of bytes.
 _OF_BYTES = "bytes "
+#: How the mark of a SQLite file begins that is one of its rows.
+_OF_ROWS = "rows "
 _HEADER_BYTES = 100
 #: Where a SQLite header has its write and read versions, its change counter, and for which of these it holds.
 _OPENING = (slice(18, 20), slice(24, 28), slice(92, 100))
@@ -41,8 +43,8 @@ def mark_of(path: Path) -> str | None:
     """Return what tells whether a file or folder was changed: a hash of what is in it; None where nothing is.
 
     Of a SQLite file it is what its rows say, in any order: that it was opened, or changed and changed back, does not
-    count, nor do the numbers of a full-text index. Of a folder of Chroma's it is what its database says: the other
-    files follow from that, and are written whenever they are opened.
+    count, nor do the numbers of a full-text index and those that counters give next. Of a folder of Chroma's it is what
+    its database says: the other files follow from that, and are written whenever they are opened.
     """
     if long_paths.is_folder(path) and not long_paths.is_link(path):
         parts = (f"{name} {_file_mark(path / name)}\n" for name in _telling(path))
@@ -108,8 +110,13 @@ def stamp_of(path: Path) -> tuple[int, int, int] | None:
 
 def is_changed(path: Path, mark: str | None) -> bool:
     """Tell whether a file or folder is another than when it had a mark, of either kind."""
-    by_bytes = mark is not None and mark.startswith(_OF_BYTES)
-    return (bytes_mark_of(path) if by_bytes else mark_of(path)) != mark
+    if mark is not None and mark.startswith(_OF_BYTES):
+        return bytes_mark_of(path) != mark
+    if mark_of(path) == mark:
+        return False
+    # Marks of earlier versions include the tables with counters.
+    is_by_rows = mark is not None and mark.startswith(_OF_ROWS) and path.is_file()
+    return not (is_by_rows and _file_mark(path, without=frozenset()) == mark)
 
 
 class Digest:
@@ -166,23 +173,24 @@ def _names(folder: Path) -> Iterator[str]:
         yield from (str(inside / name) for name in folders if long_paths.is_link(Path(place, name)))
 
 
-def _file_mark(path: Path) -> str:
+def _file_mark(path: Path, without: frozenset[str] | None = None) -> str:
+    """Return the mark of a file; of a SQLite file by its rows, ``without`` some tables (default: those of counters)."""
     odd = _odd_mark(path)
     if odd is not None:
         return odd
     if sqlite.is_database(path):
         try:
-            return f"rows {_rows_mark(path)}"
+            return f"{_OF_ROWS}{_rows_mark(path, systems.counter_tables() if without is None else without)}"
         except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError):
             pass  # damaged: its bytes tell. A disk that fails now may not do so later, when the mark is compared.
     with links.reading(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _rows_mark(path: Path) -> str:
+def _rows_mark(path: Path, without: frozenset[str]) -> str:
     total = 0
     with sqlite.reading(path) as db:
-        for table in _ordinary_tables(db):
+        for table in sorted(set(_ordinary_tables(db)) - without):
             columns = [
                 row[1] for row in db.execute(f"PRAGMA table_info({quoted(table)})") if str(row[1]) != "fts_rowid"
             ]

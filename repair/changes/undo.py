@@ -300,6 +300,9 @@ def _take_back_file(root: Path, change: Recorded) -> None:
     final = root / change.path
     files.settle_logs(final)
     aside = apply.aside_of(root, change)
-    files.swap_back(final, apply.kept_of(root, change), aside)
+    kept = apply.kept_of(root, change)
+    if kept is not None and kept.is_file():
+        changesets.keep_counters(change.path, final, kept)
+    files.swap_back(final, kept, aside)
     apply.remove_made(root, change)
     durable.remove_tree(aside)

@@ -44,12 +44,18 @@ _LACKING = {
 _LEFT: dict[Status, tuple[object, ...]] = {
     **dict.fromkeys(_LACKING, (None, *_LACKING)),
     Status.NOT_APPLICABLE: (None,),
+    Status.EXCLUDED: (None, Status.NOT_APPLICABLE),
 }
 _MARKED = {
     Status.READY: ("adopt-embeddings", tr("say of {n} that their vector is there"), codex.ORPHAN),
     Status.PENDING: ("mark-pending", tr("mark {n} as pending: they have no vector"), codex.METADATA),
     Status.STALE: ("mark-stale", tr("mark {n} as stale: the text or the model is another one"), codex.STALE),
     Status.NOT_APPLICABLE: ("mark-not-applicable", tr("mark {n} as not applicable, as they are"), codex.METADATA),
+    Status.EXCLUDED: (
+        "withdraw-status",
+        tr("withdraw the status of {n}, which are excluded and have no vector"),
+        codex.METADATA,
+    ),
 }
 #: Why a vector goes: the finding, and what it is.
 _Why = tuple[str, str]
@@ -110,8 +116,6 @@ class _Follows(msgspec.Struct):
     #: Notes whose vectors go, by the reason and the project.
     gone: dict[tuple[_Why, str | None], list[str]] = msgspec.field(default_factory=lambda: defaultdict(list))
     lacking: Counter[tuple[str, Status]] = msgspec.field(default_factory=Counter)
-    #: Excluded notes that say that they have a vector, by the project.
-    claims: Counter[str] = msgspec.field(default_factory=Counter)
 
     @property
     def vectors(self) -> Vectors | None:
@@ -180,9 +184,6 @@ class _Follows(msgspec.Struct):
         stated = note.metadata.embedding_status
         # What a note is once its metadata say of its vector what is so.
         status = Status.READY if note.is_adoptable else note.status
-        if status is Status.EXCLUDED:
-            self.claims[note.project] += stated == Status.READY
-            return
         if status in _LACKING:
             self.lacking[note.project, status] += 1
             if note.has_vector:
@@ -209,7 +210,9 @@ class _Follows(msgspec.Struct):
                 writing.mark_ready(
                     db, model, ((note, had.content_hash, had.embedded_at) for note, had in adopted if had)
                 )
-                writing.mark(db, ((one.note, one.status.value) for one in due if one.status is not Status.READY))
+                writing.withdraw_status(db, (one.note for one in due if one.status is Status.EXCLUDED))
+                marked = (one for one in due if one.status not in (Status.READY, Status.EXCLUDED))
+                writing.mark(db, ((one.note, one.status.value) for one in marked))
             if db.total_changes() - before != len(due):
                 raise PlanOutdated(path=path, reason=tr("notes were excluded or deleted meanwhile"))
 
@@ -262,13 +265,6 @@ class _Follows(msgspec.Struct):
             name, command, message = _LACKING[status]
             repair = _command_line(self.store, [command], project) if project in known else None
             yield _left(name, f"{counted(count, 'note')} {message}", repair, project, count)
-        for project, count in sorted(self.claims.items()):
-            if count:
-                message = tr(
-                    "{excluded_notes} marked as ready: what is said of them is never changed",
-                    excluded_notes=counted(count, "excluded note"),
-                )
-                yield Unresolved(finding=codex.METADATA, reason=message, base=project, count=count, severity="note")
 
 
 def _problem(held: Held) -> _Why | None:

@@ -22,7 +22,7 @@ SIZE = 300
 def metadata(db: apsw.Connection) -> Iterator[None]:
     """Let what a note's columns of migration 006 say be written, as a part of the caller's transaction.
 
-    No trigger of the file runs meanwhile, and an UPDATE of an excluded note fails.
+    No trigger of the file runs meanwhile, and of an excluded note nothing but its status can be withdrawn.
 
     Raises:
         apsw.ConstraintError: a note is excluded.
@@ -51,3 +51,9 @@ def mark(db: apsw.Connection, rows: Iterable[tuple[str, str]]) -> None:
     """Give notes, by their ids, another status and nothing else; inside :func:`metadata`."""
     update = f"UPDATE {NOTES} SET embedding_status = ? WHERE id = ? AND searchable = 1"
     db.executemany(update, ((status, note) for note, status in rows))
+
+
+def withdraw_status(db: apsw.Connection, notes: Iterable[str]) -> None:
+    """Withdraw what excluded notes, by their ids, say of a vector; inside :func:`metadata`."""
+    update = f"UPDATE {NOTES} SET embedding_status = {database.withdrawn_status()} WHERE id = ? AND searchable IS NOT 1"
+    db.executemany(update, ((note,) for note in notes))

@@ -6,10 +6,11 @@ import hashlib
 import json
 import os
 import shutil
+import sqlite3
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -626,6 +627,63 @@ def test_a_look_names_every_provider(store: AngelStore) -> None:
     assert document["health"]["problems"]
     text = run("inspect", store.root).stdout
     assert f"provider {OTHER_PROVIDER} (in use): 0 vectors" in text
+
+
+def test_records_and_vectors_are_listed(store: AngelStore) -> None:
+    keys = list(store.texts())
+    store.drop_vectors(keys[0])
+    store.put_vector(keys[1], "old words")
+    store.put_vector(keys[2], store.texts()[keys[2]], vector=[0.0] * 8)
+    store.put_vector("note_ghost", "a ghost", source_id="note_other")
+    with untouched(store.root):
+        health = run("inspect", store.root, "--items", "--json").document["health"]
+    with closing(sqlite3.connect(store.database)) as db:
+        rows = db.execute(
+            "SELECT note_short_id, source_id, source_file_path, total_lines, updated_at FROM note_index_records"
+            " ORDER BY note_short_id"
+        ).fetchall()
+        names = dict(
+            db.execute(
+                "SELECT source_id, group_concat(name, '|') FROM (SELECT n.source_id, t.name FROM note_tag_rel n"
+                " JOIN global_tags t ON t.id = n.tag_id ORDER BY n.source_id, t.id) GROUP BY source_id"
+            )
+        )
+    listed = health["record_list"]
+    fields = ("note_short_id", "source_id", "path", "total_lines", "updated_at")
+    assert [tuple(one[field] for field in fields) for one in listed] == rows
+    assert {one["source_id"]: "|".join(one["tags"]) for one in listed} == names
+    states = {keys[0]: "missing", keys[1]: "stale", keys[2]: "unusable"}
+    assert {one["source_id"]: one["vector"] for one in listed} == {key: states.get(key, "current") for key in keys}
+    with closing(sqlite3.connect(store.chroma())) as db:
+        documents = dict(
+            db.execute(
+                "SELECT e.embedding_id, m.string_value FROM embeddings e JOIN embedding_metadata m ON m.id = e.id"
+                " WHERE m.key = 'chroma:document'"
+            )
+        )
+    vectors = health["vector_list"]
+    assert {one["source_id"]: one["document"] for one in vectors} == documents
+    states = {keys[1]: "stale", keys[2]: "unusable", "note_ghost": "orphan"}
+    assert {one["source_id"]: one["state"] for one in vectors} == {key: states.get(key, "current") for key in documents}
+    assert {(one["stored"], one["dimensions"]) for one in vectors} == {("queue", 8)}
+    ghost = vectors[[one["source_id"] for one in vectors].index("note_ghost")]
+    assert ghost["metadata"] == {"source_id": "note_other"}
+    text = run("inspect", store.root, "--items").stdout
+    assert f"       0  {rows[0][2]}" in text
+    assert "note_ghost (orphan)  a ghost" in text
+    assert "record_list" not in run("inspect", store.root, "--json").document["health"]
+
+
+def test_lists_of_a_damaged_folder_say_what_cannot_be_read(store: AngelStore) -> None:
+    store.chroma().write_bytes(b"no database" * 1000)
+    health = run("inspect", store.root, "--items", "--json").document["health"]
+    assert len(health["record_list"]) == len(store.records())
+    assert {one["vector"] for one in health["record_list"]} == {None}
+    assert health["vector_list"] == []
+    assert any(PROVIDER in problem for problem in health["problems"])
+    store.execute("DROP TABLE global_tags")
+    health = run("inspect", store.root, "--items", "--json").document["health"]
+    assert (health["record_list"], health["vector_list"]) == ([], [])
 
 
 def test_a_look_says_what_cannot_be_read(store: AngelStore) -> None:

@@ -598,6 +598,7 @@ def test_all_signals_in_both_forms(whole: Path) -> None:
         "not_applicable": 0,
         "sidecar_present": True,
         "sidecar_compatible": True,
+        "sidecar_version": 1,
         "orphans": 1,
         "last_backfill": store.EMBEDDED,
         "last_rebuild": "2026-05-01T00:00:00Z",
@@ -624,6 +625,14 @@ def test_without_a_sidecar_the_notes_tell_the_model(whole: Path) -> None:
     assert (found["sidecar_present"], found["sidecar_compatible"], found["last_backfill"]) == (False, None, None)
     replaced(b"nothing", whole)
     assert semantic(whole)["sidecar_compatible"] is False
+    assert semantic(whole)["sidecar_version"] is None
+
+
+def test_the_version_of_a_sidecar_is_told_also_where_it_is_another_one(whole: Path) -> None:
+    store.set_sidecar(whole, version=7)
+    found = semantic(whole)
+    assert (found["sidecar_version"], found["sidecar_compatible"]) == (7, False)
+    assert "sidecar version       7" in run("inspect", whole).stdout
 
 
 # --- the judgement -------------------------------------------------------------------------------------------------

@@ -208,6 +208,33 @@ def test_nothing_is_looked_at_when_time_is_over(root: Path) -> None:
     assert answer.document["not_checked"] == ["kb.redb"]
 
 
+@pytest.mark.parametrize("latest", [1, 2, 3])
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_advice_deletes_a_version_newer_than_the_one_in_use(root: Path, latest: int, level: str) -> None:
+    store = RsclawStore(root)
+    docs = [
+        store.doc(f"Version {number}", [f"text {number}"], lsid="file:custom:a", version=number) for number in (1, 2, 3)
+    ]
+    store.put("kb_doc_latest_version", "file:custom:a", {"doc_id": docs[latest - 1]["id"], "version": latest})
+    store.write()
+    found = {one["name"]: one for one in check(root, level)}
+    assert set(found) == {
+        name for name, there in (("kb.superseded", latest > 1), ("kb.rolled-back", latest < 3)) if there
+    }
+    titles = {number: f"Version {number} (" for number in (1, 2, 3)}
+    if latest > 1:
+        message = found["kb.superseded"]["message"]
+        assert [number for number in titles if titles[number] in message] == [*range(1, latest)]
+        assert "rsclaw kb rm DOC" in message
+    if latest < 3:
+        note = found["kb.rolled-back"]
+        assert (note["severity"], note["repair"]) == ("note", None)
+        assert [number for number in titles if titles[number] in note["message"]] == [*range(latest + 1, 4)]
+        assert "kb rm" not in note["message"]
+    plan = run("gc", root, "--dry-run", "--json", "--now", NOW)
+    assert plan.document["actions"] == []
+
+
 # --- the sample ------------------------------------------------------------------------------------------------------
 
 

@@ -125,6 +125,59 @@ def test_types_that_v2_has_no_place_for(base: Draft, kind: str) -> None:
     assert skipped(base(item(kind))) == notices.UNSUPPORTED_TYPE
 
 
+VIDEO = {"id": "v", "name": "v.mp4", "origin_name": "talk.mp4", "path": "/x/talk.mp4", "ext": ".mp4", "type": "video"}
+SUBTITLES = {**VIDEO, "id": "s", "name": "s.srt", "origin_name": "talk.srt", "path": "/x/talk.srt"}
+SUBTITLES |= {"ext": ".srt", "type": "text"}
+
+
+@pytest.mark.parametrize(
+    "subtitles",
+    [
+        SUBTITLES,
+        {**SUBTITLES, "type": "other"},
+        {**SUBTITLES, "ext": ".SRT ", "type": None},
+        {**SUBTITLES, "ext": ".vtt", "type": "document"},
+        {**SUBTITLES, "ext": ".foo"},
+    ],
+)
+def test_the_subtitles_of_a_video_become_a_file(base: Draft, subtitles: dict[str, Any]) -> None:
+    draft = base(item("video", [VIDEO, subtitles], uniqueId="L", uniqueIds=["L"]))
+    found = only(draft)
+    assert (found.type, found.data) == ("file", {"source": "/x/talk.srt", "relativePath": "talk.srt"})
+    assert (found.legacy_id, found.loader_ids, found.status) == ("i1", ("L",), "completed")
+    assert found.upload is not None
+    assert found.upload.name.startswith("s.")
+    (said,) = draft.notices
+    assert (said.code, said.item) == (notices.UNSUPPORTED_TYPE, "i1")
+    assert said.message == "the video is not carried; its subtitles talk.srt are, as a file"
+
+
+def test_files_of_a_video_are_completed_from_the_table_of_files(base: Draft) -> None:
+    draft = base(item("video", [{"id": "v"}, {"id": "s"}], uniqueId="L"), files=[VIDEO, SUBTITLES])
+    assert only(draft).data["relativePath"] == "talk.srt"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "talk.srt",
+        [],
+        [VIDEO],
+        [None, 5, "s"],
+        [{**SUBTITLES, "type": "video"}],
+        [{**SUBTITLES, "id": 5}],
+        [{**SUBTITLES, "ext": None}],
+        [{**SUBTITLES, "name": "", "origin_name": None}],
+        [{**SUBTITLES, "ext": ".pdf", "type": "document"}],
+    ],
+)
+def test_a_video_without_subtitles_is_skipped(base: Draft, content: Any) -> None:
+    draft = base(item("video", content, uniqueIds=["L1", "L2"]))
+    assert skipped(draft) == notices.UNSUPPORTED_TYPE
+    assert draft.skipped_items[0].loader_ids == ("L1", "L2")
+
+
 def test_one_bad_item_never_stops_the_rest(base: Draft) -> None:
     draft = base(None, item(id="a"), item("video", id="b"), item("url", 5, id="c"), item(id="d"))
     assert [entry.legacy_id for entry in draft.items] == ["a", "d"]

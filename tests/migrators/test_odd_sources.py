@@ -31,6 +31,8 @@ from v1 import (
     Source,
     base,
     carried,
+    check_library,
+    dicts,
     file,
     floats,
     folder,
@@ -1161,6 +1163,68 @@ def test_a_list_of_items_that_is_none_is_an_empty_one(tmp_path: Path, items: Any
     assert library.base("odd")["status"] == "completed"
 
 
+def of_type(kind: str, item_id: str, *loaders: str, content: Any) -> dict[str, Any]:
+    made = note(item_id, *loaders)
+    return {**made, "type": kind, "content": content}
+
+
+def subtitled(item_id: str, *loaders: str) -> dict[str, Any]:
+    """Return a video item, as v1 writes it: the video and its subtitles."""
+    kinds = {".mp4": "video", ".srt": "text"}
+    files = [metadata(item_id, f"talk{ext}", type=kind) for ext, kind in kinds.items()]
+    return of_type("video", item_id, *loaders, content=files)
+
+
+def test_rows_of_an_item_of_an_unsupported_type_are_skipped_for_its_own_reason(tmp_path: Path) -> None:
+    items = (
+        note("n", "L1"),
+        of_type("memory", "m", "M1", "M2", content="remember"),
+        of_type("video", "v", "V1", content=[]),
+        of_type("new type", "x", "L1", "X1", content=None),
+    )
+    loaders = ("L1", "M1", "M2", "M2", "V1", "X1", "gone")
+    rows = [Row(loader, f"text {at} of {loader}") for at, loader in enumerate(loaders)]
+    library = carried(tmp_path, base("kb", *items), stores={"kb": rows})
+    # A loader that another item has too is that item's.
+    assert library.bodies("kb") == ["text 0 of L1"]
+    assert library.skipped_rows("kb") == {"knowledge_item_unsupported_type": 5, "unmapped_loader": 1}
+    assert library.report["skipped"] == {"knowledge_item_unsupported_type": 3}
+    check_library(library)
+
+
+def test_subtitles_of_a_video_are_carried_with_their_vectors(tmp_path: Path) -> None:
+    rows = [Row("S1", "first line"), Row("S1", "second line"), Row("L1", "a note")]
+    source = base("kb", subtitled("v", "S1"), note("n", "L1"))
+    uploads = {"v.srt": b"1\n00:00:01,000 --> 00:00:02,000\nfirst line\n"}
+    library = carried(tmp_path, source, stores={"kb": rows}, uploads=uploads)
+    assert library.skipped_rows("kb") == {}
+    item = library.item("v")
+    assert (item["type"], item["status"]) == ("file", "completed")
+    assert (library.folder("kb") / "raw" / "talk.srt").read_bytes() == uploads["v.srt"]
+    with opened(library.folder("kb") / ".cherry" / "index.sqlite") as db:
+        found = dicts(
+            db,
+            "SELECT t.text, e.vector_blob FROM search_unit u JOIN search_text t ON t.target_id = u.unit_id"
+            " JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash WHERE u.material_id = ?"
+            " ORDER BY u.unit_index",
+            (item["id"],),
+        )
+    assert [(one["text"], bytes(one["vector_blob"])) for one in found] == [
+        (text, vector_of(text)) for text in ("first line", "second line")
+    ]
+    (said,) = library.warnings("knowledge_item_unsupported_type")
+    assert (said["item"], said["count"]) == ("v", 1)
+    check_library(library)
+
+
+def test_subtitles_that_are_no_text_stay_with_their_video(tmp_path: Path) -> None:
+    source = base("kb", subtitled("v", "S1"), subtitled("w", "S2"))
+    uploads = {"v.srt": b"RIFF\0\0binary", "w.srt": b"\xff\xfe1\x00\n\x00"}
+    library = carried(tmp_path, source, stores={"kb": [Row("S1", "a"), Row("S2", "b")]}, uploads=uploads)
+    assert library.skipped_rows("kb") == {"knowledge_item_unsupported_type": 1}
+    assert library.bodies("kb") == ["b"]
+
+
 def test_an_item_id_is_migrated_once(tmp_path: Path) -> None:
     first = base("one", page("broken", address=""), note("n", "L1"), note("n", "L2"))
     second = base("two", note("n", "L1"), page("broken", "L3"), page("n", "L3"))
@@ -1859,12 +1923,12 @@ def test_a_base_without_a_carried_row_gets_an_empty_index(tmp_path: Path) -> Non
     assert library.index_path("kb").is_file()
 
 
-def test_rows_of_an_item_that_was_skipped_are_unmapped(tmp_path: Path) -> None:
+def test_rows_of_an_item_with_broken_content_are_unmapped(tmp_path: Path) -> None:
     items = [page("blank", "L1", address=""), {**note("m", "L2"), "type": "memory"}, note("n", "L3")]
     rows = [Row(f"L{at}", f"text {at}") for at in (1, 2, 3)]
     library = carried(tmp_path, base("kb", *items), stores={"kb": rows})
     assert library.bodies("kb") == ["text 3"]
-    assert library.skipped_rows("kb") == {"unmapped_loader": 2}
+    assert library.skipped_rows("kb") == {"knowledge_item_unsupported_type": 1, "unmapped_loader": 1}
 
 
 # --- snapshots -----------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from angel_store import READ_AT, AngelStore, build, needs_samples, sample
 from conftest import Outcome, run, snapshot
 from test_angel_check import check, double_short_id, never_read, untouched
 
+from repair.changes import changesets
+
 LATER = READ_AT + 100
 EARLIER = READ_AT - 100
 
@@ -198,6 +200,55 @@ def test_a_run_can_be_taken_back(store: AngelStore) -> None:
     assert store.records() != records
     assert run("undo", store.root).status == 0
     assert (store.records(), indexed(store)) == (records, known)
+
+
+def short_ids(store: AngelStore, path: str) -> set[int]:
+    rows = store.rows("SELECT note_short_id FROM note_index_records WHERE source_file_path = ?", path)
+    return {number for (number,) in rows}
+
+
+@pytest.mark.parametrize("largest", [None, -1], ids=["rows", "whole file"])
+def test_undo_never_frees_a_short_id(store: AngelStore, largest: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if largest is not None:
+        # A change that is larger is made on a copy of the file, which undo then puts back as a whole.
+        monkeypatch.setattr(changesets, "LARGEST_CHANGESET", largest)
+    before = store.rows("SELECT * FROM note_index_records ORDER BY 1")
+    store.write("first.md", "# One\n# Two\n")
+    repair(store)
+    given = short_ids(store, "first.md")
+    assert run("undo", store.root).status == 0
+    assert store.rows("SELECT * FROM note_index_records ORDER BY 1") == before
+    store.write("second.md", "# Three\n")
+    repair(store)
+    second = short_ids(store, "second.md") | short_ids(store, "first.md")
+    assert len(second) == 3
+    assert given.isdisjoint(second)
+    assert min(second) > max(given)
+    # The system itself gives the next id by the same counter.
+    assert store.rows("SELECT next_id FROM note_short_id_seq") == [(max(second) + 1,)]
+
+
+def test_several_runs_are_taken_back_and_the_counter_stays(store: AngelStore) -> None:
+    before = store.rows("SELECT * FROM note_index_records ORDER BY 1")
+    for number in range(3):
+        store.write(f"new {number}.txt", "x")
+        repair(store)
+    (highest,) = store.rows("SELECT next_id FROM note_short_id_seq")
+    for _ in range(3):
+        assert run("undo", store.root).status == 0
+    assert store.rows("SELECT * FROM note_index_records ORDER BY 1") == before
+    assert store.rows("SELECT next_id FROM note_short_id_seq") == [highest]
+
+
+def test_a_run_is_taken_back_after_the_system_gave_out_ids(store: AngelStore) -> None:
+    before = store.rows("SELECT * FROM note_index_records ORDER BY 1")
+    store.write("first.txt", "x")
+    repair(store)
+    store.execute("UPDATE note_short_id_seq SET next_id = next_id + 5")
+    (counter,) = store.rows("SELECT next_id FROM note_short_id_seq")
+    assert run("undo", store.root).status == 0
+    assert store.rows("SELECT * FROM note_index_records ORDER BY 1") == before
+    assert store.rows("SELECT next_id FROM note_short_id_seq") == [counter]
 
 
 def test_only_what_was_named_is_mended(store: AngelStore) -> None:

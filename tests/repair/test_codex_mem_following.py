@@ -20,7 +20,7 @@ from faults import REFUSED, forked, give_up_rights, posix, said, untouched
 from test_codex_mem_repair import another_process, every_row, names, same_words, undo
 from toys import QuickDisk, killed, moments, quick_disk, steps_of
 
-from regraft import sqlite
+from regraft import areas, sqlite
 from regraft.formats.codex_mem import database, sidecar
 
 NOTE, OTHER, LATER = made.note_id(0, 0), made.note_id(1, 0), "2026-05-01T00:00:00Z"
@@ -141,7 +141,7 @@ def decided_against(path: Path) -> None:
 
 
 ADOPTED, PENDING, STALE = "adopt-embeddings", "mark-pending", "mark-stale"
-GONE, NOT_APPLICABLE = "delete-embeddings", "mark-not-applicable"
+GONE, NOT_APPLICABLE, WITHDRAWN = "delete-embeddings", "mark-not-applicable", "withdraw-status"
 CASES = {
     "killed between the two writes": Case(killed_between, (ADOPTED,)),
     "killed between them, of a pending note": Case(lambda path: killed_between(path, status="pending"), (ADOPTED,)),
@@ -181,7 +181,19 @@ CASES = {
         False,
     ),
     "deleted": Case(without_note, (GONE,), None, False, project=None),
-    "excluded since": Case(excluded, (GONE,), "ready", False, ("codex.metadata",)),
+    "excluded since": Case(excluded, (WITHDRAWN, GONE), "not_applicable", False),
+    "excluded, ready without a vector": Case(
+        lambda path: [excluded(path), drop_vector(path, NOTE)], (WITHDRAWN,), "not_applicable", False
+    ),
+    "excluded, and failed before": Case(
+        lambda path: [drop_vector(path, NOTE), made.mark_failed(path, NOTE), excluded(path)],
+        (WITHDRAWN,),
+        "not_applicable",
+        False,
+    ),
+    "excluded, and nothing says that it may be embedded": Case(
+        lambda path: [made.set_metadata(path, NOTE, eligible=None), excluded(path)], (WITHDRAWN, GONE), None, False
+    ),
     "a vector of an excluded note": Case(excluded_and_claiming_nothing, (GONE,), None, False, note=EXCLUDED),
     "a vector cut off": Case(
         lambda path: set_vector(path, NOTE, vector=floats(1, 2, 3)),
@@ -219,8 +231,7 @@ def test_what_keeps_a_note_and_its_vector_apart_is_settled_once(path: Path, name
     assert names(path), "check names it"
     with same_words(path):
         document = reconcile(path)
-        # Of an excluded note without a vector there is nothing to find.
-        assert names(path) == set(case.left) - {"codex.metadata"}
+        assert names(path) == set(case.left)
         assert [one["action"] for one in document["actions"]] == list(case.actions)
         assert {one["base"] for one in document["actions"]} <= {case.project}
         assert [one["finding"] for one in document["left"]] == list(case.left)
@@ -259,8 +270,36 @@ def test_what_is_left_says_what_goes_on(path: Path) -> None:
         ("proj_0", "codex.pending", "warning", f"regraft backfill {path} --base proj_0"),
         ("proj_1", "codex.failed", "warning", f"regraft clear-failed {path} --base proj_1"),
         ("proj_1", "codex.stale", "error", f"regraft backfill {path} --base proj_1"),
-        ("proj_0", "codex.metadata", "note", None),
     ]
+    assert ("withdraw-status", "proj_0", "codex.metadata") in [
+        (one["action"], one["base"], one["finding"]) for one in outcome.document["actions"]
+    ]
+
+
+@pytest.mark.parametrize("eligible", [1, None])
+def test_a_note_whose_status_was_withdrawn_is_embedded_once_it_is_searchable_again(
+    path: Path, eligible: int | None
+) -> None:
+    made.set_metadata(path, NOTE, eligible=eligible, status="ready")
+    excluded(path)
+    reconcile(path)
+    made.run_sql(path, f"UPDATE memory_items SET searchable = 1 WHERE id = '{NOTE}'", triggers=False)
+    left = reconcile(path)["left"]
+    assert [(one["base"], one["finding"], one["count"]) for one in left] == [("proj_0", "codex.pending", 1)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["title = 'x'", "embedding_status = 'pending'", "embedding_status = 'not_applicable', embedding_eligible = 0"],
+)
+def test_nothing_else_of_an_excluded_note_can_be_written(path: Path, change: str) -> None:
+    excluded(path)
+    statement = f"UPDATE memory_items SET {change} WHERE id = ?"
+    with areas.opened(path.parent), sqlite.writing(path) as db, database.excluded_guarded(db):
+        with pytest.raises(apsw.ConstraintError, match="only the status"):
+            db.execute(statement, (NOTE,))
+        db.execute("UPDATE memory_items SET embedding_status = 'not_applicable' WHERE id = ?", (NOTE,))
+        db.execute("UPDATE memory_items SET embedding_status = 'ready' WHERE id = ?", (NOTE,))
 
 
 def test_one_project_is_reconciled_alone(path: Path) -> None:

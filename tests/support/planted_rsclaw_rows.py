@@ -29,6 +29,13 @@ def an_older_version_that_is_active(store: RsclawStore) -> None:
     doc(store, "Old")["status"] = "active"
 
 
+@planting("kb.rolled-back", "note", "1 document not in use, since the latest pointer names another version", "New (")
+def a_source_that_was_rolled_back(store: RsclawStore) -> None:
+    old = doc(store, "Old")
+    old["status"] = "active"
+    store.put("kb_doc_latest_version", CUSTOM, {"doc_id": old["id"], "version": old["version"]})
+
+
 @planting("kb.unreachable", "warning", "private and without an owner: Diary (", "rsclaw kb visibility DOC")
 def a_private_document_without_an_owner(store: RsclawStore) -> None:
     doc(store, "Diary")["owner_user_id"] = None
@@ -62,6 +69,12 @@ def a_latest_version_of_another_source(store: RsclawStore) -> None:
 @planting("kb.latest", "error", "said to be the latest under another version", "New (")
 def a_latest_version_of_another_number(store: RsclawStore) -> None:
     store.put("kb_doc_latest_version", CUSTOM, {"doc_id": doc(store, "New")["id"], "version": 3})
+
+
+@planting("kb.latest", "error", "out of use and older than another", "Old (")
+def a_latest_version_that_was_removed(store: RsclawStore) -> None:
+    old = doc(store, "Old")
+    store.put("kb_doc_latest_version", CUSTOM, {"doc_id": old["id"], "version": old["version"]})
 
 
 @planting("kb.latest", "error", "1 document of a source whose latest version is not known: Handbook (")

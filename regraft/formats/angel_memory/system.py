@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 from regraft.formats.angel_memory import chroma, database
 from regraft.kinds import Kind
@@ -18,9 +19,9 @@ class AngelMemory(System):
     kind = Kind.ANGEL_MEMORY
     commands = frozenset({"fix", "repair", "reconcile", "gc", "history", "undo"})
     migrate_advice = tr("it is not a knowledge base of the application; regraft reconcile keeps its vectors right")
-    search_advice = tr("regraft recall reads a note of it")
     open_file = database.FILE_INDEX
     folder_file = chroma.FILE
+    counters = MappingProxyType({database.DATABASE: (database.SEQUENCE,)})
 
     def store_at(self, path: Path) -> Path | None:
         """See :class:`System`."""

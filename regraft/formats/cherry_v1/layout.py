@@ -9,6 +9,8 @@ import msgspec
 from regraft.tree import Tree, join
 
 VECTORS_FOLDER = "KnowledgeBase"
+#: What a preview build put behind the names of vector files that it had read.
+RENAMED = ".embedjs.bak"
 #: The key of the Redux state.
 STATE_KEY = "persist:cherry-studio"
 #: The tables of Dexie that hold something of knowledge bases.
@@ -54,6 +56,16 @@ class StatePlaces(msgspec.Struct, frozen=True):
     def has_state(self) -> bool:
         """Tell whether there is a state, or a place for one, beside the vector files."""
         return (self.backup or self.redux or self.slices or self.knowledge or self.local_storage) is not None
+
+
+def vector_file_in(tree: Tree, folder: str, name: str) -> str:
+    """Return the name, in a folder of a source, of the vector file that v1 called ``name``.
+
+    A preview build renamed vector files that it had read: ``<name>.embedjs.bak`` is the file where ``name`` is none.
+    """
+    if tree.kind(join(folder, name)) != "file" and tree.kind(join(folder, name + RENAMED)) == "file":
+        return name + RENAMED
+    return name
 
 
 def _first_folder(tree: Tree, *names: str) -> str | None:

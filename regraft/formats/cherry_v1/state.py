@@ -18,7 +18,7 @@ import msgspec
 from regraft import sqlite
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
 from regraft.formats import json_text
-from regraft.formats.cherry_v1.layout import STATE_KEY, TABLES, VECTORS_FOLDER, StatePlaces
+from regraft.formats.cherry_v1.layout import RENAMED, STATE_KEY, TABLES, VECTORS_FOLDER, StatePlaces
 from regraft.formats.cherry_v1.tables import FileRow, NoteRow, Table, read_bases
 from regraft.language import tr
 from regraft.ledger import durable
@@ -350,9 +350,13 @@ def vector_files(tree: Tree, places: StatePlaces) -> set[str]:
 
 
 def named_files(bases: list[Any], pending: frozenset[str] = frozenset()) -> set[str]:
-    """Return the names that the vector files of bases have, and those of ids that v1 was going to delete."""
+    """Return the names that the vector files of bases have, and those of ids that v1 was going to delete.
+
+    Among them are the names that a preview build gave these files (:func:`.layout.vector_file_in`).
+    """
     ids = [base.get("id") for base in bases if isinstance(base, dict)]
-    return {vector_file_name(one) for one in (*ids, *pending) if isinstance(one, str)}
+    names = {vector_file_name(one) for one in (*ids, *pending) if isinstance(one, str)}
+    return names | {name + RENAMED for name in names}
 
 
 def _unnamed(tree: Tree, places: StatePlaces, bases: list[Any], pending: frozenset[str]) -> Iterator[Notice]:

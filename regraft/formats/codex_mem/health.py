@@ -21,7 +21,7 @@ from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import sidecar
 from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
 from regraft.formats.codex_mem.notes import Counts, Notes, total
-from regraft.formats.codex_mem.sidecar import Meta, SidecarUnreadable, Vectors
+from regraft.formats.codex_mem.sidecar import Meta, SidecarOfOtherVersion, SidecarUnreadable, Vectors
 from regraft.language import tr
 from regraft.records import replace
 from regraft.system import SidecarProblem
@@ -58,6 +58,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether it can be read at all.
     is_readable: bool
     problem: str | None
+    #: The version of the sidecar's layout; None where there is none, or it states none.
+    sidecar_version: int | None = None
 
     @property
     def meta(self) -> Meta | None:
@@ -80,13 +82,15 @@ def opened(database: Path) -> Iterator[Memory]:
     place = codex_mem_database.sidecar_of(database)
     with ExitStack() as stack:
         db = stack.enter_context(sqlite.reading(database, beside_writers=True))
-        vectors, problem, is_readable = None, None, True
+        vectors, problem, is_readable, version = None, None, True, None
         try:
             vectors = Vectors(*stack.enter_context(sidecar.reading(place)))
+            version = vectors.meta.version
         except FileNotFoundError:
             pass
         except SidecarProblem as error:
             problem, is_readable = str(error), not isinstance(error, SidecarUnreadable)
+            version = error.version if isinstance(error, SidecarOfOtherVersion) else None
         yield Memory(
             db=db,
             notes=Notes(db, vectors),
@@ -94,6 +98,7 @@ def opened(database: Path) -> Iterator[Memory]:
             is_present=place.is_file(),
             is_readable=is_readable,
             problem=problem,
+            sidecar_version=version,
         )
 
 
@@ -231,6 +236,7 @@ class Signals(Struct, frozen=True, kw_only=True):
     not_applicable: int
     sidecar_present: bool
     sidecar_compatible: bool | None
+    sidecar_version: int | None
     orphans: int | None
     last_backfill: str | None
     last_rebuild: str | None
@@ -260,6 +266,7 @@ def signals(found: Survey) -> Signals:
         not_applicable=counts.not_applicable,
         sidecar_present=memory.is_present,
         sidecar_compatible=is_compatible if memory.is_present else None,
+        sidecar_version=memory.sidecar_version,
         orphans=None if found.gone is None else found.gone + counts.astray,
         last_backfill=None if meta is None else meta.backfilled_at,
         last_rebuild=None if meta is None else meta.rebuilt_at,

@@ -52,6 +52,20 @@ class SidecarUnreadable(SidecarProblem):
     """A sidecar that is damaged, or that may not be read."""
 
 
+class SidecarOfOtherVersion(SidecarProblem):
+    """A sidecar of another layout; ``version`` is what it states, None where that is no number."""
+
+    def __init__(self, version: object) -> None:
+        super().__init__(
+            tr(
+                "its layout has version {version}, and this regraft reads version {version2}",
+                version=version,
+                version2=VERSION,
+            )
+        )
+        self.version = version if isinstance(version, int) else None
+
+
 class Meta(msgspec.Struct, frozen=True):
     """What a sidecar says of itself; ``dimensions`` None: nothing was written yet. Times are RFC 3339."""
 
@@ -102,13 +116,7 @@ def read_meta(db: apsw.Connection) -> Meta:
     except apsw.SQLError as error:
         raise SidecarProblem(tr("it has no identity row ({error})", error=error)) from error
     if version != VERSION:
-        raise SidecarProblem(
-            tr(
-                "its layout has version {version}, and this regraft reads version {version2}",
-                version=version,
-                version2=VERSION,
-            )
-        )
+        raise SidecarOfOtherVersion(version)
     _demand_schema(db)
     try:
         row: Any = db.execute(

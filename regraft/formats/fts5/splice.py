@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -29,9 +30,10 @@ from regraft.formats.sqlite_pages.records import put_varint
 _LIST_SHIFT, _HEIGHT_SHIFT = 36, 31
 #: What is looked for again: terms from so many places among the rows, each in so many rows around.
 SAMPLES, SAMPLE_ROWS = 8, 500
-#: A trigram that LIKE reads as it stands and no other case of which there is.
+#: The tokenizer makes terms of so many characters.
 _TERM_CHARACTERS = 3
-_WILD = "%_"
+#: Characters beyond ASCII that FTS5 and Python may fold to an ASCII letter differently: rows with one are not compared.
+_AMBIGUOUS = re.compile("[\N{KELVIN SIGN}\N{LATIN SMALL LETTER LONG S}\u0130\u0131]")
 
 
 class Index(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,32 +168,43 @@ def _demand_answers(db: apsw.Connection, index: Index, rows: int) -> None:
 
 
 def _demand_sample(db: apsw.Connection, index: Index, first: int) -> None:
-    """See that a term of a row is found in the same rows as LIKE finds it in, among those that follow."""
-    around = f"{index.number} BETWEEN ? AND ? + {SAMPLE_ROWS}"
-    texts = db.execute(f"SELECT {index.text} FROM {index.texts} WHERE {around} ORDER BY {index.number}", (first, first))
-    term = next(filter(None, (_term(str(text)) for (text,) in texts)), None)
+    """Verify that a term matches exactly the rows whose text contains it, among the rows from ``first`` on.
+
+    Texts are compared here, not with LIKE: LIKE ends at a NUL, while the tokenizer leaves NUL out and goes on.
+    """
+    around = f"BETWEEN ?1 AND ?1 + {SAMPLE_ROWS}"
+    texts: Any = db.execute(
+        f"SELECT {index.number}, {index.text} FROM {index.texts} WHERE {index.number} {around} ORDER BY {index.number}",
+        (first,),
+    )
+    term: str | None = None
+    containing: set[int] = set()
+    ambiguous: set[int] = set()
+    for row, value in texts:
+        text = str(value)
+        if _AMBIGUOUS.search(text):
+            ambiguous.add(row)
+            continue
+        indexed = text.replace("\0", "").lower()
+        # A row before the first one with a term has no term at all, so it does not contain this one either.
+        term = term or _term(indexed)
+        if term is not None and term in indexed:
+            containing.add(row)
     if term is None:
         return
-    scanned = db.execute(
-        f"SELECT {index.number} FROM {index.texts} WHERE {around} AND {index.text} LIKE ? ORDER BY {index.number}",
-        (first, first, f"%{term}%"),
-    ).fetchall()
-    quoted = term.replace('"', '""')
-    found = db.execute(
-        f"SELECT rowid FROM {index.table} WHERE {index.table} MATCH ? AND rowid BETWEEN ? AND ? + {SAMPLE_ROWS}"
-        " ORDER BY rowid",
-        (f'"{quoted}"', first, first),
-    ).fetchall()
-    if found != scanned:
-        raise SpliceRefused(f"a term is found in {len(found)} rows instead of {len(scanned)}")
+    matches = db.execute(
+        f"SELECT rowid FROM {index.table} WHERE {index.table} MATCH ?2 AND rowid {around}", (first, f'"{term}"')
+    )
+    found = {row for (row,) in matches} - ambiguous
+    if found != containing:
+        raise SpliceRefused(f"a term is found in {len(found)} rows instead of {len(containing)}")
 
 
 def _term(text: str) -> str | None:
-    """Return three characters of a text that LIKE and the index read alike, from its middle on; None where none are."""
+    """Return three letters or digits of a lower-case text that have no case or are ASCII, from its middle on."""
     middle = len(text) // 2
     for start in (*range(middle, len(text) - 2), *range(min(middle, len(text) - 2))):
         term = text[start : start + _TERM_CHARACTERS]
-        is_plain = term.isalnum() and not set(term) & set(_WILD)
-        if is_plain and (term.isascii() or term.lower() == term.upper() == term.casefold()):
+        if term.isalnum() and (term.isascii() or term.lower() == term.upper() == term.casefold()):
             return term
     return None

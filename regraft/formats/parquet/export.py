@@ -15,6 +15,7 @@ from regraft import links, steady
 from regraft.base_names import meant
 from regraft.errors import SourceNotMigratable, SourceUnreadable, TargetNotWritable, WrongUsage
 from regraft.formats.cherry_v1 import embedjs
+from regraft.formats.cherry_v1.layout import vector_file_in
 from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
 from regraft.formats.cherry_v2.layout import Store
@@ -321,8 +322,9 @@ def _v1_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts
         only = Part(AboutBase(id=source.path.name, name=source.path.name, model=None, dimensions=None, index=True))
         named = [(only, source.path.name)]
     else:
+        folder = source.places.vectors or ""
         named = [(_legacy_base(raw), vector_file_name(raw["id"])) for raw in _legacy_bases(source)]
-        named = [(part, join(source.places.vectors or "", name)) for part, name in named]
+        named = [(part, join(folder, vector_file_in(source.tree, folder, name))) for part, name in named]
     chosen = _chosen([part for part, _ in named], bases)
     for part, name in named:
         if part in chosen:

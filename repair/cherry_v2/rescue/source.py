@@ -17,7 +17,7 @@ from migrators.pipeline.source import Hints
 from migrators.pipeline.uploads import upload_name
 from regraft import links, steady
 from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
-from regraft.formats.cherry_v1.layout import StatePlaces
+from regraft.formats.cherry_v1.layout import StatePlaces, vector_file_in
 from regraft.formats.cherry_v1.state import V1State, read_state
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
@@ -67,7 +67,7 @@ class V1Left(msgspec.Struct, frozen=True, kw_only=True):
         for tree, places in self.places:
             if places.vectors is None:
                 continue
-            name = join(places.vectors, draft.vector_file)
+            name = join(places.vectors, vector_file_in(tree, places.vectors, draft.vector_file))
             try:
                 if isinstance(tree, ZipTree) and tree.kind(name) == "file":
                     demand_room(durable.temporary_place(), tree.size(name))
@@ -133,7 +133,7 @@ def read_v1(
         RegraftError: it cannot be read, or an application is using the given profile.
     """
     path = store.root if given is None else given
-    source, state = _found(path, keep)
+    source, state = _found(path, keep, salvage=salvage)
     if (
         given is not None
         and source.profile is not None
@@ -148,13 +148,13 @@ def read_v1(
     return V1Left(source=source, places=places, library=library, keep=keep, salvage=salvage)
 
 
-def _found(path: Path, keep: ExitStack) -> tuple[Located, V1State]:
+def _found(path: Path, keep: ExitStack, *, salvage: bool) -> tuple[Located, V1State]:
     """Return the first kind of v1 source that a path is and that has bases."""
-    found = keep.enter_context(located(path))
+    found = keep.enter_context(located(path, salvage=salvage))
     kinds = [found.kind] if found.kind in V1_SOURCES else [Kind.V1_PROFILE, Kind.V1_EXPORT]
     for kind in kinds:
         try:
-            source = keep.enter_context(located(path, kind))
+            source = keep.enter_context(located(path, kind, salvage=salvage))
         except SourceUnrecognised:
             continue
         state = read_state(source.tree, source.places)

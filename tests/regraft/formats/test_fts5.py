@@ -34,7 +34,28 @@ _ENGLISH = [
 ]
 _CHINESE = [f"第{number}盏灯的看守人写道：西风，今晚有{number * 7}盏灯。" for number in range(60)]
 _ODD = ["", "a", "ab", "\0\0\0\0", "🗓️🗓️🗓️", "İstanbul ISTANBUL ıstanbul", "say \"yes\" 'no'", "%%%___", "ÄÖÜ äöü ß SS"]
-_CORPORA = {"english": _ENGLISH, "chinese": _CHINESE, "mixed": [*_ENGLISH[:20], *_ODD, *_CHINESE[:20]], "odd": _ODD}
+#: LIKE ends at NUL, FTS5 leaves it out; characters beyond ASCII are folded to ASCII letters by FTS5, not by LIKE.
+_NUL = [
+    "the lamp of the harbour",
+    "a harbour\0 and the lamp",
+    "\0lamp",
+    "la\0mp of the harbour",
+    "no light here",
+    "LA\0\0MP",
+    "第一盏\0灯的看守人",
+    "看\0守人",
+]
+_FOLDED = ["kiss the task", "\u212aISS", "ki\u017fs", "KI\u017f\u017f", "K\u0130SS", "\u0131 kiss", "a risky task"]
+_CORPORA = {
+    "english": _ENGLISH,
+    "chinese": _CHINESE,
+    "mixed": [*_ENGLISH[:20], *_ODD, *_CHINESE[:20]],
+    "odd": _ODD,
+    "nul": _NUL,
+    "nul first": _NUL[::-1],
+    "folded": _FOLDED,
+    "folded first": _FOLDED[::-1],
+}
 
 
 def _file(path: Path, bodies: list[str]) -> None:

@@ -32,7 +32,7 @@ class Compiled(msgspec.Struct, frozen=True):
 
     #: Runs of letters, numbers and ``_``, as they stand in the query.
     tokens: tuple[str, ...]
-    #: What the trigram index is asked for, any of it: different words, then different windows.
+    #: What the trigram index is asked for, any of it: words, then windows, each term once.
     terms: tuple[str, ...]
     #: Different words that are too short for it.
     shorts: tuple[str, ...]
@@ -53,10 +53,15 @@ def compiled(query: str) -> Compiled:
     every = tokens(query)
     runs = [(run[0], run["unsegmented"] is not None) for token in every for run in _pattern(_RUN).finditer(token)]
     words = [run for run, is_unsegmented in runs if not is_unsegmented or len(run) <= TRIGRAM]
-    # A word that is a window of another run, too, is asked for twice and counts twice.
-    terms = chain(dict.fromkeys(word for word in words if len(word) >= TRIGRAM), dict.fromkeys(_windows(runs)))
+    # Distinct over words and windows together: bm25() would count a term that is both twice.
+    terms = dict.fromkeys(chain((word for word in words if len(word) >= TRIGRAM), _windows(runs)))
     shorts = dict.fromkeys(word for word in words if len(word) < TRIGRAM)
     return Compiled(tuple(every), tuple(islice(terms, MAX_TERMS)), tuple(shorts))
+
+
+def is_unsegmented(text: str) -> bool:
+    """Whether a text consists of characters of a script without spaces between words: Han, Hiragana, Katakana."""
+    return _pattern(f"[{_UNSEGMENTED}]+").fullmatch(text) is not None
 
 
 @cache
