@@ -77,7 +77,7 @@ class Trees:
             for base, (made, name, raw) in bases.items():
                 yield from self._judge(base, made, name, raw, reports[base], library, salvage=salvage)
 
-    def _judge(  # noqa: PLR0913
+    def _judge(
         self, base: str, made: Made, name: str, raw: bytes, report: dict[str, Any], library: Path, *, salvage: bool
     ) -> Iterator[str]:
         result = pairs_in(library / "KnowledgeBase" / report["id"] / INDEX_FILE)

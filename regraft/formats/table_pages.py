@@ -8,11 +8,12 @@ not matter here, since no row is read through them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import apsw
 
+from regraft import sqlite
 from regraft.formats.sqlite_pages.file import PageFile
 from regraft.formats.sqlite_pages.pages import Kind, TreePage, record_cell, tree_page
 from regraft.formats.sqlite_pages.records import Field, Malformed, fields_of
@@ -24,6 +25,8 @@ _COMPLAINTS = 100_000
 #: Complaints that name a page and no tree: a page that no tree reaches, and cells that do not fill their page.
 _UNUSED = re.compile(r"Page (\d+)(?: is|:) never used")
 _UNFILLED = re.compile(r"(?:Fragmentation|Multiple uses for byte) .* (?:of|on) page (\d+)")
+#: What SQLite says of a value that a column does not allow.
+_VALUE = re.compile(r"(NULL|TEXT|NUMERIC|non-\w+) value in ")
 _FIRST_BLOB, _FIRST_TEXT = 12, 13
 
 
@@ -67,6 +70,22 @@ def _complaints(db: apsw.Connection, table: str) -> Iterator[str]:
         for text in texts:
             yield from text.splitlines()
         return
+
+
+def disagreement(db: apsw.Connection, tables: Iterable[str]) -> str | None:
+    """Return where pages of some tables, or their indexes, do not agree on which rows there are; None if they do.
+
+    For files whose rows are found through indexes, too. A value that its column does not allow is no disagreement.
+
+    Raises:
+        apsw.Error: it cannot be read.
+    """
+    db.execute("PRAGMA ignore_check_constraints = ON")
+    for table in tables:
+        for (said,) in db.execute(f"PRAGMA integrity_check({sqlite.quoted(table)})"):
+            if said != "ok" and not _VALUE.match(str(said)):
+                return str(said)
+    return None
 
 
 class _Shape:

@@ -218,7 +218,7 @@ class Surveyor:
         self._found.body_bytes += body_bytes
         return tally
 
-    def text(  # noqa: PLR0913 - each is one fact of the row
+    def text(
         self, tally: Tally, rowid: int, body_bytes: int, degenerate: bool, digests: Digests, *, is_there: bool
     ) -> None:
         """Tell rows without a text from the others."""

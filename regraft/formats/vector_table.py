@@ -2,9 +2,10 @@
 
 A survey reads every row once and keeps what planning needs per loader (in the preview layout: per item); rows are then
 streamed loader by loader. Both are proof against rows of any type and against damaged files: what cannot be read is a
-:class:`StoreProblem`. The survey is a scan, the streams seek: a digest over the rows of the first is what the second
-has to reproduce (:mod:`regraft.formats.row_digest`). Every query says ``NOT INDEXED``: a vector index of libSQL is empty to any other SQLite, which
-would answer from it (``docs/formats/preview.md``, "The vector index trap").
+:class:`StoreProblem`. The survey scans the table and the streams seek, which gives different rows where a file is
+damaged: a stream has to reproduce the survey's digest of its rows (:mod:`regraft.formats.row_digest`). Every query says
+``NOT INDEXED``: a vector index of libSQL is empty to any other SQLite, which would answer from it
+(``docs/formats/preview.md``, "The vector index trap").
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Unreadable(Exception):
     """Bytes are no cell, or no record."""
 
 
-# --- an independent reader ---------------------------------------------------------------------------------------------
+# --- an independent reader --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def columns(record: bytes) -> list[bytes | None]:
     return values
 
 
-# --- mutations -----------------------------------------------------------------------------------------------------------
+# --- mutations --------------------------------------------------------------------------------------------------------
 
 Mutation = Callable[[Made, bytearray, random.Random], None]
 MUTATIONS: dict[str, Mutation] = {}
@@ -340,7 +340,7 @@ def mutated(made: Made, rng: random.Random) -> tuple[str, bytes]:
     return " + ".join(names), bytes(raw)
 
 
-# --- judgement -----------------------------------------------------------------------------------------------------------
+# --- judgement --------------------------------------------------------------------------------------------------------
 
 Pair = tuple[str, bytes]
 

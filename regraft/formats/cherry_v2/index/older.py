@@ -18,6 +18,7 @@ import msgspec
 
 from regraft import sqlite
 from regraft.errors import VerificationFailed
+from regraft.formats import table_pages
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, is_in_step, write_indexes
 from regraft.formats.cherry_v2.index.layout import TABLES, TIME, Table
@@ -113,6 +114,10 @@ def examine(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldIndex:
     problems += _strangers(db)
     for name, select in selects.items():
         problems += _refused(db, name, select, time)
+    # A scan may give fewer rows than there are, and a copy of these would take the file's place.
+    damage = table_pages.disagreement(db, selects)
+    if damage is not None:
+        problems.append(tr("its pages do not agree on which rows there are: {damage}", damage=damage))
     digest = "" if problems else _digest(db, "main", selects, time)
     return OldIndex(
         version=version,
