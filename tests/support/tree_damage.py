@@ -389,5 +389,5 @@ def problems(
     if len(strange) > flips:
         yield f"{len(strange)} texts or vectors that the file never had"
     named = skipped + (salvage["about"] - salvage["rows"] if salvage else 0)
-    if len(lost) > named:
+    if len(lost) > named + flips:
         yield f"{len(lost)} rows lost, {named} named"
