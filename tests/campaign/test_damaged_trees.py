@@ -15,7 +15,6 @@ if str(REPO) not in sys.path:
     sys.path.append(str(REPO))
 
 from benchmarks.damaged_trees import Trees
-
 from regraft.formats import row_digest, table_pages
 
 SEED = 1

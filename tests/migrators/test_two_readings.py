@@ -227,7 +227,7 @@ def test_an_export_of_v1_tells_of_it_and_writes_the_other_bases(made: Made, tmp_
     assert rows == {"Base behind": 40, "Base damaged": 0, "Base whole": 40}
 
 
-# --- the second reading ------------------------------------------------------------------------------------------------
+# --- the second reading -----------------------------------------------------------------------------------------------
 
 
 def test_rows_that_are_read_otherwise_the_second_time_fail_their_base(
@@ -323,7 +323,7 @@ def test_of_a_large_text_only_the_length_counts() -> None:
     assert held != row_digest(1, None, size + 1, b"aaaa")
 
 
-# --- what is no damage of the rows -------------------------------------------------------------------------------------
+# --- what is no damage of the rows ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,12 @@ import random
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
+import apsw
 from page_damage import Made
 from sqlite_bytes import local_bytes, registered, varint
 
@@ -102,6 +105,27 @@ def columns(record: bytes) -> list[bytes | None]:
         values.append(None if serial == 0 else record[at : at + length])
         at += length
     return values
+
+
+def one_cell_less(path: Path, name: str) -> None:
+    """Let the first leaf of a table or index of any SQLite file say that it has one cell less."""
+    with closing(apsw.Connection(str(path))) as db:
+        size, number = (
+            int(str(db.execute(query, values).get))
+            for query, values in (
+                ("PRAGMA page_size", ()),
+                ("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)),
+            )
+        )
+    raw = bytearray(path.read_bytes())
+    while raw[(number - 1) * size] not in (TABLE_LEAF, INDEX_LEAF):
+        start = (number - 1) * size
+        cell_at = start + int.from_bytes(raw[start + 12 : start + 14], "big")
+        number = int.from_bytes(raw[cell_at : cell_at + 4], "big")
+    start = (number - 1) * size
+    count = int.from_bytes(raw[start + 3 : start + 5], "big")
+    raw[start + 3 : start + 5] = (count - 1).to_bytes(2, "big")
+    path.write_bytes(raw)
 
 
 # --- mutations --------------------------------------------------------------------------------------------------------
