@@ -285,7 +285,7 @@ def test_bodies_without_a_usable_vector_come_back_without_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["sqlite_autoindex_embedding_1", "sqlite_autoindex_search_unit_1", "embedding", "search_text"]
+    "name", ["sqlite_autoindex_embedding_1", "sqlite_autoindex_search_unit_1", "embedding", "search_unit"]
 )
 def test_rows_that_only_a_table_or_its_index_has_are_said_to_be_damage(tmp_path, name):
     """The leaf of a table, or of an index by which its rows are found, has one entry less."""
