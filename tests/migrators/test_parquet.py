@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,17 @@ def test_rows_that_only_a_table_or_its_index_has_are_said_to_be_damage(tmp_path,
     assert done.status == 1
     assert "its index is damaged: " in base["problem"] or "cannot be read to its end" in base["problem"]
     assert source.read_bytes() == before
+
+
+def test_rows_that_are_missing_when_they_are_read_again_stop_an_import(tmp_path, monkeypatch):
+    source = built(tmp_path, {"one": ["first text", "second text"]})
+    assert run("export", source, tmp_path / "units.parquet").status == 0
+    real = files.columns.read_rows
+    monkeypatch.setattr(files.columns, "read_rows", lambda path, groups: islice(real(path, groups), 1))
+    done = run("import", tmp_path / "units.parquet", "--to", tmp_path / "back", "--json")
+    message = said(done, "StoppedMidway", 3)
+    assert f"two readings of base {BASE} gave 2 and 1 rows" in message
+    assert not list((tmp_path / "back").rglob("index.sqlite"))
 
 
 @pytest.mark.parametrize(("page_of", "problem"), [("content", False), ("sqlite_autoindex_content_1", True)])
