@@ -301,16 +301,16 @@ class VectorTable(msgspec.Struct, frozen=True):
             self._survey_query(columns, texts=texts)
         ):
             seen.row(rowid, recoded(loader), recoded(source), recoded(row_id))
-            size = (body_bytes or 0) if body is None else len(body)
+            size = body_bytes if body is None else len(body)
             digests = row_digest(rowid, body, size, vector), row_digest(rowid, body, size, None) if texts else 0
             if reason is None:
                 kind = non_finite(length) if flaw == NON_FINITE else length
-                tally = seen.vector(rowid, kind, body_bytes or 0, flaw == DEGENERATE, digests)
+                tally = seen.vector(rowid, kind, body_bytes, flaw == DEGENERATE, digests)
             else:
-                tally = seen.refused(rowid, str(reason), body_bytes or 0, digests)
+                tally = seen.refused(rowid, str(reason), body_bytes, digests)
             if texts:
                 is_there = bool(has_text)
-                seen.text(tally, rowid, body_bytes or 0, flaw == DEGENERATE, digests, is_there=is_there)
+                seen.text(tally, rowid, body_bytes, flaw == DEGENERATE, digests, is_there=is_there)
 
     def _demand_all_rows(self, db: apsw.Connection, path: Path, found: Survey) -> None:
         """Refuse a file whose pages do not agree on which rows there are."""
@@ -332,7 +332,7 @@ class VectorTable(msgspec.Struct, frozen=True):
                    CASE WHEN {length} > 0 IS NOT TRUE THEN {MISSING}
                         WHEN typeof({vector}) <> 'blob' OR {length} % 4 THEN {UNSUPPORTED}
                         ELSE {length} END AS kind,
-                   octet_length({self.body}),
+                   coalesce(octet_length({self.body}), 0),
                    CASE WHEN typeof({vector}) = 'blob' AND {length} > 0 AND {length} % 4 = 0
                         THEN {flaw_of(vector)} ELSE 0 END,
                    {self._has_text if texts else "NULL"},
