@@ -144,7 +144,9 @@ def lost_rows(case: Case, document: dict[str, Any], library: Path) -> list[str]:
             continue
         if rows["read"] != len(vectors):
             found.append(f"{name!r} has {len(vectors)} rows, and {rows['read']} were read")
-        new = _new_vectors(library / base["index"]["path"])
+        texts, new = _new_rows(library / base["index"]["path"])
+        if texts != rows["carried"] + rows["restored_duplicate"]:
+            found.append(f"{name!r} carried {rows['carried']}, and {texts} texts are in its index")
         if not new <= set(vectors):
             found.append(f"{name!r} has vectors that its source has not")
     return found
@@ -176,10 +178,12 @@ def _vectors(source: Path, name: str) -> list[Any] | None:
     return None
 
 
-def _new_vectors(path: Path) -> set[Any]:
+def _new_rows(path: Path) -> tuple[int, set[Any]]:
+    """Return how many texts a new index has, and its vectors."""
     with closing(
         apsw.Connection(
             f"{path.absolute().as_uri()}?mode=ro&immutable=1", flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
         )
     ) as db:
-        return {row[0] for row in db.execute("SELECT vector_blob FROM embedding")}
+        texts = sum(1 for _ in db.execute("SELECT text FROM search_text NOT INDEXED"))
+        return texts, {row[0] for row in db.execute("SELECT vector_blob FROM embedding NOT INDEXED")}

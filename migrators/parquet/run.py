@@ -257,6 +257,11 @@ def _build(path: Path, plan: Plan, progress: Progress) -> Rebuilt:
             built.add(row)
             if built.read % REPORT_ROWS == 0:
                 progress.step(REPORT_ROWS * CARRY_SHARE, REPORT_ROWS * size)
+        if built.read != rows:
+            reason = tr(
+                "two readings of base {base} gave {rows:,} and {read:,} rows", rows=rows, read=built.read, base=base_id
+            )
+            raise SourceUnreadable(path=plan.file.path, reason=reason)
         Indexing(rows, progress.step).watch(db)
         built.finish(plan.about.bare_materials)
     verify(path, base_id, built)

@@ -63,6 +63,12 @@ class CarriedRows(msgspec.Struct):
         return sum(tally.count for tally in self.tallies)
 
     @property
+    def digest(self) -> int:
+        """Digest of the rows as carrying reads them: those without a vector count with their texts alone."""
+        whole = self.whole.digest if self.whole else 0
+        return whole + sum(tally.text_digest for _, tally in self.bare)
+
+    @property
     def first_rowid(self) -> int:
         """Return the first row that is carried."""
         return min(tally.first_rowid for tally in self.tallies)

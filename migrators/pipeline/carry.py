@@ -305,10 +305,10 @@ class _Carrier:
         table, length = self._origin.table, self._plan.vector_bytes
         texts = bool(self._plan.rows.without_vector)
         if is_large:
-            return table.large_rows(db, material.runs, length or None, texts=texts)
+            return table.large_rows(db, material.runs, length or None, material.digest, texts=texts)
         if texts:
-            return table.rows_and_texts(db, material.runs, length or None)
-        return table.rows(db, material.runs, length)
+            return table.rows_and_texts(db, material.runs, length or None, material.digest)
+        return table.rows(db, material.runs, length, material.digest, any_number=material.is_finite)
 
     def _rows(
         self, db: apsw.Connection, material: MaterialPlan, is_large: bool

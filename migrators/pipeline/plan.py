@@ -198,6 +198,8 @@ class _Planner:
             runs=tuple(sorted(run for share in shares for run in _runs(share.loader))),
             rows=sum(share.rows for share in shares),
             body_bytes=sum(share.body_bytes for share in shares),
+            digest=sum(share.digest for share in shares),
+            is_finite=not any(-self._terms.vector_bytes in share.loader.kinds for share in shares),
         )
 
     # --- duplicates ------------------------------------------------------------------------------------------------

@@ -28,12 +28,23 @@ class ItemPlan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class MaterialPlan(msgspec.Struct, frozen=True):
-    """The rows that become one material: ``item`` is an index into the plan's items, ``runs`` are rowid ranges."""
+    """The rows that become one material.
+
+    Attributes:
+        item: an index into the plan's items.
+        runs: ranges of rowids; rows in them that are not migrated have no vector of the base's length.
+        rows: how many rows are migrated.
+        body_bytes: the length of their texts in bytes.
+        digest: over the rows that the survey found, which migrating has to read again.
+        is_finite: no vector in the ranges has a NaN or an infinity, so that none has to be looked at again.
+    """
 
     item: int
     runs: tuple[tuple[int, int], ...]
     rows: int
     body_bytes: int
+    digest: int
+    is_finite: bool = False
 
 
 class Rows(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import traceback
 from collections import deque
@@ -24,6 +25,7 @@ from migrators.pipeline.source import Pipeline, Salvager
 from migrators.pipeline.survey import BaseJob
 from regraft import areas, links, steady, workers
 from regraft.crew import Crew, JobFailed, cores
+from regraft.errors import BooksDoNotBalance
 from regraft.formats import fts5
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.vector_survey import StoreProblem
@@ -35,6 +37,8 @@ from regraft.records import replace
 from regraft.report.progress import Progress
 from regraft.tree import Tree, open_tree
 from regraft.tree_files import SourceFailed
+
+logger = logging.getLogger(__name__)
 
 #: More processes than this gain nothing: the disk is shared.
 MAX_JOBS = 4
@@ -121,7 +125,7 @@ def carry_all(
 
     Raises:
         apsw.Error, OSError: the target cannot be written.
-        BooksDoNotBalance, VerificationFailed: see :func:`carry_base`.
+        VerificationFailed: see :func:`carry_base`.
     """
     if count == 1:
         for job in jobs:
@@ -137,19 +141,39 @@ def _carry(job: Job, tree: Tree, watch: Watcher, crew: Crew | None = None) -> Do
     try:
         with _steady(job.work):
             carried = carry_base(plan, origin, job.staging, job.now_ms, watch, verify=job.verify, crew=crew)
-    except SourceFailed as failed:
-        # Damage that only shows while whole rows are read: the base is planned anew as one that cannot be read.
+    except (SourceFailed, BooksDoNotBalance) as failed:
+        logger.info("base %s: %s", job.work.draft.id, failed)
         if crew is not None:
             # Nobody writes there any more.
             with suppress(JobFailed):
                 crew.settle()
-        durable.remove_tree(job.staging)
         with ExitStack() as keep:
-            left = _left_of(job, StoreProblem(tr("cannot be read: {failed}", failed=failed), is_damage=True), keep)
-            plan = plan_base(job.work.draft, left.found, carry_text=plan.carry_text)
-            origin = replace(origin, table=left.table or job.table, vectors=left.vectors)
-            carried = carry_base(plan, origin, job.staging, job.now_ms, watch)
+            plan, carried = _carry_what_is_left(job, origin, watch, failed, keep)
     return Done(job.work, plan, carried)
+
+
+def _carry_what_is_left(
+    job: Job, origin: Origin, watch: Watcher, failed: SourceFailed | BooksDoNotBalance, keep: ExitStack
+) -> tuple[BasePlan, Carried]:
+    """Plan a base again whose rows were not read as they were surveyed, and carry that; the other bases go on.
+
+    The base fails by name, unless rows of damaged files are wanted and some are left.
+    """
+    said = tr("cannot be read: {failed}", failed=failed)
+    if isinstance(failed, BooksDoNotBalance):
+        said = tr("is not migrated: {failed}", failed=failed)
+    problem = StoreProblem(said, is_damage=True)
+    left = _left_of(job, problem, keep)
+    plan = plan_base(job.work.draft, left.found, carry_text=job.plan.carry_text)
+    durable.remove_tree(job.staging)
+    try:
+        source = replace(origin, table=left.table or job.table, vectors=left.vectors)
+        return plan, carry_base(plan, source, job.staging, job.now_ms, watch)
+    except (SourceFailed, BooksDoNotBalance) as again:
+        logger.info("base %s, with what is left of it: %s", job.work.draft.id, again)
+    durable.remove_tree(job.staging)
+    plan = plan_base(job.work.draft, problem, carry_text=job.plan.carry_text)
+    return plan, carry_base(plan, replace(origin, vectors=None), job.staging, job.now_ms, watch)
 
 
 def _left_of(job: Job, problem: StoreProblem, keep: ExitStack) -> Leftover:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,6 +18,9 @@ T = TypeVar("T")
 SAMPLES = 3
 #: Different sources of one loader that are told apart; of a file there is one, of a sitemap one for every page.
 MAX_SOURCES = 1_000
+
+#: The digests of a row: with its vector, and with its text alone.
+Digests: TypeAlias = tuple[int, int]
 
 #: Kinds of a row's vector: the length in bytes of a usable one, that of one with a NaN or an infinity
 #: (:func:`non_finite`), or one of these.
@@ -62,11 +65,22 @@ class Tally(msgspec.Struct):
     degenerate: int = 0
     #: Bytes of the bodies.
     body_bytes: int = 0
+    #: Over the rows with their vectors, and with their texts alone (:mod:`regraft.formats.row_digest`). The latter only
+    #: where texts were asked for.
+    digest: int = 0
+    text_digest: int = 0
     samples: list[str] = msgspec.field(default_factory=list)
     #: Those of these rows that have no text: NULL, empty or white space only. Only known where it was asked for.
     blank: Tally | None = None
     #: The first row that has one; likewise.
     first_text: int | None = None
+
+    def add(self, body_bytes: int, digests: Digests) -> None:
+        """Count one row."""
+        self.count += 1
+        self.body_bytes += body_bytes
+        self.digest += digests[0]
+        self.text_digest += digests[1]
 
     @property
     def with_text(self) -> Tally:
@@ -78,6 +92,8 @@ class Tally(msgspec.Struct):
             first_rowid=self.first_rowid if self.first_text is None else self.first_text,
             degenerate=self.degenerate - self.blank.degenerate,
             body_bytes=self.body_bytes - self.blank.body_bytes,
+            digest=self.digest - self.blank.digest,
+            text_digest=self.text_digest - self.blank.text_digest,
             samples=[sample for sample in self.samples if sample not in self.blank.samples],
         )
 
@@ -156,7 +172,8 @@ class Surveyor:
         self._key: bytes | None = None
         self._loader: LoaderRows | None = None
         self._row_id: bytes | None = None
-        self._last = -(1 << 63)
+        #: Below every row number.
+        self._last = -(1 << 63) - 1
 
     def row(self, rowid: int, key: bytes | None, source: bytes | None, row_id: bytes | None) -> None:
         """Count a row; its vector follows."""
@@ -164,7 +181,7 @@ class Surveyor:
             self._key = key
             self._loader = self._loader_of(key)
             self._loader.runs.extend((rowid, rowid))
-        if rowid < self._last:
+        if rowid <= self._last:
             # Ranges of rowids would then name other rows than these.
             raise StoreProblem(tr("cannot be read: its rows are out of order"), is_damage=True)
         self._last = rowid
@@ -177,40 +194,40 @@ class Surveyor:
             loader.highest_number = max(loader.highest_number, self._number(row_id, key))
         self._found.rows += 1
 
-    def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: bool) -> Tally:
+    def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: bool, digests: Digests) -> Tally:
         """Count the row's vector, and return where."""
         assert self._loader is not None
-        tally = self._counted(self._loader.kinds, kind, rowid, body_bytes)
+        tally = self._counted(self._loader.kinds, kind, rowid, body_bytes, digests)
         tally.degenerate += degenerate
         if kind not in (MISSING, UNSUPPORTED):
             self._found.lengths[abs(kind)] = self._found.lengths.get(abs(kind), 0) + 1
         return tally
 
-    def refused(self, rowid: int, reason: str, body_bytes: int) -> Tally:
+    def refused(self, rowid: int, reason: str, body_bytes: int, digests: Digests) -> Tally:
         """Count a row that is not carried, and return where."""
         assert self._loader is not None
-        return self._counted(self._loader.refused, reason, rowid, body_bytes)
+        return self._counted(self._loader.refused, reason, rowid, body_bytes, digests)
 
-    def _counted(self, tallies: dict[T, Tally], key: T, rowid: int, body_bytes: int) -> Tally:
+    def _counted(self, tallies: dict[T, Tally], key: T, rowid: int, body_bytes: int, digests: Digests) -> Tally:
         tally = tallies.get(key)
         if tally is None:
             tally = tallies[key] = Tally(first_rowid=rowid)
-        tally.count += 1
-        tally.body_bytes += body_bytes
+        tally.add(body_bytes, digests)
         if len(tally.samples) < SAMPLES:
             tally.samples.append(self._name(rowid))
         self._found.body_bytes += body_bytes
         return tally
 
-    def text(self, tally: Tally, rowid: int, body_bytes: int, degenerate: bool, *, is_there: bool) -> None:
+    def text(
+        self, tally: Tally, rowid: int, body_bytes: int, degenerate: bool, digests: Digests, *, is_there: bool
+    ) -> None:
         """Tell rows without a text from the others."""
         if is_there:
             tally.first_text = rowid if tally.first_text is None else tally.first_text
             return
         blank = tally.blank = tally.blank or Tally(first_rowid=rowid)
-        blank.count += 1
+        blank.add(body_bytes, digests)
         blank.degenerate += degenerate
-        blank.body_bytes += body_bytes
         if len(blank.samples) < SAMPLES:
             blank.samples.append(self._name(rowid))
 

@@ -2,8 +2,10 @@
 
 A survey reads every row once and keeps what planning needs per loader (in the preview layout: per item); rows are then
 streamed loader by loader. Both are proof against rows of any type and against damaged files: what cannot be read is a
-:class:`StoreProblem`. Every query says ``NOT INDEXED``: a vector index of libSQL is empty to any other SQLite, which
-would answer from it (``docs/formats/preview.md``, "The vector index trap").
+:class:`StoreProblem`. The survey scans the table and the streams seek, which gives different rows where a file is
+damaged: a stream has to reproduce the survey's digest of its rows (:mod:`regraft.formats.row_digest`). Every query says
+``NOT INDEXED``: a vector index of libSQL is empty to any other SQLite, which would answer from it
+(``docs/formats/preview.md``, "The vector index trap").
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import apsw
 import msgspec
 
 from regraft import links, sqlite
+from regraft.formats import table_pages
 from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_of
+from regraft.formats.row_digest import RowsDigest, row_digest
 from regraft.formats.vector_numbers import DEGENERATE, NON_FINITE, flaw_of, prepare
 from regraft.formats.vector_survey import MISSING, UNSUPPORTED, StoreProblem, Survey, Surveyor, non_finite
 from regraft.language import joined, tr
@@ -86,7 +90,8 @@ class VectorTable(msgspec.Struct, frozen=True):
 
         Raises:
             StoreProblem: missing, a folder, empty, no SQLite, damaged, without the table or a column of it; where the
-                column of vectors is there, with their length.
+                column of vectors is there, with their length. Damaged is also a file that SQLite reads to its end and
+                whose pages do not agree on which rows there are.
         """
         check_file(path)
         found = Survey()
@@ -95,6 +100,7 @@ class VectorTable(msgspec.Struct, frozen=True):
                 columns = self._columns(db)
                 prepare(db)
                 self._survey_rows(db, found, columns, texts=texts)
+                self._demand_all_rows(db, path, found)
         except (apsw.Error, UnicodeDecodeError) as error:
             if sqlite.is_write_failure(error):
                 raise
@@ -107,22 +113,33 @@ class VectorTable(msgspec.Struct, frozen=True):
         return found
 
     def rows(
-        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int, *, any_number: bool = False
+        self,
+        db: apsw.Connection,
+        runs: Iterable[tuple[int, int]],
+        vector_bytes: int,
+        digest: int | None = None,
+        *,
+        any_number: bool = False,
     ) -> Iterator[tuple[str, bytes]]:
         """Stream (body, vector) of the rows in ``runs`` whose vector is a BLOB of that length, in rowid order.
 
         A NULL body is the empty text; unpaired surrogates and other invalid bytes become U+FFFD. Vectors with a NaN or
         an infinity are left out, but for ``any_number``.
+
+        Raises:
+            RowsDiffer: at the end, where ``digest``, that of these rows by the survey, is another one.
         """
         length = f"typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?3"
         fits = length if any_number else self._fits
-        query = f"""SELECT CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
+        query = f"""SELECT rowid, CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ?1 AND ?2 AND {fits} ORDER BY rowid"""
         prepare(db)
-        text = decoder(db)
+        text, read = decoder(db), RowsDigest()
         for first, last in runs:
-            for body, vector in db.execute(query, (first, last, vector_bytes)):
+            for rowid, body, vector in db.execute(query, (first, last, vector_bytes)):
+                read.add(rowid, body, len(body or b""), vector)
                 yield text(body) or "", vector
+        read.demand(digest, self.name)
 
     def text_hashes(
         self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
@@ -146,28 +163,46 @@ class VectorTable(msgspec.Struct, frozen=True):
         return bytes(found)
 
     def large_rows(
-        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int | None, *, texts: bool
+        self,
+        db: apsw.Connection,
+        runs: Iterable[tuple[int, int]],
+        vector_bytes: int | None,
+        digest: int | None = None,
+        *,
+        texts: bool,
     ) -> Iterator[tuple[str | LargeText, bytes | None]]:
-        """Stream what :meth:`rows` streams, or :meth:`rows_and_texts`; a large body is read in pieces."""
+        """Stream what :meth:`rows` streams, or :meth:`rows_and_texts`; a large body is read in pieces.
+
+        Of a large body only the length counts for the digest.
+
+        Raises:
+            RowsDiffer: as by :meth:`rows`.
+        """
         fits = self._fits
         wanted = f"({fits} OR {self._has_text})" if texts else fits
         body, is_large = self.body, f"octet_length({self.body}) > {LARGE_BYTES}"
         query = f"""SELECT rowid, CASE WHEN {is_large} THEN NULL ELSE CAST({body} AS BLOB) END, {is_large},
-                           CASE WHEN {fits} THEN {self.vector} END
+                           CASE WHEN {fits} THEN {self.vector} END, octet_length({body})
                       FROM {self.name} NOT INDEXED WHERE rowid BETWEEN ?1 AND ?2 AND {wanted} ORDER BY rowid"""
         prepare(db)
-        text, codec = decoder(db), codec_of(db)
+        text, codec, read = decoder(db), codec_of(db), RowsDigest()
         for first, last in runs:
-            for rowid, small, large, vector in db.execute(query, (first, last, vector_bytes)):
+            for rowid, small, large, vector, size in db.execute(query, (first, last, vector_bytes)):
+                read.add(rowid, small, size if large else len(small or b""), vector)
                 yield (
                     LargeText(db=db, table=self.name, column=body, rowid=rowid, codec=codec)
                     if large
                     else text(small) or "",
                     vector,
                 )
+        read.demand(digest, self.name)
 
     def rows_and_texts(
-        self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int | None
+        self,
+        db: apsw.Connection,
+        runs: Iterable[tuple[int, int]],
+        vector_bytes: int | None,
+        digest: int | None = None,
     ) -> Iterator[tuple[str, bytes | None]]:
         """Stream (body, vector) as :meth:`rows` does, and the rows that have a text alone, with None for a vector.
 
@@ -175,16 +210,22 @@ class VectorTable(msgspec.Struct, frozen=True):
             db: the file.
             runs: ranges of rowids.
             vector_bytes: the length of the vectors; with None every row counts for its text alone.
+            digest: of these rows by the survey, those that come without a vector by their text alone.
+
+        Raises:
+            RowsDiffer: as by :meth:`rows`.
         """
         fits = self._fits
-        query = f"""SELECT CAST({self.body} AS BLOB), CASE WHEN {fits} THEN {self.vector} END
+        query = f"""SELECT rowid, CAST({self.body} AS BLOB), CASE WHEN {fits} THEN {self.vector} END
                       FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ?1 AND ?2 AND ({fits} OR {self._has_text}) ORDER BY rowid"""
         prepare(db)
-        text = decoder(db)
+        text, read = decoder(db), RowsDigest()
         for first, last in runs:
-            for body, vector in db.execute(query, (first, last, vector_bytes)):
+            for rowid, body, vector in db.execute(query, (first, last, vector_bytes)):
+                read.add(rowid, body, len(body or b""), vector)
                 yield text(body) or "", vector
+        read.demand(digest, self.name)
 
     @property
     def _fits(self) -> str:
@@ -214,9 +255,10 @@ class VectorTable(msgspec.Struct, frozen=True):
         for row in db.execute(f"SELECT {texts} FROM {self.name} NOT INDEXED ORDER BY rowid"):
             yield tuple(map(text, row))
 
-    def _columns(self, db: apsw.Connection) -> set[str]:
+    def _columns(self, db: apsw.Connection) -> Sequence[str]:
+        """Return the names of the table's columns, in their order."""
         self._demand_plain_table(db)
-        columns = {str(row[1]) for row in db.execute(f"PRAGMA table_info('{self.name}')")}
+        columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info('{self.name}')")]
         if any(name.lower() in ROW_NUMBERS for name in columns):
             raise StoreProblem(
                 tr("has a table `{name}` with a column in the place of the numbers of its rows", name=self.name)
@@ -254,42 +296,57 @@ class VectorTable(msgspec.Struct, frozen=True):
                      GROUP BY 1 ORDER BY count(*) DESC, min(rowid) LIMIT 1"""
         return next((int(str(found)) for (found,) in db.execute(query)), None)
 
-    def _survey_rows(self, db: apsw.Connection, found: Survey, columns: set[str], *, texts: bool) -> None:
+    def _survey_rows(self, db: apsw.Connection, found: Survey, columns: Sequence[str], *, texts: bool) -> None:
         seen = Surveyor(found, self.number)
         recoded = _recoder(db)
-        for rowid, loader, source, row_id, length, body_bytes, flaw, has_text, reason in db.execute(
+        for rowid, loader, source, row_id, length, body_bytes, flaw, has_text, reason, body, vector in db.execute(
             self._survey_query(columns, texts=texts)
         ):
             seen.row(rowid, recoded(loader), recoded(source), recoded(row_id))
+            size = body_bytes if body is None else len(body)
+            digests = row_digest(rowid, body, size, vector), row_digest(rowid, body, size, None) if texts else 0
             if reason is None:
                 kind = non_finite(length) if flaw == NON_FINITE else length
-                tally = seen.vector(rowid, kind, body_bytes or 0, flaw == DEGENERATE)
+                tally = seen.vector(rowid, kind, body_bytes, flaw == DEGENERATE, digests)
             else:
-                tally = seen.refused(rowid, str(reason), body_bytes or 0)
+                tally = seen.refused(rowid, str(reason), body_bytes, digests)
             if texts:
-                seen.text(tally, rowid, body_bytes or 0, flaw == DEGENERATE, is_there=bool(has_text))
+                is_there = bool(has_text)
+                seen.text(tally, rowid, body_bytes, flaw == DEGENERATE, digests, is_there=is_there)
 
-    def _survey_query(self, columns: set[str], *, texts: bool) -> str:
+    def _demand_all_rows(self, db: apsw.Connection, path: Path, found: Survey) -> None:
+        """Refuse a file whose pages do not agree on which rows there are."""
+        said = table_pages.contradiction(db, path, self.name, (self.body, self.vector))
+        if said is not None:
+            raise StoreProblem(tr("is damaged: {said}", said=said), found.vector_bytes, is_damage=True)
+
+    def _survey_query(self, columns: Sequence[str], *, texts: bool) -> str:
         # Vectors are read whole (to see which have no direction), so that damage anywhere in a row shows here and not
         # later. One with a NaN or an infinity has none either: only of these few the numbers are looked at. Text is
         # fetched as bytes: it may be no UTF-8.
         vector, length = self.vector, f"octet_length({self.vector})"
         told = (_text_of(some, columns) for some in (self.loader, self.source, self.row_id))
+        # Only where it reads the last column, SQLite sees that columns take more or less than there is of a row: one
+        # wrong length shifts every column behind it.
+        last = sqlite.quoted(columns[-1])
         return f"""
             SELECT rowid, {", ".join(told)},
                    CASE WHEN {length} > 0 IS NOT TRUE THEN {MISSING}
                         WHEN typeof({vector}) <> 'blob' OR {length} % 4 THEN {UNSUPPORTED}
                         ELSE {length} END AS kind,
-                   octet_length({self.body}),
+                   coalesce(octet_length({self.body}), 0),
                    CASE WHEN typeof({vector}) = 'blob' AND {length} > 0 AND {length} % 4 = 0
                         THEN {flaw_of(vector)} ELSE 0 END,
                    {self._has_text if texts else "NULL"},
-                   {self.reason or "NULL"}
+                   {self.reason or "NULL"},
+                   CASE WHEN octet_length({self.body}) <= {LARGE_BYTES} THEN CAST({self.body} AS BLOB) END,
+                   CASE WHEN typeof({vector}) = 'blob' THEN {vector} END
               FROM {self.name} NOT INDEXED
+             WHERE typeof({last}) <> ''
              ORDER BY rowid"""
 
 
-def _text_of(some: Expressions, columns: set[str]) -> str:
+def _text_of(some: Expressions, columns: Sequence[str]) -> str:
     """Return SQL for the bytes of the first expression that is text; those without their column are left out."""
     texts = [
         f"CASE typeof({expression}) WHEN 'text' THEN CAST({expression} AS BLOB) END"

@@ -328,7 +328,7 @@ def _make_index(source: Source, upgrade: Upgrade, new: Path) -> None:
 
 
 def _material(db: apsw.Connection, planned: BasePlan, one: MaterialPlan, path: str) -> index.Material:
-    rows = PREVIEW.rows(db, one.runs, planned.vector_bytes)
+    rows = PREVIEW.rows(db, one.runs, planned.vector_bytes, one.digest)
     return index.Material(planned.items[one.item].id, lambda _: path, rows)
 
 

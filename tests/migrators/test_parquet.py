@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from conftest import GOLDEN, NOW, NOW_MS, REPO, Outcome, run, snapshot
 from faults import files_of, said, untouched
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_damage import one_cell_less
 from v1 import RawText, Row, base, dicts, file, floats, note, opened, sha, vector_of
 from v1 import carried as migrated
 
@@ -281,6 +283,32 @@ def test_bodies_without_a_usable_vector_come_back_without_one(tmp_path):
     assert imported["bases"][0]["rows"] == {"read": 4, "carried": 4, "skipped": {}}
     kept = {sha(text): vector_of(text) for text in ("kept", "kept too")}
     assert dict(indexes_of(back)[BASE]["embedding"]) == kept
+
+
+@pytest.mark.parametrize(
+    "name", ["sqlite_autoindex_embedding_1", "sqlite_autoindex_search_unit_1", "embedding", "search_unit"]
+)
+def test_rows_that_only_a_table_or_its_index_has_are_said_to_be_damage(tmp_path, name):
+    """The leaf of a table, or of an index by which its rows are found, has one entry less."""
+    source = built(tmp_path, {"one": ["first text", "second text"], "two": ["third text"]})
+    one_cell_less(source, name)
+    before = source.read_bytes()
+    done = run("export", source, tmp_path / "units.parquet", "--json")
+    (base,) = done.document["bases"]
+    assert done.status == 1
+    assert "its index is damaged: " in base["problem"] or "cannot be read to its end" in base["problem"]
+    assert source.read_bytes() == before
+
+
+def test_rows_that_are_missing_when_they_are_read_again_stop_an_import(tmp_path, monkeypatch):
+    source = built(tmp_path, {"one": ["first text", "second text"]})
+    assert run("export", source, tmp_path / "units.parquet").status == 0
+    real = files.columns.read_rows
+    monkeypatch.setattr(files.columns, "read_rows", lambda path, groups: islice(real(path, groups), 1))
+    done = run("import", tmp_path / "units.parquet", "--to", tmp_path / "back", "--json")
+    message = said(done, "StoppedMidway", 3)
+    assert f"two readings of base {BASE} gave 2 and 1 rows" in message
+    assert not list((tmp_path / "back").rglob("index.sqlite"))
 
 
 @pytest.mark.parametrize(("page_of", "problem"), [("content", False), ("sqlite_autoindex_content_1", True)])

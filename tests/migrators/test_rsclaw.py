@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from conftest import NOW, Outcome, run, snapshot
 from rsclaw_store import SAMPLE, RsclawStore, embed, markdown_file, needs_samples
 
 from regraft import identity
+from regraft.formats.rsclaw import chunk_table
 
 
 @pytest.fixture
@@ -469,3 +471,16 @@ def test_rows_in_damaged_pages_are_told_and_the_others_carried(store):
     assert not any("text 20 " in text for text in texts)
     for text in texts:
         assert text == f"Doc {text.split()[3]}\n\ntext {text.split()[3]} " + "word " * 100
+
+
+def test_a_chunk_that_only_the_first_reading_gives_is_named(store, monkeypatch):
+    """The database is read twice: for what is decided, and for texts and vectors."""
+    store.doc("Plan", ["One paragraph.", "Another one.", "A third one."])
+    store.write()
+    real = chunk_table._write
+    monkeypatch.setattr(chunk_table, "_write", lambda db, chunks, mirror: real(db, islice(chunks, 1, None), mirror))
+    done = migrate(store.root)
+    (base,) = done.document["bases"]
+    assert (base["rows"]["read"], base["rows"]["carried"]) == (3, 2)
+    assert skipped(done) == {"row_unreadable": 1}
+    assert len(carried(store.root)) == 2

@@ -53,7 +53,7 @@ from regraft import areas, tree
 from regraft.errors import Interrupted, SourceUnreadable, StoppedMidway
 from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v2 import index
-from regraft.formats.vector_survey import Survey
+from regraft.formats.vector_survey import StoreProblem
 from regraft.formats.vector_table import VectorTable
 from regraft.ledger import durable, ledger
 from regraft.ledger.ledger import Ledger
@@ -560,10 +560,11 @@ def test_no_room_for_a_copy_is_no_damage_of_the_source(tmp_path: Path, monkeypat
 # --- a source that fails -------------------------------------------------------------------------------------------
 
 
-def test_damage_that_shows_late_fails_its_base_and_no_other(tmp_path: Path) -> None:
+def test_damage_of_a_text_fails_its_base_and_no_other(tmp_path: Path) -> None:
     source = small_source(tmp_path / "source")
     late_damage(source.vectors("beta"))
-    assert isinstance(embedjs.VECTORS.survey(source.vectors("beta")), Survey)
+    with pytest.raises(StoreProblem, match="malformed"):
+        embedjs.VECTORS.survey(source.vectors("beta"))
     target = tmp_path / "library"
     with untouched(source.folder):
         done = migrate(source.folder, target, "--json")
@@ -669,23 +670,28 @@ def test_an_index_that_is_not_what_was_read(
     pipeline.ends_well(target, "after a failed verification")
 
 
-def test_books_that_do_not_balance(
+def test_a_base_whose_rows_do_not_add_up_fails_alone(
     journeys: dict[str, Journey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row gets lost between planning and carrying."""
     pipeline, target = journeys["first"], tmp_path / "library"
     real = VectorTable.rows
 
-    def losing(*arguments: Any) -> Iterator[tuple[str, bytes]]:
-        rows = list(real(*arguments))
+    def losing(*arguments: Any, **named: Any) -> Iterator[tuple[str, bytes]]:
+        rows = list(real(*arguments, **named))
         yield from rows[1:] if base_files(target) and len(rows) == 3 else rows
 
     with monkeypatch.context() as patch:
         patch.setattr(VectorTable, "rows", losing)
         done = pipeline.run(target, "--json")
-    message = ends_unpublished(done, "BooksDoNotBalance", pipeline, target)
-    assert message.startswith("beta: 7 rows were read, but 6 carried and 0 skipped")
-    pipeline.ends_well(target, "after books that did not balance")
+    assert (done.status, done.stderr) == (1, "")
+    errors = {base["legacy_id"]: base["error"] for base in done.document["bases"]}
+    assert errors == {"alpha": None, "beta": "missing_vector_store", "gamma": "missing_vector_store"}
+    said = [one["message"] for one in done.document["warnings"] if one["base"] == "beta"]
+    assert any("7 rows were read, but 6 carried and 0 skipped" in one and "please report" in one for one in said)
+    assert left_over(target) == []
+    again = pipeline.run(target, "--json")
+    assert {base["legacy_id"]: base["error"] for base in again.document["bases"]}["beta"] is None
 
 
 def test_a_catalog_that_cannot_be_written_leaves_the_old_one(

@@ -40,6 +40,7 @@ from preview import (
     write_catalog,
 )
 from stand_ins import die
+from tree_damage import one_cell_less
 
 from regraft.formats.cherry_v2.index import older as older_index
 from regraft.ledger import durable
@@ -91,6 +92,16 @@ def version_1(target: Path) -> None:
 def renumbered(target: Path) -> None:
     version_1(target)
     renumber(index(target))
+
+
+def one_less(table: str) -> Plant:
+    """Let a leaf of a table lose an entry, so that a scan gives one row less than there is."""
+
+    def plant(target: Path) -> None:
+        version_1(target)
+        one_cell_less(index(target), table)
+
+    return plant
 
 
 def begun(numbered: int) -> Plant:
@@ -202,6 +213,16 @@ LEFT: dict[str, tuple[Plant, str, str]] = {
         sql(V1, "ALTER TABLE material ADD COLUMN rank", "UPDATE material SET rank = 1"),
         "schema.version",
         "its column material.rank is not one of the layout's, and holds something",
+    ),
+    "a leaf of vectors with one entry less": (
+        one_less("embedding"),
+        "schema.version",
+        "its pages do not agree on which rows there are",
+    ),
+    "a leaf of texts with one entry less": (
+        one_less("search_text"),
+        "schema.version",
+        "its pages do not agree on which rows there are",
     ),
     "half a file": (PLANTED["half a file"].damage, "file.unreadable", "cannot be read"),
     "random bytes": (PLANTED["random bytes"].damage, "file.unreadable", "cannot be read"),
@@ -499,17 +520,32 @@ def test_a_base_that_the_catalog_calls_failed_is_completed(tmp_path: Path) -> No
 
 
 def test_rows_that_are_not_carried_stay_in_their_table(tmp_path: Path) -> None:
-    lost = [Row(D, "nobody's"), Row(A, "no vector", vector=None), Row(A, "too short", vector=b"\0\0\x80?")]
+    infinite = b"\0\0\x80\x7f" * 4
+    lost = [
+        Row(D, "nobody's"),
+        Row(A, "no vector", vector=None),
+        Row(A, "too short", vector=b"\0\0\x80?"),
+        Row(A, "infinite", vector=infinite),
+    ]
     folder = profile(tmp_path / "profile", [lost[0], *ROWS, *lost[1:]])
     done = upgrade(folder, status=1)
     path = folder / PROFILE_INDEX
     assert carried(path) == expected(ROWS)
-    assert [body for body, _ in rows_left(path)] == ["nobody's", "no vector", "too short"]
-    assert [vector for _, vector in rows_left(path)][1:] == [None, b"\0\0\x80?"]
+    assert [body for body, _ in rows_left(path)] == ["nobody's", "no vector", "too short", "infinite"]
+    assert [vector for _, vector in rows_left(path)][1:] == [None, b"\0\0\x80?", infinite]
     assert {finding for finding, _ in left(done)} == {"schema.preview"}
-    assert sum(one["count"] for one in done["left"]) == 3
+    assert sum(one["count"] for one in done["left"]) == 4
     again = upgrade(folder, status=1)
-    assert (again["actions"], [one["count"] for one in again["left"]]) == ([], [3])
+    assert (again["actions"], [one["count"] for one in again["left"]]) == ([], [4])
+
+
+def test_a_preview_base_whose_pages_hide_a_row_stays(tmp_path: Path) -> None:
+    folder = profile(tmp_path / "profile")
+    one_cell_less(folder / PROFILE_INDEX, TABLE)
+    with untouched(folder / "Data"):
+        done = upgrade(folder, status=1)
+    assert done["actions"] == []
+    assert any("is damaged: " in reason for _, reason in left(done))
 
 
 def test_the_users_word_on_a_model(tmp_path: Path) -> None:

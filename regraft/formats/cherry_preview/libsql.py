@@ -17,6 +17,7 @@ import apsw
 import msgspec
 
 from regraft import guarding, links, long_paths, sqlite
+from regraft.formats import vector_numbers
 from regraft.formats.vector_survey import LoaderRows, StoreProblem, Survey
 from regraft.formats.vector_table import SPACES, Expressions, VectorTable
 from regraft.language import tr
@@ -242,13 +243,16 @@ def keep_rows(path: Path, new: Path, runs: Iterable[tuple[int, int]] = (), vecto
     Args:
         path: the file with the table, in a form that SQLite reads.
         new: another file, without such a table.
-        runs: ranges of rowids whose rows stay behind, where their vectors have the length that follows.
+        runs: ranges of rowids whose rows stay behind, where their vectors have the length that follows and finite
+            numbers (:meth:`VectorTable.rows`).
         vector_bytes: that length.
 
     Raises:
         apsw.Error, OSError: one cannot be read, or the other not be written.
     """
     with sqlite.writing(new) as db:
+        vector_numbers.prepare(db)
+        flaw = vector_numbers.flaw_of("embeddings")
         db.execute("CREATE TEMP TABLE carried (first INTEGER PRIMARY KEY, last INTEGER NOT NULL)")
         db.executemany("INSERT INTO carried VALUES (?, ?)", runs)
         with sqlite.attached(db, path, "old"), sqlite.transaction(db):
@@ -261,7 +265,8 @@ def keep_rows(path: Path, new: Path, runs: Iterable[tuple[int, int]] = (), vecto
             named = ", ".join(["rowid", *columns])
             db.execute(
                 f"""INSERT INTO main.{TABLE} ({named}) SELECT {named} FROM old.{TABLE} AS r NOT INDEXED
-                     WHERE NOT (typeof(embeddings) = 'blob' AND octet_length(embeddings) = ? AND r.rowid <= ifnull(
+                     WHERE NOT (CASE WHEN typeof(embeddings) = 'blob' AND octet_length(embeddings) = ?
+                                     THEN {flaw} < {vector_numbers.NON_FINITE} ELSE 0 END AND r.rowid <= ifnull(
                        (SELECT last FROM temp.carried WHERE first <= r.rowid ORDER BY first DESC LIMIT 1),
                        r.rowid - 1))
                      ORDER BY r.rowid""",

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 
 from regraft import sqlite
-from regraft.formats import json_text
+from regraft.formats import json_text, table_pages
 from regraft.formats.cherry_v2.index.bulk import BODY_SEPARATOR
 from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB
 from regraft.formats.large_text import LARGE_BYTES, LargeText
@@ -75,7 +75,7 @@ def look(path: Path) -> BaseLook:
             " AND size > 0 AND size % 4 = 0 GROUP BY size ORDER BY count(*) DESC, min(rowid) LIMIT 1"
         ).fetchall()
         found.vector_bytes = lengths[0][0] if lengths else None
-        found.bodies = db.execute("SELECT count(*) FROM search_text").get
+        found.bodies = db.execute("SELECT count(*) FROM search_text NOT INDEXED").get
         counts = {
             "body.orphan": "search_text WHERE target_id NOT IN (SELECT unit_id FROM search_unit)",
             "unit.no-body": "search_unit WHERE unit_id NOT IN (SELECT target_id FROM search_text)",
@@ -89,6 +89,9 @@ def look(path: Path) -> BaseLook:
                 if count := db.execute(f"SELECT count(*) FROM {what}").get:
                     found.left_out[name] = count
             _look_at_contents(db, found)
+            # Rows are found through indexes: one that lacks an entry would lose a text's unit or vector in silence.
+            # Contents follow from the texts.
+            found.damage = table_pages.disagreement(db, (name for name in _TABLES if name != "content"))
         except apsw.Error as error:
             # The rows may be whole all the same, or some of them.
             found.damage = str(error)

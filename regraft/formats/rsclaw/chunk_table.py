@@ -118,6 +118,23 @@ def _write(db: apsw.Connection, chunks: Iterator[tuple[bytes, bytes]], mirror: a
         if len(waiting) == _BATCH:
             _insert(db, waiting)
     _insert(db, waiting)
+    _add_missing(db, mirror, unreadable)
+
+
+def _add_missing(db: apsw.Connection, mirror: apsw.Connection, last: int) -> None:
+    """Add a row without a document for every chunk that the first reading of the database gave and this one did not.
+
+    Args:
+        db: the table of chunks.
+        mirror: what the first reading gave.
+        last: the highest number that a row has.
+    """
+    rows_of_first: Any = mirror.execute("SELECT row FROM placed ORDER BY row")
+    missing = (
+        row for (row,) in rows_of_first if db.execute("SELECT 1 FROM chunks WHERE rowid = ?", (row,)).get is None
+    )
+    for number, _ in enumerate(missing, last + 1):
+        _insert(db, [(number, None, None, *[None] * 6, carrying.ROW_UNREADABLE)])
 
 
 def _insert(db: apsw.Connection, waiting: list[tuple[Any, ...]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 
 import msgspec
@@ -49,6 +50,7 @@ class TreePage(msgspec.Struct):
     Attributes:
         kind: what it is.
         cells: where its cells begin, in the order of their keys; those whose pointer leads outside are left out.
+        outside: where cells begin, by pointers that lead behind the pointers, but before the area of cells.
         stated: how many cells its header says that there are.
         content: where the area of cells begins.
         free: where the first free block in it begins, 0 where there is none; ``fragments`` are bytes that are lost
@@ -59,6 +61,7 @@ class TreePage(msgspec.Struct):
 
     kind: Kind
     cells: list[int]
+    outside: list[int]
     stated: int
     content: int
     free: int
@@ -70,6 +73,14 @@ class TreePage(msgspec.Struct):
         """Tell whether cells of ``held`` bytes and what is free make up all of the area of cells."""
         blocks = self.free_blocks(data, usable)
         return blocks is not None and held + sum(map(len, blocks)) + self.fragments == usable - self.content
+
+    def leads_to(self, at: int, blocks: Sequence[range]) -> bool:
+        """Whether the header tells what is at a place: a cell, or nothing, since it is free or before all cells.
+
+        Where the header says a wrong start of the area of cells, pointers lead before it.
+        """
+        is_before = at < self.content and at not in self.outside
+        return is_before or at in self.cells or any(at in block for block in blocks)
 
     def free_blocks(self, data: bytes, usable: int) -> list[range] | None:
         """Return the parts of the area of cells that are free; None where their chain is damaged."""
@@ -101,12 +112,14 @@ def tree_page(data: bytes, number: int, usable: int) -> TreePage | None:
     room = pointers + 2 * count
     if not (room <= content <= usable and free < usable and fragments <= 60 and room <= len(data)):
         return None
-    cells = [at for at in struct.unpack_from(f">{count}H", data, pointers) if content <= at <= usable - _LEAST_CELL]
+    places = struct.unpack_from(f">{count}H", data, pointers)
+    cells = [at for at in places if content <= at <= usable - _LEAST_CELL]
     right = 0 if kind.is_leaf else _POINTER.unpack_from(data, start + 8)[0]
     is_whole = len(cells) == count and len(set(cells)) == count
     return TreePage(
         kind=kind,
         cells=cells,
+        outside=[at for at in places if room <= at < content],
         stated=count,
         content=content,
         free=free,

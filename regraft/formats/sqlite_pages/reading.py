@@ -305,10 +305,9 @@ class Reading:
         data = self.file.page(number)
         tables = [shape for shape in self._shapes if not shape.is_index]
         page = tree_page(data, number, self.file.usable) if self._owners[number] or self._shaped[number] else None
-        taken = set(page.cells) if page is not None else set()
         blocks = page.free_blocks(data, self.file.usable) or [] if page is not None else []
         for at, shape, counts in scan.rows_on(data, tables):
-            if page is not None and (at in taken or at < page.content or any(at in block for block in blocks)):
+            if page is not None and page.leads_to(at, blocks):
                 continue
             cell = self._cell(data, at, Kind.TABLE_LEAF, shape.most_bytes)
             if cell is not None:

@@ -235,7 +235,7 @@ def _decided(store: Store, file: _File, owner: str | None, in_doubt: dict[str, P
 def _has_no_more(index: Path, file: _File) -> bool:
     """Tell whether an index has no vector beyond those of a file, all of which it has."""
     with sqlite.reading(index) as db:
-        return int(db.execute("SELECT count(*) FROM embedding").get or 0) <= file.usable
+        return int(db.execute("SELECT count(*) FROM embedding NOT INDEXED").get or 0) <= file.usable
 
 
 # --- proof -----------------------------------------------------------------------------------------------------------

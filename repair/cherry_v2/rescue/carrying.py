@@ -47,8 +47,12 @@ class V1File(msgspec.Struct, frozen=True, kw_only=True):
     mark: steady.Mark
 
     def texts(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[str]:
-        """Stream the bodies of a material, in their order."""
-        for body, _ in self.table.rows(db, material.runs, self.plan.vector_bytes):
+        """Stream the bodies of a material, in their order.
+
+        Raises:
+            RowsDiffer: at the end, where these are not the rows that were surveyed.
+        """
+        for body, _ in self.table.rows(db, material.runs, self.plan.vector_bytes, material.digest):
             yield body
 
     def carrying(self, materials: tuple[MaterialPlan, ...]) -> V1File:

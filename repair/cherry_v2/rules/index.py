@@ -8,7 +8,6 @@ same.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import vectors
 from regraft import guarding, sqlite
 from regraft.errors import PlanOutdated
+from regraft.formats import table_pages
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.language import tr
 from regraft.text import counted
@@ -62,8 +62,6 @@ _ACTIONS = {
     "rebuild-full-text": (v2.FTS_DESYNC, tr("build {n} anew"), "full-text index", ()),
 }
 _ROWS_OF = ("meta", "content", "material", "search_unit", "search_text", "embedding")
-#: What SQLite says of a value that a column does not allow.
-_VALUE = re.compile(r"(NULL|TEXT|NUMERIC|non-\w+) value in ")
 #: Actions after which the full-text index is built anew.
 _CHANGE_TEXTS = {"write-bodies", "restore-bodies", "number-bodies"}
 #: What lets a full-text index be built anew whose own data are damaged.
@@ -125,7 +123,7 @@ def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Unresol
     """
     path = root / target.path
     with sqlite.reading(path, vectors=True) as db:
-        broken = _broken_tree(db)
+        broken = table_pages.disagreement(db, _ROWS_OF)
         if broken is not None:
             reason = tr("SQLite itself finds the file damaged ({broken}): a backup of it helps", broken=broken)
             return None, tuple(
@@ -156,20 +154,6 @@ def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Unresol
         bodies=planned.rebuilds,
     )
     return made, planned.left
-
-
-def _broken_tree(db: apsw.Connection) -> str | None:
-    """Return what of the file's own structure is broken, None where nothing is.
-
-    What a row holds does not count, nor does the full-text index, which is built anew.
-    """
-    # Rows that break the layout's checks are no damage of the structure.
-    db.execute("PRAGMA ignore_check_constraints = ON")
-    for table in _ROWS_OF:
-        for (message,) in db.execute(f"PRAGMA integrity_check({table})"):
-            if message != "ok" and not _VALUE.match(str(message)):
-                return str(message)
-    return None
 
 
 def _write(db: apsw.Connection, target: Target) -> None:

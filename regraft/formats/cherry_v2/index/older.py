@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import msgspec
 
 from regraft import sqlite
 from regraft.errors import VerificationFailed
+from regraft.formats import table_pages
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, is_in_step, write_indexes
 from regraft.formats.cherry_v2.index.layout import TABLES, TIME, Table
@@ -113,6 +114,7 @@ def examine(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldIndex:
     problems += _strangers(db)
     for name, select in selects.items():
         problems += _refused(db, name, select, time)
+    problems += _hidden(db, selects)
     digest = "" if problems else _digest(db, "main", selects, time)
     return OldIndex(
         version=version,
@@ -237,6 +239,13 @@ def _strangers(db: apsw.Connection) -> Iterator[str]:
         quoted = sqlite.quoted(str(name))
         if db.execute(f"SELECT 1 FROM {quoted} LIMIT 1").get is not None:
             yield tr("its table {name} is not one of the layout's, and has rows", name=name)
+
+
+def _hidden(db: apsw.Connection, tables: Iterable[str]) -> Iterator[str]:
+    """Say that a scan may give fewer rows than there are: a copy of these would take the file's place."""
+    damage = table_pages.disagreement(db, tables)
+    if damage is not None:
+        yield tr("its pages do not agree on which rows there are: {damage}", damage=damage)
 
 
 def _refused(db: apsw.Connection, name: str, select: tuple[str, ...], time: int) -> Iterator[str]:
