@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 from checks.audit.findings import Audit, Finding
+from checks.cherry_v2 import findings as v2
 from regraft.kinds import V2_STORES
 from regraft.language import tr
 from regraft.ledger.sources import suggested_source
@@ -33,18 +34,25 @@ def with_copies(audit: Audit, found: Located, path: Path) -> Audit:
     if found.kind not in V2_STORES or found.stores.catalog is None or not any(map(_is_meant, audit.findings)):
         return audit
     source = suggested_source(found.tree.path, _MAKERS)
-    is_whole = found.stores.is_whole
-    return replace(audit, findings=tuple(_with_copy(one, path, source, is_whole) for one in audit.findings))
+    # A source gives texts and vectors to completed bases alone.
+    others = {one.base for one in audit.findings if one.name in (v2.BASE_FAILED, v2.INDEX_ORPHAN)}
+    meant = (one.base not in others and _is_meant(one) for one in audit.findings)
+    findings = (
+        _with_copy(one, path, source, is_whole=found.stores.is_whole) if is_meant else one
+        for one, is_meant in zip(audit.findings, meant, strict=True)
+    )
+    return replace(audit, findings=tuple(findings))
 
 
 def _is_meant(finding: Finding) -> bool:
-    is_grave = notices.at_least(finding.severity, "warning")
-    return finding.name in LACKING and finding.base is not None and is_grave and not finding.is_beyond_repair
+    """Whether another copy may have what a finding is about, and no other command has to come first."""
+    is_grave = notices.at_least(finding.severity, "warning") and not finding.is_beyond_repair
+    words = [] if finding.repair is None else shlex.split(finding.repair)
+    is_first = not words or words[1] == "backfill" or "--salvage" in words
+    return finding.name in LACKING and finding.base is not None and is_grave and is_first
 
 
-def _with_copy(finding: Finding, path: Path, source: str | None, is_whole: bool) -> Finding:
-    if not _is_meant(finding):
-        return finding
+def _with_copy(finding: Finding, path: Path, source: str | None, *, is_whole: bool) -> Finding:
     base = ("--base", str(finding.base)) if is_whole else ()
     line = shlex.join(["regraft", "repair", argument(path), "--from", source or "SOURCE", *base])
     if source is None:

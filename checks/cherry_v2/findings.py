@@ -162,7 +162,8 @@ VECTOR_MISSING = register(
     "embedding.missing",
     tr("A body without a vector, in a base with a model: no vector search finds it."),
     tr(
-        "`regraft repair --from SOURCE`, where another copy of the data has the vector; else `regraft backfill`, which embeds the body."
+        "`regraft repair --from SOURCE`, where another copy of the data has the vector; else `regraft backfill`, "
+        "which embeds the body."
     ),
     "backfill",
 )
@@ -366,8 +367,8 @@ BASE_NO_INDEX = register(
     tr("A completed base has no index file."),
     tr(
         "`regraft repair --from SOURCE`, where another copy of the data has its texts and vectors (in a profile that "
-        "still has the vector file of v1: `regraft rescue`); else `regraft backfill`, which builds the index again from "
-        "raw files and notes and embeds it. The base keeps its id."
+        "still has the vector file of v1: `regraft rescue`); else `regraft backfill`, which builds the index again "
+        "from raw files and notes and embeds it. The base keeps its id."
     ),
     "backfill",
 )

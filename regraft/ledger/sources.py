@@ -22,6 +22,8 @@ _SYSTEM_FOLDERS = frozenset({"dev", "proc", "sys", "net", "network", ".vol"})
 _DEVICE = re.compile(
     r"(con|conin\$|conout\$|prn|aux|nul|clock\$|(com|lpt)[0-9¹²³])[ .]*([.:].*)?", re.IGNORECASE | re.DOTALL
 )
+#: A folder of ordinary files.
+_SHARED_MEMORY = ["dev", "shm"]
 _DRIVE = re.compile(r"[A-Za-z]:")
 _MOST_CHARACTERS = 4096
 
@@ -64,5 +66,7 @@ def is_suggestible(path: str) -> bool:
         return False
     is_absolute = rest.startswith("/") and not drive
     # A relative path that climbs may end at the root.
-    first = next((part for part in parts if part != ".."), "")
-    return not ((is_absolute or parts[:1] == [".."]) and first.casefold() in _SYSTEM_FOLDERS)
+    below = [part.casefold() for part in parts if part != ".."]
+    if below[:2] == _SHARED_MEMORY and len(below) > len(_SHARED_MEMORY):
+        return True
+    return not ((is_absolute or parts[:1] == [".."]) and below and below[0] in _SYSTEM_FOLDERS)

@@ -154,7 +154,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
                 text = donors.content(key)
                 if text is None:
                     raise PlanOutdated(path=index, reason=tr("the source was written to meanwhile"))
-                db.execute(_PUT_CONTENT, (key, text, self.options.now_ms))
+                db.execute(_PUT_CONTENT, (key, text, self._now))
 
         message = tr("take {texts} from {source}", texts=counted(len(sizes), "text"), source=shown(self.source))
         finding = v2.CONTENT_HASH if any(one.name == v2.CONTENT_HASH for one in self.findings) else v2.NO_CONTENT
@@ -322,7 +322,9 @@ class BaseRepair(msgspec.Struct, kw_only=True):
 
     @property
     def _now(self) -> int:
-        return self.options.now_ms
+        """The time of new rows: the last change of the base, so that the same repair gives the same rows."""
+        changed = self.row.get("updated_at")
+        return changed if isinstance(changed, int) and changed > 0 else self.options.now_ms
 
     @property
     def _name(self) -> str:
