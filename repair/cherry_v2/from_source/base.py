@@ -125,8 +125,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
                 wanted.add_all(vectors.lacking(db, self._model.bytes))
                 for keys in _chunks(key for key, _ in texts.bodies()):
                     wanted.add(vectors.without_vector(db, keys, self._model.bytes))
-        givers = self._givers(wanted, index, donors)
-        count = wanted.found_in(givers, self._model.bytes)
+        givers, count = self._givers(wanted, index, donors, [])
         changes = [*self._contents(index, needs, donors)]
         if texts.new:
             changes.append(texts.rows_change())
@@ -206,13 +205,10 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         if self._model.id is not None:
             for keys in _chunks(key for key, _ in texts.bodies()):
                 wanted.add(keys)
-        givers = self._givers(wanted, remains, donors)
-        is_given = bool(donors.used or givers)
-        if not is_given and needs.items:
+        givers, count = self._givers(wanted, remains, donors, own)
+        if not donors.used and len(givers) == len(own) and needs.items:
             self._leave_all(tr("{source} has nothing of it", source=shown(self.source)))
             return
-        givers = [*givers, *own]
-        count = wanted.found_in(givers, self._model.bytes)
         fill = partial(vectors.fill, donors=givers, model=self._model, count=count, now_ms=self._now)
 
         def make(new: Path) -> None:
@@ -287,26 +283,32 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             or any(donor.proven_material(item, raw) is not None for item in needs.items)
         )
 
-    def _givers(self, wanted: Wanted, index: Path | None, donors: Donors) -> list[Donor]:
-        """Return the donors of vectors.
+    def _givers(
+        self, wanted: Wanted, index: Path | None, donors: Donors, own: Sequence[Donor]
+    ) -> tuple[list[Donor], int]:
+        """Return the donors of vectors, ``own`` behind the others, and how many of those that are wanted they have.
 
         Raises:
             RepairSourceDiffers: only donors have some that may not give them.
         """
         agreed: list[Donor] = []
+        is_agreed, count = False, wanted.found_in(own, self._model.bytes)
         refused: str | None = None
         for donor in self.bases.each(self.key, lambda one: one.is_same_base or wanted.is_known_to(one)):
             reason = vectors.disagreement(self._model, donor, index) or self._unproven(donor, index, donors)
-            if reason is None:
+            is_agreed = is_agreed or reason is None
+            is_known = wanted.is_known_to(donor)
+            if reason is None and is_known:
                 agreed.append(donor)
-                if wanted.found_in(agreed, self._model.bytes) == wanted.count:
+                count = wanted.found_in([*agreed, *own], self._model.bytes)
+                if count == wanted.count:
                     break
-            elif refused is None and wanted.is_known_to(donor):
+            elif refused is None and is_known:
                 refused = reason
-        if refused is not None and not agreed:
+        if refused is not None and not is_agreed:
             name = str(self.row.get("name") or self.key)
             raise RepairSourceDiffers(path=self.source, base=name, reason=refused)
-        return [donor for donor in agreed if wanted.is_known_to(donor)]
+        return [*agreed, *own], count
 
     def _unproven(self, donor: Donor, index: Path | None, donors: Donors) -> str | None:
         """Return why nothing proves that a donor has the texts of a base whose index is missing."""

@@ -32,16 +32,25 @@ _TEXT = "SELECT CAST(text AS BLOB) FROM content WHERE content_hash = ? AND typeo
 #: Vectors of hashes for which the file itself has a text; the text proves the hash.
 _VECTORS = """SELECT e.embedding_text_hash, e.vector_blob, CAST(t.text AS BLOB) FROM embedding e
    CROSS JOIN search_text t ON t.embedding_text_hash = e.embedding_text_hash AND +t.kind = 'body'
-   WHERE e.embedding_text_hash IN (SELECT value FROM json_each(?)) AND typeof(t.text) = 'text'
+   WHERE e.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND typeof(t.text) = 'text' AND {usable}
    GROUP BY e.embedding_text_hash"""
+#: A vector of ``:size`` bytes that a search can use: finite, with a finite norm above 0. Single precision, in which
+#: sqlite-vec counts, does not do for a very long one.
+USABLE = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :size
+   THEN ifnull(CASE WHEN vec_distance_l2(e.vector_blob, zeroblob(:size)) < 3e38
+                    THEN vec_distance_l2(e.vector_blob, zeroblob(:size)) > 0
+                    ELSE has_norm(e.vector_blob) END, 0) ELSE 0 END"""
 
 
-def is_vector(value: object, size: int) -> bool:
-    """Whether a value is a vector of ``size`` bytes that a search can use: finite, with a finite norm above 0."""
-    if not isinstance(value, bytes) or len(value) != size:
-        return False
-    norm = math.hypot(*array("f", value))
-    return norm > 0 and math.isfinite(norm)
+def know_vectors(db: apsw.Connection) -> None:
+    """Let the statements of a connection use :data:`USABLE`."""
+    sqlite.load_vectors(db)
+    db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
+
+
+def _has_norm(*values: Any) -> int:
+    norm = math.hypot(*array("f", values[0]))
+    return int(math.isfinite(norm) and norm > 0)
 
 
 class Donor:
@@ -77,18 +86,17 @@ class Donor:
             apsw.Error, OSError: it cannot be read.
         """
         db = keep.enter_context(sqlite.reading(path))
-        db.execute(f"{_VECTORS} LIMIT 0", ("[]",))
+        know_vectors(db)
+        db.execute(f"{_VECTORS.format(usable=USABLE)} LIMIT 0", {"keys": "[]", "size": 4})
         return cls(db, **about)
 
     # --- vectors -----------------------------------------------------------------------------------------------------
 
     def vectors(self, keys: Sequence[str], size: int) -> dict[str, bytes]:
         """Return the vectors of ``size`` bytes of these text hashes, as they are stored."""
-        rows = self._db.execute(_VECTORS, (msgspec.json.encode(list(keys)).decode(),))
-        found = ((str(key), vector, decode_utf8(text)) for key, vector, text in rows)
-        return {
-            key: vector for key, vector, text in found if identity.text_hash(text) == key and is_vector(vector, size)
-        }
+        wanted = {"keys": msgspec.json.encode(list(keys)).decode(), "size": size}
+        rows = self._db.execute(_VECTORS.format(usable=USABLE), wanted)
+        return {str(key): vector for key, vector, text in rows if identity.text_hash(decode_utf8(text)) == key}
 
     def has_any(self, keys: Sequence[str]) -> bool:
         """Whether there is a vector of any length for one of these text hashes."""

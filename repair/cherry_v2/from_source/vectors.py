@@ -6,7 +6,6 @@ Rules: ``docs/repair-from.md``, "When vectors are taken".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
@@ -16,21 +15,23 @@ from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.language import tr
-from repair.cherry_v2.from_source.donors import Donor, is_vector
+from repair.cherry_v2.from_source.donors import USABLE, Donor, know_vectors
 
 #: Texts that are looked up at once.
 _AT_ONCE = 500
 #: Texts whose vectors are compared before any is taken.
 COMPARED = 8
-#: Bodies of units; others are waste.
-_BODIES = """SELECT DISTINCT t.embedding_text_hash AS hash FROM search_text t
-   WHERE t.embedding_text_hash > :after AND +t.target_type = 'search_unit' AND +t.kind = 'body'
-     AND typeof(t.embedding_text_hash) = 'text'
-     AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
-_LACKING = f"""SELECT hash FROM ({_BODIES}) b LEFT JOIN embedding e ON e.embedding_text_hash = b.hash
-   WHERE e.embedding_text_hash IS NULL OR NOT is_vector(e.vector_blob) ORDER BY 1 LIMIT {_AT_ONCE}"""
-_READY = f"""SELECT hash, e.vector_blob FROM ({_BODIES}) b JOIN embedding e ON e.embedding_text_hash = b.hash
-   WHERE is_vector(e.vector_blob) ORDER BY 1 LIMIT {_AT_ONCE}"""
+#: Bodies of units; others are waste. The signs before columns keep SQLite from the indexes of these.
+_IS_BODY = """t.embedding_text_hash > :after AND +t.target_type = 'search_unit' AND +t.kind = 'body'
+   AND typeof(t.embedding_text_hash) = 'text'
+   AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
+_LACKING = f"""SELECT DISTINCT t.embedding_text_hash FROM search_text t
+   LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
+   WHERE {_IS_BODY} AND (e.embedding_text_hash IS NULL OR NOT {USABLE}) ORDER BY 1 LIMIT {_AT_ONCE}"""
+_READY = f"""SELECT e.embedding_text_hash, e.vector_blob FROM embedding e
+   WHERE e.embedding_text_hash > :after AND {USABLE}
+     AND EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash AND {_IS_BODY})
+   ORDER BY 1 LIMIT {_AT_ONCE}"""
 _PUT = """INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, ?)
    ON CONFLICT (embedding_text_hash) DO UPDATE SET vector_blob = excluded.vector_blob,
      created_at = excluded.created_at"""
@@ -55,34 +56,25 @@ class Model(msgspec.Struct, frozen=True):
         return 4 * (self.dimensions or 0)
 
 
-@contextmanager
-def _knowing_vectors(db: apsw.Connection, size: int) -> Iterator[None]:
-    """Let statements ask ``is_vector``."""
-    db.create_scalar_function("is_vector", lambda value: int(is_vector(value, size)), 1, deterministic=True)
-    try:
-        yield
-    finally:
-        db.create_scalar_function("is_vector", None, 1)
-
-
 def lacking(db: apsw.Connection, size: int) -> Iterator[list[str]]:
     """Yield the hashes of the texts of an open index that have no usable vector, ascending, some at once.
 
     Rows may be written between two steps.
     """
-    with _knowing_vectors(db, size):
-        after = ""
-        while keys := [str(key) for (key,) in db.execute(_LACKING, {"after": after}).fetchall()]:
-            yield keys
-            after = keys[-1]
+    know_vectors(db)
+    after = ""
+    while keys := [str(key) for (key,) in db.execute(_LACKING, {"after": after, "size": size}).fetchall()]:
+        yield keys
+        after = keys[-1]
 
 
 def without_vector(db: apsw.Connection, keys: Collection[str], size: int) -> list[str]:
     """Return those of some text hashes for which an open index has no usable vector."""
-    query = """SELECT embedding_text_hash FROM embedding
-       WHERE embedding_text_hash IN (SELECT value FROM json_each(?)) AND is_vector(vector_blob)"""
-    with _knowing_vectors(db, size):
-        ready = {key for (key,) in db.execute(query, (msgspec.json.encode(list(keys)).decode(),))}
+    know_vectors(db)
+    query = f"""SELECT e.embedding_text_hash FROM embedding e
+       WHERE e.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND {USABLE}"""
+    wanted = {"keys": msgspec.json.encode(list(keys)).decode(), "size": size}
+    ready = {key for (key,) in db.execute(query, wanted)}
     return [key for key in keys if key not in ready]
 
 
@@ -112,8 +104,9 @@ def disagreement(model: Model, donor: Donor, index: Path | None) -> str | None:
 
 def _differing(model: Model, donor: Donor, index: Path) -> str | None:
     compared, has_any, after = 0, False, ""
-    with sqlite.reading(index) as db, _knowing_vectors(db, model.bytes):
-        while rows := db.execute(_READY, {"after": after}).fetchall():
+    with sqlite.reading(index, vectors=True) as db:
+        know_vectors(db)
+        while rows := db.execute(_READY, {"after": after, "size": model.bytes}).fetchall():
             after, has_any = str(rows[-1][0]), True
             there = donor.vectors([str(key) for key, _ in rows], model.bytes)
             for key, vector in rows:
