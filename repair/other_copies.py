@@ -46,10 +46,11 @@ def with_copies(audit: Audit, found: Located, path: Path) -> Audit:
 
 def _is_meant(finding: Finding) -> bool:
     """Whether another copy may have what a finding is about, and no other command has to come first."""
-    is_grave = notices.at_least(finding.severity, "warning") and not finding.is_beyond_repair
+    is_grave = notices.at_least(finding.severity, "warning")
     words = [] if finding.repair is None else shlex.split(finding.repair)
     is_first = not words or words[1] == "backfill" or "--salvage" in words
-    return finding.name in LACKING and finding.base is not None and is_grave and is_first
+    has_lost_tables = finding.name == v2.SCHEMA_MISSING and not words
+    return (finding.name in LACKING or has_lost_tables) and finding.base is not None and is_grave and is_first
 
 
 def _with_copy(finding: Finding, path: Path, source: str | None, *, is_whole: bool) -> Finding:

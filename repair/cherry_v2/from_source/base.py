@@ -11,13 +11,14 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from checks.audit.findings import Finding
+from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import path_of
 from regraft import identity, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2 import salvage as index_salvage
 from regraft.formats.cherry_v2.catalog_reader import Row, base_key
+from regraft.formats.cherry_v2.index.opening import UNREADABLE
 from regraft.language import tr
 from regraft.ledger import durable
 from regraft.move_errors import RepairSourceDiffers
@@ -44,6 +45,8 @@ LACKING = frozenset(
         *(v2.ITEM_NO_MATERIAL, v2.VECTOR_MISSING, v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO),
     }
 )
+#: Tables whose rows nothing else tells.
+_ROW_TABLES = {"content", "material", "search_unit", "search_text", "embedding"}
 #: Hashes of texts that materials and units name and that are not there.
 _ABSENT = """SELECT DISTINCT hash FROM (SELECT current_content_hash AS hash FROM material
      UNION SELECT content_hash FROM search_unit)
@@ -55,6 +58,23 @@ _MATERIALS = "SELECT material_id, relative_path FROM material"
 _PUT_CONTENT = """INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?)
    ON CONFLICT (content_hash) DO UPDATE SET text = excluded.text"""
 _AT_ONCE = 500
+
+
+def is_rebuilt(store: Store, base: str, findings: Sequence[Finding]) -> bool:
+    """Whether the index of a base is so damaged that it is written again as a whole.
+
+    Tables whose rows nothing else tells may be gone from it.
+    """
+    if salvage.is_damaged(findings):
+        return True
+    if base not in store.stores or all(one.name != v2.SCHEMA_MISSING for one in findings):
+        return False
+    try:
+        with sqlite.reading(store.root / store.stores[base].name) as db:
+            names = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    except UNREADABLE:
+        return True
+    return not names.issuperset(_ROW_TABLES)
 
 
 class _Needs(msgspec.Struct):
@@ -94,7 +114,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             RepairSourceDiffers: it has vectors that the base lacks, and may not give them.
             apsw.Error, OSError, ValueError: the index of the base cannot be read.
         """
-        is_damaged = salvage.is_damaged(self.findings)
+        is_damaged = is_rebuilt(self.store, self.key, self.findings)
         if is_damaged or self.key not in self.store.stores:
             self._rebuild(self._damaged_index() if is_damaged else None)
             return self._made
@@ -102,7 +122,8 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         if blocking is None:
             self._fill()
         else:
-            self._leave_all(tr("nothing of the index is changed: {message_}", message_=blocking.message))
+            reason = tr("nothing of the index is changed: {message_}", message_=blocking.message)
+            self._leave_all(reason, self._line(FINDINGS[blocking.name].command))
         return self._made
 
     # --- an index that is there --------------------------------------------------------------------------------------
@@ -181,12 +202,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
                 if got == finding.count and finding.name not in told:
                     self._made.resolves.add((finding.name, self.key))
                 elif finding.name not in told:
-                    reason = tr("{source} has not all of it", source=shown(self.source))
-                    self._made.left.append(
-                        Unresolved.of(
-                            finding, tr("{what}: {why}", what=finding.message, why=reason), repair=finding.repair
-                        )
-                    )
+                    self._leave(finding, tr("{source} does not have all of it", source=shown(self.source)))
         if lacking:
             self._leave_vectors(lacking)
         elif any(one.name == v2.VECTOR_MISSING for one in self.findings):
@@ -207,7 +223,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
                 wanted.add(keys)
         givers, count = self._givers(wanted, remains, donors, own)
         if not donors.used and len(givers) == len(own) and needs.items:
-            self._leave_all(tr("{source} has nothing of it", source=shown(self.source)))
+            self._leave_all(tr("{source} has no text or vector of it", source=shown(self.source)))
             return
         fill = partial(vectors.fill, donors=givers, model=self._model, count=count, now_ms=self._now)
 
@@ -215,20 +231,20 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             write_index(new, self.key, texts.new, self._now, partial(fill, path=new))
 
         size = sum(one.bytes for one in texts.new) + count * self._model.bytes
-        actions = tuple(self._index_actions(texts, damaged, count))
+        actions = tuple(self._index_actions(texts, count))
         if damaged is None:
             change = FileChange(path=texts.index_name, actions=actions, make=make, bytes=size)
         else:
             self._made.read |= {name: files.stamp_of(self.store.root / name) for name in salvage.files_of(damaged)}
             change = salvage.replacement(damaged, actions, make, size)
         self._made.changes.append(change)
-        names = {v2.BASE_NO_INDEX, v2.UNREADABLE, v2.CORRUPT}
+        names = {v2.BASE_NO_INDEX, v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING}
         self._made.resolves |= {(one.name, self.key) for one in self.findings if one.name in names}
         self._made.left += texts.left
         if wanted.count > count:
             self._leave_vectors(wanted.count - count)
 
-    def _index_actions(self, texts: BaseTexts, damaged: DamagedIndex | None, count: int) -> Iterator[Action]:
+    def _index_actions(self, texts: BaseTexts, count: int) -> Iterator[Action]:
         taken = sum(one.is_donated for one in texts.new)
         message = tr(
             "write the index again: {taken} from {source}, {others} from raw files",
@@ -236,9 +252,8 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             source=shown(self.source),
             others=counted(len(texts.new) - taken, "text"),
         )
-        finding = v2.BASE_NO_INDEX if damaged is None else v2.UNREADABLE
-        if not any(one.name == finding for one in self.findings):
-            finding = v2.CORRUPT
+        known = {one.name for one in self.findings}
+        finding = next(one for one in (v2.BASE_NO_INDEX, v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING) if one in known)
         size = sum(one.bytes for one in texts.new)
         yield self._action("write-index", message, len(texts.new), size, finding)
         if count:
@@ -353,22 +368,37 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         return self._action("take-vectors", message, count, count * self._model.bytes, v2.VECTOR_MISSING)
 
     def _leave_vectors(self, count: int) -> None:
-        chosen = ("--base", self.key) if self.store.found.stores.is_whole else ()
-        line = shlex.join(["regraft", "backfill", argument(self.store.path), *chosen])
         reason = tr(
-            "{texts} without a vector that {source} has either", texts=counted(count, "text"), source=shown(self.source)
+            "{texts} without a vector: {source} has none of them",
+            texts=counted(count, "text"),
+            source=shown(self.source),
         )
+        line = self._line(FINDINGS[v2.VECTOR_MISSING].command)
         self._made.left.append(
             Unresolved(
                 finding=v2.VECTOR_MISSING, reason=reason, base=self.key, count=count, severity="error", repair=line
             )
         )
 
-    def _leave_all(self, reason: str) -> None:
-        lacking = (one for one in self.findings if one.name in LACKING)
-        self._made.left += [
-            Unresolved.of(one, tr("{what}: {why}", what=one.message, why=reason), repair=one.repair) for one in lacking
-        ]
+    def _leave(self, finding: Finding, reason: str, line: str | None = None) -> None:
+        """Leave what a finding is about, with the command that may help without a source."""
+        if line is None:
+            is_file = finding.name in (v2.UNREADABLE, v2.CORRUPT)
+            words = ("repair", "--salvage") if is_file else FINDINGS[finding.name].command
+            line = self._line(words)
+        reason = tr("{what}: {why}", what=finding.message, why=reason)
+        self._made.left.append(Unresolved.of(finding, reason, repair=line))
+
+    def _leave_all(self, reason: str, line: str | None = None) -> None:
+        for one in self.findings:
+            if one.name in LACKING:
+                self._leave(one, reason, line)
+
+    def _line(self, words: Sequence[str]) -> str | None:
+        """Return the command line of a command for this base; None: there is none."""
+        chosen = ("--base", self.key) if self.store.found.stores.is_whole else ()
+        line = shlex.join(["regraft", *words[:1], argument(self.store.path), *words[1:], *chosen])
+        return line if words else None
 
 
 def _has_text(item: Row) -> bool:

@@ -17,7 +17,7 @@ from repair.changes.plan import Plan, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.from_source import opening
-from repair.cherry_v2.from_source.base import LACKING, BaseRepair
+from repair.cherry_v2.from_source.base import LACKING, BaseRepair, is_rebuilt
 from repair.cherry_v2.from_source.donor_bases import DonorBases
 from repair.options import RepairOptions
 
@@ -76,7 +76,9 @@ def _demand_alone(options: RepairOptions) -> None:
 
 def _is_meant(store: Store, base: str, found: Findings) -> bool:
     is_there = store.found.stores.is_whole or base in store.stores
-    return is_there and store.wants(base) and any(one.name in LACKING for one in found.get(base, ()))
+    findings = found.get(base, [])
+    is_meant = is_there and store.wants(base)
+    return is_meant and (any(one.name in LACKING for one in findings) or is_rebuilt(store, base, findings))
 
 
 def _demand_recognized(source: Path) -> None:
