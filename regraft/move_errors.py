@@ -50,3 +50,8 @@ class MigrationUnfinished(SourceUnrecognised):
 class TargetBaseOfAnother(RegraftError, FileExistsError):
     """{path}: its base {base} was migrated from another knowledge base, none of whose documents is in this one; give
     another folder."""
+
+
+class RepairSourceDiffers(RegraftError, ValueError):
+    """{path}: nothing is taken from it for base {base}: {reason}; nothing was written, name another source, or choose
+    other bases with --base."""

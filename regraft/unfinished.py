@@ -8,6 +8,7 @@ from pathlib import Path
 
 from regraft.errors import RegraftError
 from regraft.ledger import ledger
+from regraft.ledger.sources import word_of
 from regraft.move_errors import MigrationUnfinished
 from regraft.text import argument
 
@@ -27,7 +28,7 @@ def unfinished_in(folder: Path) -> MigrationUnfinished | None:
         if any(run.command not in _COMMANDS for run in runs):
             return None
         # A run that was killed while it planned has recorded nothing of itself yet.
-        command, source = (runs[-1].command, argument(runs[-1].source)) if runs else ("migrate", "SOURCE")
-        words = ["regraft", command, source, "--to", argument(folder)]
+        command, source = (runs[-1].command, word_of(runs[-1].source)) if runs else ("migrate", None)
+        words = ["regraft", command, source or "SOURCE", "--to", argument(folder)]
         return MigrationUnfinished(path=folder, command=shlex.join(words))
     return None

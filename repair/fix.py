@@ -10,7 +10,7 @@ from checks import systems as audits
 from checks.audit.options import CheckOptions, CommandLine
 from regraft.errors import SourceNotMigratable
 from regraft.kinds import PREVIEW_SOURCES, V2_STORES
-from repair import proven_lines
+from repair import other_copies, proven_lines
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.run import Planner
 from repair.changes.store import Store
@@ -45,6 +45,7 @@ def remaining(store: Store, command_line: CommandLine) -> Iterator[Unresolved]:
     if store.found.kind in V2_STORES:
         audit = proven_lines.with_working_lines(audit, store.found, wanted.bases, store.now_ms)
         audit = proven_hints.with_hints(audit, store.found, wanted.level, wanted.bases, command_line)
+        audit = other_copies.with_copies(audit, store.found, store.path)
     for finding in audit.findings:
         if store.wants(finding.base):
             yield Unresolved.of(finding, finding.message, repair=finding.repair)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
 
 import msgspec
 
@@ -22,6 +24,10 @@ class RepairOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     #: Whether folders of bases that no row of the catalog names get rows; ``only`` is that finding then.
     adopt: bool = False
+    #: Another copy of the data, which gives texts and vectors; None: none is named.
+    source: Path | None = None
+    #: What is opened or extracted of the source stays so until this closes.
+    keep: ExitStack = msgspec.field(default_factory=ExitStack)
 
     def wanted(self, names: Iterable[str]) -> frozenset[str]:
         """Return the names of the findings that are to be repaired: those that the caller named, or ``names``."""

@@ -14,13 +14,14 @@ import apsw
 
 from checks.audit.collector import Level
 from checks.audit.findings import Audit, Finding
+from checks.cherry_v2 import findings as v2
 from regraft.errors import RegraftError
 from regraft.language import tr
 from regraft.located import Located
 from regraft.records import replace
 from repair.changes.plan import Plan
 from repair.changes.store import Store
-from repair.cherry_v2 import gc, upgrade
+from repair.cherry_v2 import gc, indexing, upgrade
 from repair.cherry_v2.rules import planner
 from repair.options import GcOptions, RepairOptions
 
@@ -63,6 +64,7 @@ def with_working_lines(audit: Audit, found: Located, bases: Collection[str], now
         verb, name = _offered(finding)
         offered[verb].add(name)
     plans = {verb: _plan(verb, store, frozenset(names), now_ms) for verb, names in offered.items()}
+    plans["backfill"] = _indexing_plan(store, now_ms)
     return replace(audit, findings=tuple(_proven(finding, plans) for finding in audit.findings))
 
 
@@ -90,6 +92,18 @@ def _plan(verb: str, store: Store, names: frozenset[str], now_ms: int) -> Plan:
     except (RegraftError, OSError, apsw.Error, UnicodeDecodeError):
         pass
     return Plan()
+
+
+def _indexing_plan(store: Store, now_ms: int) -> Plan:
+    """Return how ``backfill`` builds missing indexes; nothing where that cannot be told."""
+    bases = {str(one.base) for one in store.findings() if one.name == v2.BASE_NO_INDEX and one.repair is not None}
+    if not bases:
+        return Plan()
+    try:
+        return indexing.plan(store, now_ms, bases)
+    except (RegraftError, OSError, apsw.Error, UnicodeDecodeError):
+        # Where what reads texts is not installed, the command says so.
+        return Plan()
 
 
 def _proven(finding: Finding, plans: Mapping[str, Plan]) -> Finding:

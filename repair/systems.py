@@ -85,6 +85,7 @@ def plan_repair(store: Store, options: RepairOptions) -> Plan:
         WrongUsage: an option is for bases, and the store has none.
     """
     of_bases = {"--model": options.model is not None, "--adopt": options.adopt, "--salvage": options.salvage}
+    of_bases["--from"] = options.source is not None
     for name, is_given in of_bases.items():
         if is_given and store.found.kind not in V2_STORES:
             problem = tr(

@@ -15,15 +15,19 @@ UNREADABLE = register(
     "error",
     "file.unreadable",
     tr("A catalog or an index is not a SQLite file, is cut off, holds none of the known tables, or may not be read."),
-    tr("A permission, or a backup of the file; of a v2 index, `regraft repair --salvage`, by what is left in it."),
+    tr(
+        "A permission, or a backup of the file; of a v2 index, `regraft repair --from SOURCE`, where another copy of "
+        "the data has its texts and vectors; else `regraft repair --salvage`, by what is left in it."
+    ),
 )
 CORRUPT = register(
     "error",
     "file.corrupt",
     tr("SQLite itself finds the file damaged, or stops while reading it. What could not be read was not checked."),
     tr(
-        "A backup of the file; of a v2 index, `regraft repair --salvage`, by what is left in it; or indexing the base "
-        "again in the application."
+        "A backup of the file; of a v2 index, `regraft repair --from SOURCE`, where another copy of the data has its "
+        "texts and vectors; else `regraft repair --salvage`, by what is left in it; or indexing the base again in the "
+        "application."
     ),
 )
 HOT_JOURNAL = register(

@@ -52,7 +52,10 @@ NO_CONTENT = register(
     "error",
     "material.no-content",
     tr("A material with units names no text, or one that is not there."),
-    tr("`regraft repair`, where all units name one text that is there."),
+    tr(
+        "`regraft repair --from SOURCE`, where another copy of the data has the text; else `regraft repair`, where all "
+        "units name one text that is there."
+    ),
     "repair",
 )
 PATH_UNSAFE = register(
@@ -76,8 +79,8 @@ NO_UNITS = register(
     "material.no-units",
     tr("A material has a text and no unit: nothing finds it."),
     tr(
-        "`regraft backfill`, which gives the text its former units back where bodies of all of "
-        "them are left, and cuts it anew where not."
+        "`regraft repair --from SOURCE`, where another copy of the data has its units; else `regraft backfill`, which "
+        "gives the text its former units back where bodies of all of them are left, and cuts it again where not."
     ),
     "backfill",
 )
@@ -158,7 +161,10 @@ VECTOR_MISSING = register(
     "error",
     "embedding.missing",
     tr("A body without a vector, in a base with a model: no vector search finds it."),
-    tr("`regraft backfill`, which embeds it."),
+    tr(
+        "`regraft repair --from SOURCE`, where another copy of the data has the vector; else `regraft backfill`, "
+        "which embeds the body."
+    ),
     "backfill",
 )
 VECTOR_ORPHAN = register(
@@ -179,7 +185,10 @@ VECTOR_LENGTH = register(
     "error",
     "embedding.length",
     tr("What is stored is not a vector, or a vector has another length than most of the file's."),
-    tr("`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector."),
+    tr(
+        "`regraft repair --from SOURCE`, where another copy of the data has the right vector; else `regraft backfill`, "
+        "which embeds its text again; `regraft repair` only drops the vector."
+    ),
     "backfill",
 )
 VECTOR_NON_FINITE = register(
@@ -189,14 +198,20 @@ VECTOR_NON_FINITE = register(
         "A vector with NaN or infinity: the released application throws on every vector query "
         "of the base, so that no search with a model answers."
     ),
-    tr("`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector."),
+    tr(
+        "`regraft repair --from SOURCE`, where another copy of the data has the right vector; else `regraft backfill`, "
+        "which embeds its text again; `regraft repair` only drops the vector."
+    ),
     "backfill",
 )
 VECTOR_ZERO = register(
     "warning",
     "embedding.zero",
     tr("A vector of zeros: vector search never finds it."),
-    tr("`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector."),
+    tr(
+        "`regraft repair --from SOURCE`, where another copy of the data has the right vector; else `regraft backfill`, "
+        "which embeds its text again; `regraft repair` only drops the vector."
+    ),
     "backfill",
 )
 VECTOR_DUPLICATE = register(
@@ -214,9 +229,9 @@ ITEM_NO_MATERIAL = register(
         "it."
     ),
     tr(
-        "`regraft rescue`, where its rows are still in the vector file of v1; else `regraft "
-        "backfill`, where its text can be read from `raw/`; else indexing the item again in "
-        "the application."
+        "`regraft rescue`, where its rows are still in the vector file of v1; `regraft repair --from SOURCE`, where "
+        "another copy of the data has its text; else `regraft backfill`, where its text can be read from `raw/`; else "
+        "indexing the item again in the application."
     ),
     "backfill",
 )
@@ -363,7 +378,12 @@ BASE_NO_INDEX = register(
     "error",
     "base.no-index",
     tr("A completed base has no index file."),
-    tr("`regraft rescue`, where the vector file of v1 is still there; else a backup of the file."),
+    tr(
+        "`regraft repair --from SOURCE`, where another copy of the data has its texts and vectors (in a profile that "
+        "still has the vector file of v1: `regraft rescue`); else `regraft backfill`, which builds the index again "
+        "from raw files and notes and embeds it. The base keeps its id."
+    ),
+    "backfill",
 )
 INDEX_ORPHAN = register(
     "warning",

@@ -28,7 +28,7 @@ from regraft.report.document import Head, Run
 from regraft.report.progress import Progress, Silent
 from regraft.text import argument
 from regraft.unpacking import on_disk
-from repair import migrate_again, proven_lines
+from repair import other_copies, proven_lines
 from repair.cherry_v2 import proven_hints
 
 #: Commands that go by how old something is.
@@ -164,7 +164,7 @@ def _v2_audit(path: Path, found: Located, options: CheckOptions, line_for: Comma
     if found.kind in V2_STORES and not is_fixed:
         audit = proven_lines.with_working_lines(audit, found, options.bases, options.now_ms)
         audit = proven_hints.with_hints(audit, found, options.level, options.bases, line_for)
-        audit = migrate_again.with_migrations(audit, found, path)
+        audit = other_copies.with_copies(audit, found, path)
     run.end()
     return run.head(), audit
 

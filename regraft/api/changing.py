@@ -73,13 +73,15 @@ def repair(
     model: str | None = None,
     adopt: bool = False,
     salvage: bool = False,
+    source: str | Path | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
 ) -> ChangeReport:
     """Mend what :func:`check` finds, where other data prove what is right; options as of ``regraft repair``.
 
-    With ``salvage`` damaged index files are written anew from what is left in them.
+    With ``salvage`` damaged index files are written anew from what is left in them. With ``source``, another copy of
+    the data, missing texts, vectors and indexes are taken from there, and nothing else is repaired.
 
     Raises:
         Declined: ``confirm`` said no.
@@ -87,9 +89,13 @@ def repair(
     """
     named = None if model is None else model_id("--model", model)
     names = chosen_names(only, systems.REPAIRED, "repair")
-    options = RepairOptions(now_ms=moment(None), only=names, model=named, adopt=adopt, salvage=salvage)
-    planner = partial(systems.plan_repair, options=options)
-    return _run("repair", path, planner, kind, bases, None, dry_run, progress, confirm)
+    copy = None if source is None else path_of(source)
+    with ExitStack() as keep:
+        options = RepairOptions(
+            now_ms=moment(None), only=names, model=named, adopt=adopt, salvage=salvage, source=copy, keep=keep
+        )
+        planner = partial(systems.plan_repair, options=options)
+        return _run("repair", path, planner, kind, bases, None, dry_run, progress, confirm)
 
 
 def gc(

@@ -32,8 +32,15 @@ from regraft.language import tr
     is_flag=True,
     help=tr("Write damaged index files anew from what is left in them and proves itself."),
 )
+@click.option(
+    "--from",
+    "source",
+    metavar="SOURCE",
+    type=click.Path(path_type=Path),
+    help=tr("Take missing texts, vectors and indexes from another copy: v1 data, a library, a pack, a v2 profile."),
+)
 @reports_errors
-def repair(path: Path, only: tuple[str, ...], model: str | None, adopt: bool, salvage: bool, **options: Any) -> None:
+def repair(path: Path, **options: Any) -> None:
     """Mend what regraft check finds in the store at PATH, where other data prove what is right.
 
     Nothing is guessed: what cannot be derived stays as it is and is said. Vectors that could still be right are kept;
@@ -43,4 +50,5 @@ def repair(path: Path, only: tuple[str, ...], model: str | None, adopt: bool, sa
     Example:
       regraft repair library --dry-run
     """
-    carry_out(api.repair, path, ChangeRequest(**options), only=only, model=model, adopt=adopt, salvage=salvage)
+    given = {name: options.pop(name) for name in ("only", "model", "adopt", "salvage", "source")}
+    carry_out(api.repair, path, ChangeRequest(**options), **given)

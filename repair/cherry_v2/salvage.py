@@ -6,7 +6,7 @@ Without the word nothing of it is done: what could be is counted and offered.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import apsw
@@ -135,7 +135,7 @@ def command_line(store: Store, base: str) -> str:
 def plan(index: DamagedIndex) -> Plan:
     """Return what writes an index anew from what is left of it; where nothing is, that it stays."""
     made = Plan()
-    stamps = {name: files.stamp_of(index.store.root / name) for name in _files(index)}
+    stamps = {name: files.stamp_of(index.store.root / name) for name in files_of(index)}
     try:
         with salvage.salvaged(index.path, index.expected) as found:
             tally = found.tally
@@ -148,7 +148,7 @@ def plan(index: DamagedIndex) -> Plan:
         reason = tr("a log or journal lies beside it ({name})", name=beside[0])
         made.left += [_stays(one, reason) for one in _of_file(index)]
         return made
-    made.changes.append(_rebuilt(index, tally, with_folder=bool(beside)))
+    made.changes.append(_rebuilt(index, tally))
     made.resolves |= {(name, index.base) for name in DAMAGED}
     parts = index.parts(tally)
     made.left += _lost(index, tally, parts)
@@ -164,7 +164,7 @@ def plan(index: DamagedIndex) -> Plan:
     return made
 
 
-def _files(index: DamagedIndex) -> Iterator[str]:
+def files_of(index: DamagedIndex) -> Iterator[str]:
     """Yield the names of an index file and of the log or journal beside it that holds content."""
     yield index.place.name
     for beside in sqlite.companions(links.real_path(index.path)):
@@ -190,8 +190,8 @@ def _finding(index: DamagedIndex) -> str:
     return next(one.name for one in _of_file(index))
 
 
-def _rebuilt(index: DamagedIndex, tally: Tally, *, with_folder: bool) -> FileChange:
-    """Plan the new file; with its folder, where a log or journal would be taken for that of the new file."""
+def _rebuilt(index: DamagedIndex, tally: Tally) -> FileChange:
+    """Plan the new file."""
     bodies, vectors = tally.rows["bodies"], tally.rows["embeddings"]
     message = tr(
         "write the index anew from what is left in the damaged file: {texts:,} of about {of_texts:,} texts, "
@@ -216,6 +216,23 @@ def _rebuilt(index: DamagedIndex, tally: Tally, *, with_folder: bool) -> FileCha
             _demand_same(found, tally, index.path)
             found.write(new, index.now_ms)
 
+    return replacement(index, (action,), make, tally.bytes)
+
+
+def replacement(
+    index: DamagedIndex, actions: tuple[Action, ...], make: Callable[[Path], None], size: int
+) -> FileChange:
+    """Plan a new file in place of a damaged one, which is kept for undo.
+
+    With a log or journal beside it, which SQLite would take for that of the new file, its whole folder is replaced.
+
+    Args:
+        index: the damaged index.
+        actions: what the change does.
+        make: writes the new file.
+        size: about how many bytes that takes.
+    """
+
     def make_file(new: Path) -> None:
         _demand_alone(index.path)
         make(new)
@@ -225,9 +242,10 @@ def _rebuilt(index: DamagedIndex, tally: Tally, *, with_folder: bool) -> FileCha
         make(new / index.path.name)
         durable.copy_mode(index.path, new / index.path.name)
 
+    with_folder = index.folder is not None and len(list(files_of(index))) > 1
     # The damaged file is moved as it is: SQLite may not even open it.
     path, chosen = (str(index.folder), make_folder) if with_folder else (index.place.name, make_file)
-    return FileChange(path=path, actions=(action,), make=chosen, bytes=tally.bytes, as_is=True)
+    return FileChange(path=path, actions=actions, make=chosen, bytes=size, as_is=True)
 
 
 def _demand_alone(path: Path) -> None:

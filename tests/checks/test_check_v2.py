@@ -207,7 +207,7 @@ def test_counts_and_samples(store: Path) -> None:
     run_sql(index(store), "DELETE FROM embedding WHERE rowid <= 4")
     [finding] = found(store)
     assert (finding["name"], finding["count"], len(finding["samples"])) == ("embedding.missing", 4, 3)
-    assert finding["message"] == "4 bodies without a vector"
+    assert finding["message"].startswith("4 bodies without a vector; without that copy: regraft backfill ")
     assert finding["subject"] is None
 
 

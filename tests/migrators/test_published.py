@@ -69,25 +69,27 @@ def test_noise_in_an_index_is_noticed_and_the_index_written_anew(place: Path) ->
     assert outcomes(again(place)) == {KB: "unchanged", OTHER: "unchanged"}
 
 
-def test_check_offers_to_migrate_again(tmp_path: Path) -> None:
+def test_check_offers_to_take_it_from_the_source(tmp_path: Path) -> None:
     source, library = whole(tmp_path / "v1"), tmp_path / "library"
     run("migrate", source, "--to", library, "--now", NOW, "-q")
     noise(index(library))
     [line] = {one["repair"] for one in run("check", library, "--json").document["findings"] if one["base"] == KB}
-    assert line == f"regraft migrate {source} --to {library}"
+    assert line == f"regraft repair {library} --from {source} --base {KB}"
     assert run(*line.split()[1:], "--json").status == 0
     assert run("check", library, "--json").document["summary"]["by_severity"]["error"] == 0
 
 
-def test_check_offers_no_migration_from_a_source_that_is_gone(tmp_path: Path) -> None:
+def test_check_does_not_look_whether_the_source_is_gone(tmp_path: Path) -> None:
     source, library = whole(tmp_path / "v1"), tmp_path / "library"
     run("migrate", source, "--to", library, "--now", NOW, "-q")
     noise(index(library))
     source.rename(tmp_path / "elsewhere")
     found = run("check", library, "--json").document["findings"]
-    repairs = {str(one["repair"]) for one in found if one["base"] == KB}
-    assert not any("migrate" in repair for repair in repairs)
-    assert any("--salvage" in repair for repair in repairs)
+    [line] = {one["repair"] for one in found if one["base"] == KB}
+    assert line == f"regraft repair {library} --from {source} --base {KB}"
+    assert run(*line.split()[1:], "--json").status == 2
+    [message] = {one["message"] for one in found if one["base"] == KB}
+    assert message.endswith(f"without that copy: regraft repair {library} --salvage --base {KB}")
 
 
 def test_a_full_text_table_that_no_statement_can_read_is_written_anew(place: Path) -> None:

@@ -107,6 +107,10 @@ def taken_from(folder: Path) -> tuple[object, ...]:
     return (planted_v2.library(folder), "--profile")
 
 
+def another_copy(folder: Path) -> tuple[object, ...]:
+    return ("--from", planted_v2.library(folder))
+
+
 def notes(*, change: Callable[[Path], object], embedded: bool = True) -> Callable[[Path], Path]:
     """Return what builds a database of codex-mem and changes it."""
 
@@ -147,6 +151,9 @@ CASES = {
         unlisted, ("repair", "--only", "index.orphan", "--adopt", "--model", "acme::embed-3"), again="nothing"
     ),
     "salvage of a library": Case(damaged_library, ("repair", "--salvage")),
+    "vectors from a copy": Case(library("no vector"), ("repair",), source=another_copy),
+    "an index from a copy": Case(library("no index"), ("repair",), source=another_copy),
+    "a damaged index from a copy": Case(damaged_library, ("repair",), source=another_copy),
     "repair of codex-mem": Case(notes(change=codex_mem_store.unindex), ("repair",)),
     "repair of AngelMemory": Case(memory, ("repair",), finished=1),
     "gc of a library": Case(library("a text of nobody", "a vector of nobody"), ("gc",)),

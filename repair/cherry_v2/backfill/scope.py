@@ -199,6 +199,16 @@ def opened(
         yield IndexScope(db, name=base_id, label=label or base_id, dimensions=dimensions, growing=growing)
 
 
+@contextmanager
+def opened_empty(base_id: str, *, label: str, dimensions: int | None) -> Iterator[IndexScope]:
+    """Give the scope of an index that is not built yet: it has no text."""
+    with sqlite.in_memory() as db:
+        sqlite.load_vectors(db)
+        db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
+        opening.create(db, base_id, 0)
+        yield IndexScope(db, name=base_id, label=label, dimensions=dimensions, growing=None)
+
+
 def _has_norm(*values: Any) -> int:
     """Tell whether a vector has a finite norm that is not 0, in double precision."""
     norm = math.hypot(*array("f", values[0]))

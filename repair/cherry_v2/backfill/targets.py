@@ -24,6 +24,7 @@ from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import Row, base_key
 from regraft.language import tr
+from regraft.records import replace
 from regraft.schema_errors import SchemaForeign
 from regraft.text import argument
 from repair.backfill.request import NewModel
@@ -61,6 +62,8 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether the catalog is to be told its model once it is filled.
     is_new: bool = False
     is_unfinished: bool = False
+    #: Whether the index is missing, and is built by a step of the run before the vectors are written.
+    is_missing: bool = False
     #: Whether its dimensions are those that the user gave.
     is_said: bool = False
     finding: str = v2.VECTOR_MISSING
@@ -98,7 +101,9 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
         """Do nothing: an index has no place for that."""
 
     def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[IndexScope]:
-        """Open its index as a scope."""
+        """Open its index as a scope; one that is not built yet is empty."""
+        if self.is_missing and not growing and not (root / self.path).exists():
+            return backfill_scope.opened_empty(self.base_id, label=self.label, dimensions=self.dimensions)
         return backfill_scope.opened(
             root / self.path,
             self.base_id,
@@ -191,7 +196,12 @@ def _one(
     unfit = _unfit(store, base, row)
     if unfit is not None:
         return unfit
-    index = store.stores[base]
+    index = store.stores.get(base)
+    if index is None and row is not None:
+        target = _with_row(store, row, f"{store.bases}/{base}/{layout.INDEX_FILE}", settings, new, dimensions)
+        return replace(target, is_missing=True) if isinstance(target, IndexTarget) else target
+    if index is None:
+        return Unresolved(finding=v2.BASE_NO_INDEX, reason=tr("the base has no index"), base=base)
     if row is not None:
         return _with_row(store, row, index.name, settings, new, dimensions)
     return IndexTarget(
@@ -216,7 +226,8 @@ def _unfit(store: Store, base: str, row: Row | None) -> Unresolved | None:
         )
     index = store.stores.get(base)
     if index is None:
-        return Unresolved(finding=v2.BASE_NO_INDEX, reason=tr("the base has no index"), base=base)
+        # The run builds it first, from the items of the base.
+        return None
     return None if index.look.layout is Layout.CURRENT else _of_another_layout(index, base)
 
 

@@ -1,6 +1,7 @@
-"""Planning which texts come into the index of their base: those that have no unit, and those of items without one.
+"""Plan which texts are added to the index of their base: texts without units, and items without a text.
 
-Rules: ``docs/indexing.md``. No vector is written: in a base with a model these texts wait for theirs.
+Rules: ``docs/indexing.md``. No vector is written: in a base with a model these texts wait for theirs. The missing index
+of a completed base is built again from its items.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import path_of
 from checks.cherry_v2.index_file import path_problem
 from regraft import clock, identity, sqlite
-from regraft.errors import PlanOutdated
+from regraft.errors import WrongUsage
 from regraft.formats.cherry_v2 import layout, okf
 from regraft.formats.cherry_v2.catalog_reader import Row, base_key
 from regraft.formats.cherry_v2.defaults import Settings
-from regraft.formats.cherry_v2.index import rebuild, schema
+from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index import units as index_units
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.cherry_v2.settings import read_base_settings
@@ -34,22 +35,25 @@ from regraft.ledger import durable
 from regraft.names import FreeNames
 from regraft.text import counted, is_blank, whole
 from repair.changes.found import by_base
-from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
+from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.indexing.cutting import Span, cut, separator_of
 from repair.cherry_v2.indexing.former import Former
+from repair.cherry_v2.indexing.new_texts import Donor, NewText, write_index, write_text
 from repair.cherry_v2.indexing.texts import BLANK, NoText, text_of
 from repair.cherry_v2.rescue.carrying import free_name
 from repair.cherry_v2.rescue.catalog import Statements, rehearsed
 from repair.cherry_v2.rules.evidence import DAMAGE
 
-#: What is mended.
-NAMES = (v2.NO_UNITS, v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED)
+#: Findings that are fixed.
+NAMES = (v2.BASE_NO_INDEX, v2.NO_UNITS, v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED)
 #: With these nothing is written into an index: its rows may mean something else, or its full-text index is out of step.
-_BLOCKING = {*DAMAGE, v2.META_MISSING, v2.FTS_DESYNC, v2.BODY_ROWID}
+BLOCKING = {*DAMAGE, v2.META_MISSING, v2.FTS_DESYNC, v2.BODY_ROWID}
 #: Bytes that the rows of a unit take besides its text.
 _ROW_BYTES = 800
+#: Bytes of an index without rows.
+_EMPTY_BYTES = 128 << 10
 _TABLES = ("content", "material", "search_unit", "search_text")
 
 
@@ -66,11 +70,11 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
     made = Plan()
     wanted = _lacking(store.findings(Level.QUICK), bases)
     statements, rows = Statements(store.root / (store.catalog or "")), list[Action]()
-    indexes: list[RowsChange] = []
+    indexes: list[Change] = []
     for row, items in _bases(store) if wanted else ():
         key = base_key(row)
-        if key in wanted and key in store.stores:
-            base = _Base(store=store, row=row, items=items, now_ms=now_ms)
+        if key in wanted:
+            base = BaseTexts(store=store, row=row, items=items, now_ms=now_ms)
             made.add(base.plan(wanted[key]))
             made.bodies[key] = base.bodies
             indexes += base.index()
@@ -84,7 +88,7 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
 
 def _lacking(findings: Iterable[Finding], bases: Collection[str] | None) -> dict[str | None, list[Finding]]:
     """Return what matters here of each base that is meant and lacks anything."""
-    relevant = (one for one in findings if one.base is not None and one.name in (*NAMES, *_BLOCKING))
+    relevant = (one for one in findings if one.base is not None and one.name in (*NAMES, *BLOCKING))
     found = by_base(one for one in relevant if bases is None or one.base in bases)
     return {base: every for base, every in found.items() if any(one.name in NAMES for one in every)}
 
@@ -100,27 +104,20 @@ def _bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
             yield row, (catalog.items or {}).get(base_key(row), [])
 
 
-class _New(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that is going to be indexed: of which material, under which path, and where it is cut."""
+class BaseTexts(msgspec.Struct, kw_only=True):
+    """One base whose index lacks texts, or is missing itself.
 
-    finding: str
-    material: str
-    path: str
-    content_hash: str
-    spans: tuple[Span, ...]
-    bytes: int
-    #: Reads the text again, from the index that is changed or from elsewhere.
-    read: Callable[[apsw.Connection], str | None]
-
-
-class _Base(msgspec.Struct, kw_only=True):
-    """One base whose index lacks texts."""
+    With a ``donor``, its texts go before those of raw files; an existing index takes texts of the donor alone.
+    """
 
     store: Store
     row: Row
     items: list[Row]
     now_ms: int
-    new: list[_New] = msgspec.field(default_factory=list)
+    donor: Donor | None = None
+    #: Whether the index is written as a new file although one is there, which is damaged.
+    is_replaced: bool = False
+    new: list[NewText] = msgspec.field(default_factory=list)
     left: list[Unresolved] = msgspec.field(default_factory=list)
     #: Snapshots that are going to be written: their paths, with the items.
     snapshots: dict[str, Row] = msgspec.field(default_factory=dict)
@@ -129,18 +126,37 @@ class _Base(msgspec.Struct, kw_only=True):
 
     @property
     def key(self) -> str:
+        """The id of the base."""
         return base_key(self.row)
 
     @property
-    def place(self) -> layout.Store:
-        return self.store.stores[self.key]
+    def is_missing(self) -> bool:
+        """Whether the index is built as a new file."""
+        return self.is_replaced or self.key not in self.store.stores
+
+    @property
+    def _folder(self) -> str:
+        return f"{self.store.bases}/{self.key}" if self.store.bases else self.key
+
+    @property
+    def index_name(self) -> str:
+        """The name of the index file below the root of the store."""
+        one = self.store.stores.get(self.key)
+        return f"{self._folder}/{layout.INDEX_FILE}" if one is None else one.name
+
+    @property
+    def _raw_name(self) -> str:
+        one = self.store.stores.get(self.key)
+        return f"{self._folder}/{layout.RAW_FOLDER}" if one is None else one.raw
 
     @property
     def raw(self) -> Path:
-        return self.store.root / self.place.raw
+        """The folder of the raw files of the base."""
+        return self.store.root / self._raw_name
 
     @property
     def settings(self) -> Settings:
+        """How its texts are cut."""
         return read_base_settings(self.row)[0]
 
     # --- what is found -----------------------------------------------------------------------------------------------
@@ -148,7 +164,9 @@ class _Base(msgspec.Struct, kw_only=True):
     def plan(self, found: list[Finding]) -> Plan:
         """Find the texts, and return what comes before the index; :meth:`index` is the rest."""
         lacking = [one for one in found if one.name in NAMES]
-        blocking = next((finding for finding in found if finding.name in _BLOCKING), None)
+        blocking = next((finding for finding in found if finding.name in BLOCKING), None)
+        if self.is_missing:
+            return self._plan_new(lacking)
         if blocking is not None:
             reason = tr("nothing of the index is changed: {message_}", message_=blocking.message)
             return Plan(left=[Unresolved.of(one, reason) for one in lacking])
@@ -157,11 +175,23 @@ class _Base(msgspec.Struct, kw_only=True):
         snapshots = starmap(self._snapshot, self.snapshots.items())
         return Plan([*snapshots], self.left, {(name, self.key) for name in resolved})
 
+    def _plan_new(self, lacking: list[Finding]) -> Plan:
+        """Return what comes before the new index; a base none of whose items has a text here gets none."""
+        wanted = [item for item in self.items if _is_leaf(item) and item.get("status") == "completed"]
+        self.find_items({})
+        if wanted and not self.new:
+            first = next((one.reason for one in self.left), tr("its items have no text"))
+            reason = tr("no item has a text here; for example, {first}", first=first)
+            self.snapshots = {}
+            return Plan(left=[Unresolved.of(one, tr("{what}: {why}", what=one.message, why=reason)) for one in lacking])
+        snapshots = starmap(self._snapshot, self.snapshots.items())
+        return Plan([*snapshots], self.left, {(v2.BASE_NO_INDEX, self.key)})
+
     def _find(self, lacking: list[Finding]) -> None:
         try:
-            with sqlite.reading(self.store.root / self.place.name) as db:
-                self._without_units(db)
-                self._without_material({str(key): str(path) for key, path in db.execute(_MATERIALS)})
+            with sqlite.reading(self.store.root / self.index_name) as db:
+                self.find_materials(db)
+                self.find_items({str(key): str(path) for key, path in db.execute(_MATERIALS)})
         except (apsw.Error, UnicodeDecodeError) as error:
             self.new, self.snapshots = [], {}
             reason = tr("the index cannot be read as a whole: {error}", error=error)
@@ -172,7 +202,8 @@ class _Base(msgspec.Struct, kw_only=True):
     def _leave(self, finding: str, reason: str, subject: str) -> None:
         self.left.append(Unresolved.registered(finding, reason, base=self.key, subject=subject))
 
-    def _without_units(self, db: apsw.Connection) -> None:
+    def find_materials(self, db: apsw.Connection) -> None:
+        """Find the materials of an index that have a text and no unit."""
         former = Former({str(unit): str(body) for unit, body in db.execute(_ORPHANS)})
         separator = separator_of(self.settings)
         for material, path, content_hash, text in db.execute(_NO_UNITS):
@@ -180,7 +211,12 @@ class _Base(msgspec.Struct, kw_only=True):
             if not isinstance(text, str) or identity.text_hash(text) != content_hash:
                 self._leave(v2.NO_UNITS, tr("its text is not what its hash says: regraft repair first"), key)
                 continue
-            spans = former.spans(key, str(content_hash), text, separator) or cut(text, self.settings)
+            spans = former.spans(key, str(content_hash), text, separator)
+            if not spans and self.donor is not None:
+                spans = self.donor.spans(str(content_hash))
+                if not spans:
+                    continue
+            spans = spans or cut(text, self.settings)
             if spans:
                 read = partial(_stored, content_hash=str(content_hash))
                 self._add(v2.NO_UNITS, key, str(path), text, spans, read)
@@ -195,10 +231,12 @@ class _Base(msgspec.Struct, kw_only=True):
         text: str,
         spans: list[Span],
         read: Callable[[apsw.Connection], str | None],
+        *,
+        is_donated: bool = False,
     ) -> None:
         size = 2 * len(text.encode()) + _ROW_BYTES * len(spans)
         self.new.append(
-            _New(
+            NewText(
                 finding=finding,
                 material=material,
                 path=path,
@@ -206,30 +244,59 @@ class _Base(msgspec.Struct, kw_only=True):
                 spans=tuple(spans),
                 bytes=size,
                 read=read,
+                is_donated=is_donated,
             )
         )
 
-    def _without_material(self, materials: dict[str, str]) -> None:
+    def find_items(self, materials: dict[str, str]) -> None:
+        """Find the texts of completed items that have no material; ``materials`` are the paths of those that have."""
         taken = set(materials.values())
         names = self._names(taken)
         for item in self.items:
-            key, kind = str(item.get("id")), item.get("type")
-            if item.get("status") != "completed" or key in materials or kind not in ("file", "url", "note"):
+            key = str(item.get("id"))
+            if item.get("status") != "completed" or key in materials or not _is_leaf(item):
                 continue
             path = path_of(item)
-            finding = v2.ITEM_NOT_INDEXED if path is None and kind != "file" else v2.ITEM_NO_MATERIAL
+            finding = v2.ITEM_NOT_INDEXED if path is None and item.get("type") != "file" else v2.ITEM_NO_MATERIAL
             try:
+                if self._take_donated(item, path, taken):
+                    continue
+                if self.donor is not None and (path is None or not self.is_missing):
+                    # An item without a path was never indexed.
+                    continue
                 found = text_of(item, self.raw)
                 spans = self._cut(found.text)
                 path = self._path(item, path, found.text, names, taken)
+            except WrongUsage as problem:
+                if self.donor is None:
+                    raise
+                self._leave(finding, str(problem), key)
+                continue
             except NoText as reason:
-                self._leave(finding, str(reason), key)
+                if finding != v2.ITEM_NOT_INDEXED or not self.is_missing:
+                    self._leave(finding, str(reason), key)
                 continue
             taken.add(path)
             if found.guessed is not None:
                 self.guessed[path] = found.guessed
             read = partial(_again, item=item, raw=self.raw)
             self._add(finding, key, path, found.text, spans, read)
+
+    def _take_donated(self, item: Row, path: str | None, taken: set[str]) -> bool:
+        """Take the text of an item from the donor; False where the donor has none, or the item has no path yet.
+
+        Raises:
+            NoText: the path of the item cannot be that of a text.
+        """
+        donated = None if self.donor is None or path is None else self.donor.text(item, self.raw)
+        if donated is None or path is None:
+            return False
+        self._demand_free(path, taken)
+        taken.add(path)
+        self._add(
+            v2.ITEM_NO_MATERIAL, str(item["id"]), path, donated.text, donated.spans, donated.read, is_donated=True
+        )
+        return True
 
     def _cut(self, text: str) -> list[Span]:
         spans = cut(text, self.settings)
@@ -254,19 +321,18 @@ class _Base(msgspec.Struct, kw_only=True):
         if path is None:
             path, is_there = free_name(names, f"{_shot(item).stem}.md", self.raw, text)
         else:
-            problem = path_problem(path.encode("utf-8", "surrogatepass"))
-            if problem is not None or path in taken:
-                raise NoText(
-                    tr(
-                        'its path, "{path}", is {problem}',
-                        path=path,
-                        problem=problem or tr("that of another text in the index"),
-                    )
-                )
+            self._demand_free(path, taken)
             is_there = item.get("type") == "file" or os.path.lexists(self.raw / path)
         if not is_there:
             self.snapshots[path] = item
         return path
+
+    @staticmethod
+    def _demand_free(path: str, taken: set[str]) -> None:
+        problem = path_problem(path.encode("utf-8", "surrogatepass"))
+        if problem is not None or path in taken:
+            problem = problem or tr("that of another text in the index")
+            raise NoText(tr('its path, "{path}", is {problem}', path=path, problem=problem))
 
     # --- what is changed ---------------------------------------------------------------------------------------------
 
@@ -278,7 +344,7 @@ class _Base(msgspec.Struct, kw_only=True):
             durable.put_text(new, block + text)
 
         size = len(text.encode())
-        name = f"{self.place.raw}/{path}"
+        name = f"{self._raw_name}/{path}"
         action = Action(
             action="write-snapshot",
             message=tr("write {path}, the text of a note", path=path),
@@ -311,72 +377,51 @@ class _Base(msgspec.Struct, kw_only=True):
                 finding=v2.ITEM_NOT_INDEXED,
             )
 
-    def index(self) -> Iterator[RowsChange]:
+    def index(self) -> Iterator[Change]:
         """Yield the change of the index, where there is any."""
-        path, new = self.store.root / self.place.name, tuple(self.new)
-        if not new:
-            return
+        if self.is_missing:
+            if self.new or not self.left:
+                yield self._new_index()
+        elif self.new:
+            yield self.rows_change()
+
+    def _new_index(self) -> FileChange:
+        size = sum(one.bytes for one in self.new) + _EMPTY_BYTES
+
+        def make(new: Path) -> None:
+            write_index(new, self.key, self.new, self.now_ms)
+
+        return FileChange(path=self.index_name, actions=tuple(self._actions()), make=make, bytes=size)
+
+    def rows_change(self) -> RowsChange:
+        """Return the change that adds the new texts to an existing index."""
+        path, new = self.store.root / self.index_name, tuple(self.new)
 
         def apply(db: apsw.Connection) -> None:
             with schema.full_text_kept(db):
                 for one in new:
-                    text = one.read(db)
-                    if text is None or identity.text_hash(text) != one.content_hash:
-                        raise PlanOutdated(
-                            path=path, reason=tr("the text of {material} is another one now", material=one.material)
-                        )
-                    self._write(db, one, text)
+                    write_text(db, path, one, self.now_ms)
 
         size = sum(one.bytes for one in new)
-        yield RowsChange(path=self.place.name, actions=tuple(self._actions()), apply=apply, tables=_TABLES, bytes=size)
+        return RowsChange(path=self.index_name, actions=tuple(self._actions()), apply=apply, tables=_TABLES, bytes=size)
 
     def bodies(self) -> Iterator[tuple[str, str]]:
         """Read the texts of the units that are going to be made, each with its key."""
         if not self.new:
             return
-        with sqlite.reading(self.store.root / self.place.name) as db:
+        with sqlite.scratch() if self.is_missing else sqlite.reading(self.store.root / self.index_name) as db:
             for one in self.new:
                 text = one.read(db)
                 for unit in index_units.cut(one.material, text or "", one.spans if text else ()):
                     yield unit.embedding_text_hash, unit.text
 
-    def _write(self, db: apsw.Connection, one: _New, text: str) -> None:
-        units = index_units.cut(one.material, text, one.spans)
-        # What is left of units that were there: the bodies come again, and their vectors stay.
-        db.executemany(
-            "DELETE FROM search_text WHERE target_type = 'search_unit' AND target_id = ?",
-            ((unit.unit_id,) for unit in units),
-        )
-        rebuild.rebuild(
-            db,
-            rebuild.Rebuild(
-                material_id=one.material,
-                relative_path=one.path,
-                content_hash=one.content_hash,
-                content=text,
-                units=units,
-                embeddings={},
-                now_ms=self.now_ms,
-                has_model=False,
-            ),
-        )
-
     def _actions(self) -> Iterator[Action]:
-        for finding in NAMES:
+        if self.is_missing:
+            yield self._action("write-index", v2.BASE_NO_INDEX, self.new)
+        for finding in () if self.is_missing else NAMES:
             new = [one for one in self.new if one.finding == finding]
             if new:
-                units = sum(len(one.spans) for one in new)
-                message = tr("cut {texts} into {units}", texts=counted(len(new), "text"), units=counted(units, "unit"))
-                name = "cut-texts" if finding == v2.NO_UNITS else "index-items"
-                yield Action(
-                    action=name,
-                    message=message,
-                    base=self.key,
-                    subject=self.place.name,
-                    count=units,
-                    bytes=sum(one.bytes for one in new),
-                    finding=finding,
-                )
+                yield self._action("cut-texts" if finding == v2.NO_UNITS else "index-items", finding, new)
         for path, encoding in self.guessed.items():
             yield Action(
                 action="guess-encoding",
@@ -384,6 +429,27 @@ class _Base(msgspec.Struct, kw_only=True):
                 base=self.key,
                 subject=path,
             )
+
+    def _action(self, name: str, finding: str, new: list[NewText]) -> Action:
+        texts, count = counted(len(new), "text"), sum(len(one.spans) for one in new)
+        units = counted(count, "unit")
+        if name == "write-index":
+            message = tr("write the index again: {texts} in {units}", texts=texts, units=units)
+        else:
+            message = tr("cut {texts} into {units}", texts=texts, units=units)
+        return Action(
+            action=name,
+            message=message,
+            base=self.key,
+            subject=self.index_name,
+            count=count,
+            bytes=sum(one.bytes for one in new),
+            finding=finding,
+        )
+
+
+def _is_leaf(item: Row) -> bool:
+    return item.get("type") in ("file", "url", "note")
 
 
 def _shot(item: Row) -> okf.Snapshot:

@@ -30,7 +30,7 @@ from repair.changes.foreign_definitions import joined
 from repair.changes.found import Findings, by_base
 from repair.changes.plan import Plan, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2 import adopt, readable_paths, salvage
+from repair.cherry_v2 import adopt, from_source, readable_paths, salvage
 from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
 from repair.cherry_v2.rules import catalog as rules_catalog
 from repair.cherry_v2.rules import definitions, index
@@ -53,6 +53,8 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     Raises:
         WrongUsage: a folder that no row names is to be mended without ``adopt``, or with other findings.
     """
+    if options.source is not None:
+        return from_source.plan(store, options)
     adopt.demand_alone(options)
     if options.adopt:
         return adopt.plan(store, options)

@@ -679,7 +679,6 @@ def test_indexes_that_cannot_be_filled_are_left_and_the_others_are(store: Path, 
         "no trigger": "schema.missing",
         "other dimensions": "base.dimensions",
         "random bytes": "file.unreadable",
-        "no index": "base.no-index",
         "a preview store": "schema.preview",
     }
     for name, finding in cases.items():
