@@ -27,6 +27,7 @@ from regraft.formats import json_text
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
+from regraft.formats.cherry_v2.index.vector_lengths import stated_dimensions
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
 from regraft.formats.cherry_v2.library_report import report_bytes
 from regraft.kinds import V2_STORES, Kind
@@ -345,11 +346,8 @@ def _expected(key: str, store: Store, row: Row | None) -> Expected:
     folder = key if store.name.endswith(INDEX_FILE) and store.base_id is not None else None
     if row is None or not _is_completed(row):
         return Expected(base=key, folder=folder)
-    dimensions = row.get("dimensions")
     has_model = row.get("embedding_model_id") is not None
-    return Expected(
-        base=key, folder=folder, has_model=has_model, dimensions=dimensions if isinstance(dimensions, int) else None
-    )
+    return Expected(base=key, folder=folder, has_model=has_model, dimensions=stated_dimensions(row))
 
 
 def _check_folder(bases: Path, rows: dict[str, Row] | None, stores: dict[str, Store], seen: _Seen, kind: Kind) -> None:

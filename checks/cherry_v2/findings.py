@@ -178,8 +178,14 @@ VECTOR_UNEXPECTED = register(
 VECTOR_LENGTH = register(
     "error",
     "embedding.length",
-    tr("What is stored is not a vector, or a vector has another length than most of the file's."),
-    tr("`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector."),
+    tr(
+        "A stored value is not a vector, or a vector does not have the dimensions of the catalog. Where the catalog has "
+        "none: another length than most vectors of the file."
+    ),
+    tr(
+        "`regraft backfill`, which embeds its text again; `regraft repair` only removes the vector. Where most vectors "
+        "contradict the catalog: `base.dimensions` first."
+    ),
     "backfill",
 )
 VECTOR_NON_FINITE = register(
@@ -187,7 +193,8 @@ VECTOR_NON_FINITE = register(
     "embedding.non-finite",
     tr(
         "A vector with NaN or infinity: the released application throws on every vector query "
-        "of the base, so that no search with a model answers."
+        "of the base, so that no search with a model answers. Or one whose norm is too large for single precision, "
+        "so that no search can rank it."
     ),
     tr("`regraft backfill`, which embeds its text again; `regraft repair` only drops the vector."),
     "backfill",

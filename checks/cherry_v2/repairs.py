@@ -27,7 +27,8 @@ _NEED_CATALOG = frozenset({"gc", "reconcile", "backfill"})
 _FIRST: dict[str, tuple[str, ...]] = {
     # Vectors that nobody needs are not made anew.
     **dict.fromkeys(
-        (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO), (v2.VECTOR_UNEXPECTED, v2.VECTOR_ORPHAN, v2.BODY_HASH)
+        (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO),
+        (v2.BASE_DIMENSIONS, v2.VECTOR_UNEXPECTED, v2.VECTOR_ORPHAN, v2.BODY_HASH),
     ),
     v2.NO_UNITS: (v2.CONTENT_HASH, v2.FTS_DESYNC, v2.BODY_ROWID),
     v2.ITEM_NO_MATERIAL: (v2.FTS_DESYNC, v2.BODY_ROWID),

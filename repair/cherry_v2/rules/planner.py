@@ -22,6 +22,7 @@ from checks.cherry_v2 import foreign_schema
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
+from regraft.formats.cherry_v2.index.vector_lengths import stated_dimensions
 from regraft.language import tr
 from regraft.report import notices
 from regraft.text import argument
@@ -184,13 +185,12 @@ class _Planner:
     def _target(self, base: str, one: layout.Store, found: dict[str, int], renames: Renamed) -> Target:
         row = self._row(base)
         is_known = row is not None and row.get("status") == "completed"
-        dimensions = row.get("dimensions") if row is not None and is_known else None
         return Target(
             base=base,
             path=one.name,
             folder=base if one.base_id is not None and one.name.endswith(layout.INDEX_FILE) else None,
             has_model=row.get("embedding_model_id") is not None if row is not None and is_known else None,
-            dimensions=dimensions if isinstance(dimensions, int) else None,
+            dimensions=stated_dimensions(row),
             found=found,
             wanted=self._wanted,
             now_ms=self._options.now_ms,
