@@ -102,11 +102,11 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
             _check_base(root, base, seen)
     if found.stores.is_whole and chosen is None:
         _check_folder(root / seen.bases, None if catalog is None else rows, stores, seen, found.kind)
-    if found.kind in (Kind.PACK, Kind.LIBRARY):
+    if found.kind in (Kind.PACK, Kind.LIBRARY) and not found.stores.is_copy:
         packs.check(found, chosen, seen.ledger)
     audited = _audit(found, seen, root)
-    # While a restore or reset is pending every command refuses.
-    if command_line is None or seen.ledger.count(v2.PENDING, None):
+    # While a restore or reset is pending every command refuses, and a copy of a catalog is never changed.
+    if command_line is None or found.stores.is_copy or seen.ledger.count(v2.PENDING, None):
         return audited
     orphans = _unnamed(found, catalog, stores)
     return with_commands(
@@ -196,7 +196,7 @@ def _report_of(root: Path) -> bytes:
 
 def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
     """Return of how many files of each base a library's own record says that v1 had no rows."""
-    if found.kind is not Kind.LIBRARY:
+    if found.kind is not Kind.LIBRARY or found.stores.is_copy:
         return {}
     try:
         record: Any = json_text.loads(_report_of(root))
@@ -211,7 +211,7 @@ def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
 def _check_profile(root: Path, found: Located, ledger: FindingCollector) -> None:
     """Say what the application is going to do with the profile, and which of two databases was read."""
     # A backup is a copy: no application starts on it.
-    reason = None if found.kind is Kind.V2_BACKUP else pending_in(root)
+    reason = None if found.kind is Kind.V2_BACKUP or found.stores.is_copy else pending_in(root)
     if reason is not None:
         message = tr(
             "{reason}. What is written now is thrown away at the next start, so that nothing is mended before it",
@@ -396,8 +396,20 @@ def strays(bases: Path, named: Collection[str], stores: Collection[str]) -> Iter
         if path.is_dir() and not path.is_symlink():
             if is_base_folder(path, stores):
                 yield v2.INDEX_ORPHAN, path
-        elif path.name not in stores and sqlite.is_database(path):
+        elif path.name not in stores and _may_be_vectors(path):
             yield v2.LEFTOVER, path
+
+
+def _may_be_vectors(path: Path) -> bool:
+    """Whether a file beside the folders of bases is a vector file of v1: by its table, or by its name if damaged."""
+    if not sqlite.is_database(path):
+        return False
+    try:
+        with sqlite.reading(path) as db:
+            return bool(db.execute("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'vectors')").get)
+    except (apsw.Error, OSError, UnicodeDecodeError):
+        # v1 calls its files after their bases, without an ending.
+        return path.suffix == ""
 
 
 def is_base_folder(path: Path, stores: Collection[str]) -> bool:

@@ -108,7 +108,7 @@ def _slim(source: Located) -> Iterator[str]:
 
 def _pending(source: Located) -> Iterator[str]:
     """Yield that the application is going to throw away what is written, as ``check`` names it."""
-    reason = None if source.kind is Kind.V2_BACKUP else pending_in(source.tree.path)
+    reason = None if source.kind is Kind.V2_BACKUP or source.stores.is_copy else pending_in(source.tree.path)
     if reason is not None:
         yield f"{v2.PENDING}: {reason}"
 

@@ -305,6 +305,8 @@ def opened(path: Path, kind: Kind | None, named: Sequence[str], command: str) ->
         catalog = found.stores.catalog
         if found.kind not in BASE_SOURCES or catalog is None:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(found))
+        if found.stores.is_copy:
+            raise NotChanged(path=path, what=CATALOG_COPY, command=command, advice=COPY_ADVICE)
         _demand_quiet(found)
         rows = _read_rows(found, catalog)
         inside = inner_folder(found.tree) if isinstance(found.tree, ZipTree) else ""
