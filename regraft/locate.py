@@ -491,8 +491,11 @@ def _database(path: Path, kind: Kind | None) -> Located:
     if recognised in SYSTEMS:
         return systems.system_of(recognised).located(path)
     if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
-        real = links.real_path(path) if path.is_symlink() else path.absolute()
-        folder = cherry_v2_layout.profile_of(real.parent) if recognised is Kind.V2_PROFILE else real.parent
+        real = links.real_path(path) if path.is_symlink() else path
+        folder = real.parent
+        if recognised is Kind.V2_PROFILE:
+            real = real.absolute()
+            folder = cherry_v2_layout.profile_of(real.parent)
         named = real.relative_to(folder).as_posix()
         return Located(kind=recognised, path=folder, tree=FolderTree(folder, path), named_catalog=named)
     return _single_file(recognised, path)

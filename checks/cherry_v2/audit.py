@@ -18,7 +18,9 @@ from checks.audit.options import CheckOptions, CommandLine
 from checks.cherry_v2 import catalog_rows, packs, raw_files, sample_names
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import foreign_schema as v2_schema
+from checks.cherry_v2.attaching import only_candidate
 from checks.cherry_v2.index_file import Expected, Index, audit_index, rows_of
+from checks.cherry_v2.installed import may_be_vectors
 from checks.cherry_v2.repairs import with_commands
 from checks.cherry_v2.statistics import statistics_of
 from regraft import links, sqlite
@@ -27,7 +29,7 @@ from regraft.formats import json_text
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
-from regraft.formats.cherry_v2.index.vector_lengths import stated_dimensions
+from regraft.formats.cherry_v2.index.vector_lengths import expected_length, stated_dimensions
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
 from regraft.formats.cherry_v2.library_report import report_bytes
 from regraft.kinds import V2_STORES, Kind
@@ -115,7 +117,19 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         is_whole=found.stores.is_whole,
         orphans=orphans,
         is_salvaged=found.kind in V2_STORES,
+        attachable=_attachable(seen, catalog),
     )
+
+
+def _attachable(seen: _Seen, catalog: StoredCatalog | None) -> dict[str, str]:
+    """Return the one model that may be that of a base's vectors, by the base, where the base has no model."""
+    found: dict[str, str] = {}
+    for base, index in seen.indexes.items():
+        if catalog is not None and index.lengths and seen.ledger.count(v2.VECTOR_UNEXPECTED, base):
+            model = only_candidate(expected_length(index.lengths, None) // 4, catalog, base)
+            if model is not None:
+                found[base] = model
+    return found
 
 
 def _nothing_seen(found: Located, options: CheckOptions) -> _Seen:
@@ -396,20 +410,8 @@ def strays(bases: Path, named: Collection[str], stores: Collection[str]) -> Iter
         if path.is_dir() and not path.is_symlink():
             if is_base_folder(path, stores):
                 yield v2.INDEX_ORPHAN, path
-        elif path.name not in stores and _may_be_vectors(path):
+        elif path.name not in stores and may_be_vectors(path):
             yield v2.LEFTOVER, path
-
-
-def _may_be_vectors(path: Path) -> bool:
-    """Whether a file beside the folders of bases is a vector file of v1: by its table, or by its name if damaged."""
-    if not sqlite.is_database(path):
-        return False
-    try:
-        with sqlite.reading(path) as db:
-            return bool(db.execute("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'vectors')").get)
-    except (apsw.Error, OSError, UnicodeDecodeError):
-        # v1 calls its files after their bases, without an ending.
-        return path.suffix == ""
 
 
 def is_base_folder(path: Path, stores: Collection[str]) -> bool:

@@ -172,8 +172,11 @@ VECTOR_UNEXPECTED = register(
     "warning",
     "embedding.unexpected",
     tr("Vectors in a base without a model, which is searched by words alone."),
-    tr("A person has to decide: `regraft gc --only embedding.unexpected` removes them."),
-    "gc",
+    tr(
+        "`regraft repair --only embedding.unexpected --model ID` gives the base the model of these vectors again, which "
+        "keeps them. Where words are enough, `regraft gc --only embedding.unexpected` removes them."
+    ),
+    "repair --only embedding.unexpected --model",
 )
 VECTOR_LENGTH = register(
     "error",
@@ -337,8 +340,11 @@ MODEL_INCOMPLETE = register(
 BASE_DIMENSIONS = register(
     "error",
     "base.dimensions",
-    tr("The catalog gives another length of vectors than all vectors have."),
-    tr("`regraft repair`, where all vectors are of one length."),
+    tr("The catalog gives another number of dimensions than most vectors have."),
+    tr(
+        "`regraft repair`, where all vectors have the same number. Else a person has to find out which are right: where "
+        "the catalog is, `regraft repair --only embedding.length` removes the others, to be embedded again."
+    ),
     "repair",
 )
 BASE_FAILED = register(

@@ -205,7 +205,10 @@ class _Audit:
             missing += vector_lengths.count_bodies_of_other_length(self._db, self._length())
             self._index.counts["covered"] = self._index.counts.get("bodies", missing) - missing
         elif vectors_there:
-            message = tr("{n} in a base without a model")
+            message = tr(
+                "{n} in a base without a model: regraft repair --only embedding.unexpected --model ID gives it its "
+                "model again, regraft gc --only embedding.unexpected removes them"
+            )
             self._add(v2.VECTOR_UNEXPECTED, message, noun="vector", count=vectors_there)
         self._dimensions()
 

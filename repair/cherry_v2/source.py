@@ -39,7 +39,7 @@ from regraft.names import is_folder_name
 from regraft.tree import ZipTree, join
 from regraft.unpacking import is_pristine, on_disk
 from repair.changes.copies import table_damage_of
-from repair.changes.store import Store
+from repair.changes.store import CATALOG_COPY, COPY_ADVICE, Store
 
 #: What keeps a base from being carried anywhere: the application would empty or refuse it, or it is not whole.
 _GRAVE = frozenset(

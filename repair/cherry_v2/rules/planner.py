@@ -16,7 +16,7 @@ import apsw
 from msgspec import structs
 
 from checks.audit.collector import Level
-from checks.audit.findings import Finding
+from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import foreign_schema
 from regraft.formats.cherry_preview.libsql import Layout
@@ -31,7 +31,7 @@ from repair.changes.foreign_definitions import joined
 from repair.changes.found import Findings, by_base
 from repair.changes.plan import Plan, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2 import adopt, readable_paths, salvage
+from repair.cherry_v2 import adopt, attach, readable_paths, salvage
 from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
 from repair.cherry_v2.rules import catalog as rules_catalog
 from repair.cherry_v2.rules import definitions, index
@@ -45,18 +45,22 @@ _OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, *index.NAMES)
 #: Findings that are mended.
 NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
 #: Findings that are mended only where they are asked for by name.
-BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID, v2.INDEX_ORPHAN)
+BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID, v2.INDEX_ORPHAN, v2.VECTOR_UNEXPECTED)
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written.
 
     Raises:
-        WrongUsage: a folder that no row names is to be mended without ``adopt``, or with other findings.
+        WrongUsage: a folder that no row names is to be mended without ``adopt``, or with other findings; or vectors of
+            a base without a model, without ``model``, or with other findings.
     """
     adopt.demand_alone(options)
+    attach.demand_model(options)
     if options.adopt:
         return adopt.plan(store, options)
+    if v2.VECTOR_UNEXPECTED in options.only:
+        return attach.plan(store, options)
     # What only SQLite's own check sees is damage, too.
     level = Level.DEEP if options.salvage else Level.DEFAULT
     return _Planner(store, options, by_base(store.findings(level))).plan()
@@ -281,8 +285,19 @@ class _Planner:
             paths = len(moved[base].materials) if base is not None and base in moved else 0
             others = (one for one in found if one.name not in NAMES and notices.at_least(one.severity, "warning"))
             self._plan.left += [
-                Unresolved.with_remedy(one, repair=one.repair) for one in others if not self._is_told(one, paths)
+                Unresolved.with_remedy(one, repair=self._command_for(one))
+                for one in others
+                if not self._is_told(one, paths)
             ]
+
+    def _command_for(self, finding: Finding) -> str | None:
+        """Return the command line for what another command, or another option, repairs."""
+        model = self._options.model
+        if finding.name != v2.VECTOR_UNEXPECTED or model is None:
+            return finding.repair
+        base = ("--base", str(finding.base)) if self._store.found.stores.is_whole else ()
+        words = (*FINDINGS[v2.VECTOR_UNEXPECTED].command, model, *base)
+        return shlex.join(["regraft", words[0], argument(self._store.path), *words[1:]])
 
     def _is_told(self, finding: Finding, paths: int) -> bool:
         """Tell whether a finding goes with what is mended of its base: so many materials get other ``paths``."""
