@@ -107,7 +107,7 @@ def _with_stores(found: Located, kind: Kind | None) -> Located:
     named = found.named_catalog
     if named is not None and stores.catalog != named:
         stores = cherry_v2_layout.with_catalog(stores, named, _bases_in(tree.path / named))
-        return replace(found, tree=tree, places=StatePlaces(vectors=""), stores=stores)
+        return replace(found, path=tree.path / named, tree=tree, places=StatePlaces(vectors=""), stores=stores)
     only_preview = stores.has_preview and not stores.current and found.kind in (Kind.LIBRARY, Kind.BASE)
     recognised = Kind.PREVIEW_LIBRARY if only_preview and kind is not Kind.LIBRARY else found.kind
     return replace(found, kind=recognised, tree=tree, places=StatePlaces(vectors=""), stores=stores)

@@ -35,7 +35,7 @@ def problem_with(model: str, dimensions: int, catalog: StoredCatalog, base: str)
 
 
 def only_candidate(dimensions: int, catalog: StoredCatalog, base: str) -> str | None:
-    """Return the one model of a catalog that may be that of the vectors of a base; None where there are none or several.
+    """Return the one model of a catalog that may have made the vectors of a base; None for none or several.
 
     A model that inherits its capabilities from a preset, which the catalog does not have, may be one for embeddings.
     """

@@ -32,6 +32,7 @@ from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, Stored
 from regraft.formats.cherry_v2.index.vector_lengths import expected_length, stated_dimensions
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
 from regraft.formats.cherry_v2.library_report import report_bytes
+from regraft.formats.cherry_v2.settings import read_base_settings, unescaped_separator
 from regraft.kinds import V2_STORES, Kind
 from regraft.language import tr
 from regraft.locate import Located
@@ -361,7 +362,13 @@ def _expected(key: str, store: Store, row: Row | None) -> Expected:
     if row is None or not _is_completed(row):
         return Expected(base=key, folder=folder)
     has_model = row.get("embedding_model_id") is not None
-    return Expected(base=key, folder=folder, has_model=has_model, dimensions=stated_dimensions(row))
+    return Expected(
+        base=key,
+        folder=folder,
+        has_model=has_model,
+        separator=unescaped_separator(read_base_settings(row)[0]),
+        dimensions=stated_dimensions(row),
+    )
 
 
 def _check_folder(bases: Path, rows: dict[str, Row] | None, stores: dict[str, Store], seen: _Seen, kind: Kind) -> None:
@@ -433,7 +440,9 @@ def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
             "bytes": seen.bytes,
         },
         names=seen.names,
-        closing=ledger.closing(tr("texts and vectors")),
+        closing=ledger.closing(
+            tr("texts and vectors"), tr("the structure of the databases and the texts of raw files")
+        ),
         statistics=statistics_of(seen.indexes, seen.names, b"" if found is None else _report_of(root)),
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),

@@ -105,6 +105,12 @@ UNIT_GAP = register(
     tr("`regraft repair`, which numbers them anew."),
     "repair",
 )
+UNIT_MISSING = register(
+    "warning",
+    "unit.missing",
+    tr("Part of the text of a material is in none of its units, as after a salvage: no search finds that part."),
+    _REINDEX,
+)
 UNIT_CONTENT = register(
     "error", "unit.content", tr("A unit is of another text than its material, or of a material that is gone."), _REINDEX
 )
@@ -173,8 +179,8 @@ VECTOR_UNEXPECTED = register(
     "embedding.unexpected",
     tr("Vectors in a base without a model, which is searched by words alone."),
     tr(
-        "`regraft repair --only embedding.unexpected --model ID` gives the base the model of these vectors again, which "
-        "keeps them. Where words are enough, `regraft gc --only embedding.unexpected` removes them."
+        "`regraft repair --only embedding.unexpected --model ID` gives the base the model of these vectors again, "
+        "which keeps them. Where words are enough, `regraft gc --only embedding.unexpected` removes them."
     ),
     "repair --only embedding.unexpected --model",
 )
@@ -182,8 +188,8 @@ VECTOR_LENGTH = register(
     "error",
     "embedding.length",
     tr(
-        "A stored value is not a vector, or a vector does not have the dimensions of the catalog. Where the catalog has "
-        "none: another length than most vectors of the file."
+        "A stored value is not a vector, or a vector does not have the dimensions of the catalog. Where the catalog "
+        "has none: another length than most vectors of the file."
     ),
     tr(
         "`regraft backfill`, which embeds its text again; `regraft repair` only removes the vector. Where most vectors "
@@ -342,8 +348,8 @@ BASE_DIMENSIONS = register(
     "base.dimensions",
     tr("The catalog gives another number of dimensions than most vectors have."),
     tr(
-        "`regraft repair`, where all vectors have the same number. Else a person has to find out which are right: where "
-        "the catalog is, `regraft repair --only embedding.length` removes the others, to be embedded again."
+        "`regraft repair`, where all vectors have the same number. Else a person has to find out which are right: "
+        "where the catalog is, `regraft repair --only embedding.length` removes the others, to be embedded again."
     ),
     "repair",
 )

@@ -40,6 +40,8 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     folder: str | None = None
     #: Whether the base has a model; None where there is no catalog.
     has_model: bool | None = None
+    #: What may stand between two units and is in none of them, besides blanks; None where no catalog tells it.
+    separator: str | None = None
     #: The dimensions of its vectors by the catalog (:func:`vector_lengths.stated_dimensions`).
     dimensions: int | None = None
 
@@ -50,6 +52,8 @@ class Material(msgspec.Struct):
     id: str
     path: str
     content_hash: str | None
+    #: Whether the index has neither a text nor a unit of it.
+    is_empty: bool = False
 
 
 class Index(msgspec.Struct):
@@ -240,9 +244,10 @@ class _Audit:
             return
         materials = []
         seen: set[str] = set()
-        for key, raw, content in self._db.execute(
-            "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB), CAST(current_content_hash AS BLOB)"
-            " FROM material ORDER BY rowid"
+        is_empty = f"{_NO_CONTENT} AND NOT {_HAS_UNITS}" if self._shape.has("content", "search_unit") else "0"
+        for key, raw, content, empty in self._db.execute(
+            "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB), CAST(current_content_hash AS BLOB),"
+            f" {is_empty} FROM material m ORDER BY rowid"
         ):
             problem = stored_problem(raw)
             if problem is not None:
@@ -256,13 +261,14 @@ class _Audit:
                 message = tr("{n} with a path that another has, but for letter case or Unicode normalisation")
                 self._add(v2.PATH_CLASH, message, noun="material", sample=path)
             seen.add(folded)
-            materials.append(Material(named(key), whole, None if content is None else named(content)))
+            content_hash = None if content is None else named(content)
+            materials.append(Material(named(key), whole, content_hash, bool(empty)))
         self._index.materials = materials
 
     # --- what takes time ---------------------------------------------------------------------------------------------
 
     def _texts(self) -> None:
-        texts.check(self._db, self._shape, self._ledger, self._expected.base)
+        texts.check(self._db, self._shape, self._ledger, self._expected.base, self._expected.separator)
 
     def _vectors(self) -> None:
         if self._shape.has("embedding"):

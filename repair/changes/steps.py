@@ -70,9 +70,7 @@ def run_steps(  # noqa: PLR0913 - as of run_command
         return _report(store, run, done.actions, done.left, None)
 
     def carried_out(copy: Path) -> ChangeReport:
-        return run_steps(
-            command, copy, steps, kind=kind, bases=bases, now_ms=now_ms, progress=Silent(), show_plan=None
-        )
+        return run_steps(command, copy, steps, kind=kind, bases=bases, now_ms=now_ms, progress=Silent(), show_plan=None)
 
     with again() as named:
         run = Run(command=command, dry_run=dry_run, source_kind=named.found.kind.value, source=path)

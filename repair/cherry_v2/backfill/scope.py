@@ -192,5 +192,3 @@ def opened(
         untouched.demand_own_rules(db, path, ("embedding",))
         untouched.demand_open_to_rows(db, path, "embedding")
         yield IndexScope(db, name=base_id, label=label or base_id, dimensions=dimensions, growing=growing)
-
-
