@@ -115,17 +115,21 @@ def test_the_line_is_exact_where_one_model_may_be_it(store: Path) -> None:
     assert NAME not in {one["name"] for one in run("check", store, "--json").document["findings"]}
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [("words", "is not the id of a model"), ("acme::rerank", "not one for embeddings")],
-)
-def test_a_model_that_cannot_be_it_is_refused(store: Path, model: str, reason: str) -> None:
+def test_what_is_no_id_of_a_model_is_refused(store: Path) -> None:
     take_off(store)
-    if "::" in model:
-        columns = [row[1] for row in sql(store / "catalog.sqlite", "PRAGMA table_info(user_model)")]
-        values = {"id": f"'{model}'", "model_id": "'rerank'", "capabilities": "'[\"rerank\"]'"}
-        chosen = ", ".join(values.get(name, f'"{name}"') for name in columns)
-        sql(store / "catalog.sqlite", f"INSERT INTO user_model SELECT {chosen} FROM user_model LIMIT 1")
+    with untouched(store):
+        refused = run("repair", store, *ATTACH, "words", "--json")
+    assert refused.status == 2
+    assert "words" in refused.document["error"]["message"]
+
+
+def test_a_model_that_embeds_nothing_is_refused(store: Path) -> None:
+    take_off(store)
+    model, reason = "acme::rerank", "not one for embeddings"
+    columns = [row[1] for row in sql(store / "catalog.sqlite", "PRAGMA table_info(user_model)")]
+    values = {"id": f"'{model}'", "model_id": "'rerank'", "capabilities": "'[\"rerank\"]'"}
+    chosen = ", ".join(values.get(name, f'"{name}"') for name in columns)
+    sql(store / "catalog.sqlite", f"INSERT INTO user_model SELECT {chosen} FROM user_model LIMIT 1")
     before = rows(store)
     done = run("repair", store, *ATTACH, model, "--json")
     assert done.document["actions"] == []

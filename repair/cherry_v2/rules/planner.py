@@ -285,15 +285,18 @@ class _Planner:
             paths = len(moved[base].materials) if base is not None and base in moved else 0
             others = (one for one in found if one.name not in NAMES and notices.at_least(one.severity, "warning"))
             self._plan.left += [
-                Unresolved.with_remedy(one, repair=self._command_for(one))
+                # What is said of these vectors names both choices.
+                Unresolved.of(one, one.message, repair=self._command_for(one))
+                if one.name == v2.VECTOR_UNEXPECTED
+                else Unresolved.with_remedy(one, repair=one.repair)
                 for one in others
                 if not self._is_told(one, paths)
             ]
 
     def _command_for(self, finding: Finding) -> str | None:
-        """Return the command line for what another command, or another option, repairs."""
+        """Return the command line that gives a base with unexpected vectors the model that the user says."""
         model = self._options.model
-        if finding.name != v2.VECTOR_UNEXPECTED or model is None:
+        if model is None:
             return finding.repair
         base = ("--base", str(finding.base)) if self._store.found.stores.is_whole else ()
         words = (*FINDINGS[v2.VECTOR_UNEXPECTED].command, model, *base)
