@@ -49,6 +49,8 @@ class IndexLook(Struct, frozen=True, kw_only=True):
     dimensions: int | None
     bodies: int
     missing: int
+    #: Texts whose vector has another length than the dimensions of the base give.
+    wrong_length: int
     orphan_embeddings: int
     orphan_contents: int
     orphan_bodies: int

@@ -19,7 +19,7 @@ from migrators.pipeline.survey import BasePlanner, chosen
 from regraft import identity, sqlite
 from regraft.errors import BaseUnknown, NotSearchable, SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v1.embedjs import VECTORS
-from regraft.formats.cherry_v2.index.search import dimensions_of
+from regraft.formats.cherry_v2.index.vector_lengths import dimensions_of
 from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.formats.vector_survey import StoreProblem

@@ -13,7 +13,7 @@ from migrators.compare_report import BaseComparison, Nearest, Pair, Query, Quest
 from regraft import identity
 from regraft.base_names import meant
 from regraft.errors import SourceUnreadable
-from regraft.formats.cherry_v2.index.search import dimensions_of
+from regraft.formats.cherry_v2.index.vector_lengths import dimensions_of
 from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.cherry_v2.library_report import reported_ids
 from regraft.language import tr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regraft import systems
+from regraft import links, systems
 from regraft.errors import SourceUnrecognised
 from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_v2.layout import PROFILE_DATABASE
@@ -28,7 +28,8 @@ def kind_by_tables(path: Path, tables: set[str]) -> Kind:
     if "vectors" in tables:
         return Kind.V1_VECTORS
     if "knowledge_base" in tables:
-        return Kind.V2_PROFILE if path.name == PROFILE_DATABASE else Kind.LIBRARY
+        real = links.real_path(path) if path.is_symlink() else path
+        return Kind.V2_PROFILE if real.name == PROFILE_DATABASE else Kind.LIBRARY
     raise SourceUnrecognised(path=path, found=_other_database(path))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft import sqlite, systems, zip_salvage
+from regraft import links, sqlite, systems, zip_salvage
 from regraft.database_kinds import kind_by_tables
 from regraft.errors import (
     ArchiveDamaged,
@@ -172,9 +172,22 @@ def _with_stores(found: Located, kind: Kind | None) -> Located:
     else:
         tree, inside = cherry_v2_layout.rooted(found.path)
     stores = cherry_v2_layout.find_stores(tree, inside)
+    named = found.named_catalog
+    if named is not None and stores.catalog != named:
+        stores = cherry_v2_layout.with_catalog(stores, named, _bases_in(tree.path / named))
+        return replace(found, path=tree.path / named, tree=tree, places=StatePlaces(vectors=""), stores=stores)
     only_preview = stores.has_preview and not stores.current and found.kind in (Kind.LIBRARY, Kind.BASE)
     recognised = Kind.PREVIEW_LIBRARY if only_preview and kind is not Kind.LIBRARY else found.kind
     return replace(found, kind=recognised, tree=tree, places=StatePlaces(vectors=""), stores=stores)
+
+
+def _bases_in(catalog: Path) -> set[str]:
+    """Return the ids of the bases that a catalog has; none where it cannot be read."""
+    try:
+        with sqlite.reading(catalog) as db:
+            return {str(base) for (base,) in db.execute("SELECT id FROM knowledge_base")}
+    except (apsw.Error, OSError, UnicodeDecodeError):
+        return set()
 
 
 def _moved(path: Path) -> tuple[Path, tuple[Notice, ...]]:
@@ -562,8 +575,13 @@ def _database(path: Path, kind: Kind | None) -> Located:
     if recognised in SYSTEMS:
         return systems.system_of(recognised).located(path)
     if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
-        folder = cherry_v2_layout.profile_of(path.absolute().parent) if recognised is Kind.V2_PROFILE else path.parent
-        return Located(kind=recognised, path=folder, tree=FolderTree(folder, path))
+        real = links.real_path(path) if path.is_symlink() else path
+        folder = real.parent
+        if recognised is Kind.V2_PROFILE:
+            real = real.absolute()
+            folder = cherry_v2_layout.profile_of(real.parent)
+        named = real.relative_to(folder).as_posix()
+        return Located(kind=recognised, path=folder, tree=FolderTree(folder, path), named_catalog=named)
     return _single_file(recognised, path)
 
 

@@ -25,6 +25,8 @@ class Located(msgspec.Struct, frozen=True, kw_only=True):
     version: int | None = None
     #: What is worth saying about how it was found.
     notices: tuple[Notice, ...] = ()
+    #: The catalog that the user named as a file, below ``path``; None where a folder was named.
+    named_catalog: str | None = None
     #: The stores of v2 and of preview builds.
     stores: Stores = msgspec.field(default_factory=Stores)
     #: Of a backup: whether it is a slim one, which has the database and neither indexes nor files of its bases.

@@ -73,6 +73,9 @@ def _offered(finding: Finding) -> tuple[str, str]:
     if finding.repair is None:
         return "", ""
     words = shlex.split(finding.repair)
+    if "--model" in words:
+        # Which model it is, only the command is told.
+        return "", ""
     name = words[words.index("--only") + 1] if "--only" in words else finding.name
     return _SALVAGE if _SALVAGE in words else words[1], name
 

@@ -343,7 +343,7 @@ def _audit(seen: _Seen) -> Audit:
         findings=ledger.findings(),
         checked=seen.checked,
         names={},
-        closing=ledger.closing(tr("files and texts")),
+        closing=ledger.closing(tr("files and texts"), tr("all pages of the databases")),
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),
     )

@@ -96,7 +96,10 @@ DIMENSION = register(
 VECTOR_UNUSABLE = register(
     "error",
     "angel.vector-unusable",
-    tr("A vector is all zeros, holds NaN or infinity, or is lost with the files of its segment."),
+    tr(
+        "A vector is all zeros, holds NaN or infinity, has a norm too large for single precision, or is lost with the "
+        "files of its segment."
+    ),
     _RECONCILE,
     "reconcile",
 )

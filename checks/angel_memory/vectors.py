@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Collection, Mapping
 
@@ -12,6 +11,7 @@ import msgspec
 from regraft import following
 from regraft.formats.angel_memory import chroma, database
 from regraft.formats.angel_memory.database import ProviderFolder
+from regraft.formats.vector_numbers import has_norm
 
 
 class Differences(msgspec.Struct):
@@ -93,7 +93,7 @@ def _judge(
         numbers = array("f", vector)
         if numbers and found.dimension is not None and len(numbers) != found.dimension:
             made.lengths.append(key)
-        elif not all(map(math.isfinite, numbers)) or not any(numbers):
+        elif not has_norm(numbers):
             made.unusable.append(key)
     if not has_files:
         made.unusable += sorted(set(keys) - waiting)

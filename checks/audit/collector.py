@@ -10,7 +10,7 @@ from enum import IntEnum
 import apsw
 import msgspec
 
-from checks.audit.file_findings import CORRUPT
+from checks.audit.file_findings import CORRUPT, UNREADABLE
 from checks.audit.findings import FINDINGS, SAMPLES, Finding
 from regraft import clock, sqlite
 from regraft.language import joined, put_in, tr
@@ -127,11 +127,12 @@ class FindingCollector(msgspec.Struct):
             )
         return tuple(sorted(found, key=lambda finding: places[finding.name]))
 
-    def closing(self, missed: str) -> str:
+    def closing(self, missed: str, deep: str) -> str:
         """Return the sentence that an audit ends with.
 
         Args:
-            missed: what a quick look does not read.
+            missed: what ``--quick`` does not read.
+            deep: what only ``--deep`` reads.
         """
         left = self.missing()
         if left:
@@ -144,6 +145,10 @@ class FindingCollector(msgspec.Struct):
             )
         if self.level is Level.QUICK:
             return tr("Looked at structure and counts; without --quick, {missed} are read too.", missed=missed)
+        if self.level is not Level.DEEP:
+            return tr("Checked; with --deep, {deep} are checked too.", deep=deep)
+        if any(name in (CORRUPT, UNREADABLE) for name, _, _ in self._tallies):
+            return tr("All that can be read was checked.")
         return tr("Everything was checked.")
 
     def missing(self) -> tuple[str, ...]:

@@ -179,7 +179,10 @@ UNUSABLE_VECTOR = register(
 DEGENERATE = register(
     "warning",
     "v1.degenerate",
-    tr("Vectors are all zeros: carried as they are, found by words and never by meaning."),
+    tr(
+        "Vectors have no direction: all zeros, or a norm too large or too small for single precision. They are carried "
+        "as they are; their texts are found by words and never by meaning."
+    ),
     _INDEX_AGAIN,
 )
 SHARED_LOADER = register(

@@ -18,7 +18,9 @@ from checks.audit.options import CheckOptions, CommandLine
 from checks.cherry_v2 import catalog_rows, packs, raw_files, sample_names
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import foreign_schema as v2_schema
+from checks.cherry_v2.attaching import only_candidate
 from checks.cherry_v2.index_file import Expected, Index, audit_index, rows_of
+from checks.cherry_v2.installed import may_be_vectors
 from checks.cherry_v2.repairs import with_commands
 from checks.cherry_v2.statistics import statistics_of
 from regraft import links, long_paths, sqlite
@@ -27,8 +29,10 @@ from regraft.formats import json_text
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
+from regraft.formats.cherry_v2.index.vector_lengths import expected_length, stated_dimensions
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, INDEX_FILE, RAW_FOLDER, Store, is_uuid
 from regraft.formats.cherry_v2.library_report import report_bytes
+from regraft.formats.cherry_v2.settings import read_base_settings, unescaped_separator
 from regraft.kinds import V2_STORES, Kind
 from regraft.language import tr
 from regraft.locate import Located
@@ -101,11 +105,11 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
             _check_base(root, base, seen)
     if found.stores.is_whole and chosen is None:
         _check_folder(root / seen.bases, None if catalog is None else rows, stores, seen, found.kind)
-    if found.kind in (Kind.PACK, Kind.LIBRARY):
+    if found.kind in (Kind.PACK, Kind.LIBRARY) and not found.stores.is_copy:
         packs.check(found, chosen, seen.ledger)
     audited = _audit(found, seen, root)
-    # While a restore or reset is pending every command refuses.
-    if command_line is None or seen.ledger.count(v2.PENDING, None):
+    # While a restore or reset is pending every command refuses, and a copy of a catalog is never changed.
+    if command_line is None or found.stores.is_copy or seen.ledger.count(v2.PENDING, None):
         return audited
     orphans = _unnamed(found, catalog, stores)
     return with_commands(
@@ -114,7 +118,19 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         is_whole=found.stores.is_whole,
         orphans=orphans,
         is_salvaged=found.kind in V2_STORES,
+        attachable=_attachable(seen, catalog),
     )
+
+
+def _attachable(seen: _Seen, catalog: StoredCatalog | None) -> dict[str, str]:
+    """Return the one model that may be that of a base's vectors, by the base, where the base has no model."""
+    found: dict[str, str] = {}
+    for base, index in seen.indexes.items():
+        if catalog is not None and index.lengths and seen.ledger.count(v2.VECTOR_UNEXPECTED, base):
+            model = only_candidate(expected_length(index.lengths, None) // 4, catalog, base)
+            if model is not None:
+                found[base] = model
+    return found
 
 
 def _nothing_seen(found: Located, options: CheckOptions) -> _Seen:
@@ -195,7 +211,7 @@ def _report_of(root: Path) -> bytes:
 
 def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
     """Return of how many files of each base a library's own record says that v1 had no rows."""
-    if found.kind is not Kind.LIBRARY:
+    if found.kind is not Kind.LIBRARY or found.stores.is_copy:
         return {}
     try:
         record: Any = json_text.loads(_report_of(root))
@@ -210,7 +226,7 @@ def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
 def _check_profile(root: Path, found: Located, ledger: FindingCollector) -> None:
     """Say what the application is going to do with the profile, and which of two databases was read."""
     # A backup is a copy: no application starts on it.
-    reason = None if found.kind is Kind.V2_BACKUP else pending_in(root)
+    reason = None if found.kind is Kind.V2_BACKUP or found.stores.is_copy else pending_in(root)
     if reason is not None:
         message = tr(
             "{reason}. What is written now is thrown away at the next start, so that nothing is mended before it",
@@ -345,10 +361,13 @@ def _expected(key: str, store: Store, row: Row | None) -> Expected:
     folder = key if store.name.endswith(INDEX_FILE) and store.base_id is not None else None
     if row is None or not _is_completed(row):
         return Expected(base=key, folder=folder)
-    dimensions = row.get("dimensions")
     has_model = row.get("embedding_model_id") is not None
     return Expected(
-        base=key, folder=folder, has_model=has_model, dimensions=dimensions if isinstance(dimensions, int) else None
+        base=key,
+        folder=folder,
+        has_model=has_model,
+        separator=unescaped_separator(read_base_settings(row)[0]),
+        dimensions=stated_dimensions(row),
     )
 
 
@@ -398,7 +417,7 @@ def strays(bases: Path, named: Collection[str], stores: Collection[str]) -> Iter
         if path.is_dir() and not path.is_symlink():
             if is_base_folder(path, stores):
                 yield v2.INDEX_ORPHAN, path
-        elif path.name not in stores and sqlite.is_database(path):
+        elif path.name not in stores and may_be_vectors(path):
             yield v2.LEFTOVER, path
 
 
@@ -421,7 +440,9 @@ def _audit(found: Located | None, seen: _Seen, root: Path) -> Audit:
             "bytes": seen.bytes,
         },
         names=seen.names,
-        closing=ledger.closing(tr("texts and vectors")),
+        closing=ledger.closing(
+            tr("texts and vectors"), tr("the structure of the databases and the texts of raw files")
+        ),
         statistics=statistics_of(seen.indexes, seen.names, b"" if found is None else _report_of(root)),
         not_checked=ledger.missing(),
         level=ledger.level.name.lower(),

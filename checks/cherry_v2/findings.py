@@ -108,6 +108,12 @@ UNIT_GAP = register(
     tr("`regraft repair`, which numbers them anew."),
     "repair",
 )
+UNIT_MISSING = register(
+    "warning",
+    "unit.missing",
+    tr("Part of the text of a material is in none of its units, as after a salvage: no search finds that part."),
+    _REINDEX,
+)
 UNIT_CONTENT = register(
     "error", "unit.content", tr("A unit is of another text than its material, or of a material that is gone."), _REINDEX
 )
@@ -178,16 +184,23 @@ VECTOR_UNEXPECTED = register(
     "warning",
     "embedding.unexpected",
     tr("Vectors in a base without a model, which is searched by words alone."),
-    tr("A person has to decide: `regraft gc --only embedding.unexpected` removes them."),
-    "gc",
+    tr(
+        "`regraft repair --only embedding.unexpected --model ID` gives the base the model of these vectors again, "
+        "which keeps them. Where words are enough, `regraft gc --only embedding.unexpected` removes them."
+    ),
+    "repair --only embedding.unexpected --model",
 )
 VECTOR_LENGTH = register(
     "error",
     "embedding.length",
-    tr("What is stored is not a vector, or a vector has another length than most of the file's."),
+    tr(
+        "A stored value is not a vector, or a vector does not have the dimensions of the catalog. Where the catalog "
+        "has none: another length than most vectors of the file."
+    ),
     tr(
         "`regraft repair --from SOURCE`, where another copy of the data has the right vector; else `regraft backfill`, "
-        "which embeds its text again; `regraft repair` only drops the vector."
+        "which embeds its text again; `regraft repair` only removes the vector. Where most vectors contradict the "
+        "catalog: `base.dimensions` first."
     ),
     "backfill",
 )
@@ -196,7 +209,8 @@ VECTOR_NON_FINITE = register(
     "embedding.non-finite",
     tr(
         "A vector with NaN or infinity: the released application throws on every vector query "
-        "of the base, so that no search with a model answers."
+        "of the base, so that no search with a model answers. Or one whose norm is too large for single precision, "
+        "so that no search can rank it."
     ),
     tr(
         "`regraft repair --from SOURCE`, where another copy of the data has the right vector; else `regraft backfill`, "
@@ -358,8 +372,11 @@ MODEL_INCOMPLETE = register(
 BASE_DIMENSIONS = register(
     "error",
     "base.dimensions",
-    tr("The catalog gives another length of vectors than all vectors have."),
-    tr("`regraft repair`, where all vectors are of one length."),
+    tr("The catalog gives another number of dimensions than most vectors have."),
+    tr(
+        "`regraft repair`, where all vectors have the same number. Else a person has to find out which are right: "
+        "where the catalog is, `regraft repair --only embedding.length` removes the others, to be embedded again."
+    ),
     "repair",
 )
 BASE_FAILED = register(

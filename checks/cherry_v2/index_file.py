@@ -21,7 +21,7 @@ from checks.cherry_v2 import foreign_schema as v2_schema
 from checks.cherry_v2 import full_text, texts, vectors
 from checks.cherry_v2.schema_shape import FULL_TEXT, Shape, shape_of
 from regraft import links, long_paths, sqlite, steady
-from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION, vector_lengths
 from regraft.labels import label_of
 from regraft.language import tr
 from regraft.names import fold
@@ -40,7 +40,9 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     folder: str | None = None
     #: Whether the base has a model; None where there is no catalog.
     has_model: bool | None = None
-    #: The length of its vectors by the catalog.
+    #: What may stand between two units and is in none of them, besides blanks; None where no catalog tells it.
+    separator: str | None = None
+    #: The dimensions of its vectors by the catalog (:func:`vector_lengths.stated_dimensions`).
     dimensions: int | None = None
 
 
@@ -50,6 +52,8 @@ class Material(msgspec.Struct):
     id: str
     path: str
     content_hash: str | None
+    #: Whether the index has neither a text nor a unit of it.
+    is_empty: bool = False
 
 
 class Index(msgspec.Struct):
@@ -204,18 +208,36 @@ class _Audit:
             before = self._ledger.count(v2.VECTOR_MISSING, self._expected.base)
             self._each(v2.VECTOR_MISSING, tr("{n} without a vector"), "body", _VECTORS_MISSING)
             missing = self._ledger.count(v2.VECTOR_MISSING, self._expected.base) - before
+            missing += vector_lengths.count_bodies_of_other_length(self._db, self._length())
             self._index.counts["covered"] = self._index.counts.get("bodies", missing) - missing
         elif vectors_there:
-            message = tr("{n} in a base without a model")
+            message = tr(
+                "{n} in a base without a model: regraft repair --only embedding.unexpected --model ID gives it its "
+                "model again, regraft gc --only embedding.unexpected removes them"
+            )
             self._add(v2.VECTOR_UNEXPECTED, message, noun="vector", count=vectors_there)
         self._dimensions()
 
+    def _length(self) -> int:
+        return vector_lengths.expected_length(self._index.lengths, self._expected.dimensions)
+
     def _dimensions(self) -> None:
         stated, lengths = self._expected.dimensions, self._index.lengths
-        if stated is not None and lengths and 4 * stated not in lengths:
-            usual = lengths.most_common(1)[0][0] // 4
+        if stated is None or not vector_lengths.contradicts(lengths, stated):
+            return
+        if len(lengths) == 1:
+            usual = next(iter(lengths)) // 4
             message = tr("the catalog says {stated} dimensions, the vectors have {usual}", stated=stated, usual=usual)
-            self._add(v2.BASE_DIMENSIONS, message, is_beyond_repair=len(lengths) > 1)
+            self._add(v2.BASE_DIMENSIONS, message)
+            return
+        message = tr(
+            "the catalog says {stated} dimensions, and {others} of {all} vectors have others: find out which are "
+            "right; where the catalog is, regraft repair --only embedding.length removes the others",
+            stated=stated,
+            others=lengths.total() - lengths[4 * stated],
+            all=lengths.total(),
+        )
+        self._add(v2.BASE_DIMENSIONS, message, is_beyond_repair=True)
 
     # --- materials and their paths -----------------------------------------------------------------------------------
 
@@ -224,9 +246,10 @@ class _Audit:
             return
         materials = []
         seen: set[str] = set()
-        for key, raw, content in self._db.execute(
-            "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB), CAST(current_content_hash AS BLOB)"
-            " FROM material ORDER BY rowid"
+        is_empty = f"{_NO_CONTENT} AND NOT {_HAS_UNITS}" if self._shape.has("content", "search_unit") else "0"
+        for key, raw, content, empty in self._db.execute(
+            "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB), CAST(current_content_hash AS BLOB),"
+            f" {is_empty} FROM material m ORDER BY rowid"
         ):
             problem = stored_problem(raw)
             if problem is not None:
@@ -240,17 +263,21 @@ class _Audit:
                 message = tr("{n} with a path that another has, but for letter case or Unicode normalisation")
                 self._add(v2.PATH_CLASH, message, noun="material", sample=path)
             seen.add(folded)
-            materials.append(Material(named(key), whole, None if content is None else named(content)))
+            content_hash = None if content is None else named(content)
+            materials.append(Material(named(key), whole, content_hash, bool(empty)))
         self._index.materials = materials
 
     # --- what takes time ---------------------------------------------------------------------------------------------
 
     def _texts(self) -> None:
-        texts.check(self._db, self._shape, self._ledger, self._expected.base)
+        texts.check(self._db, self._shape, self._ledger, self._expected.base, self._expected.separator)
 
     def _vectors(self) -> None:
         if self._shape.has("embedding"):
-            self._index.norms = vectors.check(self._db, self._index.lengths, self._ledger, self._expected.base)
+            is_stated = self._expected.dimensions is not None
+            self._index.norms = vectors.check(
+                self._db, self._length(), self._ledger, self._expected.base, is_stated=is_stated
+            )
 
     def _full_text(self) -> None:
         if self._shape.has("search_text", FULL_TEXT):

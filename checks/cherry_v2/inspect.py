@@ -28,6 +28,12 @@ from regraft.formats.cherry_preview import libsql
 from regraft.formats.cherry_v2.catalog_lookup import item_data
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.formats.cherry_v2.index.vector_lengths import (
+    count_bodies_of_other_length,
+    expected_length,
+    lengths_of,
+    stated_dimensions,
+)
 from regraft.formats.cherry_v2.item_names import item_name
 from regraft.kinds import Kind
 from regraft.language import joined, tr
@@ -45,7 +51,6 @@ _COUNTS = {
     "materials": "SELECT count(*) FROM material",
     "units": "SELECT count(*) FROM search_unit",
     "embeddings": "SELECT count(*) FROM embedding",
-    "dimensions": "SELECT length(vector_blob) / 4 FROM embedding LIMIT 1",
     "bodies": "SELECT count(*) FROM search_text",
     "missing": """SELECT count(*) FROM search_text t
                    WHERE NOT EXISTS (SELECT 1 FROM embedding e WHERE e.embedding_text_hash = t.embedding_text_hash)""",
@@ -79,7 +84,7 @@ def _health(source: Located, bases: list[BaseLook]) -> HealthLook:
     bodies = sum(store.bodies for store in read)
     notes = [*_stale_copy(source), *_slim(source)]
     return HealthLook(
-        coverage=_share(bodies - sum(store.missing for store in read), bodies),
+        coverage=_share(bodies - sum(store.missing + store.wrong_length for store in read), bodies),
         orphans=sum(store.orphans for store in read),
         stale=sum(store.stale or 0 for store in read),
         bytes=bytes_of(bases),
@@ -103,7 +108,7 @@ def _slim(source: Located) -> Iterator[str]:
 
 def _pending(source: Located) -> Iterator[str]:
     """Yield that the application is going to throw away what is written, as ``check`` names it."""
-    reason = None if source.kind is Kind.V2_BACKUP else pending_in(source.tree.path)
+    reason = None if source.kind is Kind.V2_BACKUP or source.stores.is_copy else pending_in(source.tree.path)
     if reason is not None:
         yield f"{v2.PENDING}: {reason}"
 
@@ -274,7 +279,8 @@ def _stored(row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bo
         return None, failed or (None if is_slim else tr("its index file is missing"))
     ids = None if items is None else {str(item.get("id")) for item in items}
     # A failed base may have texts, which miss their vectors also where its model is gone.
-    store, problem = _index(path, ids, has_model=row.get("embedding_model_id") is not None or failed is not None)
+    has_model = row.get("embedding_model_id") is not None or failed is not None
+    store, problem = _index(path, ids, has_model=has_model, dimensions=stated_dimensions(row))
     return store, joined(filter(None, (failed, problem)), between=tr("; ")) or None
 
 
@@ -283,11 +289,16 @@ _META = """SELECT CASE typeof(schema_version) WHEN 'integer' THEN schema_version
                   CAST(base_id AS BLOB) FROM meta"""
 
 
-def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None) -> tuple[Store | None, str | None]:
-    """Look into one index file; return what it holds, and what is wrong with it.
+def _index(
+    path: Path, items: set[str] | None, *, has_model: bool | None = None, dimensions: int | None = None
+) -> tuple[Store | None, str | None]:
+    """Read the counts of one index file, and describe what is wrong with it.
 
-    ``items`` are the ids of its base's items and ``has_model`` whether it has a model, where a catalog tells them: a
-    base without one has no vectors, and misses none.
+    Args:
+        path: the index file.
+        items: the ids of its base's items; None where no catalog gives them.
+        has_model: whether the base has a model; a base without one has no vectors, and misses none.
+        dimensions: those of the catalog; None where it has none.
     """
     seen = libsql.look(path)
     if seen.layout is libsql.Layout.PREVIEW:
@@ -296,17 +307,23 @@ def _index(path: Path, items: set[str] | None, *, has_model: bool | None = None)
     try:
         with sqlite.reading(path) as db:
             counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
+            lengths = lengths_of(db)
+            length = expected_length(lengths, dimensions)
+            counts["wrong_length"] = count_bodies_of_other_length(db, length)
             version, stated = db.execute(_META).fetchone() or (None, None)
             stale = None if items is None else _count_stale(db, items)
     except (apsw.Error, OSError) as error:
         return None, tr("its index cannot be read: {error}", error=error)
     wants_vectors = counts["embeddings"] > 0 if has_model is None else has_model
-    counts["missing"] = counts["missing"] if wants_vectors else 0
+    if not wants_vectors:
+        counts["missing"] = counts["wrong_length"] = 0
+    covered = counts["bodies"] - counts["missing"] - counts["wrong_length"]
     store = IndexLook(
         schema_version=_readable(version),
         base_id=_readable(stated),
         **counts,
-        coverage=_share(counts["bodies"] - counts["missing"], counts["bodies"]),
+        dimensions=length // 4 if lengths else None,
+        coverage=_share(covered, counts["bodies"]),
         orphans=counts["orphan_embeddings"] + counts["orphan_contents"] + counts["orphan_bodies"],
         stale=stale,
         bytes=path.stat().st_size,
@@ -330,4 +347,15 @@ def _problem(path: Path, store: IndexLook) -> str | None:
         )
     if path.parent.name == ".cherry" and store.base_id != folder:
         return tr("its index says that it is of base {base_id}: the application would refuse it", base_id=store.base_id)
-    return tr("{texts} without a vector", texts=counted(store.missing, "text")) if store.missing else None
+    problems = []
+    if store.missing:
+        problems.append(tr("{texts} without a vector", texts=counted(store.missing, "text")))
+    if store.wrong_length:
+        problems.append(
+            tr(
+                "{texts} with a vector that does not have {dimensions} dimensions",
+                texts=counted(store.wrong_length, "text"),
+                dimensions=store.dimensions,
+            )
+        )
+    return joined(problems, between=tr("; ")) or None

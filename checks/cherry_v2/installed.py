@@ -207,8 +207,20 @@ def _vector_files(found: Located) -> list[Path]:
             inside = sorted((found.tree.path / folder).iterdir())
         except OSError:
             continue
-        return [path for path in inside if path.is_file() and sqlite.is_database(path)]
+        return [path for path in inside if path.is_file() and may_be_vectors(path)]
     return []
+
+
+def may_be_vectors(path: Path) -> bool:
+    """Whether a file beside the folders of bases is a vector file of v1: by its table, or by its name if damaged."""
+    if not sqlite.is_database(path):
+        return False
+    try:
+        with sqlite.reading(path) as db:
+            return bool(db.execute("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'vectors')").get)
+    except (apsw.Error, OSError, UnicodeDecodeError):
+        # v1 calls its files after their bases, without an ending.
+        return path.suffix == ""
 
 
 def _kind_option(found: Located) -> tuple[str, ...]:

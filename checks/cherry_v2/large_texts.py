@@ -15,6 +15,7 @@ from typing import Any
 import apsw
 
 from regraft.formats.large_text import PIECE_BYTES, LargeText, stored, utf16_units
+from regraft.text import is_blank
 
 #: CROSS JOIN keeps the order: by the index on kinds, every body would be read for every content.
 _SLICES = """SELECT CAST(u.unit_id AS BLOB), u.char_start, u.char_end, t.rowid,
@@ -67,6 +68,19 @@ class LargeContent:
         self._starts = [0]
         for piece in self._text.pieces():
             self._starts.append(self._starts[-1] + utf16_units(piece))
+
+    @property
+    def length(self) -> int:
+        """Return how long the text is, in UTF-16 units."""
+        return self._starts[-1]
+
+    def part(self, start: int, end: int) -> str:
+        """Return the text from ``start`` to ``end``, in UTF-16 units; of a long part only its first piece with text."""
+        for piece in self._slice(start, end):
+            text = piece.decode()
+            if not is_blank(text):
+                return text
+        return ""
 
     def misplaced(self) -> Iterator[tuple[bytes, int]]:
         """Yield the units whose slice is not their body, each with the body's row."""

@@ -57,7 +57,7 @@ def check_materials(
             name, message = disagreement
             ledger.add(name, f"{{n}} {message}", base=base, noun="material", sample=material.id)
     if is_completed:
-        there = {material.id for material in materials}
+        there = {material.id for material in materials if not material.is_empty}
         lacking = [item for key, item in by_id.items() if key not in there and _is_done(item)]
         files = sum(item.get("type") == "file" for item in lacking)
         _without_material(lacking, base, raw, ledger, is_recorded=files <= without_rows)

@@ -27,7 +27,8 @@ _NEED_CATALOG = frozenset({"gc", "reconcile", "backfill"})
 _FIRST: dict[str, tuple[str, ...]] = {
     # Vectors that nobody needs are not made anew.
     **dict.fromkeys(
-        (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO), (v2.VECTOR_UNEXPECTED, v2.VECTOR_ORPHAN, v2.BODY_HASH)
+        (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO),
+        (v2.BASE_DIMENSIONS, v2.VECTOR_UNEXPECTED, v2.VECTOR_ORPHAN, v2.BODY_HASH),
     ),
     v2.NO_UNITS: (v2.CONTENT_HASH, v2.FTS_DESYNC, v2.BODY_ROWID),
     v2.ITEM_NO_MATERIAL: (v2.FTS_DESYNC, v2.BODY_ROWID),
@@ -51,6 +52,7 @@ def with_commands(
     is_whole: bool,
     orphans: Collection[str] = (),
     is_salvaged: bool = False,
+    attachable: Mapping[str, str] | None = None,
 ) -> Audit:
     """Return an audit whose findings give the command lines that mend them, where one does.
 
@@ -60,6 +62,7 @@ def with_commands(
         is_whole: whether it is of several bases, one of which a command has to be told.
         orphans: ids of the bases that have a folder and are not in the catalog.
         is_salvaged: whether damaged index files can be written anew from what is left in them.
+        attachable: by the base, the one model that may be that of vectors whose base has no model.
     """
     together: dict[str | None, dict[str, Finding]] = defaultdict(dict)
     for finding in audit.findings:
@@ -68,6 +71,10 @@ def with_commands(
 
     def mended(finding: Finding) -> Finding:
         words = _words(finding, together[finding.base])
+        if words == FINDINGS[v2.VECTOR_UNEXPECTED].command:
+            # Where several models may be it, a person has to say which one it is.
+            model = (attachable or {}).get(finding.base or "")
+            words = (*words, model) if model is not None else ()
         if is_salvaged and finding.name in _UNREADABLE and finding.base is not None:
             words = _SALVAGE
         # Nothing is embedded for a base that no catalog names.

@@ -6,7 +6,9 @@ Rules: ``docs/formats/index.md``, "Offsets" and "Identities".
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import apsw
@@ -17,7 +19,7 @@ from checks.cherry_v2 import large_texts
 from checks.cherry_v2.schema_shape import Shape
 from regraft.formats.large_text import LARGE_BYTES, stored
 from regraft.language import tr
-from regraft.text import decode_utf8
+from regraft.text import decode_utf8, is_blank
 
 _BODIES = """SELECT CAST(search_text_id AS BLOB),
        search_text_id IS NOT sha256_hex(CAST(target_type || ' ' || target_id || ' ' || kind AS BLOB)),
@@ -40,8 +42,23 @@ _SLICES = """SELECT CAST(u.unit_id AS BLOB), u.char_start, u.char_end, CAST(t.te
  WHERE u.content_hash = (SELECT content_hash FROM content WHERE rowid = ?)"""
 
 
-def check(db: apsw.Connection, shape: Shape, ledger: FindingCollector, base: str | None) -> None:
-    """Hash every text and every id, and hold every body against its place.
+_SPANS = """SELECT CAST(material_id AS BLOB), char_start, char_end FROM search_unit
+ WHERE content_hash = (SELECT content_hash FROM content WHERE rowid = ?)
+   AND typeof(char_start) = 'integer' AND typeof(char_end) = 'integer'
+ ORDER BY material_id, char_start"""
+
+
+def check(
+    db: apsw.Connection, shape: Shape, ledger: FindingCollector, base: str | None, separator: str | None = None
+) -> None:
+    """Hash every text and every id, and compare every body with its offsets, and every text with its units.
+
+    Args:
+        db: an index file.
+        shape: the tables that it has.
+        ledger: receives what is wrong.
+        base: the base's id.
+        separator: what may stand between two units and is in none, besides blanks; None: not known, no part is missing.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -70,21 +87,63 @@ def check(db: apsw.Connection, shape: Shape, ledger: FindingCollector, base: str
                 v2.UNIT_ID, tr("{n} with a wrong id (not the hash of its fields)"), base=base, noun="unit", sample=key
             )
     if shape.has("content"):
-        _contents(db, shape, ledger, base)
+        _contents(db, shape, ledger, base, separator)
 
 
-def _contents(db: apsw.Connection, shape: Shape, ledger: FindingCollector, base: str | None) -> None:
+def _contents(
+    db: apsw.Connection, shape: Shape, ledger: FindingCollector, base: str | None, separator: str | None
+) -> None:
     has_units = shape.has("search_unit", "search_text")
     for rowid, key in db.execute(f"SELECT rowid, CAST(content_hash AS BLOB) FROM content WHERE NOT {_small()}"):
         ledger.check_time()
-        _large_content(db, rowid, key, has_units, ledger, base)
+        _large_content(db, rowid, key, has_units, ledger, base, separator)
     for rowid, key, kind, text in db.execute(f"{CONTENTS} WHERE {_small()}"):
         ledger.check_time()
         if not is_right(key, kind, text):
             ledger.add(v2.CONTENT_HASH, tr("{n} whose hash is another one"), base=base, noun="text", sample=key)
             continue
-        for unit, body in _misplaced(db, rowid, text) if has_units else ():
+        misplaced = list(_misplaced(db, rowid, text)) if has_units else []
+        for unit, body in misplaced:
             _add_misplaced(unit, body is not None and holds_once(text, body), ledger, base)
+        # Where offsets are wrong, they do not tell which part is in no unit.
+        if has_units and not misplaced and separator is not None:
+            wide = decode_utf8(text).encode("utf-16-le")
+            _missing(
+                _uncovered(db, rowid, len(wide) // 2),
+                lambda start, end, wide=wide: wide[2 * start : 2 * end].decode("utf-16-le", "replace"),
+                separator,
+                ledger,
+                base,
+            )
+
+
+def _missing(
+    gaps: Iterator[tuple[bytes, int, int]],
+    part_of: Callable[[int, int], str],
+    separator: str,
+    ledger: FindingCollector,
+    base: str | None,
+) -> None:
+    """Find the materials of which a part that is not blank is in no unit."""
+    found: set[bytes] = set()
+    for material, start, end in gaps:
+        part = part_of(start, end)
+        if material not in found and not is_blank(part.replace(separator, "") if separator else part):
+            found.add(material)
+            message = tr("{n} with a part of the text in no unit")
+            ledger.add(v2.UNIT_MISSING, message, base=base, noun="material", sample=material)
+
+
+def _uncovered(db: apsw.Connection, content: int, length: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the parts of a content between the units of each material that has any, in UTF-16 units."""
+    for material, spans in groupby(db.execute(_SPANS, (content,)), key=itemgetter(0)):
+        end = 0
+        for _, start, stop in spans:
+            if start > end:
+                yield material, end, start
+            end = max(end, stop)
+        if end < length:
+            yield material, end, length
 
 
 def _add_misplaced(unit: bytes, is_once: bool, ledger: FindingCollector, base: str | None) -> None:
@@ -100,14 +159,26 @@ def _small() -> str:
 
 
 def _large_content(
-    db: apsw.Connection, rowid: int, key: bytes | None, has_units: bool, ledger: FindingCollector, base: str | None
+    db: apsw.Connection,
+    rowid: int,
+    key: bytes | None,
+    has_units: bool,
+    ledger: FindingCollector,
+    base: str | None,
+    separator: str | None,
 ) -> None:
     if not large_texts.is_utf8(db, rowid) or not large_texts.has_hash(db, "content", rowid, key):
         ledger.add(v2.CONTENT_HASH, tr("{n} whose hash is another one"), base=base, noun="text", sample=key)
         return
-    for unit, body in large_texts.LargeContent(db, rowid).misplaced() if has_units else ():
+    if not has_units:
+        return
+    content, is_misplaced = large_texts.LargeContent(db, rowid), False
+    for unit, body in content.misplaced():
+        is_misplaced = True
         text = b"".join(stored(db, "content", "text", rowid))
         _add_misplaced(unit, holds_once(text, b"".join(stored(db, "search_text", "text", body))), ledger, base)
+    if not is_misplaced and separator is not None:
+        _missing(_uncovered(db, rowid, content.length), content.part, separator, ledger, base)
 
 
 def holds_once(text: bytes, body: bytes) -> bool:

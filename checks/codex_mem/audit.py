@@ -171,6 +171,7 @@ def _as_audit(path: Path, seen: _Seen) -> Audit:
     ledger, survey = seen.ledger, seen.survey
     vectors = None if survey is None else survey.memory.vectors
     files = (path, database.sidecar_of(path))
+    closing = ledger.closing(tr("the words of the full-text index"), tr("all pages of the databases"))
     return Audit(
         findings=ledger.findings(),
         checked={
@@ -180,7 +181,7 @@ def _as_audit(path: Path, seen: _Seen) -> Audit:
             "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         },
         names={key: one.name for key, one in seen.projects.items()},
-        closing=f"{_state_of(seen)}{ledger.closing('the words of the full-text index')}",
+        closing=f"{_state_of(seen)}{closing}",
         statistics=Statistics(
             bases=[_statistics(one, survey) for one in seen.projects.values()],
             semantic=seen.signals,

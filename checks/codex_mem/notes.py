@@ -15,7 +15,7 @@ from regraft.language import tr
 
 _FLAWS = {
     Flaw.LENGTH: tr("{n} with a vector of another length than the file's"),
-    Flaw.NON_FINITE: tr("{n} with a vector that has NaN or infinity"),
+    Flaw.NON_FINITE: tr("{n} with a vector that has NaN or infinity, or a norm too large for single precision"),
     Flaw.ZERO: tr("{n} with a vector of zeros"),
 }
 #: What of a code that a program wrote is shown.

@@ -70,7 +70,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 
 
 def _closing(ledger: FindingCollector, unread: list[str]) -> str:
-    said = ledger.closing(tr("files and texts"))
+    said = ledger.closing(tr("files and texts"), tr("all pages of the database and the hashes of files"))
     if not unread:
         return said
     missing = tr("Not checked, because it cannot be read: {names}.", names=joined(unread))

@@ -27,6 +27,7 @@ _MESSAGES = {
     Flaw.EMPTY: tr("{n} without a vector: {named}"),
     Flaw.NOT_NUMBERS: tr("{n} with a vector that is not made of numbers: {named}"),
     Flaw.NOT_FINITE: tr("{n} with a vector that is not finite: {named}"),
+    Flaw.OVERFLOW: tr("{n} with a vector whose norm is too large for single precision: {named}"),
     Flaw.ZERO: tr("{n} with a vector of zeros: {named}"),
 }
 

@@ -181,8 +181,8 @@ DIMENSIONS = register(
     "error",
     "kb.dimensions",
     tr(
-        "Chunks that are searched have vectors of several lengths, or vectors that nobody can find: empty, all zeros, "
-        "not finite, no numbers."
+        "Chunks that are searched have vectors of several lengths, or vectors that no search can rank: empty, all "
+        "zeros, not finite, with a norm too large for single precision, no numbers."
     ),
     _ADD_AGAIN,
 )

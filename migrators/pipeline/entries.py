@@ -81,14 +81,29 @@ def base_entries(entries: dict[str, Entry]) -> dict[str, BaseEntry]:
     return {subject: base_entry(subject, entry) for subject, entry in bases}
 
 
-def catalog_mark_of(entries: dict[str, Entry]) -> tuple[int, int] | None:
-    """Return size and time of change (ns) of the catalog that regraft wrote, None where it wrote none.
+class CatalogMark(msgspec.Struct, frozen=True, array_like=True):
+    """The catalog that a run wrote, as the ledger records it."""
+
+    size: Count
+    #: Its modification time (ns). It identifies the catalog only in records that have no hash.
+    changed_ns: Count
+    #: The SHA-256 of its bytes; empty in records of versions that kept none.
+    sha256: str = ""
+
+
+def catalog_mark_of(entries: dict[str, Entry]) -> CatalogMark | None:
+    """Return the record of the catalog that regraft wrote, None where it wrote none.
 
     Raises:
-        msgspec.MsgspecError: it is not what regraft writes.
+        UnfitValue, msgspec.MsgspecError: it is not what regraft writes.
     """
     known = entries.get(CATALOG)
-    return None if known is None else msgspec.json.decode(known.detail, type=_Mark)
+    if known is None:
+        return None
+    mark = msgspec.json.decode(known.detail, type=CatalogMark)
+    if _HASH.fullmatch(mark.sha256) is None:
+        raise UnfitValue(tr("it has no hash of the catalog"))
+    return mark
 
 
 def items_of(parts: Iterator[bytes], base_id: str) -> Iterator[ItemRow]:

@@ -374,7 +374,10 @@ class _Planner:
         self._say_bare()
         if self._books.degenerate:
             count = self._books.degenerate
-            said = tr("{vectors} without a direction, all zeros; carried as they are", vectors=counted(count, "vector"))
+            said = tr(
+                "{vectors} without a direction (zeros, or a norm beyond single precision); carried as they are",
+                vectors=counted(count, "vector"),
+            )
             self._note(notices.DEGENERATE, said, count=count)
         self._said.extend(said_of_missing(self._draft.legacy_id, missing))
 

@@ -237,14 +237,13 @@ def check_items(target: Path, planned: Mapping[str, tuple[str, Iterable[str]]], 
                 raise TargetHasItem(path=target, base=base, item=item, other=name)
 
 
-def check_catalog(place: Target, entries: dict[str, Entry]) -> None:
-    """Refuse to write the catalog anew where somebody has changed it since regraft wrote it.
+def check_catalog(place: Target, record: ledger.Ledger) -> None:
+    """Refuse to replace a catalog that another program has changed since regraft wrote it.
 
     Raises:
         TargetCatalogChanged
     """
-    mark = sqlite.file_mark(place.catalog)
-    if mark is not None and mark != place.catalog_mark_of(entries):
+    if sqlite.is_database(place.catalog) and not place.is_catalog_as_written(record):
         raise TargetCatalogChanged(path=place.catalog)
 
 

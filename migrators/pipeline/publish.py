@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from migrators.pipeline.entries import CATALOG, REPORT, base_entries, catalog_mark_of, items_of
+from migrators.pipeline.entries import CATALOG, REPORT, CatalogMark, base_entries, catalog_mark_of, items_of
 from migrators.pipeline.published import BaseEntry, base_folder, read_entry
 from regraft import sqlite
 from regraft.formats.cherry_v2.catalog import ItemRow, write_catalog
@@ -17,6 +17,7 @@ from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
 from regraft.ledger import durable
 from regraft.ledger.ledger import FOLDER, Entry, Ledger, Step
 from regraft.locate import CATALOG_FILE
+from regraft.tree_files import file_hash
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +60,23 @@ class Target:
         """Return where the catalog is."""
         return self.path / CATALOG_FILE
 
-    def catalog_mark_of(self, entries: dict[str, Entry]) -> tuple[int, int] | None:
-        """Return size and time of change (ns) of the catalog that regraft wrote, None where it wrote none."""
-        return catalog_mark_of(entries)
+    def is_catalog_as_written(self, ledger: Ledger) -> bool:
+        """Whether the catalog in place has the bytes that a run wrote, whatever its path and times are now."""
+        entries = ledger.entries()
+        known = catalog_mark_of(entries)
+        if known is None or sqlite.companions(self.catalog):
+            return False
+        if known.sha256:
+            return file_hash(self.catalog) == known.sha256
+        if sqlite.file_mark(self.catalog) == (known.size, known.changed_ns):
+            return True
+        # The record has no hash: the catalog follows from the bases that it was written of, where these are the same.
+        if entries[CATALOG].fingerprint != catalog_mark(entries):
+            return False
+        with durable.temporary_folder() as folder:
+            again = folder / CATALOG_FILE
+            _write_catalog(again, ledger)
+            return _without_versions(again) == _without_versions(self.catalog)
 
     def throw_away(self) -> None:
         """Remove what was being built, without a word to the ledger: open intents can still be settled after this."""
@@ -83,7 +98,11 @@ class Target:
 
     def _recover_catalog(self, ledger: Ledger, step: Step) -> None:
         """Settle the catalog: it was moved into place if what stands there is what was to be moved."""
-        moved = msgspec.json.encode(sqlite.file_mark(self.catalog)) == step.entry.detail
+        mark = catalog_mark_of({CATALOG: step.entry})
+        if mark is not None and mark.sha256:
+            moved = sqlite.is_database(self.catalog) and file_hash(self.catalog) == mark.sha256
+        else:
+            moved = msgspec.json.encode(sqlite.file_mark(self.catalog)) == step.entry.detail
         (ledger.done if moved else ledger.drop)(step)
 
     def _recover_base(self, ledger: Ledger, step: Step) -> None:
@@ -130,15 +149,14 @@ class Target:
 
     def publish_catalog(self, ledger: Ledger) -> None:
         """Write the catalog of every base in the target, in v1's order."""
-        entries = ledger.entries()
-        known = sorted(base_entries(entries).values(), key=lambda entry: (entry.position, entry.record.base.id))
         self.make_staging()
         staged = self.staging / CATALOG_FILE
         durable.remove_tree(staged)
-        write_catalog(staged, ((entry.record, _items(ledger, entry)) for entry in known))
+        _write_catalog(staged, ledger)
         durable.sync_file(staged)
-        mark = msgspec.json.encode(sqlite.file_mark(staged))
-        step = ledger.intend(CATALOG, PUBLISH, Entry(catalog_mark(entries), mark))
+        status = staged.stat()
+        mark = CatalogMark(status.st_size, status.st_mtime_ns, file_hash(staged))
+        step = ledger.intend(CATALOG, PUBLISH, Entry(catalog_mark(ledger.entries()), msgspec.json.encode(mark)))
         durable.replace(staged, self.catalog)
         ledger.done(step)
 
@@ -155,6 +173,20 @@ class Target:
         for name, text in ((REPORT_FILE, document), (REPORT_PAGE, page)):
             durable.write_text(self.path / name, text, self.staging / name)
         ledger.done(step)
+
+
+def _write_catalog(path: Path, ledger: Ledger) -> None:
+    """Write the catalog of every base that the ledger has, in v1's order."""
+    known = sorted(base_entries(ledger.entries()).values(), key=lambda entry: (entry.position, entry.record.base.id))
+    write_catalog(path, ((entry.record, _items(ledger, entry)) for entry in known))
+
+
+def _without_versions(path: Path) -> bytes:
+    """Return the bytes of a catalog without the counters and versions of the SQLite that wrote it."""
+    content = bytearray(path.read_bytes())
+    for part in (slice(24, 28), slice(92, 100)):
+        content[part] = bytes(len(content[part]))
+    return bytes(content)
 
 
 def _items(ledger: Ledger, entry: BaseEntry) -> Iterator[ItemRow]:

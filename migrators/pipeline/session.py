@@ -106,7 +106,7 @@ class Session(msgspec.Struct, kw_only=True):
             TargetCatalogChanged: somebody else changed the catalog that the run would write anew.
         """
         if self.ledger is not None:
-            preflight.check_catalog(self.target, self.entries)
+            preflight.check_catalog(self.target, self.ledger)
         free = preflight.check_space(self.path, needed)
         return structs.replace(planned, preflight=Preflight(bytes_needed=needed, bytes_free=free))
 

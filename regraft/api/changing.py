@@ -249,7 +249,7 @@ def fix(
             now_ms=now_ms,
             dry_run=dry_run,
             progress=watch_of(progress),
-            show_plan=confirm or _agreed,
+            show_plan=confirm,
         )
 
 

@@ -111,7 +111,8 @@ def carry_out(function: Callable[..., ChangeReport], path: Path, asked: ChangeRe
         bases=asked.bases,
         dry_run=asked.dry_run,
         progress=asked.progress(),
-        confirm=asked.agreed,
+        # A plan that is not shown need not be worked out.
+        confirm=None if asked.yes else asked.agreed,
         **options,
     )
     end_with(report, asked, as_text(report, verbose=asked.verbose > 0, shown=asked.shown))

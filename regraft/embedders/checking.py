@@ -8,16 +8,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from regraft.errors import AnswerUnfit
+from regraft.formats.vector_numbers import LARGEST_NORM
 from regraft.language import tr
 
 #: A shorter vector has no direction in single precision: its squares vanish.
 _SHORTEST = 2.0**-63
-#: The highest bytes of numbers, of either sign, that are less than that; and of infinities, NaNs and very large ones.
+#: The highest bytes of numbers, of either sign, that are less than that; and of infinities, NaNs and numbers
+#: from 2**57 on: the squares of 16,384 smaller ones do not exceed single precision.
 _SMALL = bytes(byte for byte in range(256) if byte & 0x7F < 0x20)
-_LARGE = (0x7F, 0xFF)
+_LARGE = bytes(byte for byte in range(256) if byte & 0x7F >= 0x5C)
 _SAID = {
     "not_numbers": tr("is not a list of numbers"),
-    "non_finite": tr("has a NaN or an infinity"),
+    "non_finite": tr("has a NaN or an infinity, or a norm too large for single precision"),
     "zero_vector": tr("has only zeros"),
 }
 
@@ -41,16 +43,16 @@ def check(vectors: Sequence[bytes], count: int, dimensions: int | None, *, embed
             embedder=embedder,
         )
     _demand_lengths(vectors, dimensions, embedder)
-    # The length in double precision tells all at once: of infinities it is infinite, of NaNs NaN.
+    # The norm of a vector with an infinity is infinite, and that of one with a NaN is a NaN or infinite.
     norms = {place: math.hypot(*array("f", vector)) for place, vector in enumerate(vectors) if not _is_plain(vector)}
-    check_each("non_finite", [place for place, norm in norms.items() if not math.isfinite(norm)], embedder)
+    check_each("non_finite", [place for place, norm in norms.items() if not norm < LARGEST_NORM], embedder)
     check_each("zero_vector", [place for place, norm in norms.items() if norm < _SHORTEST], embedder)
 
 
 def _is_plain(vector: bytes) -> bool:
     """Tell of nearly every good vector, by the exponents of its numbers, that it is one: that is forty times faster."""
     exponents = vector[3::4]
-    return not any(byte in exponents for byte in _LARGE) and bool(exponents.strip(_SMALL))
+    return len(exponents.translate(None, _LARGE)) == len(exponents) and bool(exponents.strip(_SMALL))
 
 
 def check_each(fault: str, bad: list[int], embedder: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from array import array
+from collections.abc import Iterable
 from typing import Any
 
 import apsw
@@ -18,6 +19,8 @@ from regraft import sqlite
 #: What is wrong with a vector: it has no direction; or it holds a NaN or an infinity, and so has none either.
 DEGENERATE, NON_FINITE = 1, 2
 _IS_FINITE = "regraft_is_finite"
+#: The square root of the largest float32.
+LARGEST_NORM = math.sqrt(2.0**128 - 2.0**104)
 
 
 def numbers_of(vector: bytes) -> array[float]:
@@ -31,6 +34,14 @@ def numbers_of(vector: bytes) -> array[float]:
 def is_finite(vector: bytes) -> bool:
     """Tell whether all numbers of a float32 vector are finite: their sum then is, in double precision."""
     return math.isfinite(sum(numbers_of(vector)))
+
+
+def has_norm(numbers: Iterable[float]) -> bool:
+    """Whether the norm of a vector is neither zero nor beyond single precision, in which searches compute it.
+
+    The sum of the squares has to be a float32: a cosine is not defined where it is infinite.
+    """
+    return 0 < math.hypot(*numbers) < LARGEST_NORM
 
 
 def prepare(db: apsw.Connection) -> None:

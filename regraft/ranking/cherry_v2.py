@@ -37,11 +37,11 @@ from regraft.formats.cherry_v2.index.search import (
     DEFAULT_ALPHA,
     Hit,
     bm25_hits,
-    dimensions_of,
     hybrid_hits,
     vector_blob,
     vector_hits,
 )
+from regraft.formats.cherry_v2.index.vector_lengths import dimensions_of, stated_dimensions
 from regraft.formats.cherry_v2.item_names import item_name
 from regraft.formats.cherry_v2.layout import Store
 from regraft.kinds import NAMES, SYSTEMS, Kind
@@ -332,7 +332,7 @@ class _Search(msgspec.Struct, kw_only=True):
     notes: list[str] = msgspec.field(default_factory=list)
 
     def answer(self) -> Answer:
-        dimensions = dimensions_of(self.db)
+        dimensions = dimensions_of(self.db, stated_dimensions(self.row))
         mode = self._mode(dimensions)
         count = self.request.count or _positive(self._setting("document_count")) or DEFAULT_COUNT
         blob = b"" if mode is Mode.BM25 else self._blob(mode, dimensions)

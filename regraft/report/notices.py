@@ -327,8 +327,8 @@ DEGENERATE = register(
     "degenerate_vector",
     "v1.degenerate",
     tr(
-        "The vector has no direction, as it is all zeros: carried as it is, its text is found "
-        "by words, never by meaning."
+        "The vector has no direction: it is all zeros, or its norm is too large or too small for single precision. "
+        "It is carried as it is; its text is found by words, never by meaning."
     ),
 )
 WITHOUT_VECTOR = register(

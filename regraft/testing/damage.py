@@ -102,6 +102,10 @@ _CONTENTS = "SELECT rowid, content_hash FROM content"
 _MATERIALS = "SELECT material.rowid, material_id FROM material"
 _CUT = "EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = material.material_id)"
 _UNITS = "SELECT rowid, unit_id FROM search_unit"
+_LAST_UNITS = (
+    "SELECT rowid, material_id FROM search_unit u WHERE unit_index > 0 AND unit_index ="
+    " (SELECT max(unit_index) FROM search_unit o WHERE o.material_id = u.material_id)"
+)
 _BODIES = "SELECT rowid, search_text_id FROM search_text"
 _ITEMS = "SELECT rowid, {} FROM knowledge_item WHERE base_id = :base AND status = 'completed' AND type = '{}'"
 _FILES, _NOTES, _FOLDERS = (_ITEMS.format("id", kind) for kind in ("file", "note", "directory"))
@@ -255,6 +259,18 @@ DAMAGES: dict[str, Damage] = {
     ),
     "a gap": Damage(
         "unit.gap", in_index(_UNIT.format("unit_index = 70"), rows="SELECT rowid, material_id FROM search_unit")
+    ),
+    "a lost part": Damage(
+        "unit.missing",
+        in_index(
+            "DELETE FROM embedding WHERE embedding_text_hash ="
+            " (SELECT embedding_text_hash FROM search_text t JOIN search_unit u ON u.unit_id = t.target_id"
+            " WHERE u.rowid = :row)",
+            "DELETE FROM search_text WHERE target_id = (SELECT unit_id FROM search_unit WHERE rowid = :row)",
+            "DELETE FROM search_unit WHERE rowid = :row",
+            rows=_LAST_UNITS,
+        ),
+        "default",
     ),
     "a unit of another text": Damage(
         "unit.content",

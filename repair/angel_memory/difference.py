@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from regraft.errors import SourceUnreadable
 from regraft.formats.angel_memory import chroma, database
 from regraft.formats.angel_memory.chroma import ChromaProblem, Entry
 from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID, AngelProblem, ProviderFolder
+from regraft.formats.vector_numbers import has_norm
 from regraft.records import replace
 from repair.angel_memory.staging import Waiting
 
@@ -147,7 +147,7 @@ def plain_vectors(folder: ProviderFolder) -> dict[str, bytes]:
 def is_sound(vector: bytes, dimension: int | None) -> bool:
     """Tell whether a vector can be kept: it has the right length, and it is one."""
     numbers = array("f", vector)
-    return len(numbers) == dimension and all(map(math.isfinite, numbers)) and any(numbers)
+    return len(numbers) == dimension and has_norm(numbers)
 
 
 @contextmanager

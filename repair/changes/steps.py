@@ -15,10 +15,11 @@ import msgspec
 from regraft.errors import Declined
 from regraft.kinds import PREVIEW_SOURCES, Kind
 from regraft.report.document import Run
-from regraft.report.progress import Progress
+from regraft.report.progress import Progress, Silent
 from repair.changes import apply
 from repair.changes.apply import ChangeExecutor
 from repair.changes.plan import Action, Plan, Unresolved
+from repair.changes.rehearsal import rehearse
 from repair.changes.report import ChangeReport, base_names
 from repair.changes.run import Planner, check_resolved, demand_as_read, demand_space, make_all, planned
 from repair.changes.session import Session, session
@@ -44,26 +45,46 @@ def run_steps(  # noqa: PLR0913 - as of run_command
     now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress,
-    show_plan: Callable[[ChangeReport], bool],
+    show_plan: Callable[[ChangeReport], bool] | None,
 ) -> ChangeReport:
     """Make several plans one after the other, as one run, and return what was done.
 
-    What is shown first is what each step would do to the store as it is: a later one may do more once an earlier one
-    is made. Arguments and errors are those of :func:`repair.changes.run.run_command`.
+    The plan of a dry run, and the one that is shown, is what the run does: where a step plans with what an earlier one
+    made, all are made on a temporary copy first.
+
+    Args:
+        show_plan: called with the plan's report before anything is changed; False stops here. None: nobody asks.
+
+    The other arguments, and the errors, are those of :func:`repair.changes.run.run_command`.
     """
     again = partial(recognised, path, kind, command, bases, now_ms)
+
+    def rehearsed(store: Store, run: Run) -> ChangeReport:
+        """Return what the run is going to do to a store."""
+        looks = [planned(store, step) for step in steps.planners]
+        if not any(look.changes for look in looks[:-1]):
+            last = looks[-1]
+            left = [one for one in steps.remains(store) if (one.finding, one.base) not in last.resolves]
+            return _report(store, run, last.actions, left, None)
+        done = rehearse(store, carried_out, progress)
+        return _report(store, run, done.actions, done.left, None)
+
+    def carried_out(copy: Path) -> ChangeReport:
+        return run_steps(command, copy, steps, kind=kind, bases=bases, now_ms=now_ms, progress=Silent(), show_plan=None)
+
     with again() as named:
         run = Run(command=command, dry_run=dry_run, source_kind=named.found.kind.value, source=path)
         if dry_run:
-            first = _first_look(named, steps.planners)
-            return _report(named, run, first.actions, first.left, None)
+            return rehearsed(named, run)
         with session(named, again) as current:
             store = current.store
-            first = _first_look(store, steps.planners)
+            first = Plan()
+            for step in steps.planners:
+                first.add(planned(store, step))
             if not first.changes:
                 return _report(store, run, [], steps.remains(store), None)
             demand_space(store, first)
-            if not show_plan(_report(store, run, first.actions, first.left, None)):
+            if show_plan is not None and not show_plan(rehearsed(store, run)):
                 raise Declined(path=path)
             as_it_is = partial(_recognised_now, store, command, kind, bases)
             with alone(store):
@@ -72,16 +93,6 @@ def run_steps(  # noqa: PLR0913 - as of run_command
                 apply.clean(store.root)
             with as_it_is() as after:
                 return _report(after, run, actions, steps.remains(after), run.id if actions else None)
-
-
-def _first_look(store: Store, steps: Sequence[Planner]) -> Plan:
-    """Return what all steps would do to a store as it is."""
-    together = Plan()
-    for step in steps:
-        together.add(planned(store, step))
-    # What one step leaves, another one may do.
-    together.left = [one for one in together.left if (one.finding, one.base) not in together.resolves]
-    return together
 
 
 def _make_all(

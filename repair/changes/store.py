@@ -120,6 +120,11 @@ class Store:
         return [one for one in self.audit(level).findings if self.wants(one.base)]
 
 
+CATALOG_COPY = tr("a copy of a catalog, not the catalog of its folder")
+COPY_ADVICE = tr(
+    "copy it into a folder of its own as cherrystudio.sqlite (of a profile, with its KnowledgeBase) or catalog.sqlite "
+    "(of a library), and give that folder"
+)
 _ADVICE = {"install": tr("give a v2 profile with --profile"), "rescue": tr("give a v2 profile, and v1 data with --v1")}
 
 
@@ -168,6 +173,8 @@ def recognised(
     with located(path, kind) as found:
         if not _takes(command, found.kind) or found.is_archive:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
+        if found.stores.is_copy:
+            raise NotChanged(path=path, what=CATALOG_COPY, command=command, advice=COPY_ADVICE)
         chosen = frozenset(audits.chosen_bases(found, bases))
         now_ms = clock.now_ms() if now_ms is None else now_ms
         store = Store(path=path, root=found.tree.path, found=found, chosen=chosen, now_ms=now_ms)

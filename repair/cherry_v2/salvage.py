@@ -268,7 +268,9 @@ def _demand_same(found: Salvaged, tally: Tally, path: Path) -> None:
 
 def _lost(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Iterator[Unresolved]:
     """Yield what is lost, by the findings that an audit of the new file has, with what brings it back."""
-    if tally.lacking:
+    # Of a base without a model, only vectors that were there are lost.
+    has_model = index.row is not None and index.row.get("embedding_model_id") is not None
+    if tally.lacking and (has_model or tally.rows["embeddings"].about):
         reason = tr("{texts} whose vectors are lost: to be embedded anew", texts=counted(tally.lacking, "text"))
         words = FINDINGS[v2.VECTOR_MISSING].command
         base = ("--base", index.base) if index.store.found.stores.is_whole else ()
@@ -276,10 +278,10 @@ def _lost(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Iterator[U
         repair = line if index.row is not None else None
         left = Unresolved.registered(v2.VECTOR_MISSING, reason, base=index.base, count=tally.lacking)
         yield structs.replace(left, repair=repair)
-    for items, said in ((parts.lost, _LOST), (parts.partial, _PARTIAL)):
+    for finding, items, said in ((v2.ITEM_NO_MATERIAL, parts.lost, _LOST), (v2.UNIT_MISSING, parts.partial, _PARTIAL)):
         if items:
             reason = tr(said, items=counted(len(items), "item"), names=_names(items))
-            yield Unresolved.registered(v2.ITEM_NO_MATERIAL, reason, base=index.base, count=len(items))
+            yield Unresolved.registered(finding, reason, base=index.base, count=len(items))
     if tally.unnamed:
         reason = tr(
             "{materials} whose path is lost: it is the id of the item now, until the catalog says another one",

@@ -39,7 +39,7 @@ from regraft.names import is_folder_name
 from regraft.tree import ZipTree, join
 from regraft.unpacking import is_pristine, on_disk
 from repair.changes.copies import table_damage_of
-from repair.changes.store import Store
+from repair.changes.store import CATALOG_COPY, COPY_ADVICE, Store
 
 #: What keeps a base from being carried anywhere: the application would empty or refuse it, or it is not whole.
 _GRAVE = frozenset(
@@ -309,6 +309,8 @@ def opened(path: Path, kind: Kind | None, named: Sequence[str], command: str) ->
         catalog = found.stores.catalog
         if found.kind not in BASE_SOURCES or catalog is None:
             raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(found))
+        if found.stores.is_copy:
+            raise NotChanged(path=path, what=CATALOG_COPY, command=command, advice=COPY_ADVICE)
         _demand_quiet(found)
         rows = _read_rows(found, catalog)
         inside = inner_folder(found.tree) if isinstance(found.tree, ZipTree) else ""

@@ -31,12 +31,12 @@ from regraft.formats.cherry_v2.index.queries import compiled, tokens
 from regraft.formats.cherry_v2.index.search import (
     Hit,
     bm25_hits,
-    dimensions_of,
     fused,
     hybrid_hits,
     vector_blob,
     vector_hits,
 )
+from regraft.formats.cherry_v2.index.vector_lengths import dimensions_of
 
 GOLDEN = HERE / "golden"
 BASE = "11111111-1111-4111-8111-111111111111"

@@ -314,7 +314,7 @@ def test_a_dry_run_writes_nothing_and_says_what_is_done(name: str, work: Work) -
 def test_what_a_person_declines_changes_nothing(name: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changing, "confirmed", lambda *_, **__: False)
     before, own = work.contents(), work.own()
-    declined = run(*work.arguments)
+    declined = run_as_given(*work.arguments)
     assert (declined.status, declined.stdout) == (2, "")
     assert declined.stderr.splitlines()[-1].startswith("regraft: ")
     assert "nothing was written" in declined.stderr

@@ -120,6 +120,11 @@ def test_an_unsafe_path_outlives_the_upgrade_that_it_needs(path: str, layout: st
 @pytest.mark.parametrize("vector", ["a long vector", "an odd vector", "a vector in words"])
 def test_dimensions_are_those_of_the_vectors_that_stay(catalog: str, vector: str, store: Path) -> None:
     several(PLANTED[catalog].damage, PLANTED[vector].damage)(store)
+    if (catalog, vector) == ("other dimensions", "a long vector"):
+        # Two lengths, and the catalog has a third one: which is right is not for regraft to say.
+        assert actions(repair(store)) == {}
+        assert names(store) == {"embedding.length", "base.dimensions"}
+        return
     assert actions(repair(store)) == {"delete-embeddings": 1, "update-bases": 1}
     assert repair(store)["actions"] == []
     assert names(store) == {"embedding.missing"}

@@ -7,7 +7,7 @@ base. Names are those of a source's tree.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -64,6 +64,9 @@ class Stores(msgspec.Struct, frozen=True):
     bases: str = KNOWLEDGE_FOLDER
     #: Whether these are all bases of the catalog, not one that was named.
     is_whole: bool = False
+    #: Whether the catalog is a file that the user named and that is not the one of its folder: a copy of another name,
+    #: or one beside the live database. It is read alone, and never changed.
+    is_copy: bool = False
 
     @property
     def has_preview(self) -> bool:
@@ -119,6 +122,23 @@ def find_stores(tree: Tree, inside: str) -> Stores:
         stale_copy=_stale_copy(tree, catalog),
         bases=bases,
         is_whole=single is None,
+    )
+
+
+def with_catalog(stores: Stores, catalog: str, bases: Collection[str]) -> Stores:
+    """Return the stores of a catalog that the user named in place of the one of its folder.
+
+    Args:
+        stores: those of the folder.
+        catalog: the name of the file in the folder's tree.
+        bases: the ids that this catalog has: the indexes of others are not its own.
+    """
+    return Stores(
+        preview=tuple(one for one in stores.preview if one.base_id in bases),
+        current=tuple(one for one in stores.current if one.base_id in bases),
+        catalog=catalog,
+        bases=stores.bases,
+        is_copy=True,
     )
 
 

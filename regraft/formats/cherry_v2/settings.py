@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from regraft.formats.cherry_v2.catalog_reader import Row
@@ -17,6 +18,16 @@ _NUMBERS = {
     "documentCount": "document_count",
 }
 _STRATEGIES = ("structured", "delimiter")
+
+
+#: The application keeps a separator as it was typed.
+_ESCAPES = {"\\n": "\n", "\\r": "\r", "\\t": "\t", "\\\\": "\\"}
+_ESCAPE = re.compile(r"\\[nrt\\]")
+
+
+def unescaped_separator(settings: Settings) -> str:
+    """Return the separator of a base's settings with its escapes replaced, whether the base is cut at it or not."""
+    return _ESCAPE.sub(lambda found: _ESCAPES[found[0]], settings.chunk_separator)
 
 
 def read_base_settings(row: Row) -> tuple[Settings, list[str]]:

@@ -6,7 +6,6 @@ The layout is regraft's own. Nothing in it cannot be made again from the notes.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
@@ -200,7 +199,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     flaw: Flaw | None
 
 
-#: A number too long for single precision, in which sqlite-vec counts, has its norm worked out once more.
+#: The norm is NULL for a vector with a NaN, and infinite for one whose squares exceed single precision.
 _HELD = f"""SELECT note_id, content_hash, content_version, embedded_at,
        CASE WHEN typeof(vector) = 'blob' AND length(vector) = :size AND :size > 0
             THEN vec_distance_l2(vector, zeroblob(:size)) END AS norm,
@@ -288,13 +287,12 @@ class Vectors:
             content_hash=content_hash,
             content_version=version,
             embedded_at=embedded_at,
-            flaw=self._flaw(note_id, norm) if fits else Flaw.LENGTH,
+            flaw=_flaw(norm) if fits else Flaw.LENGTH,
         )
 
-    def _flaw(self, note_id: str, norm: float | None) -> Flaw | None:
-        if norm is None or not math.isfinite(norm):
-            [(raw,)] = self._rows(f"SELECT vector FROM {TABLE} WHERE note_id = :note", note=note_id)
-            norm = math.hypot(*array("f", raw))
-        if not math.isfinite(norm):
-            return Flaw.NON_FINITE
-        return None if norm > 0 else Flaw.ZERO
+
+def _flaw(norm: float | None) -> Flaw | None:
+    """Judge a vector by its norm in single precision, in which the system's search computes."""
+    if norm is None or not math.isfinite(norm):
+        return Flaw.NON_FINITE
+    return None if norm > 0 else Flaw.ZERO

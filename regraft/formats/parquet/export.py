@@ -18,6 +18,7 @@ from regraft.formats.cherry_v1 import embedjs
 from regraft.formats.cherry_v1.layout import vector_file_in
 from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.index.vector_lengths import stated_dimensions
 from regraft.formats.cherry_v2.layout import Store
 from regraft.formats.parquet import chunks, columns, legacy, metadata, stored
 from regraft.formats.parquet.columns import UnitRow
@@ -303,7 +304,7 @@ def _look_into(part: Part, source: Located, name: str, keep: ExitStack) -> None:
     try:
         part.file = keep.enter_context(source.tree.local(name, None))
         part.mark = steady.mark_of(part.file)
-        part.look = stored.look(part.file)
+        part.look = stored.look(part.file, stated_dimensions(part.about.settings))
     except _DAMAGE as error:
         part.problem = tr("its index cannot be read: {error}", error=error)
         return

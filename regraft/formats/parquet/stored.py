@@ -14,6 +14,7 @@ from regraft import sqlite
 from regraft.formats import json_text, table_pages
 from regraft.formats.cherry_v2.index.bulk import BODY_SEPARATOR
 from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB
+from regraft.formats.cherry_v2.index.vector_lengths import count_bodies_of_other_length, expected_length, lengths_of
 from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.parquet.columns import UnitRow
 from regraft.formats.parquet.metadata import AboutBase, BareMaterial
@@ -58,8 +59,12 @@ def own_id(path: Path) -> str | None:
     return rows[0][0] if rows and isinstance(rows[0][0], str) else None
 
 
-def look(path: Path) -> BaseLook:
+def look(path: Path, dimensions: int | None = None) -> BaseLook:
     """Read a base's index once, all but its vectors.
+
+    Args:
+        path: the index file.
+        dimensions: those of the catalog; without them the vectors have the length that most of them have.
 
     Raises:
         StoreProblem: its rows cannot be told by their numbers.
@@ -70,11 +75,12 @@ def look(path: Path) -> BaseLook:
         odd = column_for_numbers(db, _TABLES)
         if odd is not None:
             raise StoreProblem(tr("its column {odd} stands in the place of the numbers of rows", odd=odd))
-        lengths: list[Any] = db.execute(
-            "SELECT octet_length(vector_blob) AS size FROM embedding WHERE typeof(vector_blob) = 'blob'"
-            " AND size > 0 AND size % 4 = 0 GROUP BY size ORDER BY count(*) DESC, min(rowid) LIMIT 1"
-        ).fetchall()
-        found.vector_bytes = lengths[0][0] if lengths else None
+        lengths = lengths_of(db)
+        if lengths:
+            # Vectors that all have one length are exported with it, whatever the catalog says.
+            found.vector_bytes = expected_length(lengths, None if len(lengths) == 1 else dimensions)
+            if others := count_bodies_of_other_length(db, found.vector_bytes):
+                found.left_out["embedding.length"] = others
         found.bodies = db.execute("SELECT count(*) FROM search_text NOT INDEXED").get
         counts = {
             "body.orphan": "search_text WHERE target_id NOT IN (SELECT unit_id FROM search_unit)",

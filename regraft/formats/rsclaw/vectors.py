@@ -16,6 +16,8 @@ from functools import lru_cache
 
 import msgspec
 
+from regraft.formats.vector_numbers import LARGEST_NORM, numbers_of
+
 _NUMBERS = msgspec.json.Decoder(list[float | None])
 _TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
 #: The bits of a double that a float32 has no place for, and their value half-way between two float32.
@@ -31,8 +33,8 @@ _MARKS = b".,-+eE[] \t\r\n"
 _OF_NUMBERS, _OF_ZEROS = b"0123456789" + _MARKS, b"0" + _MARKS
 #: All digits are one, and so are both letters of an exponent.
 _FORMS = bytes.maketrans(b"123456789E", b"000000000e")
-#: What a number that is beyond float32 has in it, unless it has an exponent.
-_LONG = b"0" * 39
+#: A vector whose norm is beyond float32 has a number with so many digits in a row, or with an exponent.
+_LONG = b"0" * 18
 
 
 class NotNumbers(ValueError):
@@ -46,6 +48,8 @@ class Flaw(StrEnum):
     NOT_NUMBERS = "not_numbers"
     #: A number that is not finite: the system writes ``null`` for it.
     NOT_FINITE = "not_finite"
+    #: The numbers are finite, and their norm is not in single precision, in which the system's search computes.
+    OVERFLOW = "overflow"
     ZERO = "zero"
 
 
@@ -62,18 +66,21 @@ def flaw_of(text: bytes | msgspec.Raw) -> Flaw | None:
         return Flaw.NOT_NUMBERS if others.replace(b"null", b"") else Flaw.NOT_FINITE
     if not json.translate(None, _OF_ZEROS):
         return Flaw.ZERO if b"0" in json else Flaw.EMPTY
-    return None if _are_finite(json) else Flaw.NOT_FINITE
+    return _flaw_of_large(json)
 
 
-def _are_finite(json: bytes) -> bool:
-    """Tell whether all numbers are within float32; they are read only where one may be beyond it."""
+def _flaw_of_large(json: bytes) -> Flaw | None:
+    """Compare the numbers and their norm with the range of float32; they are read only where one may be large."""
     forms = json.translate(_FORMS, b"+")
     if _LONG not in forms and (b"e" not in forms or b"e0" not in forms):
-        return True
+        return None
     try:
-        return all(map(math.isfinite, array("f", float32_bytes(json))))
+        numbers = numbers_of(float32_bytes(json))
     except NotNumbers:  # beyond double precision, too
-        return False
+        return Flaw.NOT_FINITE
+    if not all(map(math.isfinite, numbers)):
+        return Flaw.NOT_FINITE
+    return None if math.hypot(*numbers) < LARGEST_NORM else Flaw.OVERFLOW
 
 
 def float32_bytes(text: bytes | msgspec.Raw) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,9 +10,9 @@ from typing import Any
 import apsw
 import msgspec
 
-from checks.cherry_v2.vectors import lengths_of, usual_length
 from regraft import identity, sqlite, untouched
 from regraft.formats.cherry_v2.index import opening
+from regraft.formats.cherry_v2.index.vector_lengths import contradicts, expected_length, lengths_of
 from regraft.formats.vector_table import decoder
 from regraft.text import is_blank
 from repair.backfill.scope import Lacking, Survey, Written
@@ -22,12 +20,10 @@ from repair.changes.incremental import BUSY_MS, IncrementalChange, writer
 
 #: How many keys are read at once: a query that is still open would keep others from writing.
 _AT_ONCE = 1000
-#: A vector that a search can use, by the rules of ``check``: of the usual length, finite, and not of no length. Single
-#: precision, in which sqlite-vec counts, does not do for a very long one.
-_USABLE = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :usual
-  THEN ifnull(CASE WHEN vec_distance_l2(e.vector_blob, zeroblob(:usual)) < 3e38
-                   THEN vec_distance_l2(e.vector_blob, zeroblob(:usual)) > 0
-                   ELSE has_norm(e.vector_blob) END, 0) ELSE 0 END"""
+#: A vector that a search can use, by the rules of ``check``: of the base's length, with a norm in single precision that
+#: is neither zero nor infinite: within the range of float32. The norm of a vector with a NaN is NULL.
+_USABLE = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :length
+  THEN ifnull(vec_distance_l2(e.vector_blob, zeroblob(:length)) BETWEEN 1e-46 AND 3.5e38, 0) ELSE 0 END"""
 #: Bodies of units; what is left of others is waste.
 _TEXTS = """SELECT DISTINCT t.embedding_text_hash AS hash FROM search_text t
    WHERE t.target_type = 'search_unit' AND t.kind = 'body' AND typeof(t.embedding_text_hash) = 'text'
@@ -73,13 +69,13 @@ class IndexScope:
         self.label = label
         self._growing = growing
         lengths = lengths_of(db)
-        stated = None if dimensions is None else 4 * dimensions
-        #: The length of its vectors in bytes: what the catalog says where there is any vector of that.
-        usual = stated if stated is not None and (lengths[stated] or not lengths) else usual_length(lengths)
-        #: Whether there are vectors, and none of them is as long as the catalog says.
-        self.is_at_odds = stated is not None and stated != usual
-        self.dimensions = usual // 4 if lengths or stated is not None else None
-        self._values: dict[str, Any] = {"usual": usual}
+        length = expected_length(lengths, dimensions)
+        #: Whether most vectors contradict the catalog's dimensions: which of them are right is then not known.
+        self.is_at_odds = contradicts(lengths, dimensions)
+        #: The dimensions that most vectors have; None where there are none.
+        self.usual_dimensions = expected_length(lengths, None) // 4 if lengths else None
+        self.dimensions = length // 4 if lengths or dimensions is not None else None
+        self._values: dict[str, Any] = {"length": length}
 
     def survey(self) -> Survey:
         """See :class:`~repair.backfill.scope.Scope`."""
@@ -191,7 +187,6 @@ def opened(
         else:
             db = stack.enter_context(sqlite.reading(path, vectors=True, beside_writers=True))
             db.set_busy_timeout(BUSY_MS)
-        db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
         opening.demand_identity(db, path, base_id if is_placed else None)
         # What could not be written is not to be paid for.
         untouched.demand_own_rules(db, path, ("embedding",))
@@ -204,12 +199,5 @@ def opened_empty(base_id: str, *, label: str, dimensions: int | None) -> Iterato
     """Give the scope of an index that is not built yet: it has no text."""
     with sqlite.in_memory() as db:
         sqlite.load_vectors(db)
-        db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
         opening.create(db, base_id, 0)
         yield IndexScope(db, name=base_id, label=label, dimensions=dimensions, growing=None)
-
-
-def _has_norm(*values: Any) -> int:
-    """Tell whether a vector has a finite norm that is not 0, in double precision."""
-    norm = math.hypot(*array("f", values[0]))
-    return int(math.isfinite(norm) and norm > 0)

@@ -77,7 +77,11 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
         return (self.path,)
 
     def demand_fit(self, scope: Scope) -> None:
-        """Refuse an index none of whose vectors is as long as the catalog, or the user, says."""
+        """Refuse an index most of whose vectors contradict the dimensions of the catalog, or of the user.
+
+        Raises:
+            Unfit
+        """
         if isinstance(scope, IndexScope) and scope.is_at_odds:
             who, advice = (
                 (tr("--dimensions says"), "")
@@ -88,7 +92,7 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
                 "{who} {dimensions} dimensions, the vectors have {dimensions2}{advice}",
                 who=who,
                 dimensions=self.dimensions,
-                dimensions2=scope.dimensions,
+                dimensions2=scope.usual_dimensions,
                 advice=advice,
             )
             raise Unfit(v2.BASE_DIMENSIONS, reason)

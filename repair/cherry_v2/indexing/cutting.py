@@ -5,12 +5,12 @@ The application cuts in its own way. It need not be the same: the ids of units f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from regraft.extras import needed
 from regraft.formats.cherry_v2.defaults import Settings
+from regraft.formats.cherry_v2.settings import unescaped_separator
 from regraft.language import tr
 from regraft.text import is_blank, utf16_len
 
@@ -20,9 +20,6 @@ _DELIMITER = "delimiter"
 _WINDOW, _UNITS_IN_WINDOW = 20_000, 8
 #: Where a window ends, by preference; behind its middle.
 _BREAKS = ("\n\n", "\n", " ")
-#: The application keeps a separator as it was typed.
-_ESCAPES = {"\\n": "\n", "\\r": "\r", "\\t": "\t", "\\\\": "\\"}
-_ESCAPE = re.compile(r"\\[nrt\\]")
 
 Span = tuple[int, int]
 
@@ -52,7 +49,7 @@ def separator_of(settings: Settings) -> str:
     """Return what stands between two units of a base that is cut at a separator, else nothing."""
     if settings.chunk_strategy != _DELIMITER:
         return ""
-    return _ESCAPE.sub(lambda found: _ESCAPES[found[0]], settings.chunk_separator)
+    return unescaped_separator(settings)
 
 
 def _pieces(text: str, settings: Settings) -> Iterator[Span]:

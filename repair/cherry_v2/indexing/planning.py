@@ -468,7 +468,9 @@ def _stored(db: apsw.Connection, content_hash: str) -> str | None:
     return text if isinstance(text, str) else None
 
 
-_MATERIALS = "SELECT material_id, relative_path FROM material"
+_MATERIALS = """SELECT material_id, relative_path FROM material m
+ WHERE EXISTS (SELECT 1 FROM content c WHERE c.content_hash = m.current_content_hash)
+    OR EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = m.material_id)"""
 _NO_UNITS = """SELECT m.material_id, m.relative_path, c.content_hash, c.text
   FROM material m JOIN content c ON c.content_hash = m.current_content_hash
  WHERE NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = m.material_id)

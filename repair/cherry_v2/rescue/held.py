@@ -12,6 +12,7 @@ from regraft.errors import ProfileUnknown, SourceUnreadable
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.formats.cherry_v2.index.opening import UNREADABLE, demand_identity
+from regraft.formats.cherry_v2.index.vector_lengths import expected_length, lengths_of
 from regraft.language import tr
 from repair.changes.store import Store
 
@@ -33,8 +34,13 @@ class Held(msgspec.Struct, frozen=True):
 _TABLES = ("material", "search_unit", "search_text", "embedding")
 
 
-def held_by(path: Path, base_id: str) -> Held | None:
-    """Look into the index of a base; None where no file is.
+def held_by(path: Path, base_id: str, dimensions: int | None) -> Held | None:
+    """Read what the index of a base holds; None where there is no file.
+
+    Args:
+        path: the index file.
+        base_id: the id of the base.
+        dimensions: those of the catalog; without them the vectors have the length that most of them have.
 
     Raises:
         RegraftError: it is damaged, of another version or base, or a log of it lies there alone.
@@ -52,10 +58,8 @@ def held_by(path: Path, base_id: str) -> Held | None:
             has_rows = any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").get is not None for table in _TABLES)
             rows = sqlite.lenient_rows(db, ("material_id", "relative_path"), "material")
             materials = {str(material): str(path) for material, path in rows}
-            length = db.execute(
-                "SELECT length(vector_blob) FROM embedding GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT 1"
-            ).get
-            return Held(has_rows, materials, length)
+            lengths = lengths_of(db)
+            return Held(has_rows, materials, expected_length(lengths, dimensions) if lengths else None)
     except UNREADABLE as error:
         raise SourceUnreadable(path=path, reason=error) from error
 

@@ -13,6 +13,7 @@ from checks.cherry_v2.catalog_rows import is_tombstone
 from migrators.pipeline.drafts import BaseDraft
 from regraft.errors import RegraftError, SourceNotMigratable
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
+from regraft.formats.cherry_v2.index.vector_lengths import stated_dimensions
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.language import tr
 from regraft.report import notices
@@ -102,7 +103,7 @@ def _stranded(store: Store, catalog: StoredCatalog) -> tuple[list[Base], list[Un
         one = store.stores.get(key)
         name = f"{store.bases}/{key}/.cherry/index.sqlite" if one is None else one.name
         try:
-            held = held_by(store.root / name, key)
+            held = held_by(store.root / name, key, stated_dimensions(row))
         except RegraftError as error:
             if _finding(row, items, Held()) is not None:
                 left.append(

@@ -42,7 +42,7 @@ def mended(row: Row, models: Collection[Any] | None, evidence: Evidence, model: 
 
 def dimensions(evidence: Evidence) -> Columns | str:
     """Return the dimensions that the vectors of a base have, or why that cannot be told."""
-    found = evidence.vectors()
+    found = evidence.vectors(by_majority=False)
     return {"dimensions": found} if found else tr("its vectors are not all of one length")
 
 

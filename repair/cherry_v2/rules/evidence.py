@@ -114,16 +114,21 @@ class Evidence:
             originals.add(name)
         return any(one.lower() in {original.lower() for original in originals} for one in beside)
 
-    def vectors(self) -> int | None:
-        """Return the length that all vectors have, in numbers, 0 where there is none; None where they differ.
+    def vectors(self, *, by_majority: bool = True) -> int | None:
+        """Return the dimensions that all vectors have, 0 where there are no vectors; None where they differ.
 
-        Those that the same run drops do not count.
+        Vectors that the same run drops do not count.
+
+        Args:
+            by_majority: whether the run drops vectors of another length than most have. It does where the catalog has
+                no dimensions to compare them with.
         """
         lengths = self._asked(_lengths)
         if lengths is None:
             return None
         if self._drops_lengths:
             lengths.pop(0, None)
+        if self._drops_lengths and by_majority:
             usual, count = max(lengths.items(), key=lambda one: one[1], default=(0, 0))
             lengths = {usual: count} if 2 * count > sum(lengths.values()) else lengths
         if len(lengths) > 1:

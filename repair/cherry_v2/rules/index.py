@@ -20,7 +20,7 @@ from checks.cherry_v2 import vectors
 from regraft import guarding, sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats import table_pages
-from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION, vector_lengths
 from regraft.language import tr
 from regraft.text import counted
 from repair.changes.plan import Action, RowsChange, Unresolved
@@ -82,7 +82,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     #: The id that the file's folder gives the base; None where no folder does.
     folder: str | None
-    #: Whether the base has a model, and the length of its vectors by the catalog; None where that is not known.
+    #: Whether the base has a model, and its dimensions by the catalog; None where that is not known.
     has_model: bool | None
     dimensions: int | None
     #: What the audit found, how often, and what of it is to be mended.
@@ -241,19 +241,21 @@ def _drop_vectors(job: Job, target: Target) -> Iterator[Action]:
     if not wanted:
         return
     db = job.db
-    lengths = vectors.lengths_of(db)
-    usual = vectors.usual_length(lengths)
-    is_sure = _is_sure(lengths, usual, target.dimensions)
-    for rid, _, _, _, flaw in vectors.judged(db, usual):
-        if flaw in wanted:
+    lengths = vector_lengths.lengths_of(db)
+    # The catalog gets the dimensions that all vectors have: no vector is of a wrong length then.
+    is_corrected = len(lengths) == 1 and job.wants(v2.BASE_DIMENSIONS)
+    dimensions = None if is_corrected else target.dimensions
+    reason = _why_lengths_are_kept(lengths, dimensions, is_chosen=target.is_partial)
+    for one in vectors.judge(db, vector_lengths.expected_length(lengths, dimensions)):
+        if one.finding in wanted:
             db.execute(
                 "INSERT INTO temp.m_vector SELECT rowid, ?1, ifnull(length(CAST(vector_blob AS BLOB)), 0)"
                 " FROM main.embedding WHERE rowid = ?2 AND (?3 OR typeof(vector_blob) <> 'blob'"
                 " OR length(vector_blob) = 0 OR length(vector_blob) % 4 <> 0)",
-                (flaw, rid, is_sure or flaw != v2.VECTOR_LENGTH),
+                (one.finding, one.rowid, reason is None or one.finding != v2.VECTOR_LENGTH),
             )
             if not db.changes():
-                job.leave(v2.VECTOR_LENGTH, tr("which of the lengths is the base's is not known"))
+                job.leave(v2.VECTOR_LENGTH, str(reason))
     for flaw, count, size in db.execute(
         "SELECT flaw, count(*), sum(bytes) FROM temp.m_vector GROUP BY flaw ORDER BY flaw"
     ):
@@ -269,11 +271,24 @@ def _drop_vectors(job: Job, target: Target) -> Iterator[Action]:
         )
 
 
-def _is_sure(lengths: Counter[int], usual: int, dimensions: int | None) -> bool:
-    """Tell whether the usual length of vectors is the base's: most have it, and none has another one of the catalog."""
-    if dimensions is not None and lengths[4 * dimensions] and usual != 4 * dimensions:
-        return False
-    return 2 * lengths[usual] > lengths.total()
+def _why_lengths_are_kept(lengths: Counter[int], dimensions: int | None, *, is_chosen: bool) -> str | None:
+    """Return why vectors of an unexpected length are kept; None where they can never be right, or were chosen by name.
+
+    Args:
+        lengths: the vectors by their length in bytes.
+        dimensions: those of the catalog; None where it has none.
+        is_chosen: whether the user named the finding.
+    """
+    if dimensions is None:
+        usual = vector_lengths.expected_length(lengths, None)
+        return None if 2 * lengths[usual] > lengths.total() else tr("which of the lengths is the base's is not known")
+    if is_chosen or not vector_lengths.contradicts(lengths, dimensions):
+        return None
+    return tr(
+        "most vectors do not have the {dimensions} dimensions of the catalog, so that all are kept; --only "
+        "embedding.length removes those without",
+        dimensions=dimensions,
+    )
 
 
 #: What mends can bring to light or settle besides what they are for: name, noun, reason, and how many rows.

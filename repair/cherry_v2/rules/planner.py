@@ -16,12 +16,13 @@ import apsw
 from msgspec import structs
 
 from checks.audit.collector import Level
-from checks.audit.findings import Finding
+from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import foreign_schema
 from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
+from regraft.formats.cherry_v2.index.vector_lengths import stated_dimensions
 from regraft.language import tr
 from regraft.report import notices
 from regraft.text import argument
@@ -30,7 +31,7 @@ from repair.changes.foreign_definitions import joined
 from repair.changes.found import Findings, by_base
 from repair.changes.plan import Plan, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2 import adopt, from_source, readable_paths, salvage
+from repair.cherry_v2 import adopt, attach, from_source, readable_paths, salvage
 from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
 from repair.cherry_v2.rules import catalog as rules_catalog
 from repair.cherry_v2.rules import definitions, index
@@ -44,20 +45,24 @@ _OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, *index.NAMES)
 #: Findings that are mended.
 NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
 #: Findings that are mended only where they are asked for by name.
-BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID, v2.INDEX_ORPHAN)
+BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID, v2.INDEX_ORPHAN, v2.VECTOR_UNEXPECTED)
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written.
 
     Raises:
-        WrongUsage: a folder that no row names is to be mended without ``adopt``, or with other findings.
+        WrongUsage: a folder that no row names is to be mended without ``adopt``, or with other findings; or vectors of
+            a base without a model, without ``model``, or with other findings.
     """
     if options.source is not None:
         return from_source.plan(store, options)
     adopt.demand_alone(options)
+    attach.demand_model(options)
     if options.adopt:
         return adopt.plan(store, options)
+    if v2.VECTOR_UNEXPECTED in options.only:
+        return attach.plan(store, options)
     # What only SQLite's own check sees is damage, too.
     level = Level.DEEP if options.salvage else Level.DEFAULT
     return _Planner(store, options, by_base(store.findings(level))).plan()
@@ -186,13 +191,12 @@ class _Planner:
     def _target(self, base: str, one: layout.Store, found: dict[str, int], renames: Renamed) -> Target:
         row = self._row(base)
         is_known = row is not None and row.get("status") == "completed"
-        dimensions = row.get("dimensions") if row is not None and is_known else None
         return Target(
             base=base,
             path=one.name,
             folder=base if one.base_id is not None and one.name.endswith(layout.INDEX_FILE) else None,
             has_model=row.get("embedding_model_id") is not None if row is not None and is_known else None,
-            dimensions=dimensions if isinstance(dimensions, int) else None,
+            dimensions=stated_dimensions(row),
             found=found,
             wanted=self._wanted,
             now_ms=self._options.now_ms,
@@ -283,8 +287,22 @@ class _Planner:
             paths = len(moved[base].materials) if base is not None and base in moved else 0
             others = (one for one in found if one.name not in NAMES and notices.at_least(one.severity, "warning"))
             self._plan.left += [
-                Unresolved.with_remedy(one, repair=one.repair) for one in others if not self._is_told(one, paths)
+                # What is said of these vectors names both choices.
+                Unresolved.of(one, one.message, repair=self._command_for(one))
+                if one.name == v2.VECTOR_UNEXPECTED
+                else Unresolved.with_remedy(one, repair=one.repair)
+                for one in others
+                if not self._is_told(one, paths)
             ]
+
+    def _command_for(self, finding: Finding) -> str | None:
+        """Return the command line that gives a base with unexpected vectors the model that the user says."""
+        model = self._options.model
+        if model is None:
+            return finding.repair
+        base = ("--base", str(finding.base)) if self._store.found.stores.is_whole else ()
+        words = (*FINDINGS[v2.VECTOR_UNEXPECTED].command, model, *base)
+        return shlex.join(["regraft", words[0], argument(self._store.path), *words[1:]])
 
     def _is_told(self, finding: Finding, paths: int) -> bool:
         """Tell whether a finding goes with what is mended of its base: so many materials get other ``paths``."""

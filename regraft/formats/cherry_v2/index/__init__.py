@@ -8,7 +8,6 @@ from regraft.formats.cherry_v2.index.schema import SCHEMA_VERSION
 from regraft.formats.cherry_v2.index.search import (
     Hit,
     bm25_hits,
-    dimensions_of,
     fused,
     hybrid_hits,
     vector_blob,
@@ -16,6 +15,7 @@ from regraft.formats.cherry_v2.index.search import (
 )
 from regraft.formats.cherry_v2.index.store import IndexStore
 from regraft.formats.cherry_v2.index.units import Unit
+from regraft.formats.cherry_v2.index.vector_lengths import dimensions_of
 from regraft.formats.cherry_v2.index.verify import verify, verify_full_text
 
 __all__ = [

@@ -66,12 +66,6 @@ def vector_blob(numbers: Sequence[float]) -> bytes:
     return struct.pack(f"<{len(numbers)}f", *numbers)
 
 
-def dimensions_of(db: apsw.Connection) -> int | None:
-    """Return how many numbers a vector of an index has, by its first vector; None where it has no vectors."""
-    size = db.execute("SELECT octet_length(vector_blob) FROM embedding LIMIT 1").get
-    return None if size is None else int(size) // 4
-
-
 # --- words ---------------------------------------------------------------------------------------------------------
 
 

@@ -69,7 +69,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
         rows: by the names of :data:`KINDS`.
         deleted: rows that were deleted before, and of which the file still had something.
         pages: how much of the file was read.
-        lacking: bodies without a vector, of a base that has any.
+        lacking: bodies without a vector.
         units: how many units each material has that has any, by id.
         partial: ids of those of them that lack some.
         traced: ids of materials of which anything is left, or was; None where that is not known of every one.
@@ -125,7 +125,7 @@ def tallied(db: apsw.Connection, reading: Reading, unnamed: Sequence[str]) -> Ta
         rows=rows,
         deleted=deleted,
         pages=PagesTally(pages=reading.file.pages, read=read, page_bytes=reading.file.page_size),
-        lacking=lacking if rows["embeddings"].about else 0,
+        lacking=lacking,
         units=units,
         partial=partial,
         traced=_traced(db) if is_told else None,
