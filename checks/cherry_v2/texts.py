@@ -108,9 +108,13 @@ def _contents(
         # Where offsets are wrong, they do not tell which part is in no unit.
         if has_units and not misplaced and separator is not None:
             wide = decode_utf8(text).encode("utf-16-le")
+
+            def slice_of(start: int, end: int, wide: bytes = wide) -> str:
+                return wide[2 * start : 2 * end].decode("utf-16-le", "replace")
+
             _missing(
                 _uncovered(db, rowid, len(wide) // 2),
-                lambda start, end, wide=wide: wide[2 * start : 2 * end].decode("utf-16-le", "replace"),
+                slice_of,
                 separator,
                 ledger,
                 base,

@@ -105,7 +105,11 @@ class TagMatcher:
 def _by_tags(db: apsw.Connection, query: str, count: int) -> Iterator[FoundRecord]:
     """Yield the records with the most matching tags; of equal numbers, the one updated last comes first."""
     matcher = TagMatcher(query)
-    db.create_scalar_function("regraft_matches", matcher.matches, 1, deterministic=True)
+
+    def matches(*names: Any) -> bool:
+        return matcher.matches(names[0])
+
+    db.create_scalar_function("regraft_matches", matches, 1, deterministic=True)
     ranked = db.execute(
         f"""SELECT r.rowid, count(DISTINCT n.tag_id) AS hits
               FROM {NOTE_TAGS} n JOIN {RECORDS} r ON r.source_id = n.source_id
@@ -116,7 +120,7 @@ def _by_tags(db: apsw.Connection, query: str, count: int) -> Iterator[FoundRecor
     for rowid, hits in ranked:
         for record in database.records(db, "r.rowid = ?", (rowid,)):
             matched = tuple(name for name in record.names if matcher.matches(name))
-            yield FoundRecord(record=record, score=float(hits), matched=matched)
+            yield FoundRecord(record=record, score=float(str(hits)), matched=matched)
 
 
 # --- by vector ------------------------------------------------------------------------------------------------------
