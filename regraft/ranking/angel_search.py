@@ -106,8 +106,8 @@ def _by_tags(db: apsw.Connection, query: str, count: int) -> Iterator[FoundRecor
     """Yield the records with the most matching tags; of equal numbers, the one updated last comes first."""
     matcher = TagMatcher(query)
 
-    def matches(*names: Any) -> bool:
-        return matcher.matches(names[0])
+    def matches(*names: apsw.SQLiteValue) -> bool:
+        return matcher.matches(str(names[0]))
 
     db.create_scalar_function("regraft_matches", matches, 1, deterministic=True)
     ranked = db.execute(
