@@ -53,17 +53,20 @@ def _problem(command: click.Command, words: tuple[str, ...]) -> str | None:
         found, rest, _ = command.make_parser(context).parse_args(list(words))
     except click.UsageError as error:
         return " ".join(error.format_message().split()).rstrip(".")
+    given = [one for one in command.get_params(context) if one.name in found]
     # What is no option is taken for a path.
-    paths = [found.get(one.name) for one in command.get_params(context) if isinstance(one, click.Argument)]
-    loose = [*rest, *(path for path in paths if isinstance(path, str)), *(["--"] if "--" in words else [])]
+    paths = (found[str(one.name)] for one in given if isinstance(one, click.Argument))
+    loose = [*rest, *(path for path in paths if isinstance(path, str)), *(word for word in words if word == "--")]
     if loose:
         return tr("{word} is no option", word=one_line(loose[0], LONGEST_NAME))
-    for option in command.get_params(context):
-        if option.name not in found or not isinstance(option, click.Option):
-            continue
-        name = max(option.opts, key=len)
-        if option.is_eager and option.is_flag and not option.expose_value:
-            return tr("{name} only shows something, and does nothing with a library", name=name)
-        if isinstance(option.type, click.Path) and name not in _READ:
-            return tr("{name} writes a file beside the libraries, which a fleet does not", name=name)
+    problems = (_problem_of(one) for one in given if isinstance(one, click.Option))
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _problem_of(option: click.Option) -> str | None:
+    name = max(option.opts, key=len)
+    if option.is_flag and option.is_eager and not option.expose_value:
+        return tr("{name} only shows something, and does nothing with a library", name=name)
+    if isinstance(option.type, click.Path) and name not in _READ:
+        return tr("{name} writes a file beside the libraries, which a fleet does not", name=name)
     return None

@@ -394,3 +394,28 @@ def test_windows_looks_for_programs_and_libraries_elsewhere(monkeypatch: pytest.
     told = os.environ.get(interpreters._NO_PROGRAMS)
     monkeypatch.undo()
     assert (asked, told) == (["kernel32", ""], "1")
+
+
+def test_a_module_run_as_python_runs_it_imports_nothing_after_its_first_line(tmp_path: Path) -> None:
+    """What Python imports before regraft begins is Python's own affair, and told in the documentation."""
+    mark = tmp_path / "mark"
+    plant(tmp_path / "all", mark)
+    (tmp_path / "here").mkdir()
+    for name in ("typing", "signal", "json", "gc", "multiprocessing", "click", "msgspec", "apsw", "numpy", "migrators"):
+        shutil.copy(tmp_path / "all" / f"{name}.py", tmp_path / "here")
+    done = run_in(
+        tmp_path / "here",
+        sys.executable,
+        "-m",
+        "regraft",
+        "migrate",
+        SAMPLE,
+        "--to",
+        "out",
+        "--jobs",
+        2,
+        "--yes",
+        "--json",
+    )
+    assert not mark.exists(), mark.read_text("utf-8")
+    assert bases_done(done).count("written") > 1
