@@ -382,7 +382,7 @@ def _wide_sizes(extra: bytes, size: int, packed: int) -> tuple[int, int] | None:
     while place + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, place)
         if kind == _EXTRA_64 and length >= 16:
-            return struct.unpack_from("<2Q", extra, place + 4)  # type: ignore[return-value]
+            return struct.unpack_from("<2Q", extra, place + 4)
         place += 4 + length
     return None
 

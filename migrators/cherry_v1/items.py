@@ -178,8 +178,9 @@ def _video(raw: dict[str, Any], context: Context, names: FreeNames) -> Content:
     for entry in content if isinstance(content, list) else ():
         known = _known_of_file(entry, context)
         file_id, extension = known.get("id"), known.get("ext")
-        wanted = next((sanitise(name) for name in (known.get("origin_name"), known.get("name")) if _is_text(name)), "")
-        if not _is_text(file_id) or not isinstance(extension, str) or not wanted:
+        called = [known[key] for key in ("origin_name", "name") if _is_text(known.get(key))]
+        wanted = sanitise(called[0]) if called else ""
+        if not isinstance(file_id, str) or not file_id or not isinstance(extension, str) or not wanted:
             continue
         upload = _upload(file_id, extension)
         if not _is_subtitle(known.get("type"), extension) or context.is_binary(upload):

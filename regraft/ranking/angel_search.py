@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import msgspec
@@ -105,8 +106,8 @@ class TagMatcher:
 def _by_tags(db: apsw.Connection, query: str, count: int) -> Iterator[FoundRecord]:
     """Yield the records with the most matching tags; of equal numbers, the one updated last comes first."""
     matcher = TagMatcher(query)
-    db.create_scalar_function("regraft_matches", matcher.matches, 1, deterministic=True)
-    ranked = db.execute(
+    db.create_scalar_function("regraft_matches", lambda *tags: matcher.matches(str(tags[0])), 1, deterministic=True)
+    ranked: list[Any] = db.execute(
         f"""SELECT r.rowid, count(DISTINCT n.tag_id) AS hits
               FROM {NOTE_TAGS} n JOIN {RECORDS} r ON r.source_id = n.source_id
              WHERE n.tag_id IN (SELECT id FROM {TAGS} WHERE regraft_matches(CAST(name AS TEXT)))
