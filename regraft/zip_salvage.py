@@ -246,12 +246,9 @@ class _Salvaging:
             return self._stored_with_descriptor(header)
         packed, size, crc = self._unpacked(header)
         end = header.data + packed
-        if header.flags & _HAS_DESCRIPTOR:
-            for stated_crc, stated_packed, stated_size, after in _descriptors(self._data, end):
-                if (stated_crc, stated_packed, stated_size) == (crc, packed, size):
-                    return packed, size, crc, after
-            if header.packed is None:
-                raise _Broken(tr("its bytes are not those that were packed"))
+        for *stated, after in _descriptors(self._data, end) if header.flags & _HAS_DESCRIPTOR else ():
+            if stated == [crc, packed, size]:
+                return packed, size, crc, after
         if (crc, size) != (header.crc, header.size):
             self._charge(packed + size)
             raise _Broken(tr("its bytes are not those that were packed"))

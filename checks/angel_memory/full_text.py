@@ -46,7 +46,7 @@ def damage(db: apsw.Connection) -> str | None:
                 return " ".join(str(message).split())
         differing: Any = db.execute(f"SELECT count(*) {DIFFERING}").get
     except (apsw.CorruptError, apsw.SQLError) as error:
-        if isinstance(error, apsw.CorruptError) and getattr(error, "extendedresult", None) != apsw.SQLITE_CORRUPT_VTAB:
+        if isinstance(error, apsw.CorruptError) and getattr(error, "extendedresult", 0) != apsw.SQLITE_CORRUPT_VTAB:
             raise
         return str(error)
     if differing:

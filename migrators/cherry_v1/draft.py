@@ -34,7 +34,7 @@ def draft_library(
     """
     named = [raw.get("model") for raw in state.bases if isinstance(raw, dict)]
     models = Models(state.providers, model_overrides, named)
-    context = item_rules.Context(state.files, state.notes, set(), is_binary)
+    context = item_rules.Context(files=state.files, notes=state.notes, migrated=set(), is_binary=is_binary)
     drafts: list[BaseDraft] = []
     skipped: list[SkippedBase] = []
     seen: set[str] = set()

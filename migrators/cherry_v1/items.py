@@ -175,27 +175,28 @@ def _video(raw: dict[str, Any], context: Context, names: FreeNames) -> Content:
         _Unusable: no file of the item reads as text.
     """
     content = raw.get("content")
-    for entry in content if isinstance(content, list) else ():
-        known = _known_of_file(entry, context)
-        file_id, extension = known.get("id"), known.get("ext")
-        called = (known.get("origin_name"), known.get("name"))
-        wanted = next((sanitise(name) for name in called if isinstance(name, str) and _is_text(name)), "")
-        if not isinstance(file_id, str) or not _is_text(file_id) or not isinstance(extension, str) or not wanted:
-            continue
-        upload = _upload(file_id, extension)
-        if not _is_subtitle(known.get("type"), extension) or context.is_binary(upload):
-            continue
-        source = next(
-            (known[key] for key in ("path", "name", "origin_name") if not is_blank(known.get(key))), raw["id"]
-        )
-        message = tr("the video is not carried; its subtitles {name} are, as a file", name=wanted)
-        return Content(
-            {"source": source, "relativePath": names.take(wanted)},
-            upload,
-            file_name=wanted,
-            notices=[Notice(code=notices.UNSUPPORTED_TYPE, message=message)],
-        )
-    raise _Unusable(notices.UNSUPPORTED_TYPE)
+    files = [_known_of_file(entry, context) for entry in content] if isinstance(content, list) else []
+    subtitles = next((known for known in files if _reads_as_text(known, context)), None)
+    if subtitles is None:
+        raise _Unusable(notices.UNSUPPORTED_TYPE)
+    named = (subtitles[key] for key in ("path", "name", "origin_name") if not is_blank(subtitles.get(key)))
+    source = next(named, raw["id"])
+    wanted = sanitise(next(subtitles[key] for key in ("origin_name", "name") if _is_text(subtitles.get(key))))
+    message = tr("the video is not carried; its subtitles {name} are, as a file", name=wanted)
+    return Content(
+        {"source": source, "relativePath": names.take(wanted)},
+        _upload(subtitles["id"], subtitles["ext"]),
+        file_name=wanted,
+        notices=[Notice(code=notices.UNSUPPORTED_TYPE, message=message)],
+    )
+
+
+def _reads_as_text(known: dict[str, Any], context: Context) -> bool:
+    """Whether a file of a video item has an id, a name and an extension, and holds subtitles."""
+    has_name = any(_is_text(known.get(key)) and sanitise(known[key]) for key in ("origin_name", "name"))
+    if not has_name or not _is_text(known.get("id")) or not isinstance(known.get("ext"), str):
+        return False
+    return _is_subtitle(known.get("type"), known["ext"]) and not context.is_binary(_upload(known["id"], known["ext"]))
 
 
 def _is_subtitle(kind: Any, extension: str) -> bool:

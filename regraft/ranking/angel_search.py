@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import msgspec
@@ -105,12 +106,8 @@ class TagMatcher:
 def _by_tags(db: apsw.Connection, query: str, count: int) -> Iterator[FoundRecord]:
     """Yield the records with the most matching tags; of equal numbers, the one updated last comes first."""
     matcher = TagMatcher(query)
-
-    def matches(*names: apsw.SQLiteValue) -> bool:
-        return matcher.matches(str(names[0]))
-
-    db.create_scalar_function("regraft_matches", matches, 1, deterministic=True)
-    ranked = db.execute(
+    db.create_scalar_function("regraft_matches", lambda *tags: matcher.matches(str(tags[0])), 1, deterministic=True)
+    ranked: list[Any] = db.execute(
         f"""SELECT r.rowid, count(DISTINCT n.tag_id) AS hits
               FROM {NOTE_TAGS} n JOIN {RECORDS} r ON r.source_id = n.source_id
              WHERE n.tag_id IN (SELECT id FROM {TAGS} WHERE regraft_matches(CAST(name AS TEXT)))
@@ -120,7 +117,7 @@ def _by_tags(db: apsw.Connection, query: str, count: int) -> Iterator[FoundRecor
     for rowid, hits in ranked:
         for record in database.records(db, "r.rowid = ?", (rowid,)):
             matched = tuple(name for name in record.names if matcher.matches(name))
-            yield FoundRecord(record=record, score=float(str(hits)), matched=matched)
+            yield FoundRecord(record=record, score=float(hits), matched=matched)
 
 
 # --- by vector ------------------------------------------------------------------------------------------------------

@@ -180,10 +180,6 @@ def test_only_a_data_folder_has_notes(tmp_path: Path) -> None:
     assert "a v1 backup" in refused("NotRecalled", run("recall", other, 0, "--json"))
 
 
-def test_a_data_folder_is_not_searched(store: AngelStore) -> None:
-    assert "regraft recall reads a note" in refused("NotSearchable", run("search", store.root, "plan", "--json"))
-
-
 def test_a_span_goes_forward() -> None:
     with pytest.raises(ValueError, match="line 3 comes after line 2"):
         Span(3, 2)
