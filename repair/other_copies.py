@@ -46,7 +46,7 @@ def with_copies(audit: Audit, found: Located, path: Path) -> Audit:
 
 def _is_meant(finding: Finding) -> bool:
     """Whether another copy may have what a finding is about, and no other command has to come first."""
-    is_grave = notices.at_least(finding.severity, "warning")
+    is_grave = notices.at_least(finding.severity, "warning") and not finding.is_beyond_repair
     words = [] if finding.repair is None else shlex.split(finding.repair)
     is_first = not words or words[1] == "backfill" or "--salvage" in words
     has_lost_tables = finding.name == v2.SCHEMA_MISSING and not words
