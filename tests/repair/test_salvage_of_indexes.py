@@ -182,7 +182,9 @@ def test_a_base_or_a_file_by_itself_is_found_by_its_place(target, place):
     damage = index(target).read_bytes()
     assert finding["repair"].startswith(f"regraft repair {named} --from ")
     assert run(*shlex.split(finding["repair"])[1:]).status == 0
-    assert rows_of(index(target)) == file.rows
+    assert {name: set(rows) for name, rows in rows_of(index(target)).items()} == {
+        name: set(rows) for name, rows in file.rows.items()
+    }
     assert run("undo", named).status == 0
     assert index(target).read_bytes() == damage
     assert run("repair", named, "--salvage").status == 0
