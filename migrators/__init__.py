@@ -3,7 +3,7 @@
 from migrators.pipeline.options import Options
 from migrators.pipeline.report import exit_status
 from migrators.pipeline.session import Migration
-from migrators.registry import migrate, pipeline_of, plan_only
+from migrators.registry import import_parquet, migrate, pipeline_of, plan_only
 from regraft.formats.cherry_v2.models import ModelOverrides, is_model_id, tidy_model_id
 from regraft.report.migration import MigrationReport, SourcePlan
 
@@ -14,6 +14,7 @@ __all__ = [
     "Options",
     "SourcePlan",
     "exit_status",
+    "import_parquet",
     "is_model_id",
     "migrate",
     "pipeline_of",

@@ -54,6 +54,11 @@ def pipeline_of(source: Located, *, adopt_orphans: bool = False) -> Pipeline:
     raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
 
 
+def import_parquet(paths: tuple[Path, ...], target: Path, options: Options, progress: Progress) -> Migration:
+    """Import files of ``regraft export`` into a library; see :func:`migrators.parquet.run.import_files`."""
+    return cast(Migration, import_module("migrators.parquet.run").import_files(paths, target, options, progress))
+
+
 def _loaded(system: str) -> Pipeline:
     """Return the pipeline of a package beside this module, which is loaded for it alone."""
     return cast(Pipeline, import_module(f"migrators.{system}").PIPELINE)

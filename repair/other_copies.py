@@ -46,9 +46,12 @@ def with_copies(audit: Audit, found: Located, path: Path) -> Audit:
 
 def _is_meant(finding: Finding) -> bool:
     """Whether another copy may have what a finding is about, and no other command has to come first."""
-    is_grave = notices.at_least(finding.severity, "warning")
+    is_grave = notices.at_least(finding.severity, "warning") and not finding.is_beyond_repair
     words = [] if finding.repair is None else shlex.split(finding.repair)
     is_first = not words or words[1] == "backfill" or "--salvage" in words
+    if finding.name == v2.NO_UNITS:
+        # The text is there: cutting it loses nothing.
+        return False
     has_lost_tables = finding.name == v2.SCHEMA_MISSING and not words
     return (finding.name in LACKING or has_lost_tables) and finding.base is not None and is_grave and is_first
 

@@ -56,17 +56,21 @@ def is_suggestible(path: str) -> bool:
     if not plain.strip() or "\0" in plain or len(plain) > _MOST_CHARACTERS:
         return False
     # Also ``\\server``, ``\\.\``, ``\\?\`` and ``\??\``.
-    if plain.startswith(("//", "/??")) or "://" in plain:
-        return False
+    is_elsewhere = plain.startswith(("//", "/??")) or "://" in plain
+    return not (is_elsewhere or _names_device(plain) or _is_below_system_folder(plain))
+
+
+def _names_device(plain: str) -> bool:
+    """Whether Windows takes a part of a path for a device, or what stands before its colon is no drive."""
     drive, rest = ntpath.splitdrive(plain)
-    if drive and not _DRIVE.fullmatch(drive):
-        return False
-    parts = [part for part in posixpath.normpath(rest).split("/") if part]
-    if any(_DEVICE.fullmatch(part) for part in rest.split("/")):
-        return False
-    is_absolute = rest.startswith("/") and not drive
+    is_odd = bool(drive) and not _DRIVE.fullmatch(drive)
+    return is_odd or any(_DEVICE.fullmatch(part) for part in rest.split("/"))
+
+
+def _is_below_system_folder(plain: str) -> bool:
+    parts = [part for part in posixpath.normpath(plain).split("/") if part]
     # A relative path that climbs may end at the root.
     below = [part.casefold() for part in parts if part != ".."]
-    if below[:2] == _SHARED_MEMORY and len(below) > len(_SHARED_MEMORY):
-        return True
-    return not ((is_absolute or parts[:1] == [".."]) and below and below[0] in _SYSTEM_FOLDERS)
+    is_memory = below[:2] == _SHARED_MEMORY and len(below) > len(_SHARED_MEMORY)
+    is_from_root = plain.startswith("/") or parts[:1] == [".."]
+    return is_from_root and not is_memory and bool(_SYSTEM_FOLDERS.intersection(below[:1]))

@@ -150,7 +150,9 @@ def test_the_repair_is_the_command_that_mends_it(store: Path) -> None:
     plant("no vector", store)
     repairs = {finding["name"]: finding["repair"] for finding in found(store)}
     assert repairs["schema.preview"] == f"regraft upgrade {store} --base {STRAY_BASE}"
-    assert repairs["embedding.missing"] == f"regraft backfill {store} --base {KB}"
+    assert repairs["embedding.missing"].startswith(f"regraft repair {store} --from ")
+    messages = {finding["name"]: finding["message"] for finding in found(store)}
+    assert messages["embedding.missing"].endswith(f"without that copy: regraft backfill {store} --base {KB}")
 
 
 def test_vectors_that_nobody_needs_are_not_made_anew(store: Path) -> None:

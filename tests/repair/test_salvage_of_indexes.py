@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -126,12 +127,13 @@ def test_without_the_word_it_is_left_and_offered(target):
     assert "salvaged" not in outcome.document
     assert left["reason"].endswith("texts and vectors can be salvaged with --salvage")
     (finding,) = about(target, "file.corrupt")
-    # The source of the migration is still there, and has all of it.
-    assert finding["repair"].startswith("regraft migrate ")
-    assert finding["message"].endswith(f"; without the source: {offered}")
+    # The ledger names the source of the migration, which has all of it.
+    assert finding["repair"].startswith(f"regraft repair {target} --from ")
+    assert finding["message"].endswith(f"; without that copy: {offered}")
     shutil.rmtree(target / ".regraft")
     (finding,) = about(target, "file.corrupt")
     assert finding["repair"] == offered
+    assert f"regraft repair {target} --from SOURCE --base {KB}" in finding["message"]
 
 
 def test_other_bases_are_left_alone(target):
@@ -156,7 +158,7 @@ def test_where_nothing_proves_itself_nothing_is_written(target, rest):
     shutil.rmtree(target / ".regraft", ignore_errors=True)
     (finding,) = about(target, "file.unreadable")
     assert finding["repair"] is None
-    assert finding["message"].endswith("nothing can be salvaged: holds nothing of a SQLite file")
+    assert "nothing can be salvaged: holds nothing of a SQLite file; where another copy" in finding["message"]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,16 @@ def test_a_base_or_a_file_by_itself_is_found_by_its_place(target, place):
     overwrite(index(target), 0, bytes(100))
     named = index(target) if place == "file" else target / "KnowledgeBase" / KB
     (finding,) = about(named, "file.unreadable")
-    assert (finding["base"], finding["repair"]) == (KB, f"regraft repair {named} --salvage")
+    assert finding["base"] == KB
+    assert finding["message"].endswith(f"regraft repair {named} --salvage")
+    damage = index(target).read_bytes()
+    assert finding["repair"].startswith(f"regraft repair {named} --from ")
+    assert run(*shlex.split(finding["repair"])[1:]).status == 0
+    assert {name: set(rows) for name, rows in rows_of(index(target)).items()} == {
+        name: set(rows) for name, rows in file.rows.items()
+    }
+    assert run("undo", named).status == 0
+    assert index(target).read_bytes() == damage
     assert run("repair", named, "--salvage").status == 0
     assert rows_of(index(target)) == file.rows
     assert run("check", named, "--deep").status == 0

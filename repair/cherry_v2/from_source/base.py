@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -132,11 +133,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         index = self.store.root / self.store.stores[self.key].name
         with sqlite.reading(index) as db:
             materials = {str(key): str(path) for key, path in db.execute(_MATERIALS)}
-            needs = _Needs(
-                items=[item for item in self.items if _has_text(item) and str(item.get("id")) not in materials],
-                contents=list(self._bad_contents(db)),
-                without_units=[str(key) for (key,) in db.execute(_WITHOUT_UNITS)],
-            )
+            needs = self._needs(db, materials)
             donors = Donors(list(self.bases.each(self.key, partial(self._gives, needs))))
             texts = self._texts(donors, is_replaced=False)
             texts.find_materials(db)
@@ -155,6 +152,13 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         if changes:
             self._made.changes.append(joined(changes))
         self._resolve(texts, wanted.count - count)
+
+    def _needs(self, db: apsw.Connection, materials: Collection[str]) -> _Needs:
+        return _Needs(
+            items=[item for item in self.items if _has_text(item) and str(item.get("id")) not in materials],
+            contents=list(self._bad_contents(db)),
+            without_units=[str(key) for (key,) in db.execute(_WITHOUT_UNITS)],
+        )
 
     def _bad_contents(self, db: apsw.Connection) -> Iterator[str]:
         """Yield the hashes of texts that are gone, and of those that are not what their hash says."""
@@ -196,35 +200,43 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         """Say what is still missing, with the command that makes it, and what must not be found again."""
         self._made.left += texts.left
         told = {one.finding for one in texts.left}
+        got = Counter(one.finding for one in texts.new)
         for finding in self.findings:
-            if finding.name in (v2.NO_UNITS, v2.ITEM_NO_MATERIAL):
-                got = sum(one.finding == finding.name for one in texts.new)
-                if got == finding.count and finding.name not in told:
-                    self._made.resolves.add((finding.name, self.key))
-                elif finding.name not in told:
-                    self._leave(finding, tr("{source} does not have all of it", source=shown(self.source)))
-        if lacking:
-            self._leave_vectors(lacking)
-        elif any(one.name == v2.VECTOR_MISSING for one in self.findings):
+            if finding.name not in {v2.NO_UNITS, v2.ITEM_NO_MATERIAL} - told:
+                continue
+            if got[finding.name] == finding.count:
+                self._made.resolves.add((finding.name, self.key))
+            else:
+                self._leave(finding, tr("{source} does not have all of it", source=shown(self.source)))
+        self._leave_vectors(lacking)
+        if not lacking and any(one.name == v2.VECTOR_MISSING for one in self.findings):
             self._made.resolves.add((v2.VECTOR_MISSING, self.key))
 
     # --- an index that is missing or damaged -------------------------------------------------------------------------
 
     def _rebuild(self, damaged: DamagedIndex | None) -> None:
-        remains = None if damaged is None else self._remains(damaged)
-        own = [] if remains is None else [self._own(remains)]
-        needs = _Needs(items=[item for item in self.items if _has_text(item)])
+        remains, own = self._remains(damaged)
+        needs = _Needs(items=list(filter(_has_text, self.items)))
         donors = Donors([*own, *self.bases.each(self.key, partial(self._gives, needs))])
         texts = self._texts(donors, is_replaced=damaged is not None)
         texts.find_items({})
         wanted = self._wanted()
         if self._model.id is not None:
-            for keys in _chunks(key for key, _ in texts.bodies()):
-                wanted.add(keys)
+            wanted.add_all(_chunks(key for key, _ in texts.bodies()))
         givers, count = self._givers(wanted, remains, donors, own)
-        if not donors.used and len(givers) == len(own) and needs.items:
+        is_given = donors.used or any(wanted.is_known_to(donor) for donor in givers if not donor.is_own)
+        if needs.items and not is_given:
             self._leave_all(tr("{source} has no text or vector of it", source=shown(self.source)))
             return
+        self._made.changes.append(self._new_index(texts, damaged, givers, count))
+        names = {v2.BASE_NO_INDEX, v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING}
+        self._made.resolves |= {(one.name, self.key) for one in self.findings if one.name in names}
+        self._made.left += texts.left
+        self._leave_vectors(wanted.count - count)
+
+    def _new_index(
+        self, texts: BaseTexts, damaged: DamagedIndex | None, givers: Sequence[Donor], count: int
+    ) -> FileChange:
         fill = partial(vectors.fill, donors=givers, model=self._model, count=count, now_ms=self._now)
 
         def make(new: Path) -> None:
@@ -233,16 +245,9 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         size = sum(one.bytes for one in texts.new) + count * self._model.bytes
         actions = tuple(self._index_actions(texts, count))
         if damaged is None:
-            change = FileChange(path=texts.index_name, actions=actions, make=make, bytes=size)
-        else:
-            self._made.read |= {name: files.stamp_of(self.store.root / name) for name in salvage.files_of(damaged)}
-            change = salvage.replacement(damaged, actions, make, size)
-        self._made.changes.append(change)
-        names = {v2.BASE_NO_INDEX, v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING}
-        self._made.resolves |= {(one.name, self.key) for one in self.findings if one.name in names}
-        self._made.left += texts.left
-        if wanted.count > count:
-            self._leave_vectors(wanted.count - count)
+            return FileChange(path=texts.index_name, actions=actions, make=make, bytes=size)
+        self._made.read |= {name: files.stamp_of(self.store.root / name) for name in salvage.files_of(damaged)}
+        return salvage.replacement(damaged, actions, make, size)
 
     def _index_actions(self, texts: BaseTexts, count: int) -> Iterator[Action]:
         taken = sum(one.is_donated for one in texts.new)
@@ -270,20 +275,18 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             now_ms=self._now,
         )
 
-    def _remains(self, damaged: DamagedIndex) -> Path | None:
-        """Return an index of what is left in the damaged file and proves itself; None where nothing does."""
+    def _remains(self, damaged: DamagedIndex | None) -> tuple[Path | None, list[Donor]]:
+        """Return an index of what is left in the damaged file and proves itself, and its donor; None: nothing is."""
+        if damaged is None:
+            return None, []
         new = self.options.keep.enter_context(durable.temporary_folder()) / "index.sqlite"
         try:
             with index_salvage.salvaged(damaged.path, damaged.expected) as found:
                 found.write(new, self._now)
         except (index_salvage.Refused, apsw.Error, OSError):
-            return None
-        return new
-
-    def _own(self, remains: Path) -> Donor:
-        return Donor.of(
-            remains, self.options.keep, base=self.key, row=self.row, raw=None, is_same_base=True, is_own=True
-        )
+            return None, []
+        donor = Donor.of(new, self.options.keep, base=self.key, row=self.row, raw=None, is_same_base=True, is_own=True)
+        return new, [donor]
 
     # --- what the source gives ---------------------------------------------------------------------------------------
 
@@ -307,22 +310,20 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             RepairSourceDiffers: only donors have some that may not give them.
         """
         agreed: list[Donor] = []
-        is_agreed, count = False, wanted.found_in(own, self._model.bytes)
-        refused: str | None = None
+        refused: list[str] = []
+        count = wanted.found_in(own, self._model.bytes)
         for donor in self.bases.each(self.key, lambda one: one.is_same_base or wanted.is_known_to(one)):
             reason = vectors.disagreement(self._model, donor, index) or self._unproven(donor, index, donors)
-            is_agreed = is_agreed or reason is None
-            is_known = wanted.is_known_to(donor)
-            if reason is None and is_known:
+            if reason is None:
                 agreed.append(donor)
                 count = wanted.found_in([*agreed, *own], self._model.bytes)
-                if count == wanted.count:
-                    break
-            elif refused is None and is_known:
-                refused = reason
-        if refused is not None and not is_agreed:
+            elif wanted.is_known_to(donor):
+                refused.append(reason)
+            if count == wanted.count:
+                break
+        if refused and not agreed:
             name = str(self.row.get("name") or self.key)
-            raise RepairSourceDiffers(path=self.source, base=name, reason=refused)
+            raise RepairSourceDiffers(path=self.source, base=name, reason=refused[0])
         return [*agreed, *own], count
 
     def _unproven(self, donor: Donor, index: Path | None, donors: Donors) -> str | None:
@@ -368,6 +369,8 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         return self._action("take-vectors", message, count, count * self._model.bytes, v2.VECTOR_MISSING)
 
     def _leave_vectors(self, count: int) -> None:
+        if not count:
+            return
         reason = tr(
             "{texts} without a vector: {source} has none of them",
             texts=counted(count, "text"),

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import migrators
-from migrators.parquet.run import import_files
 from regraft import links
 from regraft.errors import SourceNotMigratable, WrongUsage
 from regraft.formats.cherry_preview.libsql import Layout
@@ -39,7 +38,7 @@ def open_source(path: Path, store: Store, keep: ExitStack, now_ms: int) -> BaseS
     """
     if is_parquet(path):
         library = keep.enter_context(durable.temporary_folder()) / _LIBRARY
-        import_files((path,), library, migrators.Options(now_ms=now_ms), Silent())
+        migrators.import_parquet((path,), library, migrators.Options(now_ms=now_ms), Silent())
         return keep.enter_context(opened(library, None, (), "repair"))
     with located(path, None) as found:
         if not found.is_archive and _is_same(found.tree.path, store.root):

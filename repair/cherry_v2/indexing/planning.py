@@ -253,34 +253,44 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         taken = set(materials.values())
         names = self._names(taken)
         for item in self.items:
-            key = str(item.get("id"))
-            if item.get("status") != "completed" or key in materials or not _is_leaf(item):
-                continue
-            path = path_of(item)
-            finding = v2.ITEM_NOT_INDEXED if path is None and item.get("type") != "file" else v2.ITEM_NO_MATERIAL
-            try:
-                if self._take_donated(item, path, taken):
-                    continue
-                if self.donor is not None and (path is None or not self.is_missing):
-                    # An item without a path was never indexed.
-                    continue
-                found = text_of(item, self.raw)
-                spans = self._cut(found.text)
-                path = self._path(item, path, found.text, names, taken)
-            except WrongUsage as problem:
-                if self.donor is None:
-                    raise
-                self._leave(finding, str(problem), key)
-                continue
-            except NoText as reason:
-                if finding != v2.ITEM_NOT_INDEXED or not self.is_missing:
-                    self._leave(finding, str(reason), key)
-                continue
-            taken.add(path)
-            if found.guessed is not None:
-                self.guessed[path] = found.guessed
-            read = partial(_again, item=item, raw=self.raw)
-            self._add(finding, key, path, found.text, spans, read)
+            is_wanted = item.get("status") == "completed" and _is_leaf(item)
+            if is_wanted and str(item.get("id")) not in materials:
+                self._find_item(item, names, taken)
+
+    def _find_item(self, item: Row, names: FreeNames, taken: set[str]) -> None:
+        key, path = str(item.get("id")), path_of(item)
+        finding = v2.ITEM_NOT_INDEXED if path is None and item.get("type") != "file" else v2.ITEM_NO_MATERIAL
+        try:
+            if not self._take_donated(item, path, taken) and self._reads_raw_files(path):
+                self._take_raw(item, path, finding, names, taken)
+        except WrongUsage as problem:
+            if self.donor is None:
+                raise
+            self._leave(finding, str(problem), key)
+        except NoText as reason:
+            # In a new index, a note that was never indexed lacks nothing.
+            if finding != v2.ITEM_NOT_INDEXED or not self.is_missing:
+                self._leave(finding, str(reason), key)
+
+    def _reads_raw_files(self, path: str | None) -> bool:
+        """Whether the text of an item is read from its file; without a path it was never indexed."""
+        return self.donor is None or (self.is_missing and path is not None)
+
+    def _take_raw(self, item: Row, path: str | None, finding: str, names: FreeNames, taken: set[str]) -> None:
+        """Take the text of an item from its file, or from its row.
+
+        Raises:
+            NoText: there is none.
+            WrongUsage: what reads or cuts it is not installed.
+        """
+        found = text_of(item, self.raw)
+        spans = self._cut(found.text)
+        path = self._path(item, path, found.text, names, taken)
+        taken.add(path)
+        if found.guessed is not None:
+            self.guessed[path] = found.guessed
+        read = partial(_again, item=item, raw=self.raw)
+        self._add(finding, str(item.get("id")), path, found.text, spans, read)
 
     def _take_donated(self, item: Row, path: str | None, taken: set[str]) -> bool:
         """Take the text of an item from the donor; False where the donor has none, or the item has no path yet.
