@@ -18,7 +18,7 @@ from radon.complexity import cc_visit, sorted_results
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("regraft", "migrators", "checks", "repair")
 #: A block with more ways through it is complex, and one with more lines is long.
-COMPLEX, LONG_FUNCTION, LONG_FILE = 10, 60, 500
+COMPLEX, LONG_FUNCTION, LONG_FILE = 10, 60, 900
 #: Positional arguments with which a record is no longer readable where it is made.
 POSITIONAL = 4
 

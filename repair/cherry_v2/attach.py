@@ -122,7 +122,7 @@ def _attached(
     problem = problem_with(model, dimensions, catalog, base)
     if problem is not None:
         raise ModelUnfit(problem)
-    actions = []
+    actions: list[Action] = []
     if not any(one.action == "insert-model" for one in before):
         providers = {one.get("provider_id") for one in catalog.providers or ()}
         actions += insert_model(
