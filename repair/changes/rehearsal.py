@@ -66,8 +66,8 @@ def rehearse(store: Store, run: Callable[[Path], ChangeReport], progress: Progre
                 progress.step(1, size)
         with looking(store):
             _copy_times(store.root, copy, files)
-        named = store.path.absolute()
-        inside = named.relative_to(store.root) if named.is_relative_to(store.root) else Path()
+        named, root = store.path.absolute(), store.root.absolute()
+        inside = named.relative_to(root) if named.is_relative_to(root) else Path()
         try:
             report = run(copy / inside)
         except RegraftError as error:
