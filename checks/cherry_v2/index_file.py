@@ -264,7 +264,7 @@ class _Audit:
                 self._add(v2.PATH_CLASH, message, noun="material", sample=path)
             seen.add(folded)
             content_hash = None if content is None else named(content)
-            materials.append(Material(named(key), whole, content_hash, bool(empty)))
+            materials.append(Material(id=named(key), path=whole, content_hash=content_hash, is_empty=bool(empty)))
         self._index.materials = materials
 
     # --- what takes time ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -108,17 +109,12 @@ def _contents(
         # Where offsets are wrong, they do not tell which part is in no unit.
         if has_units and not misplaced and separator is not None:
             wide = decode_utf8(text).encode("utf-16-le")
+            gaps = _uncovered(db, rowid, len(wide) // 2)
+            _missing(gaps, partial(_decoded, wide), separator, ledger, base)
 
-            def slice_of(start: int, end: int, wide: bytes = wide) -> str:
-                return wide[2 * start : 2 * end].decode("utf-16-le", "replace")
 
-            _missing(
-                _uncovered(db, rowid, len(wide) // 2),
-                slice_of,
-                separator,
-                ledger,
-                base,
-            )
+def _decoded(wide: bytes, start: int, end: int) -> str:
+    return wide[2 * start : 2 * end].decode("utf-16-le", "replace")
 
 
 def _missing(

@@ -576,6 +576,16 @@ def copy_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> N
                 copy_file(file, target / file.relative_to(source))
 
 
+def make_link(target: Path, goal: str) -> None:
+    """Make a symbolic link to ``goal`` where nothing is.
+
+    Raises:
+        OSError: it cannot be made, on some systems never.
+    """
+    with areas.parent(target) as (folder, name):
+        os.symlink(goal, name, dir_fd=folder)
+
+
 def copy_mode(source: Path, target: Path) -> None:
     """Give ``target`` the rights of ``source``."""
     mode = stat.S_IMODE(long_paths.stat(source).st_mode)

@@ -23,6 +23,7 @@ from regraft.ledger.ledger import FOLDER
 from regraft.report.progress import Progress, human_bytes, stage
 from repair.changes.plan import Action, Unresolved
 from repair.changes.report import ChangeReport
+from repair.changes.session import looking
 from repair.changes.store import Store
 
 E = TypeVar("E", Action, Unresolved)
@@ -46,10 +47,12 @@ def rehearse(store: Store, run: Callable[[Path], ChangeReport], progress: Progre
     Raises:
         NotEnoughSpace: the temporary folder is too small for a copy.
         PlanOutdated: the store was written to while it was copied.
+        SourceUnreadable: a file of it cannot be read.
         RegraftError: the run is refused, as it would be for the store.
     """
-    files = list(_files(store))
-    sizes = [path.lstat().st_size for path in files]
+    with looking(store):
+        files = list(_files(store))
+        sizes = [path.lstat().st_size for path in files]
     temporary = durable.temporary_place()
     free = shutil.disk_usage(temporary).free
     if free < _ROOM * sum(sizes):
@@ -58,11 +61,13 @@ def rehearse(store: Store, run: Callable[[Path], ChangeReport], progress: Progre
         copy = folder / (store.root.absolute().name or "store")
         with stage(progress, tr("Copying"), len(files), "files"):
             for path, size in zip(files, sizes, strict=True):
-                _copy(path, copy / path.relative_to(store.root), store.root)
+                with looking(store):
+                    _copy(path, copy / path.relative_to(store.root), store.root)
                 progress.step(1, size)
-        _copy_times(store.root, copy)
-        named = store.path.absolute()
-        inside = named.relative_to(store.root) if named.is_relative_to(store.root) else Path()
+        with looking(store):
+            _copy_times(store.root, copy, files)
+        named, root = store.path.absolute(), store.root.absolute()
+        inside = named.relative_to(root) if named.is_relative_to(root) else Path()
         try:
             report = run(copy / inside)
         except RegraftError as error:
@@ -85,15 +90,17 @@ def _files(store: Store) -> Iterator[Path]:
 
 
 def _below(path: Path) -> Iterator[Path]:
-    if path.is_symlink() or not path.is_dir():
-        if path.is_symlink() or path.is_file():
-            yield path
-        return
-    inside = sorted(path.iterdir())
-    if not inside:
-        yield path
-    for entry in inside:
-        yield from _below(entry)
+    """Yield a file, or what a folder of any depth has in it: files, links and empty folders."""
+    waiting = [path]
+    while waiting:
+        place = waiting.pop()
+        if place.is_symlink() or place.is_file():
+            yield place
+        elif place.is_dir():
+            inside = sorted(place.iterdir(), reverse=True)
+            waiting += inside
+            if not inside:
+                yield place
 
 
 def _names(store: Store) -> set[str] | None:
@@ -113,25 +120,28 @@ def _names(store: Store) -> set[str] | None:
 
 
 def _copy(path: Path, target: Path, root: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
+    durable.make_folders(target.parent, flush=False)
     if path.is_symlink():
         goal = os.path.realpath(path.parent / os.readlink(path))  # noqa: PTH115 - a junction's goal as it is stored
         inside = Path(goal).is_relative_to(root.resolve())
-        target.symlink_to(os.readlink(path) if inside else goal)  # noqa: PTH115
+        durable.make_link(target, os.readlink(path) if inside else goal)  # noqa: PTH115
         return
     if path.is_dir():
-        target.mkdir()
+        durable.make_folders(target, flush=False)
         return
     before = steady.mark_of(path)
-    shutil.copy2(path, target)
+    durable.copy_file(path, target)
+    durable.copy_times(path, target)
     if steady.mark_of(path) != before:
         raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
 
 
-def _copy_times(root: Path, copy: Path) -> None:
-    """Give folders the times that they have in the store: ages are compared with them."""
-    for folder, _, _ in os.walk(copy, topdown=False):
-        shutil.copystat(root / Path(folder).relative_to(copy), folder)
+def _copy_times(root: Path, copy: Path, files: list[Path]) -> None:
+    """Give the folders of files the times that they have in the store: ages are compared with them."""
+    folders = {folder for path in files for folder in (path, *path.parents) if folder.is_relative_to(root)}
+    for folder in sorted(folders, key=lambda one: len(one.parts), reverse=True):
+        if folder.is_dir() and not folder.is_symlink():
+            durable.copy_times(folder, copy / folder.relative_to(root))
 
 
 def _named_as_in(one: E, copy: Path, root: Path) -> E:

@@ -6,8 +6,11 @@ have (``docs/findings.md``, "v2 data").
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import apsw
 
+from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.attaching import problem_with
 from regraft import sqlite
@@ -55,6 +58,38 @@ def plan(store: Store, options: RepairOptions) -> Plan:
         SourceUnreadable: the catalog cannot be read.
         ProfileUnknown: the catalog is of another time than this regraft.
     """
+    place = _catalog_name(store)
+    catalog = catalog_of(store, data=False)
+    rows = {base_key(row): row for row in catalog.bases}
+    made = Plan()
+    statements = Statements(store.root / place)
+    actions: list[Action] = []
+    for base, findings in by_base(store.findings()).items():
+        found = [one for one in findings if one.name == v2.VECTOR_UNEXPECTED]
+        if base not in rows or not found:
+            continue
+        try:
+            _demand_undamaged(findings)
+            dimensions = _dimensions(store, base)
+            attached = _attached(
+                store, catalog, rows[base], str(options.model), dimensions, statements, options.now_ms, actions
+            )
+        except (ModelUnfit, apsw.Error, OSError, UnicodeDecodeError) as reason:
+            made.left += [Unresolved.of(one, str(reason)) for one in found]
+            continue
+        actions += attached
+        made.resolves.add((v2.VECTOR_UNEXPECTED, base))
+    if actions:
+        made.changes.append(rehearsed(statements, place, actions, (*TABLES, PROVIDERS)))
+    return made
+
+
+def _catalog_name(store: Store) -> str:
+    """Return the name of the store's catalog.
+
+    Raises:
+        NotChanged: there is none.
+    """
     if store.catalog is None:
         raise NotChanged(
             path=store.path,
@@ -62,27 +97,17 @@ def plan(store: Store, options: RepairOptions) -> Plan:
             command="repair",
             advice=tr("give the library or profile that it is of"),
         )
-    catalog = catalog_of(store, data=False)
-    model = str(options.model)
-    made = Plan()
-    statements = Statements(store.root / store.catalog)
-    actions: list[Action] = []
-    for base, findings in by_base(store.findings()).items():
-        row = next((row for row in catalog.bases if base_key(row) == base), None)
-        found = [one for one in findings if one.name == v2.VECTOR_UNEXPECTED]
-        if base is None or row is None or not found:
-            continue
-        try:
-            if any(one.name in _DAMAGE for one in findings):
-                raise ModelUnfit(tr("its index is damaged, or of another layout: repair that first"))  # noqa: TRY301
-            dimensions = _dimensions(store, base)
-            actions += _attached(store, catalog, row, model, dimensions, statements, options.now_ms, actions)
-            made.resolves.add((v2.VECTOR_UNEXPECTED, base))
-        except (ModelUnfit, apsw.Error, OSError, UnicodeDecodeError) as reason:
-            made.left += [Unresolved.of(one, str(reason)) for one in found]
-    if actions:
-        made.changes.append(rehearsed(statements, store.catalog, actions, (*TABLES, PROVIDERS)))
-    return made
+    return store.catalog
+
+
+def _demand_undamaged(findings: Iterable[Finding]) -> None:
+    """Refuse a base whose index does not tell what its vectors are.
+
+    Raises:
+        ModelUnfit
+    """
+    if any(one.name in _DAMAGE for one in findings):
+        raise ModelUnfit(tr("its index is damaged, or of another layout: repair that first"))
 
 
 def _dimensions(store: Store, base: str) -> int:

@@ -213,12 +213,19 @@ def test_single_databases(tmp_path: Path, tables: str, kind: Kind) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("cherrystudio.sqlite", Kind.V2_PROFILE), ("catalog.sqlite", Kind.LIBRARY), ("renamed.db", Kind.LIBRARY)],
+    [("cherrystudio.sqlite", Kind.V2_PROFILE), ("catalog.sqlite", Kind.LIBRARY)],
 )
 def test_a_catalog_stands_for_its_folder(tmp_path: Path, name: str, kind: Kind) -> None:
     path = database(tmp_path / "home", name, "catalog")
     found = find(path)
     assert (found.kind, found.path, found.tree.path) == (kind, path.parent, path.parent)
+
+
+def test_a_catalog_of_another_name_stands_for_itself(tmp_path: Path) -> None:
+    path = database(tmp_path / "home", "renamed.db", "catalog")
+    found = find(path)
+    assert (found.kind, found.path, found.tree.path) == (Kind.LIBRARY, path, path.parent)
+    assert (found.stores.catalog, found.stores.is_copy) == ("renamed.db", True)
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,17 @@ def test_the_dry_run_shows_what_is_done(store: Path) -> None:
     assert str(root) not in json.dumps(planned.document["actions"])
 
 
+@pytest.mark.parametrize("make", [memory, notes])
+def test_a_relative_path_will_do(make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make(tmp_path / "store")
+    monkeypatch.chdir(tmp_path)
+    place = store.relative_to(tmp_path)
+    planned = run("fix", place, "--dry-run", "--json", "--now", NOW).document
+    done = run("fix", place, "--yes", "--json", "--now", NOW).document
+    assert plain(planned) == plain(done)
+    assert sentences(planned) == sentences(done)
+
+
 @pytest.mark.parametrize(("make", "least"), [(memory, 1), (memory_with_more_tags, 2)])
 def test_tags_that_are_announced_are_those_that_go(make: Callable[[Path], Path], least: int, tmp_path: Path) -> None:
     root = make(tmp_path)
