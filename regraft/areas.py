@@ -16,15 +16,21 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from regraft import long_paths
 from regraft.boundary_errors import LinkInStore, OutsideStore
 
 #: Whether the system acts relative to an open folder. Windows does not: there the look comes right before the act.
 BY_HANDLE = {os.mkdir, os.open, os.rename, os.rmdir, os.stat, os.unlink, os.link} <= os.supports_dir_fd
+#: The module for locks and full flushes; None where the system has none of it, as Windows.
+fcntl: Any = None
+with suppress(ImportError):
+    fcntl = import_module("fcntl")
 _FOLDER = (
     getattr(os, "O_PATH", os.O_RDONLY)
     | getattr(os, "O_DIRECTORY", 0)

@@ -16,6 +16,8 @@ _PREFIX, _UNC = "\\\\?\\", "\\\\?\\UNC\\"
 #: The longest path that the system takes as it is, in characters; None: it has no such limit. A folder has to leave
 #: room for a name of twelve characters.
 LIMIT: int | None = 247 if os.name == "nt" else None
+#: The longest path of a file that Windows takes as it is.
+_LONGEST = 259
 #: ERROR_FILENAME_EXCED_RANGE of Windows.
 _TOO_LONG = 206
 
@@ -46,14 +48,43 @@ def plain(path: str) -> str:
     return path.removeprefix(_PREFIX)
 
 
-def is_refusal(error: OSError, path: PurePath) -> bool:
-    """Whether the system failed because a path, or a name in it, is too long.
+def is_refusal(error: OSError) -> bool:
+    """Whether the system failed because a path, or a name in it, is too long."""
+    return error.errno == errno.ENAMETOOLONG or getattr(error, "winerror", None) == _TOO_LONG
 
-    Windows says of such a path that it does not exist.
-    """
-    if error.errno == errno.ENAMETOOLONG or getattr(error, "winerror", None) == _TOO_LONG:
-        return True
-    return isinstance(error, FileNotFoundError) and LIMIT is not None and len(str(path)) > LIMIT
+
+def is_refused_write(error: OSError, path: PurePath) -> bool:
+    """Whether a file could not be made because its path is too long; Windows may say that it is not there."""
+    return is_refusal(error) or (isinstance(error, FileNotFoundError) and len(str(path)) > _LONGEST)
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether a file is there, as far as folders list it, at a path that is too long for the system to look at."""
+    try:
+        lstat(path)
+    except OSError as error:
+        return is_refused_write(error, path) and _is_listed(path)
+    except ValueError:  # a NUL in the name
+        pass
+    return False
+
+
+def _is_listed(path: Path) -> bool:
+    try:
+        return path.name in names_in(path.parent)
+    except OSError:
+        return path.parent != path and _is_listed(path.parent)
+
+
+def takes(path: Path, folder: Path) -> bool:
+    """Whether the system takes a path below a folder that is there; the path itself need not exist."""
+    for one in (path, *(folder / name for name in path.relative_to(folder).parts)):
+        try:
+            lstat(one)
+        except OSError as error:
+            if is_refusal(error):
+                return False
+    return True
 
 
 def lstat(path: str | PurePath) -> os.stat_result:

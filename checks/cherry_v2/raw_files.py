@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +16,7 @@ from regraft.formats.cherry_v2 import okf
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.language import tr
-from regraft.names import MAX_NAME_BYTES, NO_TEXT_EXTENSIONS
+from regraft.names import NO_TEXT_EXTENSIONS
 from regraft.report.notices import Severity
 from regraft.text import decode_utf8, is_blank, whole
 
@@ -146,8 +145,7 @@ def _materials_on_disk(
         if not has_file(material):
             continue
         path = raw / material.path
-        if _is_too_long(path):
-            # Whether it is there, the system does not tell.
+        if long_paths.is_hidden(path):
             ledger.not_checked.append(
                 tr("{base}: {path}: its path is too long for this system", base=base, path=material.path)
             )
@@ -179,18 +177,6 @@ def _is_file(path: Path) -> bool:
         return long_paths.is_file(path)
     except OSError:
         return False  # a name that no disk takes
-
-
-def _is_too_long(path: Path) -> bool:
-    try:
-        long_paths.lstat(path)
-    except OSError as error:
-        # A name that no file system takes is one of no file.
-        is_name = max(len(os.fsencode(part)) for part in path.parts) > MAX_NAME_BYTES
-        return not is_name and long_paths.is_refusal(error, path)
-    except ValueError:
-        return False
-    return False
 
 
 def _is_changed(path: Path, material: Material) -> bool:

@@ -213,7 +213,7 @@ class _Carrier:
     def _demand_too_long(self, error: OSError, path: str, item: ItemPlan) -> None:
         """Note that the system takes no file of such a path; raise what else it failed with."""
         target = self._raw / path
-        if not long_paths.is_refusal(error, target):
+        if not long_paths.is_refused_write(error, target):
             raise error
         message = tr(
             "{path}: the system takes no path of {count} characters; the item stays searchable, but cannot be "

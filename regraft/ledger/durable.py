@@ -14,7 +14,6 @@ import errno
 import os
 import shutil
 import stat
-import sys
 import tempfile
 import time
 import zipfile
@@ -25,9 +24,6 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, TextIO, cast
 
 from regraft import areas, links, long_paths
-
-if sys.platform != "win32":
-    import fcntl
 
 #: Virus scanners and indexers on Windows hold a new file for a moment: a refused rename or removal is tried so often.
 REPLACE_TRIES = 8
@@ -80,9 +76,10 @@ def flush(descriptor: int) -> None:
 
     On macOS ``fsync`` leaves them in the cache of the disk; ``F_FULLFSYNC`` empties that, on file systems that know it.
     """
-    if sys.platform != "win32" and hasattr(fcntl, "F_FULLFSYNC"):
+    full = getattr(areas.fcntl, "F_FULLFSYNC", None)
+    if full is not None:
         try:
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            areas.fcntl.fcntl(descriptor, full)
         except OSError as error:
             if error.errno in NO_ROOM or error.errno == errno.EIO:
                 raise

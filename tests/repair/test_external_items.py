@@ -149,3 +149,25 @@ def test_they_are_packed_and_come_out_of_the_pack(newer: Path, tmp_path: Path) -
     assert install(pack, older, "--external-as-files").status == 1
     assert "external" not in types(older)
     assert database(older).is_file()
+
+
+def test_what_the_application_linked_to_them_meanwhile_is_not_deleted_with_them(made: Path, tmp_path: Path) -> None:
+    """Taking an installation back would delete a source of the user's, and a document refers to an item."""
+    store = profile(tmp_path / "profile", "external")
+    assert install(made, store).status == 0
+    [(item,)] = query(store, f"SELECT id FROM knowledge_item WHERE base_id = '{KB}' AND type = 'file' LIMIT 1")
+    account = "('c', 'feishu', 'app', 'custom-app', 'connected', 'key', '[]', NULL, 1, 1)"
+    space = f"('s', '{KB}', 'c', 'feishu', 't', 'sp', '{{}}', 'S', 'active', 0, 1, 1)"
+    document = f"('d', 's', 'r', 'n', '[]', 'Lamp', 'https://acme.example/d/1', 1, 'active', '{item}', 1, 1)"
+    changed(
+        store,
+        f"INSERT INTO external_knowledge_connection VALUES {account}",
+        f"INSERT INTO external_knowledge_source VALUES {space}",
+    )
+    for more in ((), (f"INSERT INTO external_knowledge_document VALUES {document}",)):
+        changed(store, *more)
+        before = dump(store)
+        refused = run("undo", store, "-y")
+        assert refused.status == 2
+        assert "nothing was taken back" in refused.stderr
+        assert dump(store) == before

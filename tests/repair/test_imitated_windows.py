@@ -246,3 +246,31 @@ def test_a_file_at_a_path_that_cannot_be_looked_at_is_not_called_missing(
     [missing] = [one for one in document["findings"] if one["name"] == "raw.missing"]
     assert missing["count"] == 1
     assert "nnn.txt: its path is too long for this system" in json.dumps(document)
+
+
+def test_a_missing_file_at_a_long_path_is_still_called_missing(tmp_path: Path) -> None:
+    source = a_source(tmp_path, ("n" * 150 + ".txt", "lamp.txt"))
+    library = deep(tmp_path, 140) / "library"
+    assert run("migrate", source, "--to", library, "--json", "--now", NOW).status == 0
+    next((library / "KnowledgeBase").glob("*/raw/n*.txt")).unlink()
+    with imitated():
+        document = run("check", library, "--json", "--now", NOW).document
+    [missing] = [one for one in document["findings"] if one["name"] == "raw.missing"]
+    assert missing["count"] == 1
+    assert "too long" not in json.dumps(document)
+
+
+def test_a_base_with_a_name_that_the_profile_cannot_take_stays_out_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, library = a_source(tmp_path, ("n" * 100 + ".txt", "lamp.txt")), tmp_path / "library"
+    assert run("migrate", source, "--to", library, "--json", "--now", NOW).status == 0
+    profile = profiles.profile(deep(tmp_path / "p", 150) / "profile")
+    before = files(profile)
+    with imitated():
+        monkeypatch.setattr(imitated_windows.long_paths, "extended", os.fspath)
+        outcome = run("install", library, "--profile", profile, "--now", NOW, "--json")
+    assert outcome.status == 1, outcome
+    [left] = outcome.document["left"]
+    assert f"its file raw/{'n' * 100}.txt has a path in the profile that is too long" in left["reason"]
+    assert files(profile) == before

@@ -16,7 +16,6 @@ import os
 import shutil
 import stat
 import sys
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ from typing import Any
 import pytest
 
 from regraft import areas, long_paths, sqlite, workers
-from regraft.formats.redb import holding, pages
 from regraft.ledger import durable
 
 #: The longest path, in characters, without the prefix.
@@ -232,13 +230,8 @@ def _no_handle(windows: Windows, real: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _patch_modules(patch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    without = types.SimpleNamespace(flock=unknown, fcntl=unknown, LOCK_SH=1, LOCK_EX=2, LOCK_NB=4, LOCK_UN=8)
     patch.setitem(sys.modules, "fcntl", None)
-    for module in (durable, holding, pages):
-        patch.setattr(module, "fcntl", without)
+    patch.setattr(areas, "fcntl", None)
     patch.setattr(areas, "BY_HANDLE", False)
     patch.setattr(long_paths, "LIMIT", 247)
     patch.setattr(durable.time, "sleep", lambda _: None)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from regraft import links
+from regraft import areas, links
 from regraft.formats.redb.errors import RedbError, RedbInUse
-
-if sys.platform != "win32":
-    import fcntl
 
 
 @contextmanager
@@ -40,10 +36,10 @@ def held(path: Path) -> Iterator[None]:
 
 def _lock(descriptor: int, path: Path) -> None:
     try:
-        if sys.platform == "win32":
+        if areas.fcntl is None:
             os.read(descriptor, 1)  # what is locked is refused
         else:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            areas.fcntl.flock(descriptor, areas.fcntl.LOCK_SH | areas.fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise RedbInUse(path=path) from error

@@ -11,13 +11,11 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+from regraft import areas
 from regraft.formats.redb.damage import Malformed
 from regraft.formats.redb.errors import NotRedb, RedbChanged, RedbError, RedbInUse, RedbTooShort
 from regraft.formats.redb.header import HEADER_BYTES, MAGIC, Layout
 from regraft.language import tr
-
-if sys.platform != "win32":
-    import fcntl
 
 _ORDER_AT, _REGION_AT = 59, 20
 _FIELD = 0xFFFFF
@@ -133,16 +131,16 @@ def _opened(path: Path) -> FileIO:
 
 def _probe(file: FileIO, path: Path) -> None:
     """See that no other program has the file open: redb locks it as long as it does."""
-    if sys.platform == "win32":
+    if areas.fcntl is None:
         return  # reading what is locked is refused there
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        areas.fcntl.flock(file, areas.fcntl.LOCK_SH | areas.fcntl.LOCK_NB)
     except OSError as error:
         # A file system without locks has nothing to say.
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise RedbInUse(path=path) from error
     else:
-        fcntl.flock(file, fcntl.LOCK_UN)
+        areas.fcntl.flock(file, areas.fcntl.LOCK_UN)
 
 
 def _pread(file: FileIO, length: int, offset: int) -> bytes:

@@ -29,6 +29,7 @@ from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.language import tr
+from regraft.ledger.values import WORK
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
 from regraft.records import replace
 from regraft.report.progress import human_bytes
@@ -51,6 +52,8 @@ BASES = f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}"
 #: What tells whether an item is as the library has it; its times do not.
 _ITEM = ("id", "group_id", "type", "data", "status", "error")
 _SAME = tr("the same base")
+#: How the folder is called in which a run makes a base, as long as its id and its number in it.
+_RUN = f"{'r' * 23}/{'0' * 6}"
 
 
 class InstallOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,15 +277,7 @@ class _Planner:
             return None
         rerank = self._models.rerank(row.get("rerank_model_id"))
         new = replace(coming, model=model, rerank=rerank, name=self._options.name)
-        refused = rehearsal.refused_items(new)
-        if refused:
-            self._leave(base, v2.ITEM_FOREIGN, external.refusal(refused))
-            return None
-        if new.external_as_files and not self._are_files_there(base):
-            return None
-        problem = rehearsal.problem(new)
-        if problem is not None:
-            self._leave(base, v2.BASE_STATUS, tr("the profile's own rules refuse it: {problem}", problem=problem))
+        if self._stays_out(new, rehearsal):
             return None
         if rerank is None and row.get("rerank_model_id") is not None:
             self._leave(
@@ -294,6 +289,36 @@ class _Planner:
                 ),
             )
         return new
+
+    def _stays_out(self, new: NewBase, rehearsal: Rehearsal) -> bool:
+        """Whether the profile or its file system refuses a base, which is said."""
+        refused = rehearsal.refused_items(new)
+        if refused:
+            self._leave(new.origin, v2.ITEM_FOREIGN, external.refusal(refused))
+            return True
+        if new.external_as_files and not self._are_files_there(new.origin):
+            return True
+        path = self._refused_path(new)
+        if path is not None:
+            message = tr("its file {path} has a path in the profile that is too long for this system", path=path)
+            self._leave(new.origin, v2.RAW_MISSING, message)
+            return True
+        problem = rehearsal.problem(new)
+        if problem is not None:
+            message = tr("the profile's own rules refuse it: {problem}", problem=problem)
+            self._leave(new.origin, v2.BASE_STATUS, message)
+            return True
+        return False
+
+    def _refused_path(self, new: NewBase) -> str | None:
+        """Return a file of a base for which no path below the profile is short enough; None where there is none."""
+        folder, root = self._library.folder(new.origin), self._store.root
+        for file in self._library.files(new.origin).files:
+            # Where it is made is longer than where it will be.
+            name = file.relative_to(folder)
+            if not long_paths.takes(self._store.own / WORK / _RUN / name, root):
+                return one_line(name.as_posix())
+        return None
 
     def _are_files_there(self, base: str) -> bool:
         """Whether each external item of a base has the file that it is to come as; which have not is said."""
