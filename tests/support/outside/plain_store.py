@@ -6,7 +6,8 @@ import hashlib
 import math
 import sqlite3
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 NOW_MS = 1_795_262_400_000
@@ -37,10 +38,10 @@ TABLES = (
          target_id TEXT NOT NULL,
          kind TEXT NOT NULL CHECK (kind = 'body'),
          text TEXT NOT NULL, embedding_text_hash TEXT NOT NULL, fts_rowid INTEGER, created_at INTEGER NOT NULL)""",
-    "CREATE TABLE embedding (embedding_text_hash TEXT PRIMARY KEY, vector_blob BLOB NOT NULL,"
-    " created_at INTEGER NOT NULL)",
-    "CREATE VIRTUAL TABLE search_text_fts USING fts5"
-    " (text, content='search_text', content_rowid='fts_rowid', tokenize='trigram')",
+    """CREATE TABLE embedding (
+         embedding_text_hash TEXT PRIMARY KEY, vector_blob BLOB NOT NULL, created_at INTEGER NOT NULL)""",
+    """CREATE VIRTUAL TABLE search_text_fts USING fts5 (
+         text, content='search_text', content_rowid='fts_rowid', tokenize='trigram')""",
     "CREATE INDEX material_content_idx ON material (current_content_hash)",
     "CREATE UNIQUE INDEX search_unit_material_index_idx ON search_unit (material_id, unit_type, unit_index)",
     "CREATE INDEX search_unit_content_idx ON search_unit (content_hash)",
@@ -141,10 +142,16 @@ class Store:
                 self.db.execute("DELETE FROM material WHERE material_id = ?", (material_id,))
             self._sweep()
 
-    def _transaction(self) -> sqlite3.Connection:
-        # As a context, a connection commits or rolls back what was begun.
-        self.db.execute("BEGIN IMMEDIATE")
-        return self.db
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+            yield
+            self.db.execute("COMMIT")
+        except BaseException:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+            raise
 
     def _spans(self, content: str, units: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
         length = len(content.encode("utf-16-le")) // 2
@@ -242,7 +249,9 @@ class Store:
         return "ASC"
 
     def nearest(self, vector: bytes, count: int) -> list[str]:
-        rows = self.db.execute("SELECT target_id, vector_blob FROM search_text JOIN embedding USING (embedding_text_hash)")
+        rows = self.db.execute(
+            "SELECT target_id, vector_blob FROM search_text JOIN embedding USING (embedding_text_hash)"
+        )
         return [unit for _, unit in sorted((distance(vector, other), unit) for unit, other in rows)[:count]]
 
 
