@@ -20,7 +20,7 @@ from regraft import identity, sqlite
 from regraft.errors import RegraftError
 from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing.materials import MaterialInput, materials
-from regraft.testing.stored import StoredState, as_bytes, index_problems, sentence, stored_state
+from regraft.testing.stored import StoredState, as_bytes, index_problems, inspect_index, sentence
 
 BASE_ID = "00000000-0000-4000-8000-000000000000"
 _OTHER_BASE_ID = "11111111-1111-4111-8111-111111111111"
@@ -406,10 +406,9 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     def _check(self) -> None:
         """Compare the file with the format, the file with the model, and what the store reads with the model."""
-        problems = index_problems(self.path, BASE_ID, dimensions=self.dimensions)
-        with suppress(apsw.Error):
-            # A file that cannot be read is among the problems.
-            problems += self._differences(stored_state(self.path))
+        problems, state = inspect_index(self.path, BASE_ID, self.dimensions)
+        if state is not None:
+            problems += self._differences(state)
         for key, one in {**dict.fromkeys(_IDS), **self._model}.items():
             read = self.read_units(key)
             if read is not None and read != ([] if one is None else _units(one)):

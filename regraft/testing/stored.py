@@ -112,25 +112,29 @@ class StoredState:
 def stored_state(path: Path) -> StoredState:
     """Read what an index file holds, without a trace."""
     with sqlite.reading(path) as db:
-        held = db.execute(
-            "SELECT m.material_id, m.relative_path, c.text FROM material m"
-            " LEFT JOIN content c ON c.content_hash = m.current_content_hash"
-        )
-        found = {str(material): (str(path), None if text is None else str(text)) for material, path, text in held}
-        units: dict[str, list[tuple[int, int, str]]] = {}
-        for material, start, end, body in db.execute(
-            "SELECT u.material_id, u.char_start, u.char_end, t.text FROM search_unit u"
-            " LEFT JOIN search_text t ON t.target_id = u.unit_id ORDER BY u.material_id, u.unit_index"
-        ):
-            units.setdefault(material, []).append((start, end, body))
-        embeddings = db.execute("SELECT embedding_text_hash, vector_blob FROM embedding")
-        return StoredState(
-            materials=found,
-            units=units,
-            contents={str(row[0]) for row in db.execute("SELECT text FROM content")},
-            embeddings={str(key): as_bytes(vector) for key, vector in embeddings},
-            unfound=list(_unfound(db)),
-        )
+        return _state_of(db)
+
+
+def _state_of(db: apsw.Connection) -> StoredState:
+    held = db.execute(
+        "SELECT m.material_id, m.relative_path, c.text FROM material m"
+        " LEFT JOIN content c ON c.content_hash = m.current_content_hash"
+    )
+    found = {str(material): (str(path), None if text is None else str(text)) for material, path, text in held}
+    units: dict[str, list[tuple[int, int, str]]] = {}
+    for material, start, end, body in db.execute(
+        "SELECT u.material_id, u.char_start, u.char_end, t.text FROM search_unit u"
+        " LEFT JOIN search_text t ON t.target_id = u.unit_id ORDER BY u.material_id, u.unit_index"
+    ):
+        units.setdefault(material, []).append((start, end, body))
+    embeddings = db.execute("SELECT embedding_text_hash, vector_blob FROM embedding")
+    return StoredState(
+        materials=found,
+        units=units,
+        contents={str(row[0]) for row in db.execute("SELECT text FROM content")},
+        embeddings={str(key): as_bytes(vector) for key, vector in embeddings},
+        unfound=list(_unfound(db)),
+    )
 
 
 def as_bytes(value: object) -> bytes:
@@ -162,6 +166,11 @@ def index_problems(path: Path, base_id: str, *, dimensions: int | None = None) -
     Returns:
         One sentence for each problem; empty where the file is right.
     """
+    return inspect_index(path, base_id, dimensions)[0]
+
+
+def inspect_index(path: Path, base_id: str, dimensions: int | None) -> tuple[list[str], StoredState | None]:
+    """Return the problems of an index file, and what it holds: None where that cannot be read."""
     try:
         with sqlite.reading(path) as file, closing(apsw.Connection(":memory:")) as copy:
             with copy.backup("main", file, "main") as backup:
@@ -170,11 +179,13 @@ def index_problems(path: Path, base_id: str, *, dimensions: int | None = None) -
             schema = tuple(copy.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY 1, 2"))
             if schema not in _known_schemas:
                 _known_schemas[schema] = list(_schema_problems(copy))
-            problems = list(_known_schemas[schema])
-            # Without its tables there are no rows to look at.
-            return problems or list(_row_problems(copy, base_id, dimensions))
+            if _known_schemas[schema]:
+                # Rows are not looked at: tables may be missing.
+                return list(_known_schemas[schema]), None
+            state = _state_of(copy)
+            return list(_row_problems(copy, base_id, dimensions)), state
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
-        return [f"{path.name} cannot be read: {error}"]
+        return [f"{path.name} cannot be read: {error}"], None
 
 
 _known_schemas: dict[tuple[Any, ...], list[str]] = {}
