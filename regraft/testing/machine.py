@@ -292,7 +292,13 @@ class IndexStoreMachine(RuleBasedStateMachine):
             key: struct.pack(f"<{self.dimensions}f", *(_number(key, place + seed) for place in range(self.dimensions)))
             for key in keys
         }
-        return MaterialInput(_IDS[number], path, "\n\n".join(bodies), tuple(units), vectors)
+        return MaterialInput(
+            material_id=_IDS[number],
+            relative_path=path,
+            content="\n\n".join(bodies),
+            units=tuple(units),
+            embeddings=vectors,
+        )
 
     # --- what is done to the store and to the model -----------------------------------------------------------------
 
@@ -433,7 +439,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         if found is None:
             return
         with sqlite.reading(self.path) as db:
-            ranked = db.execute(
+            ranked: list[Any] = db.execute(
                 "SELECT t.target_id, bm25(search_text_fts) FROM search_text_fts"
                 " JOIN search_text t ON t.fts_rowid = search_text_fts.rowid WHERE search_text_fts MATCH ?",
                 (f'"{word}"',),

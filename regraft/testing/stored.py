@@ -365,7 +365,8 @@ def _unit_problems(db: apsw.Connection) -> Iterator[str]:
     contents = dict(db.execute("SELECT material_id, current_content_hash FROM material"))
     indexes: dict[str, list[int]] = defaultdict(list)
     columns = "unit_id, material_id, content_hash, unit_type, unit_index, char_start, char_end"
-    for unit, *of in db.execute(f"SELECT {columns} FROM search_unit ORDER BY material_id, unit_index").fetchall():
+    rows: list[Any] = db.execute(f"SELECT {columns} FROM search_unit ORDER BY material_id, unit_index").fetchall()
+    for unit, *of in rows:
         material, content, _, number, start, end = of
         named = f"unit {number} of {material}"
         indexes[str(material)].append(int(number))
