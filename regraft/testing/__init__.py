@@ -2,8 +2,9 @@
 
 from regraft.testing.damage import DAMAGES, Damage, DamagedCase, Planted, damaged_libraries, damages
 from regraft.testing.library import BaseCase, LibraryCase, libraries
-from regraft.testing.machine import BASE_ID, IndexStoreMachine, StoredState, stored_state
+from regraft.testing.machine import BASE_ID, IndexStoreMachine
 from regraft.testing.materials import MaterialInput, materials
+from regraft.testing.stored import StoredState, index_problems, stored_state
 from regraft.testing.texts import javascript_texts, texts, vectors
 from regraft.testing.v1 import V1Case, V1Row, v1_cases
 
@@ -22,6 +23,7 @@ __all__ = [
     "V1Row",
     "damaged_libraries",
     "damages",
+    "index_problems",
     "javascript_texts",
     "libraries",
     "materials",

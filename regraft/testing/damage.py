@@ -11,7 +11,7 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-from regraft import identity, sqlite
+from regraft import areas, identity, sqlite
 from regraft.formats.cherry_v2.index import IndexStore
 from regraft.formats.cherry_v2.index.schema import TRIGGERS
 from regraft.testing import planting
@@ -63,7 +63,8 @@ class Damage:
         Raises:
             ValueError: the base has nothing that could be damaged like this.
         """
-        subject = self.plants(Target(library, base_id, choice))
+        with areas.opened(library):
+            subject = self.plants(Target(library, base_id, choice))
         base = {"base": base_id, "library": None, "stray": STRAY_BASE}[self.about]
         return Planted(self.finding, base, subject)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from regraft import identity
+from regraft import areas, identity
 from regraft.clock import iso_time
 from regraft.formats.cherry_v2.catalog import RERANK, BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow, write_catalog
 from regraft.formats.cherry_v2.index import BODY_SEPARATOR, IndexStore
@@ -84,10 +84,11 @@ class LibraryCase:
     def write(self, folder: Path) -> Path:
         """Write the library to a folder, which does not exist yet, and return it (``docs/formats/library.md``)."""
         bases = folder / KNOWLEDGE_FOLDER
-        bases.mkdir(parents=True)
-        write_catalog(folder / CATALOG_FILE, [(base.record, base.items) for base in self.bases])
-        for base in self.bases:
-            base.write(bases / base.id)
+        with areas.opened(folder):
+            bases.mkdir(parents=True)
+            write_catalog(folder / CATALOG_FILE, [(base.record, base.items) for base in self.bases])
+            for base in self.bases:
+                base.write(bases / base.id)
         return folder
 
 

@@ -1,97 +1,58 @@
-"""A state machine that holds any index store against a model: rebuild, delete, re-open, crash, be stopped midway."""
+"""A state machine that compares any index store with a model: rebuild, delete, reopen, crash, stop midway, search."""
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
+import struct
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import apsw
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from regraft import sqlite
+from regraft import identity, sqlite
 from regraft.errors import RegraftError
 from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing.materials import MaterialInput, materials
+from regraft.testing.stored import StoredState, as_bytes, index_problems, inspect_index, sentence
 
-_EMBEDDINGS = "SELECT embedding_text_hash, vector_blob FROM embedding"
 BASE_ID = "00000000-0000-4000-8000-000000000000"
+_OTHER_BASE_ID = "11111111-1111-4111-8111-111111111111"
+#: Where Linux has files in memory.
+_IN_MEMORY = "/dev/shm"
 _NOW_MS = 1_795_262_400_000
-
-
-@dataclass(frozen=True)
-class StoredState:
-    """What a file holds, read with SQLite alone."""
-
-    #: Path and content by material.
-    materials: dict[str, tuple[str, str | None]]
-    #: (start, end, body) of every unit in its order, by material.
-    units: dict[str, list[tuple[int, int, str]]]
-    contents: set[str]
-    embeddings: dict[str, bytes]
-    #: Bodies that the full-text index does not find under their row number.
-    unfound: list[str]
-
-
-def stored_state(path: Path) -> StoredState:
-    """Read what an index file holds, without a trace."""
-    with sqlite.reading(path) as db:
-        held = db.execute(
-            "SELECT m.material_id, m.relative_path, c.text FROM material m"
-            " LEFT JOIN content c ON c.content_hash = m.current_content_hash"
-        )
-        found = {str(material): (str(place), None if text is None else str(text)) for material, place, text in held}
-        units: dict[str, list[tuple[int, int, str]]] = {}
-        for material, start, end, body in db.execute(
-            "SELECT u.material_id, u.char_start, u.char_end, t.text FROM search_unit u"
-            " LEFT JOIN search_text t ON t.target_id = u.unit_id ORDER BY u.material_id, u.unit_index"
-        ):
-            units.setdefault(material, []).append((start, end, body))
-        return StoredState(
-            materials=found,
-            units=units,
-            contents={row[0] for row in db.execute("SELECT text FROM content")},
-            embeddings={str(key): bytes(vector) for key, vector in db.execute(_EMBEDDINGS)},
-            unfound=list(_unfound(db)),
-        )
-
-
-def _unfound(db: apsw.Connection) -> Iterator[str]:
-    for rowid, text in db.execute("SELECT fts_rowid, text FROM search_text").fetchall():
-        body = str(text)
-        # The trigram index sees nothing shorter.
-        if len(body) >= 3:
-            start = body[:3].replace('"', '""')
-            query = "SELECT 1 FROM search_text_fts WHERE search_text_fts MATCH ? AND rowid = ?"
-            if db.execute(query, (f'"{start}"', rowid)).get is None:
-                yield body
+_IDS = [f"item-{number}" for number in range(9)]
 
 
 class IndexStoreMachine(RuleBasedStateMachine):
-    """Holds an index store against a model (``docs/testing.md``).
+    """Compares an index store with a model (``docs/testing.md``).
 
     For a store of your own override :meth:`open_store`, :meth:`rebuild`, :meth:`delete` and :meth:`close_store`, set
     ``refused`` to what it raises for input that it must not take, and, where it can be stopped midway, override
-    :meth:`stopping`. Then ``TestStore = MyMachine.TestCase``.
+    :meth:`stopping`. A store that can also be read or searched overrides :meth:`read_units`, :meth:`search_words` and
+    :meth:`search_vectors`. Then ``TestStore = MyMachine.TestCase``.
     """
 
     dimensions: ClassVar[int] = 4
-    #: What the store raises for input that it refuses; the file is then as it was.
+    #: What the store raises for input that it refuses, and what :meth:`stopping` raises; the file is then as it was.
     refused: ClassVar[tuple[type[Exception], ...]] = (RegraftError,)
 
     def __init__(self) -> None:
         super().__init__()
         self._keep = ExitStack()
-        folder = Path(self._keep.enter_context(tempfile.TemporaryDirectory(prefix="regraft-")))
+        folder = Path(self._keep.enter_context(tempfile.TemporaryDirectory(prefix="regraft-", dir=_memory())))
         #: The index file under test.
         self.path = folder / "index.sqlite"
         self._model: dict[str, MaterialInput] = {}
         self._vectors: dict[str, bytes] = {}
+        #: What was done last, for messages.
+        self._last = "creating the index"
         #: The store under test.
         self.store: Any = None
         try:
@@ -103,7 +64,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
     # --- what another store overrides ------------------------------------------------------------------------------
 
     def open_store(self, path: Path, *, create: bool) -> Any:
-        """Open the store under test."""
+        """Open the store under test, of the base :data:`BASE_ID`."""
         return IndexStore(path, BASE_ID, create=create)
 
     def close_store(self) -> None:
@@ -127,9 +88,9 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @contextmanager
     def stopping(self, after: int) -> Iterator[None]:
-        """Make what the store does inside fail after so many steps of SQLite.
+        """Make the store's work inside fail after so many steps, with an exception that ``refused`` lists.
 
-        By default that is done to an :class:`IndexStore`; another store is not stopped.
+        By default an :class:`IndexStore` is stopped after steps of SQLite; another store is not stopped.
         """
         connection = self.store._db if isinstance(self.store, IndexStore) else None
         if connection is None:
@@ -141,17 +102,47 @@ class IndexStoreMachine(RuleBasedStateMachine):
         finally:
             connection.set_progress_handler(None)
 
+    def read_units(self, material_id: str) -> list[tuple[int, int, str]] | None:
+        """Return (start, end, body) of a material's units in their order, as the store reads them.
+
+        By default that is what an :class:`IndexStore` lists; None: the store is not asked.
+        """
+        if not isinstance(self.store, IndexStore):
+            return None
+        return [(unit.char_start, unit.char_end, unit.text) for unit in self.store.list_units(material_id)]
+
+    def search_words(self, query: str, count: int) -> list[str] | None:
+        """Return the ids of up to ``count`` units that hold a word, best first; None: the store is not searched."""
+        del query, count
+        return None
+
+    def search_vectors(self, vector: bytes, count: int) -> list[str] | None:
+        """Return the ids of the ``count`` units nearest to a vector by cosine distance, best first.
+
+        None: the store is not searched.
+        """
+        del vector, count
+        return None
+
     # --- rules -----------------------------------------------------------------------------------------------------
+
+    @initialize()
+    def walk_through(self) -> None:
+        """Do once what stores get wrong most often, so that it does not depend on what is drawn."""
+        self._check()
+        for walk in (self._walk_texts, self._walk_vectors, self._walk_refusals, self._walk_openings):
+            walk()
+        self._delete(_IDS)
+        self._check()
 
     @rule(data=st.data())
     def rebuild_one(self, data: st.DataObject) -> None:
         """Rebuild a material; one whose path another has is refused."""
         material = data.draw(materials(self.dimensions))
         if self._path_is_taken(material):
-            self._must_refuse(material)
+            self._must_refuse(material, "a path that another material has")
         else:
-            self.rebuild(material)
-            self._accept(material)
+            self._rebuild(material)
 
     @rule(data=st.data())
     def rebuild_with_a_gap(self, data: st.DataObject) -> None:
@@ -160,36 +151,33 @@ class IndexStoreMachine(RuleBasedStateMachine):
         missing = [key for key in material.embeddings if key not in self._vectors]
         if missing:
             rest = {key: vector for key, vector in material.embeddings.items() if key != missing[0]}
-            self._must_refuse(_with(material, embeddings=rest))
+            self._must_refuse(_with(material, embeddings=rest), "a body without a vector")
+        elif not self._path_is_taken(material):
+            self._rebuild(material, without=set(material.embeddings))
 
     @rule(data=st.data(), beyond=st.integers(1, 9))
     def rebuild_beyond_the_text(self, data: st.DataObject, beyond: int) -> None:
         """Rebuild a material with a unit that ends behind its text: refused, never clamped."""
         material = data.draw(materials(self.dimensions))
         length = len(material.content.encode("utf-16-le")) // 2
-        self._must_refuse(_with(material, units=(*material.units, (0, length + beyond))))
+        self._must_refuse(_with(material, units=(*material.units, (0, length + beyond))), "a unit beyond the text")
 
-    @rule(ids=st.lists(st.sampled_from([f"item-{number}" for number in range(9)]), max_size=3))
+    @rule(ids=st.lists(st.sampled_from(_IDS), max_size=3))
     def delete_some(self, ids: list[str]) -> None:
         """Delete materials, some of which are not there."""
-        self.delete(ids)
-        for material_id in ids:
-            self._model.pop(material_id, None)
-        self._sweep()
+        self._delete(ids)
 
     @rule()
     def open_again(self) -> None:
         """Close the store and open it again."""
-        self.close_store()
-        self.store = self.open_store(self.path, create=False)
+        self._reopen()
 
     @rule()
     def crash(self) -> None:
         """Go on with the files as they are on disk, as after a power cut."""
+        self._last = "a crash"
         crashed = self.path.parent / "crashed"
-        crashed.mkdir()
-        for file in self.path.parent.glob(f"{self.path.name}*"):
-            shutil.copy(file, crashed)
+        _copy_files(self.path, crashed)
         self.close_store()
         for file in self.path.parent.glob(f"{self.path.name}*"):
             file.unlink()
@@ -202,8 +190,147 @@ class IndexStoreMachine(RuleBasedStateMachine):
     def be_stopped(self, data: st.DataObject, after: int) -> None:
         """Stop a rebuild midway: the file holds what it held, or all of the new."""
         material = data.draw(materials(self.dimensions))
-        if self._path_is_taken(material):
-            return
+        if not self._path_is_taken(material):
+            self._stop(material, after)
+
+    @rule(count=st.integers(1, 5), data=st.data())
+    def search(self, count: int, data: st.DataObject) -> None:
+        """Search for a word and for a vector that the file has."""
+        bodies = sorted({body for one in self._model.values() for body in one.bodies})
+        if bodies:
+            body = data.draw(st.sampled_from(bodies))
+            word = next((word for word in body.split() if len(word) >= 3 and word.isascii() and word.isalnum()), None)
+            if word is not None:
+                self._search_words(word, count)
+            self._search_vectors(body, count)
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        """Compare the file with the format and with the model, by SQLite alone."""
+        self._check()
+
+    # --- what is always tried --------------------------------------------------------------------------------------
+
+    def _walk_texts(self) -> None:
+        """Go through texts: emoji before a unit, white space, NUL, equal ones, fewer ones, none."""
+        emoji = self._material(0, "a.md", ["🎉 one 𝒳", "  padded\t\n", "two", "three words here"])
+        self._rebuild(emoji, "adding four units with emoji")
+        self._rebuild(self._material(1, "A.md", ["two", "Two", "nul\0 inside"]), "adding a path in another case")
+        self._rebuild(self._material(2, "notes/n.md", emoji.bodies), "adding a material of the same text")
+        self._delete(["item-0", "unknown"])
+        self._check()
+        self._rebuild(self._material(2, "notes/n.md", ["two"]), "replacing a material by one of fewer units")
+        self._rebuild(self._material(1, "moved.md", ["two", "four"]), "replacing a material under another path")
+        self._rebuild(self._material(3, "c.md", ["two", "", "two", "%_'\""]), "adding an empty and a repeated unit")
+        self._rebuild(_with(self._material(4, "d.md", []), content="no units"), "adding a material without units")
+        self._rebuild(self._material(5, "e.md", []), "adding a material of an empty text")
+        several = [f"body {n} of a lighthouse{' by the sea' * n}" for n in range(6)]
+        self._rebuild(self._material(6, "f.md", several), "adding six units")
+        self._search_words("body", 3)
+        self._search_vectors(several[3], 3)
+        self._delete(["item-6"])
+        self._check()
+        self._search_words("body", 3)
+        self._search_vectors("two", 3)
+
+    def _walk_vectors(self) -> None:
+        """Go through vectors: a stored one stays, odd ones are kept, known ones need not be given."""
+        again = self._material(2, "notes/n.md", ["two", "five"], seed=1)
+        self._rebuild(again, "rebuilding a text with another vector than the stored one, which stays")
+        self._rebuild(again, "rebuilding a material with no vector given, as the file has all", set(again.embeddings))
+        odd = self._material(7, "odd.md", ["zeros", "numbers that are none", "tiny"])
+        patterns = (bytes(4), b"\x2a\x00\xc0\xff", b"\x01\x00\x00\x00")
+        vectors = {key: pattern * self.dimensions for key, pattern in zip(odd.embeddings, patterns, strict=True)}
+        self._rebuild(_with(odd, embeddings=vectors), "adding vectors of zeros, of NaN and of denormal numbers")
+        self._delete(["item-7"])
+        self._check()
+
+    def _walk_refusals(self) -> None:
+        """Go through input that is refused, in the place of a material that is there, and go on afterwards."""
+        there = self._model["item-2"]
+        new = self._material(2, there.relative_path, ["seven", "eight"])
+        self._must_refuse(_with(new, embeddings=dict([*new.embeddings.items()][:1])), "a body without a vector")
+        self._check()
+        # A store that cuts the unit at the end has a vector for what is left.
+        short = self._material(2, there.relative_path, ["seven"])
+        self._must_refuse(_with(short, units=((0, len("seven") + 1),)), "a unit beyond the text")
+        self._check()
+        self._must_refuse(_with(new, relative_path=self._model["item-3"].relative_path), "a path that is taken")
+        self._check()
+        for path in ("", "/n.md", ".cherry/index.sqlite"):
+            self._may_refuse(_with(new, relative_path=path), f"the path {path!r}")
+        self._may_refuse(_with(new, units=((4, 2),)), "a unit that ends before it begins")
+        half = "half \ud83d of an emoji"
+        vectors = {identity.text_hash(half.replace("\ud83d", "\ufffd")): next(iter(new.embeddings.values()))}
+        self._may_refuse(_with(new, content=half, units=((0, len(half)),), embeddings=vectors), "half of an emoji")
+        for after in (25, 75, 200):
+            self._stop(_with(new, relative_path="stopped.md"), after)
+            self._check()
+        self._rebuild(new, "rebuilding after refusals")
+
+    def _walk_openings(self) -> None:
+        """Go through openings: again, after a crash, of another base's file, of a file of another version."""
+        self._reopen()
+        self._check()
+        self.crash()
+        self._check()
+        if self._opens(f"UPDATE meta SET base_id = '{_OTHER_BASE_ID}'"):
+            self._fail("opening a file", ["it opens the index of another base: meta.base_id is not compared"])
+        for version in (1, 3):
+            self._opens(f"UPDATE meta SET schema_version = {version}")
+        self._rebuild(self._material(0, "a.md", ["nine"]), "adding a material to the file that was opened again")
+
+    def _material(self, number: int, path: str, bodies: Sequence[str], *, seed: int = 0) -> MaterialInput:
+        """Make a material of these bodies, a blank line apart, each with a vector of its own."""
+        units, start = [], 0
+        for body in bodies:
+            length = len(body.encode("utf-16-le")) // 2
+            units.append((start, start + length))
+            start += length + 2
+        keys = dict.fromkeys(identity.text_hash(body) for body in bodies)
+        vectors = {
+            key: struct.pack(f"<{self.dimensions}f", *(_number(key, place + seed) for place in range(self.dimensions)))
+            for key in keys
+        }
+        return MaterialInput(
+            material_id=_IDS[number],
+            relative_path=path,
+            content="\n\n".join(bodies),
+            units=tuple(units),
+            embeddings=vectors,
+        )
+
+    # --- what is done to the store and to the model -----------------------------------------------------------------
+
+    def _rebuild(
+        self, material: MaterialInput, doing: str = "", without: frozenset[str] | set[str] = frozenset()
+    ) -> None:
+        """Rebuild a material that must be taken; ``without``: hashes whose vectors are not given."""
+        self._last = doing or f"rebuilding {material.material_id}"
+        given = {key: vector for key, vector in material.embeddings.items() if key not in without}
+        try:
+            self.rebuild(_with(material, embeddings=given))
+        except self.refused as error:
+            bodies = f"the bodies are {material.bodies!r}"
+            self._fail(self._last, [f"the store refuses valid input: {type(error).__name__}: {error}; {bodies}"])
+        self._accept(material)
+        if doing:
+            self._check()
+
+    def _delete(self, material_ids: list[str]) -> None:
+        self._last = f"deleting {', '.join(material_ids) or 'nothing'}"
+        self.delete(material_ids)
+        for material_id in material_ids:
+            self._model.pop(material_id, None)
+        self._sweep()
+
+    def _reopen(self) -> None:
+        self._last = "opening the store again"
+        self.close_store()
+        self.store = self.open_store(self.path, create=False)
+
+    def _stop(self, material: MaterialInput, after: int) -> None:
+        self._last = f"a rebuild of {material.material_id} that was stopped after {after} steps"
         try:
             with self.stopping(after):
                 self.rebuild(material)
@@ -211,34 +338,64 @@ class IndexStoreMachine(RuleBasedStateMachine):
             return
         self._accept(material)
 
-    # --- the model -------------------------------------------------------------------------------------------------
-
-    @invariant()
-    def holds_what_the_model_holds(self) -> None:
-        """Hold the file against the model, by SQLite alone."""
-        state = stored_state(self.path)
-        expected = {key: (one.relative_path, one.content) for key, one in self._model.items()}
-        assert state.materials == expected
-        units = {
-            key: [(start, end, body) for (start, end), body in zip(one.units, one.bodies, strict=True)]
-            for key, one in self._model.items()
-            if one.units
-        }
-        assert state.units == units
-        assert state.contents == {one.content for one in self._model.values()}
-        assert state.embeddings == self._vectors
-        assert state.unfound == []
-
-    def _path_is_taken(self, material: MaterialInput) -> bool:
-        paths = {one.relative_path for key, one in self._model.items() if key != material.material_id}
-        return material.relative_path in paths
-
-    def _must_refuse(self, material: MaterialInput) -> None:
+    def _must_refuse(self, material: MaterialInput, what: str) -> None:
+        self._last = f"refusing {what}"
         try:
             self.rebuild(material)
         except self.refused:
             return
-        raise AssertionError(f"the store took what it must refuse: {material}")
+        self._fail(self._last, [f"the store takes what it must refuse ({what}): {material}"])
+
+    def _may_refuse(self, material: MaterialInput, what: str) -> None:
+        """Give what SQLite or Python refuses by themselves: any exception will do, but nothing may be written."""
+        self._last = f"refusing {what}"
+        before = self._contents()
+        try:
+            self.rebuild(material)
+        except Exception:
+            self._check()
+            return
+        text = material.content.encode("utf-8", "surrogatepass")
+        if text not in self._contents() - before:
+            self._fail(self._last, [f"the store takes {what} and stores another text"])
+        if problems := index_problems(self.path, BASE_ID, dimensions=self.dimensions):
+            self._fail(f"taking {what}", problems)
+        self._rebuild(self._model[material.material_id], f"replacing {what}")
+
+    def _contents(self) -> set[bytes]:
+        with sqlite.reading(self.path) as db:
+            return {as_bytes(text) for (text,) in db.execute("SELECT CAST(text AS BLOB) FROM content")}
+
+    def _opens(self, change: str) -> bool:
+        """Open a copy of the file that a statement has changed; return whether the store takes it.
+
+        What it refuses and what it takes must hold afterwards what it held.
+        """
+        self._last = f"opening a file after {change}"
+        self.close_store()
+        folder = self.path.parent / "other"
+        _copy_files(self.path, folder)
+        copy = folder / self.path.name
+        with closing(apsw.Connection(str(copy))) as db:
+            db.execute(change)
+        before = _rows(copy)
+        try:
+            self.store = self.open_store(copy, create=False)
+        except Exception:
+            is_taken = False
+        else:
+            is_taken = True
+            self.close_store()
+        if _rows(copy) != before:
+            self._fail(self._last, ["the store changes or empties a file that it must leave alone"])
+        # On Windows a store that refuses may still have it open.
+        shutil.rmtree(folder, ignore_errors=True)
+        self.store = self.open_store(self.path, create=False)
+        return is_taken
+
+    def _path_is_taken(self, material: MaterialInput) -> bool:
+        paths = {one.relative_path for key, one in self._model.items() if key != material.material_id}
+        return material.relative_path in paths
 
     def _accept(self, material: MaterialInput) -> None:
         self._model[material.material_id] = material
@@ -251,12 +408,145 @@ class IndexStoreMachine(RuleBasedStateMachine):
         reached = {key for one in self._model.values() for key in one.embeddings}
         self._vectors = {key: vector for key, vector in self._vectors.items() if key in reached}
 
+    # --- what is compared ------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Compare the file with the format, the file with the model, and what the store reads with the model."""
+        problems, state = inspect_index(self.path, BASE_ID, self.dimensions)
+        if state is not None:
+            problems += self._differences(state)
+        for key, one in {**dict.fromkeys(_IDS), **self._model}.items():
+            read = self.read_units(key)
+            if read is not None and read != ([] if one is None else _units(one)):
+                problems.append(f"the store reads other units of {key} than it was given: {read}")
+        if problems:
+            self._fail(self._last, problems)
+
+    def _differences(self, state: StoredState) -> Iterator[str]:
+        materials_of = {key: (one.relative_path, one.content) for key, one in self._model.items()}
+        yield from _compared("material", state.materials, materials_of)
+        units = {key: _units(one) for key, one in self._model.items() if one.units}
+        yield from _compared("units of", state.units, units)
+        contents = dict.fromkeys(one.content for one in self._model.values())
+        yield from _compared("content", dict.fromkeys(state.contents), contents)
+        yield from _compared("embedding", state.embeddings, self._vectors)
+        if state.unfound:
+            yield f"the full-text index does not find {state.unfound[0]!r} under its number"
+
+    def _search_words(self, word: str, count: int) -> None:
+        """Search for a word, and compare with a search by SQL."""
+        found = self.search_words(word, count)
+        if found is None:
+            return
+        with sqlite.reading(self.path) as db:
+            ranked: list[Any] = db.execute(
+                "SELECT t.target_id, bm25(search_text_fts) FROM search_text_fts"
+                " JOIN search_text t ON t.fts_rowid = search_text_fts.rowid WHERE search_text_fts MATCH ?",
+                (f'"{word}"',),
+            ).fetchall()
+        self._compare_ranking(f"searching for {word!r}", found, dict(ranked), count)
+
+    def _search_vectors(self, body: str, count: int) -> None:
+        """Search for the vector of a body that is there, and compare with all distances."""
+        with sqlite.reading(self.path) as db:
+            stored = db.execute(
+                "SELECT t.target_id, e.vector_blob FROM search_text t"
+                " JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash"
+            ).fetchall()
+        vector = self._vectors[identity.text_hash(body)]
+        if not all(_has_direction(as_bytes(vector)) for _, vector in stored):
+            # Whatever has no direction has no distance to compare.
+            return
+        found = self.search_vectors(vector, count)
+        if found is not None:
+            distances = {str(unit): _cosine_distance(vector, as_bytes(other)) for unit, other in stored}
+            self._compare_ranking("searching by a vector", found, distances, count)
+
+    def _compare_ranking(self, doing: str, found: list[str], ranked: dict[Any, Any], count: int) -> None:
+        """Compare units that were found with what each unit is ranked by, the lowest first; equals in any order."""
+        unknown = [unit for unit in found if unit not in ranked]
+        if unknown:
+            self._fail(doing, [f"finds a unit that is not there or does not match: {unknown[0]}"])
+        if len(found) != len(set(found)) or len(found) != min(count, len(ranked)):
+            self._fail(doing, [f"finds {len(found)} units instead of {min(count, len(ranked))}, asked for {count}"])
+        best = sorted(ranked.values())[: len(found)]
+        for unit, expected in zip(found, best, strict=True):
+            if not math.isclose(ranked[unit], expected, rel_tol=1e-4, abs_tol=1e-6):
+                self._fail(doing, [f"ranks the unit {unit} ({ranked[unit]}) where one of {expected} belongs"])
+
+    def _fail(self, doing: str, problems: list[str]) -> None:
+        raise AssertionError(f"after {doing}:\n{sentence(problems)}")
+
     def teardown(self) -> None:
         """Close the store and remove its folder."""
-        self.close_store()
+        with suppress(Exception):
+            # What failed before is what is reported.
+            self.close_store()
         self._keep.close()
+
+
+def _memory() -> str | None:
+    """Return a folder in memory: a store flushes each of its many changes, which a slow disk takes long for."""
+    is_chosen = any(name in os.environ for name in ("TMPDIR", "TEMP", "TMP"))
+    return None if is_chosen or not os.access(_IN_MEMORY, os.W_OK) else _IN_MEMORY
 
 
 def _with(material: MaterialInput, **changes: Any) -> MaterialInput:
     fields = {name: getattr(material, name) for name in material.__dataclass_fields__}
     return MaterialInput(**{**fields, **changes})
+
+
+def _units(material: MaterialInput) -> list[tuple[int, int, str]]:
+    return [(start, end, body) for (start, end), body in zip(material.units, material.bodies, strict=True)]
+
+
+def _number(key: str, place: int) -> float:
+    """Return a number that follows from a hash, and that needs all the bits of single precision."""
+    return int(key[8 * (place % 8) : 8 * (place % 8) + 8], 16) / 3 / 2**30 - 0.7
+
+
+def _compared(noun: str, found: dict[str, Any], expected: dict[str, Any]) -> Iterator[str]:
+    for key in sorted(found.keys() | expected.keys()):
+        if key not in expected:
+            yield f"{noun} {key!r} is still there, or was never given"
+        elif key not in found:
+            yield f"{noun} {key!r} is missing"
+        elif found[key] != expected[key]:
+            yield f"{noun} {key!r} is {_shown(found[key])} instead of {_shown(expected[key])}"
+
+
+def _shown(value: object) -> str:
+    return value.hex(" ", 4) if isinstance(value, bytes) else repr(value)
+
+
+def _copy_files(path: Path, folder: Path) -> None:
+    """Copy an index file, and what SQLite has beside it, into a folder that is made."""
+    folder.mkdir()
+    for file in path.parent.glob(f"{path.name}*"):
+        shutil.copy(file, folder)
+
+
+def _rows(path: Path) -> list[Any]:
+    """Return the rows of every table that holds anything of the user's; what cannot be read is said instead."""
+    read: list[Any] = []
+    with sqlite.reading(path) as db:
+        for table in ("meta", "content", "material", "search_unit", "search_text", "embedding"):
+            try:
+                read.append(sorted(db.execute(f"SELECT * FROM {table}").fetchall(), key=repr))
+            except apsw.Error as error:
+                read.append(str(error))
+    return read
+
+
+def _numbers(vector: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
+
+
+def _has_direction(vector: bytes) -> bool:
+    return len(vector) % 4 == 0 and 1e-9 < math.hypot(*_numbers(vector)) < 1e9
+
+
+def _cosine_distance(first: bytes, second: bytes) -> float:
+    one, other = _numbers(first), _numbers(second)
+    dot = sum(left * right for left, right in zip(one, other, strict=True))
+    return 1 - dot / (math.hypot(*one) * math.hypot(*other))

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from regraft import sqlite
+from regraft import areas, sqlite
 from regraft.names import vector_file_name
 from regraft.testing.texts import javascript_texts, texts, vectors
 
@@ -53,8 +53,9 @@ class V1Case:
             (folder / place).mkdir()
         for name, raw in self.uploads.items():
             (folder / "Files" / name).write_bytes(raw)
-        for base_id, rows in self.rows.items():
-            _write_vectors(folder / "KnowledgeBase" / vector_file_name(base_id), rows)
+        with areas.opened(folder):
+            for base_id, rows in self.rows.items():
+                _write_vectors(folder / "KnowledgeBase" / vector_file_name(base_id), rows)
         return folder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from checks.audit.findings import FINDINGS, Finding
+from checks.audit.findings import Finding
 from regraft.report import notices
 
 #: What an audit found, by base.
@@ -28,11 +28,6 @@ def by_base(findings: Iterable[Finding]) -> dict[str | None, list[Finding]]:
     for finding in findings:
         found[finding.base].append(finding)
     return dict(found)
-
-
-def errors() -> set[str]:
-    """Return the names of all errors that a store in the current layout can have; those of v1 are none of them."""
-    return {one.name for one in FINDINGS.values() if one.severity == "error" and not one.name.startswith("v1.")}
 
 
 def besides(found: Mapping[str, list[Finding]], mended: Collection[str]) -> list[Finding]:

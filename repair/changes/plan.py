@@ -160,6 +160,11 @@ class Plan(msgspec.Struct):
     left: list[Unresolved] = msgspec.field(default_factory=list)
     #: Findings that must be gone afterwards, with the base that they are of.
     resolves: set[tuple[str, str | None]] = msgspec.field(default_factory=set)
+    #: Bases that the run creates, each with the names of the errors that its copied rows may have: any other error in
+    #: it undoes the run.
+    new_bases: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
+    #: Whether the report lists these inherited errors.
+    lists_inherited: bool = False
     #: Changes of earlier runs that nobody can take back afterwards, with the actions that this is reported as.
     expired: list[Recorded] = msgspec.field(default_factory=list)
     expiring: list[Action] = msgspec.field(default_factory=list)
@@ -182,6 +187,7 @@ class Plan(msgspec.Struct):
         self.changes += other.changes
         self.left += other.left
         self.resolves |= other.resolves
+        self.new_bases |= other.new_bases
         self.expired += other.expired
         self.expiring += other.expiring
         self.reclaims += other.reclaims

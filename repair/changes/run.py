@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import structs
 
 from checks.audit.collector import Level
-from checks.audit.findings import Finding
+from checks.audit.findings import FINDINGS, Finding
 from regraft import kept_text
 from regraft.errors import Declined, NotEnoughSpace, NotMended, PlanOutdated
 from regraft.kinds import SYSTEMS, Kind
@@ -90,9 +90,10 @@ def run_command(  # noqa: PLR0913 - what every command is given
                 executor.demand_free(plan.changes)
                 current.begin(run, plan.actions)
                 make_all(executor, plan, progress)
-                check_resolved(current, run, plan)
+                remaining = check_resolved(current, run, plan)
                 _expire(current, run, plan)
-                done = replace(plan, reclaims=[space.give_back(store.root, reclaim) for reclaim in plan.reclaims])
+                reclaimed = [space.give_back(store.root, reclaim) for reclaim in plan.reclaims]
+                done = replace(plan, reclaims=reclaimed, left=[*plan.left, *remaining])
                 apply.clean(store.root)
             undo_id = run.id if plan.changes and plan.keeps_undo else None
             return reported(store, run, done, undo_id)
@@ -200,33 +201,56 @@ def _expire(current: Session, run: Run, plan: Plan) -> None:
     apply.expire(current.store.root, current.ledger, expired)
 
 
-def check_resolved(current: Session, run: Run, plan: Plan) -> None:
-    """Check what was touched again; where a finding is still there, all of the run is taken back.
+def check_resolved(current: Session, run: Run, plan: Plan) -> list[Unresolved]:
+    """Audit the changed bases again and undo the run if a finding that it was to repair is still there.
+
+    Only what the run can repair counts: findings that the plan itself leaves, and those that the audit calls beyond
+    repair, do not.
+
+    Returns:
+        Errors of new bases that came with copied rows and that the plan does not name yet.
 
     Raises:
-        NotMended
+        NotMended: a promised finding is still there.
     """
-    if not plan.resolves:
-        return
+    if not (plan.resolves or plan.new_bases):
+        return []
     store = current.store
-    # What was chosen may be gone: it was the folder of no base.
+    named = {(one.finding, one.base) for one in plan.left}
+    unmended: set[str] = set()
+    inherited: list[Unresolved] = []
+    # The path that the user named may be gone: for example, the folder of a deleted orphan.
     with recognised_after(store, run.command) as after:
-        found = {(one.name, one.base) for one in _found_after(after, plan)}
-    still = sorted({name for name, base in plan.resolves if (name, base) in found})
-    if still:
+        for finding in _found_after(after, plan):
+            key = finding.name, finding.base
+            if key in named:
+                continue
+            copied = None if finding.base is None else plan.new_bases.get(finding.base)
+            is_promised = key in plan.resolves and not finding.is_beyond_repair
+            if is_promised or (copied is not None and finding.name not in copied and _is_error(finding)):
+                unmended.add(finding.name)
+            elif copied is not None and plan.lists_inherited and FINDINGS[finding.name].severity == "error":
+                inherited.append(Unresolved.with_remedy(finding, repair=finding.repair))
+    if unmended:
         undo.take_back(store.root, current.ledger, run.id)
-        raise NotMended(path=store.path, findings=joined(still), run=run.id)
+        raise NotMended(path=store.path, findings=joined(sorted(unmended)), run=run.id)
+    return inherited
+
+
+def _is_error(finding: Finding) -> bool:
+    """Whether a finding is an error of a store in the current layout."""
+    return finding.severity == "error" and not finding.name.startswith("v1.")
 
 
 def _found_after(after: Store, plan: Plan) -> Iterator[Finding]:
-    """Yield what is found in what a plan promises something of."""
-    touched = frozenset(base for _, base in plan.resolves if base is not None)
+    """Yield the findings of the bases that the plan promises something about."""
+    touched = frozenset(base for _, base in plan.resolves if base is not None) | plan.new_bases.keys()
     if touched:
         yield from after.audit(plan.level, touched).findings
     if any(base is None for _, base in plan.resolves):
-        # Of no base is what rows of the catalog and names of files tell; another system may have no bases at all.
+        # Findings of no base come from rows of the catalog and names of files; other systems may have no bases at all.
         level = Level.DEFAULT if after.found.kind in SYSTEMS else Level.QUICK
-        yield from after.audit(level).findings
+        yield from (one for one in after.audit(level).findings if one.base is None or one.base not in touched)
 
 
 def demand_space(store: Store, plan: Plan) -> None:

@@ -113,6 +113,7 @@ def _make_all(
             actions += plan.actions
             current.ledger.changes.record_actions(run.id, actions)
             make_all(executor, plan, progress)
+            # What remains in a new base is among what the caller asks the store for at the end of the run.
             check_resolved(Session(store=store, ledger=current.ledger), run, plan)
     return actions
 

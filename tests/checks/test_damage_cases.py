@@ -7,23 +7,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import NOW_MS, Outcome, run, snapshot
-from doc_text import fences, text_of
+from conftest import Outcome, run, snapshot
 from faults import untouched
 from hypothesis import HealthCheck, given, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from checks.audit.findings import FINDINGS
 from regraft import sqlite
-from regraft.errors import RegraftError
 from regraft.formats.cherry_v2.index import IndexStore
 from regraft.formats.cherry_v2.index.queries import tokens
 from regraft.formats.cherry_v2.index.search import bm25_hits
-from regraft.testing import DAMAGES, BaseCase, DamagedCase, LibraryCase, damaged_libraries, damages, libraries
+from regraft.testing import DAMAGES, DamagedCase, LibraryCase, damaged_libraries, damages, libraries
 
 few = settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 LEVELS = ("quick", "default", "deep")
@@ -119,42 +115,3 @@ def test_damage_that_a_base_has_nothing_for(tmp_path: Path) -> None:
     IndexStore(index, base, create=True).close()
     with pytest.raises(ValueError, match="nothing for this damage to hit"):
         DAMAGES["no vector"].plant(tmp_path, base)
-
-
-# --- the page's examples: a reader's own programs are ours ----------------------------------------------------------
-
-
-class MyStore(IndexStore):
-    def replace(self, *material: Any) -> None:
-        try:
-            self.rebuild_material(*material, now_ms=NOW_MS)
-        except RegraftError as error:
-            raise ValueError from error
-
-    def delete(self, material_ids: list[str]) -> None:
-        self.delete_materials(material_ids)
-
-
-def write(bases: tuple[BaseCase, ...], library: Path) -> None:
-    LibraryCase(bases).write(library)
-
-
-def severities(library: Path) -> dict[tuple[str, str | None], str]:
-    found = check(library, "deep").document["findings"]
-    return {(one["name"], one["base"]): one["severity"] for one in found}
-
-
-def test_the_examples_of_the_page_run() -> None:
-    names: dict[str, Any] = {
-        "my_store": SimpleNamespace(open=MyStore),
-        "my_writer": SimpleNamespace(write=write),
-        "my_auditor": SimpleNamespace(severities=severities),
-    }
-    for language, program in fences(text_of("docs/testing.md")):
-        if language == "python":
-            exec(compile(program, "docs/testing.md", "exec", dont_inherit=True), names)
-    tests = [name for name in names if name.startswith("test_")]
-    assert len(tests) == 4
-    for name in tests:
-        settings(few, max_examples=5)(names[name])()
-    run_state_machine_as_test(names["MyMachine"], settings=settings(few, max_examples=3))

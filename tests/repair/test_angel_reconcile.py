@@ -23,11 +23,13 @@ from lacking import configured
 from stand_ins import KILLED, die
 from toys import contents, library, quick_disk
 
+from checks.audit.findings import Finding
 from regraft.formats.angel_memory import database
 from regraft.ledger import durable
 from repair.angel_memory import collection as writing
 from repair.angel_memory import reconcile as reconciling
 from repair.angel_memory.collection import ChromaFailed
+from repair.changes import run as changing
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 pytest.importorskip("chromadb", reason="chromadb is not installed")
@@ -629,3 +631,21 @@ def test_sample_with_another_provider(tmp_path, config):
     assert not (store.root / f"memory_{PROVIDER}").exists()
     clean(store)
     assert database.stated_provider(state(store)) == OTHER_PROVIDER
+
+
+def test_an_undone_run_keeps_the_vectors_it_paid_for(damaged, server, config, monkeypatch):
+    remaining = Finding(name="angel.vector-missing", severity="error", message="x", base=None, subject=None, count=1)
+    before = damaged.chroma().read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(changing, "_found_after", lambda *_: iter([remaining]))
+        first = reconcile(damaged, "--config", config)
+    assert (first.status, first.document["error"]["code"]) == (3, "NotMended")
+    assert damaged.chroma().read_bytes() == before
+    texts, sent = set(damaged.texts().values()), len(server.texts)
+    done = reconcile(damaged, "--config", config)
+    assert done.status == 0, done.stderr
+    assert [text for text in server.texts[sent:] if text in texts] == []
+    assert {key: row[2] for key, row in entries(damaged).items()} == {
+        key: packed(text) for key, text in damaged.texts().items()
+    }
+    assert names(damaged) == set()

@@ -20,7 +20,7 @@ from regraft.formats.cherry_v2.layout import is_uuid
 from regraft.kinds import NAMES
 from regraft.language import joined, tr
 from regraft.text import argument, counted, path_text
-from repair.changes.found import Findings, by_base, errors
+from repair.changes.found import Findings, by_base
 from repair.changes.plan import Action, Plan, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.adopt.folder import OrphanFolder, Unfit, read_folder
@@ -214,8 +214,7 @@ class _Planner:
         self._store.names.setdefault(base, adopted.row["name"])
         self._actions.append(_action(adopted, statements.bytes - before))
         self._plan.left += adopted.left
-        promised = errors() - {one.finding for one in adopted.left}
-        self._plan.resolves |= {(finding, base) for finding in promised}
+        self._plan.new_bases[base] = frozenset()
 
 
 def _action(adopted: _Adopted, size: int) -> Action:

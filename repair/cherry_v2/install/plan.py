@@ -35,7 +35,6 @@ from regraft.records import replace
 from regraft.report.progress import human_bytes
 from regraft.text import counted, decode_halves, one_line
 from repair.changes.copies import damage_of
-from repair.changes.found import errors
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.catalogs import demand_profile
@@ -380,7 +379,7 @@ class _Planner:
         if self._library.files(base.origin).links:
             # What lies behind them was not looked at in the source.
             had.add(v2.MATERIAL_PATH)
-        self._made.resolves |= {(name, base.id) for name in errors() - had}
+        self._made.new_bases[base.id] = frozenset(had)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

@@ -72,6 +72,8 @@ class Restored(msgspec.Struct, frozen=True):
     left: tuple[Missing, ...]
     #: Encodings that were guessed, by the files that were read so.
     guessed: dict[str, str]
+    #: The model of its vectors; "" where an earlier release built it.
+    model_id: str = ""
 
     def folder(self, staged: Path) -> Path:
         """Return the base's folder in ``staged``, where it was built."""
@@ -109,7 +111,7 @@ def build(source: Source, wanted: RestoredBase, staged: Path, now_ms: int, progr
         builder = _Builder(source, wanted, new / _BASE, now_ms)
         with stage(progress, tr("Collecting texts"), len(source.items), "items"):
             restored = builder.run(mark, progress)
-        _keep_vectors(new / _BASE / INDEX_FILE, staged, 4 * wanted.dimensions)
+        _keep_vectors(new / _BASE / INDEX_FILE, staged, wanted)
         _verify(new / _BASE / INDEX_FILE, restored.base)
         durable.put_bytes(new / _RECORD, msgspec.json.encode(in_english(msgspec.to_builtins(restored))))
         durable.sync_tree(new)
@@ -154,18 +156,19 @@ def _unfit(found: Restored, mark: str, source: str, base: str) -> str | None:
     return None
 
 
-def _keep_vectors(index: Path, staged: Path, size: int) -> None:
-    """Take over the vectors, of so many bytes each, of what was built when the old base was another.
+def _keep_vectors(index: Path, staged: Path, wanted: RestoredBase) -> None:
+    """Copy vectors that earlier runs paid for and that never reached a base into a new index.
 
-    What cannot be read of it is made anew.
+    They come from earlier states of the old base, and from bases of another name that were to have the same model.
+    What cannot be read of them is skipped.
     """
-    for earlier in sorted(staged.glob(f"*/{_BASE}/{INDEX_FILE}")):
-        if earlier == index:
+    for place in _built_indexes(staged.parent):
+        if place == index or not (staged in place.parents or _model_of(place) == wanted.model_id):
             continue
         with (
             suppress(*sqlite.CONTENT_ERRORS),
             sqlite.writing(index) as db,
-            sqlite.attached(db, earlier, "earlier"),
+            sqlite.attached(db, place, "earlier"),
             sqlite.transaction(db),
         ):
             db.execute(
@@ -174,8 +177,51 @@ def _keep_vectors(index: Path, staged: Path, size: int) -> None:
                 " WHERE typeof(vector_blob) = 'blob' AND length(vector_blob) = ? AND typeof(created_at) = 'integer'"
                 " AND EXISTS (SELECT 1 FROM main.search_text t WHERE t.embedding_text_hash = e.embedding_text_hash)"
                 " ON CONFLICT DO NOTHING",
-                (size,),
+                (4 * wanted.dimensions,),
             )
+
+
+def _built_indexes(restoring: Path) -> list[Path]:
+    """Return the indexes below a folder of bases that are being built; links that lead elsewhere are skipped."""
+    real = links.real_path(restoring)
+    found = sorted(restoring.glob(f"*/*/{_BASE}/{INDEX_FILE}"))
+    return [path for path in found if links.real_path(path) == real / path.relative_to(restoring)]
+
+
+def _model_of(index: Path) -> str | None:
+    """Return the model that the vectors of a built index are of, None where its record does not say."""
+    record = index.parents[2] / _RECORD
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError):
+        return _decoded(record).model_id or None
+    return None
+
+
+def paid_dimensions(source: Source, model_id: str, restoring: Path) -> int | None:
+    """Return how many dimensions the vectors have that an earlier run paid for to restore a base; None: there are none.
+
+    Args:
+        source: the base that is restored.
+        model_id: the model that it gets.
+        restoring: the folder of all bases that are being built.
+    """
+    for place in _built_indexes(restoring):
+        if _model_of(place) != model_id or _decoded(place.parents[2] / _RECORD).source != source.key:
+            continue
+        with suppress(*sqlite.CONTENT_ERRORS), sqlite.reading(place) as db:
+            size: Any = db.execute("SELECT length(vector_blob) FROM embedding LIMIT 1").get
+            if isinstance(size, int) and size > 0 and size % 4 == 0:
+                return size // 4
+    return None
+
+
+def demand_text(source: Source, wanted: RestoredBase) -> None:
+    """Refuse a base none of whose items has a text, without building anything.
+
+    Raises:
+        NotRestored
+    """
+    with durable.temporary_folder() as work:
+        _Builder(source, wanted, work, 0).demand_text()
 
 
 def _verify(index: Path, base: str) -> None:
@@ -192,6 +238,7 @@ class _Builder:
     def __init__(self, source: Source, wanted: RestoredBase, folder: Path, now_ms: int) -> None:
         self._source = source
         self._base = wanted.base_id(source.key)
+        self._model_id = wanted.model_id
         self._raw = folder / RAW_FOLDER
         self._index = folder / INDEX_FILE
         self._now = now_ms
@@ -226,9 +273,7 @@ class _Builder:
                 self._left.insert(0, Missing(v2.UNREADABLE, message))
         texts = sum(leaf.missing is None for leaf in leaves.values())
         if rows and not texts:
-            first = next((str(leaf.missing) for leaf in leaves.values()), tr("its folders are empty"))
-            reason = tr("none of its items has a text here; for example, {first}", first=first)
-            raise NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
+            raise self._without_texts(next((str(leaf.missing) for leaf in leaves.values()), None))
         return Restored(
             base=self._base,
             source=self._source.key,
@@ -240,7 +285,34 @@ class _Builder:
             bodies=int(bodies),
             left=tuple(self._left),
             guessed=self._guessed,
+            model_id=self._model_id,
         )
+
+    def demand_text(self) -> None:
+        """Look for the first item with a text.
+
+        Raises:
+            NotRestored: there are items, and none has one.
+        """
+        first, is_empty = None, True
+        with sqlite.reading(self._source.catalog) as catalog, opened_index(self._source) as old:
+            for row, data in self._rows(catalog):
+                is_empty = False
+                if row["type"] == "directory":
+                    continue
+                try:
+                    self._text({**row, "data": data}, old)
+                except NoText as reason:
+                    first = first or str(reason)
+                else:
+                    return
+        if not is_empty:
+            raise self._without_texts(first)
+
+    def _without_texts(self, example: str | None) -> NotRestored:
+        first = tr("its folders are empty") if example is None else example
+        reason = tr("none of its items has a text here; for example, {first}", first=first)
+        return NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
 
     def _take_names(self, catalog: apsw.Connection) -> None:
         for (data,) in sqlite.lenient_rows(catalog, ("data",), "knowledge_item WHERE base_id = ?", (self._source.key,)):

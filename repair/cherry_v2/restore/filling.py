@@ -33,7 +33,7 @@ from repair.changes.store import recognised
 from repair.cherry_v2.backfill import scope as backfill_scope
 from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.restore import RestoredBase, RestoreOptions, restore
-from repair.cherry_v2.restore.run import whole_of
+from repair.cherry_v2.restore.run import demand_restorable, whole_of
 from repair.cherry_v2.restore.source import read_source
 
 #: How long vectors are that are only imagined, where nobody has said how long they are to be.
@@ -86,7 +86,7 @@ def restored(
     with embedders.opened(asked.settings) as embedder:
         filler = _Filler(asked=asked, embedder=embedder, progress=progress, show_plan=show_plan)
         with stops_whole(asked.path, asked.settings.name, lambda: filler.written):
-            return filler.restored(asked.dimensions or _dimensions(embedder))
+            return filler.restored(asked.dimensions or filler.dimensions(embedder))
 
 
 def suggestion_of(asked: RestoreRequest) -> Suggestion:
@@ -102,10 +102,6 @@ def suggestion_of(asked: RestoreRequest) -> Suggestion:
 def _with_suggestion(done: EmbeddingReport, asked: RestoreRequest) -> EmbeddingReport:
     scopes = [structs.replace(scope, dimensions=asked.dimensions) for scope in done.scopes]
     return structs.replace(done, embedder=None, scopes=scopes, suggestion=suggestion_of(asked))
-
-
-def _dimensions(embedder: Embedder) -> int:
-    return len(Budget(embedder, Limits()).embedded((CONTROL,))[0]) // 4
 
 
 def stood_in(path: Path, base: str | None, kind: Any, model_id: str | None, dimensions: int | None) -> Need:
@@ -142,11 +138,23 @@ class _Filler(msgspec.Struct, kw_only=True):
         """Return how many vectors were written."""
         return 0 if self.outcome is None else self.outcome.filled.newly_ready
 
-    def restored(self, dimensions: int) -> EmbeddingReport:
-        """Restore it."""
+    def dimensions(self, embedder: Embedder) -> int:
+        """Return the length of the vectors: of those that an earlier run paid for, else of one that is asked for.
+
+        Raises:
+            NotRestored: the base cannot be restored, whatever the length is.
+        """
+        known = demand_restorable(self.asked.path, self._options(_IMAGINED))
+        return known or len(Budget(embedder, Limits()).embedded((CONTROL,))[0]) // 4
+
+    def _options(self, dimensions: int) -> RestoreOptions:
         asked = self.asked
         wanted = RestoredBase(asked.model_id, dimensions, asked.name)
-        options = RestoreOptions(base=asked.base, wanted=wanted, now_ms=asked.now_ms, kind=asked.kind)
+        return RestoreOptions(base=asked.base, wanted=wanted, now_ms=asked.now_ms, kind=asked.kind)
+
+    def restored(self, dimensions: int) -> EmbeddingReport:
+        """Restore it."""
+        asked, options = self.asked, self._options(dimensions)
         done = restore(
             asked.path,
             options,

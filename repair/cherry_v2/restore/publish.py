@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from checks.audit.collector import FindingCollector
+from checks.audit.collector import FindingCollector, Level
 from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import is_tombstone
 from checks.cherry_v2.index_file import Expected, audit_index
 from regraft import long_paths, sqlite
 from regraft.errors import NotRestored, PlanOutdated, VerificationFailed
@@ -17,7 +18,6 @@ from regraft.report import notices
 from regraft.text import counted
 from repair.changes import files
 from repair.changes.apply import RESTORING
-from repair.changes.found import errors
 from repair.changes.plan import Action, FileChange, Plan, Unresolved
 from repair.cherry_v2.restore.build import Restored
 from repair.cherry_v2.restore.options import RestoredBase
@@ -92,7 +92,7 @@ def plan(source: Source, wanted: RestoredBase, restored: Restored, staged: Path,
     made.changes.append(FileChange(path=name, actions=(action, *guesses), make=make, bytes=size))
     made.changes.append(new_rows(source, wanted, restored.items, now_ms))
     made.left += _left(restored)
-    promised = errors()
+    made.left += _tombstones(source, restored)
     if missing:
         message = tr("{bodys} without a vector", bodys=counted(missing, "body"))
         made.left.append(
@@ -100,9 +100,26 @@ def plan(source: Source, wanted: RestoredBase, restored: Restored, staged: Path,
                 finding=v2.VECTOR_MISSING, reason=message, base=base, subject=None, count=missing, severity="error"
             )
         )
-        promised.discard(v2.VECTOR_MISSING)
-    made.resolves |= {(finding, base) for finding in promised}
+    made.new_bases[base], made.lists_inherited = _of_copied_rows(source), True
     return made
+
+
+def _tombstones(source: Source, restored: Restored) -> Iterator[Unresolved]:
+    """Yield the folders that the application's upgrade left behind and that have no text to restore either."""
+    rows = {row["id"]: row for row in source.items}
+    for item in restored.items:
+        if is_tombstone({**rows[item.old], "status": item.status, "error": item.error}):
+            reason = tr("a folder that the upgrade left behind: its index has no texts of it")
+            yield Unresolved(
+                finding=v2.ITEM_TOMBSTONE, reason=reason, base=restored.base, subject=item.id, severity="warning"
+            )
+
+
+def _of_copied_rows(source: Source) -> frozenset[str]:
+    """Return the names of the findings that the rows of the old base have and that copies of them may have, too."""
+    found = source.store.audit(Level.QUICK, frozenset({source.key})).findings
+    copied = (v2.CATALOG_VALUE, v2.BASE_STATUS)
+    return frozenset(one.name for one in found if one.name.startswith("item.") or one.name in copied)
 
 
 def _left(restored: Restored) -> Iterator[Unresolved]:

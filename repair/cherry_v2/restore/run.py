@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from regraft import areas
 from regraft.boundary_errors import ConsentMissing
@@ -21,7 +22,8 @@ from repair.changes.report import ChangeReport
 from repair.changes.run import run_command
 from repair.changes.session import session, settle_remains
 from repair.changes.store import Store, demand_quiet, recognised
-from repair.cherry_v2.restore.build import Restored, build
+from repair.cherry_v2.catalogs import catalog_of
+from repair.cherry_v2.restore.build import Restored, build, demand_text, paid_dimensions
 from repair.cherry_v2.restore.options import RestoredBase
 from repair.cherry_v2.restore.publish import discard, place_of, plan
 from repair.cherry_v2.restore.rows import new_rows
@@ -83,6 +85,29 @@ def restore(
     with areas.opened(store.root):
         discard(staged)
     return done
+
+
+def demand_restorable(path: Path, options: RestoreOptions) -> int | None:
+    """Refuse what cannot be restored, before anything is paid for; ``options.wanted.dimensions`` may be any number.
+
+    Returns:
+        How many dimensions the vectors have that an earlier run has paid for; None where there are none.
+
+    Raises:
+        NotRestored: that was done already, the base has no text, or the catalog cannot have its model.
+        RegraftError: as for :func:`restore`.
+    """
+    root, base = whole_of(path, options.base)
+    with recognised(root, options.kind if root == path else None, _COMMAND) as store:
+        source = read_source(store, base)
+        for row in catalog_of(store, data=False).bases:
+            if isinstance(row.get("dimensions"), int):
+                place_of(source, structs.replace(options.wanted, dimensions=row["dimensions"]))
+        known = paid_dimensions(source, options.wanted.model_id, store.own / apply.RESTORING)
+        if known is None:
+            new_rows(source, options.wanted, (), options.now_ms)
+            demand_text(source, options.wanted)
+        return known
 
 
 def whole_of(path: Path, base: str | None) -> tuple[Path, str | None]:
