@@ -31,6 +31,7 @@ from repair.changes.found import Findings, by_base
 from repair.changes.plan import Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2 import adopt, readable_paths, salvage
+from repair.cherry_v2.protection import Protection
 from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
 from repair.cherry_v2.rules import catalog as rules_catalog
 from repair.cherry_v2.rules import definitions, index
@@ -44,18 +45,31 @@ _OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, *index.NAMES)
 #: Findings that are mended.
 NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
 #: Findings that are mended only where they are asked for by name.
-BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID, v2.INDEX_ORPHAN)
+BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID, v2.BASE_FAILED, *adopt.NAMES)
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written.
 
     Raises:
-        WrongUsage: a folder that no row names is to be mended without ``adopt``, or with other findings.
+        WrongUsage: what has no row is to be listed again without ``adopt``, or with other findings.
     """
     adopt.demand_alone(options)
     if options.adopt:
         return adopt.plan(store, options)
+    if v2.BASE_FAILED not in options.only or store.catalog is None:
+        return _repaired(store, options)
+    made = adopt.materials.plan(store, options, failed_only=True)
+    others = options.only - {v2.BASE_FAILED}
+    if others:
+        made.add(_repaired(store, structs.replace(options, only=others)))
+        rows = [one for one in made.changes if isinstance(one, RowsChange)]
+        files = [one for one in made.changes if not isinstance(one, RowsChange)]
+        made.changes = [*map(joined, _by_path(rows)), *files]
+    return made
+
+
+def _repaired(store: Store, options: RepairOptions) -> Plan:
     # What only SQLite's own check sees is damage, too.
     level = Level.DEEP if options.salvage else Level.DEFAULT
     return _Planner(store, options, by_base(store.findings(level))).plan()
@@ -67,6 +81,7 @@ class _Planner:
         self._options = options
         self._wanted = options.wanted(NAMES)
         self._findings = findings
+        self._protection: Protection | None = None
         self._plan = Plan()
         #: Bases of whose index it is said already what stays as it is.
         self._said: set[str | None] = set()
@@ -155,15 +170,37 @@ class _Planner:
             self._plan.resolves |= {(name, base) for name in wanted.intersection(foreign_definitions.NAMES)}
             yield dropped
         wanted = wanted.intersection(index.NAMES)
-        if wanted:
-            yield from self._mended(base, one, found, wanted, moved)
+        kept = self._kept(base, found, wanted)
+        if wanted - kept:
+            yield from self._mended(base, one, found, wanted - kept, moved, self._wanted - kept)
 
-    def _mended(
-        self, base: str, one: layout.Store, found: dict[str, int], wanted: frozenset[str], moved: dict[str, Renamed]
+    def _kept(self, base: str, found: dict[str, int], wanted: frozenset[str]) -> frozenset[str]:
+        """Return the findings that stay because their repair deletes vectors of a protected base."""
+        deleting = wanted.intersection(index.FLAWS)
+        if not deleting:
+            return deleting
+        if self._protection is None:
+            self._protection = Protection(self._store, self._catalog)
+        reason = self._protection.reason(base)
+        if reason is None:
+            return frozenset()
+        self._plan.left += [
+            Unresolved.registered(name, reason, base=base, count=found[name]) for name in sorted(deleting)
+        ]
+        return deleting
+
+    def _mended(  # noqa: PLR0913 - what is found, what of it is wanted, and what may come to light
+        self,
+        base: str,
+        one: layout.Store,
+        found: dict[str, int],
+        wanted: frozenset[str],
+        moved: dict[str, Renamed],
+        allowed: frozenset[str],
     ) -> Iterator[RowsChange]:
         """Yield what mends the rows of an index, and say what of them stays."""
         renames = self._renamed(base, one) if v2.PATH_UNSAFE in wanted else Renamed()
-        target = self._target(base, one, found, renames)
+        target = self._target(base, one, found, renames, allowed)
         change, left = index.change(self._store.root, target)
         self._plan.left += [*renames.left, *(self._with_command(one) for one in left)]
         if change is not None:
@@ -181,7 +218,9 @@ class _Planner:
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
         return rules_paths.renamed(store.root, base, one.name, one.raw, items)
 
-    def _target(self, base: str, one: layout.Store, found: dict[str, int], renames: Renamed) -> Target:
+    def _target(
+        self, base: str, one: layout.Store, found: dict[str, int], renames: Renamed, wanted: frozenset[str]
+    ) -> Target:
         row = self._row(base)
         is_known = row is not None and row.get("status") == "completed"
         dimensions = row.get("dimensions") if row is not None and is_known else None
@@ -192,7 +231,7 @@ class _Planner:
             has_model=row.get("embedding_model_id") is not None if row is not None and is_known else None,
             dimensions=dimensions if isinstance(dimensions, int) else None,
             found=found,
-            wanted=self._wanted,
+            wanted=wanted,
             now_ms=self._options.now_ms,
             is_partial=bool(self._options.only),
             renamed=tuple(renames.materials),
