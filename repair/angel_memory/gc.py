@@ -124,7 +124,7 @@ def _plan_rows(store: Store, options: GcOptions) -> Plan:
     lost = _lost(store.root)
     if lost is not None:
         kept = [one for one in findings if one.name in wanted]
-        return Plan(left=[Unresolved.of(one, tr("{what}: kept, {why}", what=one.message, why=lost)) for one in kept])
+        return Plan(left=[Unresolved.of(one, tr("{what}, kept: {why}", what=one.message, why=lost)) for one in kept])
     rows = list(_rows(wanted))
     actions = _actions(rows, _counts(store.root, rows))
     left = list(_tags_left(store, findings, actions)) if angel.TAG_UNUSED in wanted else []

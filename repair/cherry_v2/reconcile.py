@@ -26,7 +26,7 @@ from regraft.errors import NotChanged, PlanOutdated
 from regraft.following import OutOfOrder, differences
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import base_key
-from regraft.kinds import NAMES
+from regraft.kinds import NAMES as NAMES_OF_KINDS
 from regraft.language import tr
 from regraft.text import argument, counted, decode_utf8, whole
 from repair.changes.found import by_base
@@ -56,7 +56,7 @@ def plan(store: Store, options: ReconcileOptions) -> Plan:
         SourceUnreadable: nobody can tell what the catalog says.
     """
     if store.catalog is None:
-        what = tr("{names} without a catalog", names=NAMES[store.found.kind])
+        what = tr("{names} without a catalog", names=NAMES_OF_KINDS[store.found.kind])
         raise NotChanged(
             path=store.path, what=what, command="reconcile", advice=tr("give the library or profile it is of")
         )
@@ -106,7 +106,7 @@ def _why_kept(base: str, options: ReconcileOptions, protection: Protection) -> s
 def _kept(store: Store, finding: Finding, why: str) -> Unresolved:
     """Return that the materials of a base are kept, with the command that lists them again."""
     words = ["regraft", "repair", argument(store.path), *LISTING, "--base", str(finding.base)]
-    reason = tr("{what}: kept, {why}", what=finding.message, why=why)
+    reason = tr("{what}, kept: {why}", what=finding.message, why=why)
     return Unresolved.of(finding, reason, repair=shlex.join(words))
 
 

@@ -2,8 +2,8 @@
 
 Rules: ``docs/formats/codex_mem.md``, "Following the notes". A vector without a note that may have one goes; what the
 metadata say becomes what is there. A vector that its note may use again, once it is included again, stays unless its
-finding is named; so do the vectors of notes of which many are gone at once. Metadata are written first: killed before the vectors have gone, a run leaves some
-that no note claims, which the next one deletes.
+finding is named; so do the vectors of notes of which many are gone at once. Metadata are written first: killed before
+the vectors have gone, a run leaves some that no note claims, which the next one deletes.
 """
 
 from __future__ import annotations
@@ -191,16 +191,16 @@ class _Follows(msgspec.Struct):
                 continue
             if why == _NO_NOTE and many_disappeared(lost, notes):
                 reason = tr(
-                    "kept, {gone} of {all} are gone at once: the database may be older than the vectors",
+                    "kept: {gone} of {all} are gone at once: the database may be older than the vectors",
                     gone=f"{lost:,}",
                     all=counted(lost + notes, "note"),
                 )
             elif why in _BY_NAME and finding not in self.options.only:
-                reason = tr("kept, a note may use it again; --only {name} deletes it", name=finding)
+                reason = tr("kept: a note may use it again; --only {name} deletes it", name=finding)
             else:
                 continue
             vectors = counted(len(self.gone.pop((why, project))), "vector")
-            yield _left(finding, f"{vectors} {words}: {reason}", None, project)
+            yield _left(finding, f"{vectors} {words}, {reason}", None, project)
 
     # --- metadata follow the vectors ---------------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ def _moved(store: Store, one: Loose) -> FileChange:
 
 
 def _left(why: Why, count: int) -> Unresolved:
-    severity: Severity = "warning" if why is Why.UNSURE else "note"
+    severity: Severity = "warning" if why in (Why.UNSURE, *MOVED) else "note"
     reason = put_in(_KEPT[why], "{files}", counted(count, "file"))
     return Unresolved(finding=kb.FILE_ORPHAN, reason=reason, count=count, severity=severity)
 

@@ -58,7 +58,7 @@ def demand_alone(options: RepairOptions) -> None:
         raise WrongUsage(
             problem=tr("--only {name}: repair lists these again only with --adopt", name=name),
             hint=tr(
-                "give --only {name} --adopt; regraft {remover} --only {name} deletes them", name=name, remover=remover
+                "give --only {name} --adopt; {remover} --only {name} deletes them", name=name, remover=remover
             ),
         )
 

@@ -118,7 +118,7 @@ class _RawFiles(msgspec.Struct):
             kept = why(name) or why_kept(self.store, raw / name)
             copy = None if kept is not None or v2.RAW_ORPHAN in self.options.only else copies.of(name)
             if kept is None and copy is None and v2.RAW_ORPHAN not in self.options.only:
-                kept = tr("kept, no other copy of it is known; --only {name} removes it", name=v2.RAW_ORPHAN)
+                kept = tr("kept: no other copy of it is known; --only {name} removes it", name=v2.RAW_ORPHAN)
             if kept is not None:
                 reason = f"raw/{shown(name)}: {kept}"
                 left = Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=self.base, subject=path_text(name))
@@ -206,7 +206,7 @@ def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions
             continue
         kept = _why_claimed(items.get(path.name)) or why_kept(store, path)
         if kept is None and v2.INDEX_ORPHAN not in options.only and _holds_anything(store, path):
-            kept = tr("kept, it can be listed again; --only {name} removes it", name=v2.INDEX_ORPHAN)
+            kept = tr("kept: it can be listed again; --only {name} removes it", name=v2.INDEX_ORPHAN)
         if kept is not None:
             reason = tr("the folder {name} stays: {kept}", name=shown(path.name), kept=kept)
             made.left.append(Unresolved(finding=v2.INDEX_ORPHAN, reason=reason, subject=path_text(path.name)))

@@ -150,7 +150,7 @@ class IndexFile:
         """Yield that the rows of a protected base stay."""
         for name in sorted({one.finding for one in wanted} & self.findings.keys()):
             finding = self.findings[name]
-            yield Unresolved.of(finding, tr("{what}: kept, {why}", what=finding.message, why=why))
+            yield Unresolved.of(finding, tr("{what}, kept: {why}", what=finding.message, why=why))
 
     def _removed(
         self, db: apsw.Connection, wanted: list[_Waste], options: GcOptions
@@ -174,7 +174,7 @@ class IndexFile:
             yield left_for_repair(self.store, finding, needing)
         elif finding is not None and self._may_return(waste, options):
             reason = tr(
-                "{what}: kept, items of the base have no text in the index, and it may be theirs; --only {name} "
+                "{what}, kept: items of the base have no text in the index, and it may be theirs; --only {name} "
                 "removes it",
                 what=finding.message,
                 name=waste.finding,
