@@ -20,6 +20,7 @@ from repair.changes.store import Store
 from repair.cherry_v2 import adopt, proven_hints, upgrade
 from repair.cherry_v2.rescue.plan import RescueOptions
 from repair.cherry_v2.rescue.plan import plan as plan_rescue
+from repair.cherry_v2.rules import planner
 from repair.options import GcOptions, ReconcileOptions, RepairOptions
 from repair.systems import COLLECTED, RECONCILED, REPAIRED, REPAIRS
 
@@ -38,6 +39,7 @@ def planners(now_ms: int, keep: ExitStack, only: frozenset[str] = frozenset()) -
         steps.upgrade,
         partial(steps.rescue, options=rescue_options),
         steps.list_again,
+        steps.write_units,
         steps.repair,
         steps.reconcile,
         steps.collect,
@@ -100,6 +102,13 @@ class _Steps:
         # What stays as it is, the end says.
         return replace(made, left=[])
 
+    def write_units(self, store: Store) -> Plan:
+        """Write units again that their bodies prove, before anything else is repaired in their indexes."""
+        if store.found.kind not in V2_STORES or not self._wants((v2.BODY_ORPHAN,)):
+            return Plan()
+        made = planner.plan(store, RepairOptions(now_ms=self._now_ms, only=frozenset({v2.BODY_ORPHAN})))
+        return replace(made, left=[])
+
     def repair(self, store: Store) -> Plan:
         repairs = REPAIRS.get(store.found.kind)
         if repairs is None or repairs.repair is None or not self._wants(repairs.repaired):
@@ -107,7 +116,7 @@ class _Steps:
         named = self._named(repairs.repaired) - set(adopt.NAMES) - {v2.BASE_FAILED}
         if self._only and not named:
             return Plan()
-        return repairs.repair(store, RepairOptions(now_ms=self._now_ms, only=named))
+        return repairs.repair(store, RepairOptions(now_ms=self._now_ms, only=named, spared=frozenset(self._failed)))
 
     def reconcile(self, store: Store) -> Plan:
         repairs = REPAIRS.get(store.found.kind)

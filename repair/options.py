@@ -22,6 +22,8 @@ class RepairOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     #: Whether what has no row in the catalog is listed again: ``only`` says whether folders of bases or materials.
     adopt: bool = False
+    #: Bases of which nothing is deleted.
+    spared: frozenset[str] = frozenset()
 
     def wanted(self, names: Iterable[str]) -> frozenset[str]:
         """Return the names of the findings that are to be repaired: those that the caller named, or ``names``."""

@@ -108,13 +108,22 @@ def _proven(finding: Finding, plans: Mapping[str, Plan]) -> Finding:
     keys = set(_keys(name, finding.base))
     plan = plans[verb]
     is_mended = keys & plan.resolves or any((one.finding, one.base) in keys for one in plan.actions)
-    reasons = [one.reason for one in plan.left if (one.finding, one.base) in keys]
+    left = [one for one in plan.left if (one.finding, one.base) in keys]
+    reasons = [one.reason for one in left]
     if is_mended:
         # Named, it would remove the rest, too.
         return replace(finding, repair=_unnamed(finding.repair)) if verb == "gc" and reasons else finding
+    if not reasons and verb == "gc":
+        # It goes only where it is named.
+        return replace(
+            finding,
+            repair=None,
+            message=tr("{what}; gc deletes it only with --only {name}", what=finding.message, name=name),
+        )
     if not reasons:
         return replace(finding, repair=None) if name in _ONLY_IF_PLANNED else finding
-    return replace(finding, repair=None, message=tr("{what}: {why}", what=finding.message, why=reasons[0]))
+    repair = left[0].repair if verb == "gc" else None
+    return replace(finding, repair=repair, message=tr("{what}: {why}", what=finding.message, why=reasons[0]))
 
 
 def _unnamed(line: str | None) -> str:

@@ -300,7 +300,10 @@ def test_only_what_was_chosen(store: Path) -> None:
         ((*ADOPT, "--only", "fts.desync"), "--adopt lists folders or materials again, and nothing else is repaired"),
         ((*ADOPT, "--only", "material.orphan"), "--adopt lists folders or materials again"),
         (("--only", "index.orphan"), "give --only index.orphan --adopt; gc --only index.orphan deletes them"),
-        (("--only", "material.orphan"), "--only material.orphan --adopt; reconcile --only material.orphan deletes them"),
+        (
+            ("--only", "material.orphan"),
+            "--only material.orphan --adopt; reconcile --only material.orphan deletes them",
+        ),
         ((*ADOPT, "--model", "nonsense"), "write it as provider::model"),
     ],
 )

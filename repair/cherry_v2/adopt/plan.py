@@ -57,9 +57,7 @@ def demand_alone(options: RepairOptions) -> None:
         name, remover = named[0], _REMOVERS[named[0]]
         raise WrongUsage(
             problem=tr("--only {name}: repair lists these again only with --adopt", name=name),
-            hint=tr(
-                "give --only {name} --adopt; {remover} --only {name} deletes them", name=name, remover=remover
-            ),
+            hint=tr("give --only {name} --adopt; {remover} --only {name} deletes them", name=name, remover=remover),
         )
 
 

@@ -6,6 +6,7 @@ among those that no body names. Nor is what an item without a material may get b
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,10 +19,11 @@ from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.language import tr
-from regraft.text import counted
+from regraft.text import argument, counted
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.gc.choice import is_damage, is_wanted, left_damaged, left_for_repair
+from repair.cherry_v2.rules.lost_units import lost_units
 from repair.options import GcOptions
 
 
@@ -116,6 +118,7 @@ class IndexFile:
     found: list[Finding]
     #: Why nothing of the base is deleted; None where it is not protected.
     protected: str | None = None
+    _proven: bool | None = None
     _odd: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     @cached_property
@@ -159,7 +162,10 @@ class IndexFile:
         known = {
             one.finding: one
             for one in wanted
-            if not self._needing(one) and not self._may_return(one, options) and not self._is_odd(db, one)
+            if not self._needing(one)
+            and not self._may_return(one, options)
+            and not self._is_odd(db, one)
+            and not self._is_proven(db, one)
         }
         bodies_go = v2.BODY_ORPHAN in known
         if v2.VECTOR_UNEXPECTED in known:
@@ -172,6 +178,10 @@ class IndexFile:
         finding, needing = self.findings.get(waste.finding), self._needing(waste)
         if finding is not None and needing:
             yield left_for_repair(self.store, finding, needing)
+        elif finding is not None and self._is_proven(db, waste):
+            reason = tr("{what}, kept: regraft repair writes their units again", what=finding.message)
+            words = ["repair", argument(self.store.path), "--only", waste.finding, "--base", self.base]
+            yield Unresolved.of(finding, reason, repair=shlex.join(["regraft", *words]))
         elif finding is not None and self._may_return(waste, options):
             reason = tr(
                 "{what}, kept: items of the base have no text in the index, and it may be theirs; --only {name} "
@@ -189,6 +199,12 @@ class IndexFile:
     def _needing(self, waste: _Waste) -> list[str]:
         """Return the findings whose repair may need rows."""
         return sorted(waste.needed_by & self.findings.keys())
+
+    def _is_proven(self, db: apsw.Connection, waste: _Waste) -> bool:
+        """Whether bodies prove units that are gone, which ``repair`` writes again."""
+        if self._proven is None and waste.finding == v2.BODY_ORPHAN:
+            self._proven = bool(lost_units(db)[0])
+        return waste.finding == v2.BODY_ORPHAN and bool(self._proven)
 
     def _may_return(self, waste: _Waste, options: GcOptions) -> bool:
         """Whether rows may be what items without a material lack; where the finding is named, they go all the same."""

@@ -24,7 +24,7 @@ from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
 from regraft.language import tr
 from regraft.report import notices
-from regraft.text import argument
+from regraft.text import argument, counted
 from repair.changes import foreign_definitions
 from repair.changes.foreign_definitions import joined
 from repair.changes.found import Findings, by_base
@@ -34,14 +34,14 @@ from repair.cherry_v2 import adopt, readable_paths, salvage
 from repair.cherry_v2.protection import Protection
 from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
 from repair.cherry_v2.rules import catalog as rules_catalog
-from repair.cherry_v2.rules import definitions, index
+from repair.cherry_v2.rules import definitions, index, lost_units
 from repair.cherry_v2.rules import paths as rules_paths
 from repair.cherry_v2.rules.index import Target
 from repair.cherry_v2.rules.paths import Renamed
 from repair.cherry_v2.salvage import DamagedIndex
 from repair.options import RepairOptions
 
-_OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, *index.NAMES)
+_OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, v2.BODY_ORPHAN, *index.NAMES)
 #: Findings that are mended.
 NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
 #: Findings that are mended only where they are asked for by name.
@@ -169,10 +169,34 @@ class _Planner:
         if dropped is not None:
             self._plan.resolves |= {(name, base) for name in wanted.intersection(foreign_definitions.NAMES)}
             yield dropped
+        units, others = self._lost_units(base, one, found)
+        if units is not None:
+            yield units
+            self._leave_for_units(base, wanted, others)
+            return
         wanted = wanted.intersection(index.NAMES)
         kept = self._kept(base, found, wanted)
         if wanted - kept:
             yield from self._mended(base, one, found, wanted - kept, moved, self._wanted - kept)
+
+    def _lost_units(self, base: str, one: layout.Store, found: dict[str, int]) -> tuple[RowsChange | None, int]:
+        """Return what writes units again: first of all, as what else is repaired may take their proof away."""
+        if v2.BODY_ORPHAN not in found or not self._wanted & {v2.BODY_ORPHAN, v2.UNIT_GAP, v2.NO_BODY, v2.UNIT_ID}:
+            return None, 0
+        return lost_units.change(self._store.root, one.name, base)
+
+    def _leave_for_units(self, base: str, wanted: frozenset[str], others: int) -> None:
+        """Say that what else is wrong waits until units are written again, and which bodies no unit is proven of."""
+        self._said.add(base)
+        if others:
+            reason = tr("{bodies} whose unit nothing proves", bodies=counted(others, "body"))
+            self._plan.left.append(Unresolved.registered(v2.BODY_ORPHAN, reason, base=base, count=others))
+        else:
+            self._plan.resolves.add((v2.BODY_ORPHAN, base))
+        repair = shlex.join(["regraft", "repair", argument(self._store.path), "--base", base])
+        reason = tr("units are written again first; the next regraft repair goes on")
+        stays = (one for one in self._findings[base] if one.name in wanted and one.name in index.NAMES)
+        self._plan.left += [Unresolved.of(one, reason, repair=repair) for one in stays]
 
     def _kept(self, base: str, found: dict[str, int], wanted: frozenset[str]) -> frozenset[str]:
         """Return the findings that stay because their repair deletes vectors of a protected base."""
@@ -180,7 +204,7 @@ class _Planner:
         if not deleting:
             return deleting
         if self._protection is None:
-            self._protection = Protection(self._store, self._catalog)
+            self._protection = Protection(self._store, self._catalog, self._options.spared)
         reason = self._protection.reason(base)
         if reason is None:
             return frozenset()
