@@ -29,6 +29,7 @@ from repair.cherry_v2.rules.items import INTERRUPTED
 _BLOCK_FIELDS = {"type", "title", "timestamp"}
 #: What a person calls the items of each type.
 _NOUNS = {"directory": "folder", "file": "file", "url": "url", "note": "note"}
+_NUMBERED = re.compile(r"_\d+$")
 _ABSOLUTE = re.compile(r"/|\\\\|[A-Za-z]:[/\\]")
 
 
@@ -39,8 +40,11 @@ class Container(msgspec.Struct, frozen=True):
     source: str | None = None
 
     def source_of(self, rest: str) -> str | None:
-        """Return the path of an original file by its path in the folder; None where the folder's is not absolute."""
-        if self.source is None or _ABSOLUTE.match(self.source) is None:
+        """Return the path of an original file by its path in the folder.
+
+        None where the folder's path is not absolute, and where the name may have got a number to be free.
+        """
+        if self.source is None or _ABSOLUTE.match(self.source) is None or _NUMBERED.search(PurePosixPath(rest).stem):
             return None
         separator = "\\" if "\\" in self.source and "/" not in self.source else "/"
         return f"{self.source.rstrip(separator)}{separator}{rest.replace('/', separator)}"
