@@ -112,7 +112,8 @@ def _proven(finding: Finding, plans: Mapping[str, Plan]) -> Finding:
     reasons = [one.reason for one in left]
     if is_mended:
         # Named, it would remove the rest, too.
-        return replace(finding, repair=_unnamed(finding.repair)) if verb == "gc" and reasons else finding
+        is_partial = verb == "gc" and bool(reasons)
+        return replace(finding, repair=_unnamed(finding.repair)) if is_partial else finding
     if not reasons and verb == "gc":
         # It goes only where it is named.
         return replace(

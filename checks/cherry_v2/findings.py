@@ -137,7 +137,7 @@ BODY_ORPHAN = register(
     "warning",
     "body.orphan",
     tr("A body whose unit is gone; searches still find it."),
-    tr("`regraft gc`."),
+    tr("`regraft repair --only body.orphan`, where the ids prove the unit, which is written again; else `regraft gc`."),
     "gc",
 )
 BODY_ROWID = register(

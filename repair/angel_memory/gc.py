@@ -38,8 +38,7 @@ from repair.changes.trash import trashed
 from repair.options import GcOptions
 
 #: Findings that this removes what they are about.
-#: The folder of a provider could be used again: it goes only where the finding is named. Nor does anything that notes or
-#: memories reached go without being named, where many of these are gone at once.
+#: The folder of a provider could be used again: it goes only where the finding is named.
 NAMES = (angel.RELATION_DANGLING, angel.RELATION_ORPHAN, angel.TAG_UNUSED, angel.PROVIDER_LEFTOVER)
 #: What the system makes of its memories whenever it needs it.
 _DERIVED = "memory_index"
@@ -123,8 +122,7 @@ def _plan_rows(store: Store, options: GcOptions) -> Plan:
     findings = store.findings()
     lost = _lost(store.root)
     if lost is not None:
-        kept = [one for one in findings if one.name in wanted]
-        return Plan(left=[Unresolved.of(one, tr("{what}, kept: {why}", what=one.message, why=lost)) for one in kept])
+        return Plan(left=list(_kept(findings, wanted, lost)))
     rows = list(_rows(wanted))
     actions = _actions(rows, _counts(store.root, rows))
     left = list(_tags_left(store, findings, actions)) if angel.TAG_UNUSED in wanted else []
@@ -132,6 +130,12 @@ def _plan_rows(store: Store, options: GcOptions) -> Plan:
     promised = {str(action.finding) for action in actions}
     made.resolves = {(name, None) for name in promised.difference(one.finding for one in left)}
     return made
+
+
+def _kept(findings: list[Finding], wanted: Collection[str], why: str) -> Iterator[Unresolved]:
+    for one in findings:
+        if one.name in wanted:
+            yield Unresolved.of(one, tr("{what}, kept: {why}", what=one.message, why=why))
 
 
 def _lost(root: Path) -> str | None:
@@ -142,7 +146,8 @@ def _lost(root: Path) -> str | None:
             for relation, key, table in owners:
                 query = f"""SELECT (SELECT count(DISTINCT {key}) FROM {relation} WHERE {ORPHANED[relation]}),
                                    (SELECT count(*) FROM {table})"""
-                gone, there = (int(number) for number in db.execute(query).fetchall()[0])
+                counts: Any = db.execute(query).fetchall()[0]
+                gone, there = map(int, counts)
                 if many_disappeared(gone, there):
                     return tr(
                         "{gone} of {all} are gone at once: their table may be damaged, or an older copy",

@@ -84,10 +84,11 @@ def _plan_base(
         made.left += [Unresolved.of(finding, reason, repair=finding.repair) for finding in stays]
         return made
     wanted = set(filter(options.wants, names & _DIFFERENT))
-    kept = _why_kept(base, options, protection) if v2.MATERIAL_ORPHAN in wanted else None
+    orphans = [one for one in found if one.name == v2.MATERIAL_ORPHAN and one.name in wanted]
+    kept = _why_kept(base, options, protection) if orphans else None
     if kept is not None:
         wanted.discard(v2.MATERIAL_ORPHAN)
-        made.left += [_kept(store, one, kept) for one in found if one.name == v2.MATERIAL_ORPHAN]
+        made.left += [_kept(store, one, kept) for one in orphans]
     if wanted:
         made.add(_followed(store, base, wanted, lacks_any=v2.ITEM_NO_MATERIAL in names))
     return made
@@ -119,7 +120,7 @@ def _why_left(found: list[Finding], *, is_known: bool) -> str | None:
 def _followed(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> Plan:
     """Plan what makes the index of a base follow; of what cannot be held against the catalog, nothing."""
     try:
-        follows = _Follows(store, base, store.stores[base], frozenset(wanted))
+        follows = _Follows(store=store, base=base, index=store.stores[base], wanted=frozenset(wanted))
         follows.compare(lacks_any=lacks_any)
         change = follows.change()
     except (apsw.Error, OSError, UnicodeDecodeError, OutOfOrder) as problem:

@@ -1,4 +1,4 @@
-"""``regraft repair --only material.orphan --adopt``: items are listed again, and failed bases completed, from indexes."""
+"""``regraft repair --only material.orphan --adopt`` lists items again and completes failed bases from their indexes."""
 
 from __future__ import annotations
 
@@ -296,4 +296,4 @@ def test_the_same_by_a_program(store: Path) -> None:
     catalog(KB_ROW.format("name = 'x'"))(store)
     PLANTED["a material of no item"].damage(store)
     assert api.reconcile(store).actions == []
-    assert [one.action for one in api.reconcile(store, only=["material.orphan"]).actions][0] == "delete-materials"
+    assert next(one.action for one in api.reconcile(store, only=["material.orphan"]).actions) == "delete-materials"

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from conftest import NOW, Outcome, run
 from planted_v1 import whole
-from planted_v2 import KB, KB_ROW, NEW_BASE, OTHER, PLANTED, an_old_stray_file, catalog, index, library, several, sql
+from planted_v2 import KB, KB_ROW, OTHER, PLANTED, an_old_stray_file, catalog, index, library, several, sql
 from test_gc import a_folder_of_nobody, aged
 
 MODEL = "acme::embed-3"
@@ -195,7 +195,8 @@ def with_vector_files(store: Path) -> None:
         aged(Path(shutil.copy(source / KNOWLEDGE / name, store / KNOWLEDGE / name)))
     with closing(sqlite3.connect(store / KNOWLEDGE / "kb")) as db, db:
         db.execute(
-            "INSERT INTO vectors (id, pageContent, uniqueLoaderId, source) SELECT id || 'x', 'only in v1', uniqueLoaderId, source FROM vectors LIMIT 1"
+            "INSERT INTO vectors (id, pageContent, uniqueLoaderId, source)"
+            " SELECT id || 'x', 'only in v1', uniqueLoaderId, source FROM vectors LIMIT 1"
         )
     aged(store / KNOWLEDGE / "kb")
     shutil.rmtree(source)

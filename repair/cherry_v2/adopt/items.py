@@ -17,9 +17,9 @@ from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.item_data import data_of
+from regraft.language import joined
 from regraft.names import PROCESSED_EXTENSIONS
 from regraft.report.notices import MISSING_MODEL
-from regraft.language import joined
 from regraft.text import counted, is_blank, utf16_cut, whole
 from repair.cherry_v2.adopt.folder import FoundMaterial, OrphanFolder
 from repair.cherry_v2.rules.evidence import Evidence, Snapshot

@@ -63,13 +63,11 @@ def plan(
     planner = _Planner(store, options, catalog)
     findings = by_base(store.findings())
     for row in catalog.bases:
-        base = base_key(row)
-        found = {one.name for one in findings.get(base, ())}
-        has_failed = row.get("status") == "failed" and isinstance(row.get("id"), str)
-        is_meant = has_failed or (v2.MATERIAL_ORPHAN in found and not failed_only)
-        if store.wants(base) and base in store.stores and is_meant and base not in without:
-            one = _Base(key=base, row=row, has_failed=has_failed, has_orphans=v2.MATERIAL_ORPHAN in found)
-            planner.add(one, findings.get(base, []))
+        found = findings.get(base_key(row), [])
+        one = _Base.of(row, found)
+        is_chosen = store.wants(one.key) and one.key in store.stores and one.key not in without
+        if is_chosen and (one.has_failed or (one.has_orphans and not failed_only)):
+            planner.add(one, found)
     return planner.finished()
 
 
@@ -79,11 +77,31 @@ class _Base(msgspec.Struct, frozen=True, kw_only=True):
     has_failed: bool
     has_orphans: bool
 
+    @classmethod
+    def of(cls, row: Row, findings: list[Finding]) -> _Base:
+        """Return a base by its row and what was found in it."""
+        return cls(
+            key=base_key(row),
+            row=row,
+            has_failed=row.get("status") == "failed" and isinstance(row.get("id"), str),
+            has_orphans=any(one.name == v2.MATERIAL_ORPHAN for one in findings),
+        )
+
     @property
     def findings(self) -> list[str]:
         """Return the findings that are to be resolved."""
         wanted = ((v2.MATERIAL_ORPHAN, self.has_orphans), (v2.BASE_FAILED, self.has_failed))
         return [name for name, is_there in wanted if is_there]
+
+
+def _demand_current(layout: Layout) -> None:
+    """Refuse an index that has to be upgraded first.
+
+    Raises:
+        Unfit
+    """
+    if layout is not Layout.CURRENT:
+        raise Unfit(tr("its index is of an older layout; regraft upgrade brings it to the current one first"))
 
 
 class _Folders(msgspec.Struct):
@@ -123,8 +141,7 @@ class _Planner:
         """Plan one base; where its index tells too little, say why it stays as it is."""
         try:
             one = self._store.stores[base.key]
-            if one.look.layout is not Layout.CURRENT:
-                raise Unfit(tr("its index is of an older layout; regraft upgrade brings it to the current one first"))
+            _demand_current(one.look.layout)
             demand_readable(findings)
             folder = read_folder(base.key, self._store.root / one.name, self._store.root / one.raw)
             with evidence_of(self._store, base.key, findings) as evidence:
@@ -138,7 +155,8 @@ class _Planner:
             return
         if rows:
             self._list(base, rows, folders)
-            self._promise(base.key, rows, findings, self._store.root / one.raw)
+            self._promise_folders(base.key)
+            self._promise_files(base.key, rows, findings, self._store.root / one.raw)
         if base.has_failed:
             try:
                 self._complete(base, folder, findings)
@@ -184,8 +202,9 @@ class _Planner:
 
     def _folders(self, base: str) -> _Folders:
         found = _Folders()
-        for item in self._items(base):
-            if item.get("type") != "directory" or item.get("status") == "deleting":
+        folders = (item for item in self._items(base) if item.get("type") == "directory")
+        for item in folders:
+            if item.get("status") == "deleting":
                 continue
             data = data_of(item)
             prefix, source = data.get("relativePath"), data.get("source")
@@ -226,12 +245,14 @@ class _Planner:
         if not any((one.finding, one.base) == (v2.MATERIAL_ORPHAN, base.key) for one in self._plan.left):
             self._plan.resolves.add((v2.MATERIAL_ORPHAN, base.key))
 
-    def _promise(self, base: str, rows: list[Row], findings: list[Finding], raw: Path) -> None:
-        """Name the findings of a base that are gone once items are listed."""
+    def _promise_folders(self, base: str) -> None:
+        """Promise that no folder is left behind, where all of them are expanded."""
         expanded = {one.subject for one in self._actions if one.action == "complete-folder" and one.base == base}
         if expanded and all(str(item.get("id")) in expanded for item in self._items(base) if is_tombstone(item)):
             self._plan.resolves.add((v2.ITEM_TOMBSTONE, base))
-        # What lies in a folder has no file by design.
+
+    def _promise_files(self, base: str, rows: list[Row], findings: list[Finding], raw: Path) -> None:
+        """Promise that no file is missing, where those that are lie in folders: these have no file by design."""
         virtual = [data_of(row)["relativePath"] for row in rows if row["group_id"] is not None]
         missing = sum(one.count for one in findings if one.name == v2.RAW_MISSING)
         if missing and missing == sum(not (raw / path).is_file() for path in virtual):

@@ -50,7 +50,7 @@ def plan_raw(
     for row in catalog.bases:
         base = base_key(row)
         if store.wants(base) and base not in damaged and isinstance(row.get("id"), str):
-            raw = _RawFiles(store, base, items.get(base, []), options, protection)
+            raw = _RawFiles(store=store, base=base, items=items.get(base, []), options=options, protection=protection)
             made.add(raw.plan(_raw_folder(store, base, row)))
     return made
 
@@ -91,7 +91,7 @@ def _youngest(path: Path) -> float:
 # --- raw files -------------------------------------------------------------------------------------------------------
 
 
-class _RawFiles(msgspec.Struct):
+class _RawFiles(msgspec.Struct, kw_only=True):
     """The raw files of one base."""
 
     store: Store
@@ -114,10 +114,11 @@ class _RawFiles(msgspec.Struct):
             return Plan(left=[Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=self.base, count=len(names))])
         why = _named_otherwise(self.store, self.base, self.items)
         copies = Copies(self.store, self.base, self.items, raw)
+        is_named = v2.RAW_ORPHAN in self.options.only
         for name in names:
             kept = why(name) or why_kept(self.store, raw / name)
-            copy = None if kept is not None or v2.RAW_ORPHAN in self.options.only else copies.of(name)
-            if kept is None and copy is None and v2.RAW_ORPHAN not in self.options.only:
+            copy = None if is_named or kept is not None else copies.of(name)
+            if kept is None and not is_named and copy is None:
                 kept = tr("kept: no other copy of it is known; --only {name} removes it", name=v2.RAW_ORPHAN)
             if kept is not None:
                 reason = f"raw/{shown(name)}: {kept}"
@@ -240,12 +241,13 @@ def _holds_anything(store: Store, path: Path) -> bool:
     one = store.stores.get(path.name)
     index = None if one is None else store.root / one.name
     own = set() if index is None else {index, *sqlite.companions(index)}
-    if any(file not in own for file in path.rglob("*") if file.is_symlink() or not file.is_dir()):
-        return True
-    if one is None or index is None:
-        return False
-    if one.look.layout is not Layout.CURRENT:
-        return True
+    has_files = any(file not in own for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
+    if has_files or one is None:
+        return has_files
+    return one.look.layout is not Layout.CURRENT or _has_rows(store.root / one.name)
+
+
+def _has_rows(index: Path) -> bool:
     try:
         with sqlite.reading(index) as db:
             return any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").get for table in _HOLDING)

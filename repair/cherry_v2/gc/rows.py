@@ -165,7 +165,7 @@ class IndexFile:
             if not self._needing(one)
             and not self._may_return(one, options)
             and not self._is_odd(db, one)
-            and not self._is_proven(db, one)
+            and not self._is_proven(db, one, options)
         }
         bodies_go = v2.BODY_ORPHAN in known
         if v2.VECTOR_UNEXPECTED in known:
@@ -178,8 +178,12 @@ class IndexFile:
         finding, needing = self.findings.get(waste.finding), self._needing(waste)
         if finding is not None and needing:
             yield left_for_repair(self.store, finding, needing)
-        elif finding is not None and self._is_proven(db, waste):
-            reason = tr("{what}, kept: regraft repair writes their units again", what=finding.message)
+        elif finding is not None and self._is_proven(db, waste, options):
+            reason = tr(
+                "{what}, kept: regraft repair writes their units again; --only {name} deletes them",
+                what=finding.message,
+                name=waste.finding,
+            )
             words = ["repair", argument(self.store.path), "--only", waste.finding, "--base", self.base]
             yield Unresolved.of(finding, reason, repair=shlex.join(["regraft", *words]))
         elif finding is not None and self._may_return(waste, options):
@@ -200,11 +204,13 @@ class IndexFile:
         """Return the findings whose repair may need rows."""
         return sorted(waste.needed_by & self.findings.keys())
 
-    def _is_proven(self, db: apsw.Connection, waste: _Waste) -> bool:
-        """Whether bodies prove units that are gone, which ``repair`` writes again."""
-        if self._proven is None and waste.finding == v2.BODY_ORPHAN:
+    def _is_proven(self, db: apsw.Connection, waste: _Waste, options: GcOptions) -> bool:
+        """Whether bodies prove units that ``repair`` writes again; where the finding is named, they go all the same."""
+        if waste.finding != v2.BODY_ORPHAN or waste.finding in options.only:
+            return False
+        if self._proven is None:
             self._proven = bool(lost_units(db)[0])
-        return waste.finding == v2.BODY_ORPHAN and bool(self._proven)
+        return self._proven
 
     def _may_return(self, waste: _Waste, options: GcOptions) -> bool:
         """Whether rows may be what items without a material lack; where the finding is named, they go all the same."""

@@ -65,21 +65,29 @@ def lost_units(db: apsw.Connection) -> tuple[list[LostUnit], int]:
         for target, (body, created_at) in inside.items():
             for start, end in islice(_places(text, body), _MOST_PLACES):
                 tries -= len(numbers)
-                number = next(
-                    (
-                        one
-                        for one in numbers
-                        if identity.unit_id(str(material), str(content), one, start, end) == target
-                    ),
-                    None,
-                )
+                number = _number(target, str(material), str(content), numbers, (start, end))
                 if number is not None:
-                    found.append(LostUnit(target, str(material), str(content), number, start, end, created_at))
+                    unit = LostUnit(
+                        unit=target,
+                        material=str(material),
+                        content=str(content),
+                        number=number,
+                        start=start,
+                        end=end,
+                        created_at=created_at,
+                    )
+                    found.append(unit)
                     del orphans[target]
                     break
         if tries < 0 or not orphans:
             break
     return found, len(orphans)
+
+
+def _number(unit: str, material: str, content: str, numbers: list[int], place: tuple[int, int]) -> int | None:
+    """Return the number with which the offsets of a body give the id of its unit; None where none does."""
+    ids = ((one, identity.unit_id(material, content, one, *place)) for one in numbers)
+    return next((one for one, derived in ids if derived == unit), None)
 
 
 def _missing_numbers(db: apsw.Connection, material: str, more: int) -> list[int]:

@@ -213,7 +213,7 @@ class _Planner:
         ]
         return deleting
 
-    def _mended(  # noqa: PLR0913 - what is found, what of it is wanted, and what may come to light
+    def _mended(
         self,
         base: str,
         one: layout.Store,
