@@ -1,41 +1,151 @@
-"""All that ``regraft check`` offers and that nothing has to be embedded for, in the order in which it works."""
+"""The steps of ``regraft fix``: all that ``regraft check`` offers without an embedder, in the order that works."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from checks import systems as audits
 from checks.audit.options import CheckOptions, CommandLine
+from checks.cherry_v2 import findings as v2
 from regraft.errors import SourceNotMigratable
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_key, read_catalog
 from regraft.kinds import PREVIEW_SOURCES, V2_STORES
+from regraft.records import replace
 from repair import other_copies, proven_lines
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.run import Planner
 from repair.changes.store import Store
-from repair.cherry_v2 import proven_hints, upgrade
-from repair.cherry_v2.gc.choice import BY_NAME
+from repair.cherry_v2 import adopt, proven_hints, upgrade
 from repair.cherry_v2.rescue.plan import RescueOptions
 from repair.cherry_v2.rescue.plan import plan as plan_rescue
-from repair.options import GcOptions, RepairOptions
-from repair.systems import REPAIRS
+from repair.cherry_v2.rules import planner
+from repair.options import GcOptions, ReconcileOptions, RepairOptions
+from repair.systems import COLLECTED, RECONCILED, REPAIRED, REPAIRS
 
 
-def planners(now_ms: int, keep: ExitStack) -> tuple[Planner, ...]:
-    """Return the steps: layouts first, what v1 still has, what can be derived, what follows, what nothing reaches.
+def planners(now_ms: int, keep: ExitStack, only: frozenset[str] = frozenset()) -> tuple[Planner, ...]:
+    """Return the steps: layouts, what v1 still has, rows from indexes, what can be derived, what follows, garbage.
 
     Args:
         now_ms: the run's time.
         keep: what is opened or extracted of v1 stays so until it closes.
+        only: names of findings; empty: all that need not be named.
     """
+    steps = _Steps(now_ms, only)
+    rescue_options = RescueOptions(now_ms=now_ms, keep=keep)
     return (
-        partial(_upgrade, now_ms=now_ms),
-        partial(_rescue, options=RescueOptions(now_ms=now_ms, keep=keep)),
-        partial(_repair, options=RepairOptions(now_ms=now_ms)),
-        _reconcile,
-        partial(_collect, now_ms=now_ms),
+        steps.upgrade,
+        partial(steps.rescue, options=rescue_options),
+        steps.list_again,
+        steps.write_units,
+        steps.repair,
+        steps.reconcile,
+        steps.collect,
     )
+
+
+#: Findings that the first steps resolve.
+UPGRADED = (v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.SCHEMA_PREVIEW)
+RESCUED = (v2.BASE_FAILED, v2.BASE_NO_INDEX, v2.ITEM_NO_MATERIAL, v2.ITEM_TOMBSTONE)
+
+
+class _Steps:
+    """The steps of one run, and what each has to know of those before it."""
+
+    def __init__(self, now_ms: int, only: frozenset[str]) -> None:
+        self._now_ms, self._only = now_ms, only
+        #: Bases that were failed when the run began: nothing is deleted from them, even once they are completed.
+        self._failed: set[str] = set()
+        #: Bases that the rescue step brings back.
+        self._rescued: set[str] = set()
+
+    def _wants(self, names: Iterable[str]) -> bool:
+        return not self._only or not self._only.isdisjoint(names)
+
+    def _named(self, names: Iterable[str]) -> frozenset[str]:
+        """Return the named findings that a step resolves; empty where none was named."""
+        return self._only.intersection(names)
+
+    def upgrade(self, store: Store) -> Plan:
+        if store.found.kind in V2_STORES and store.catalog is not None:
+            with suppress(CatalogProblem):
+                rows = read_catalog(store.root / store.catalog, data=False).bases
+                self._failed |= {base_key(row) for row in rows if row.get("status") == "failed"}
+        is_of_application = store.found.kind in V2_STORES or store.found.kind in PREVIEW_SOURCES
+        if not is_of_application or not self._wants(UPGRADED):
+            return Plan()
+        return upgrade.plan(store, upgrade.UpgradeOptions(self._now_ms))
+
+    def rescue(self, store: Store, options: RescueOptions) -> Plan:
+        if not store.is_profile or not self._wants(RESCUED):
+            return Plan()
+        try:
+            made = plan_rescue(store, options)
+        except SourceNotMigratable:
+            # Nothing of v1 is left that could be brought back; what is missing is said at the end.
+            return Plan()
+        self._rescued = {action.base for action in made.actions if action.base is not None}
+        return made
+
+    def list_again(self, store: Store) -> Plan:
+        """Complete failed bases from their indexes, with the items that these name."""
+        is_wanted = self._wants((v2.BASE_FAILED, v2.MATERIAL_ORPHAN))
+        if store.found.kind not in V2_STORES or store.catalog is None or not is_wanted:
+            return Plan()
+        made = adopt.materials.plan(
+            store, RepairOptions(now_ms=self._now_ms), failed_only=True, without=frozenset(self._rescued)
+        )
+        if self._only:
+            return made
+        # What stays as it is, the end says.
+        return replace(made, left=[])
+
+    def write_units(self, store: Store) -> Plan:
+        """Write units again that their bodies prove, before anything else is repaired in their indexes."""
+        if store.found.kind not in V2_STORES or not self._wants((v2.BODY_ORPHAN,)):
+            return Plan()
+        made = planner.plan(store, RepairOptions(now_ms=self._now_ms, only=frozenset({v2.BODY_ORPHAN})))
+        return replace(made, left=[])
+
+    def repair(self, store: Store) -> Plan:
+        repairs = REPAIRS.get(store.found.kind)
+        if repairs is None or repairs.repair is None or not self._wants(repairs.repaired):
+            return Plan()
+        by_choice = {*adopt.NAMES, v2.BASE_FAILED, v2.VECTOR_UNEXPECTED}
+        named = self._named(repairs.repaired) - by_choice
+        if self._only and not named:
+            return Plan()
+        return repairs.repair(store, RepairOptions(now_ms=self._now_ms, only=named, spared=frozenset(self._failed)))
+
+    def reconcile(self, store: Store) -> Plan:
+        repairs = REPAIRS.get(store.found.kind)
+        if repairs is None or repairs.reconcile is None or not self._wants(repairs.reconciled):
+            return Plan()
+        if store.found.kind in V2_STORES and store.catalog is None:
+            # An index by itself has no catalog that it could follow.
+            return Plan()
+        only = self._named(repairs.reconciled)
+        return repairs.reconcile(store, ReconcileOptions(only=only, spared=frozenset(self._failed)))
+
+    def collect(self, store: Store) -> Plan:
+        repairs = REPAIRS.get(store.found.kind)
+        if repairs is None or repairs.gc is None or not self._wants(repairs.collected):
+            return Plan()
+        # What takes earlier runs back does not expire by this.
+        options = GcOptions(
+            now_ms=self._now_ms,
+            only=self._named(repairs.collected),
+            expires=False,
+            spared=frozenset(self._failed),
+        )
+        return repairs.gc(store, options)
+
+
+def names_taken() -> tuple[str, ...]:
+    """Return the findings that ``fix`` resolves, of stores of every system."""
+    return tuple(dict.fromkeys((*UPGRADED, *RESCUED, *REPAIRED, *RECONCILED, *COLLECTED)))
 
 
 def remaining(store: Store, command_line: CommandLine) -> Iterator[Unresolved]:
@@ -49,42 +159,3 @@ def remaining(store: Store, command_line: CommandLine) -> Iterator[Unresolved]:
     for finding in audit.findings:
         if store.wants(finding.base):
             yield Unresolved.of(finding, finding.message, repair=finding.repair)
-
-
-def _upgrade(store: Store, now_ms: int) -> Plan:
-    if store.found.kind not in V2_STORES and store.found.kind not in PREVIEW_SOURCES:
-        return Plan()
-    return upgrade.plan(store, upgrade.UpgradeOptions(now_ms))
-
-
-def _rescue(store: Store, options: RescueOptions) -> Plan:
-    if not store.is_profile:
-        return Plan()
-    try:
-        return plan_rescue(store, options)
-    except SourceNotMigratable:
-        # Nothing of v1 is left that could be brought back; what is missing is said at the end.
-        return Plan()
-
-
-def _repair(store: Store, options: RepairOptions) -> Plan:
-    repairs = REPAIRS.get(store.found.kind)
-    return Plan() if repairs is None or repairs.repair is None else repairs.repair(store, options)
-
-
-def _reconcile(store: Store) -> Plan:
-    repairs = REPAIRS.get(store.found.kind)
-    if repairs is None or repairs.reconcile is None:
-        return Plan()
-    if store.found.kind in V2_STORES and store.catalog is None:
-        # An index by itself has no catalog that it could follow.
-        return Plan()
-    return repairs.reconcile(store)
-
-
-def _collect(store: Store, now_ms: int) -> Plan:
-    repairs = REPAIRS.get(store.found.kind)
-    if repairs is None or repairs.gc is None:
-        return Plan()
-    # By their names: what takes earlier runs back does not expire by this.
-    return repairs.gc(store, GcOptions(now_ms=now_ms, only=frozenset(repairs.collected).difference(BY_NAME)))

@@ -25,8 +25,10 @@ from repair.cherry_v2 import gc, indexing, upgrade
 from repair.cherry_v2.rules import planner
 from repair.options import GcOptions, RepairOptions
 
-#: What ``repair`` does to damaged files only where it is told.
-_SALVAGE = "--salvage"
+#: Options that make of ``repair`` another command.
+_MODES = ("--salvage", "--adopt")
+#: Findings of which only some instances are resolved: a command is offered where a plan has them.
+_ONLY_IF_PLANNED = frozenset({v2.BASE_FAILED})
 #: Finding and base.
 Key = tuple[str, str | None]
 
@@ -69,7 +71,7 @@ def with_working_lines(audit: Audit, found: Located, bases: Collection[str], now
 
 
 def _offered(finding: Finding) -> tuple[str, str]:
-    """Return the command that a finding offers, "" where it offers none, and the finding that this mends."""
+    """Return the command that a finding offers, "" where it offers none, and the finding that this resolves."""
     if finding.repair is None:
         return "", ""
     words = shlex.split(finding.repair)
@@ -77,7 +79,7 @@ def _offered(finding: Finding) -> tuple[str, str]:
         # Which model it is, only the command is told.
         return "", ""
     name = words[words.index("--only") + 1] if "--only" in words else finding.name
-    return _SALVAGE if _SALVAGE in words else words[1], name
+    return next((mode for mode in _MODES if mode in words), words[1]), name
 
 
 def _plan(verb: str, store: Store, names: frozenset[str], now_ms: int) -> Plan:
@@ -86,10 +88,16 @@ def _plan(verb: str, store: Store, names: frozenset[str], now_ms: int) -> Plan:
         match verb:
             case "--salvage":
                 return planner.plan(store, RepairOptions(now_ms=now_ms, only=names, salvage=True))
+            case "--adopt":
+                made = Plan()
+                for name in sorted(names):
+                    made.add(planner.plan(store, RepairOptions(now_ms=now_ms, only=frozenset({name}), adopt=True)))
+                return made
             case "repair":
                 return planner.plan(store, RepairOptions(now_ms=now_ms, only=names))
             case "gc":
-                return gc.plan(store, GcOptions(now_ms=now_ms, only=names))
+                # What only goes where it is named is not to be offered.
+                return gc.plan(store, GcOptions(now_ms=now_ms, expires=False))
             case "upgrade":
                 return upgrade.plan(store, upgrade.UpgradeOptions(now_ms))
     except (RegraftError, OSError, apsw.Error, UnicodeDecodeError):
@@ -116,10 +124,30 @@ def _proven(finding: Finding, plans: Mapping[str, Plan]) -> Finding:
     keys = set(_keys(name, finding.base))
     plan = plans[verb]
     is_mended = keys & plan.resolves or any((one.finding, one.base) in keys for one in plan.actions)
-    reasons = [one.reason for one in plan.left if (one.finding, one.base) in keys]
-    if is_mended or not reasons:
-        return finding
-    return replace(finding, repair=None, message=tr("{what}: {why}", what=finding.message, why=reasons[0]))
+    left = [one for one in plan.left if (one.finding, one.base) in keys]
+    reasons = [one.reason for one in left]
+    if is_mended:
+        # Named, it would remove the rest, too.
+        is_partial = verb == "gc" and bool(reasons)
+        return replace(finding, repair=_unnamed(finding.repair)) if is_partial else finding
+    if not reasons and verb == "gc":
+        # It goes only where it is named.
+        return replace(
+            finding,
+            repair=None,
+            message=tr("{what}; gc deletes it only with --only {name}", what=finding.message, name=name),
+        )
+    if not reasons:
+        return replace(finding, repair=None) if name in _ONLY_IF_PLANNED else finding
+    repair = left[0].repair if verb == "gc" else None
+    return replace(finding, repair=repair, message=tr("{what}: {why}", what=finding.message, why=reasons[0]))
+
+
+def _unnamed(line: str | None) -> str:
+    """Return a command line without the name of the finding that it is for."""
+    words = shlex.split(line or "")
+    at = words.index("--only") if "--only" in words else len(words)
+    return shlex.join(words[:at] + words[at + 2 :])
 
 
 def _keys(name: str, base: str | None) -> Iterator[Key]:

@@ -20,7 +20,7 @@ from repair.cherry_v2.rules import planner
 from repair.codex_mem import full_text
 from repair.codex_mem import reconcile as codex_mem_reconcile
 from repair.codex_mem.backfill_filler import NotesFiller
-from repair.options import GcOptions, RepairOptions
+from repair.options import GcOptions, ReconcileOptions, RepairOptions
 from repair.rsclaw import gc as rsclaw_gc
 from repair.rsclaw import reconcile as rsclaw_reconcile
 
@@ -35,7 +35,9 @@ class Repairs(msgspec.Struct, frozen=True, kw_only=True):
     #: Findings that ``repair`` mends.
     repaired: tuple[str, ...] = ()
     #: Without an embedder.
-    reconcile: Callable[[Store], Plan] | None = None
+    reconcile: Callable[[Store, ReconcileOptions], Plan] | None = None
+    #: Findings that ``reconcile`` resolves.
+    reconciled: tuple[str, ...] = ()
     gc: Callable[[Store, GcOptions], Plan] | None = None
     #: Findings that ``gc`` removes what they are about.
     collected: tuple[str, ...] = ()
@@ -47,6 +49,7 @@ _V2 = Repairs(
     repair=planner.plan,
     repaired=(*planner.NAMES, *planner.BY_NAME),
     reconcile=reconcile.plan,
+    reconciled=reconcile.NAMES,
     gc=gc.plan,
     collected=gc.NAMES,
     filler=IndexFiller(),
@@ -57,6 +60,7 @@ REPAIRS: dict[Kind, Repairs] = {
         repair=full_text.plan,
         repaired=full_text.NAMES,
         reconcile=codex_mem_reconcile.plan,
+        reconciled=codex_mem_reconcile.NAMES,
         filler=NotesFiller(),
     ),
     Kind.ANGEL_MEMORY: Repairs(
@@ -67,15 +71,18 @@ REPAIRS: dict[Kind, Repairs] = {
     ),
     Kind.RSCLAW: Repairs(
         reconcile=rsclaw_reconcile.plan,
+        reconciled=rsclaw_reconcile.NAMES,
         gc=rsclaw_gc.plan,
         collected=rsclaw_gc.NAMES,
     ),
 }
 
 FILLERS: dict[Kind, Filler] = {kind: one.filler for kind, one in REPAIRS.items() if one.filler is not None}
-#: Findings that ``repair`` mends, and that ``gc`` removes what they are about, of all kinds.
+#: Of all kinds: findings that ``repair`` resolves, and those that ``gc`` resolves by deletion.
 REPAIRED = tuple(dict.fromkeys(name for one in REPAIRS.values() for name in one.repaired))
 COLLECTED = tuple(dict.fromkeys(name for one in REPAIRS.values() for name in one.collected))
+#: Findings that ``reconcile`` resolves.
+RECONCILED = tuple(dict.fromkeys(name for one in REPAIRS.values() for name in one.reconciled))
 
 
 def plan_repair(store: Store, options: RepairOptions) -> Plan:
@@ -100,12 +107,12 @@ def plan_repair(store: Store, options: RepairOptions) -> Plan:
     return repaired(store, options)
 
 
-def plan_reconcile(store: Store) -> Plan:
+def plan_reconcile(store: Store, options: ReconcileOptions) -> Plan:
     """Return what ``reconcile`` is going to do without an embedder; nothing is written."""
     reconciled = REPAIRS[store.found.kind].reconcile
     if reconciled is None:
         raise ValueError(tr("{kind} is reconciled with an embedder", kind=store.found.kind))
-    return reconciled(store)
+    return reconciled(store, options)
 
 
 def plan_gc(store: Store, options: GcOptions) -> Plan:

@@ -134,6 +134,5 @@ PROVIDER_LEFTOVER = register(
     "warning",
     "angel.provider-leftover",
     tr("The folder of a provider that is not in use. The system never removes one."),
-    tr("`regraft gc`, which moves it to the trash."),
-    "gc",
+    tr("Nothing, where it may be used again. `gc` moves it to the trash with `--only angel.provider-leftover`."),
 )

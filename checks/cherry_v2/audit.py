@@ -379,8 +379,8 @@ def _check_folder(bases: Path, rows: dict[str, Row] | None, stores: dict[str, St
             leftovers.append((path.name, path.stat().st_size))
         elif rows is not None:
             message = tr(
-                "{n} that no row of the catalog names: regraft gc removes such, repair --only index.orphan --adopt "
-                "lists them again"
+                "{n} that no row of the catalog names: repair --only index.orphan --adopt lists such bases again, and "
+                "gc removes them with --only index.orphan alone"
             )
             seen.ledger.add(v2.INDEX_ORPHAN, message, noun="folder", sample=path.name)
     if leftovers and kind is not Kind.V2_BACKUP:

@@ -146,7 +146,7 @@ BODY_ORPHAN = register(
     "warning",
     "body.orphan",
     tr("A body whose unit is gone; searches still find it."),
-    tr("`regraft gc`."),
+    tr("`regraft repair --only body.orphan`, where the ids prove the unit, which is written again; else `regraft gc`."),
     "gc",
 )
 BODY_ROWID = register(
@@ -387,9 +387,11 @@ BASE_FAILED = register(
         "can bring it back, else a warning."
     ),
     tr(
-        "`regraft rescue`, where the vector file of v1 has its rows; else `regraft restore`, "
-        "or restoring it in the application: both make a new base and embed everything anew."
+        "`regraft rescue`, where the vector file of v1 has its rows; `regraft repair --only base.failed`, where its "
+        "index is complete: nothing is embedded. Else `regraft restore`, or restoring it in the application: both make "
+        "a new base and embed everything again."
     ),
+    "repair",
 )
 BASE_NO_INDEX = register(
     "error",
@@ -407,17 +409,20 @@ INDEX_ORPHAN = register(
     "index.orphan",
     tr("A base's folder that no row of the catalog names."),
     tr(
-        "`regraft gc`, which removes it; or `regraft repair --only index.orphan --adopt`, which lists the base again "
-        "with what its index and files tell. It costs space, and no search goes wrong."
+        "`regraft repair --only index.orphan --adopt`, which lists the base again with what its index and files tell. "
+        "It costs space, and no search goes wrong: `gc` removes it only with `--only index.orphan`."
     ),
-    "gc",
+    "repair --only index.orphan --adopt",
 )
 MATERIAL_ORPHAN = register(
     "warning",
     "material.orphan",
     tr("A material without an item, or of an item that is being deleted."),
-    tr("`regraft reconcile`."),
-    "reconcile",
+    tr(
+        "`regraft repair --only material.orphan --adopt`, which lists the item again. It is kept otherwise: "
+        "`reconcile` deletes it only with `--only material.orphan`."
+    ),
+    "repair --only material.orphan --adopt",
 )
 MATERIAL_PATH = register(
     "error",
@@ -445,7 +450,10 @@ RAW_ORPHAN = register(
     "warning",
     "raw.orphan",
     tr("A file in `raw/`, older than an hour, that no item names."),
-    tr("`regraft gc`. It costs space, and nothing else."),
+    tr(
+        "`regraft gc`, where another file or an indexed text is the same. It costs space, and nothing else: where it "
+        "may be the only copy, `gc` removes it only with `--only raw.orphan`."
+    ),
     "gc",
 )
 LEFTOVER = register(

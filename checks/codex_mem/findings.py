@@ -115,15 +115,21 @@ ORPHAN = register(
         "A vector of no note, of one that is not to have any, or one whose note is not said to "
         "have it, as after a crash between the two writes."
     ),
-    tr("{reconcile} A vector that is good is kept, and nothing is embedded again.", reconcile=_RECONCILE),
+    tr(
+        "{reconcile} A vector that is good is kept, and nothing is embedded again. One of a note that is not to have "
+        "any is deleted only with `--only codex.orphan`.",
+        reconcile=_RECONCILE,
+    ),
     "reconcile",
 )
 EXCLUDED_VECTOR = register(
     "error",
     "codex.excluded-vector",
     tr("An excluded note has a vector. No search here gives it, but its text was embedded."),
-    tr("{reconcile} The vector is removed.", reconcile=_RECONCILE),
-    "reconcile",
+    tr(
+        "Nothing, where the note may be included again: the vector is kept for it. `reconcile` deletes it with "
+        "`--only codex.excluded-vector`."
+    ),
 )
 VECTOR = register(
     "error",

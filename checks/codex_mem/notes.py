@@ -44,7 +44,7 @@ def check(survey: Survey, known: Collection[str], chosen: Collection[str], ledge
             name, message = found
             base = note.project if note.project in known else None
             # Backfill is told of a project.
-            is_beyond = name == codex.PENDING and base is None
+            is_beyond = (name == codex.PENDING and base is None) or (name == codex.ORPHAN and not note.is_eligible)
             ledger.add(name, message, base=base, noun="note", sample=note.id, is_beyond_repair=is_beyond)
     if survey.gone and not chosen:
         for note_id in _gone(survey):

@@ -72,8 +72,10 @@ FILE_ORPHAN = register(
         "than an hour, where a settled entry still names it, and where it is a link. No garbage, where there is no "
         "document at all, or nothing names most of the files: the database may be new, or older than they are."
     ),
-    tr("`regraft gc`, which moves it to the trash; or `rsclaw kb compact`. What is a note may stay."),
-    "gc",
+    tr(
+        "Nothing, where its text is to be added again; else `rsclaw kb compact`. `gc` moves it to the trash with "
+        "`--only kb.file-orphan`. What is a note may stay."
+    ),
 )
 URL_TWINS = register(
     "warning",

@@ -29,8 +29,7 @@ from repair.cherry_v2 import rescue as rescuing
 from repair.cherry_v2 import upgrade as upgrading
 from repair.cherry_v2.source import opened
 from repair.codex_mem import clear_failed as clearing
-from repair.options import GRACE_DAYS, GcOptions, RepairOptions
-from repair.systems import plan_reconcile
+from repair.options import GRACE_DAYS, GcOptions, ReconcileOptions, RepairOptions
 
 #: Is shown a plan; False stops before anything is changed.
 Confirm = Callable[[ChangeReport], bool]
@@ -80,8 +79,10 @@ def repair(
 ) -> ChangeReport:
     """Mend what :func:`check` finds, where other data prove what is right; options as of ``regraft repair``.
 
-    With ``salvage`` damaged index files are written anew from what is left in them. With ``source``, another copy of
-    the data, missing texts, vectors and indexes are taken from there, and nothing else is repaired.
+    With ``adopt`` folders of bases (``only`` is ``index.orphan``) or materials (``material.orphan``) are listed again
+    that the catalog has no row of. With ``salvage`` damaged index files are written anew from what is left in them.
+    With ``source``, another copy of the data, missing texts, vectors and indexes are taken from there, and nothing else
+    is repaired.
 
     Raises:
         Declined: ``confirm`` said no.
@@ -130,6 +131,7 @@ def reconcile(
     *,
     kind: Kind | str | None = None,
     bases: Sequence[str] = (),
+    only: Iterable[str] = (),
     now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -137,13 +139,16 @@ def reconcile(
 ) -> ChangeReport:
     """Make indexes follow their catalog, the rows of codex-mem their vectors, and set stale caches of rsclaw aside.
 
-    Nothing is embedded. Ages in what is left are relative to ``now_ms``.
+    Nothing is embedded. What could be listed or attached again is deleted only where its finding is in ``only``. Ages
+    in what is left are relative to ``now_ms``.
 
     Raises:
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
-    return _run("reconcile", path, plan_reconcile, kind, bases, now_ms, dry_run, progress, confirm)
+    options = ReconcileOptions(only=chosen_names(only, systems.RECONCILED, "reconcile"))
+    planner = partial(systems.plan_reconcile, options=options)
+    return _run("reconcile", path, planner, kind, bases, now_ms, dry_run, progress, confirm)
 
 
 def clear_failed(
@@ -221,6 +226,7 @@ def fix(
     *,
     kind: Kind | str | None = None,
     bases: Sequence[str] = (),
+    only: Iterable[str] = (),
     now_ms: int | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -228,17 +234,20 @@ def fix(
 ) -> ChangeReport:
     """Do all that :func:`check` offers, in the right order, as one run that one :func:`undo` takes back.
 
-    Ages are relative to ``now_ms``.
+    ``only`` names findings: nothing else is resolved, and what could be listed or attached again is deleted only where
+    its finding is named. Ages are relative to ``now_ms``.
 
     Raises:
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
+    names = chosen_names(only, fixing.names_taken(), "fix")
     place, of_kind = path_of(path), kind_of(kind)
     line_for = partial(command_line, place, of_kind, now_ms=now_ms)
     with ExitStack() as keep:
         steps = Steps(
-            planners=fixing.planners(moment(now_ms), keep), remains=partial(fixing.remaining, command_line=line_for)
+            planners=fixing.planners(moment(now_ms), keep, names),
+            remains=partial(fixing.remaining, command_line=line_for),
         )
         return run_steps(
             "fix",

@@ -43,9 +43,14 @@ def bases(context: click.Context, _parameter: click.Parameter, incomplete: str) 
 def findings(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the findings that a command takes."""
     from checks.systems import every_finding  # noqa: PLC0415
-    from repair import systems  # noqa: PLC0415
+    from repair import fix, systems  # noqa: PLC0415
 
-    taken = {"gc": systems.COLLECTED, "repair": systems.REPAIRED}.get(context.info_name or "", tuple(every_finding()))
+    taken = {
+        "fix": fix.names_taken(),
+        "gc": systems.COLLECTED,
+        "repair": systems.REPAIRED,
+        "reconcile": systems.RECONCILED,
+    }.get(context.info_name or "", tuple(every_finding()))
     return [CompletionItem(name) for name in taken if name.startswith(incomplete)]
 
 

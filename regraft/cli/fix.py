@@ -9,22 +9,24 @@ import click
 
 from regraft import api
 from regraft.cli.changing import ChangeRequest, carry_out, change_options
-from regraft.cli.options import now_option
+from regraft.cli.options import now_option, only_option
 from regraft.cli.output import reports_errors
 
 
 @click.command()
 @change_options
 @now_option
+@only_option
 @reports_errors
-def fix(path: Path, now: int | None, **options: Any) -> None:
+def fix(path: Path, now: int | None, only: tuple[str, ...], **options: Any) -> None:
     """Do what regraft check offers for the store at PATH: upgrade, rescue, repair, reconcile and gc, in this order.
 
-    One question is asked, and regraft undo takes all of it back. Nothing is embedded and nothing guessed: what is left
-    is named at the end, with what to do about it.
+    One question is asked, and regraft undo takes all of it back. Nothing is embedded and nothing guessed. A text or
+    vector that could be listed or attached again is kept, unless another copy is proven or --only names its finding.
+    What is left is named at the end, with what to do about it.
 
     \b
     Example:
       regraft fix library --dry-run
     """
-    carry_out(api.fix, path, ChangeRequest(**options), now_ms=now)
+    carry_out(api.fix, path, ChangeRequest(**options), only=only, now_ms=now)

@@ -25,7 +25,7 @@ from regraft.language import tr
 @click.option(
     "--adopt",
     is_flag=True,
-    help=tr("With --only index.orphan: list bases again whose folder no row of the catalog names."),
+    help=tr("With --only index.orphan or material.orphan: list bases or items again that have no row in the catalog."),
 )
 @click.option(
     "--salvage",

@@ -19,16 +19,26 @@ from checks.angel_memory.providers import Providers, entries_elsewhere, provider
 from checks.audit.findings import Finding
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.angel_memory import database
-from regraft.formats.angel_memory.database import MEMORY_TAGS, NOTE_TAGS, TAGS, AngelProblem, ProviderFolder
+from regraft.formats.angel_memory.database import (
+    MEMORIES,
+    MEMORY_TAGS,
+    NOTE_TAGS,
+    RECORDS,
+    TAGS,
+    AngelProblem,
+    ProviderFolder,
+)
 from regraft.language import joined, tr
 from regraft.text import argument, counted
 from repair.changes import expiry
+from repair.changes.found import many_disappeared
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.changes.trash import trashed
 from repair.options import GcOptions
 
 #: Findings that this removes what they are about.
+#: The folder of a provider could be used again: it goes only where the finding is named.
 NAMES = (angel.RELATION_DANGLING, angel.RELATION_ORPHAN, angel.TAG_UNUSED, angel.PROVIDER_LEFTOVER)
 #: What the system makes of its memories whenever it needs it.
 _DERIVED = "memory_index"
@@ -110,6 +120,9 @@ def _plan_rows(store: Store, options: GcOptions) -> Plan:
     if not wanted:
         return Plan()
     findings = store.findings()
+    lost = _lost(store.root)
+    if lost is not None:
+        return Plan(left=list(_kept(findings, wanted, lost)))
     rows = list(_rows(wanted))
     actions = _actions(rows, _counts(store.root, rows))
     left = list(_tags_left(store, findings, actions)) if angel.TAG_UNUSED in wanted else []
@@ -117,6 +130,33 @@ def _plan_rows(store: Store, options: GcOptions) -> Plan:
     promised = {str(action.finding) for action in actions}
     made.resolves = {(name, None) for name in promised.difference(one.finding for one in left)}
     return made
+
+
+def _kept(findings: list[Finding], wanted: Collection[str], why: str) -> Iterator[Unresolved]:
+    for one in findings:
+        if one.name in wanted:
+            yield Unresolved.of(one, tr("{what}, kept: {why}", what=one.message, why=why))
+
+
+def _lost(root: Path) -> str | None:
+    """Return that many notes or memories are gone at once, for a person; None where few or none are."""
+    owners = ((NOTE_TAGS, "source_id", RECORDS), (MEMORY_TAGS, "memory_id", MEMORIES))
+    try:
+        with database.reading(root) as db:
+            for relation, key, table in owners:
+                query = f"""SELECT (SELECT count(DISTINCT {key}) FROM {relation} WHERE {ORPHANED[relation]}),
+                                   (SELECT count(*) FROM {table})"""
+                counts: Any = db.execute(query).fetchall()[0]
+                gone, there = map(int, counts)
+                if many_disappeared(gone, there):
+                    return tr(
+                        "{gone} of {all} are gone at once: their table may be damaged, or an older copy",
+                        gone=f"{gone:,}",
+                        all=counted(gone + there, "note" if relation == NOTE_TAGS else "memory"),
+                    )
+    except (AngelProblem, apsw.Error) as problem:
+        raise SourceUnreadable(path=root / database.DATABASE, reason=problem) from problem
+    return None
 
 
 def _actions(rows: list[_Rows], counts: list[int]) -> tuple[Action, ...]:
@@ -186,11 +226,13 @@ def _why_kept(found: Providers, folder: ProviderFolder, options: GcOptions) -> s
         return tr("which provider is in use is not certain: the state file {problem}", problem=found.problem)
     if folder.path.is_symlink():
         return tr("it is a link, and links are not followed")
+    if angel.PROVIDER_LEFTOVER in options.only:
+        return None
     others = _others(folder)
-    if others and not options.only:
+    why = tr("its vectors can be used again")
+    if others:
         why = tr("it has entries in {others}, which may be nowhere else", others=joined(others))
-        return tr("{why}; --only {provider_leftover} removes it", why=why, provider_leftover=angel.PROVIDER_LEFTOVER)
-    return None
+    return tr("{why}; --only {provider_leftover} removes it", why=why, provider_leftover=angel.PROVIDER_LEFTOVER)
 
 
 def _others(folder: ProviderFolder) -> list[str]:

@@ -47,7 +47,7 @@ def beside(own: Plan, store: Store, options: GcOptions) -> Plan:
 
 def _due(store: Store, options: GcOptions) -> Iterator[tuple[RunRecord, list[Recorded]]]:
     """Yield the runs whose time is over, each with its changes that could still be taken back."""
-    if store.chosen or options.only:
+    if store.chosen or options.only or not options.expires:
         return
     latest = options.now_ms - options.grace * _DAY_MS
     for run in ledger.read_runs(store.root):

@@ -34,3 +34,13 @@ def besides(found: Mapping[str, list[Finding]], mended: Collection[str]) -> list
     """Return the findings of other names than those that are ``mended``, from warnings on."""
     others = (one for name, every in found.items() if name not in mended for one in every)
     return [one for one in others if notices.at_least(one.severity, "warning")]
+
+
+#: Rows disappeared at once where at least this many are gone, and at least one in so many of all.
+_FEWEST_GONE = 3
+_ONE_IN = 10
+
+
+def many_disappeared(gone: int, there: int) -> bool:
+    """Whether so many rows are gone, beside those that are there, that their table may be damaged or an older copy."""
+    return gone >= _FEWEST_GONE and gone * _ONE_IN >= gone + there

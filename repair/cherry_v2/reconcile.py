@@ -1,8 +1,8 @@
 """Making the index of a base follow the catalog, which is the authority.
 
-Rules: ``docs/formats/index.md``, "Following the catalog". A material without an item goes with its units and
-bodies, and with the vectors and texts that nothing else names, as the application's own clean-up does it. What the
-index lacks cannot be made here: it is listed.
+Rules: ``docs/formats/index.md``, "Following the catalog". A material without an item is kept, because it can be listed
+again. Where the user names ``material.orphan``, it goes with its units and bodies, and with the vectors and texts that
+nothing else names, as the application's own clean-up does it. What the index lacks cannot be made here: it is listed.
 """
 
 from __future__ import annotations
@@ -26,23 +26,29 @@ from regraft.errors import NotChanged, PlanOutdated
 from regraft.following import OutOfOrder, differences
 from regraft.formats.cherry_v2 import layout
 from regraft.formats.cherry_v2.catalog_reader import base_key
-from regraft.kinds import NAMES
+from regraft.kinds import NAMES as NAMES_OF_KINDS
 from regraft.language import tr
 from regraft.text import argument, counted, decode_utf8, whole
 from repair.changes.found import by_base
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.catalogs import catalog_of
+from repair.cherry_v2.protection import Protection
 from repair.cherry_v2.rules.evidence import DAMAGE
+from repair.options import ReconcileOptions
 
 #: What the index lacks.
 _MISSING = (v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED, v2.BASE_NO_INDEX)
-_DIFFERENT = {v2.MATERIAL_ORPHAN, v2.MATERIAL_PATH}
+#: Findings that are resolved; materials are deleted only where the finding is named.
+NAMES = (v2.MATERIAL_ORPHAN, v2.MATERIAL_PATH)
+_DIFFERENT = set(NAMES)
+#: How the command that lists materials again is told.
+LISTING = ("--only", v2.MATERIAL_ORPHAN, "--adopt")
 #: With these an index may be that of another base, or cannot be read.
 _DAMAGE = {*DAMAGE, v2.META_MISSING}
 
 
-def plan(store: Store) -> Plan:
+def plan(store: Store, options: ReconcileOptions) -> Plan:
     """Return what is going to be changed in the indexes of a store; nothing is written.
 
     Raises:
@@ -50,29 +56,59 @@ def plan(store: Store) -> Plan:
         SourceUnreadable: nobody can tell what the catalog says.
     """
     if store.catalog is None:
-        what = tr("{names} without a catalog", names=NAMES[store.found.kind])
+        what = tr("{names} without a catalog", names=NAMES_OF_KINDS[store.found.kind])
         raise NotChanged(
             path=store.path, what=what, command="reconcile", advice=tr("give the library or profile it is of")
         )
-    known = {base_key(row) for row in catalog_of(store, data=False).bases}
+    catalog = catalog_of(store, data=False)
+    known = {base_key(row) for row in catalog.bases}
+    protection = Protection(store, catalog, options.spared)
     made = Plan()
     for base, found in by_base(store.findings(Level.QUICK)).items():
         if base is not None:
-            made.add(_plan_base(store, base, found, is_known=base in known))
+            made.add(_plan_base(store, base, found, options, protection, is_known=base in known))
     return made
 
 
-def _plan_base(store: Store, base: str, found: list[Finding], *, is_known: bool) -> Plan:
-    made = Plan(left=[_lacking(store, finding) for finding in found if finding.name in _MISSING])
+def _plan_base(
+    store: Store, base: str, found: list[Finding], options: ReconcileOptions, protection: Protection, *, is_known: bool
+) -> Plan:
+    made = Plan()
+    if not options.only:
+        made.left += [_lacking(store, finding) for finding in found if finding.name in _MISSING]
     names = {finding.name for finding in found}
     why = _why_left(found, is_known=is_known)
     if why is not None:
         reason = tr("nothing of the index is changed: {why}", why=why)
         stays = (finding for finding in found if finding.name in _DIFFERENT | _DAMAGE)
         made.left += [Unresolved.of(finding, reason, repair=finding.repair) for finding in stays]
-    elif names & _DIFFERENT:
-        made.add(_followed(store, base, names & _DIFFERENT, lacks_any=v2.ITEM_NO_MATERIAL in names))
+        return made
+    wanted = set(filter(options.wants, names & _DIFFERENT))
+    orphans = [one for one in found if one.name == v2.MATERIAL_ORPHAN and one.name in wanted]
+    kept = _why_kept(base, options, protection) if orphans else None
+    if kept is not None:
+        wanted.discard(v2.MATERIAL_ORPHAN)
+        made.left += [_kept(store, one, kept) for one in orphans]
+    if wanted:
+        made.add(_followed(store, base, wanted, lacks_any=v2.ITEM_NO_MATERIAL in names))
     return made
+
+
+def _why_kept(base: str, options: ReconcileOptions, protection: Protection) -> str | None:
+    """Return why the materials of a base are not deleted; None where they are."""
+    reason = protection.reason(base)
+    if reason is not None:
+        return reason
+    if v2.MATERIAL_ORPHAN in options.only:
+        return None
+    return tr("they can be listed again; --only {name} deletes them", name=v2.MATERIAL_ORPHAN)
+
+
+def _kept(store: Store, finding: Finding, why: str) -> Unresolved:
+    """Return that the materials of a base are kept, with the command that lists them again."""
+    words = ["regraft", "repair", argument(store.path), *LISTING, "--base", str(finding.base)]
+    reason = tr("{what}, kept: {why}", what=finding.message, why=why)
+    return Unresolved.of(finding, reason, repair=shlex.join(words))
 
 
 def _why_left(found: list[Finding], *, is_known: bool) -> str | None:
@@ -84,7 +120,7 @@ def _why_left(found: list[Finding], *, is_known: bool) -> str | None:
 def _followed(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> Plan:
     """Plan what makes the index of a base follow; of what cannot be held against the catalog, nothing."""
     try:
-        follows = _Follows(store, base, store.stores[base])
+        follows = _Follows(store=store, base=base, index=store.stores[base], wanted=frozenset(wanted))
         follows.compare(lacks_any=lacks_any)
         change = follows.change()
     except (apsw.Error, OSError, UnicodeDecodeError, OutOfOrder) as problem:
@@ -180,6 +216,8 @@ class _Follows(msgspec.Struct):
     store: Store
     base: str
     index: layout.Store
+    #: Findings that are to be resolved.
+    wanted: frozenset[str]
     #: Ids of materials that go, and those that get another path.
     gone: list[str] = msgspec.field(default_factory=list)
     moves: list[_Move] = msgspec.field(default_factory=list)
@@ -197,9 +235,9 @@ class _Follows(msgspec.Struct):
             if {items.execute("PRAGMA encoding").get, index.execute("PRAGMA encoding").get} != {"UTF-8"}:
                 raise OutOfOrder(tr("their texts are not UTF-8"))
             for one in differences(_items(items, self.base), _materials(index)):
-                if one.kind == "orphaned":
+                if one.kind == "orphaned" and v2.MATERIAL_ORPHAN in self.wanted:
                     self._orphaned(items, one.id)
-                elif one.kind == "stale" and one.wanted is not None:
+                elif one.kind == "stale" and one.wanted is not None and v2.MATERIAL_PATH in self.wanted:
                     self._stale(one.id, one.found, one.wanted)
             self._leave_odd(items, index, lacks_any=lacks_any)
             self._leave_taken(index)
@@ -232,7 +270,7 @@ class _Follows(msgspec.Struct):
     def _leave_odd(self, items: apsw.Connection, index: apsw.Connection, *, lacks_any: bool) -> None:
         """Delete nothing where an item may be there that nobody finds."""
         odd = index.execute("SELECT count(*) FROM material WHERE typeof(material_id) <> 'text'").get
-        if odd:
+        if odd and v2.MATERIAL_ORPHAN in self.wanted:
             self._leave(v2.MATERIAL_ORPHAN, tr("its id is not text"), None, odd)
         reason = None
         if items.execute("SELECT 1 FROM knowledge_item WHERE typeof(id) <> 'text' LIMIT 1").get:

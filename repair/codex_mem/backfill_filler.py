@@ -28,6 +28,7 @@ from repair.changes.plan import Action, FileChange, Plan, Unresolved
 from repair.changes.store import Store
 from repair.codex_mem import backfill_scope, migration, reconcile
 from repair.codex_mem.backfill_scope import NotesScope
+from repair.options import ReconcileOptions
 
 #: Why the notes of a project are left.
 NOT_ASKED = tr("a project that was not asked for")
@@ -99,7 +100,7 @@ class NotesFiller:
         follows = options.command == "reconcile"
         if follows and (meta is None or not _is_migrated(store)):
             # There is nothing to follow, and what is lacking is left with what mends it.
-            return Targets((), (), (Step(reconcile.plan),))
+            return Targets((), (), (Step(_followed),))
         model = settings.model if meta is None else meta.model_id
         name = store.found.path.name
         anew = meta is None and options.command == "rebuild"
@@ -113,7 +114,7 @@ class NotesFiller:
             Unresolved(finding=codex.PENDING, reason=f"{NOT_ASKED}: {label}", base=key, severity="note")
             for key, label in others
         )
-        step = reconcile.plan if follows else partial(_prepared, settings=settings, model=model, options=options)
+        step = _followed if follows else partial(_prepared, settings=settings, model=model, options=options)
         return Targets(tuple(targets), tuple(left), (Step(step),))
 
 
@@ -202,3 +203,8 @@ def _prepared(store: Store, settings: EmbedderSettings, model: str, options: Bac
 
 def _made(new: Path, model: str, now: str, rebuilding: bool) -> None:
     sidecar.create(new, model, None, now, rebuilding=rebuilding)
+
+
+def _followed(store: Store) -> Plan:
+    """Plan what makes vectors follow notes, without deleting what a note may use again."""
+    return reconcile.plan(store, ReconcileOptions())

@@ -1,8 +1,9 @@
 """``reconcile`` of codex-mem without an embedder: vectors follow the notes, and metadata follow the vectors.
 
 Rules: ``docs/formats/codex_mem.md``, "Following the notes". A vector without a note that may have one goes; what the
-metadata say becomes what is there. Metadata are written first: killed before the vectors have gone, a run leaves some
-that no note claims, which the next one deletes.
+metadata say becomes what is there. A vector that its note may use again, once it is included again, stays unless its
+finding is named; so do the vectors of notes of which many are gone at once. Metadata are written first: killed before
+the vectors have gone, a run leaves some that no note claims, which the next one deletes.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ from regraft.formats.codex_mem.notes import Note, Status
 from regraft.formats.codex_mem.sidecar import Held, SidecarUnreadable, Vectors
 from regraft.language import put_in, tr
 from regraft.text import argument, counted
+from repair.changes.found import many_disappeared
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.codex_mem import writing
+from repair.options import ReconcileOptions
 
+#: Findings that are resolved.
+NAMES = (codex.ORPHAN, codex.EXCLUDED_VECTOR, codex.VECTOR, codex.METADATA, codex.STALE)
 #: With these nobody knows what the vectors are, or the notes.
 _BLOCKING = {UNREADABLE, CORRUPT, codex.SCHEMA, codex.INDEX_MISSING, codex.INDEX_INCOMPATIBLE}
 #: Notes that stay without a vector, and what gives them one.
@@ -63,11 +68,13 @@ _NO_NOTE: _Why = codex.ORPHAN, tr("of notes that are gone")
 _NOT_WANTED: _Why = codex.ORPHAN, tr("of notes that are not to be embedded")
 _EXCLUDED: _Why = codex.EXCLUDED_VECTOR, tr("of excluded notes")
 _UNUSABLE: _Why = codex.VECTOR, tr("that no search can use")
+#: Vectors that their notes may use again: they go only where the finding is named.
+_BY_NAME = {_NOT_WANTED, _EXCLUDED}
 _OTHER_RULE: _Why = codex.STALE, tr("of texts that were made by another rule")
 _OTHER_MODEL: _Why = codex.STALE, tr("of another model than their notes name")
 
 
-def plan(store: Store) -> Plan:
+def plan(store: Store, options: ReconcileOptions) -> Plan:
     """Return what makes the vectors follow the notes; nothing is written."""
     with health.opened(store.found.path) as memory:
         if not memory.columns and not memory.is_present:
@@ -77,7 +84,7 @@ def plan(store: Store) -> Plan:
         if damage:
             return Plan(left=[_left(one.name, one.message, _mended(store, one.name)) for one in damage])
         try:
-            return _Follows(store, memory).plan()
+            return _Follows(store, memory, options).plan()
         except (SidecarUnreadable, OutOfOrder) as problem:
             name = codex.INDEX_INCOMPATIBLE
             return Plan(left=[_left(name, str(problem), _mended(store, name))])
@@ -112,6 +119,7 @@ class _Follows(msgspec.Struct):
 
     store: Store
     memory: Memory
+    options: ReconcileOptions
     due: list[_Due] = msgspec.field(default_factory=list)
     #: Notes whose vectors go, by the reason and the project.
     gone: dict[tuple[_Why, str | None], list[str]] = msgspec.field(default_factory=lambda: defaultdict(list))
@@ -131,8 +139,9 @@ class _Follows(msgspec.Struct):
         if self.vectors is not None:
             self._compare_vectors(self.vectors)
         self._compare_metadata()
+        kept = list(self._kept())
         made = Plan(changes=[one for one in (self._metadata_change(), self._vectors_change()) if one is not None])
-        made.left = [*self._left()]
+        made.left = [*kept, *([] if self.options.only else self._left())]
         stays = {(one.finding, one.base) for one in made.left}
         done = {(str(one.finding), one.base) for one in made.actions} - stays
         made.resolves = {(name, base) for name, base in done if name != codex.STALE}
@@ -169,9 +178,33 @@ class _Follows(msgspec.Struct):
         elif note.is_eligible:
             why = problem or _UNUSABLE
         else:
-            why = _EXCLUDED if note.status is Status.EXCLUDED else _NOT_WANTED
+            kept = _EXCLUDED if note.status is Status.EXCLUDED else _NOT_WANTED
+            # A vector that no search can use is of no use to a note that is included again, either.
+            why = problem if problem == _UNUSABLE else kept
         if self.store.wants(project):
             self.gone[why, project].append(note_id)
+
+    def _kept(self) -> Iterator[Unresolved]:
+        """Take away what stays from what goes, and say why; nothing else goes where findings are named."""
+        notes = int(self.memory.db.execute(f"SELECT count(*) FROM {NOTES}").get or 0)
+        lost = sum(len(every) for (why, _), every in self.gone.items() if why == _NO_NOTE)
+        for why, project in list(self.gone):
+            finding, words = why
+            if not self.options.wants(finding):
+                del self.gone[why, project]
+                continue
+            if why == _NO_NOTE and many_disappeared(lost, notes):
+                reason = tr(
+                    "kept: {gone} of {all} are gone at once: the database may be older than the vectors",
+                    gone=f"{lost:,}",
+                    all=counted(lost + notes, "note"),
+                )
+            elif why in _BY_NAME and finding not in self.options.only:
+                reason = tr("kept: a note may use it again; --only {name} deletes it", name=finding)
+            else:
+                continue
+            vectors = counted(len(self.gone.pop((why, project))), "vector")
+            yield _left(finding, f"{vectors} {words}, {reason}", None, project)
 
     # --- metadata follow the vectors ---------------------------------------------------------------------------------
 
@@ -188,6 +221,8 @@ class _Follows(msgspec.Struct):
             self.lacking[note.project, status] += 1
             if note.has_vector:
                 self.gone[_OTHER_MODEL, note.project].append(note.id)
+        if not self.options.wants(_MARKED[status][2] if status in _MARKED else codex.METADATA):
+            return
         is_due = note.is_adoptable if status is Status.READY else stated not in (status, *_LEFT[status])
         if is_due:
             self.due.append(_Due(note=note.id, project=note.project, status=status, held=note.held))

@@ -1,6 +1,7 @@
 """The plan of ``regraft gc`` for rsclaw: files that its own compactor would delete, and fewer than it would.
 
-Rules: ``docs/rsclaw.md``, "Garbage".
+Such a file holds a text that could be added again: it is moved only where the finding is named. Rules:
+``docs/rsclaw.md``, "Garbage".
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ _MESSAGES = {
     Why.REPLACED: tr("move {name}, which was replaced, to the trash"),
 }
 _KEPT = {
+    **dict.fromkeys(
+        MOVED,
+        tr("{files} that nothing names, kept because a text can be added again; --only kb.file-orphan removes such"),
+    ),
     Why.UNSURE: tr("{files} of no document, as most are, or all: the database may be new, or older than the files"),
     Why.YOUNG: tr("{files} younger than an hour: a document may be about to be added"),
     Why.SETTLED: tr("{files} that a settled ledger entry still names: rsclaw itself decides"),
@@ -52,11 +57,11 @@ def plan(store: Store, options: GcOptions) -> Plan:
                 problem=tr("{option} for a knowledge base of rsclaw", option=option), hint=tr("it is for v2 data")
             )
     own_folder.demand(store)
-    made = _plan_files(store) if options.wants(kb.FILE_ORPHAN) else Plan()
+    made = _plan_files(store, is_named=kb.FILE_ORPHAN in options.only) if options.wants(kb.FILE_ORPHAN) else Plan()
     return expiry.beside(made, store, options)
 
 
-def _plan_files(store: Store) -> Plan:
+def _plan_files(store: Store, *, is_named: bool) -> Plan:
     path, made = store.found.path, Plan()
     made.read[path.name] = stamp_of(path)
     with database.mirrored(path, (rows.DOCS, rows.LEDGER)) as mirror:
@@ -67,7 +72,7 @@ def _plan_files(store: Store) -> Plan:
             return made
         kept: Counter[Why] = Counter()
         for one in found:
-            if one.why in MOVED:
+            if one.why in MOVED and is_named:
                 made.changes.append(_moved(store, one))
             else:
                 kept[one.why] += 1
@@ -83,7 +88,7 @@ def _moved(store: Store, one: Loose) -> FileChange:
 
 
 def _left(why: Why, count: int) -> Unresolved:
-    severity: Severity = "warning" if why is Why.UNSURE else "note"
+    severity: Severity = "warning" if why in (Why.UNSURE, *MOVED) else "note"
     reason = put_in(_KEPT[why], "{files}", counted(count, "file"))
     return Unresolved(finding=kb.FILE_ORPHAN, reason=reason, count=count, severity=severity)
 

@@ -16,13 +16,16 @@ from repair.changes.files import stamp_of
 from repair.changes.plan import FileChange, Plan, Unresolved
 from repair.changes.store import Store
 from repair.changes.trash import trashed
+from repair.options import ReconcileOptions
 from repair.rsclaw import own_folder
 
+#: Findings that are resolved.
+NAMES = (kb.SNAPSHOT, kb.FULL_TEXT)
 #: Findings that another command of regraft's is for.
 _OF_OTHERS = (kb.FILE_ORPHAN,)
 
 
-def plan(store: Store) -> Plan:
+def plan(store: Store, options: ReconcileOptions) -> Plan:
     """Return what is going to be set aside, and what only rsclaw itself can mend; nothing is written.
 
     Raises:
@@ -33,14 +36,15 @@ def plan(store: Store) -> Plan:
     own_folder.demand(store)
     made = Plan(read={store.found.path.name: stamp_of(store.found.path)})
     findings = store.findings()
-    changes = {kb.SNAPSHOT: _snapshot, kb.FULL_TEXT: _full_text}
+    every = {kb.SNAPSHOT: _snapshot, kb.FULL_TEXT: _full_text}
+    changes = {name: changed for name, changed in every.items() if options.wants(name)}
     stale = {one.name for one in findings if one.name in changes and not one.is_beyond_repair}
     beyond = [one for one in findings if one.name in changes and one.is_beyond_repair]
     for name, changed in changes.items():
         if name in stale:
             made.changes += changed(store)
     made.resolves |= {(name, None) for name in stale - {one.name for one in beyond}}
-    others = (one for one in findings if one.name not in (*changes, *_OF_OTHERS))
+    others = (one for one in findings if one.name not in (*every, *_OF_OTHERS) and not options.only)
     made.left += (Unresolved.of(one, one.message) for one in beyond)
     made.left += (Unresolved.with_remedy(one) for one in others if notices.at_least(one.severity, "warning"))
     return made

@@ -177,13 +177,15 @@ def test_a_reference_that_no_other_finding_names(store: Path) -> None:
     assert "file.corrupt" in {finding["name"] for finding in found(store, "--deep")}
 
 
-def test_what_is_in_a_folder_of_no_base_goes_with_the_folder(store: Path) -> None:
+def test_what_is_in_a_folder_of_no_base_is_listed_with_the_folder(store: Path) -> None:
     plant("a folder of no base", store)
+    run_sql(index(store, STRAY_BASE), f"UPDATE meta SET base_id = '{STRAY_BASE}'")
+    run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE base_id = '{KB}'")
     for folder in (store, *store.rglob("*")):
         os.utime(folder, (OLD, OLD))
     about = {finding["name"]: finding["repair"] for finding in found(store) if finding["base"] == STRAY_BASE}
     for name in ("material.orphan", "raw.orphan"):
-        assert about[name] == f"regraft gc {store} --only index.orphan"
+        assert about[name] == f"regraft repair {store} --only index.orphan --adopt"
     assert run("gc", store, "--only", "index.orphan", "-q").status == 0
     assert STRAY_BASE not in {finding["base"] for finding in found(store)}
 

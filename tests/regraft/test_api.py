@@ -125,7 +125,9 @@ def test_a_change_is_made_and_taken_back(library: Path, tmp_path: Path) -> None:
     stray.write_text("of nothing")
 
     os.utime(stray, (1_600_000_000, 1_600_000_000))
-    done = regraft.gc(copy)
+    kept = regraft.gc(copy)
+    assert (kept.actions, kept.left[0].finding, stray.exists()) == ([], "raw.orphan", True)
+    done = regraft.gc(copy, only=["raw.orphan"])
     assert (len(done.actions), stray.exists()) == (1, False)
     last = regraft.history(copy).runs[0]
     assert last.command == "gc"

@@ -170,7 +170,7 @@ def test_actions_of_a_run_are_kept_in_english(library: Path, tmp_path: Path) -> 
     orphan.parent.mkdir(exist_ok=True)
     orphan.write_text("of nothing")
     os.utime(orphan, (1_600_000_000, 1_600_000_000))
-    done = spoken("gc", copy, "--yes", locale="zh_CN.UTF-8")
+    done = spoken("gc", copy, "--only", "raw.orphan", "--yes", locale="zh_CN.UTF-8")
     assert "移到回收区" in done.stdout, done.stdout
     actions = json.loads(spoken("history", copy, "--json").stdout)["runs"][0]["actions"]
     assert any("which no item names, to the trash" in action["message"] for action in actions), actions

@@ -296,9 +296,14 @@ def test_only_what_was_chosen(store: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--adopt",), "--adopt is for folders that no row names, alone (give --only index.orphan --adopt)"),
-        ((*ADOPT, "--only", "fts.desync"), "--adopt is for folders that no row names, alone"),
-        (("--only", "index.orphan"), "or remove them with regraft gc --only index.orphan"),
+        (("--adopt",), "give --only index.orphan --adopt or --only material.orphan --adopt"),
+        ((*ADOPT, "--only", "fts.desync"), "--adopt lists folders or materials again, and nothing else is repaired"),
+        ((*ADOPT, "--only", "material.orphan"), "--adopt lists folders or materials again"),
+        (("--only", "index.orphan"), "give --only index.orphan --adopt; gc --only index.orphan deletes them"),
+        (
+            ("--only", "material.orphan"),
+            "--only material.orphan --adopt; reconcile --only material.orphan deletes them",
+        ),
         ((*ADOPT, "--model", "nonsense"), "write it as provider::model"),
     ],
 )
@@ -330,7 +335,8 @@ def test_check_offers_both_ways(store: Path) -> None:
     unlist(store, KB)
     found = {one["name"]: one for one in run("check", store, "--json").document["findings"]}
     message = found["index.orphan"]["message"]
-    assert "regraft gc removes such, repair --only index.orphan --adopt lists them again" in message
+    assert "repair --only index.orphan --adopt lists such bases again" in message
+    assert found["index.orphan"]["repair"] == f"regraft repair {store} --only index.orphan --adopt"
     assert "--only index.orphan --adopt" in run("explain", "index.orphan").stdout
 
 

@@ -21,6 +21,10 @@ def store(tmp_path: Path) -> AngelStore:
     return made
 
 
+#: What lets gc move the folder of a provider.
+NAMED = ("--only", "angel.provider-leftover")
+
+
 def gc(store: AngelStore, *options: object) -> Outcome:
     return run("gc", store.root, "--json", *options)
 
@@ -120,13 +124,17 @@ def test_the_folder_of_a_provider_that_is_not_in_use(store):
     folder = store.root / "memory_old"
     before = contents(folder)
     done = gc(store)
+    assert (done.status, done.document["actions"]) == (1, [])
+    assert "can be used again; --only angel.provider-leftover" in done.document["left"][0]["reason"]
+    assert contents(folder) == before
+    done = gc(store, *NAMED)
     assert actions(done) == [("trash-folder", 1, "angel.provider-leftover")]
     assert not folder.exists()
     assert store.chroma(PROVIDER).is_file()
     assert found(store) == set()
     assert run("undo", store.root, "-y").status == 0
     assert contents(folder) == before
-    assert gc(store, "--grace", "0").status == 0
+    assert gc(store, *NAMED, "--grace", "0").status == 0
     assert not folder.exists()
     assert not (store.root / ".regraft" / "trash").exists()
 
@@ -154,12 +162,23 @@ def test_what_may_be_nowhere_else_stays_unless_it_is_named(store):
     done = gc(store)
     assert (done.status, done.document["actions"]) == (1, [])
     assert "memories" in done.document["left"][0]["reason"]
-    # This one the system makes of its database.
-    store.execute(rename, "memory_index", path=store.chroma("old"))
-    assert [one["action"] for one in gc(store, "--dry-run").document["actions"]] == ["trash-folder"]
-    store.execute(rename, "memories", path=store.chroma("old"))
     assert gc(store, "--only", "angel.provider-leftover").status == 0
     assert not (store.root / "memory_old").exists()
+
+
+# --- many at once ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", ["note_index_records", "memory_records"])
+def test_where_many_owners_are_gone_at_once_nothing_goes(store, table):
+    relation, key = ("note_tag_rel", "source_id") if table == "note_index_records" else ("memory_tag_rel", "memory_id")
+    for number in range(3):
+        store.execute(f"INSERT INTO {relation} ({key}, tag_id) SELECT ?, min(id) FROM global_tags", f"gone {number}")
+    before = contents(store.root)
+    done = gc(store)
+    assert (done.status, done.document["actions"]) == (1, [])
+    assert "gone at once" in done.document["left"][0]["reason"]
+    assert contents(store.root) == before
 
 
 # --- refused ---------------------------------------------------------------------------------------------------------

@@ -97,6 +97,8 @@ class Case:
     left: tuple[str, ...] = ()
     note: str = NOTE
     project: str | None = field(default="proj_0")
+    #: Findings that are named: a note may use its vector again.
+    only: tuple[str, ...] = ()
 
 
 def killed_between(path: Path, **before: Any) -> None:
@@ -141,6 +143,8 @@ def decided_against(path: Path) -> None:
 
 
 ADOPTED, PENDING, STALE = "adopt-embeddings", "mark-pending", "mark-stale"
+#: The vectors of excluded notes go only where they are named.
+NAMED = ("codex.excluded-vector", "codex.metadata")
 GONE, NOT_APPLICABLE, WITHDRAWN = "delete-embeddings", "mark-not-applicable", "withdraw-status"
 CASES = {
     "killed between the two writes": Case(killed_between, (ADOPTED,)),
@@ -173,15 +177,18 @@ CASES = {
         False,
         ("codex.pending",),
     ),
-    "no longer to be embedded": Case(decided_against, (NOT_APPLICABLE, GONE), "not_applicable", False),
+    "no longer to be embedded": Case(
+        decided_against, (NOT_APPLICABLE, GONE), "not_applicable", False, only=("codex.orphan", "codex.metadata")
+    ),
     "not to be embedded": Case(
         lambda path: made.set_metadata(path, NOTE, eligible=None, status="not_applicable"),
         (GONE,),
         "not_applicable",
         False,
+        only=("codex.orphan",),
     ),
     "deleted": Case(without_note, (GONE,), None, False, project=None),
-    "excluded since": Case(excluded, (WITHDRAWN, GONE), "not_applicable", False),
+    "excluded since": Case(excluded, (WITHDRAWN, GONE), "not_applicable", False, only=NAMED),
     "excluded, ready without a vector": Case(
         lambda path: [excluded(path), drop_vector(path, NOTE)], (WITHDRAWN,), "not_applicable", False
     ),
@@ -192,9 +199,15 @@ CASES = {
         False,
     ),
     "excluded, and nothing says that it may be embedded": Case(
-        lambda path: [made.set_metadata(path, NOTE, eligible=None), excluded(path)], (WITHDRAWN, GONE), None, False
+        lambda path: [made.set_metadata(path, NOTE, eligible=None), excluded(path)],
+        (WITHDRAWN, GONE),
+        None,
+        False,
+        only=NAMED,
     ),
-    "a vector of an excluded note": Case(excluded_and_claiming_nothing, (GONE,), None, False, note=EXCLUDED),
+    "a vector of an excluded note": Case(
+        excluded_and_claiming_nothing, (GONE,), None, False, note=EXCLUDED, only=NAMED
+    ),
     "a vector cut off": Case(
         lambda path: set_vector(path, NOTE, vector=floats(1, 2, 3)),
         (PENDING, GONE),
@@ -229,8 +242,9 @@ def test_what_keeps_a_note_and_its_vector_apart_is_settled_once(path: Path, name
     case.plant(path)
     before = both(path)
     assert names(path), "check names it"
+    options = [word for name in case.only for word in ("--only", name)]
     with same_words(path):
-        document = reconcile(path)
+        document = reconcile(path, *options)
         assert names(path) == set(case.left)
         assert [one["action"] for one in document["actions"]] == list(case.actions)
         assert {one["base"] for one in document["actions"]} <= {case.project}
@@ -239,11 +253,32 @@ def test_what_keeps_a_note_and_its_vector_apart_is_settled_once(path: Path, name
             assert status(path, case.note) == case.status
         assert has_vector(path, case.note) is case.keeps_vector
         with untouched(path, database.sidecar_of(path)):
-            again = reconcile(path)
+            again = reconcile(path, *options)
         assert (again["actions"], again["left"]) == ([], document["left"])
         if case.actions:
             undo(path)
     assert both(path) == before
+
+
+@pytest.mark.parametrize("name", [name for name, one in CASES.items() if one.only])
+def test_a_vector_that_its_note_may_use_again_stays(path: Path, name: str) -> None:
+    case = CASES[name]
+    case.plant(path)
+    document = reconcile(path)
+    assert GONE not in [one["action"] for one in document["actions"]]
+    assert any(f"--only {case.only[0]} deletes it" in one["reason"] for one in document["left"])
+    assert has_vector(path, case.note)
+
+
+@pytest.mark.parametrize("options", [(), ("--only", "codex.orphan")])
+def test_where_many_notes_are_gone_at_once_their_vectors_stay(path: Path, options: tuple[str, ...]) -> None:
+    gone = [made.note_id(project, number) for project in (0, 1) for number in (0, 1)][:3]
+    for note in gone:
+        made.delete(path, note)
+    document = reconcile(path, *options)
+    assert document["actions"] == []
+    assert any("gone at once" in one["reason"] for one in document["left"])
+    assert all(has_vector(path, note) for note in gone)
 
 
 def test_an_adopted_vector_is_told_of_as_if_it_had_just_been_written(path: Path) -> None:
@@ -267,6 +302,7 @@ def test_what_is_left_says_what_goes_on(path: Path) -> None:
     outcome = run("reconcile", path, "--yes", "--json")
     assert outcome.status == 1
     assert [(one["base"], one["finding"], one["severity"], one["repair"]) for one in outcome.document["left"]] == [
+        ("proj_0", "codex.excluded-vector", "error", None),
         ("proj_0", "codex.pending", "warning", f"regraft backfill {path} --base proj_0"),
         ("proj_1", "codex.failed", "warning", f"regraft clear-failed {path} --base proj_1"),
         ("proj_1", "codex.stale", "error", f"regraft backfill {path} --base proj_1"),
@@ -454,7 +490,7 @@ def test_a_read_only_file_is_refused(path: Path) -> None:
         Path(folder).chmod(0o777)
         for command, read_only in (
             (reconcile, database.FILE),
-            (reconcile, database.sidecar_of(path).name),
+            (lambda found: reconcile(found, "--only", "codex.excluded-vector"), database.sidecar_of(path).name),
             (lambda found: run("clear-failed", found, "--yes", "--json").document, database.FILE),
         ):
             root = shutil.copytree(path.parent, Path(folder, "codex"))
@@ -488,5 +524,9 @@ def test_what_the_application_wrote_into_its_log_counts(apart: Path) -> None:
         db.execute("UPDATE memory_items SET searchable = 0, exclusion_reason = 'privacy' WHERE id = ?", (NOTE,))
         document = reconcile(apart)
     assert "adopt-embeddings" not in {one["action"] for one in document["actions"] if one["base"] == "proj_0"}
+    left = {one["finding"]: one["reason"] for one in document["left"]}
+    assert "--only codex.excluded-vector deletes it" in left["codex.excluded-vector"]
+    assert has_vector(apart, NOTE)
+    reconcile(apart, "--only", "codex.excluded-vector")
     assert not has_vector(apart, NOTE)
     assert status(apart, NOTE) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import run
@@ -93,13 +94,13 @@ def test_a_step_that_mends_nothing_takes_back_the_steps_before_it(store: Path, m
     for name in ("no body", "no vector", "a text of nobody"):
         plant(name, store)
     before = rows_of(index(store))
-    collect = fix._collect
+    collect = fix._Steps.collect
 
-    def boasting(found: Store, now_ms: int) -> Plan:
-        plan = collect(found, now_ms)
+    def boasting(steps: Any, found: Store) -> Plan:
+        plan = collect(steps, found)
         return replace(plan, resolves={*plan.resolves, ("embedding.missing", KB)}) if plan.changes else plan
 
-    monkeypatch.setattr(fix, "_collect", boasting)
+    monkeypatch.setattr(fix._Steps, "collect", boasting)
     message = said(run("fix", store, "--json"), "NotMended", STOPPED)
     assert "embedding.missing" in message
     assert rows_of(index(store)) == before

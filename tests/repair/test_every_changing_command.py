@@ -150,6 +150,10 @@ CASES = {
     "adopting in a library": Case(
         unlisted, ("repair", "--only", "index.orphan", "--adopt", "--model", "acme::embed-3"), again="nothing"
     ),
+    "listing materials again in a library": Case(
+        orphaned, ("repair", "--only", "material.orphan", "--adopt"), again="nothing"
+    ),
+    "completing a failed base": Case(library("a failed base"), ("repair", "--only", "base.failed")),
     "salvage of a library": Case(damaged_library, ("repair", "--salvage")),
     "vectors from a copy": Case(library("no vector"), ("repair",), source=another_copy),
     "an index from a copy": Case(library("no index"), ("repair",), source=another_copy),
@@ -158,8 +162,8 @@ CASES = {
     "repair of AngelMemory": Case(memory, ("repair",), finished=1),
     "gc of a library": Case(library("a text of nobody", "a vector of nobody"), ("gc",)),
     "gc of AngelMemory": Case(memory, ("gc",)),
-    "gc of rsclaw": Case(kb(_LOOSE, "a file that was replaced"), ("gc", "--now", NOW)),
-    "reconcile of a library": Case(orphaned, ("reconcile",)),
+    "gc of rsclaw": Case(kb(_LOOSE, "a file that was replaced"), ("gc", "--only", "kb.file-orphan", "--now", NOW)),
+    "reconcile of a library": Case(orphaned, ("reconcile", "--only", "material.orphan")),
     "reconcile of codex-mem": Case(notes(change=edited), ("reconcile",), finished=1),
     "reconcile of rsclaw": Case(
         kb(_STALE, "a full text index of more texts", "a job that failed"), ("reconcile", "--now", NOW), finished=1
@@ -168,7 +172,7 @@ CASES = {
     "fix of an older library": Case(older_library, ("fix",)),
     "fix of codex-mem": Case(notes(change=edited), ("fix",), finished=1),
     "fix of AngelMemory": Case(memory, ("fix",), finished=1),
-    "fix of rsclaw": Case(kb(_LOOSE, _STALE), ("fix", "--now", NOW)),
+    "fix of rsclaw": Case(kb(_LOOSE, _STALE), ("fix", "--now", NOW), finished=1),
     "fix of a profile": Case(stranded_profile, ("fix",)),
     "clear-failed": Case(notes(change=failed), ("clear-failed",)),
     "upgrade": Case(older_library, ("upgrade",)),

@@ -131,6 +131,10 @@ def v1_files(target: Path, place: Path) -> None:
 
 CONTENT = f"INSERT INTO content VALUES ('{identity.text_hash('x')}', 'x', 0)"
 UNIT_GONE = "DELETE FROM search_unit WHERE rowid = 1"
+#: Findings that only go where they are named, as these damages plant them.
+KEPT = ("body.orphan", "raw.orphan", "index.orphan")
+#: Options that name everything.
+NAMED = tuple(word for name in ("embedding.orphan", "content.orphan", *KEPT) for word in ("--only", name))
 WASTE = {
     "body.orphan": sql(UNIT_GONE),
     "embedding.orphan": orphan_vectors(3),
@@ -148,9 +152,10 @@ def test_what_nothing_reaches_goes_and_comes_back(finding: str, store: Path) -> 
     WASTE[finding](store)
     before, found = contents(store), findings(store)
     assert finding in {name for name, _ in found}
+    options = NAMED if finding in KEPT else ()
     with untouched(store):
-        planned = gc(store, "--dry-run")
-    document = gc(store)
+        planned = gc(store, "--dry-run", *options)
+    document = gc(store, *options)
     assert planned["actions"] == document["actions"]
     assert {action["finding"] for action in document["actions"]} >= {finding}
     assert document["left"] == []
@@ -165,7 +170,7 @@ def test_everything_at_once(store: Path) -> None:
     clean = contents(store)
     EVERYTHING(store)
     before = contents(store)
-    document = gc(store)
+    document = gc(store, *NAMED)
     assert sorted(done_by(document)) == [
         *("delete-bodies", "delete-contents", "delete-embeddings", "trash-file", "trash-folder"),
     ]
@@ -191,7 +196,7 @@ def test_what_is_in_a_folder_that_goes_goes_with_it(damage: str, store: Path) ->
     run_sql(index(store, NEW_BASE), damage)
     aged(store / KNOWLEDGE / NEW_BASE)
     before = contents(store)
-    document = gc(store)
+    document = gc(store, "--only", "index.orphan")
     assert (done_by(document), document["left"]) == (["trash-folder"], [])
     assert run("undo", store, "--yes").status == 0
     assert contents(store) == before
@@ -207,25 +212,111 @@ def test_only_what_is_named_goes(store: Path) -> None:
 def test_only_one_base(store: Path) -> None:
     EVERYTHING(store)
     run_sql(index(store, OTHER), CONTENT)
-    assert {action["base"] for action in gc(store, "--base", OTHER)["actions"]} == {OTHER}
+    assert {action["base"] for action in gc(store, "--base", OTHER, *NAMED)["actions"]} == {OTHER}
     # A folder of no base goes by its own name; afterwards nobody knows that name any more.
-    assert done_by(gc(store, "--base", NEW_BASE)) == ["trash-folder"]
-    assert {action["base"] for action in gc(store)["actions"]} == {KB}
+    assert done_by(gc(store, "--base", NEW_BASE, *NAMED)) == ["trash-folder"]
+    assert {action["base"] for action in gc(store, *NAMED)["actions"]} == {KB}
 
 
 def test_a_base_by_its_own_path(store: Path) -> None:
     EVERYTHING(store)
-    assert sorted(done_by(gc(index(store)))) == [
+    assert sorted(done_by(gc(index(store), *NAMED))) == [
         *("delete-bodies", "delete-contents", "delete-embeddings", "trash-file"),
     ]
-    assert done_by(gc(store)) == ["trash-folder"]
+    assert done_by(gc(store, *NAMED)) == ["trash-folder"]
 
 
-def test_a_base_that_failed_has_raw_files_too(store: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--only", "raw.orphan")])
+def test_the_raw_files_of_a_base_that_failed_stay(options: tuple[str, ...], store: Path) -> None:
     an_old_stray_file(store)
     shutil.rmtree(index(store).parent)
     catalog(KB_ROW.format("status = 'failed', error = 'missing_vector_store'"))(store)
+    with untouched(store):
+        document = gc(store, *options, status=1)
+    assert document["actions"] == []
+    assert "the base failed" in left_by(document)["raw.orphan"]
+
+
+# --- what could be listed or attached again --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("finding", KEPT)
+def test_what_can_be_listed_again_is_kept_unless_it_is_named(finding: str, store: Path) -> None:
+    WASTE[finding](store)
+    with untouched(store):
+        document = gc(store, status=1)
+        text = run("gc", store, "--yes").stdout
+    assert document["actions"] == []
+    assert f"--only {finding}" in left_by(document)[finding]
+    assert left_by(document)[finding] in text
+
+
+@pytest.mark.parametrize("content", ["a named file", "an indexed text", "a header and an indexed text"])
+def test_a_raw_file_goes_where_another_copy_is_proven(content: str, store: Path) -> None:
+    raw = index(store).parent.parent / "raw"
+    with closing(apsw.Connection(str(index(store)))) as db:
+        [(text,)] = db.execute("SELECT text FROM content LIMIT 1").fetchall()
+    copies = {
+        "a named file": (raw / "report.pdf").read_bytes(),
+        "an indexed text": text.encode(),
+        "a header and an indexed text": f"---\ntype: Note\ntitle: x\n---\n{text}".encode(),
+    }
+    (raw / "copy.md").write_bytes(copies[content])
+    aged(raw / "copy.md")
+    before = contents(store)
+    [finding] = [one for one in run("check", store, "--json").document["findings"] if one["name"] == "raw.orphan"]
+    assert finding["repair"] == f"regraft gc {store} --only raw.orphan --base {KB}"
     assert done_by(gc(store)) == ["trash-file"]
+    assert run("undo", store, "--yes").status == 0
+    assert contents(store) == before
+
+
+def test_a_copy_that_no_item_names_proves_nothing(store: Path) -> None:
+    raw = index(store).parent.parent / "raw"
+    for name in ("one.md", "two.md"):
+        aged((raw / name).write_text("the same") and raw / name)
+    with untouched(store):
+        assert gc(store, status=1)["actions"] == []
+
+
+def test_where_some_files_have_a_copy_only_these_go(store: Path) -> None:
+    an_old_stray_file(store)
+    raw = index(store).parent.parent / "raw"
+    aged(Path(shutil.copyfile(raw / "report.pdf", raw / "copy.pdf")))
+    [finding] = [one for one in run("check", store, "--json").document["findings"] if one["name"] == "raw.orphan"]
+    assert finding["repair"] == f"regraft gc {store} --base {KB}"
+    [action] = gc(store, "--base", KB, status=1)["actions"]
+    assert action["subject"].endswith("copy.pdf")
+    assert (raw / "stray.bin").exists()
+
+
+@pytest.mark.parametrize("name", ["body.orphan", "embedding.orphan", "content.orphan"])
+def test_what_an_item_without_a_text_may_get_back_is_kept(name: str, store: Path) -> None:
+    # With its material gone, and what hangs on it, the text and the vectors of an item are among what nothing names.
+    run_sql(
+        index(store),
+        "PRAGMA foreign_keys = ON",
+        "DELETE FROM material WHERE material_id = (SELECT min(material_id) FROM material)",
+    )
+    if name == "embedding.orphan":
+        run_sql(index(store), "DELETE FROM search_text WHERE target_id NOT IN (SELECT unit_id FROM search_unit)")
+    with untouched(store):
+        document = gc(store, status=1)
+    assert document["actions"] == []
+    assert f"--only {name} removes it" in left_by(document)[name]
+    assert gc(store, "--only", name)["actions"] != []
+
+
+def test_a_folder_without_any_row_or_file_goes(store: Path) -> None:
+    a_folder_of_nobody(store)
+    folder = store / KNOWLEDGE / NEW_BASE
+    shutil.rmtree(folder / "raw", ignore_errors=True)
+    run_sql(
+        index(store, NEW_BASE),
+        *(f"DELETE FROM {table}" for table in ("search_text", "embedding", "search_unit", "material", "content")),
+    )
+    aged(folder)
+    assert done_by(gc(store)) == ["trash-folder"]
 
 
 def test_without_a_catalog_files_and_folders_stay(store: Path, tmp_path: Path) -> None:
@@ -234,7 +325,7 @@ def test_without_a_catalog_files_and_folders_stay(store: Path, tmp_path: Path) -
     shutil.copytree(store / KNOWLEDGE / KB, alone)
     (store / "catalog.sqlite").unlink()
     for place in (alone, store):
-        assert {action["finding"] for action in gc(place)["actions"]} == {
+        assert {action["finding"] for action in gc(place, *NAMED)["actions"]} == {
             *("body.orphan", "embedding.orphan", "content.orphan"),
         }
 
@@ -312,7 +403,7 @@ def test_a_catalog_that_cannot_be_read_is_refused(store: Path) -> None:
 def test_a_catalog_without_items_names_no_files(store: Path) -> None:
     EVERYTHING(store)
     catalog("DROP TABLE knowledge_item")(store)
-    assert {"trash-file", "trash-folder"}.isdisjoint(done_by(gc(store)))
+    assert {"trash-file", "trash-folder"}.isdisjoint(done_by(gc(store, *NAMED)))
 
 
 @pytest.mark.parametrize(
@@ -446,7 +537,7 @@ def history(target: Path) -> list[str]:
 
 def test_trash_and_undo_go_when_their_time_is_over(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     EVERYTHING(store)
-    gc(store)
+    gc(store, *NAMED)
     assert (store / ".regraft" / "trash").is_dir()
     assert kept(store)
     after = contents(store)
@@ -474,8 +565,8 @@ def test_without_grace_nothing_is_kept_at_once(store: Path) -> None:
     orphan_vectors(3)(store)
     an_old_stray_file(store)
     with untouched(store):
-        planned = gc(store, "--grace", "0", "--dry-run")
-    done = run("gc", store, "--grace", "0", "--yes")
+        planned = gc(store, "--grace", "0", "--dry-run", *NAMED)
+    done = run("gc", store, "--grace", "0", "--yes", *NAMED)
     assert done.status == 0
     assert "Take it back" not in done.stdout
     assert [action["action"] for action in planned["actions"]] == ["delete-embeddings", "trash-file", "expire"]
@@ -487,7 +578,7 @@ def test_without_grace_nothing_is_kept_at_once(store: Path) -> None:
 @pytest.mark.parametrize("grace", ["nan", "inf", "1e-12"])
 def test_an_odd_grace_keeps_what_was_just_done(grace: str, store: Path) -> None:
     an_old_stray_file(store)
-    assert gc(store, "--grace", grace)["undo"] is not None
+    assert gc(store, "--grace", grace, *NAMED)["undo"] is not None
     assert kept(store)
 
 
@@ -506,8 +597,8 @@ def test_space_is_given_back_where_it_pays(store: Path) -> None:
     before = contents(store)
     size = index(store).stat().st_size
     with untouched(store):
-        planned = gc(store, "--dry-run", "--vacuum")
-    document = gc(store, "--vacuum")
+        planned = gc(store, "--dry-run", "--vacuum", *NAMED)
+    document = gc(store, "--vacuum", *NAMED)
     assert done_by(planned) == done_by(document)
     foreseen, came = planned["actions"][-1], document["actions"][-1]
     assert came["action"] == foreseen["action"] == "vacuum"
@@ -729,7 +820,10 @@ def test_vectors_that_go_in_the_same_run_prove_nothing(store: Path) -> None:
 def test_rows_without_a_usable_vector_are_counted(store: Path) -> None:
     rows = [*kb_rows(), Row("F", "a", None), Row("F", "b", b""), Row("F", "c", b"\0\0\0"), Row("F", "d", "words")]
     v1_file(store, rows, UNTYPED)
-    (action,) = gc(store, "--v1-leftovers")["actions"]
+    document = gc(store, "--v1-leftovers", status=1)
+    assert document["actions"] == []
+    assert "4 rows without a usable vector have texts that are not in v2" in left_by(document)["v1.leftover"]
+    (action,) = gc(store, "--v1-leftovers", "--only", "v1.leftover")["actions"]
     assert "15 vectors are in v2" in action["message"]
     assert "4 rows without a usable vector" in action["message"]
 
@@ -780,9 +874,9 @@ def test_a_database_in_use_is_refused(store: Path, monkeypatch: pytest.MonkeyPat
     before = contents(store)
     with closing(apsw.Connection(str(index(store)))) as other:
         other.execute("BEGIN IMMEDIATE")
-        assert said(run("gc", store, "--json"), "StoreBusy", 2)
+        assert said(run("gc", store, "--json", *NAMED), "StoreBusy", 2)
     assert contents(store) == before
-    assert len(done_by(gc(store))) == 5
+    assert len(done_by(gc(store, *NAMED))) == 5
 
 
 def test_a_vector_file_in_use_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -807,14 +901,14 @@ def test_a_profile_in_use_is_refused(store: Path, tmp_path: Path) -> None:
     lock = profile / "SingletonLock"
     lock.symlink_to(f"{socket.gethostname()}-{os.getpid()}")
     with untouched(profile):
-        assert said(run("gc", profile, "--json"), "ApplicationOpen", 2)
+        assert said(run("gc", profile, "--json", *NAMED), "ApplicationOpen", 2)
     lock.unlink()
-    assert len(done_by(gc(profile))) == 5
+    assert len(done_by(gc(profile, *NAMED))) == 5
 
 
 def test_a_text_for_a_person(store: Path) -> None:
     EVERYTHING(store)
-    shown: Outcome = run("gc", store, "--yes")
+    shown: Outcome = run("gc", store, "--yes", *NAMED)
     assert shown.status == 0
     assert "delete 1 body whose unit is gone" in shown.stdout
     assert "[trash-folder]" in shown.stdout
@@ -838,7 +932,7 @@ def test_a_kill_at_any_step_leaves_the_old_or_the_new(
     orphan_vectors_more = sql("INSERT INTO embedding SELECT 'more ' || rowid, zeroblob(20000), 0 FROM embedding")
     orphan_vectors_more(planted)
     v1_files(planted, tmp_path / "v1")
-    options = ("--v1-leftovers", "--vacuum", "--grace", grace, "--yes", "-q", "--fail-on", "never")
+    options = ("--v1-leftovers", "--vacuum", *NAMED, "--grace", grace, "--yes", "-q", "--fail-on", "never")
     old = contents(planted)
     whole_run = shutil.copytree(planted, tmp_path / "whole")
     with pytest.MonkeyPatch.context() as patch:

@@ -375,7 +375,10 @@ def test_rescue_of_the_applications_own_profiles(name: str, tmp_path: Path) -> N
 def test_reconcile(store: Path) -> None:
     changed(store, f"DELETE FROM knowledge_item WHERE base_id = '{KB}' AND type = 'note'")
     before = dump(store)
-    document = done(run("reconcile", store, "--json"), store, before)
+    document = done(run("repair", store, "--only", "material.orphan", "--adopt", "--json"), store, before)
+    assert [one["action"] for one in document["actions"]] == ["insert-items"]
+    before = dump(store)
+    document = done(run("reconcile", store, "--only", "material.orphan", "--json"), store, before)
     assert "delete-materials" in {one["action"] for one in document["actions"]}
 
 

@@ -15,7 +15,7 @@ import apsw
 import pytest
 from conftest import NOW_MS, run
 from faults import REFUSED, Tripwire, forked, said, untouched
-from planted_v2 import ITEM, KB, OTHER, PLANTED, catalog, data, index, library, run_sql, sql
+from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, catalog, data, index, library, run_sql, sql
 from stand_ins import KILLED, die
 
 from regraft import identity, sqlite
@@ -27,6 +27,8 @@ from regraft.testing.planting import STRAY_BASE
 from repair.changes import files
 
 MENDED = {"material.orphan", "material.path"}
+#: What lets reconcile delete materials.
+NAMED = ("--only", "material.orphan")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +118,7 @@ def test_a_material_without_an_item_goes_with_what_only_it_needs(store: Path) ->
         opened_store.rebuild_material("ghost", "ghost.md", text, units, vectors, NOW_MS)
         opened_store.rebuild_material("shade", "shade.md", content, [], {}, NOW_MS)
     assert findings(store) == ["material.no-units", "material.orphan", "raw.missing"]
-    document = reconcile(store)
+    document = reconcile(store, *NAMED)
     assert actions(document) == {
         "delete-materials": 2,
         "delete-units": 2,
@@ -133,7 +135,7 @@ def test_a_material_without_an_item_goes_with_what_only_it_needs(store: Path) ->
 def test_what_was_waste_before_is_left_to_gc(store: Path) -> None:
     PLANTED["a vector of nobody"].damage(store)
     PLANTED["a material being deleted"].damage(store)
-    assert actions(reconcile(store))["delete-embeddings"] == 3
+    assert actions(reconcile(store, *NAMED))["delete-embeddings"] == 3
     assert "embedding.orphan" in findings(store)
 
 
@@ -141,13 +143,14 @@ def test_what_was_waste_before_is_left_to_gc(store: Path) -> None:
 def test_undo_gives_everything_back(name: str, store: Path) -> None:
     PLANTED[name].damage(store)
     before = state(store)
+    options = () if name == "another path" else NAMED
     with untouched(store):
-        planned = reconcile(store, "--dry-run", status=run("reconcile", store, "--dry-run").status)
-    done = run("reconcile", store, "--json").document
+        planned = reconcile(store, "--dry-run", *options, status=run("reconcile", store, "--dry-run", *options).status)
+    done = run("reconcile", store, "--json", *options).document
     assert done["actions"] == planned["actions"] != []
     assert done["left"] == planned["left"]
     assert MENDED.isdisjoint(findings(store))
-    again = run("reconcile", store, "--json").document
+    again = run("reconcile", store, "--json", *options).document
     assert again["actions"] == []
     assert again["undo"] is None
     assert state(store) != before
@@ -160,7 +163,7 @@ def test_a_material_whose_item_is_of_another_base_stays(store: Path) -> None:
     [item] = of_types(store, "file")
     run_sql(store / "catalog.sqlite", f"UPDATE knowledge_item SET base_id = '{OTHER}' WHERE id = '{item}'")
     with untouched(store):
-        document = reconcile(store, status=1)
+        document = reconcile(store, *NAMED, status=1)
     assert ("material.orphan", f"its item is of another base ({OTHER})") in left(document)
 
 
@@ -182,11 +185,51 @@ def test_an_index_of_no_base_is_left(store: Path) -> None:
     ]
 
 
-def test_all_materials_go_where_all_items_are_gone(store: Path) -> None:
+@pytest.mark.parametrize("options", [(), NAMED])
+def test_where_many_items_are_gone_at_once_nothing_is_deleted(options: tuple[str, ...], store: Path) -> None:
     run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE base_id = '{KB}'")
-    assert actions(reconcile(store))["delete-materials"] == 5
-    assert "material.orphan" not in findings(store)
-    assert materials(store) == {}
+    with untouched(store):
+        document = reconcile(store, *options, status=1)
+    [(finding, reason)] = left(document)
+    assert finding == "material.orphan"
+    assert "5 of 5 items disappeared at once" in reason
+
+
+@pytest.mark.parametrize("options", [(), NAMED])
+def test_nothing_of_a_failed_base_is_deleted(options: tuple[str, ...], store: Path) -> None:
+    PLANTED["a material of no item"].damage(store)
+    catalog(KB_ROW.format("status = 'failed', error = 'missing_vector_store'"))(store)
+    with untouched(store):
+        document = reconcile(store, *options, status=1)
+    reasons = [reason for finding, reason in left(document) if finding == "material.orphan"]
+    assert len(reasons) == 1
+    assert "the base failed" in reasons[0]
+
+
+def test_a_material_is_kept_unless_it_is_named(store: Path) -> None:
+    PLANTED["a material of no item"].damage(store)
+    with untouched(store):
+        document = reconcile(store, status=1)
+        for_person = run("reconcile", store)
+    [one] = [one for one in document["left"] if one["finding"] == "material.orphan"]
+    assert "--only material.orphan deletes them" in one["reason"]
+    assert one["repair"] == f"regraft repair {store} --only material.orphan --adopt --base {one['base']}"
+    assert one["reason"] in for_person.stdout
+    assert one["repair"] in for_person.stdout
+
+
+def test_only_what_is_named_follows(store: Path) -> None:
+    file, url = of_types(store, "file", "url")
+    run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE id = '{url}'")
+    move_item(store, file, "elsewhere.md")
+    assert actions(reconcile(store, "--only", "material.path", status=1)) == {"update-paths": 1}
+    assert "material.orphan" in findings(store)
+
+
+def test_a_finding_of_another_command_is_refused(store: Path) -> None:
+    with untouched(store):
+        done = run("reconcile", store, "--only", "raw.orphan", "--json")
+        assert "reconcile takes material.orphan, material.path" in said(done, "WrongUsage", 2)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +243,7 @@ def test_all_materials_go_where_all_items_are_gone(store: Path) -> None:
 def test_a_material_whose_id_is_no_text_stays(damage: Any, store: Path) -> None:
     damage(store)
     with untouched(store):
-        assert left(reconcile(store, status=1)) == [("material.orphan", "its id is not text")]
+        assert left(reconcile(store, *NAMED, status=1)) == [("material.orphan", "its id is not text")]
 
 
 def test_where_an_items_id_is_no_text_nothing_is_deleted(store: Path) -> None:
@@ -208,7 +251,8 @@ def test_where_an_items_id_is_no_text_nothing_is_deleted(store: Path) -> None:
     run_sql(store / "catalog.sqlite", "INSERT INTO knowledge_item SELECT x'00', base_id, NULL, type, data, status,"
             f" NULL, 0, 0 FROM knowledge_item WHERE base_id = '{OTHER}'")  # fmt: skip
     with untouched(store):
-        assert [one["finding"] for one in reconcile(store, status=1)["left"]].count("material.orphan") == 1
+        document = reconcile(store, *NAMED, status=1)
+        assert [one["finding"] for one in document["left"]].count("material.orphan") == 1
 
 
 # --- paths -----------------------------------------------------------------------------------------------------------
@@ -264,7 +308,8 @@ def test_the_path_of_a_material_that_goes_is_free(store: Path) -> None:
     run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE id = '{url}'")
     move_item(store, file, taken)
     before = state(store)
-    assert actions(reconcile(store))["update-paths"] == 1
+    assert "update-paths" not in actions(reconcile(store, status=1))
+    assert actions(reconcile(store, *NAMED, "--only", "material.path"))["update-paths"] == 1
     assert materials(store)[file] == taken
     assert run("undo", store).status == 0
     assert state(store) == before

@@ -32,8 +32,12 @@ def store(tmp_path: Path) -> RsclawStore:
     return made
 
 
+#: What lets gc move files that nothing names.
+NAMED = ("--only", "kb.file-orphan")
+
+
 def gc(root: Path, *options: object) -> Outcome:
-    return run("gc", root, "--json", "--now", NOW, *options)
+    return run("gc", root, "--json", "--now", NOW, *NAMED, *options)
 
 
 def moved(done: Outcome) -> list[str]:
@@ -79,20 +83,26 @@ def test_what_nothing_names_goes_and_comes_back(store: RsclawStore) -> None:
     assert files(root) == before
 
 
-def test_the_line_that_check_offers_works(store: RsclawStore) -> None:
+@pytest.mark.parametrize("command", ["gc", "fix"])
+def test_what_is_not_named_stays(store: RsclawStore, command: str) -> None:
+    """Its text may be nowhere else, and can be added again."""
     root = store.write()
+    before = files(root)
     [finding] = check(root)
-    assert finding["repair"] == f"regraft gc {root} --only kb.file-orphan --now {NOW}"
-    assert run(*finding["repair"].split()[1:]).status == 0
-    assert check(root) == []
+    assert finding["repair"] is None
+    done = run(command, root, "--json", "--now", NOW, "--yes")
+    assert (done.status, done.document["actions"]) == (1, [])
+    assert {name: one for name, one in files(root).items() if not name.startswith(".regraft")} == before
+    if command == "gc":
+        assert "--only kb.file-orphan" in done.document["left"][0]["reason"]
 
 
 def test_a_person_is_told(store: RsclawStore) -> None:
     root = store.write()
-    text = run("gc", root, "--now", NOW, "--dry-run").stdout
+    text = run("gc", root, *NAMED, "--now", NOW, "--dry-run").stdout
     assert text.startswith("move raw/lost.pdf, which no document and no ledger entry names, to the trash (4 bytes)")
     assert text.endswith("Dry run: nothing was written.\n")
-    assert "Take it back: regraft undo" in run("gc", root, "--now", NOW).stdout
+    assert "Take it back: regraft undo" in run("gc", root, *NAMED, "--now", NOW).stdout
 
 
 def test_replaced_files_of_an_indexed_entry_go(store: RsclawStore) -> None:
@@ -183,7 +193,7 @@ def test_ages_decide(store: RsclawStore) -> None:
     done = gc(root)
     assert moved(done) == [ORPHAN, "raw/older.pdf"]
     assert (done.status, left(done)) == (0, [("kb.file-orphan", "note", 2)])
-    later = run("gc", root, "--json", "--now", "2027-06-01T00:00:00Z")
+    later = run("gc", root, "--json", *NAMED, "--now", "2027-06-01T00:00:00Z")
     assert moved(later) == ["raw/future.pdf", "raw/younger.pdf"]
 
 
@@ -365,8 +375,8 @@ def test_names_that_it_takes(store: RsclawStore) -> None:
     root = store.write()
     with untouched(root):
         said(gc(root, "--only", "kb.page"), "WrongUsage", 2)
-        assert moved(gc(root, "--only", "raw.orphan")) == []
-    assert moved(gc(root, "--only", "kb.file-orphan")) == [ORPHAN]
+        assert moved(run("gc", root, "--json", "--now", NOW, "--only", "raw.orphan")) == []
+    assert moved(gc(root)) == [ORPHAN]
 
 
 @pytest.mark.parametrize("command", ["repair", "backfill", "upgrade", "rebuild"])
@@ -388,7 +398,7 @@ def test_a_kb_that_rsclaw_opens_after_the_plan_is_left_alone(store: RsclawStore)
             return True
 
         with pytest.raises(RedbInUse):
-            api.gc(root, now_ms=store.now_ms, confirm=opens)
+            api.gc(root, only=["kb.file-orphan"], now_ms=store.now_ms, confirm=opens)
     assert files(root) == before
     assert not (root / ".regraft").exists()
 
@@ -403,7 +413,7 @@ def test_a_kb_that_was_written_to_after_the_plan_is_left_alone(store: RsclawStor
         return True
 
     with areas.opened(root), pytest.raises(PlanOutdated):
-        api.gc(root, now_ms=store.now_ms, confirm=adds)
+        api.gc(root, only=["kb.file-orphan"], now_ms=store.now_ms, confirm=adds)
     assert (root / ORPHAN).exists()
 
 
@@ -415,7 +425,7 @@ def test_a_file_that_was_written_to_after_the_plan_is_left_alone(store: RsclawSt
         return True
 
     with areas.opened(root), pytest.raises(PlanOutdated):
-        api.gc(root, now_ms=store.now_ms, confirm=writes)
+        api.gc(root, only=["kb.file-orphan"], now_ms=store.now_ms, confirm=writes)
     assert (root / ORPHAN).read_bytes() == b"more"
 
 
@@ -447,7 +457,7 @@ def test_many_files_are_few_lines_for_a_person(store: RsclawStore) -> None:
         store.file(f"raw/former-{number}.pdf", b"x")
     entry(store, "Waiting")["new_paths"] += [f"raw/former-{number}.pdf" for number in range(300)]
     root = store.write()
-    done = run("gc", root, "--now", NOW)
+    done = run("gc", root, *NAMED, "--now", NOW)
     assert done.status == 0
     assert len(done.stdout.splitlines()) < 15
     assert check(root) == []
@@ -455,15 +465,18 @@ def test_many_files_are_few_lines_for_a_person(store: RsclawStore) -> None:
     assert [one["count"] for one in check(root)] == [301]
 
 
-def test_fix_does_it_too(store: RsclawStore) -> None:
+@pytest.mark.parametrize("is_named", [False, True])
+def test_fix_does_it_too(store: RsclawStore, is_named: bool) -> None:
     for name in ("a snapshot of an unknown chunk", "a full text index of more texts"):
         PLANTINGS[name].plant(store)
     root = store.write()
     before = files(root)
-    done = run("fix", root, "--json", "--now", NOW)
-    assert done.status == 0
-    assert {one["finding"] for one in done.document["actions"]} == {"kb.file-orphan", "kb.snapshot", "kb.full-text"}
-    assert check(root) == []
+    named = ("kb.file-orphan", "kb.snapshot", "kb.full-text")
+    options = [word for name in named for word in ("--only", name)] if is_named else []
+    done = run("fix", root, "--json", "--now", NOW, *options)
+    assert done.status == (0 if is_named else 1)
+    assert {one["finding"] for one in done.document["actions"]} == set(named[0 if is_named else 1 :])
+    assert {one["name"] for one in check(root)} == (set() if is_named else {"kb.file-orphan"})
     assert run("undo", root, "-y").status == 0
     assert files(root) == before
 

@@ -198,11 +198,17 @@ def test_no_old_part_comes_beside_new_ones(tmp_path: Path) -> None:
     assert not (store.root / "hnsw/snapshot.hnsw.data").exists()
 
 
-@pytest.mark.parametrize("commands", [("fix",), ("gc", "reconcile")])
-def test_documents_files_come_back_though_caches_were_made_anew(tmp_path: Path, commands: tuple[str, ...]) -> None:
+_NAMED = ("--only", "kb.file-orphan")
+_BOTH = (*_NAMED, "--only", "kb.snapshot")
+
+
+@pytest.mark.parametrize("commands", [(("fix", *_BOTH),), (("gc", *_NAMED), ("reconcile",))])
+def test_documents_files_come_back_though_caches_were_made_anew(
+    tmp_path: Path, commands: tuple[tuple[str, ...], ...]
+) -> None:
     store = planted(tmp_path / "kb", "a file that nothing names", "a snapshot of an unknown chunk")
-    for command in commands:
-        assert run(command, store.root, "--now", NOW).status == 0
+    for command, *options in commands:
+        assert run(command, store.root, "--now", NOW, *options).status == 0
     assert not (store.root / "raw/lost.pdf").exists()
     store.snapshot()
     for _ in commands:

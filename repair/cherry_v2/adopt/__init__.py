@@ -1,8 +1,9 @@
-"""``regraft repair --only index.orphan --adopt``: folders of bases that no row of the catalog names get rows again.
+"""``regraft repair --adopt``: folders of bases, and materials, that the catalog has no row of get rows again.
 
 What the rows have to be is told by the index and the files in ``raw/`` alone (``docs/findings.md``, "Adopting").
 """
 
-from repair.cherry_v2.adopt.plan import demand_alone, plan
+from repair.cherry_v2.adopt import materials
+from repair.cherry_v2.adopt.plan import NAMES, demand_alone, plan
 
-__all__ = ["demand_alone", "plan"]
+__all__ = ["NAMES", "demand_alone", "materials", "plan"]

@@ -45,12 +45,18 @@ class OrphanFolder(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     updated_at: int
     materials: list[FoundMaterial]
-    #: Dimensions of its vectors; None where it has none.
+    #: Dimensions of its vectors; None where it has none, or where they differ.
     dimensions: int | None
+    #: Whether its vectors are not all of one length.
+    is_mixed: bool = False
     #: By the item: how many of its bodies have no vector.
     bare: dict[str, int]
     #: Files below ``raw/``, with the times of their last change (ms).
     files: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def is_whole(self, item: str) -> bool:
+        """Whether every body of an item has its vector, or the base has no vectors at all."""
+        return (self.dimensions is None and not self.is_mixed) or not self.bare.get(item)
 
 
 def read_folder(base: str, index: Path, raw: Path) -> OrphanFolder:
@@ -71,22 +77,34 @@ def read_folder(base: str, index: Path, raw: Path) -> OrphanFolder:
             raise Unfit(tr("its index has no identity row"))
         if row[0] != base:
             raise Unfit(tr("its index is that of base {other}", other=row[0]))
-        lengths = [one for (one,) in db.execute(_LENGTHS)]
+        dimensions, is_mixed = _dimensions([one for (one,) in db.execute(_LENGTHS)])
         return OrphanFolder(
             base=base,
             created_at=row[1],
             updated_at=row[2],
             materials=list(_materials(db)),
-            dimensions=_dimensions(lengths),
+            dimensions=dimensions,
+            is_mixed=is_mixed,
             bare={decode_utf8(key): int(str(count)) for key, count in db.execute(_BARE) if isinstance(key, bytes)},
             files=dict(_files(raw)),
         )
 
 
-def _dimensions(lengths: list[Any]) -> int | None:
+def _dimensions(lengths: list[Any]) -> tuple[int | None, bool]:
+    """Return the dimensions that vectors of these lengths have, and whether they do not have the same."""
     if len(lengths) > 1 or any(not isinstance(one, int) or one <= 0 or one % 4 for one in lengths):
+        return None, True
+    return next((length // 4 for length in lengths), None), False
+
+
+def demand_one_length(folder: OrphanFolder) -> None:
+    """Refuse vectors of several lengths.
+
+    Raises:
+        Unfit
+    """
+    if folder.is_mixed:
         raise Unfit(tr("its vectors are not all of one length"))
-    return next((length // 4 for length in lengths), None)
 
 
 def _materials(db: apsw.Connection) -> Iterator[FoundMaterial]:

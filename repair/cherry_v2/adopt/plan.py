@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,49 +16,53 @@ from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS, PROVIDERS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.cherry_v2.layout import is_uuid
-from regraft.kinds import NAMES
+from regraft.kinds import NAMES as NAMES_OF_KINDS
 from regraft.language import joined, tr
 from regraft.text import argument, counted, path_text
 from repair.changes.found import Findings, by_base
 from repair.changes.plan import Action, Plan, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.adopt.folder import OrphanFolder, Unfit, read_folder
-from repair.cherry_v2.adopt.items import base_row, item_rows
+from repair.cherry_v2.adopt import materials
+from repair.cherry_v2.adopt.folder import OrphanFolder, Unfit, demand_one_length, read_folder
+from repair.cherry_v2.adopt.items import base_row, item_rows, listed_kinds
+from repair.cherry_v2.adopt.soundness import demand_sound
 from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.new_model import ModelUnfit, insert_model
 from repair.cherry_v2.rescue.catalog import TABLES, Statements, rehearsed
 from repair.cherry_v2.rules.evidence import evidence_of
 from repair.options import RepairOptions
 
-#: What a person calls the items of each type.
-_NOUNS = {"directory": "folder", "file": "file", "url": "url", "note": "note"}
-#: What goes with the rows, or shows in them.
-_BY_ROWS = {v2.VECTOR_MISSING, v2.ITEM_NO_BASE}
+#: What is listed again, by the finding that ``--only`` names.
+NAMES = (v2.INDEX_ORPHAN, v2.MATERIAL_ORPHAN)
+#: The command that deletes them where it is told the finding.
+_REMOVERS = {v2.INDEX_ORPHAN: "gc", v2.MATERIAL_ORPHAN: "reconcile"}
 #: How the command is given.
 OPTIONS = ("--only", v2.INDEX_ORPHAN, "--adopt")
 
 
 def demand_alone(options: RepairOptions) -> None:
-    """Refuse ``--adopt`` beside anything but the finding that it is for, and that finding without it.
+    """Refuse ``--adopt`` without exactly one of the findings that it is for, and these findings without it.
 
     Raises:
         WrongUsage
     """
-    typed = f"--only {v2.INDEX_ORPHAN} --adopt"
-    if options.adopt and options.only != {v2.INDEX_ORPHAN}:
+    lines = [f"--only {name} --adopt" for name in NAMES]
+    named = [name for name in NAMES if name in options.only]
+    if options.adopt and (len(named) != 1 or len(options.only) != 1):
         raise WrongUsage(
-            problem=tr("--adopt is for folders that no row names, alone"), hint=tr("give {typed}", typed=typed)
+            problem=tr("--adopt lists folders or materials again, and nothing else is repaired with it"),
+            hint=tr("give {lines}", lines=joined(lines, tr(" or "))),
         )
-    if not options.adopt and v2.INDEX_ORPHAN in options.only:
-        problem = tr("--only {name}: repair gives such folders rows only where it is told to", name=v2.INDEX_ORPHAN)
+    if not options.adopt and named:
+        name, remover = named[0], _REMOVERS[named[0]]
         raise WrongUsage(
-            problem=problem,
-            hint=tr("give {typed}, or remove them with regraft gc --only {name}", typed=typed, name=v2.INDEX_ORPHAN),
+            problem=tr("--only {name}: repair lists these again only with --adopt", name=name),
+            hint=tr("give --only {name} --adopt; {remover} --only {name} deletes them", name=name, remover=remover),
         )
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
-    """Return what gives folders of bases that no row of the catalog names their rows; nothing is written.
+    """Return what lists folders of bases, or materials, again that have no row in the catalog; nothing is written.
 
     Raises:
         NotChanged: there is no catalog that could name them.
@@ -67,9 +70,11 @@ def plan(store: Store, options: RepairOptions) -> Plan:
         ProfileUnknown: it is of another time than this regraft.
     """
     if store.catalog is None:
-        what = tr("{names} without a catalog", names=NAMES[store.found.kind])
+        what = tr("{names} without a catalog", names=NAMES_OF_KINDS[store.found.kind])
         advice = tr("give the library or profile that it is of")
         raise NotChanged(path=store.path, what=what, command="repair", advice=advice)
+    if v2.MATERIAL_ORPHAN in options.only:
+        return materials.plan(store, options)
     return _Planner(store, options, catalog_of(store, data=False), by_base(store.findings())).plan()
 
 
@@ -142,8 +147,9 @@ class _Planner:
             raise Unfit(
                 tr("its index is that of a preview build; regraft upgrade brings it to the current layout first")
             )
-        self._demand_sound(path.name)
+        demand_sound(self._findings.get(path.name, ()))
         folder = read_folder(path.name, self._store.root / one.name, self._store.root / one.raw)
+        demand_one_length(folder)
         with evidence_of(self._store, path.name, self._findings.get(path.name, ())) as evidence:
             items = [item for item in item_rows(folder, evidence) if self._is_new(item)]
         model = self._options.model
@@ -153,20 +159,6 @@ class _Planner:
         if folder.dimensions is not None and model is not None and folder.bare:
             adopted.left.append(_without_vectors(folder))
         return adopted
-
-    def _demand_sound(self, base: str) -> None:
-        """Refuse an index in which something is wrong that a search of the base would meet.
-
-        Raises:
-            Unfit
-        """
-        wrong = Counter[str]()
-        for finding in self._findings.get(base, ()):
-            if finding.severity == "error" and finding.name not in _BY_ROWS:
-                wrong[finding.name] += finding.count
-        if wrong:
-            listed = joined(f"{name} ({count:,})" for name, count in wrong.items())
-            raise Unfit(tr("its index has to be mended first, with regraft repair: {listed}", listed=listed))
 
     def _is_new(self, item: Row) -> bool:
         """Tell whether the catalog has no such item yet; one that lost its base is there.
@@ -218,8 +210,7 @@ class _Planner:
 
 
 def _action(adopted: _Adopted, size: int) -> Action:
-    kinds = Counter(item["type"] for item in adopted.items)
-    listed = joined(counted(kinds[kind], noun) for kind, noun in _NOUNS.items() if kinds[kind])
+    listed = listed_kinds(adopted.items)
     message = tr("list the base with {listed}, as its index and files tell", listed=listed or tr("no item"))
     return Action(
         action="insert-base",

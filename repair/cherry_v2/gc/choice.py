@@ -13,12 +13,15 @@ from repair.changes.plan import Unresolved
 from repair.changes.store import Store
 from repair.options import GcOptions
 
-#: Findings whose rows or files are removed; those of the second line only where the user names them.
+#: Findings whose rows or files are removed. Those of BY_NAME could be listed or attached again: they go only where the
+#: user names them.
 NAMES = (
     *(v2.BODY_ORPHAN, v2.VECTOR_ORPHAN, v2.CONTENT_ORPHAN, v2.RAW_ORPHAN, v2.INDEX_ORPHAN),
     *(v2.VECTOR_UNEXPECTED, v2.LEFTOVER),
 )
 BY_NAME = {v2.VECTOR_UNEXPECTED, v2.LEFTOVER}
+#: Of these, what has another copy goes without being named.
+UNLESS_COPIED = {v2.RAW_ORPHAN, v2.INDEX_ORPHAN}
 
 
 #: What a stranger's schema has that says nothing of rows: it never runs.

@@ -16,6 +16,7 @@ from repair.changes.store import Store
 from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.gc import files, leftovers, rows, space
 from repair.cherry_v2.gc.choice import is_damage, left_damaged
+from repair.cherry_v2.protection import Protection
 from repair.options import GcOptions
 
 
@@ -27,6 +28,7 @@ def plan(store: Store, options: GcOptions) -> Plan:
         LedgerUnreadable
     """
     catalog = None if store.catalog is None else catalog_of(store)
+    protection = Protection(store, catalog, options.spared)
     made, gone = files.plan_folders(store, catalog, options)
     # What is in a folder that goes, goes with it.
     findings = [one for one in store.findings(Level.QUICK) if one.base not in gone]
@@ -36,9 +38,11 @@ def plan(store: Store, options: GcOptions) -> Plan:
     sound = _chosen_indexes(store, damaged | gone)
     of_bases = by_base(findings)
     for base, name in sound.items():
-        file = rows.IndexFile(store=store, base=base, name=name, found=of_bases.get(base, []))
+        file = rows.IndexFile(
+            store=store, base=base, name=name, found=of_bases.get(base, []), protected=protection.reason(base)
+        )
         made.add(_plan_index(file, options))
-    made.add(files.plan_raw(store, catalog, options, damaged))
+    made.add(files.plan_raw(store, catalog, options, damaged, protection))
     proving = {base: name for base, name in sound.items() if (v2.VECTOR_UNEXPECTED, base) not in made.resolves}
     made.add(leftovers.plan(store, catalog, options, proving))
     # What may be refused comes first: a file that somebody has open.

@@ -6,10 +6,14 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import apsw
+import msgspec
+
 from checks.cherry_v2 import audit as checked
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import raw_files
 from regraft import long_paths, sqlite
+from regraft.formats.cherry_preview.libsql import Layout
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
 from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.cherry_v2.layout import RAW_FOLDER
@@ -19,11 +23,25 @@ from repair.changes.plan import Plan, Unresolved
 from repair.changes.store import Store
 from repair.changes.trash import trashed
 from repair.cherry_v2.gc.choice import is_wanted
+from repair.cherry_v2.gc.copies import Copies
+from repair.cherry_v2.protection import Protection
 from repair.options import GcOptions
 
+#: Tables of an index that hold texts and vectors, and what they belong to.
+_HOLDING = ("material", "content", "search_unit", "search_text", "embedding")
 
-def plan_raw(store: Store, catalog: StoredCatalog | None, options: GcOptions, damaged: set[str | None]) -> Plan:
-    """Return what moves the files below ``raw/`` that no item names; without a table of items, nobody can tell."""
+
+def plan_raw(
+    store: Store,
+    catalog: StoredCatalog | None,
+    options: GcOptions,
+    damaged: set[str | None],
+    protection: Protection,
+) -> Plan:
+    """Return what moves the files below ``raw/`` that no item names; without a table of items, nobody can tell.
+
+    A file of which no other copy is known goes only where the finding is named.
+    """
     made = Plan()
     if catalog is None or catalog.items is None or not is_wanted(options, v2.RAW_ORPHAN):
         return made
@@ -31,7 +49,8 @@ def plan_raw(store: Store, catalog: StoredCatalog | None, options: GcOptions, da
     for row in catalog.bases:
         base = base_key(row)
         if store.wants(base) and base not in damaged and isinstance(row.get("id"), str):
-            made.add(_plan_raw(store, base, row, items.get(base, [])))
+            raw = _RawFiles(store=store, base=base, items=items.get(base, []), options=options, protection=protection)
+            made.add(raw.plan(_raw_folder(store, base, row)))
     return made
 
 
@@ -71,27 +90,47 @@ def _youngest(path: Path) -> float:
 # --- raw files -------------------------------------------------------------------------------------------------------
 
 
-def _plan_raw(store: Store, base: str, row: Row, items: list[Row]) -> Plan:
-    raw, made = _raw_folder(store, base, row), Plan()
-    names = sorted(raw_files.orphans(raw, items, store.now_ms)) if raw is not None and raw.is_dir() else []
-    if raw is None or not names:
+class _RawFiles(msgspec.Struct, kw_only=True):
+    """The raw files of one base."""
+
+    store: Store
+    base: str
+    items: list[Row]
+    options: GcOptions
+    protection: Protection
+
+    def plan(self, raw: Path | None) -> Plan:
+        """Return what moves the files that no item names."""
+        made = Plan()
+        names = []
+        if raw is not None and raw.is_dir():
+            names = sorted(raw_files.orphans(raw, self.items, self.store.now_ms))
+        if raw is None or not names:
+            return made
+        why_not = _why_unknown(raw, self.items) or self.protection.reason(self.base)
+        if why_not is not None:
+            reason = tr("{files} in raw/: {reason}", files=counted(len(names), "file"), reason=why_not)
+            return Plan(left=[Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=self.base, count=len(names))])
+        why = _named_otherwise(self.store, self.base, self.items)
+        copies = Copies(self.store, self.base, self.items, raw)
+        is_named = v2.RAW_ORPHAN in self.options.only
+        for name in names:
+            kept = why(name) or why_kept(self.store, raw / name)
+            copy = None if is_named or kept is not None else copies.of(name)
+            if kept is None and not is_named and copy is None:
+                kept = tr("kept: no other copy of it is known; --only {name} removes it", name=v2.RAW_ORPHAN)
+            if kept is not None:
+                reason = f"raw/{shown(name)}: {kept}"
+                left = Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=self.base, subject=path_text(name))
+                made.left.append(left)
+            else:
+                message = tr("move raw/{name}, which no item names, to the trash", name=name)
+                if copy is not None:
+                    message = tr("{message_}: {copy} is the same", message_=message, copy=copy)
+                made.changes.append(trashed(self.store, raw / name, "trash-file", v2.RAW_ORPHAN, message, self.base))
+        if not made.left:
+            made.resolves.add((v2.RAW_ORPHAN, self.base))
         return made
-    reason = _why_unknown(raw, items)
-    if reason is not None:
-        reason = tr("{files} in raw/: {reason}", files=counted(len(names), "file"), reason=reason)
-        return Plan(left=[Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=base, count=len(names))])
-    why = _named_otherwise(store, base, items)
-    for name in names:
-        kept = why(name) or why_kept(store, raw / name)
-        if kept is not None:
-            reason = f"raw/{shown(name)}: {kept}"
-            made.left.append(Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=base, subject=path_text(name)))
-        else:
-            message = tr("move raw/{name}, which no item names, to the trash", name=name)
-            made.changes.append(trashed(store, raw / name, "trash-file", v2.RAW_ORPHAN, message, base))
-    if not made.left:
-        made.resolves.add((v2.RAW_ORPHAN, base))
-    return made
 
 
 def _raw_folder(store: Store, base: str, row: Row) -> Path | None:
@@ -165,7 +204,9 @@ def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions
     for path in found:
         if not store.wants(path.name):
             continue
-        kept = _why_claimed(items.get(path.name), catalog, options) or why_kept(store, path)
+        kept = _why_claimed(items.get(path.name)) or why_kept(store, path)
+        if kept is None and v2.INDEX_ORPHAN not in options.only and _holds_anything(store, path):
+            kept = tr("kept: it can be listed again; --only {name} removes it", name=v2.INDEX_ORPHAN)
         if kept is not None:
             reason = tr("the folder {name} stays: {kept}", name=shown(path.name), kept=kept)
             made.left.append(Unresolved(finding=v2.INDEX_ORPHAN, reason=reason, subject=path_text(path.name)))
@@ -187,10 +228,27 @@ def _unnamed(store: Store, catalog: StoredCatalog) -> Iterator[Path]:
     yield from (path for finding, path in strays if finding == v2.INDEX_ORPHAN)
 
 
-def _why_claimed(items: list[Row] | None, catalog: StoredCatalog, options: GcOptions) -> str | None:
-    """Return why a folder may be of a base all the same: it has ``items``, or the catalog may be another one's."""
-    if items is not None:
-        return tr("{items} of the catalog still belong to it", items=counted(len(items), "item"))
-    if not catalog.bases and not options.only:
-        return tr("the catalog names no base at all, so that it may be another one's; --only index.orphan removes it")
-    return None
+def _why_claimed(items: list[Row] | None) -> str | None:
+    """Return why a folder may be of a base all the same: it has ``items``."""
+    if items is None:
+        return None
+    return tr("{items} of the catalog still belong to it", items=counted(len(items), "item"))
+
+
+def _holds_anything(store: Store, path: Path) -> bool:
+    """Whether a base's folder has a text, a vector or a file; what cannot be read counts as one."""
+    one = store.stores.get(path.name)
+    index = None if one is None else store.root / one.name
+    own = set() if index is None else {index, *sqlite.companions(index)}
+    has_files = any(file not in own for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
+    if has_files or one is None:
+        return has_files
+    return one.look.layout is not Layout.CURRENT or _has_rows(store.root / one.name)
+
+
+def _has_rows(index: Path) -> bool:
+    try:
+        with sqlite.reading(index) as db:
+            return any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").get for table in _HOLDING)
+    except (apsw.Error, OSError, UnicodeDecodeError):
+        return True

@@ -44,6 +44,9 @@ _BODIES = """
      WHERE EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
 
 
+_HAS_TEXT = "SELECT 1 FROM search_text WHERE embedding_text_hash = ? AND text = ? LIMIT 1"
+
+
 class Proof(msgspec.Struct):
     """How far the usable vectors of a file are in an index."""
 
@@ -85,7 +88,7 @@ def plan(store: Store, catalog: StoredCatalog | None, options: GcOptions, indexe
     if not is_wanted(options, v2.LEFTOVER) or not store.found.stores.is_whole:
         return Plan()
     made = Plan()
-    for one in _decisions(store, catalog, _proving(store, catalog, indexes)):
+    for one in _decisions(store, catalog, _proving(store, catalog, indexes), options):
         if isinstance(one, FileChange):
             made.changes.append(one)
         else:
@@ -152,7 +155,7 @@ def _undisputed(owners: dict[Path, str], files: list[_File]) -> dict[Path, str]:
 
 
 def _decisions(
-    store: Store, catalog: StoredCatalog | None, proving: dict[str, Path]
+    store: Store, catalog: StoredCatalog | None, proving: dict[str, Path], options: GcOptions
 ) -> Iterator[FileChange | Unresolved]:
     """Yield of each file what moves it, or why it stays."""
     strays = checked.strays(store.root / store.bases, store.names, store.stores)
@@ -161,7 +164,11 @@ def _decisions(
     in_doubt = proving if _has_stranded(store, catalog) else {}
     for one in looked:
         if isinstance(one, _File):
-            yield _unproven(one) or _decided(store, one, owners.get(one.path), in_doubt)
+            yield (
+                _unproven(one)
+                or _with_other_texts(one, proving, options)
+                or _decided(store, one, owners.get(one.path), in_doubt)
+            )
         else:
             yield one
 
@@ -198,6 +205,36 @@ def _unproven(file: _File) -> Unresolved | None:
             usable - proven,
         )
     return None if file.provers else _left(path, tr("no index is whole that could have its vectors"), None, usable)
+
+
+def _with_other_texts(file: _File, proving: dict[str, Path], options: GcOptions) -> Unresolved | None:
+    """Return that a file stays whose rows without a usable vector have texts that no index has.
+
+    None where there are none, and where the finding is named.
+    """
+    if v2.LEFTOVER in options.only or file.usable == file.survey.rows:
+        return None
+    lost = min((_texts_lost(file.path, proving[base]) for base in file.provers), default=0)
+    if not lost:
+        return None
+    rows = counted(lost, "row")
+    reason = tr(
+        "{rows} without a usable vector have texts that are not in v2; --only {name} removes it all the same",
+        rows=rows,
+        name=v2.LEFTOVER,
+    )
+    return _left(file.path, reason, None, lost)
+
+
+def _texts_lost(path: Path, index: Path) -> int:
+    """Count the rows of a file whose text is not a body of an index; rows without a text do not count."""
+    lost = 0
+    with sqlite.reading(path) as db, sqlite.reading(index) as v2_index:
+        for (raw,) in db.execute(f"SELECT CAST({VECTORS.body} AS BLOB) FROM {VECTORS.name} NOT INDEXED"):
+            text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else ""
+            known = not text or v2_index.execute(_HAS_TEXT, (identity.text_hash(text), text)).get is not None
+            lost += not known
+    return lost
 
 
 def _decided(store: Store, file: _File, owner: str | None, in_doubt: dict[str, Path]) -> FileChange | Unresolved:

@@ -1,11 +1,12 @@
 """Rows of an index file that nothing reaches.
 
 What ``repair`` could still use is not removed: a unit without a body, or a body under a wrong hash, has its vector
-among those that no body names.
+among those that no body names. Nor is what an item without a material may get back, unless the finding is named.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,10 +19,11 @@ from checks.cherry_v2 import findings as v2
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.language import tr
-from regraft.text import counted
+from regraft.text import argument, counted
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2.gc.choice import is_damage, is_wanted, left_damaged, left_for_repair
+from repair.cherry_v2.rules.lost_units import lost_units
 from repair.options import GcOptions
 
 
@@ -100,6 +102,10 @@ _WASTE = (
 )
 
 
+#: What the text of an item without a material may still be among.
+_OF_MATERIALS = frozenset({v2.BODY_ORPHAN, v2.VECTOR_ORPHAN, v2.CONTENT_ORPHAN})
+
+
 @dataclass(kw_only=True)
 class IndexFile:
     """An index file whose structure is whole, and what is going to be removed from it."""
@@ -110,6 +116,9 @@ class IndexFile:
     name: str
     #: What a quick look found.
     found: list[Finding]
+    #: Why nothing of the base is deleted; None where it is not protected.
+    protected: str | None = None
+    _proven: bool | None = None
     _odd: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     @cached_property
@@ -121,12 +130,14 @@ class IndexFile:
     def plan(self, options: GcOptions) -> Plan:
         """Return what is removed from the file."""
         wanted = self._wanted(options)
+        if self.protected is not None:
+            return Plan(left=[*self._kept(wanted, self.protected)])
         damage = list(filter(is_damage, self.findings.values())) if wanted else []
         if damage or not wanted:
             return Plan(left=[*map(left_damaged, damage)])
         with sqlite.reading(self.store.root / self.name) as db:
-            left = [stays for one in wanted for stays in self._left(db, one)]
-            removed = [(waste, action) for waste, action in self._removed(db, wanted) if action.count]
+            left = [stays for one in wanted for stays in self._left(db, one, options)]
+            removed = [(waste, action) for waste, action in self._removed(db, wanted, options) if action.count]
         if not removed:
             return Plan(left=left)
         return Plan([self._change(removed)], left, {(waste.finding, self.base) for waste, _ in removed})
@@ -138,20 +149,51 @@ class IndexFile:
             named.add(v2.VECTOR_ORPHAN)
         return [one for one in _WASTE if one.finding in named and is_wanted(options, one.finding)]
 
-    def _removed(self, db: apsw.Connection, wanted: list[_Waste]) -> Iterator[tuple[_Waste, Action]]:
+    def _kept(self, wanted: list[_Waste], why: str) -> Iterator[Unresolved]:
+        """Yield that the rows of a protected base stay."""
+        for name in sorted({one.finding for one in wanted} & self.findings.keys()):
+            finding = self.findings[name]
+            yield Unresolved.of(finding, tr("{what}, kept: {why}", what=finding.message, why=why))
+
+    def _removed(
+        self, db: apsw.Connection, wanted: list[_Waste], options: GcOptions
+    ) -> Iterator[tuple[_Waste, Action]]:
         """Yield the rows that are sure to be reached by nothing, with what removes them."""
-        known = {one.finding: one for one in wanted if not self._needing(one) and not self._is_odd(db, one)}
+        known = {
+            one.finding: one
+            for one in wanted
+            if not self._needing(one)
+            and not self._may_return(one, options)
+            and not self._is_odd(db, one)
+            and not self._is_proven(db, one, options)
+        }
         bodies_go = v2.BODY_ORPHAN in known
         if v2.VECTOR_UNEXPECTED in known:
             known.pop(v2.VECTOR_ORPHAN, None)
         for waste in known.values():
             yield waste, self._action(db, waste, bodies_go=bodies_go)
 
-    def _left(self, db: apsw.Connection, waste: _Waste) -> Iterator[Unresolved]:
+    def _left(self, db: apsw.Connection, waste: _Waste, options: GcOptions) -> Iterator[Unresolved]:
         """Yield why rows stay that were found, where they are not sure to be reached by nothing."""
         finding, needing = self.findings.get(waste.finding), self._needing(waste)
         if finding is not None and needing:
             yield left_for_repair(self.store, finding, needing)
+        elif finding is not None and self._is_proven(db, waste, options):
+            reason = tr(
+                "{what}, kept: regraft repair writes their units again; --only {name} deletes them",
+                what=finding.message,
+                name=waste.finding,
+            )
+            words = ["repair", argument(self.store.path), "--only", waste.finding, "--base", self.base]
+            yield Unresolved.of(finding, reason, repair=shlex.join(["regraft", *words]))
+        elif finding is not None and self._may_return(waste, options):
+            reason = tr(
+                "{what}, kept: items of the base have no text in the index, and it may be theirs; --only {name} "
+                "removes it",
+                what=finding.message,
+                name=waste.finding,
+            )
+            yield Unresolved.of(finding, reason)
         elif finding is not None and self._is_odd(db, waste):
             reason = tr(
                 "{message_}, but not every id is a text: what is reached cannot be told", message_=finding.message
@@ -161,6 +203,20 @@ class IndexFile:
     def _needing(self, waste: _Waste) -> list[str]:
         """Return the findings whose repair may need rows."""
         return sorted(waste.needed_by & self.findings.keys())
+
+    def _is_proven(self, db: apsw.Connection, waste: _Waste, options: GcOptions) -> bool:
+        """Whether bodies prove units that ``repair`` writes again; where the finding is named, they go all the same."""
+        if waste.finding != v2.BODY_ORPHAN or waste.finding in options.only:
+            return False
+        if self._proven is None:
+            self._proven = bool(lost_units(db)[0])
+        return self._proven
+
+    def _may_return(self, waste: _Waste, options: GcOptions) -> bool:
+        """Whether rows may be what items without a material lack; where the finding is named, they go all the same."""
+        lacking = self.findings.get(v2.ITEM_NO_MATERIAL)
+        is_lost = lacking is not None and lacking.severity != "note"
+        return is_lost and waste.finding in _OF_MATERIALS and waste.finding not in options.only
 
     def _is_odd(self, db: apsw.Connection, waste: _Waste) -> bool:
         """Tell whether a column that says what is reached holds anything but text."""

@@ -36,7 +36,8 @@ NAMES = (
 )
 #: Findings with which nobody can tell what the rows of a file mean.
 BLOCKING = {v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION}
-_FLAWS = (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO)
+#: Findings whose repair deletes vectors.
+FLAWS = (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO)
 #: Of each action: the finding that it mends, what it says with the number of things, the thing, the tables it changes.
 _ACTIONS = {
     "settle-journal": (v2.HOT_JOURNAL, tr("take {n} back"), "unfinished transaction", ()),
@@ -237,7 +238,7 @@ def _left(target: Target, finding: str, reason: str, count: int) -> Unresolved:
 
 def _drop_vectors(job: Job, target: Target) -> Iterator[Action]:
     """Drop vectors that can never be right, so that they are embedded anew; what may be right stays."""
-    wanted = {flaw for flaw in _FLAWS if job.wants(flaw)}
+    wanted = {flaw for flaw in FLAWS if job.wants(flaw)}
     if not wanted:
         return
     db = job.db

@@ -25,35 +25,36 @@ from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, Stored
 from regraft.formats.cherry_v2.index.vector_lengths import stated_dimensions
 from regraft.language import tr
 from regraft.report import notices
-from regraft.text import argument
+from regraft.text import argument, counted
 from repair.changes import foreign_definitions
 from repair.changes.foreign_definitions import joined
 from repair.changes.found import Findings, by_base
 from repair.changes.plan import Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2 import adopt, attach, from_source, readable_paths, salvage
+from repair.cherry_v2.protection import Protection
 from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
 from repair.cherry_v2.rules import catalog as rules_catalog
-from repair.cherry_v2.rules import definitions, index
+from repair.cherry_v2.rules import definitions, index, lost_units
 from repair.cherry_v2.rules import paths as rules_paths
 from repair.cherry_v2.rules.index import Target
 from repair.cherry_v2.rules.paths import Renamed
 from repair.cherry_v2.salvage import DamagedIndex
 from repair.options import RepairOptions
 
-_OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, *index.NAMES)
+_OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, v2.BODY_ORPHAN, *index.NAMES)
 #: Findings that are mended.
 NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
 #: Findings that are mended only where they are asked for by name.
-BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID, v2.INDEX_ORPHAN, v2.VECTOR_UNEXPECTED)
+BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID, v2.BASE_FAILED, v2.VECTOR_UNEXPECTED, *adopt.NAMES)
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written.
 
     Raises:
-        WrongUsage: a folder that no row names is to be mended without ``adopt``, or with other findings; or vectors of
-            a base without a model, without ``model``, or with other findings.
+        WrongUsage: what has no row is to be listed again without ``adopt``, or with other findings; or vectors of a base
+            without a model are meant without ``model``, or with other findings.
     """
     if options.source is not None:
         return from_source.plan(store, options)
@@ -63,6 +64,19 @@ def plan(store: Store, options: RepairOptions) -> Plan:
         return adopt.plan(store, options)
     if v2.VECTOR_UNEXPECTED in options.only:
         return attach.plan(store, options)
+    if v2.BASE_FAILED not in options.only or store.catalog is None:
+        return _repaired(store, options)
+    made = adopt.materials.plan(store, options, failed_only=True)
+    others = options.only - {v2.BASE_FAILED}
+    if others:
+        made.add(_repaired(store, structs.replace(options, only=others)))
+        rows = [one for one in made.changes if isinstance(one, RowsChange)]
+        files = [one for one in made.changes if not isinstance(one, RowsChange)]
+        made.changes = [*map(joined, _by_path(rows)), *files]
+    return made
+
+
+def _repaired(store: Store, options: RepairOptions) -> Plan:
     # What only SQLite's own check sees is damage, too.
     level = Level.DEEP if options.salvage else Level.DEFAULT
     return _Planner(store, options, by_base(store.findings(level))).plan()
@@ -74,6 +88,7 @@ class _Planner:
         self._options = options
         self._wanted = options.wanted(NAMES)
         self._findings = findings
+        self._protection: Protection | None = None
         self._plan = Plan()
         #: Bases of whose index it is said already what stays as it is.
         self._said: set[str | None] = set()
@@ -161,16 +176,62 @@ class _Planner:
         if dropped is not None:
             self._plan.resolves |= {(name, base) for name in wanted.intersection(foreign_definitions.NAMES)}
             yield dropped
+        units, others = self._lost_units(base, one, found)
+        if units is not None:
+            yield units
+            self._leave_for_units(base, wanted, others)
+            return
         wanted = wanted.intersection(index.NAMES)
-        if wanted:
-            yield from self._mended(base, one, found, wanted, moved)
+        kept = self._kept(base, found, wanted)
+        if wanted - kept:
+            yield from self._mended(base, one, found, wanted - kept, moved, self._wanted - kept)
+
+    def _lost_units(self, base: str, one: layout.Store, found: dict[str, int]) -> tuple[RowsChange | None, int]:
+        """Return what writes units again: first of all, as what else is repaired may take their proof away."""
+        if v2.BODY_ORPHAN not in found or not self._wanted & {v2.BODY_ORPHAN, v2.UNIT_GAP, v2.NO_BODY, v2.UNIT_ID}:
+            return None, 0
+        return lost_units.change(self._store.root, one.name, base)
+
+    def _leave_for_units(self, base: str, wanted: frozenset[str], others: int) -> None:
+        """Say that what else is wrong waits until units are written again, and which bodies no unit is proven of."""
+        self._said.add(base)
+        if others:
+            reason = tr("{bodies} whose unit nothing proves", bodies=counted(others, "body"))
+            self._plan.left.append(Unresolved.registered(v2.BODY_ORPHAN, reason, base=base, count=others))
+        else:
+            self._plan.resolves.add((v2.BODY_ORPHAN, base))
+        repair = shlex.join(["regraft", "repair", argument(self._store.path), "--base", base])
+        reason = tr("units are written again first; the next regraft repair goes on")
+        stays = (one for one in self._findings[base] if one.name in wanted and one.name in index.NAMES)
+        self._plan.left += [Unresolved.of(one, reason, repair=repair) for one in stays]
+
+    def _kept(self, base: str, found: dict[str, int], wanted: frozenset[str]) -> frozenset[str]:
+        """Return the findings that stay because their repair deletes vectors of a protected base."""
+        deleting = wanted.intersection(index.FLAWS)
+        if not deleting:
+            return deleting
+        if self._protection is None:
+            self._protection = Protection(self._store, self._catalog, self._options.spared)
+        reason = self._protection.reason(base)
+        if reason is None:
+            return frozenset()
+        self._plan.left += [
+            Unresolved.registered(name, reason, base=base, count=found[name]) for name in sorted(deleting)
+        ]
+        return deleting
 
     def _mended(
-        self, base: str, one: layout.Store, found: dict[str, int], wanted: frozenset[str], moved: dict[str, Renamed]
+        self,
+        base: str,
+        one: layout.Store,
+        found: dict[str, int],
+        wanted: frozenset[str],
+        moved: dict[str, Renamed],
+        allowed: frozenset[str],
     ) -> Iterator[RowsChange]:
         """Yield what mends the rows of an index, and say what of them stays."""
         renames = self._renamed(base, one) if v2.PATH_UNSAFE in wanted else Renamed()
-        target = self._target(base, one, found, renames)
+        target = self._target(base, one, found, renames, allowed)
         change, left = index.change(self._store.root, target)
         self._plan.left += [*renames.left, *(self._with_command(one) for one in left)]
         if change is not None:
@@ -188,7 +249,9 @@ class _Planner:
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
         return rules_paths.renamed(store.root, base, one.name, one.raw, items)
 
-    def _target(self, base: str, one: layout.Store, found: dict[str, int], renames: Renamed) -> Target:
+    def _target(
+        self, base: str, one: layout.Store, found: dict[str, int], renames: Renamed, wanted: frozenset[str]
+    ) -> Target:
         row = self._row(base)
         is_known = row is not None and row.get("status") == "completed"
         return Target(
@@ -198,7 +261,7 @@ class _Planner:
             has_model=row.get("embedding_model_id") is not None if row is not None and is_known else None,
             dimensions=stated_dimensions(row),
             found=found,
-            wanted=self._wanted,
+            wanted=wanted,
             now_ms=self._options.now_ms,
             is_partial=bool(self._options.only),
             renamed=tuple(renames.materials),
