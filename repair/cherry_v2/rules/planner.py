@@ -53,8 +53,8 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written.
 
     Raises:
-        WrongUsage: what has no row is to be listed again without ``adopt``, or with other findings; or vectors of a base
-            without a model are meant without ``model``, or with other findings.
+        WrongUsage: what has no row is to be listed again without ``adopt``, or with other findings; or vectors of a
+            base without a model are meant without ``model``, or with other findings.
     """
     if options.source is not None:
         return from_source.plan(store, options)
