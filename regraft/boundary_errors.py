@@ -9,19 +9,25 @@ from regraft.errors import RegraftError
 
 
 class LinkInStore(RegraftError):
-    """{path}: a link (to {goal}) stands where a folder or file itself belongs; regraft writes and removes nothing
-    through links, so put what it leads to in its place, or remove it."""
+    message = (
+        "{path}: a link (to {goal}) stands where a folder or file itself belongs; regraft writes and removes nothing "
+        "through links, so put what it leads to in its place, or remove it."
+    )
 
 
 class JournalNamesAnother(RegraftError):
-    """{path}: this unfinished transaction names another file ({named}), which would be removed with it; open the
-    database once in the program that wrote it, or move this file away."""
+    message = (
+        "{path}: this unfinished transaction names another file ({named}), which would be removed with it; open the "
+        "database once in the program that wrote it, or move this file away."
+    )
 
 
 class OutsideStore(RegraftError):
-    """{path}: lies outside of what this command may change; nothing was written there."""
+    message = "{path}: lies outside of what this command may change; nothing was written there."
 
 
 class ConsentMissing(RegraftError, RuntimeError):
-    """regraft {command} would change what is there, and nobody is there to be asked: nothing was written; see the
-    plan with --dry-run, and add --yes to go on."""
+    message = (
+        "regraft {command} would change what is there, and nobody is there to be asked: nothing was written; see the "
+        "plan with --dry-run, and add --yes to go on."
+    )

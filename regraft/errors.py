@@ -1,13 +1,11 @@
 """Every error that regraft reports to a person.
 
-A class tells what happened to what and what to do about it. The first paragraph of its docstring *is* the message
-(a ``str.format`` template over the facts given to the constructor) and ``exit_status`` is the process exit status,
-so that the table of errors in ``docs/errors.md`` is generated from the classes themselves.
+Each class is one message: what happened to what, and what to do about it. The table of errors in ``docs/errors.md`` is
+generated from the classes.
 """
 
 from __future__ import annotations
 
-import inspect
 from importlib import import_module
 from typing import ClassVar
 
@@ -21,8 +19,13 @@ INTERRUPTED = 130
 
 
 class RegraftError(Exception):
-    """{message}"""
+    """An error that is reported to a person in one sentence.
 
+    ``message`` is a ``str.format`` template over the facts that the constructor takes. It is an attribute and not the
+    docstring, which ``python -OO`` removes. ``exit_status`` is the exit status of the process.
+    """
+
+    message: ClassVar[str] = "{message}"
     exit_status: ClassVar[int] = REFUSED
 
     def __init__(self, **facts: object) -> None:
@@ -34,9 +37,8 @@ class RegraftError(Exception):
 
     @classmethod
     def template(cls) -> str:
-        """Return the message template: the docstring's first paragraph on one line."""
-        doc = inspect.cleandoc(cls.__doc__ or "{message}")
-        return " ".join(doc.split("\n\n")[0].split())
+        """Return the message template on one line."""
+        return " ".join(cls.message.split())
 
     @property
     def code(self) -> str:
@@ -58,191 +60,226 @@ def _rebuild(error: type[RegraftError], facts: dict[str, object]) -> RegraftErro
 
 
 class WrongUsage(RegraftError, ValueError):
-    """{problem} ({hint})."""
+    message = "{problem} ({hint})."
 
 
 class SourceNotFound(RegraftError, FileNotFoundError):
-    """{path}: there is nothing at this path; check the spelling."""
+    message = "{path}: there is nothing at this path; check the spelling."
 
 
 class SourceUnrecognised(RegraftError, ValueError):
-    """{path}: not a knowledge base that regraft knows ({found}); give a v1 backup (zip or folder), a profile
-    folder, an export folder, a knowledge JSON file, a library that regraft wrote, a database of codex-mem, a data
-    folder of AngelMemory, or a knowledge base of rsclaw."""
+    message = (
+        "{path}: not a knowledge base that regraft knows ({found}); give a v1 backup (zip or folder), a profile "
+        "folder, an export folder, a knowledge JSON file, a library that regraft wrote, a database of codex-mem, a "
+        "data folder of AngelMemory, or a knowledge base of rsclaw."
+    )
 
 
 class BackupTooNew(RegraftError, ValueError):
-    """{path}: a backup in the format .cherrybackup, which this version does not read; restore it in the application
-    that wrote it and give the profile folder, or make a backup as a zip file in the application (Settings, Data)."""
+    message = (
+        "{path}: a backup in the format .cherrybackup, which this version does not read; restore it in the "
+        "application that wrote it and give the profile folder, or make a backup as a zip file in the application "
+        "(Settings, Data)."
+    )
 
 
 class SourceNotMigratable(RegraftError, ValueError):
-    """{path}: this is {what}; {advice}."""
+    message = "{path}: this is {what}; {advice}."
 
 
 class NotChecked(RegraftError, ValueError):
-    """{path}: this is {what}, which this version does not check; {advice}."""
+    message = "{path}: this is {what}, which this version does not check; {advice}."
 
 
 class SourceUnreadable(RegraftError, OSError):
-    """{path}: cannot be read ({reason}); check that the file is complete and that you may read it."""
+    message = "{path}: cannot be read ({reason}); check that the file is complete and that you may read it."
 
 
 class ArchiveDamaged(SourceUnreadable):
-    """{path}: the zip archive is damaged ({reason}); regraft migrate {path} --to LIBRARY --salvage reads the members
-    that are whole, and names the others."""
+    message = (
+        "{path}: the zip archive is damaged ({reason}); regraft migrate {path} --to LIBRARY --salvage reads the "
+        "members that are whole, and names the others."
+    )
 
 
 class BrokenJson(RegraftError, ValueError):
-    """{path}: {where} is not valid JSON: {reason}; the source is incomplete or damaged, take another one."""
+    message = "{path}: {where} is not valid JSON: {reason}; the source is incomplete or damaged, take another one."
 
 
 class ArchiveUnsafe(RegraftError, ValueError):
-    """{path}: refused, the archive is not safe to read: {reason}."""
+    message = "{path}: refused, the archive is not safe to read: {reason}."
 
 
 class ArchiveEncrypted(RegraftError, ValueError):
-    """{path}: the archive is protected by a password; unpack it yourself and give the folder."""
+    message = "{path}: the archive is protected by a password; unpack it yourself and give the folder."
 
 
 class ApplicationRunning(RegraftError, BlockingIOError):
-    """{path}: the application is running ({sign}), so that its data may change while it is read; quit it, or give
-    --while-running to read what it has written so far (safe for a copy that nobody writes to)."""
+    message = (
+        "{path}: the application is running ({sign}), so that its data may change while it is read; quit it, or give "
+        "--while-running to read what it has written so far (safe for a copy that nobody writes to)."
+    )
 
 
 class ProfileAmbiguous(RegraftError, ValueError):
-    """{path}: the application's settings name several data folders ({folders}); give the one that you mean."""
+    message = "{path}: the application's settings name several data folders ({folders}); give the one that you mean."
 
 
 class BaseUnknown(RegraftError, LookupError):
-    """{base}: no base has this name or id; there are: {known}."""
+    message = "{base}: no base has this name or id; there are: {known}."
 
 
 class ModelOptionInvalid(RegraftError, ValueError):
-    """{option} {value}: {reason}."""
+    message = "{option} {value}: {reason}."
 
 
 # --- the target ----------------------------------------------------------------------------------------------------
 
 
 class TargetNotOurs(RegraftError, FileExistsError):
-    """{path}: not empty and not written by regraft ({found}); give an empty or a new folder."""
+    message = "{path}: not empty and not written by regraft ({found}); give an empty or a new folder."
 
 
 class TargetOverlapsSource(RegraftError, ValueError):
-    """{path}: the target and the source {source} lie inside one another; give a target outside the source."""
+    message = "{path}: the target and the source {source} lie inside one another; give a target outside the source."
 
 
 class TargetLocked(RegraftError, BlockingIOError):
-    """{path}: another regraft is working on this target; wait until it has finished."""
+    message = "{path}: another regraft is working on this target; wait until it has finished."
 
 
 class TargetNotWritable(RegraftError, PermissionError):
-    """{path}: cannot be written ({reason}); choose a folder that you may write to."""
+    message = "{path}: cannot be written ({reason}); choose a folder that you may write to."
 
 
 class ReportNotWritable(RegraftError, PermissionError):
-    """{path}: no report page can be written here ({reason}); name another file."""
+    message = "{path}: no report page can be written here ({reason}); name another file."
 
 
 class TargetBaseChanged(RegraftError, FileExistsError):
-    """{path}: base "{base}" would be carried anew (its source or your options differ), but its migrated copy was
-    changed since regraft wrote it; migrate to another folder, or remove this copy first."""
+    message = (
+        '{path}: base "{base}" would be carried anew (its source or your options differ), but its migrated copy '
+        "was changed since regraft wrote it; migrate to another folder, or remove this copy first."
+    )
 
 
 class TargetBaseForeign(RegraftError, FileExistsError):
-    """{path}: base "{base}" came here by regraft {writer}, and regraft {command} does not write over that; give
-    another folder."""
+    message = (
+        '{path}: base "{base}" came here by regraft {writer}, and regraft {command} does not write over that; give '
+        "another folder."
+    )
 
 
 class TargetCatalogChanged(RegraftError, FileExistsError):
-    """{path}: changed since regraft wrote it, and this run would write it anew; migrate to another folder."""
+    message = "{path}: changed since regraft wrote it, and this run would write it anew; migrate to another folder."
 
 
 class TargetHasItem(RegraftError, FileExistsError):
-    """{path}: base "{base}" in it has the item {item} already, which base "{other}" of the source has too; migrate to
-    another folder."""
+    message = (
+        '{path}: base "{base}" in it has the item {item} already, which base "{other}" of the source has too; '
+        "migrate to another folder."
+    )
 
 
 class LedgerUnreadable(RegraftError, ValueError):
-    """{path}: regraft's own record of this target cannot be read ({reason}); migrate to another
-    folder, or move .regraft away (what its runs did can then no longer be taken back, and their trash is in it)."""
+    message = (
+        "{path}: regraft's own record of this target cannot be read ({reason}); migrate to another folder, or move "
+        ".regraft away (what its runs did can then no longer be taken back, and their trash is in it)."
+    )
 
 
 class NotEnoughSpace(RegraftError, OSError):
-    """{path}: about {needed} are needed and {free} are free; free some space or choose another disk."""
+    message = "{path}: about {needed} are needed and {free} are free; free some space or choose another disk."
 
 
 class WorkFolderTooSmall(RegraftError, OSError):
-    """{path}: reading this archive without writing to the target needs about {needed} of temporary space and {free}
-    are free; point TMPDIR to a larger disk."""
+    message = (
+        "{path}: reading this archive without writing to the target needs about {needed} of temporary space and "
+        "{free} are free; point TMPDIR to a larger disk."
+    )
 
 
 class TemporaryCopyFailed(RegraftError):
-    """{path}: reading it needs a temporary copy, and {folder} cannot be written ({reason}); free space there, raise
-    the limit on file sizes, or point TMPDIR to another folder."""
+    message = (
+        "{path}: reading it needs a temporary copy, and {folder} cannot be written ({reason}); free space there, "
+        "raise the limit on file sizes, or point TMPDIR to another folder."
+    )
 
     exit_status = STOPPED
 
 
 class Declined(RegraftError, RuntimeError):
-    """{path}: you answered no; nothing was written."""
+    message = "{path}: you answered no; nothing was written."
 
 
 # --- embedding -------------------------------------------------------------------------------------------------------
 
 
 class EmbedderDiffers(RegraftError, ValueError):
-    """Embedder {embedder}: it is not the model that made the vectors of {base}: of {count} texts that have one, a
-    quarter or more come out otherwise (cosine {cosine}, not {least} or more); nothing was written, name the base's
-    own model. If a prefix is missing, write it into the configuration."""
+    message = (
+        "Embedder {embedder}: it is not the model that made the vectors of {base}: of {count} texts that have one, a "
+        "quarter or more come out otherwise (cosine {cosine}, not {least} or more); nothing was written, name the "
+        "base's own model. If a prefix is missing, write it into the configuration."
+    )
 
 
 class EmbedderUnsteady(RegraftError, ValueError):
-    """Embedder {embedder}: it gave one text two vectors (cosine {cosine}, not {least} or more) when the order of texts
-    changed; nothing was written, such vectors are worth nothing."""
+    message = (
+        "Embedder {embedder}: it gave one text two vectors (cosine {cosine}, not {least} or more) when the order of "
+        "texts changed; nothing was written, such vectors are worth nothing."
+    )
 
 
 class ProbeRefused(RegraftError, ValueError):
-    """Embedder {embedder}: it refuses texts of {base} that have a vector already ({reason}), so that nobody can tell
-    whether it is their model; nothing was written, mend its settings or give --no-probe."""
+    message = (
+        "Embedder {embedder}: it refuses texts of {base} that have a vector already ({reason}), so that nobody can "
+        "tell whether it is their model; nothing was written, mend its settings or give --no-probe."
+    )
 
 
 class EveryTextRejected(RegraftError, ValueError):
-    """Embedder {embedder}: it refuses whatever is sent ({reason}); check its model, dimensions and encoding in the
-    configuration."""
+    message = (
+        "Embedder {embedder}: it refuses whatever is sent ({reason}); check its model, dimensions and encoding in "
+        "the configuration."
+    )
 
 
 class ModelDiffers(RegraftError, ValueError):
-    """Embedder {embedder} is model {model}, but {reason}; name another embedder, or list that model under model_ids in
-    the configuration if it is the same one."""
+    message = (
+        "Embedder {embedder} is model {model}, but {reason}; name another embedder, or list that model under "
+        "model_ids in the configuration if it is the same one."
+    )
 
 
 class ModelSet(RegraftError, ValueError):
-    """{base}: its model is {model} already, not {wanted}; vectors of two models cannot be mixed. regraft restore makes
-    a new base with another model."""
+    message = (
+        "{base}: its model is {model} already, not {wanted}; vectors of two models cannot be mixed. regraft restore "
+        "makes a new base with another model."
+    )
 
 
 class DimensionsMissing(RegraftError, ValueError):
-    """{base}: neither a catalog nor any vector says how many dimensions its vectors have; give --dimensions."""
+    message = "{base}: neither a catalog nor any vector says how many dimensions its vectors have; give --dimensions."
 
 
 class EmbedderUnnamed(RegraftError, LookupError):
-    """{path}: {problem}; give --embedder, {known}."""
+    message = "{path}: {problem}; give --embedder, {known}."
 
 
 class QueryNotEmbedded(RegraftError, RuntimeError):
-    """Embedder {embedder}: it gave no vector for the query ({reason}); --mode bm25 searches by words alone."""
+    message = "Embedder {embedder}: it gave no vector for the query ({reason}); --mode bm25 searches by words alone."
 
 
 class BackfillStopped(RegraftError, OSError):
-    """{path}: stopped: {reason}; what was written stays (vectors: {written}), run the same command again to go on."""
+    message = (
+        "{path}: stopped: {reason}; what was written stays (vectors: {written}), run the same command again to go on."
+    )
 
     exit_status = STOPPED
 
 
 class BackfillInterrupted(RegraftError, RuntimeError):
-    """Interrupted; what was written stays (vectors: {written}), run the same command again to go on."""
+    message = "Interrupted; what was written stays (vectors: {written}), run the same command again to go on."
 
     exit_status = INTERRUPTED
 
@@ -251,138 +288,162 @@ class BackfillInterrupted(RegraftError, RuntimeError):
 
 
 class NotChanged(RegraftError, ValueError):
-    """{path}: this is {what}, which regraft {command} does not change; {advice}."""
+    message = "{path}: this is {what}, which regraft {command} does not change; {advice}."
 
 
 class ApplicationOpen(RegraftError, BlockingIOError):
-    """{path}: the application is running ({sign}); quit it first, its data are not changed under it."""
+    message = "{path}: the application is running ({sign}); quit it first, its data are not changed under it."
 
 
 class StoreBusy(RegraftError, BlockingIOError):
-    """{path}: another program has it open for writing; quit that, then run the same command again."""
+    message = "{path}: another program has it open for writing; quit that, then run the same command again."
 
 
 class StoreNotWritable(RegraftError, PermissionError):
-    """{path}: cannot be written ({reason}); nothing was changed, make it writable first."""
+    message = "{path}: cannot be written ({reason}); nothing was changed, make it writable first."
 
 
 class StoreOnTwoDisks(RegraftError, OSError):
-    """{path}: on another disk than {root}, so that nothing can be moved between them in one step; put both on one."""
+    message = (
+        "{path}: on another disk than {root}, so that nothing can be moved between them in one step; put both on one."
+    )
 
 
 class PlanOutdated(RegraftError, ValueError):
-    """{path}: {reason}; nothing of it was changed, run the same command again."""
+    message = "{path}: {reason}; nothing of it was changed, run the same command again."
 
 
 class ProfileUnknown(RegraftError, ValueError):
-    """{path}: {what}, which this regraft does not know; nothing was changed, use a regraft of the application's own
-    time."""
+    message = (
+        "{path}: {what}, which this regraft does not know; nothing was changed, use a regraft of the application's "
+        "own time."
+    )
 
 
 class NotRestored(RegraftError, ValueError):
-    """{path}: base {base} is not restored: {reason}."""
+    message = "{path}: base {base} is not restored: {reason}."
 
 
 class ModelNotSet(RegraftError, ValueError):
-    """{path}: base {base} gets no model: {reason}."""
+    message = "{path}: base {base} gets no model: {reason}."
 
 
 class NotMended(RegraftError, ValueError):
-    """{path}: {findings} would still be found afterwards; all was taken back (run {run}), please report this."""
+    message = "{path}: {findings} would still be found afterwards; all was taken back (run {run}), please report this."
 
     exit_status = STOPPED
 
 
 class ChangesStopped(RegraftError, OSError):
-    """{path}: stopped: {reason}; every file is whole (changes made so far: {finished}), run the same command again to
-    go on."""
+    message = (
+        "{path}: stopped: {reason}; every file is whole (changes made so far: {finished}), run the same command "
+        "again to go on."
+    )
 
     exit_status = STOPPED
 
 
 class StoreDamaged(RegraftError, ValueError):
-    """{path}: cannot be changed as it is ({reason}); nothing was changed, see regraft check, or take another copy."""
+    message = (
+        "{path}: cannot be changed as it is ({reason}); nothing was changed, see regraft check, or take another copy."
+    )
 
 
 class RunUnknown(RegraftError, LookupError):
-    """{path}: {problem}; regraft history shows the runs."""
+    message = "{path}: {problem}; regraft history shows the runs."
 
 
 class UndoRefused(RegraftError, ValueError):
-    """{path}: {what} changed since run {run}; nothing was taken back, so that no later change is lost."""
+    message = "{path}: {what} changed since run {run}; nothing was taken back, so that no later change is lost."
 
 
 # --- a search ------------------------------------------------------------------------------------------------------
 
 
 class NotSearchable(RegraftError, ValueError):
-    """{path}: this is {what}, which cannot be searched; {advice}."""
+    message = "{path}: this is {what}, which cannot be searched; {advice}."
 
 
 class BaseFailed(RegraftError, ValueError):
-    """{path}: base {base} failed ({reason}), and the application does not search it; --raw asks its index alone, if
-    it has one."""
+    message = (
+        "{path}: base {base} failed ({reason}), and the application does not search it; --raw asks its index alone, "
+        "if it has one."
+    )
 
 
 class BaseNotListed(RegraftError, LookupError):
-    """{path}: the catalog has no base {base}; --raw asks its index alone."""
+    message = "{path}: the catalog has no base {base}; --raw asks its index alone."
 
 
 class BaseWithoutIndex(RegraftError, LookupError):
-    """{path}: base {base} has no index that can be read; see regraft inspect."""
+    message = "{path}: base {base} has no index that can be read; see regraft inspect."
 
 
 class QueryWithoutWord(RegraftError, ValueError):
-    """The query has no letter, digit or _ to search for; write a word."""
+    message = "The query has no letter, digit or _ to search for; write a word."
 
 
 class QueryTooLong(RegraftError, ValueError):
-    """The query is too long: {reason}; shorten it."""
+    message = "The query is too long: {reason}; shorten it."
 
 
 class QueryVectorMissing(RegraftError, ValueError):
-    """{path}: base {base} is searched by {mode}, which needs the query's vector; give --embedder NAME, or --vector FILE
-    with {dimensions} numbers made by {model}, or --mode bm25."""
+    message = (
+        "{path}: base {base} is searched by {mode}, which needs the query's vector; give --embedder NAME, or "
+        "--vector FILE with {dimensions} numbers made by {model}, or --mode bm25."
+    )
 
 
 class QueryVectorUnfit(RegraftError, ValueError):
-    """{path}: the vector has {found} numbers, those of base {base} have {expected}; make it with the base's own
-    model."""
+    message = (
+        "{path}: the vector has {found} numbers, those of base {base} have {expected}; make it with the base's own "
+        "model."
+    )
 
 
 # --- embedders -----------------------------------------------------------------------------------------------------
 
 
 class ConfigInvalid(RegraftError, ValueError):
-    """{path}:{line}: {problem}; {advice}."""
+    message = "{path}:{line}: {problem}; {advice}."
 
 
 class EmbedderUnknown(RegraftError, LookupError):
-    """{path}: no embedder {name} ({known}); give one that is there, or write it there as regraft explain embedders
-    shows."""
+    message = (
+        "{path}: no embedder {name} ({known}); give one that is there, or write it there as regraft explain "
+        "embedders shows."
+    )
 
 
 class EmbedderKeyMissing(RegraftError, LookupError):
-    """Embedder {embedder}: its key is expected in the environment variable {variable}, which {reason}; set it and run
-    the same command again."""
+    message = (
+        "Embedder {embedder}: its key is expected in the environment variable {variable}, which {reason}; set it and "
+        "run the same command again."
+    )
 
 
 class EmbedderRefused(RegraftError, PermissionError):
-    """Embedder {embedder}: {server} refuses to work ({reason}); {advice}."""
+    message = "Embedder {embedder}: {server} refuses to work ({reason}); {advice}."
 
 
 class ModelUnreadable(RegraftError, OSError):
-    """{path}: no model that {library} can load ({reason}); give the folder of one on this disk, nothing is
-    downloaded."""
+    message = (
+        "{path}: no model that {library} can load ({reason}); give the folder of one on this disk, nothing is "
+        "downloaded."
+    )
 
 
 class AnswerUnfit(RegraftError, ValueError):
-    """Embedder {embedder}: its answer was refused, {reason}; nothing of it was written, check that this is the model
-    that you mean.
+    """An unusable answer of an embedder.
 
     ``fault`` is ``wrong_count``, ``wrong_order``, ``wrong_dimensions``, ``not_numbers``, ``non_finite`` or
     ``zero_vector``; ``position`` is the place of the bad vector, from 0, where it is one alone, else None.
     """
+
+    message = (
+        "Embedder {embedder}: its answer was refused, {reason}; nothing of it was written, check that this is the "
+        "model that you mean."
+    )
 
     exit_status = WORTH_READING
 
@@ -402,108 +463,127 @@ class AnswerUnfit(RegraftError, ValueError):
 
 
 class IndexForeign(RegraftError, ValueError):
-    """{path}: this is the index of base {found}, not of {base}; {advice}."""
+    message = "{path}: this is the index of base {found}, not of {base}; {advice}."
 
 
 class IndexVersionUnknown(RegraftError, ValueError):
-    """{path}: its layout has version {found} and this regraft knows {known}; it was left as it is, use a version of
-    regraft that knows it."""
+    message = (
+        "{path}: its layout has version {found} and this regraft knows {known}; it was left as it is, use a version "
+        "of regraft that knows it."
+    )
 
 
 class IndexIncomplete(RegraftError, ValueError):
-    """{path}: no whole index ({missing} missing); it was left as it is, take another copy of it."""
+    message = "{path}: no whole index ({missing} missing); it was left as it is, take another copy of it."
 
 
 class IndexHotJournal(RegraftError, BlockingIOError):
-    """{path}: an unfinished transaction lies beside it ({journal}); open it once for writing, which finishes it, or
-    wait for the program that writes to it."""
+    message = (
+        "{path}: an unfinished transaction lies beside it ({journal}); open it once for writing, which finishes it, "
+        "or wait for the program that writes to it."
+    )
 
 
 class IndexBusy(RegraftError, BlockingIOError):
-    """{path}: another program writes to it without a pause; wait until that has finished."""
+    message = "{path}: another program writes to it without a pause; wait until that has finished."
 
 
 class IndexReadOnly(RegraftError, PermissionError):
-    """{path}: opened for reading only; open it for writing to change it."""
+    message = "{path}: opened for reading only; open it for writing to change it."
 
 
 class StoreClosed(RegraftError, ValueError):
-    """{path}: the store was closed; open it again."""
+    message = "{path}: the store was closed; open it again."
 
 
 class IndexUnchanged(RegraftError, OSError):
-    """{path}: {doing} failed ({reason}); no row was changed, mend that and do it again."""
+    message = "{path}: {doing} failed ({reason}); no row was changed, mend that and do it again."
 
 
 class MaterialRefused(RegraftError, ValueError):
-    """{material}: this material cannot be stored: {reason}; nothing was changed."""
+    message = "{material}: this material cannot be stored: {reason}; nothing was changed."
 
 
 class UnitRefused(RegraftError, ValueError):
-    """{material}: unit {unit}, from {start} to {end}, {reason} (UTF-16 units, the text has {length}); nothing was
-    changed, cut the text again."""
+    message = (
+        "{material}: unit {unit}, from {start} to {end}, {reason} (UTF-16 units, the text has {length}); nothing was "
+        "changed, cut the text again."
+    )
 
 
 class EmbeddingRefused(RegraftError, ValueError):
-    """{material}: the vector of text {hash} has {found} bytes where the base has {expected}, a multiple of 4; nothing
-    was changed, embed the text with the base's own model."""
+    message = (
+        "{material}: the vector of text {hash} has {found} bytes where the base has {expected}, a multiple of 4; "
+        "nothing was changed, embed the text with the base's own model."
+    )
 
 
 class CoverageGap(RegraftError, LookupError):
-    """{material}: {missing} of its texts have no vector (the first is that of unit {unit}); nothing was changed, give
-    the missing vectors."""
+    message = (
+        "{material}: {missing} of its texts have no vector (the first is that of unit {unit}); nothing was changed, "
+        "give the missing vectors."
+    )
 
 
 class FullTextOutOfStep(RegraftError, ValueError):
-    """{path}: its full-text index does not match its bodies ({when} giving space back); every row is still there,
-    build the full-text index anew."""
+    message = (
+        "{path}: its full-text index does not match its bodies ({when} giving space back); every row is still there, "
+        "build the full-text index anew."
+    )
 
 
 # --- stopped midway ------------------------------------------------------------------------------------------------
 
 
 class StoppedMidway(RegraftError, OSError):
-    """{path}: stopped while {doing}: {reason}; what was finished stays whole (bases: {finished}), run the same command
-    again to go on."""
+    message = (
+        "{path}: stopped while {doing}: {reason}; what was finished stays whole (bases: {finished}), run the same "
+        "command again to go on."
+    )
 
     exit_status = STOPPED
 
 
 class StoppedBySystem(RegraftError, OSError):
-    """Stopped by the system: {reason}."""
+    message = "Stopped by the system: {reason}."
 
     exit_status = STOPPED
 
 
 class OutputLost(RegraftError, OSError):
-    """{output} cannot be written ({reason}), so that not all of the result is there; what the command was asked to do
-    is done, and stays."""
+    message = (
+        "{output} cannot be written ({reason}), so that not all of the result is there; what the command was asked "
+        "to do is done, and stays."
+    )
 
     exit_status = STOPPED
 
 
 class FaultOfRegraft(RegraftError, RuntimeError):
-    """{kind}: {reason}; this is a fault of regraft, please report it (-vv shows where it came from)."""
+    message = "{kind}: {reason}; this is a fault of regraft, please report it (-vv shows where it came from)."
 
     exit_status = STOPPED
 
 
 class BooksDoNotBalance(RegraftError, ArithmeticError):
-    """{base}: {read} rows were read, but {carried} carried and {skipped} skipped do not add up to them; nothing of
-    this base was published, please report this."""
+    message = (
+        "{base}: {read} rows were read, but {carried} carried and {skipped} skipped do not add up to them; nothing "
+        "of this base was published, please report this."
+    )
 
     exit_status = STOPPED
 
 
 class VerificationFailed(RegraftError, ValueError):
-    """{base}: the new index is not what was read ({reason}); nothing of this base was published, please report
-    this."""
+    message = (
+        "{base}: the new index is not what was read ({reason}); nothing of this base was published, please report this."
+    )
 
     exit_status = STOPPED
 
 
 class Interrupted(RegraftError, RuntimeError):
-    """Interrupted; what was finished stays whole (bases: {finished}), run the same command again to go on."""
+    message = "Interrupted; what was finished stays whole (bases: {finished}), run the same command again to go on."
 
     exit_status = INTERRUPTED
 

@@ -6,5 +6,7 @@ from regraft.errors import RegraftError
 
 
 class ProfilePending(RegraftError, BlockingIOError):
-    """{path}: {pending}. What is written now would be thrown away at the next start: start the application once, let it
-    finish, quit it, then run the same command again."""
+    message = (
+        "{path}: {pending}. What is written now would be thrown away at the next start: start the application once, "
+        "let it finish, quit it, then run the same command again."
+    )

@@ -6,52 +6,60 @@ from regraft.errors import BaseUnknown, RegraftError
 
 
 class GenerationUnknown(RegraftError, ValueError):
-    """{path}: this is {what}, a later generation than regraft knows ({known}); nothing was read or written."""
+    message = "{path}: this is {what}, a later generation than regraft knows ({known}); nothing was read or written."
 
 
 class MigrationForeign(RegraftError, ValueError):
-    """{path}: {what}, which is not the migration 006 that regraft knows; nothing was changed, ask for a regraft of
-    that codex-mem."""
+    message = (
+        "{path}: {what}, which is not the migration 006 that regraft knows; nothing was changed, ask for a regraft "
+        "of that codex-mem."
+    )
 
 
 class ProjectUnknown(BaseUnknown):
-    """{base}: no project of the database has this id, and no single one this name or slug; it has {known}."""
+    message = "{base}: no project of the database has this id, and no single one this name or slug; it has {known}."
 
 
 class SidecarUnfit(RegraftError, ValueError):
-    """{path}: {reason}; regraft rebuild makes all vectors of the notes anew."""
+    message = "{path}: {reason}; regraft rebuild makes all vectors of the notes anew."
 
 
 class CollectionOfOtherVersion(RegraftError, ValueError):
-    """{path}: another version of chromadb than {version} wrote it, and that one could not read it any more afterwards
-    ({reason}); nothing was changed, install the chromadb that the application uses beside regraft."""
+    message = (
+        "{path}: another version of chromadb than {version} wrote it, and that one could not read it any more "
+        "afterwards ({reason}); nothing was changed, install the chromadb that the application uses beside regraft."
+    )
 
 
 class FullTextNotRebuilt(RegraftError, ValueError):
-    """{path}: its full-text index could not be rebuilt ({reason}); nothing was changed in it. A backup of the file
-    brings it back."""
+    message = (
+        "{path}: its full-text index could not be rebuilt ({reason}); nothing was changed in it. A backup of the "
+        "file brings it back."
+    )
 
 
 class CollectionRefused(RegraftError, OSError):
-    """{path}: chromadb cannot work with it: {reason}; nothing of it was changed."""
+    message = "{path}: chromadb cannot work with it: {reason}; nothing of it was changed."
 
 
 class NotRecalled(RegraftError, ValueError):
-    """{path}: this is {what}, which has no notes to recall; give a data folder of AngelMemory."""
+    message = "{path}: this is {what}, which has no notes to recall; give a data folder of AngelMemory."
 
 
 class NoteUnknown(RegraftError, LookupError):
-    """{path}: no note has the short id {short_id} ({known}); AngelMemory itself shows the id 0 as -1."""
+    message = "{path}: no note has the short id {short_id} ({known}); AngelMemory itself shows the id 0 as -1."
 
 
 class NoteAmbiguous(RegraftError, LookupError):
-    """{path}: several notes have the short id {short_id} ({files}); regraft repair gives each one of its own."""
+    message = "{path}: several notes have the short id {short_id} ({files}); regraft repair gives each one of its own."
 
 
 class NoteGone(RegraftError, FileNotFoundError):
-    """{path}: the file of note {short_id} is gone (raw/{file}); put it back, or let regraft repair remove the
-    record."""
+    message = (
+        "{path}: the file of note {short_id} is gone (raw/{file}); put it back, or let regraft repair remove the "
+        "record."
+    )
 
 
 class NoteOutside(RegraftError, ValueError):
-    """{path}: the path of note {short_id} leads out of raw/ ({file}); it is not read."""
+    message = "{path}: the path of note {short_id} leads out of raw/ ({file}); it is not read."

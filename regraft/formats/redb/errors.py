@@ -6,46 +6,51 @@ from regraft.errors import RegraftError
 
 
 class RedbError(RegraftError):
-    """{path}: this redb file cannot be read ({reason}); check that it is there and that you may read it."""
+    message = "{path}: this redb file cannot be read ({reason}); check that it is there and that you may read it."
 
 
 class NotRedb(RedbError, ValueError):
-    """{path}: not a redb file, it does not begin as one does; give the database itself."""
+    message = "{path}: not a redb file, it does not begin as one does; give the database itself."
 
 
 class RedbTooShort(RedbError, ValueError):
-    """{path}: ends after {size} bytes, within the header of a redb file; take another copy of it."""
+    message = "{path}: ends after {size} bytes, within the header of a redb file; take another copy of it."
 
 
 class RedbTooOld(RedbError, ValueError):
-    """{path}: written in version {version} of redb's file format, which is not read; let the program that wrote it
-    bring it to version 2 or 3."""
+    message = (
+        "{path}: written in version {version} of redb's file format, which is not read; let the program that wrote "
+        "it bring it to version 2 or 3."
+    )
 
 
 class RedbTooNew(RedbError, ValueError):
-    """{path}: written in version {version} of redb's file format, and this regraft knows versions 2 and 3; use a
-    version of regraft that knows it."""
+    message = (
+        "{path}: written in version {version} of redb's file format, and this regraft knows versions 2 and 3; use a "
+        "version of regraft that knows it."
+    )
 
 
 class RedbInUse(RedbError, BlockingIOError):
-    """{path}: another program has this redb file open; quit that first, or give a copy of the file."""
+    message = "{path}: another program has this redb file open; quit that first, or give a copy of the file."
 
 
 class RedbChanged(RedbError, BlockingIOError):
-    """{path}: this redb file changed while it was read; quit the program that writes to it, then try again."""
+    message = "{path}: this redb file changed while it was read; quit the program that writes to it, then try again."
 
 
 class RedbSlotsDamaged(RedbError, ValueError):
-    """{path}: neither of its two commit slots is whole, so that nothing says where its tables are; take another copy
-    of it."""
+    message = (
+        "{path}: neither of its two commit slots is whole, so that nothing says where its tables are; take another "
+        "copy of it."
+    )
 
 
 class RedbDamaged(RedbError, ValueError):
-    """{path}: damaged at byte {offset} ({page}): {reason}; take another copy of it.
+    """``table`` is the name of the table that the place belongs to, or None."""
 
-    ``table`` is the name of the table that the place belongs to, or None.
-    """
+    message = "{path}: damaged at byte {offset} ({page}): {reason}; take another copy of it."
 
 
 class RedbTableUnknown(RedbError, LookupError):
-    """{path}: no table {table}; there are: {known}."""
+    message = "{path}: no table {table}; there are: {known}."
