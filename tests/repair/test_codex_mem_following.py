@@ -192,7 +192,10 @@ CASES = {
         False,
     ),
     "excluded, and nothing says that it may be embedded": Case(
-        lambda path: [made.set_metadata(path, NOTE, eligible=None), excluded(path)], (WITHDRAWN, GONE), None, False
+        lambda path: [made.set_metadata(path, NOTE, eligible=None), excluded(path)],
+        (WITHDRAWN, GONE),
+        "not_applicable",
+        False,
     ),
     "a vector of an excluded note": Case(excluded_and_claiming_nothing, (GONE,), None, False, note=EXCLUDED),
     "a vector cut off": Case(
