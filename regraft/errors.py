@@ -88,11 +88,6 @@ class SourceUnreadable(RegraftError, OSError):
     """{path}: cannot be read ({reason}); check that the file is complete and that you may read it."""
 
 
-class ArchiveDamaged(SourceUnreadable):
-    """{path}: the zip archive is damaged ({reason}); regraft migrate {path} --to LIBRARY --salvage reads the members
-    that are whole, and names the others."""
-
-
 class BrokenJson(RegraftError, ValueError):
     """{path}: {where} is not valid JSON: {reason}; the source is incomplete or damaged, take another one."""
 

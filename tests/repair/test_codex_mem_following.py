@@ -201,7 +201,7 @@ CASES = {
     "excluded, and nothing says that it may be embedded": Case(
         lambda path: [made.set_metadata(path, NOTE, eligible=None), excluded(path)],
         (WITHDRAWN, GONE),
-        None,
+        "not_applicable",
         False,
         only=NAMED,
     ),
