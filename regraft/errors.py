@@ -95,13 +95,6 @@ class SourceUnreadable(RegraftError, OSError):
     message = "{path}: cannot be read ({reason}); check that the file is complete and that you may read it."
 
 
-class ArchiveDamaged(SourceUnreadable):
-    message = (
-        "{path}: the zip archive is damaged ({reason}); regraft migrate {path} --to LIBRARY --salvage reads the "
-        "members that are whole, and names the others."
-    )
-
-
 class BrokenJson(RegraftError, ValueError):
     message = "{path}: {where} is not valid JSON: {reason}; the source is incomplete or damaged, take another one."
 

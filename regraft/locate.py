@@ -18,7 +18,6 @@ import apsw
 from regraft import links, sqlite, systems, zip_salvage
 from regraft.database_kinds import kind_by_tables
 from regraft.errors import (
-    ArchiveDamaged,
     BackupTooNew,
     ProfileAmbiguous,
     RegraftError,
@@ -53,7 +52,7 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.report.salvage_notices import ARCHIVE_SALVAGED
 from regraft.room import demand_room
-from regraft.text import counted, shown
+from regraft.text import argument, counted, shown
 from regraft.tree import FolderTree, Tree, ZipTree, join, notices_of, open_tree
 from regraft.unfinished import unfinished_in
 
@@ -103,10 +102,10 @@ def located(path: Path, kind: Kind | None = None, *, salvage: bool = False) -> I
     moved, message = _moved(path) if kind is None else (path, ())
     try:
         found = _of_a_system(moved, kind) or _locate(moved, kind)
-    except ArchiveDamaged as error:
+    except _ArchiveDamaged as error:
         if not salvage:
-            raise
-        with _salvaged(moved, kind, error) as found:
+            raise SourceUnreadable(path=path, reason=_with_offer(path, str(error))) from error
+        with _salvaged(moved, kind, str(error)) as found:
             yield _with_stores(found, kind)
         return
     except SourceUnrecognised as error:
@@ -125,12 +124,25 @@ def located(path: Path, kind: Kind | None = None, *, salvage: bool = False) -> I
             found.tree.close()
 
 
+class _ArchiveDamaged(Exception):
+    """A zip archive whose members may be whole, and whose directory cannot be read; the text says why."""
+
+
+def _with_offer(path: Path, reason: str) -> str:
+    return tr(
+        "damaged or incomplete zip archive: {reason}; regraft migrate {path} --to LIBRARY --salvage reads the members "
+        "that are whole",
+        reason=reason,
+        path=argument(path),
+    )
+
+
 @contextmanager
-def _salvaged(path: Path, kind: Kind | None, damage: ArchiveDamaged) -> Iterator[Located]:
+def _salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Located]:
     """Recognise a damaged archive by its whole members, which are copied to a temporary archive.
 
     Raises:
-        ArchiveDamaged: no member is whole.
+        SourceUnreadable: no member is whole.
         WorkFolderTooSmall: the temporary folder has no room for the members.
         SourceUnrecognised, ArchiveUnsafe: as :func:`located`.
     """
@@ -140,11 +152,11 @@ def _salvaged(path: Path, kind: Kind | None, damage: ArchiveDamaged) -> Iterator
         try:
             saved = zip_salvage.salvage(path, copy)
         except zipfile.BadZipFile as error:
-            reason = tr("{damage}; {error}", damage=damage.facts["reason"], error=error)
+            reason = tr("{damage}; {error}", damage=damage, error=error)
             raise SourceUnreadable(path=path, reason=reason) from error
         with closing(ZipTree(copy)) as tree:
             found = _in_tree(path, tree, kind)
-            yield replace(found, notices=(_of_salvage(saved, str(damage.facts["reason"])),))
+            yield replace(found, notices=(_of_salvage(saved, damage),))
 
 
 def _of_salvage(saved: zip_salvage.Salvage, reason: str) -> Notice:
@@ -247,7 +259,7 @@ def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
         except SourceUnreadable as error:
             is_damaged = isinstance(error.__cause__, zipfile.BadZipFile | struct.error | UnicodeDecodeError)
             if is_damaged and zip_salvage.looks_like_one(path):
-                raise ArchiveDamaged(path=path, reason=tr("its directory is missing or damaged")) from error
+                raise _ArchiveDamaged(tr("its directory is missing or damaged")) from error
             raise
         try:
             _demand_known_format(path, tree)
@@ -260,7 +272,7 @@ def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
     if kind is Kind.INDEX or (kind is None and cherry_v2_layout.is_index_place(path)):
         return _single_file(Kind.INDEX, path)
     if zip_salvage.looks_like_one(path):
-        raise ArchiveDamaged(path=path, reason=tr("other bytes stand before its first member"))
+        raise _ArchiveDamaged(tr("other bytes stand before its first member"))
     raise SourceUnrecognised(path=path, found=_describe(start))
 
 

@@ -83,11 +83,19 @@ def recall(
     text = found.content.replace("\r\n", "\n")
     say(f"{text}\n", as_it_is=True)
     if found.truncated and not quiet:
-        left = tr(
-            "the budget of {token_budget} tokens ends here; go on with --lines {end}:",
-            token_budget=token_budget,
-            end=found.actual_end_line + 1,
-        )
+        if found.actual_end_line == found.actual_start_line:
+            # The budget may have ended within that line.
+            left = tr(
+                "the budget of {token_budget} tokens ends here; go on with --lines {start}: and a larger budget",
+                token_budget=token_budget,
+                start=found.actual_start_line,
+            )
+        else:
+            left = tr(
+                "the budget of {token_budget} tokens ends here; go on with --lines {end}:",
+                token_budget=token_budget,
+                end=found.actual_end_line + 1,
+            )
         note(tr("note: {left}", left=left))
 
 

@@ -37,7 +37,8 @@ class Span:
 class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     """A note's record, and lines of its file as they are now.
 
-    Of an empty file both lines are 0. Where the budget has no room for a single line, the end is before the start.
+    Of an empty file both lines are 0. A budget that ends within the first line gives the beginning of that line; where
+    it has no room for a character, the end is before the start.
     """
 
     record: Record
@@ -77,9 +78,16 @@ def recall(root: Path, short_id: int, span: Span, token_budget: int | None = Non
     start = min(max(1, span.first or 1), len(lines))
     end = min(max(1, len(lines) if span.last is None else span.last), len(lines))
     wanted = lines[max(0, start - 1) : end]
-    kept = wanted if token_budget is None else wanted[: _fitting(wanted, token_budget)]
+    kept, is_cut = wanted, False
+    if token_budget is not None:
+        kept = wanted[: _fitting(wanted, token_budget)]
+        is_cut = len(kept) < len(wanted)
+        if is_cut and not kept:
+            # The budget ends within the first line: as much of that line as it has room for.
+            first = wanted[0]
+            length = bisect_right(range(1, len(first) + 1), token_budget, key=lambda size: estimate(first[:size]))
+            kept = [first[:length]] if length else []
     content = "\n".join(kept)
-    is_cut = len(kept) < len(wanted)
     return Recalled(
         record=record,
         total_lines=len(lines),

@@ -55,5 +55,8 @@ def mark(db: apsw.Connection, rows: Iterable[tuple[str, str]]) -> None:
 
 def withdraw_status(db: apsw.Connection, notes: Iterable[str]) -> None:
     """Withdraw what excluded notes, by their ids, say of a vector; inside :func:`metadata`."""
-    update = f"UPDATE {NOTES} SET embedding_status = {database.withdrawn_status()} WHERE id = ? AND searchable IS NOT 1"
+    update = (
+        f"UPDATE {NOTES} SET embedding_status = 'not_applicable', embedding_eligible = ifnull(embedding_eligible, 1)"
+        " WHERE id = ? AND searchable IS NOT 1"
+    )
     db.executemany(update, ((note,) for note in notes))

@@ -64,6 +64,7 @@ def found(source: Path, *options: object) -> list[dict[str, Any]]:
 
 #: Codes that only carrying finds, or a target, or an option of ``migrate`` alone.
 BEYOND_A_PLAN = {
+    "archive_salvaged",
     "differing_vector",
     "completed_base_kept",
     "base_changed_since",

@@ -219,7 +219,7 @@ UNREADABLE = {
     "another kind than told": Bad(
         archive(data_json=data_json({})), "SourceUnrecognised", "what a v1 export folder holds", ("--kind", "v1-export")
     ),
-    "a truncated zip": Bad(truncated, "SourceUnreadable", f"zip archive: File is not a zip file); {COMPLETE}"),
+    "a truncated zip": Bad(truncated, "SourceUnreadable", f"--salvage reads the members that are whole); {COMPLETE}"),
     "half a zip": Bad(file("backup.zip", b"PK\x03\x04" + bytes(90)), "SourceUnreadable", COMPLETE),
     "a damaged data.json": Bad(damaged_state, "SourceUnreadable", "data.json is damaged: Bad CRC-32"),
     "a damaged database": Bad(file("a", b"SQLite format 3\0" + b"\xff" * 99), "SourceUnreadable", COMPLETE),

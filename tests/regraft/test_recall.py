@@ -85,7 +85,7 @@ def test_an_empty_file_has_no_lines(store: AngelStore) -> None:
     assert (span(found), found["content"], found["truncated"]) == ((0, 0, 0), "", False)
 
 
-@pytest.mark.parametrize("budget", [1, 4, 5, 6, 11, 12, 25, 60, 10_000])
+@pytest.mark.parametrize("budget", [5, 6, 11, 12, 25, 60, 10_000])
 def test_a_budget_leaves_whole_lines_out_at_the_end(store: AngelStore, budget: int) -> None:
     found = recalled(store, 0, "--lines", "2:", "--token-budget", budget)
     kept = found["content"].splitlines()
@@ -97,9 +97,19 @@ def test_a_budget_leaves_whole_lines_out_at_the_end(store: AngelStore, budget: i
     assert span(found) == (2, 1 + len(kept), 10)
 
 
-def test_a_budget_without_room_for_a_line_gives_none(store: AngelStore) -> None:
-    found = recalled(store, 0, "--token-budget", 1)
-    assert (span(found), found["content"], found["truncated"]) == ((1, 0, 10), "", True)
+@pytest.mark.parametrize(("budget", "content"), [(1, "line"), (2, "line 1 o"), (4, "line 1 of the lo")])
+def test_a_budget_below_the_first_line_cuts_inside_it(budget: int, content: str, store: AngelStore) -> None:
+    """A token is four ASCII characters."""
+    found = recalled(store, 0, "--token-budget", budget)
+    assert (span(found), found["content"], found["truncated"]) == ((1, 1, 10), content, True)
+    assert found["tokens"] == budget
+    shown = run("recall", store.root, 0, "--token-budget", 2)
+    assert "go on with --lines 1: and a larger budget" in shown.stderr
+
+
+def test_a_budget_cuts_no_character_in_half(store: AngelStore) -> None:
+    store.write("a.txt", "气压计在港口\n")
+    assert recalled(store, 0, "--token-budget", 2)["content"] == "气压"
 
 
 def test_a_person_hears_how_to_go_on(store: AngelStore) -> None:

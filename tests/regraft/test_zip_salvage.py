@@ -221,9 +221,9 @@ def test_a_damaged_backup_is_offered_for_salvage_and_migrated_with_it(tmp_path: 
     before = snapshot(tmp_path)
     for command in (("inspect", path), ("check", path), ("migrate", path, "--to", library)):
         refused = run(*command, "--json")
-        assert (refused.status, refused.document["error"]["code"]) == (2, "ArchiveDamaged")
+        assert (refused.status, refused.document["error"]["code"]) == (2, "SourceUnreadable")
         message = refused.document["error"]["message"]
-        assert "the zip archive is damaged" in message
+        assert "damaged or incomplete zip archive" in message
         assert f"regraft migrate {path} --to LIBRARY --salvage" in message
     assert snapshot(tmp_path) == before
     done = run("migrate", path, "--to", library, "--salvage", "--yes", "--json")

@@ -201,7 +201,7 @@ CASES = {
     "excluded, and nothing says that it may be embedded": Case(
         lambda path: [made.set_metadata(path, NOTE, eligible=None), excluded(path)],
         (WITHDRAWN, GONE),
-        None,
+        "not_applicable",
         False,
         only=NAMED,
     ),
@@ -318,7 +318,7 @@ def test_a_note_whose_status_was_withdrawn_is_embedded_once_it_is_searchable_aga
 ) -> None:
     made.set_metadata(path, NOTE, eligible=eligible, status="ready")
     excluded(path)
-    reconcile(path)
+    reconcile(path, *(word for name in NAMED for word in ("--only", name)))
     made.run_sql(path, f"UPDATE memory_items SET searchable = 1 WHERE id = '{NOTE}'", triggers=False)
     left = reconcile(path)["left"]
     assert [(one["base"], one["finding"], one["count"]) for one in left] == [("proj_0", "codex.pending", 1)]

@@ -43,7 +43,7 @@ CONTENT_VERSION = 1
 #: Beside a database of this name, its vectors.
 _SIDECAR = ".embeddings.sqlite"
 _GUARD = "regraft_excluded_notes"
-_STATUS = "embedding_status"
+_STATUS, _ELIGIBLE = "embedding_status", "embedding_eligible"
 
 
 def database_in(folder: Path) -> Path | None:
@@ -171,33 +171,28 @@ def eligible(db: apsw.Connection, notes: str = NOTES) -> str:
     return f"({notes}.searchable = 1 AND {decided})"
 
 
-def withdrawn_status() -> str:
-    """Return the SQL value of ``embedding_status`` of a note that is excluded.
-
-    ``not_applicable`` alone would decide against the note for good: where nothing else says that it may be embedded,
-    nothing is said of it at all.
-    """
-    return "CASE WHEN embedding_eligible IS NULL THEN NULL ELSE 'not_applicable' END"
-
-
 @contextmanager
 def excluded_guarded(db: apsw.Connection) -> Iterator[None]:
     """Let no UPDATE of an excluded note pass but one that withdraws its status, or restores it.
 
     Whichever statement the UPDATE is of; a file without notes is as it was. A status is withdrawn where nothing but
-    ``embedding_status`` changes, to NULL or ``not_applicable`` (:func:`withdrawn_status`), and restored by the reverse.
+    ``embedding_status`` changes, to ``not_applicable``, and ``embedding_eligible`` from NULL to 1, so that the note may
+    be embedded once it is searchable again. It is restored by the reverse.
     """
     columns = [str(row[1]) for row in db.execute(f"PRAGMA main.table_info({NOTES})")]
     if "searchable" not in columns:
         yield
         return
     withdraws = "0"
-    if _STATUS in columns:
-        others = [sqlite.quoted(name) for name in columns if name != _STATUS]
-        is_none = " OR ".join(
-            f"{row}.{_STATUS} IS NULL OR {row}.{_STATUS} = 'not_applicable'" for row in ("old", "new")
+    if {_STATUS, _ELIGIBLE} <= set(columns):
+        others = [sqlite.quoted(name) for name in columns if name not in (_STATUS, _ELIGIBLE)]
+        withdraws = " AND ".join(
+            [
+                f"'not_applicable' IN (ifnull(old.{_STATUS}, ''), ifnull(new.{_STATUS}, ''))",
+                f"ifnull(old.{_ELIGIBLE}, 1) IS ifnull(new.{_ELIGIBLE}, 1)",
+                *(f"old.{name} IS new.{name}" for name in others),
+            ]
         )
-        withdraws = " AND ".join([f"({is_none})", *(f"old.{name} IS new.{name}" for name in others)])
     # Triggers in temp run even where those of the file do not.
     db.execute(
         f"CREATE TEMP TRIGGER {_GUARD} BEFORE UPDATE ON main.{NOTES}"

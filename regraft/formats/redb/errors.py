@@ -47,7 +47,7 @@ class RedbSlotsDamaged(RedbError, ValueError):
 
 
 class RedbDamaged(RedbError, ValueError):
-    """``table`` is the name of the table that the place belongs to, or None."""
+    """Damage at a known offset; ``table`` is the name of the table that the page belongs to, or None."""
 
     message = "{path}: damaged at byte {offset} ({page}): {reason}; take another copy of it."
 

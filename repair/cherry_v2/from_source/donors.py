@@ -5,8 +5,6 @@ Rules: ``docs/repair-from.md``, "What is matched".
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -34,23 +32,15 @@ _VECTORS = """SELECT e.embedding_text_hash, e.vector_blob, CAST(t.text AS BLOB) 
    CROSS JOIN search_text t ON t.embedding_text_hash = e.embedding_text_hash AND +t.kind = 'body'
    WHERE e.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND typeof(t.text) = 'text' AND {usable}
    GROUP BY e.embedding_text_hash"""
-#: A vector of ``:size`` bytes that a search can use: finite, with a finite norm above 0. Single precision, in which
-#: sqlite-vec counts, does not do for a very long one.
+#: A vector of ``:size`` bytes that a search can use, by the rule of ``check``: its norm in single precision is neither
+#: zero nor infinite. The norm of a vector with a NaN is NULL.
 USABLE = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :size
-   THEN ifnull(CASE WHEN vec_distance_l2(e.vector_blob, zeroblob(:size)) < 3e38
-                    THEN vec_distance_l2(e.vector_blob, zeroblob(:size)) > 0
-                    ELSE has_norm(e.vector_blob) END, 0) ELSE 0 END"""
+   THEN ifnull(vec_distance_l2(e.vector_blob, zeroblob(:size)) BETWEEN 1e-46 AND 3.5e38, 0) ELSE 0 END"""
 
 
 def know_vectors(db: apsw.Connection) -> None:
     """Let the statements of a connection use :data:`USABLE`."""
     sqlite.load_vectors(db)
-    db.create_scalar_function("has_norm", _has_norm, 1, deterministic=True)
-
-
-def _has_norm(*values: Any) -> int:
-    norm = math.hypot(*array("f", values[0]))
-    return int(math.isfinite(norm) and norm > 0)
 
 
 class Donor:
