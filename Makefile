@@ -79,6 +79,7 @@ lint: $(VENV)/.linting
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m benchmarks.figures
+	$(BIN)/pytest -q tests/project/test_installed.py
 
 docs: $(VENV)/.testing
 	$(BIN)/cog -r docs/*.md README.md README.zh.md docs/zh/*.md
