@@ -55,7 +55,7 @@ def complexity(texts: dict[str, str]) -> Figure:
     return Figure(
         name=f"blocks of complexity over {COMPLEX}, %",
         value=100 * len(over) / len(blocks),
-        limit=1.3,
+        limit=2,
         where=tuple(over),
     )
 
