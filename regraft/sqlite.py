@@ -294,7 +294,8 @@ def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int, tuple[
                 durable.copy_file(real, copy)
                 is_whole = all(copied_companion(file, copy, file.name[len(real.name) :]) for file in beside)
             except OSError as error:
-                if error.errno in durable.NO_ROOM:
+                # A folder that the caller names is the caller's to speak of.
+                if error.errno in durable.NO_ROOM and work is None:
                     reason = error.strerror or error
                     raise TemporaryCopyFailed(path=path, folder=folder.parent, reason=reason) from error
                 raise

@@ -38,6 +38,7 @@ def restore(
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
+    name = base_name(name)
     place, of_kind, at_ms = path_of(path), kind_of(kind), moment(now_ms)
     config_path = None if config is None else path_of(config)
 
@@ -47,7 +48,7 @@ def restore(
             settings=settings,
             model_id=new_model,
             dimensions=length,
-            name=base_name(name),
+            name=name,
             base=base,
             now_ms=at_ms,
             kind=of_kind,

@@ -161,7 +161,7 @@ def test_every_command_that_writes_refuses(
 # --- which database is live ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("named", ["", "Data", "Data/cherrystudio.sqlite", "cherrystudio.sqlite"])
+@pytest.mark.parametrize("named", ["", "Data", "Data/cherrystudio.sqlite"])
 def test_the_database_in_data_is_live(tmp_path: Path, named: str) -> None:
     made = stranded.profile(tmp_path / "p", some_source(), wal=False)
     (made / "cherrystudio.sqlite").rename(made / "Data" / "cherrystudio.sqlite")

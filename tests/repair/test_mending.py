@@ -404,7 +404,10 @@ def test_damage_in_any_combination(given_materials: list[MaterialInput], planted
         assert names(path).intersection(planner.NAMES) <= said
         after = right_vectors(path)
         assert {key: blob for key, blob in before.items() if could_be_right(blob)}.items() <= after.items()
+        undos = 0 if done["undo"] is None else 1
+        if any("units are written again first" in one["reason"] for one in done["left"]):
+            undos += repair(path)["undo"] is not None
         assert repair(path)["actions"] == []
-        if done["undo"] is not None:
+        for _ in range(undos):
             assert run("undo", path, "-q").status == 0
         assert files.mark_of(path) == mark

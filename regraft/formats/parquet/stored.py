@@ -75,12 +75,6 @@ def look(path: Path, dimensions: int | None = None) -> BaseLook:
         odd = column_for_numbers(db, _TABLES)
         if odd is not None:
             raise StoreProblem(tr("its column {odd} stands in the place of the numbers of rows", odd=odd))
-        lengths = lengths_of(db)
-        if lengths:
-            # Vectors that all have one length are exported with it, whatever the catalog says.
-            found.vector_bytes = expected_length(lengths, None if len(lengths) == 1 else dimensions)
-            if others := count_bodies_of_other_length(db, found.vector_bytes):
-                found.left_out["embedding.length"] = others
         found.bodies = db.execute("SELECT count(*) FROM search_text NOT INDEXED").get
         counts = {
             "body.orphan": "search_text WHERE target_id NOT IN (SELECT unit_id FROM search_unit)",
@@ -91,6 +85,12 @@ def look(path: Path, dimensions: int | None = None) -> BaseLook:
             " AND content_hash NOT IN (SELECT ifnull(current_content_hash, '') FROM material)",
         }
         try:
+            lengths = lengths_of(db)
+            if lengths:
+                # Vectors that all have one length are exported with it, whatever the catalog says.
+                found.vector_bytes = expected_length(lengths, None if len(lengths) == 1 else dimensions)
+                if others := count_bodies_of_other_length(db, found.vector_bytes):
+                    found.left_out["embedding.length"] = others
             for name, what in counts.items():
                 if count := db.execute(f"SELECT count(*) FROM {what}").get:
                     found.left_out[name] = count

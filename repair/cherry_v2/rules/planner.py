@@ -187,8 +187,13 @@ class _Planner:
             yield from self._mended(base, one, found, wanted - kept, moved, self._wanted - kept)
 
     def _lost_units(self, base: str, one: layout.Store, found: dict[str, int]) -> tuple[RowsChange | None, int]:
-        """Return what writes units again: first of all, as what else is repaired may take their proof away."""
-        if v2.BODY_ORPHAN not in found or not self._wanted & {v2.BODY_ORPHAN, v2.UNIT_GAP, v2.NO_BODY, v2.UNIT_ID}:
+        """Return what writes units again: first of all, as what else is repaired may take their proof away.
+
+        Where a unit lacks its body or has a wrong id, a body without a unit may be its body: that is repaired first.
+        """
+        if v2.BODY_ORPHAN not in found or not self._wanted & {v2.BODY_ORPHAN, v2.UNIT_GAP}:
+            return None, 0
+        if v2.BODY_ORPHAN not in self._options.only and not {v2.NO_BODY, v2.UNIT_ID}.isdisjoint(found):
             return None, 0
         return lost_units.change(self._store.root, one.name, base)
 

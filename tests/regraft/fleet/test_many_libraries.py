@@ -20,6 +20,7 @@ from regraft.fleet.engine import Ended, Task, Waiting
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import Journal, Order, Row
 from regraft.fleet.run import Fleet, FleetReport
+from regraft.ledger import lock_file
 from regraft.report.document import Run, encoded
 
 COUNT = 50
@@ -269,7 +270,7 @@ def test_a_lock_that_another_one_has_made_anew_is_not_had(tmp_path: Path, monkey
     out = tmp_path / "out.parquet"
     with monkeypatch.context() as patched:
         numbers = iter([1, 2])
-        patched.setattr(results, "_number_of", lambda _: next(numbers))
+        patched.setattr(lock_file, "_file_number", lambda _: next(numbers))
         with pytest.raises(WrongUsage, match="another process is at work"), results.held(out):
             pass
     with results.held(out):

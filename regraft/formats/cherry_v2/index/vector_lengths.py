@@ -14,6 +14,7 @@ import apsw
 HAS_LENGTH = "(typeof(vector_blob) = 'blob' AND octet_length(vector_blob) = :length)"
 _BODIES_OF_OTHER_LENGTH = f"""SELECT count(*) FROM search_text t
   JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash WHERE NOT {HAS_LENGTH}"""
+_HAS_ONE_OF_LENGTH = f"SELECT EXISTS (SELECT 1 FROM embedding WHERE {HAS_LENGTH})"
 _LENGTHS = """SELECT octet_length(vector_blob), count(*) FROM embedding
   WHERE typeof(vector_blob) = 'blob' AND octet_length(vector_blob) > 0 AND octet_length(vector_blob) % 4 = 0
   GROUP BY 1 ORDER BY min(rowid)"""
@@ -63,13 +64,13 @@ def dimensions_of(db: apsw.Connection, stated: int | None = None) -> int | None:
 
     Args:
         db: the index.
-        stated: the dimensions of the catalog; without them the most common length counts.
+        stated: the dimensions of the catalog; without them, or where no vector has them, the most common length counts.
 
     Raises:
         apsw.Error: the file is damaged.
     """
-    if stated is not None:
-        return stated if db.execute("SELECT EXISTS (SELECT 1 FROM embedding)").get else None
+    if stated is not None and db.execute(_HAS_ONE_OF_LENGTH, {"length": 4 * stated}).get:
+        return stated
     lengths = lengths_of(db)
     return expected_length(lengths, None) // 4 if lengths else None
 
