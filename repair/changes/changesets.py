@@ -286,12 +286,20 @@ def keep_counters(name: str, current: Path, former: Path) -> None:
     tables = [table for system in systems.every() for table in system.counters.get(name, ())]
     if not tables or not (sqlite.is_database(current) and sqlite.is_database(former)):
         return
-    rows: dict[str, list[Any]] = {}
+    kept: dict[str, set[Any]] = {}
     with suppress(*sqlite.CONTENT_ERRORS, UnicodeDecodeError), sqlite.reading(current) as db:
-        rows = {table: db.execute(f"SELECT * FROM {sqlite.quoted(table)}").fetchall() for table in tables}
+        kept = {table: set(db.execute(f"SELECT * FROM {sqlite.quoted(table)}").fetchall()) for table in tables}
+    with sqlite.reading(former) as db:
+        # A former file that has them already stays as it is, byte for byte.
+        missing = {
+            table: rows.difference(db.execute(f"SELECT * FROM {sqlite.quoted(table)}").fetchall())
+            for table, rows in kept.items()
+        }
+    if not any(missing.values()):
+        return
     with sqlite.writing(former) as db, sqlite.transaction(db), guarding.below_the_surface(db):
-        for table, kept in rows.items():
-            for row in kept:
+        for table, rows in missing.items():
+            for row in rows:
                 marks = ", ".join("?" * len(row))
                 db.execute(f"INSERT OR REPLACE INTO {sqlite.quoted(table)} VALUES ({marks})", row)
 

@@ -18,12 +18,14 @@ import apsw
 import pytest
 from angel_store import (
     COLLECTION_ID,
+    FULL_TEXT,
     NOTES,
     OTHER_PROVIDER,
     PROVIDER,
     READ_AT,
     TOPIC,
     AngelStore,
+    add_full_text,
     build,
     damaged,
     embed,
@@ -403,6 +405,13 @@ def leave_provider(store: AngelStore) -> None:
     store.execute("INSERT INTO embeddings VALUES (99, 's', 'm', 1)", path=store.chroma(OTHER_PROVIDER))
 
 
+def lose_a_text(store: AngelStore) -> None:
+    """Give the collection the full-text index that Chroma has, without the text of one document."""
+    add_full_text(store, store.chroma())
+    assert check(store) == {}
+    store.execute(f"DELETE FROM {FULL_TEXT}_content WHERE id = 1", path=store.chroma())
+
+
 DAMAGE = {
     "changed": (lambda s: changed(s, READ_AT + 9), "angel.record-changed", "the next scan of the system would see"),
     "unseen": (lambda s: changed(s, READ_AT - 9), "angel.record-changed", "no scan of the system would see"),
@@ -448,6 +457,7 @@ DAMAGE = {
         "no sync was ever made: 0 vectors to be made",
     ),
     "provider left": (leave_provider, "angel.provider-leftover", "and in it the 1 collection memories"),
+    "full text": (lose_a_text, "angel.full-text", "chroma.sqlite3 is damaged: "),
     "double": (double_short_id, "angel.short-id-double", "1 short id that several records have"),
     "memory": (
         lambda s: s.execute("INSERT INTO memory_tag_rel VALUES ('m', 1)"),

@@ -320,11 +320,11 @@ PLANTINGS = {
     "a vector of a note that is not to have one": Planting(
         lambda path: store.set_metadata(path, FIRST, eligible=0, status="not_applicable"),
         {"codex.orphan": 1},
-        f"reconcile PATH --base {P0}",
+        None,
         P0,
     ),
     "a note was excluded after it had its vector": Planting(
-        lambda path: store.exclude(path, FIRST), {"codex.excluded-vector": 1}, f"reconcile PATH --base {P0}", P0
+        lambda path: store.exclude(path, FIRST), {"codex.excluded-vector": 1}, None, P0
     ),
     "ready without a vector": Planting(
         lambda path: run_sql(database.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST),
@@ -376,6 +376,21 @@ def test_planted_damage_is_found_and_nothing_else(name: str, whole: Path) -> Non
     repair = None if planting.repair is None else f"regraft {planting.repair.replace('PATH', str(whole))}"
     assert first["repair"] == repair
     assert name == "a workspace of no project" or first["base"] == planting.base
+
+
+@pytest.mark.parametrize(
+    "name", ["a vector of a note that is not to have one", "a note was excluded after it had its vector"]
+)
+def test_a_vector_that_its_note_may_use_again_goes_only_where_its_finding_is_named(name: str, whole: Path) -> None:
+    PLANTINGS[name].damage(whole)
+    [finding] = PLANTINGS[name].findings
+    query = f"SELECT * FROM {sidecar.TABLE} ORDER BY note_id"
+    before = store.rows(database.sidecar_of(whole), query)
+    run("reconcile", whole, "--json")
+    assert store.rows(database.sidecar_of(whole), query) == before
+    run("reconcile", whole, "--only", finding, "--json")
+    assert store.rows(database.sidecar_of(whole), query) == [row for row in before if FIRST not in row]
+    assert finding not in names(whole)
 
 
 def test_every_finding_has_a_planting() -> None:

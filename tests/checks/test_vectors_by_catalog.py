@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 import sqlite3
 import struct
@@ -59,6 +60,11 @@ def state_dimensions(store: Path, dimensions: int) -> None:
     sql(store / "catalog.sqlite", "UPDATE knowledge_base SET dimensions = ? WHERE id = ?", dimensions, KB)
 
 
+def from_its_source(store: Path, made: Path) -> list[str]:
+    """Return the command that takes vectors from what a copy of the library was migrated from."""
+    return ["regraft", "repair", str(store), "--from", str(made.parent / "v1"), "--base", KB]
+
+
 def found(store: Path, *options: str) -> dict[str, dict[str, Any]]:
     findings = run("check", store, "--json", *options).document["findings"]
     return {one["name"]: one for one in findings if one["base"] == KB}
@@ -83,7 +89,7 @@ def searchable(store: Path, dimensions: int) -> float:
 
 
 @pytest.mark.parametrize("other", [2, 5, 16, 1024])
-def test_the_minority_that_the_catalog_names_is_right(store: Path, other: int) -> None:
+def test_the_minority_that_the_catalog_names_is_right(store: Path, made: Path, other: int) -> None:
     every = vectors(store)
     wrong = len(every) * 2 // 3
     before = put(store, *(floats(*([0.5] * other)) for _ in range(wrong)))
@@ -92,8 +98,10 @@ def test_the_minority_that_the_catalog_names_is_right(store: Path, other: int) -
         assert findings["embedding.length"]["count"] == wrong
         assert findings["embedding.length"]["samples"][0] in before
         assert "base.dimensions" in findings
-        # Which of them are right, a person has to say.
-        assert (findings["embedding.length"]["repair"], findings["base.dimensions"]["repair"]) == (None, None)
+        # Which of them are right, another copy shows; without one a person has to say.
+        recommended = shlex.split(findings["embedding.length"]["repair"])
+        assert (recommended, findings["base.dimensions"]["repair"]) == (from_its_source(store, made), None)
+        assert "without that copy" not in findings["embedding.length"]["message"]
         assert "--only embedding.length" in findings["base.dimensions"]["message"]
         seen = look(store)
         assert seen["dimensions"] == HAS
@@ -110,6 +118,9 @@ def test_the_minority_that_the_catalog_names_is_right(store: Path, other: int) -
     assert {key: blob for key, blob in whole.items() if len(blob) == 4 * HAS} == vectors(store)
     assert run("undo", store, "-q").status == 0
     assert vectors(store) == whole
+    assert run(*recommended[1:], "-q").status == 0
+    assert vectors(store) == every
+    assert not found(store)
 
 
 def test_a_minority_that_differs_from_the_catalog_is_dropped_as_before(store: Path) -> None:
@@ -172,19 +183,25 @@ def overflows(blob: bytes) -> bool:
     ],
     ids=["3e38", "-3e38", "one number", "1e20", "2e19"],
 )
-def test_a_norm_beyond_single_precision_is_found_and_replaced(store: Path, blob: bytes) -> None:
+def test_a_norm_beyond_single_precision_is_found_and_replaced(store: Path, made: Path, blob: bytes) -> None:
     assert overflows(blob)
+    every = vectors(store)
     (key,) = put(store, blob)
     for options in ((), ("--deep",)):
         finding = found(store, *options)["embedding.non-finite"]
         assert (finding["count"], finding["samples"]) == (1, [key])
-        assert finding["repair"].startswith("regraft backfill ")
+        recommended = shlex.split(finding["repair"])
+        assert recommended == from_its_source(store, made)
+        assert "without that copy: regraft backfill " in finding["message"]
         assert "single precision" in finding["message"]
     before = vectors(store)
     assert run("repair", store, "--json").document["actions"][0]["finding"] == "embedding.non-finite"
     assert set(before) - set(vectors(store)) == {key}
     assert run("undo", store, "-q").status == 0
     assert vectors(store) == before
+    assert run(*recommended[1:], "-q").status == 0
+    assert vectors(store) == every
+    assert not found(store)
 
 
 @pytest.mark.parametrize("number", [1e18, 5e18, 1e-15])

@@ -11,11 +11,11 @@ from typing import Any
 
 import apsw
 import pytest
-from angel_store import OTHER_PROVIDER, AngelStore, build, collection, embed
+from angel_store import FULL_TEXT as TABLE
+from angel_store import OTHER_PROVIDER, AngelStore, add_full_text, build, collection, embed
 from conftest import run
 from test_angel_check import check, untouched
 
-TABLE = "embedding_fulltext_search"
 DAMAGE = {
     "the index is overwritten": f"UPDATE {TABLE}_data SET block = x'00000001ff7fff7f' WHERE id >= 10",
     "the structure is gone": f"DELETE FROM {TABLE}_data WHERE id = 10",
@@ -28,16 +28,6 @@ DAMAGE = {
     "a text is gone": f"DELETE FROM {TABLE}_content WHERE id = 1",
     "no text": f"DELETE FROM {TABLE}_content",
 }
-
-
-def add_full_text(store: AngelStore, path: Path) -> None:
-    """Give a plain collection the full-text index that Chroma has."""
-    with store.opened(path) as db:
-        db.execute(f"CREATE VIRTUAL TABLE {TABLE} USING fts5 (string_value, tokenize = 'trigram')")
-        db.execute(
-            f"INSERT INTO {TABLE} (rowid, string_value) SELECT id, string_value FROM embedding_metadata"
-            " WHERE key = 'chroma:document'"
-        )
 
 
 @pytest.fixture

@@ -627,7 +627,11 @@ def test_sample_with_another_provider(tmp_path, config):
     assert reconcile(store, "--config", config).status == 0
     assert entries(store, OTHER_PROVIDER).keys() == store.texts().keys()
     assert store.chroma().read_bytes() == old
-    assert run("gc", store.root, "-y").status == 0
+    done = run("gc", store.root, "--json", "-y")
+    assert (done.status, done.document["actions"]) == (1, [])
+    assert [one["finding"] for one in done.document["left"]] == ["angel.provider-leftover"]
+    assert store.chroma().read_bytes() == old
+    assert run("gc", store.root, "--only", "angel.provider-leftover", "-y").status == 0
     assert not (store.root / f"memory_{PROVIDER}").exists()
     clean(store)
     assert database.stated_provider(state(store)) == OTHER_PROVIDER

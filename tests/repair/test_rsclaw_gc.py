@@ -97,6 +97,20 @@ def test_what_is_not_named_stays(store: RsclawStore, command: str) -> None:
         assert "--only kb.file-orphan" in done.document["left"][0]["reason"]
 
 
+@pytest.mark.parametrize("name", ["a file that nothing names", "a file that was replaced"])
+def test_a_file_goes_only_where_its_finding_is_named(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "kb"
+    planted(root, name)
+    before = files(root)
+    [finding] = check(root)
+    [path] = finding["samples"]
+    assert run("gc", root, "--json", "--now", NOW).document["actions"] == []
+    assert files(root) == before
+    assert moved(gc(root)) == [path]
+    assert files(root) == {name: one for name, one in before.items() if name != path}
+    assert check(root) == []
+
+
 def test_a_person_is_told(store: RsclawStore) -> None:
     root = store.write()
     text = run("gc", root, *NAMED, "--now", NOW, "--dry-run").stdout
@@ -438,7 +452,7 @@ def test_rsclaw_cannot_open_a_kb_that_is_being_changed(store: RsclawStore, monke
         refused.append(True)
 
     monkeypatch.setattr("repair.changes.run.make_all", make)
-    monkeypatch.setattr("repair.changes.run.check_resolved", lambda *_: None)
+    monkeypatch.setattr("repair.changes.run.check_resolved", lambda *_: [])
     assert gc(root).status == 0
     assert refused == [True]
 

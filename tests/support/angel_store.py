@@ -30,6 +30,8 @@ needs_samples = conftest.needs_samples
 PROVIDER = "openai-embed_v1"
 OTHER_PROVIDER = "bge-m3"
 DIMENSION = 8
+#: The full-text index in a database of Chroma's.
+FULL_TEXT = "embedding_fulltext_search"
 #: When every raw file was read, in whole seconds.
 READ_AT = 1795293227
 
@@ -262,6 +264,16 @@ def build(
     if provider is not None:
         store.fill(provider)
     return store
+
+
+def add_full_text(store: AngelStore, path: Path) -> None:
+    """Give a plain collection the full-text index that Chroma has."""
+    with store.opened(path) as db:
+        db.execute(f"CREATE VIRTUAL TABLE {FULL_TEXT} USING fts5 (string_value, tokenize = 'trigram')")
+        db.execute(
+            f"INSERT INTO {FULL_TEXT} (rowid, string_value) SELECT id, string_value FROM embedding_metadata"
+            " WHERE key = 'chroma:document'"
+        )
 
 
 def damaged(folder: Path, *, real: bool = False) -> AngelStore:

@@ -162,12 +162,12 @@ def an_entry_whose_path_leads_out(store: RsclawStore) -> None:
     entry(store, "Handbook")["old_paths"] = ["/etc/passwd"]
 
 
-@planting("kb.file-orphan", "warning", "that no document and no ledger entry names: raw/lost.pdf", command="gc")
+@planting("kb.file-orphan", "warning", "that no document and no ledger entry names: raw/lost.pdf")
 def a_file_that_nothing_names(store: RsclawStore) -> None:
     store.file("raw/lost.pdf", b"lost", age_hours=1.01)
 
 
-@planting("kb.file-orphan", "note", "replaced, and waiting for the next compaction: md/doc/former.md", command="gc")
+@planting("kb.file-orphan", "note", "replaced, and waiting for the next compaction: md/doc/former.md")
 def a_file_that_was_replaced(store: RsclawStore) -> None:
     store.file("md/doc/former.md", b"former")
     entry(store, "Handbook").update(

@@ -440,13 +440,19 @@ def test_reconcile_embeds_what_changed(store: Path, server: FaultServer, config:
     notes.delete(store, gone)
     notes.exclude(store, excluded)
     server.requests.clear()
-    before = lexical(store)
+    before, kept = lexical(store), held(store)[excluded]
     done = fill(store, config, command="reconcile")
-    assert done.status == 0, done
+    # The vector of an excluded note stays, and is reported, until its finding is named.
+    assert (done.status, [one["finding"] for one in done.document["left"]]) == (1, ["codex.excluded-vector"]), done
     assert len([text for text in server.texts if "another kind" in text]) == 1
+    assert held(store) == {**right(store), excluded: kept}
+    assert (lexical(store), findings(store)) == (before, {"codex.excluded-vector": 1})
+    server.requests.clear()
+    with untouched(store.parent):
+        assert fill(store, config, command="reconcile").status == 1
+    assert run("reconcile", store, "--only", "codex.excluded-vector", "--json").status == 0
     assert set(held(store)) == set(notes.searchable(store))
     assert (held(store), lexical(store), findings(store)) == (right(store), before, {})
-    server.requests.clear()
     with untouched(store.parent):
         assert fill(store, config, command="reconcile").status == 0
     assert server.requests == []
