@@ -7,6 +7,8 @@ Only making the first step tells what the second one plans, so that a dry run ma
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from regraft.language import tr
 from regraft.ledger import durable
 from regraft.ledger.ledger import FOLDER
 from regraft.report.progress import Progress, human_bytes, stage
+from regraft.text import argument
 from repair.changes.plan import Action, Unresolved
 from repair.changes.report import ChangeReport
 from repair.changes.session import looking
@@ -67,15 +70,15 @@ def rehearse(store: Store, run: Callable[[Path], ChangeReport], progress: Progre
         with looking(store):
             _copy_times(store.root, copy, files)
         named, root = store.path.absolute(), store.root.absolute()
-        inside = named.relative_to(root) if named.is_relative_to(root) else Path()
+        copied = copy / (named.relative_to(root) if named.is_relative_to(root) else Path())
         try:
-            report = run(copy / inside)
+            report = run(copied)
         except RegraftError as error:
             raise type(error)(**{name: _moved(fact, copy, store.root) for name, fact in error.facts.items()}) from error
         return structs.replace(
             report,
-            actions=[_named_as_in(one, copy, store.root) for one in report.actions],
-            left=[_named_as_in(one, copy, store.root) for one in report.left],
+            actions=[_named_as_in(one, copied, copy, store) for one in report.actions],
+            left=[_named_as_in(one, copied, copy, store) for one in report.left],
         )
 
 
@@ -144,10 +147,28 @@ def _copy_times(root: Path, copy: Path, files: list[Path]) -> None:
             durable.copy_times(folder, copy / folder.relative_to(root))
 
 
-def _named_as_in(one: E, copy: Path, root: Path) -> E:
-    """Return an entry of a report with the paths of the store in place of those of its copy."""
+def _named_as_in(one: E, copied: Path, copy: Path, store: Store) -> E:
+    """Return an entry of a report with the paths of the store in place of those of its copy.
+
+    Args:
+        one: the entry.
+        copied: what stands in the copy for the path that the user gave.
+        copy: the folder that stands for the root of the store.
+        store: what was copied.
+    """
     fields = structs.asdict(one)
-    return structs.replace(one, **{name: _moved(value, copy, root) for name, value in fields.items()})
+    moved = {
+        name: _moved(_with_given_path(value, copied, store.path), copy, store.root) for name, value in fields.items()
+    }
+    return structs.replace(one, **moved)
+
+
+def _with_given_path(value: object, copied: Path, given: Path) -> object:
+    """Return a text whose command lines have the path that the user gave, quoted for a shell."""
+    if not isinstance(value, str):
+        return value
+    word = shlex.quote(argument(given))
+    return re.sub(rf"{re.escape(shlex.quote(argument(copied)))}(?=\s|$)", lambda _: word, value)
 
 
 def _moved(value: object, copy: Path, root: Path) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 import sqlite3
 from collections import Counter
@@ -160,6 +161,25 @@ def test_a_relative_path_will_do(make: Callable[[Path], Path], tmp_path: Path, m
     done = run("fix", place, "--yes", "--json", "--now", NOW).document
     assert plain(planned) == plain(done)
     assert sentences(planned) == sentences(done)
+
+
+@pytest.mark.parametrize("name", ["library", "it's my library"])
+def test_command_lines_have_the_path_that_was_given(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = planted_v2.library(tmp_path / "made")
+    first = "(SELECT min(rowid) FROM embedding)"
+    infinite = "x'0000807f' || substr(vector_blob, 5)"
+    planted_v2.run_sql(
+        planted_v2.index(store), f"UPDATE embedding SET vector_blob = CAST({infinite} AS BLOB) WHERE rowid = {first}"
+    )
+    shutil.rmtree(store / OWN)
+    store.rename(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    planned = run("fix", name, "--dry-run", "--json", "--now", NOW).document
+    done = run("fix", name, "--yes", "--json", "--now", NOW).document
+    [left] = planned["left"]
+    assert [left] == done["left"]
+    assert planned["actions"]
+    assert f"regraft repair {shlex.quote(name)} --from SOURCE --base {planted_v2.KB}" in left["reason"]
 
 
 @pytest.mark.parametrize(("make", "least"), [(memory, 1), (memory_with_more_tags, 2)])

@@ -463,6 +463,21 @@ def test_what_is_no_copy_is_refused(place: Path, store: Path, tmp_path: Path) ->
         assert "without a catalog" in said(repair(alone, place / "v1"), "NotChanged", REFUSED)
 
 
+def test_a_damaged_copy_is_named_as_damaged(place: Path, store: Path) -> None:
+    """The message tells a damaged copy, which --salvage may read, from a copy of other data."""
+    source = shutil.copytree(store, place / "other")
+    index(source).write_bytes(b"no database" * 500)
+    index(store).unlink()
+    vector_file = place / "v1" / "KnowledgeBase" / "kb"
+    vector_file.write_bytes(vector_file.read_bytes()[:4096])
+    for path in (source, place / "v1"):
+        with unchanged(store):
+            done = repair(store, path)
+        assert done.status == 1
+        [left] = (one for one in done.document["left"] if one["finding"] == "base.no-index")
+        assert f"the copy of the base in {path} cannot be used: " in left["reason"]
+
+
 def test_a_program_names_it_as_source(place: Path, store: Path) -> None:
     before = rows(index(store))
     index(store).unlink()

@@ -207,7 +207,8 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             if got[finding.name] == finding.count:
                 self._made.resolves.add((finding.name, self.key))
             else:
-                self._leave(finding, tr("{source} does not have all of it", source=shown(self.source)))
+                reason = tr("{source} does not have all of it", source=shown(self.source))
+                self._leave(finding, self._why_not(reason))
         self._leave_vectors(lacking)
         if not lacking and any(one.name == v2.VECTOR_MISSING for one in self.findings):
             self._made.resolves.add((v2.VECTOR_MISSING, self.key))
@@ -226,7 +227,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         givers, count = self._givers(wanted, remains, donors, own)
         is_given = donors.used or any(wanted.is_known_to(donor) for donor in givers if not donor.is_own)
         if needs.items and not is_given:
-            self._leave_all(tr("{source} has no text or vector of it", source=shown(self.source)))
+            self._leave_all(self._why_not(tr("{source} has no text or vector of it", source=shown(self.source))))
             return
         self._made.changes.append(self._new_index(texts, damaged, givers, count))
         names = {v2.BASE_NO_INDEX, v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING}
@@ -368,13 +369,22 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         message = tr("take {vectors} from {source}", vectors=counted(count, "vector"), source=shown(self.source))
         return self._action("take-vectors", message, count, count * self._model.bytes, v2.VECTOR_MISSING)
 
+    def _why_not(self, reason: str) -> str:
+        """Return why the source does not give something: its copy of the base is damaged, else ``reason``."""
+        problem = self.bases.problems.get(self.key)
+        if problem is None:
+            return reason
+        return tr(
+            "the copy of the base in {source} cannot be used: {problem}", source=shown(self.source), problem=problem
+        )
+
     def _leave_vectors(self, count: int) -> None:
         if not count:
             return
         reason = tr(
-            "{texts} without a vector: {source} has none of them",
-            texts=counted(count, "text"),
-            source=shown(self.source),
+            "{what}: {why}",
+            what=tr("{texts} without a vector", texts=counted(count, "text")),
+            why=self._why_not(tr("{source} has none of them", source=shown(self.source))),
         )
         line = self._line(FINDINGS[v2.VECTOR_MISSING].command)
         self._made.left.append(

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from checks.audit.collector import Level
+from checks.cherry_v2 import findings as v2
 from regraft.formats.cherry_v2.index.opening import UNREADABLE
 from regraft.formats.cherry_v2.layout import RAW_FOLDER
 from repair.cherry_v2.from_source.donors import Donor
@@ -69,6 +70,8 @@ class DonorBases:
         one = source.store.stores.get(key)
         findings = list(source.store.audit(Level.SHAPE, frozenset({key})).findings)
         problem = source.problem(key, findings)
+        if problem is None and one is None:
+            problem = next((found for found in findings if found.base == key and found.name == v2.BASE_FAILED), None)
         if problem is not None:
             self.problems[key] = problem.message
         return None if one is None or problem is not None else source.store.root / one.name
