@@ -6,10 +6,17 @@ import re
 from functools import cache
 from string import Formatter
 
-from regraft.language import ENGLISH, catalog_of, filled
+from regraft.language import ENGLISH, catalog_of, filled, language, remembered
 
 #: Messages in one another, at the most.
 _DEEPEST = 4
+#: What stands between messages that follow one another.
+_BETWEEN = "; "
+
+
+def spoken(text: str) -> str:
+    """Return a kept text in the language of this process; what is written of it to files stays English."""
+    return remembered(translated(text, language()), text)
 
 
 def translated(text: str, wanted: str, depth: int = 0) -> str:
@@ -20,7 +27,7 @@ def translated(text: str, wanted: str, depth: int = 0) -> str:
         wanted: the language.
         depth: how many messages it stands in.
     """
-    if wanted == ENGLISH:
+    if wanted == ENGLISH or not text:
         return text
     catalog = catalog_of(wanted)
     found = catalog.gettext(text)
@@ -29,12 +36,34 @@ def translated(text: str, wanted: str, depth: int = 0) -> str:
     counted = _COUNTED.fullmatch(text)
     if counted is not None:
         return _counted(counted[1], counted[2], wanted) or text
-    for message, form in _forms(wanted):
-        match = form.fullmatch(text)
-        if match is not None:
-            facts = {name: translated(value, wanted, depth + 1) for name, value in match.groupdict().items()}
-            return filled(_WITHOUT_FORM.sub(r"{\1}", catalog.gettext(message)), facts)
-    return text
+    return _by_form(text, wanted, depth) or text
+
+
+def _by_form(text: str, wanted: str, depth: int) -> str | None:
+    """Return a text by the message whose facts it has; None where no message has such.
+
+    Several messages may stand in it one after the other. So a message of which a fact would hold more than one of them
+    comes last.
+    """
+    unlikely: tuple[str, dict[str, str]] | None = None
+    for message, words, form in _forms(wanted):
+        match = form.fullmatch(text) if words in text else None
+        if match is None:
+            continue
+        if not any(_BETWEEN in value for value in match.groupdict().values()):
+            return _filled(message, match.groupdict(), wanted, depth)
+        unlikely = unlikely or (message, match.groupdict())
+    parts = text.split(_BETWEEN)
+    if len(parts) > 1:
+        translations = [translated(part, wanted, depth + 1) for part in parts]
+        if all(found != part for found, part in zip(translations, parts, strict=True)):
+            return catalog_of(wanted).gettext(_BETWEEN).join(translations)
+    return None if unlikely is None else _filled(*unlikely, wanted, depth)
+
+
+def _filled(message: str, facts: dict[str, str], wanted: str, depth: int) -> str:
+    again = {name: translated(value, wanted, depth + 1) for name, value in facts.items()}
+    return filled(_WITHOUT_FORM.sub(r"{\1}", catalog_of(wanted).gettext(message)), again)
 
 
 #: What a fact is formatted by is in the text already.
@@ -56,12 +85,19 @@ def _counted(number: str, noun: str, wanted: str) -> str | None:
 
 
 @cache
-def _forms(wanted: str) -> list[tuple[str, re.Pattern[str]]]:
-    """Return the messages with facts, those with the most words of their own first, each as what it looks like."""
+def _forms(wanted: str) -> list[tuple[str, str, re.Pattern[str]]]:
+    """Return the messages with facts, those with the most words of their own first, each with its longest literal part
+    and with what it looks like.
+    """
     messages = [message for message in catalog_of(wanted).messages() if "{" in message]
     messages.sort(key=lambda message: len(re.sub(r"\{[^{}]*\}", "", message)), reverse=True)
-    forms = ((message, _form(message)) for message in messages)
-    return [(message, form) for message, form in forms if form is not None]
+    forms = []
+    for message in messages:
+        form = _form(message)
+        if form is not None:
+            words = max((literal for literal, *_ in Formatter().parse(message)), key=len)
+            forms.append((message, words, form))
+    return forms
 
 
 def _form(message: str) -> re.Pattern[str] | None:

@@ -71,7 +71,7 @@ def joined(parts: Iterable[object], last: str = "", *, between: str = "") -> str
 def together(parts: Iterable[str]) -> str:
     """Return parts of a text, those that were translated among them, as one text (:func:`filled`)."""
     texts = list(parts)
-    return _remembered(_spaced(texts), "".join(str(english(text)) for text in texts))
+    return remembered(_spaced(texts), "".join(str(english(text)) for text in texts))
 
 
 def put_in(message: str, mark: str, text: str) -> str:
@@ -81,10 +81,10 @@ def put_in(message: str, mark: str, text: str) -> str:
     parts = [before]
     for one in after:
         parts += [text, one]
-    return _remembered(_spaced(parts), plain)
+    return remembered(_spaced(parts), plain)
 
 
-def _remembered(translated: str, plain: str) -> str:
+def remembered(translated: str, plain: str) -> str:
     """Return a translated text after its English was noted."""
     if translated != plain:
         _english[translated] = plain
@@ -106,7 +106,7 @@ def in_other_words(plain: str, message: str, facts: Mapping[str, object], contex
     found = catalog.pgettext(context, message) if context else catalog.gettext(message)
     if found == message:
         return plain
-    return _remembered(filled(found, facts) if facts else found, plain)
+    return remembered(filled(found, facts) if facts else found, plain)
 
 
 def filled(template: str, facts: Mapping[str, object]) -> str:

@@ -354,8 +354,8 @@ def _described(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
     inside = joined(tree.children(folder)[:4])
     return tr(
         "{isinstance} with {inside} in it",
-        isinstance=tr("an archive") if isinstance(tree, ZipTree) else "a folder",
-        inside=inside or "nothing",
+        isinstance=tr("an archive") if isinstance(tree, ZipTree) else tr("a folder"),
+        inside=inside or tr("nothing"),
     )
 
 

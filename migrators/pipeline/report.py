@@ -15,6 +15,7 @@ from migrators.pipeline.drafts import LibraryDraft
 from migrators.pipeline.plan import BasePlan
 from migrators.pipeline.published import BaseEntry
 from migrators.pipeline.workers import Done
+from regraft import kept_text
 from regraft.formats.cherry_v2.index import Tallies
 from regraft.formats.salvage_tally import SalvageTally
 from regraft.language import tr
@@ -77,7 +78,7 @@ def unchanged(entry: BaseEntry) -> Outcome:
         base=structs.replace(entry.report, outcome=outcome, rows=rows),
         items=entry.items,
         children=entry.children,
-        notices=tuple(entry.notices),
+        notices=tuple(structs.replace(one, message=kept_text.spoken(one.message)) for one in entry.notices),
     )
 
 

@@ -221,13 +221,13 @@ def _share_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved
     """Return how many of the bases that the run was meant to change it did change; "" for one base or none.
 
     A run is meant to change the bases that it has actions for, and those whose findings it leaves for a reason.
+    A base that it changed counts as done, also if a finding of it is left: the line below names it.
     """
-    unfinished = {one.base for one in left if one.base is not None}
-    meant = unfinished | {action.base for action in report.actions if action.base is not None}
+    changed = {action.base for action in report.actions if action.base is not None}
+    meant = changed | {one.base for one in left if one.base is not None}
     if len(meant) < 2:
         return ""
-    done = len(meant - unfinished)
-    return tr(": {done:,} of {bases}", done=done, bases=counted(len(meant), "base"))
+    return tr(": {done:,} of {bases}", done=len(changed), bases=counted(len(meant), "base"))
 
 
 def _not_done(report: ChangeReport | BackfillReport, left: Sequence[Unresolved]) -> list[str]:

@@ -83,20 +83,23 @@ def recall(
     text = found.content.replace("\r\n", "\n")
     say(f"{text}\n", as_it_is=True)
     if found.truncated and not quiet:
-        if found.actual_end_line == found.actual_start_line:
-            # The budget may have ended within that line.
-            left = tr(
-                "the budget of {token_budget} tokens ends here; go on with --lines {start}: and a larger budget",
-                token_budget=token_budget,
-                start=found.actual_start_line,
-            )
-        else:
-            left = tr(
-                "the budget of {token_budget} tokens ends here; go on with --lines {end}:",
-                token_budget=token_budget,
-                end=found.actual_end_line + 1,
-            )
-        note(tr("note: {left}", left=left))
+        note(tr("note: {left}", left=_left(found, token_budget)))
+
+
+def _left(found: RecallReport, token_budget: int | None) -> str:
+    """Return what the budget left out, and how to read it."""
+    if found.line_cut:
+        return tr(
+            "line {line} is longer than the budget of {token_budget} tokens, so its end is left out; give a larger"
+            " --token-budget",
+            line=found.actual_start_line,
+            token_budget=token_budget,
+        )
+    return tr(
+        "the budget of {token_budget} tokens ends here; go on with --lines {end}:",
+        token_budget=token_budget,
+        end=found.actual_end_line + 1,
+    )
 
 
 def _head(found: RecallReport, *, verbose: bool) -> str:

@@ -37,8 +37,8 @@ class Span:
 class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     """A note's record, and lines of its file as they are now.
 
-    Of an empty file both lines are 0. A budget that ends within the first line gives the beginning of that line; where
-    it has no room for a character, the end is before the start.
+    Of an empty file both lines are 0. If the budget has no room for the first line, that line is cut; if it has no room
+    for a single character, the end is before the start.
     """
 
     record: Record
@@ -49,6 +49,8 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     #: About how many tokens the lines have, and whether lines were left out because there were more.
     tokens: int
     is_cut: bool
+    #: Whether the first line alone has more tokens than the budget, so that only its beginning is there.
+    is_line_cut: bool
 
 
 def recall(root: Path, short_id: int, span: Span, token_budget: int | None = None) -> Recalled:
@@ -78,16 +80,9 @@ def recall(root: Path, short_id: int, span: Span, token_budget: int | None = Non
     start = min(max(1, span.first or 1), len(lines))
     end = min(max(1, len(lines) if span.last is None else span.last), len(lines))
     wanted = lines[max(0, start - 1) : end]
-    kept, is_cut = wanted, False
-    if token_budget is not None:
-        kept = wanted[: _fitting(wanted, token_budget)]
-        is_cut = len(kept) < len(wanted)
-        if is_cut and not kept:
-            # The budget ends within the first line: as much of that line as it has room for.
-            first = wanted[0]
-            length = bisect_right(range(1, len(first) + 1), token_budget, key=lambda size: estimate(first[:size]))
-            kept = [first[:length]] if length else []
+    kept = wanted if token_budget is None else _fitting(wanted, token_budget)
     content = "\n".join(kept)
+    is_cut = kept != wanted
     return Recalled(
         record=record,
         total_lines=len(lines),
@@ -96,12 +91,21 @@ def recall(root: Path, short_id: int, span: Span, token_budget: int | None = Non
         content=content,
         tokens=estimate(content),
         is_cut=is_cut,
+        is_line_cut=is_cut and kept[:1] != wanted[:1],
     )
 
 
-def _fitting(lines: Sequence[str], budget: int) -> int:
-    """Return how many lines from the first on have no more tokens than ``budget``, joined."""
-    return bisect_right(range(1, len(lines) + 1), budget, key=lambda count: estimate("\n".join(lines[:count])))
+def _fitting(lines: Sequence[str], budget: int) -> list[str]:
+    """Return the lines from the first on that have no more tokens than ``budget``, joined.
+
+    If the first line alone has more, return its beginning.
+    """
+    count = bisect_right(range(1, len(lines) + 1), budget, key=lambda count: estimate("\n".join(lines[:count])))
+    if count or not lines:
+        return list(lines[:count])
+    first = lines[0]
+    length = bisect_right(range(1, len(first) + 1), budget, key=lambda length: estimate(first[:length]))
+    return [first[:length]] if length else []
 
 
 def _record(root: Path, short_id: int) -> Record:

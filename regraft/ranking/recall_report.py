@@ -19,6 +19,7 @@ class RecallReport(Report, kw_only=True):
     actual_end_line: int
     tokens: int
     truncated: bool
+    line_cut: bool
     content: str
 
 
@@ -36,5 +37,6 @@ def report(head: Head, found: Recalled) -> RecallReport:
         actual_end_line=found.end,
         tokens=found.tokens,
         truncated=found.is_cut,
+        line_cut=found.is_line_cut,
         content=found.content,
     )

@@ -140,6 +140,6 @@ def human_bytes(size: float) -> str:
     """Return a size for a person, in powers of 1000."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+            return tr("{size:,.0f} bytes", size=size) if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:,.1f} TB"

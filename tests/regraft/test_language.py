@@ -197,8 +197,30 @@ def test_kept_text_is_translated_by_the_messages_that_it_was_made_of() -> None:
     assert again("its vector file ABC is cut off: 10,384 bytes are missing at its end", "zh") == (
         "它的向量文件 ABC 被截断：末尾缺少 10,384 字节"
     )
+    assert (
+        again(
+            "its vector file ABC is cut off: 10,384 bytes are missing at its end; 2 of about 5 rows can be salvaged with"
+            " --salvage",
+            "zh",
+        )
+        == "它的向量文件 ABC 被截断：末尾缺少 10,384 字节；约 5 行中有 2 行可以用 --salvage 救回"
+    )
+    assert again("", "zh") == ""
     assert again("of a stranger's making", "zh") == "of a stranger's making"
     assert again("nothing was written", "en") == "nothing was written"
+
+
+def test_a_second_run_speaks_its_own_language(tmp_path: Path) -> None:
+    target = tmp_path / "library"
+    first = spoken("migrate", SAMPLE, "--to", target, "--now", NOW, "--yes")
+    second = spoken("migrate", SAMPLE, "--to", target, "--now", NOW, "--yes", locale="zh_CN.UTF-8")
+    assert "its vector file" in first.stdout
+    warned = [line for line in second.stdout.splitlines() if line.startswith(("警告：", "错误："))]
+    assert any("没有行：目录 /home/mei/Documents/Boat workshop 的 8 个文件中的 1 个" in line for line in warned), warned
+    assert any("被截断：末尾缺少 10,384 字节；约 5 行中有 2 行可以用 --salvage 救回" in line for line in warned), warned
+    assert "have no rows" not in second.stdout
+    warnings = json.loads((target / "report.json").read_text("utf-8"))["warnings"]
+    assert any("have no rows in v1" in warning["message"] for warning in warnings), warnings
 
 
 def test_a_blank_parts_chinese_from_latin() -> None:

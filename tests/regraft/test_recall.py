@@ -92,24 +92,29 @@ def test_a_budget_leaves_whole_lines_out_at_the_end(store: AngelStore, budget: i
     assert kept == LINES[1 : 1 + len(kept)]
     assert found["tokens"] == estimate(found["content"]) <= budget
     assert found["truncated"] is (len(kept) < 9)
+    assert found["line_cut"] is False
     if found["truncated"]:
         assert estimate("\n".join(LINES[1 : 2 + len(kept)])) > budget
     assert span(found) == (2, 1 + len(kept), 10)
 
 
-@pytest.mark.parametrize(("budget", "content"), [(1, "line"), (2, "line 1 o"), (4, "line 1 of the lo")])
-def test_a_budget_below_the_first_line_cuts_inside_it(budget: int, content: str, store: AngelStore) -> None:
-    """A token is four ASCII characters."""
-    found = recalled(store, 0, "--token-budget", budget)
-    assert (span(found), found["content"], found["truncated"]) == ((1, 1, 10), content, True)
-    assert found["tokens"] == budget
-    shown = run("recall", store.root, 0, "--token-budget", 2)
-    assert "go on with --lines 1: and a larger budget" in shown.stderr
+@pytest.mark.parametrize(("budget", "content"), [(1, "line"), (4, "line 2 of the lo")])
+def test_a_budget_below_the_first_line_cuts_inside_it(store: AngelStore, budget: int, content: str) -> None:
+    found = recalled(store, 0, "--lines", "2:", "--token-budget", budget)
+    assert (span(found), found["content"]) == ((2, 2, 10), content)
+    assert (found["truncated"], found["line_cut"], found["tokens"]) == (True, True, budget)
+    said = run("recall", store.root, 0, "--lines", "2:", "--token-budget", budget)
+    assert said.stdout.endswith(f"\n{content}\n")
+    assert f"line 2 is longer than the budget of {budget} tokens" in said.stderr
+    assert "--lines" not in said.stderr
 
 
-def test_a_budget_cuts_no_character_in_half(store: AngelStore) -> None:
-    store.write("a.txt", "气压计在港口\n")
-    assert recalled(store, 0, "--token-budget", 2)["content"] == "气压"
+def test_a_budget_without_room_for_a_character_gives_none(store: AngelStore) -> None:
+    store.write("a.txt", "🌱🌱\nmore\n")
+    found = recalled(store, 0, "--token-budget", 1)
+    assert (span(found), found["content"]) == ((1, 0, 2), "")
+    assert (found["truncated"], found["line_cut"]) == (True, True)
+    assert recalled(store, 0, "--token-budget", 2)["content"] == "🌱"
 
 
 def test_a_person_hears_how_to_go_on(store: AngelStore) -> None:

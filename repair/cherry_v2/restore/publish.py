@@ -9,7 +9,7 @@ from checks.audit.collector import FindingCollector, Level
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_tombstone
 from checks.cherry_v2.index_file import Expected, audit_index
-from regraft import long_paths, sqlite
+from regraft import kept_text, long_paths, sqlite
 from regraft.errors import NotRestored, PlanOutdated, VerificationFailed
 from regraft.language import tr
 from regraft.ledger import durable
@@ -126,8 +126,10 @@ def _left(restored: Restored) -> Iterator[Unresolved]:
     """Yield what of the old base stays behind."""
     for one in restored.left:
         severity: notices.Severity = "note" if one.severity == "note" else "warning"
+        # An earlier run may have built the base; what it kept is English.
+        reason = kept_text.spoken(one.reason)
         yield Unresolved(
-            finding=one.finding, reason=one.reason, base=restored.base, subject=one.item, count=1, severity=severity
+            finding=one.finding, reason=reason, base=restored.base, subject=one.item, count=1, severity=severity
         )
 
 
