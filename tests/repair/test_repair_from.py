@@ -283,6 +283,37 @@ def test_what_only_the_damaged_file_has_is_kept(place: Path, store: Path) -> Non
     assert rows(index(store)) == before
 
 
+def test_texts_of_a_damaged_file_that_no_item_lists_are_kept(place: Path, store: Path) -> None:
+    """The catalog is damaged, too: its items can be listed again only while the index has their texts."""
+    before = rows(index(store))
+    listed = max(key for key, *_ in before["material"])
+    run_sql(store / "catalog.sqlite", f"DELETE FROM knowledge_item WHERE id = '{listed}'")
+    zeroed(index(store))
+    broken = files(store)
+    assert repair(store, place / "v1").status == 0
+    assert rows(index(store)) == before
+    assert run("undo", store, "--yes").status == 0
+    assert files(store) == broken
+
+
+def test_a_text_that_no_item_lists_keeps_its_path(place: Path, store: Path) -> None:
+    """Another item has its path now: neither text replaces the other one."""
+    paths = {row[0]: row[1] for row in rows(index(store))["material"]}
+    kept, *_, moved = paths
+    catalog = store / "catalog.sqlite"
+    run_sql(
+        catalog,
+        f"DELETE FROM knowledge_item WHERE id = '{kept}'",
+        # A file that nothing processed: one path is all that it has.
+        f"UPDATE knowledge_item SET data = json_set(data, '$.relativePath', '{paths[kept]}') WHERE id = '{moved}'",
+    )
+    zeroed(index(store))
+    with unchanged(store):
+        done = repair(store, place / "v1")
+    assert done.status == 1
+    assert any("has the path of another text" in one["reason"] for one in done.document["left"])
+
+
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 _ONE = "(SELECT min(material_id) FROM material)"

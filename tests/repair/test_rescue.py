@@ -418,6 +418,38 @@ def test_a_completed_item_whose_text_is_gone_gets_it_again(whole):
     assert found(whole) == set()
 
 
+@pytest.mark.parametrize("remains", ["units and bodies", "bodies"])
+def test_what_is_left_of_a_material_that_is_gone_is_no_obstacle(whole: Path, remains: str) -> None:
+    path, lost = index_of(whole), renamed(identity.item_id("kb", "g", 1741944474000))
+    before, vectors = shape(whole), tables(path)["embedding"]
+    if remains == "bodies":
+        sql(path, f"DELETE FROM search_unit WHERE material_id = '{lost}'")
+    sql(path, f"DELETE FROM material WHERE material_id = '{lost}'")
+    damaged = tables(path)
+    document = rescued(whole)
+    assert actions(document) == ["write-index"]
+    assert shape(whole) == before
+    assert tables(path)["embedding"] == vectors
+    assert found(whole) == set()
+    assert run("undo", whole, "--yes").status == 0
+    assert tables(path) == damaged
+
+
+def test_bodies_of_another_text_stay(whole: Path) -> None:
+    """What v1 does not have is not deleted for what it has: the rescue is refused, and nothing is written."""
+    path, lost = index_of(whole), renamed(identity.item_id("kb", "g", 1741944474000))
+    hashed = identity.text_hash("mine")
+    unit = f"(SELECT min(unit_id) FROM search_unit WHERE material_id = '{lost}')"
+    sql(
+        path,
+        f"UPDATE search_text SET text = 'mine', embedding_text_hash = '{hashed}' WHERE target_id = {unit}",
+        f"DELETE FROM material WHERE material_id = '{lost}'",
+    )
+    before = tables(path)
+    assert rescue(whole).status == REFUSED
+    assert tables(path) == before
+
+
 def test_a_file_that_equals_another_is_given_its_text_each_time(tmp_path):
     place = tmp_path / "notes"
     place.mkdir()

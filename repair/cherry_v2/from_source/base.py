@@ -221,6 +221,9 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         donors = Donors([*own, *self.bases.each(self.key, partial(self._gives, needs))])
         texts = self._texts(donors, is_replaced=damaged is not None)
         texts.find_items({})
+        if not all(_keep_unlisted(texts, donor) for donor in own):
+            self._leave_all(tr("a text of the damaged file that no item lists has the path of another text"))
+            return
         wanted = self._wanted()
         if self._model.id is not None:
             wanted.add_all(_chunks(key for key, _ in texts.bodies()))
@@ -412,6 +415,27 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         chosen = ("--base", self.key) if self.store.found.stores.is_whole else ()
         line = shlex.join(["regraft", *words[:1], argument(self.store.path), *words[1:], *chosen])
         return line if words else None
+
+
+def _keep_unlisted(texts: BaseTexts, donor: Donor) -> bool:
+    """Keep the texts of a damaged index that no completed item has: their items can be listed again.
+
+    Returns:
+        False where one of them has the path of another text.
+    """
+    known = {one.material for one in texts.new}
+    paths = {one.path for one in texts.new}
+    hashes = {one.content_hash for one in texts.new}
+    for material, path in donor.materials():
+        donated = None if material in known else donor.donated(material)
+        if donated is None:
+            continue
+        if path not in paths:
+            paths.add(path)
+            texts.keep(material, path, donated)
+        elif identity.text_hash(donated.text) not in hashes:
+            return False
+    return True
 
 
 def _has_text(item: Row) -> bool:

@@ -119,6 +119,11 @@ class Donor:
         read: Callable[[apsw.Connection], str | None] = partial(self._again, identity.text_hash(old.text))
         return Donated(text=old.text, spans=old.spans, read=read)
 
+    def materials(self) -> list[tuple[str, str]]:
+        """Return the ids and paths of all materials."""
+        query = "SELECT material_id, relative_path FROM material ORDER BY rowid"
+        return [(str(material), str(path)) for material, path in self._db.execute(query)]
+
     def _again(self, content_hash: str, _index: apsw.Connection) -> str | None:
         return self.content(content_hash)
 

@@ -40,7 +40,7 @@ from repair.changes.store import Store
 from repair.cherry_v2.catalogs import catalog_of
 from repair.cherry_v2.indexing.cutting import Span, cut, separator_of
 from repair.cherry_v2.indexing.former import Former
-from repair.cherry_v2.indexing.new_texts import Donor, NewText, write_index, write_text
+from repair.cherry_v2.indexing.new_texts import Donated, Donor, NewText, write_index, write_text
 from repair.cherry_v2.indexing.texts import BLANK, NoText, text_of
 from repair.cherry_v2.rescue.carrying import free_name
 from repair.cherry_v2.rescue.catalog import Statements, rehearsed
@@ -307,6 +307,10 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             v2.ITEM_NO_MATERIAL, str(item["id"]), path, donated.text, donated.spans, donated.read, is_donated=True
         )
         return True
+
+    def keep(self, material: str, path: str, donated: Donated) -> None:
+        """Add a text that no completed item has, under the id and path that it had."""
+        self._add(v2.MATERIAL_ORPHAN, material, path, donated.text, donated.spans, donated.read, is_donated=True)
 
     def _cut(self, text: str) -> list[Span]:
         spans = cut(text, self.settings)

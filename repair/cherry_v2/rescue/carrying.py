@@ -158,6 +158,15 @@ _ADDED = {
 }
 #: Texts and vectors that are there already stay.
 _SHARED = ("content", "embedding")
+#: What is left of the units and bodies of materials that are gone and carried again: the same texts, or none.
+_IS_CARRIED = "embedding_text_hash IN (SELECT embedding_text_hash FROM carried.search_text)"
+_REMAINS = (
+    f"""DELETE FROM main.search_text WHERE target_type = 'search_unit' AND {_IS_CARRIED} AND target_id IN (
+          SELECT unit_id FROM carried.search_unit UNION ALL
+          SELECT unit_id FROM main.search_unit WHERE material_id IN (SELECT material_id FROM carried.material))""",
+    """DELETE FROM main.search_unit WHERE material_id IN (SELECT material_id FROM carried.material)
+         AND unit_id NOT IN (SELECT target_id FROM main.search_text WHERE target_type = 'search_unit')""",
+)
 
 
 def grown_index(v1: V1File, current: Path, now_ms: int) -> Make:
@@ -169,6 +178,8 @@ def grown_index(v1: V1File, current: Path, now_ms: int) -> Make:
             with sqlite.writing(new) as db, sqlite.attached(db, carried, "carried"):
                 keep_full_text(db)
                 with sqlite.transaction(db), untouched.others_untouched(db, new, _ADDED.keys()):
+                    for statement in _REMAINS:
+                        db.execute(statement)
                     for table, columns in _ADDED.items():
                         there = "WHERE TRUE ON CONFLICT DO NOTHING" if table in _SHARED else ""
                         rows = f"SELECT {columns} FROM carried.{table} ORDER BY rowid"
