@@ -199,8 +199,8 @@ def test_kept_text_is_translated_by_the_messages_that_it_was_made_of() -> None:
     )
     assert (
         again(
-            "its vector file ABC is cut off: 10,384 bytes are missing at its end; 2 of about 5 rows can be salvaged with"
-            " --salvage",
+            "its vector file ABC is cut off: 10,384 bytes are missing at its end; 2 of about 5 rows can be"
+            " salvaged with --salvage",
             "zh",
         )
         == "它的向量文件 ABC 被截断：末尾缺少 10,384 字节；约 5 行中有 2 行可以用 --salvage 救回"

@@ -71,6 +71,10 @@ def paid_for(server: FaultServer, texts: set[str]) -> list[str]:
     return sorted(text for text in server.texts if text in texts)
 
 
+def refusing(request: Request) -> Reply:
+    return Reply(400, b'{"error": {"message": "no model of this name"}}')
+
+
 @pytest.fixture
 def config(server: FaultServer, tmp_path: Path) -> Path:
     return configured(tmp_path / "regraft.yaml", server, model_ids=[MODEL, OPENAI, "acme::other"])
@@ -275,3 +279,18 @@ def test_every_base_of_a_real_stranded_profile(name: str, server: FaultServer, c
     assert [(kind, above) for kind, _, _, above in items(store, new)] == [(kind, above) for kind, _, _, above in old]
     texts = assert_vectors(store, new)
     assert paid_for(server, texts) == sorted(texts)
+
+
+@pytest.mark.parametrize("more", [(), ("--dimensions", 8)])
+def test_a_server_that_refuses_whatever_is_sent_is_named(
+    made: Path, tmp_path: Path, config: Path, server: FaultServer, more: tuple[object, ...]
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made, store)
+    server.behave = refusing
+    with untouched(store / "Data", catalog(store)):
+        done = restore(store, config, KB, *more)
+    assert done.status == 2
+    assert done.document["error"]["code"] == "EveryTextRejected"
+    assert "refuses whatever is sent (400: no model of this name" in done.document["error"]["message"]
+    assert server.paid == []
