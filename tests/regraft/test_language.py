@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
+from generations import profile
 
 from regraft import kept_text, language
 
@@ -175,6 +176,18 @@ def test_actions_of_a_run_are_kept_in_english(library: Path, tmp_path: Path) -> 
     actions = json.loads(spoken("history", copy, "--json").stdout)["runs"][0]["actions"]
     assert any("which no item names, to the trash" in action["message"] for action in actions), actions
     assert "移到回收区" in spoken("history", copy, locale="zh_CN.UTF-8").stdout
+
+
+def test_a_message_of_several_parts_is_kept_in_english(library: Path, tmp_path: Path) -> None:
+    into = profile(tmp_path / "profile", "2.1")
+    words = ("install", library, "--profile", into, "--base", "Boat workshop", "--yes")
+    spoken(*words, "--recreate-provider", "openai")
+    done = spoken(*words, "--as-new", "--name", "Slipway", locale="zh_CN.UTF-8")
+    assert "名称改为“Slipway”" in done.stdout, done.stdout + done.stderr
+    actions = json.loads(spoken("history", into, "--json").stdout)["runs"][0]["actions"]
+    (message,) = (action["message"] for action in actions if action["action"] == "insert-base")
+    assert message.isascii()
+    assert message.endswith(", under the name Slipway")
 
 
 def test_counted_things_and_labels_are_aligned_by_columns(library: Path) -> None:

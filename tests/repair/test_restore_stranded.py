@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -279,6 +282,23 @@ def test_every_base_of_a_real_stranded_profile(name: str, server: FaultServer, c
     assert [(kind, above) for kind, _, _, above in items(store, new)] == [(kind, above) for kind, _, _, above in old]
     texts = assert_vectors(store, new)
     assert paid_for(server, texts) == sorted(texts)
+
+
+def test_a_run_that_goes_on_speaks_its_own_language(
+    made: Path, tmp_path: Path, config: Path, server: FaultServer
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made, store)
+    server.behave = lambda request: right(request) if len(server.requests) < 4 else Reply(500)
+    assert restore(store, config, KB, "--dimensions", 8).status == 3
+    server.behave = right
+    words = ("restore", store, "--base", KB, "--model", MODEL, "--dimensions", 8, "--config", config, "--yes")
+    environment = {**os.environ, "LC_ALL": "zh_CN.UTF-8", "PYTHONUTF8": "1"}
+    environment.pop("REGRAFT_LANG", None)
+    command = [sys.executable, "-m", "regraft", *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", check=False)
+    assert "report.pdf 不是纯文本：请在应用中索引它 [item.no-material]" in done.stdout, done.stdout + done.stderr
+    assert "index it in the application" not in done.stdout
 
 
 @pytest.mark.parametrize("more", [(), ("--dimensions", 8)])
