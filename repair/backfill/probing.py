@@ -13,7 +13,7 @@ import msgspec
 
 from regraft.embedders import Embedder, TextsRejected, check
 from regraft.embedders.settings import Batch, EmbedderSettings, ServerSettings
-from regraft.errors import EmbedderDiffers, EmbedderUnsteady, ProbeRefused
+from regraft.errors import EmbedderDiffers, EmbedderUnsteady, EveryTextRejected, ProbeRefused
 from repair.backfill.budget import Budget, Limits
 from repair.backfill.filling import packed
 
@@ -104,13 +104,15 @@ def probe(
         EmbedderDiffers: it is another model.
         EmbedderUnsteady: it gives one text several vectors.
         AnswerUnfit: it gives vectors of another length, or none.
-        ProbeRefused, EmbedderRefused, ServerFailing: it gives no answer.
+        ProbeRefused, EveryTextRejected, EmbedderRefused, ServerFailing: it gives no answer.
     """
     try:
         if not known:
             return _against_itself(name, dimensions, embed)
         found = _embedded(name, [text for text, _ in known], dimensions, embed)
     except TextsRejected as rejected:
+        if not known:
+            raise EveryTextRejected(embedder=name, reason=rejected.reason) from rejected
         raise ProbeRefused(embedder=name, base=label, reason=rejected.reason) from rejected
     cosines = sorted(cosine(old, new) for (_, old), new in zip(known, found, strict=True))
     # A vector or two of the base may themselves be wrong.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
+from generations import profile
 
 from regraft import kept_text, language
 
@@ -177,6 +178,18 @@ def test_actions_of_a_run_are_kept_in_english(library: Path, tmp_path: Path) -> 
     assert "移到回收区" in spoken("history", copy, locale="zh_CN.UTF-8").stdout
 
 
+def test_a_message_of_several_parts_is_kept_in_english(library: Path, tmp_path: Path) -> None:
+    into = profile(tmp_path / "profile", "2.1")
+    words = ("install", library, "--profile", into, "--base", "Boat workshop", "--yes")
+    spoken(*words, "--recreate-provider", "openai")
+    done = spoken(*words, "--as-new", "--name", "Slipway", locale="zh_CN.UTF-8")
+    assert "名称改为“Slipway”" in done.stdout, done.stdout + done.stderr
+    actions = json.loads(spoken("history", into, "--json").stdout)["runs"][0]["actions"]
+    (message,) = (action["message"] for action in actions if action["action"] == "insert-base")
+    assert message.isascii()
+    assert message.endswith(", under the name Slipway")
+
+
 def test_counted_things_and_labels_are_aligned_by_columns(library: Path) -> None:
     from wcwidth import wcswidth
 
@@ -199,8 +212,8 @@ def test_kept_text_is_translated_by_the_messages_that_it_was_made_of() -> None:
     )
     assert (
         again(
-            "its vector file ABC is cut off: 10,384 bytes are missing at its end; 2 of about 5 rows can be salvaged"
-            " with --salvage",
+            "its vector file ABC is cut off: 10,384 bytes are missing at its end; 2 of about 5 rows can be"
+            " salvaged with --salvage",
             "zh",
         )
         == "它的向量文件 ABC 被截断：末尾缺少 10,384 字节；约 5 行中有 2 行可以用 --salvage 救回"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -69,6 +72,10 @@ def assert_vectors(store: Path, base: str) -> set[str]:
 def paid_for(server: FaultServer, texts: set[str]) -> list[str]:
     """Return the texts of a base that the server was sent, with repetitions."""
     return sorted(text for text in server.texts if text in texts)
+
+
+def refusing(request: Request) -> Reply:
+    return Reply(400, b'{"error": {"message": "no model of this name"}}')
 
 
 @pytest.fixture
@@ -275,3 +282,35 @@ def test_every_base_of_a_real_stranded_profile(name: str, server: FaultServer, c
     assert [(kind, above) for kind, _, _, above in items(store, new)] == [(kind, above) for kind, _, _, above in old]
     texts = assert_vectors(store, new)
     assert paid_for(server, texts) == sorted(texts)
+
+
+def test_a_run_that_goes_on_speaks_its_own_language(
+    made: Path, tmp_path: Path, config: Path, server: FaultServer
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made, store)
+    server.behave = lambda request: right(request) if len(server.requests) < 4 else Reply(500)
+    assert restore(store, config, KB, "--dimensions", 8).status == 3
+    server.behave = right
+    words = ("restore", store, "--base", KB, "--model", MODEL, "--dimensions", 8, "--config", config, "--yes")
+    environment = {**os.environ, "LC_ALL": "zh_CN.UTF-8", "PYTHONUTF8": "1"}
+    environment.pop("REGRAFT_LANG", None)
+    command = [sys.executable, "-m", "regraft", *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", check=False)
+    assert "report.pdf 不是纯文本：请在应用中索引它 [item.no-material]" in done.stdout, done.stdout + done.stderr
+    assert "index it in the application" not in done.stdout
+
+
+@pytest.mark.parametrize("more", [(), ("--dimensions", 8)])
+def test_a_server_that_refuses_whatever_is_sent_is_named(
+    made: Path, tmp_path: Path, config: Path, server: FaultServer, more: tuple[object, ...]
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made, store)
+    server.behave = refusing
+    with untouched(store / "Data", catalog(store)):
+        done = restore(store, config, KB, *more)
+    assert done.status == 2
+    assert done.document["error"]["code"] == "EveryTextRejected"
+    assert "refuses whatever is sent (400: no model of this name" in done.document["error"]["message"]
+    assert server.paid == []

@@ -28,7 +28,7 @@ from regraft.formats.cherry_v2.catalog_generation import (
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.language import tr
+from regraft.language import together, tr
 from regraft.ledger.values import WORK
 from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
 from regraft.records import replace
@@ -474,14 +474,14 @@ class _Planner:
         query = f"SELECT count(*), {size} FROM knowledge_item WHERE base_id = ?"
         (count, held), *_ = self._source.execute(query, (base.origin,))
         model = tr("without a model") if base.model is None else tr("with the model {model}", model=base.model)
-        message = tr("list it {model} and {items}", model=model, items=counted(count, "item"))
+        parts = [tr("list it {model} and {items}", model=model, items=counted(count, "item"))]
         if base.new_ids is not None:
-            message += tr(", as a new base of {origin}", origin=base.origin)
+            parts.append(tr(", as a new base of {origin}", origin=base.origin))
         if base.name is not None:
-            message += tr(", under the name {name}", name=one_line(base.name))
+            parts.append(tr(", under the name {name}", name=one_line(base.name)))
         return Action(
             action="insert-base",
-            message=message,
+            message=together(parts),
             base=base.id,
             subject=None if base.new_ids is None else base.origin,
             count=1 + count,

@@ -13,10 +13,10 @@ from msgspec import structs
 
 from checks.cherry_v2 import findings as v2
 from regraft import embedders, sqlite
-from regraft.embedders import Embedder
+from regraft.embedders import Embedder, TextsRejected
 from regraft.embedders.settings import EmbedderSettings
 from regraft.embedders.snippet import DEFAULT, Need, suggested
-from regraft.errors import Declined, DimensionsMissing
+from regraft.errors import Declined, DimensionsMissing, EveryTextRejected
 from regraft.formats.cherry_v2.catalog_reader import base_key
 from regraft.language import tr
 from regraft.report.progress import Progress
@@ -143,9 +143,13 @@ class _Filler(msgspec.Struct, kw_only=True):
 
         Raises:
             NotRestored: the base cannot be restored, whatever the length is.
+            EveryTextRejected: the embedder refuses even a harmless text.
         """
         known = demand_restorable(self.asked.path, self._options(_IMAGINED))
-        return known or len(Budget(embedder, Limits()).embedded((CONTROL,))[0]) // 4
+        try:
+            return known or len(Budget(embedder, Limits()).embedded((CONTROL,))[0]) // 4
+        except TextsRejected as rejected:
+            raise EveryTextRejected(embedder=embedder.settings.name, reason=rejected.reason) from rejected
 
     def _options(self, dimensions: int) -> RestoreOptions:
         asked = self.asked
