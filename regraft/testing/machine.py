@@ -22,7 +22,7 @@ from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing.materials import MaterialInput, materials
 from regraft.testing.stored import StoredState, as_bytes, index_problems, inspect_index, sentence
 
-BASE_ID = "00000000-0000-4000-8000-000000000000"
+BASE_ID = "5e6f7a8b-9c0d-4e1f-8a2b-3c4d5e6f7a8b"
 _OTHER_BASE_ID = "11111111-1111-4111-8111-111111111111"
 #: Where Linux has files in memory.
 _IN_MEMORY = "/dev/shm"
@@ -215,7 +215,8 @@ class IndexStoreMachine(RuleBasedStateMachine):
         """Go through texts: emoji before a unit, white space, NUL, equal ones, fewer ones, none."""
         emoji = self._material(0, "a.md", ["🎉 one 𝒳", "  padded\t\n", "two", "three words here"])
         self._rebuild(emoji, "adding four units with emoji")
-        self._rebuild(self._material(1, "A.md", ["two", "Two", "nul\0 inside"]), "adding a path in another case")
+        case = self._material(1, "A.md", ["two", "Two", "nul\0 inside", "nul\0"])
+        self._rebuild(case, "adding a path in another case")
         self._rebuild(self._material(2, "notes/n.md", emoji.bodies), "adding a material of the same text")
         self._delete(["item-0", "unknown"])
         self._check()

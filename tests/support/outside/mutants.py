@@ -72,7 +72,7 @@ class NewerVersion(Store):
 
 class StoresOtherBase(Store):
     def _stored_base(self, base_id: str) -> str:
-        return base_id.upper().replace("0", "f")
+        return base_id.upper()
 
     def _demand(self, base_id: str) -> None:
         pass
@@ -123,6 +123,11 @@ class CutsAtNul(Store):
 class CutsBodiesAtNul(Store):
     def _body(self, content: str, start: int, end: int) -> str:
         return super()._body(content, start, end).partition("\0")[0]
+
+
+class StripsNulAtTheEnd(Store):
+    def _body(self, content: str, start: int, end: int) -> str:
+        return super()._body(content, start, end).rstrip("\0")
 
 
 class ReplacesHalves(Store):
@@ -349,7 +354,7 @@ MUTANTS: dict[type[Store], str] = {
     HashesTrimmedContent: "content_hash .* is not the SHA-256 of its text",
     OtherVersion: "meta.schema_version is 1 instead of 2",
     NewerVersion: "meta.schema_version is 3 instead of 2",
-    StoresOtherBase: "meta.base_id is 'ffffffff-.* instead of '00000000-",
+    StoresOtherBase: "meta.base_id is '5E6F7A8B-.* instead of '5e6f7a8b-",
     OpensAnyBase: "it opens the index of another base",
     TakesOverOtherBases: "changes or empties a file that it must leave alone",
     EmptiesOtherVersions: "changes or empties a file that it must leave alone",
@@ -358,6 +363,7 @@ MUTANTS: dict[type[Store], str] = {
     TrimsBodies: r"the bodies are \[.*'  padded\\t\\n'",
     CutsAtNul: "ends beyond its text|content .* is missing",
     CutsBodiesAtNul: r"the bodies are \[.*'nul\\x00 inside'",
+    StripsNulAtTheEnd: r"the bodies are \[.*'nul\\x00'",
     ReplacesHalves: "takes half of an emoji and stores another text",
     RoundsVectors: "embedding '.*' is .* instead of",
     SwapsBytes: "embedding '.*' is .* instead of",
