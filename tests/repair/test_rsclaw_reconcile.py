@@ -21,7 +21,12 @@ from checks.audit.findings import FINDINGS
 CACHES = ("hnsw/", "idx/")
 STALE = [name for name, one in PLANTINGS.items() if one.command == "reconcile"]
 #: What no command of regraft mends, and is worth a look.
-OF_RSCLAW = [name for name, one in PLANTINGS.items() if one.command is None and one.severity != "note"]
+#: Files that nothing names are for gc, where they are named: no command is recommended for them.
+OF_RSCLAW = [
+    name
+    for name, one in PLANTINGS.items()
+    if one.command is None and one.severity != "note" and one.finding != "kb.file-orphan"
+]
 
 
 def reconcile(root: Path, *options: object) -> Outcome:
