@@ -218,10 +218,10 @@ def vector_file(target: Target) -> str:
 
 
 def lost_file(target: Target) -> str:
-    """Remove the raw file of a material."""
+    """Remove the raw file of a material; a path below a folder may be a virtual one, which has no file by design."""
     with sqlite.reading(target.index) as db:
         paths = [str(path) for (path,) in db.execute("SELECT relative_path FROM material ORDER BY rowid")]
-    path = target.chosen([path for path in paths if (target.raw / path).is_file()])
+    path = target.chosen([path for path in paths if "/" not in path and (target.raw / path).is_file()])
     (target.raw / path).unlink()
     return path
 
@@ -237,7 +237,7 @@ def changed_snapshot(target: Target) -> str:
         paths = [
             str(path)
             for item, path in db.execute("SELECT material_id, relative_path FROM material ORDER BY rowid")
-            if item in known
+            if item in known and "/" not in str(path)
         ]
     path = target.chosen(paths)
     snapshot = target.raw / path
