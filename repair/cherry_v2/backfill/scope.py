@@ -12,7 +12,7 @@ import msgspec
 
 from regraft import identity, sqlite, untouched
 from regraft.formats.cherry_v2.index import opening
-from regraft.formats.cherry_v2.index.vector_lengths import contradicts, expected_length, lengths_of
+from regraft.formats.cherry_v2.index.vector_lengths import USABLE, contradicts, expected_length, lengths_of
 from regraft.formats.vector_table import decoder
 from regraft.text import is_blank
 from repair.backfill.scope import Lacking, Survey, Written
@@ -20,15 +20,11 @@ from repair.changes.incremental import BUSY_MS, IncrementalChange, writer
 
 #: How many keys are read at once: a query that is still open would keep others from writing.
 _AT_ONCE = 1000
-#: A vector that a search can use, by the rules of ``check``: of the base's length, with a norm in single precision that
-#: is neither zero nor infinite: within the range of float32. The norm of a vector with a NaN is NULL.
-_USABLE = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :length
-  THEN ifnull(vec_distance_l2(e.vector_blob, zeroblob(:length)) BETWEEN 1e-46 AND 3.5e38, 0) ELSE 0 END"""
 #: Bodies of units; what is left of others is waste.
 _TEXTS = """SELECT DISTINCT t.embedding_text_hash AS hash FROM search_text t
    WHERE t.target_type = 'search_unit' AND t.kind = 'body' AND typeof(t.embedding_text_hash) = 'text'
      AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
-_JUDGED = f"""SELECT b.hash AS hash, CASE WHEN e.embedding_text_hash IS NULL THEN NULL ELSE {_USABLE} END AS usable
+_JUDGED = f"""SELECT b.hash AS hash, CASE WHEN e.embedding_text_hash IS NULL THEN NULL ELSE {USABLE} END AS usable
    FROM ({_TEXTS}) b LEFT JOIN embedding e ON e.embedding_text_hash = b.hash"""
 _SURVEY = f"SELECT count(*), total(usable IS NULL), total(usable = 0) FROM ({_JUDGED})"
 #: The signs before columns keep SQLite from going through all bodies: these are the same for each.
@@ -37,18 +33,18 @@ _LACKING = f"""SELECT DISTINCT t.embedding_text_hash FROM search_text t
    WHERE t.embedding_text_hash >= :first AND +t.target_type = 'search_unit' AND +t.kind = 'body'
      AND typeof(t.embedding_text_hash) = 'text'
      AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)
-     AND (e.embedding_text_hash IS NULL OR NOT {_USABLE}) ORDER BY 1 LIMIT {_AT_ONCE}"""
+     AND (e.embedding_text_hash IS NULL OR NOT {USABLE}) ORDER BY 1 LIMIT {_AT_ONCE}"""
 _LACKING_OF = f"""SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.embedding_text_hash IS NOT NULL
    FROM search_text t
    LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
    WHERE t.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND +t.kind = 'body'
-     AND (e.embedding_text_hash IS NULL OR NOT {_USABLE})
+     AND (e.embedding_text_hash IS NULL OR NOT {USABLE})
    GROUP BY 1"""
 _READY_OF = f"""SELECT e.embedding_text_hash, e.vector_blob FROM embedding e
-   WHERE e.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND {_USABLE}"""
+   WHERE e.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND {USABLE}"""
 _SAMPLE = f"""SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.vector_blob FROM embedding e
    CROSS JOIN search_text t ON t.embedding_text_hash = e.embedding_text_hash AND +t.kind = 'body'
-   WHERE e.rowid >= :start AND trim(t.text) <> '' AND {_USABLE} ORDER BY e.rowid LIMIT 1"""
+   WHERE e.rowid >= :start AND trim(t.text) <> '' AND {USABLE} ORDER BY e.rowid LIMIT 1"""
 
 
 class IndexScope:
@@ -115,7 +111,7 @@ class IndexScope:
         pending = stale = 0
         for key, vector in vectors.items():
             usable = self._db.execute(
-                f"SELECT {_USABLE} FROM embedding e WHERE e.embedding_text_hash = :key", {**self._values, "key": key}
+                f"SELECT {USABLE} FROM embedding e WHERE e.embedding_text_hash = :key", {**self._values, "key": key}
             ).get
             if usable is None:
                 # A text that is gone meanwhile needs none.

@@ -19,6 +19,7 @@ from checks.cherry_v2.catalog_rows import path_of
 from regraft import identity, sqlite
 from regraft.errors import WrongUsage
 from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.index.vector_lengths import USABLE
 from regraft.text import decode_utf8
 from repair.cherry_v2.indexing.cutting import Span
 from repair.cherry_v2.indexing.new_texts import Donated
@@ -32,15 +33,6 @@ _VECTORS = """SELECT e.embedding_text_hash, e.vector_blob, CAST(t.text AS BLOB) 
    CROSS JOIN search_text t ON t.embedding_text_hash = e.embedding_text_hash AND +t.kind = 'body'
    WHERE e.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND typeof(t.text) = 'text' AND {usable}
    GROUP BY e.embedding_text_hash"""
-#: A vector of ``:size`` bytes that a search can use, by the rule of ``check``: its norm in single precision is neither
-#: zero nor infinite. The norm of a vector with a NaN is NULL.
-USABLE = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :size
-   THEN ifnull(vec_distance_l2(e.vector_blob, zeroblob(:size)) BETWEEN 1e-46 AND 3.5e38, 0) ELSE 0 END"""
-
-
-def know_vectors(db: apsw.Connection) -> None:
-    """Let the statements of a connection use :data:`USABLE`."""
-    sqlite.load_vectors(db)
 
 
 class Donor:
@@ -75,16 +67,15 @@ class Donor:
         Raises:
             apsw.Error, OSError: it cannot be read.
         """
-        db = keep.enter_context(sqlite.reading(path))
-        know_vectors(db)
-        db.execute(f"{_VECTORS.format(usable=USABLE)} LIMIT 0", {"keys": "[]", "size": 4})
+        db = keep.enter_context(sqlite.reading(path, vectors=True))
+        db.execute(f"{_VECTORS.format(usable=USABLE)} LIMIT 0", {"keys": "[]", "length": 4})
         return cls(db, **about)
 
     # --- vectors -----------------------------------------------------------------------------------------------------
 
     def vectors(self, keys: Sequence[str], size: int) -> dict[str, bytes]:
         """Return the vectors of ``size`` bytes of these text hashes, as they are stored."""
-        wanted = {"keys": msgspec.json.encode(list(keys)).decode(), "size": size}
+        wanted = {"keys": msgspec.json.encode(list(keys)).decode(), "length": size}
         rows = self._db.execute(_VECTORS.format(usable=USABLE), wanted)
         return {str(key): vector for key, vector, text in rows if identity.text_hash(decode_utf8(text)) == key}
 

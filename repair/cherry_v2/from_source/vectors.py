@@ -14,8 +14,9 @@ import msgspec
 from regraft import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.index.vector_lengths import USABLE
 from regraft.language import tr
-from repair.cherry_v2.from_source.donors import USABLE, Donor, know_vectors
+from repair.cherry_v2.from_source.donors import Donor
 
 #: Texts that are looked up at once.
 _AT_ONCE = 500
@@ -61,19 +62,19 @@ def lacking(db: apsw.Connection, size: int) -> Iterator[list[str]]:
 
     Rows may be written between two steps.
     """
-    know_vectors(db)
+    sqlite.load_vectors(db)
     after = ""
-    while keys := [str(key) for (key,) in db.execute(_LACKING, {"after": after, "size": size}).fetchall()]:
+    while keys := [str(key) for (key,) in db.execute(_LACKING, {"after": after, "length": size}).fetchall()]:
         yield keys
         after = keys[-1]
 
 
 def without_vector(db: apsw.Connection, keys: Collection[str], size: int) -> list[str]:
     """Return those of some text hashes for which an open index has no usable vector."""
-    know_vectors(db)
+    sqlite.load_vectors(db)
     query = f"""SELECT e.embedding_text_hash FROM embedding e
        WHERE e.embedding_text_hash IN (SELECT value FROM json_each(:keys)) AND {USABLE}"""
-    wanted = {"keys": msgspec.json.encode(list(keys)).decode(), "size": size}
+    wanted = {"keys": msgspec.json.encode(list(keys)).decode(), "length": size}
     ready = {key for (key,) in db.execute(query, wanted)}
     return [key for key in keys if key not in ready]
 
@@ -105,8 +106,7 @@ def disagreement(model: Model, donor: Donor, index: Path | None) -> str | None:
 def _differing(model: Model, donor: Donor, index: Path) -> str | None:
     compared, has_any, after = 0, False, ""
     with sqlite.reading(index, vectors=True) as db:
-        know_vectors(db)
-        while rows := db.execute(_READY, {"after": after, "size": model.bytes}).fetchall():
+        while rows := db.execute(_READY, {"after": after, "length": model.bytes}).fetchall():
             after, has_any = str(rows[-1][0]), True
             there = donor.vectors([str(key) for key, _ in rows], model.bytes)
             for key, vector in rows:

@@ -12,6 +12,11 @@ import apsw
 
 #: SQL that is true for a row of ``embedding`` whose value has the length ``:length`` in bytes.
 HAS_LENGTH = "(typeof(vector_blob) = 'blob' AND octet_length(vector_blob) = :length)"
+#: SQL that is 1 for a row ``e`` of ``embedding`` whose vector a search can use, by the rule of ``check``: it has
+#: ``:length`` bytes, and a norm in single precision that is neither zero nor infinite. The norm of a vector with a NaN
+#: is NULL. The connection needs :func:`regraft.sqlite.load_vectors`.
+USABLE = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :length
+  THEN ifnull(vec_distance_l2(e.vector_blob, zeroblob(:length)) BETWEEN 1e-46 AND 3.5e38, 0) ELSE 0 END"""
 _BODIES_OF_OTHER_LENGTH = f"""SELECT count(*) FROM search_text t
   JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash WHERE NOT {HAS_LENGTH}"""
 _HAS_ONE_OF_LENGTH = f"SELECT EXISTS (SELECT 1 FROM embedding WHERE {HAS_LENGTH})"
