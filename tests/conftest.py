@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 import signal
@@ -13,18 +12,15 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import real_server
-from click.testing import CliRunner
+from harness import HERE, MEMORY, MEMORY_BYTES, REPO
 from hypothesis import HealthCheck, settings
 
 from regraft import areas
-from regraft.cli import cli
 
 # The same examples every time: a test that never failed here does not fail by chance elsewhere. New ones are sought by
 # ``make test-all``, with ``--hypothesis-profile search``.
@@ -37,31 +33,9 @@ if settings.get_current_profile_name() not in ("regraft", "search"):
     settings.load_profile("regraft")
 
 
-def examples(searched: int) -> int:
-    """Return how many examples a property is tried with: so many in a search, half of them otherwise."""
-    return (searched + 1) // 2 if settings.default is not None and settings.default.derandomize else searched
-
-
-HERE = Path(__file__).parent
-REPO = HERE.parent
 # Processes that tests start find the tests, too. Last: it is the installed package that is tested.
 if str(REPO) not in sys.path:
     sys.path.append(str(REPO))
-
-#: Real data of Cherry Studio with known answers, where it lies beside the repository.
-GOLDEN = Path(os.environ.get("REGRAFT_GOLDEN") or REPO.parent / "shared" / "golden")
-#: Real data of other systems, where it lies beside the repository.
-SAMPLES = Path(os.environ.get("REGRAFT_SAMPLES") or REPO.parent / "shared" / "samples")
-needs_samples = pytest.mark.skipif(
-    not SAMPLES.is_dir(), reason="no samples: REGRAFT_SAMPLES is not set, and no shared/samples beside the repository"
-)
-NOW = "2026-11-21T12:00:00.000Z"
-NOW_MS = 1795262400000
-
-
-#: Where Linux has memory that looks like a disk, and how much of it has to be free.
-MEMORY = Path("/dev/shm")
-MEMORY_BYTES = 4 << 30
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -107,78 +81,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(left_out)]
 
 
-@dataclass
-class Outcome:
-    """What a command came to."""
-
-    status: int
-    stdout: str
-    stderr: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        return json.loads(self.stdout)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def may_write(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let tests call what writes: below their own folders, as a command lets what it calls."""
     with areas.opened(tmp_path_factory.getbasetemp()), areas.opened(Path(tempfile.gettempdir())):
         yield
-
-
-@contextmanager
-def nothing_opened() -> Iterator[None]:
-    """Take back, for a command, what tests may write: it has to open what it changes."""
-    lent, areas._areas[:] = list(areas._areas), []
-    try:
-        yield
-        assert areas._areas == [], "an area stays open"
-    finally:
-        areas._areas[:] = lent
-
-
-#: Commands that ask before they change what is there.
-ASKING = (
-    *("fix", "repair", "gc", "reconcile", "clear-failed", "upgrade", "rescue", "install"),
-    *("backfill", "rebuild", "restore", "undo"),
-)
-_SETTLED = {"--yes", "-y", "--dry-run", "--help"}
-
-
-def consenting(*arguments: object) -> list[str]:
-    """Return a command line that asks nobody: most tests are about what comes of the answer yes."""
-    words = [str(argument) for argument in arguments]
-    if words and words[0] in ASKING and _SETTLED.isdisjoint(words):
-        words.append("--yes")
-    return words
-
-
-def run(*arguments: object) -> Outcome:
-    """Run the command line in this process, with consent; its own errors surface as they are."""
-    return run_as_given(*consenting(*arguments))
-
-
-def run_as_given(*arguments: object) -> Outcome:
-    """Run just this command line in this process; nobody is there to be asked."""
-    with nothing_opened():
-        result = CliRunner().invoke(cli, [str(argument) for argument in arguments], prog_name="regraft")
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return Outcome(result.exit_code, result.stdout, result.stderr)
-
-
-def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Return every file below ``folder`` with its size, time of change and bytes."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        status = path.stat()
-        found[str(path.relative_to(folder))] = (
-            status.st_size if path.is_file() else -1,
-            status.st_mtime_ns,
-            path.read_bytes() if path.is_file() else b"",
-        )
-    return found
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import REPO
 from faults import posix
+from harness import REPO
 
 # Last: it is the installed package that is tested.
 if str(REPO) not in sys.path:
@@ -18,12 +18,12 @@ if str(REPO) not in sys.path:
 if sys.platform != "linux":
     pytest.skip("a run is watched by what Linux tells of it", allow_module_level=True)
 
-from benchmarks.campaign.__main__ import memory
-from benchmarks.campaign.campaign import Campaign, Result, run
-from benchmarks.campaign.io_faults import IoFaults
-from benchmarks.campaign.kills import Kills
-from benchmarks.campaign.power_loss import PowerLoss
-from benchmarks.campaign.stores import SCENARIOS
+from campaign.__main__ import memory
+from campaign.campaign import Campaign, Result, run
+from campaign.io_faults import IoFaults
+from campaign.kills import Kills
+from campaign.power_loss import PowerLoss
+from campaign.stores import SCENARIOS
 
 SEED = 1
 

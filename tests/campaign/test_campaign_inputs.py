@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+from harness import REPO
 
 # Last: it is the installed package that is tested.
 if str(REPO) not in sys.path:
@@ -18,10 +18,10 @@ if str(REPO) not in sys.path:
 if sys.platform == "win32":
     pytest.skip("stores are made hostile by pipes, links and rights", allow_module_level=True)
 
-from benchmarks.campaign.__main__ import memory
-from benchmarks.campaign.hostile_stores import HostileStores
-from benchmarks.campaign.machine import Machine
-from benchmarks.campaign.mutations import Mutations
+from campaign.__main__ import memory
+from campaign.hostile_stores import HostileStores
+from campaign.machine import Machine
+from campaign.mutations import Mutations
 
 SEED = 1
 #: Kinds of input that take little time.

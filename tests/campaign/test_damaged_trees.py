@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+from harness import REPO
 
 # Last: it is the installed package that is tested.
 if str(REPO) not in sys.path:

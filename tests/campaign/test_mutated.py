@@ -15,8 +15,8 @@ import codex_mem_store
 import profiles
 import pytest
 import stranded
-from conftest import Outcome, run, snapshot
 from faults import small_source
+from harness import Outcome, run, snapshot
 from lacking import configured
 from planted_v1 import whole
 from planted_v2 import index

@@ -9,8 +9,7 @@ import shutil
 import sqlite3
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,16 @@ from angel_store import (
     AngelStore,
     add_full_text,
     build,
+    check,
     damaged,
+    double_short_id,
     embed,
     needs_samples,
+    never_read,
     sample,
+    untouched,
 )
-from conftest import run, snapshot
+from harness import run
 
 from checks.angel_memory import findings
 from checks.angel_memory.providers import providers
@@ -49,20 +52,6 @@ ANGEL = {value for value in vars(findings).values() if isinstance(value, str) an
 @pytest.fixture
 def store(tmp_path: Path) -> AngelStore:
     return build(tmp_path / "data")
-
-
-def check(store: AngelStore | Path, *options: str) -> dict[str, dict[str, Any]]:
-    """Return what an audit finds, by name; of several of one name the first."""
-    path = store.root if isinstance(store, AngelStore) else store
-    found = run("check", path, "--json", *(option for option in options if option)).document["findings"]
-    return {one["name"]: one for one in reversed(found)}
-
-
-@contextmanager
-def untouched(folder: Path) -> Iterator[None]:
-    before = snapshot(folder)
-    yield
-    assert snapshot(folder) == before
 
 
 # --- recognising -----------------------------------------------------------------------------------------------------
@@ -375,11 +364,6 @@ def changed(store: AngelStore, seconds: int) -> None:
     store.write("notes/plan.md", "# Other\n", seconds=seconds)
 
 
-def never_read(store: AngelStore) -> None:
-    store.write("new.md", "# New\n")
-    store.execute("INSERT INTO file_index_global VALUES (NULL, 'new.md', ?)", READ_AT, path=store.file_index)
-
-
 def lead_outside(store: AngelStore) -> None:
     store.execute("UPDATE note_index_records SET source_file_path = '../data.csv' WHERE note_short_id = 0")
     (store.raw / "data.csv").unlink()
@@ -388,14 +372,6 @@ def lead_outside(store: AngelStore) -> None:
 def another_vector(store: AngelStore, *numbers: float) -> None:
     key, text = next(iter(store.texts().items()))
     store.put_vector(key, text, vector=numbers)
-
-
-def double_short_id(store: AngelStore) -> None:
-    """The system adds the column to older databases without the rule that each is there once."""
-    store.execute("CREATE TABLE copy AS SELECT * FROM note_index_records")
-    store.execute("DROP TABLE note_index_records")
-    store.execute("ALTER TABLE copy RENAME TO note_index_records")
-    store.execute("UPDATE note_index_records SET note_short_id = 1 WHERE note_short_id = 2")
 
 
 def leave_provider(store: AngelStore) -> None:

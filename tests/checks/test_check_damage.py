@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from conftest import REPO, run
+from audits import audit
+from harness import run
 from planted_v2 import KB, index, library, run_sql
 
 SEEDS = 300
 PARTS = 10
-
-
-def loaded(name: str) -> ModuleType:
-    """Load a benchmark from its file: it is no installed package."""
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", REPO / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-audit = loaded("audit")
 
 
 @pytest.fixture(scope="module")

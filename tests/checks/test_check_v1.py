@@ -18,10 +18,10 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import REPO, run
 from doc_text import keys, section, spans, text_of
 from faults import said, untouched
 from golden_cases import CASES, as_backup
+from harness import REPO, run
 from planted_v1 import GONE, PLANTED, VECTORS, bases, both, bytes_of, gone, insert, items, kb, profile, vectors, whole
 from v1 import MODEL, Source, base, note, vector_of
 

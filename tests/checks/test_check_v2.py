@@ -16,9 +16,10 @@ import apsw
 import click
 import pytest
 import v1
-from conftest import GOLDEN, NOW_MS, REPO, run
 from doc_text import keys, section, spans, text_of
 from faults import said, untouched
+from golden_stores import golden
+from harness import GOLDEN, NOW_MS, REPO, run
 from planted_v2 import KB, OLD, OTHER, index, library, plant, run_sql
 
 from checks.audit.findings import FINDINGS
@@ -29,10 +30,6 @@ from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing import DAMAGES
 from regraft.testing.planting import STRAY_BASE
 
-golden = pytest.mark.skipif(
-    not (GOLDEN / "profile_upgraded").is_dir(),
-    reason="no profiles of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
-)
 LEVELS = ("quick", "default", "deep")
 #: Graver where v1's files can bring it back.
 WITHOUT_V1 = {"item.tombstone": "warning", "base.failed": "warning"}

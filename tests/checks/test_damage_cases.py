@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome, run, snapshot
 from faults import untouched
+from harness import Outcome, run, snapshot
 from hypothesis import HealthCheck, given, settings
 
 from checks.audit.findings import FINDINGS

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import foreign
 import pytest
-from conftest import run, snapshot
+from harness import run, snapshot
 from planted_v2 import KB, Plant, catalog, index, library, run_sql, sql
 
 from regraft import sqlite, untouched

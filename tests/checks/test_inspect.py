@@ -10,7 +10,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import run, snapshot
+from harness import run, snapshot
 from v1 import MODEL, Library, Row, Source, base, file, folder, migrate, note, pack, page, write_store
 
 TOP = {"regraft", "source", "target", "run", "kind", "bases", "health"}

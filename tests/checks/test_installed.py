@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import profiles
 import pytest
-from conftest import NOW, REPO, run, snapshot
+from harness import NOW, REPO, run, snapshot
 
 from regraft.cli import cli
 

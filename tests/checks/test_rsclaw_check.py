@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOW, run, snapshot
+from harness import NOW, run
 from planted_rsclaw import PLANTINGS, planted
+from rsclaw_checks import check, untouched
 from rsclaw_store import SAMPLE, RsclawStore, needs_samples
 from whole_rsclaw import healthy
 
@@ -25,11 +24,6 @@ SAMPLE_NOW = "2026-11-21T20:36:43Z"
 OF_PAGES = {"kb.page", "kb.unreadable"}
 
 
-def check(root: Path, *options: str, now: str = NOW) -> list[dict[str, Any]]:
-    """Return what an audit finds."""
-    return list(run("check", root, "--json", "--now", now, *filter(None, options)).document["findings"])
-
-
 def counts(found: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
     """Return how much there is of each name and severity."""
     numbers: dict[tuple[str, str], int] = {}
@@ -37,13 +31,6 @@ def counts(found: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
         key = one["name"], one["severity"]
         numbers[key] = numbers.get(key, 0) + one["count"]
     return numbers
-
-
-@contextmanager
-def untouched(folder: Path) -> Iterator[None]:
-    before = snapshot(folder)
-    yield
-    assert snapshot(folder) == before
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOW, examples, run
+from harness import NOW, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_rsclaw import planted
+from rsclaw_checks import check, flipped, row_at, untouched
 from rsclaw_store import RsclawStore
-from test_rsclaw_check import check, untouched
 from whole_rsclaw import doc, entry, healthy
 
 from regraft.formats.rsclaw.database import Read
@@ -27,22 +27,6 @@ ESC = "\x1b]0;owned\x07"
 @pytest.fixture
 def store(tmp_path: Path) -> RsclawStore:
     return healthy(tmp_path / "kb")
-
-
-def flipped(root: Path, *places: int) -> None:
-    """Flip the bytes at some places of the database."""
-    path = root / "kb.redb"
-    data = bytearray(path.read_bytes())
-    for place in places:
-        data[place] ^= 0xFF
-    path.write_bytes(data)
-
-
-def row_at(root: Path, text: str) -> int:
-    """Return where a row lies in the database that has a text."""
-    place = (root / "kb.redb").read_bytes().find(text.encode())
-    assert place > 0
-    return place
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------

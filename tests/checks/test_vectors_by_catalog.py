@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run
 from faults import untouched
+from harness import run
 from planted_v2 import KB, index, library
 
 #: Dimensions of the vectors of :func:`library`.

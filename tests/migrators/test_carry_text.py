@@ -15,23 +15,14 @@ from typing import Any
 import apsw
 import preview
 import pytest
-from conftest import NOW, NOW_MS, REPO, examples, run, snapshot
 from golden_cases import CASES
+from harness import NOW, NOW_MS, REPO, examples, run, snapshot
 from hypothesis import given, settings
 from planted_v1 import VECTORS, gone, vectors, whole
-from test_properties import (
-    ROWS,
-    UNTYPED,
-    indexed_items,
-    names_of,
-    owners_of,
-    text_of,
-    wanted_length,
-    why_not,
-)
 from v1 import (
     MODEL,
     PLAIN,
+    UNTYPED,
     Library,
     Row,
     Source,
@@ -49,6 +40,7 @@ from v1 import (
     sha,
     vector_of,
 )
+from v1_rules import ROWS, indexed_items, names_of, owners_of, text_of, wanted_length, why_not
 
 from migrators.pipeline import plan as plan_module
 from regraft.errors import VerificationFailed

@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 import faults
 import pytest
-from conftest import GOLDEN, Outcome, run, snapshot
+from harness import GOLDEN, Outcome, run, snapshot
 from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, migrate, sha, vector_of
 
 from regraft.formats import large_text, vector_table

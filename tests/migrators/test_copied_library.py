@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import stranded
-from conftest import NOW, run
+from harness import NOW, run
 
 CATALOG = "catalog.sqlite"
 

@@ -7,8 +7,8 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from conftest import NOW_MS, snapshot
 from golden_cases import CASES, Shape, as_dicts, expected_bases, migrate, source_of, v1_times
+from harness import NOW_MS, snapshot
 
 from regraft import sqlite
 

@@ -11,8 +11,8 @@ from typing import Any
 import apsw
 import faults
 import pytest
-from conftest import Outcome
 from faults import Source, files_of, left_over, library, migrate, small_source, state_of, write_vectors
+from harness import Outcome
 
 from regraft import crew, early
 from regraft.crew import Crew

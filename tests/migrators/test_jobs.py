@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 import faults
 import pytest
 import stand_ins
-from conftest import NOW, Outcome, run
 from faults import (
     INTERRUPTED,
     REFUSED,
@@ -39,6 +38,7 @@ from faults import (
     write_vectors,
 )
 from golden_cases import as_backup
+from harness import NOW, Outcome, run
 
 from migrators.pipeline import workers
 from regraft import crew

@@ -15,7 +15,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, NOW_MS, run
+from harness import NOW, NOW_MS, run
 from v1 import (
     CREATED,
     LLM,

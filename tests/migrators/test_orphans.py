@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOW, NOW_MS, REPO, examples, run
 from faults import untouched
 from golden_cases import CASES
+from harness import NOW, NOW_MS, REPO, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from v1 import MODEL, Library, Row, Source, base, carried, folder, migrate, opened, pack, write_store

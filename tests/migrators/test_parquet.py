@@ -16,17 +16,17 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import GOLDEN, NOW, NOW_MS, REPO, Outcome, run, snapshot
 from faults import files_of, said, untouched
+from harness import GOLDEN, NOW, REPO, Outcome, run, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
+from parquet_bases import BASE, built, indexes_of, tables_of, there_and_back
 from tree_damage import one_cell_less
 from v1 import RawText, Row, base, dicts, file, floats, note, opened, sha, vector_of
 from v1 import carried as migrated
 
 from migrators.parquet import files
 from regraft import sqlite
-from regraft.formats.cherry_v2 import index
 from regraft.formats.parquet import columns, metadata
 from regraft.formats.parquet.columns import UnitRow
 from regraft.formats.parquet.metadata import About
@@ -37,28 +37,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
-BASE = "11111111-2222-4333-8444-555555555555"
 
-#: What an index holds, but for times.
-TABLES = {
-    "meta": "id, schema_version, base_id",
-    "content": "content_hash, text",
-    "material": "material_id, relative_path, current_content_hash",
-    "search_unit": "unit_id, material_id, content_hash, unit_type, unit_index, title, char_start, char_end,"
-    " locator_json",
-    "search_text": "search_text_id, target_type, target_id, kind, text, embedding_text_hash, fts_rowid",
-    "embedding": "embedding_text_hash, vector_blob",
-}
 CATALOG = ("knowledge_base", "knowledge_item", "user_model", "user_provider")
-
-
-def tables_of(path: Path) -> dict[str, Any]:
-    with sqlite.reading(path) as db:
-        return {name: db.execute(f"SELECT {what} FROM {name} ORDER BY 1").fetchall() for name, what in TABLES.items()}
-
-
-def indexes_of(library: Path) -> dict[str, dict[str, Any]]:
-    return {path.parent.parent.name: tables_of(path) for path in library.rglob("KnowledgeBase/*/.cherry/index.sqlite")}
 
 
 def catalog_of(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -69,25 +49,6 @@ def catalog_of(path: Path) -> dict[str, list[dict[str, Any]]]:
         for row in rows[table]:
             del row["created_at"], row["updated_at"]
     return rows
-
-
-def there_and_back(tmp_path: Path, source: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    """Export and import a source and return the library, and what both commands said."""
-    before = snapshot(source) if source.is_dir() else source.read_bytes()
-    out = run("export", source, tmp_path / "units.parquet", "--json")
-    assert (snapshot(source) if source.is_dir() else source.read_bytes()) == before
-    back = run("import", tmp_path / "units.parquet", "--to", tmp_path / "back", "--json", "--now", NOW)
-    return tmp_path / "back", out.document, back.document
-
-
-def built(path: Path, materials: dict[str, list[str]], base_id: str = BASE, dimensions: int = 4) -> Path:
-    """Build an index in a base's own folder and return it."""
-    place = path / "KnowledgeBase" / base_id / ".cherry" / "index.sqlite"
-    place.parent.mkdir(parents=True)
-    rows = {name: [(text, vector_of(text, dimensions)) for text in texts] for name, texts in materials.items()}
-    parts = [index.Material(name, lambda _, name=name: f"{name}.md", bodies) for name, bodies in rows.items()]
-    index.build_index(place, base_id, NOW_MS, parts, lambda *_: None)
-    return place
 
 
 def refused(outcome: Outcome, *words: str, status: int = 2) -> None:

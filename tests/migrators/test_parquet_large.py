@@ -9,11 +9,11 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW_MS
+from harness import NOW_MS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_large_texts import everywhere
-from test_parquet import BASE, built, indexes_of, tables_of, there_and_back
+from large_texts import everywhere
+from parquet_bases import BASE, built, indexes_of, tables_of, there_and_back
 
 from regraft import identity, sqlite
 from regraft.formats.parquet import columns

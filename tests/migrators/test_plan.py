@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO
+from harness import REPO
 from msgspec.structs import asdict
 from v1 import CREATED, LLM, MODEL, UPDATED, base, file, folder, note, page
 

@@ -17,7 +17,7 @@ from typing import Any
 import apsw
 import preview
 import pytest
-from conftest import GOLDEN, NOW_MS, examples, run, snapshot
+from harness import GOLDEN, NOW_MS, examples, run, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preview import (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import apsw
 import pytest
-from conftest import NOW, Outcome, run
 from faults import REFUSED, said
+from harness import NOW, Outcome, run
 from planted_v1 import whole
 from planted_v2 import KB, OTHER, index
 

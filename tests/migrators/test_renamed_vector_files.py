@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import stranded
-from conftest import run
+from harness import run
 from v1 import MODEL, Library, Row, Source, base, check_library, migrate, note, pack, vector_of, write_store
 
 RENAMED = ".embedjs.bak"

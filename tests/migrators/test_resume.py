@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOW, run
 from faults import (
     REFUSED,
     Source,
@@ -33,6 +32,7 @@ from faults import (
     write_vectors,
 )
 from golden_cases import as_backup
+from harness import NOW, run
 
 from regraft import sqlite
 from regraft.ledger import durable, ledger

@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import NOW_MS, REPO
 from faults import Source
 from golden_cases import CASES
+from harness import NOW_MS, REPO
 
 import regraft
 from migrators.pipeline import preflight

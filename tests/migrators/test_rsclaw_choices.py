@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run, snapshot
+from harness import run, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
+from rsclaw_migrated import carried, items, library_of, migrate, only_base, rows, skipped
 from rsclaw_store import RsclawStore
-from test_rsclaw import carried, items, library_of, migrate, only_base, rows, skipped
 
 from regraft.formats.rsclaw import carrying, selection
 

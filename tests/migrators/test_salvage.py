@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import page_damages
 import pytest
-from conftest import REPO, run
+from harness import REPO, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_damage import Layout, Made, make

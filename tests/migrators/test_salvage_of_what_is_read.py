@@ -12,7 +12,7 @@ import apsw
 import page_damages
 import pytest
 import v1
-from conftest import run
+from harness import run
 from page_damage import Layout, Made, make
 
 from regraft.formats.cherry_v1 import salvage

@@ -11,8 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import REPO, run, snapshot
 from faults import line, said, untouched
+from harness import REPO, run, snapshot
 
 from regraft.errors import REFUSED, STOPPED
 from regraft.report import html as report_html

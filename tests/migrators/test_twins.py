@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOW, examples, run
+from harness import NOW, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from v1 import CREATED, UPDATED, Library, Row, Source, base, check_index, file, folder, note, opened, pack, page

@@ -14,8 +14,8 @@ import apsw
 import pytest
 import tree_damage
 import v1
-from conftest import Outcome, run, snapshot
 from faults import left_over
+from harness import Outcome, run, snapshot
 from page_damage import Layout, Made, make, root_of
 from page_damages import DAMAGES
 from sqlite_bytes import varint

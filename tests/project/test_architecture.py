@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+from harness import REPO
 from write_rule import OTHER_FILE, READING, WRITING, writes
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"

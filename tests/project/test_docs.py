@@ -12,8 +12,8 @@ import click
 import codex_mem_store
 import pytest
 from cogapp.cogapp import Cog, CogError
-from conftest import NOW, REPO, run
 from doc_text import fences, headings, keys, prose, section, spans, text_of
+from harness import NOW, REPO, run
 
 from regraft.cli import cli
 from regraft.errors import RegraftError, error_classes

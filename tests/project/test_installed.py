@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+from harness import REPO
 
 SAMPLE = next((REPO / "sample_v1").glob("*.zip"))
 #: A program of somebody else, which type checkers read with the strictest settings.

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from angel_store import DIMENSION, AngelStore, build, embed
-from conftest import Outcome, run
-from test_angel_check import untouched
+from angel_store import DIMENSION, AngelStore, build, embed, untouched
+from harness import Outcome, run
 
 import regraft
 
@@ -265,7 +264,7 @@ def test_a_damaged_database_is_named(store: AngelStore) -> None:
 
 
 def test_simple_mode_is_refused_for_bases(tmp_path: Path) -> None:
-    from test_search import Body, write_index
+    from search_model import Body, write_index
 
     index = write_index(tmp_path / "index.sqlite", [Body("some text")])
     done = run("search", index, "text", "--mode", "simple", "--json")

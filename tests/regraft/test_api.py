@@ -17,7 +17,7 @@ from typing import Any
 import angel_store
 import codex_mem_store
 import pytest
-from conftest import REPO, run
+from harness import REPO, run
 
 import regraft
 from regraft import api

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import apsw
 import pytest
-from conftest import nothing_opened, snapshot
 from faults import fails
+from harness import nothing_opened, snapshot
 
 from regraft import areas, sqlite
 from regraft.ledger import durable

@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import run
 from faults import untouched
+from harness import run
 from planted_v2 import KB, OTHER, library
 
 import regraft

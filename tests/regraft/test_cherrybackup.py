@@ -7,8 +7,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import run
 from faults import untouched
+from harness import run
 from profiles import profile
 
 

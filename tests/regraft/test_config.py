@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import REPO
+from harness import REPO
 from planted_modules import run_in
 
 from regraft import config, keys

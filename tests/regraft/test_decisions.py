@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import NOW, REPO, run
+from harness import NOW, REPO, run
 
 SURVEY = "migrators.pipeline.survey"
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HERE, run
 from faults import (
     MODEL,
     REFUSED,
@@ -35,6 +34,7 @@ from faults import (
     whole_path,
 )
 from golden_cases import as_backup
+from harness import HERE, run
 
 from regraft import cli, errors
 from regraft.errors import RegraftError, error_classes

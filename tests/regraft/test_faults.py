@@ -20,7 +20,6 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, Outcome, run
 from faults import (
     INTERRUPTED,
     STOPPED,
@@ -46,6 +45,7 @@ from faults import (
     write_vectors,
 )
 from golden_cases import as_backup
+from harness import NOW, Outcome, run
 from stand_ins import KILLED, MOMENTS, Disk, FailingFlush, FullDisk, die, on_disk
 
 from migrators.pipeline import publish

@@ -12,7 +12,7 @@ import apsw
 import generations
 import pytest
 import stranded
-from conftest import run
+from harness import run
 from planted_v2 import KB, index, library
 from v1 import Row, Source, base, file, folder
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 from click.shell_completion import ShellComplete
-from conftest import NOW, REPO, run
+from harness import NOW, REPO, run
 
 from regraft.cli import cli, overview
 

@@ -18,8 +18,8 @@ import codex_mem_store
 import profiles
 import pytest
 import stranded
-from conftest import NOW, Outcome, run
 from fault_server import FaultServer, failing
+from harness import NOW, Outcome, run
 from lacking import configured
 from v1 import Row, Source, base, file, folder, note, page, vector_of
 

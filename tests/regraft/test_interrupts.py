@@ -11,8 +11,8 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import run
 from faults import untouched
+from harness import run
 from toys import change, contents
 from toys import library as small_library
 

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPO
 from generations import profile
+from harness import REPO
 
 from regraft import kept_text, language
 

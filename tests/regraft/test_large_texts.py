@@ -10,15 +10,15 @@ from pathlib import Path
 
 import apsw
 import pytest
-from conftest import NOW, examples, run
+from harness import NOW, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from large_texts import everywhere, in_pieces
 from v1 import PLAIN, RawText, Row, Source, base, file, note, page
 
-from migrators.pipeline import carry, workers
 from migrators.pipeline import run as run_stage
-from regraft.formats import large_text, vector_table
-from regraft.formats.cherry_v2.index import bulk
+from migrators.pipeline import workers
+from regraft.formats import large_text
 from regraft.formats.large_text import LargeText, utf16_units
 from regraft.text import decode_utf8, utf16_len
 
@@ -42,15 +42,6 @@ BYTES = st.lists(
     ),
     max_size=200,
 ).map(b"".join)
-
-
-def in_pieces(patch: pytest.MonkeyPatch, size: int) -> None:
-    """Let texts be large from a few bytes on, and pieces be small."""
-    verify = importlib.import_module("regraft.formats.cherry_v2.index.verify")
-    for module in (large_text, bulk, verify, carry, vector_table, workers):
-        patch.setattr(module, "LARGE_BYTES", 4)
-    for module in (large_text, bulk):
-        patch.setattr(module, "PIECE_BYTES", size)
 
 
 @pytest.mark.parametrize("piece", [1, 2, 5, 64])
@@ -158,16 +149,6 @@ def test_memory_is_bounded_by_the_largest_text(tmp_path: Path) -> None:
 
 
 # --- a library that has them ---------------------------------------------------------------------------------------
-
-
-def everywhere(patch: pytest.MonkeyPatch, size: int) -> None:
-    in_pieces(patch, size)
-    for name in ("checks.cherry_v2.texts", "regraft.formats.parquet.stored"):
-        patch.setattr(importlib.import_module(name), "LARGE_BYTES", 4)
-    patch.setattr(importlib.import_module("checks.cherry_v2.large_texts"), "PIECE_BYTES", size)
-    stored = importlib.import_module("regraft.formats.parquet.stored")
-    patch.setattr(stored, "_IS_LARGE", "(typeof(t.text) = 'text' AND octet_length(t.text) > 4)")
-    patch.setattr(stored, "_SMALL", f"CASE WHEN NOT {stored._IS_LARGE} THEN {stored._TEXT.format('t.text')} END")
 
 
 DAMAGE = {

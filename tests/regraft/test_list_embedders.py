@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from angel_store import build
-from conftest import run
 from fault_server import FaultServer, Request, answer, server_error
 from faults import said, untouched
+from harness import run
 from lacking import KB, MODEL, configured, library
 
 import regraft

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from conftest import examples, run
+from harness import examples, run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planted_v2 import KB, index, library, run_sql

@@ -12,7 +12,7 @@ from pathlib import Path
 import angel_store
 import codex_mem_store
 import pytest
-from conftest import REPO
+from harness import REPO
 
 #: What lies in that folder, instead of a program's own modules.
 OUTSIDE = REPO / "tests" / "support" / "outside"

@@ -13,7 +13,7 @@ import apsw
 import pytest
 from faults import REFUSED, untouched
 from planted_v2 import library
-from test_restore import NEW, Embedder, restored_by
+from restored import NEW, Embedder, restored_by
 
 from regraft.errors import LedgerUnreadable
 from regraft.formats.cherry_v2 import pack

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import stranded
-from conftest import NOW, run, snapshot
+from harness import NOW, run, snapshot
 from profiles import profile
 from v1 import Row, Source, base, file
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run, snapshot
+from harness import GOLDEN, run, snapshot
+from rescued import actions, left
 from stranded import DATABASE, base_of, contents, index_of, profile, settled, sql, tables
-from test_rescue import GOLDEN, actions, left
 from v1 import Row, Source, base, dicts, file, folder, opened
 
 from regraft import sqlite

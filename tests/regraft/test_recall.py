@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from angel_store import SAMPLES, AngelStore, build, needs_samples
-from conftest import Outcome, run
-from test_angel_check import double_short_id, untouched
+from angel_store import SAMPLES, AngelStore, build, double_short_id, needs_samples, untouched
+from harness import Outcome, run
 
 from regraft.embedders.counting import estimate
 from regraft.ranking.angel_memory import Span, recall

@@ -13,7 +13,7 @@ import apsw
 import faults
 import pytest
 from click.testing import CliRunner
-from conftest import GOLDEN, run, snapshot
+from harness import GOLDEN, run, snapshot
 from v1 import Library, Row, base, carried, file, note, opened
 
 from regraft import identity

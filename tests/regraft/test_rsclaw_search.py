@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import rsclaw_store
-from conftest import Outcome, examples, run
 from doc_text import keys, section, spans, text_of
 from faults import said, untouched
+from harness import Outcome, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rsclaw_store import RsclawStore, embed
-from test_search import ENDS, SEGMENTED, UNSEGMENTED, exact_cosine, model_words
+from search_model import ENDS, SEGMENTED, UNSEGMENTED, exact_cosine, model_words
 from v1 import floats
 
 import regraft

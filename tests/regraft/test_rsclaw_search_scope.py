@@ -11,8 +11,8 @@ from typing import Any
 
 import codex_mem_store
 import pytest
-from conftest import SAMPLES, Outcome, needs_samples, run
 from faults import said, untouched
+from harness import SAMPLES, Outcome, needs_samples, run
 from rsclaw_store import RsclawStore, embed
 
 import regraft

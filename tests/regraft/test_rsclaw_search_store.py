@@ -13,9 +13,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from conftest import run
 from fault_server import FaultServer, failing, numbers_of, vector_of, wrong_length
 from faults import said, untouched
+from harness import run
 from lacking import configured
 from rsclaw_store import RsclawStore
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import angel_store
 import pytest
-from conftest import NOW, NOW_MS, REPO
 from fault_server import FaultServer, Reply, Request, answer
+from harness import NOW, NOW_MS, REPO
 from lacking import configured, library, taken_away
 from planted_modules import plant, run_in
 

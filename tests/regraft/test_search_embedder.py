@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Outcome, run
 from fault_server import FaultServer, failing, numbers_of, vector_of, wrong_length
 from faults import said, untouched
+from harness import Outcome, run
 from lacking import KB, configured, library
 from planted_v2 import run_sql
 

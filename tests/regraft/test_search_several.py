@@ -9,7 +9,7 @@ from pathlib import Path
 import apsw
 import faults
 import pytest
-from conftest import Outcome, run, snapshot
+from harness import Outcome, run, snapshot
 from v1 import Library, Row, base, carried, file
 
 from regraft.errors import ModelDiffers, QueryNotEmbedded, SourceUnreadable

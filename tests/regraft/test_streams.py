@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import NOW, REPO, run
 from faults import small_source, untouched
+from harness import NOW, REPO, run
 from planted_v2 import index, library, run_sql
 
 from regraft import cli, streams

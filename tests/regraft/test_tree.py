@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import REPO, run
+from harness import REPO, run
 
 from regraft import holes, links
 from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, RegraftError, SourceUnreadable

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import NOW, run
 from faults import forked, said, small_source, untouched
+from harness import NOW, run
 from stand_ins import KILLED
 
 from migrators.pipeline import session

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import NOW, run
 from generations import changed, dump, needing, profile, with_bases
+from harness import NOW, run
 from lacking import KB, index, library
 from planted_v2 import run_sql
 

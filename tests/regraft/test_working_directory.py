@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import run
 from faults import REFUSED, library, line, migrate, said, small_source
+from harness import run
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows keeps a directory that somebody works in")
 

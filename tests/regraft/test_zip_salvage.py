@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import run, snapshot
+from harness import run, snapshot
 from v1 import Row, Source, base, file, note, opened, pack, vector_of
 
 from regraft import areas, zip_salvage

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOW, REPO, run
 from faults import files_of, untouched
+from harness import NOW, REPO, run
 from planted_v2 import KB, OTHER, index, library, plant, run_sql
 from v1 import dicts, opened
 

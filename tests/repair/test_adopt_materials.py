@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run
+from failed_bases import FAILED, NO_MODEL, held, state, tombstoned, without_items
 from faults import untouched
+from harness import run
 from planted_v2 import KB, KB_ROW, OTHER, PLANTED, catalog, index, library, run_sql, sql
-from test_advice import FAILED, NO_MODEL, held, state, tombstoned, without_items
 from v1 import dicts, opened
 
 from regraft import api

@@ -12,9 +12,8 @@ from typing import Any
 import apsw
 import pytest
 from angel_store import FULL_TEXT as TABLE
-from angel_store import OTHER_PROVIDER, AngelStore, add_full_text, build, collection, embed
-from conftest import run
-from test_angel_check import check, untouched
+from angel_store import OTHER_PROVIDER, AngelStore, add_full_text, build, check, collection, embed, untouched
+from harness import run
 
 DAMAGE = {
     "the index is overwritten": f"UPDATE {TABLE}_data SET block = x'00000001ff7fff7f' WHERE id >= 10",

@@ -8,8 +8,8 @@ from typing import Any
 import angel_store
 import pytest
 from angel_store import OTHER_PROVIDER, PROVIDER, AngelStore
-from conftest import Outcome, run
 from faults import said, untouched
+from harness import Outcome, run
 from toys import contents
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import angel_store
 import pytest
 from angel_store import OTHER_PROVIDER, PROVIDER, AngelStore, collection, embed, needs_samples, sample
-from conftest import Outcome, run
 from fault_server import FaultServer, Reply, Request, answer, poisoned
 from faults import forked, said, untouched
+from harness import Outcome, run
 from lacking import configured
 from stand_ins import KILLED, die
 from toys import contents, library, quick_disk

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from angel_store import READ_AT, AngelStore, build, needs_samples, sample
-from conftest import Outcome, run, snapshot
-from test_angel_check import check, double_short_id, never_read, untouched
+from angel_store import READ_AT, AngelStore, build, check, double_short_id, needs_samples, never_read, sample, untouched
+from harness import Outcome, run, snapshot
 
 from repair.changes import changesets
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run
 from faults import untouched
+from harness import run
 from planted_v2 import KB, OTHER, index, library
 
 import regraft

@@ -19,7 +19,6 @@ from typing import Any
 import apsw
 import pytest
 import toys
-from conftest import REPO, run
 from faults import (
     INTERRUPTED,
     REFUSED,
@@ -34,7 +33,9 @@ from faults import (
     started_command,
     untouched,
 )
+from harness import REPO, run
 from planted_v2 import a_hot_journal
+from settled import assert_settled, take_all_back
 from stand_ins import MOMENTS, FullDisk, on_disk
 from toys import (
     COPIES,
@@ -43,7 +44,6 @@ from toys import (
     change,
     contents,
     keeps,
-    kept_by_ledger,
     killed,
     library,
     moments,
@@ -98,20 +98,6 @@ class Case:
         take_all_back(root)
         assert contents(root) == self.old, where
         assert keeps(root) == set(), where
-
-
-def assert_settled(root: Path, where: object) -> None:
-    """Assert that the ledger leaves nothing open, and that just what it names is kept."""
-    with ledger.opened(root) as book:
-        assert book.changes.open_changes() == [], where
-    assert {run.status for run in undoing.history(root)} <= {"finished", "stopped", "interrupted"}, where
-    assert keeps(root) == kept_by_ledger(root), where
-
-
-def take_all_back(root: Path) -> None:
-    with fails("RunUnknown"):
-        while True:
-            undo(root)
 
 
 @pytest.fixture(scope="module")

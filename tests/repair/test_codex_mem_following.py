@@ -15,9 +15,9 @@ from typing import Any
 import apsw
 import codex_mem_store as made
 import pytest
-from conftest import run
+from codex_mem_rows import another_process, every_row, names, same_words, undo
 from faults import REFUSED, forked, give_up_rights, posix, said, untouched
-from test_codex_mem_repair import another_process, every_row, names, same_words, undo
+from harness import run
 from toys import QuickDisk, killed, moments, quick_disk, steps_of
 
 from regraft import areas, sqlite

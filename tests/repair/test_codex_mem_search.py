@@ -15,9 +15,9 @@ import apsw
 import codex_mem_store as store
 import pytest
 from codex_mem_store import note_id, project_id, run_sql
-from conftest import run
 from fault_server import FaultServer, failing, numbers_of, vector_of, wrong_length
 from faults import said, untouched
+from harness import run
 from lacking import configured
 
 from regraft import sqlite

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO
 from deaths import Patched, dies, killed
 from doc_text import section, spans
 from faults import (
@@ -27,6 +26,7 @@ from faults import (
     posix,
     small_source,
 )
+from harness import REPO
 from toys import quick_disk
 
 from migrators.pipeline.publish import Target

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run
 from faults import STOPPED, said
+from harness import run
 from planted_v2 import KB, OTHER, index, library, plant
 from stranded import profile, some_source
 from toys import rows_of

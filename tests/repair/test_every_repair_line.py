@@ -15,13 +15,13 @@ from typing import Any
 import angel_store
 import codex_mem_store
 import pytest
-from conftest import run_as_given
 from fault_server import FaultServer, answer
+from harness import run_as_given
 from lacking import configured
+from planted_codex_mem import PLANTINGS, copied, templates
 from planted_rsclaw import PLANTINGS as PLANTINGS_OF_RSCLAW
 from planted_rsclaw import planted
 from planted_v2 import library, plant
-from test_codex_mem_check import PLANTINGS, copied, templates
 
 from regraft.testing import DAMAGES
 

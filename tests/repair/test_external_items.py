@@ -8,9 +8,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import NOW, Outcome, run
 from faults import files_of, untouched
 from generations import changed, dangling, database, dump, profile, query, with_bases
+from harness import NOW, Outcome, run
 from lacking import KB, index, library
 
 DOCUMENT = "0198c0de-0000-7000-8000-00000000d0c1"

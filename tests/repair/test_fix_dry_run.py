@@ -20,8 +20,8 @@ import planted_rsclaw
 import planted_v2
 import pytest
 import stranded
-from conftest import NOW, run, run_as_given
 from faults import untouched
+from harness import NOW, run, run_as_given
 
 from regraft.cli import changing
 from repair.changes import rehearsal

@@ -8,8 +8,8 @@ from typing import Any
 import angel_store
 import codex_mem_store as notes
 import pytest
-from conftest import NOW, run
 from foreign import ENDLESS
+from harness import NOW, run
 from planted_v1 import whole
 from planted_v2 import run_sql
 

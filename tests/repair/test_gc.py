@@ -13,8 +13,9 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import GOLDEN, Outcome, run
+from aged_files import KNOWLEDGE, a_folder_of_nobody, aged
 from faults import Tripwire, forked, line, said, untouched
+from harness import GOLDEN, Outcome, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_v1 import whole
@@ -45,7 +46,6 @@ from regraft.ledger.changes import ChangeLog
 from repair.options import GRACE_DAYS
 
 DAY_MS = 86_400_000
-KNOWLEDGE = "KnowledgeBase"
 
 # --- helpers -------------------------------------------------------------------------------------------------------
 
@@ -102,23 +102,9 @@ def rows_of(path: Path) -> dict[str, list[tuple[Any, ...]]]:
         return found
 
 
-def aged(path: Path) -> Path:
-    """Make a file, or a folder and all in it, old."""
-    for one in (*path.rglob("*"), path):
-        os.utime(one, (OLD, OLD), follow_symlinks=False)
-    return path
-
-
 def orphan_vectors(count: int, size: int = 16) -> Callable[[Path], None]:
     numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})"
     return sql(f"{numbers} INSERT INTO embedding SELECT 'nobody ' || i, zeroblob({size}), 0 FROM n")
-
-
-def a_folder_of_nobody(target: Path) -> None:
-    folder = target / KNOWLEDGE / NEW_BASE
-    shutil.copytree(target / KNOWLEDGE / OTHER, folder)
-    run_sql(index(target, NEW_BASE), f"UPDATE meta SET base_id = '{NEW_BASE}'")
-    aged(folder)
 
 
 def v1_files(target: Path, place: Path) -> None:

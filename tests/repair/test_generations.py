@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GOLDEN, NOW, Outcome, run
 from fault_server import FaultServer
 from faults import REFUSED, files_of, said, untouched
 from generations import (
@@ -29,6 +28,7 @@ from generations import (
     query,
     with_bases,
 )
+from harness import GOLDEN, NOW, Outcome, run
 from lacking import KB, OTHER, OTHER_TEXTS, library
 from older import make_version_1
 from planted_v2 import run_sql

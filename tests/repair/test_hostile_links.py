@@ -13,8 +13,8 @@ import apsw
 import codex_mem_store
 import lacking
 import pytest
-from conftest import NOW, REPO, Outcome, nothing_opened, run
 from faults import posix, untouched
+from harness import NOW, REPO, Outcome, nothing_opened, run
 from planted_v2 import KB, library, plant
 from profiles import profile
 

@@ -17,11 +17,11 @@ import imitated_windows
 import planted_v2
 import profiles
 import pytest
-from conftest import NOW, run
+from changing_commands import CASES, copied
 from fault_server import FaultServer
 from faults import Source, item, write_vectors
+from harness import NOW, run
 from imitated_windows import Windows, imitated
-from test_every_changing_command import CASES, copied
 
 pytestmark = imitated_windows.linux
 

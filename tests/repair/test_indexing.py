@@ -6,19 +6,18 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
-from conftest import NOW_MS, run
+from catalog_rows import item_of, put_file, put_item, raw, rows
 from faults import fails, untouched
+from harness import NOW_MS, run
 from hypothesis import example, given
 from hypothesis import strategies as st
 from planted_v2 import KB, OTHER, index, library, plant, run_sql
-from test_reconcile import state
+from reconciled import state
 
 from regraft import identity, links
 from regraft.formats.cherry_v2.defaults import Settings
@@ -64,43 +63,12 @@ def findings(store: Path) -> set[str]:
     return {one["name"] for one in run("check", store, "--deep", "--json").document["findings"]}
 
 
-def rows(path: Path, sql: str, *values: Any) -> list[Any]:
-    with closing(apsw.Connection(str(path))) as db:
-        return db.execute(sql, values).fetchall()
-
-
 def bodies(store: Path, material: str, base: str = KB) -> list[str]:
     query = (
         "SELECT t.text FROM search_unit u JOIN search_text t ON t.target_id = u.unit_id"
         " WHERE u.material_id = ? ORDER BY u.unit_index"
     )
     return [body for (body,) in rows(index(store, base), query, material)]
-
-
-def item_of(store: Path, kind: str) -> tuple[str, dict[str, Any]]:
-    """Return the first base's item of a type, and its data."""
-    query = "SELECT id, data FROM knowledge_item WHERE base_id = ? AND type = ? AND group_id IS NULL LIMIT 1"
-    [(key, data)] = rows(store / "catalog.sqlite", query, KB, kind)
-    return key, json.loads(data)
-
-
-def raw(store: Path, base: str = KB) -> Path:
-    return store / "KnowledgeBase" / base / "raw"
-
-
-def put_item(store: Path, key: str, kind: str, **data: Any) -> None:
-    """Add a completed item to the first base."""
-    with closing(apsw.Connection(str(store / "catalog.sqlite"))) as db:
-        db.execute(
-            "INSERT INTO knowledge_item VALUES (?, ?, NULL, ?, ?, 'completed', NULL, 0, 0)",
-            (key, KB, kind, json.dumps(data)),
-        )
-
-
-def put_file(store: Path, key: str, name: str, content: bytes, **more: Any) -> None:
-    """Add a completed file that was never indexed."""
-    (raw(store) / name).write_bytes(content)
-    put_item(store, key, "file", source=f"/home/user/{name}", relativePath=name, **more)
 
 
 # --- cutting ---------------------------------------------------------------------------------------------------------

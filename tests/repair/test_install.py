@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import apsw
 import pytest
-from conftest import GOLDEN, NOW, NOW_MS, REPO, Outcome, run
 from faults import (
     REFUSED,
     STOPPED,
@@ -32,6 +31,7 @@ from faults import (
     untouched,
     write_vectors,
 )
+from harness import GOLDEN, NOW, NOW_MS, REPO, Outcome, run
 from profiles import KEYS, changed, profile, rows, tables
 from stand_ins import KILLED, Disk, FullDisk, die, on_disk
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW_MS, run
 from faults import Tripwire, forked, untouched
+from golden_stores import golden
+from harness import GOLDEN, NOW_MS, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, Plant, catalog, data, index, library, run_sql, several, sql
+from reconciled import findings, state
 from stand_ins import KILLED, die
-from test_check_v2 import GOLDEN, golden
-from test_reconcile import findings, state
 
 from checks.audit.findings import Finding
 from regraft import identity

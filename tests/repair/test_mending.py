@@ -11,7 +11,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW_MS, run
+from harness import NOW_MS, run
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from planted_v2 import run_sql

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome, run
 from faults import STOPPED, Source, changed_source, left_over, migrate, said, small_source
+from harness import Outcome, run
 from stranded import profile, some_source
 
 from checks.cherry_v2 import index_file

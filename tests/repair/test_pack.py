@@ -17,8 +17,8 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import GOLDEN, NOW, Outcome, run
 from faults import REFUSED, STOPPED, files_of, forked, line, migrate, posix, said, small_source, state_of, untouched
+from harness import GOLDEN, NOW, Outcome, run
 from profiles import profile, rows, tables
 from stand_ins import KILLED, die
 

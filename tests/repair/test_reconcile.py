@@ -13,9 +13,10 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW_MS, run
 from faults import REFUSED, Tripwire, forked, said, untouched
+from harness import NOW_MS, run
 from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, catalog, data, index, library, run_sql, sql
+from reconciled import findings, state
 from stand_ins import KILLED, die
 
 from regraft import identity, sqlite
@@ -24,7 +25,6 @@ from regraft.ledger import durable
 from regraft.ledger.changes import ChangeLog
 from regraft.ledger.ledger import Ledger
 from regraft.testing.planting import STRAY_BASE
-from repair.changes import files
 
 MENDED = {"material.orphan", "material.path"}
 #: What lets reconcile delete materials.
@@ -53,18 +53,6 @@ def actions(document: dict[str, Any]) -> dict[str, int]:
 
 def left(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [(one["finding"], one["reason"]) for one in document["left"]]
-
-
-def findings(store: Path) -> list[str]:
-    return [finding["name"] for finding in run("check", store, "--json").document["findings"]]
-
-
-def state(store: Path) -> dict[str, str | None]:
-    """Return what the rows and files of a store are, in any order, besides regraft's own."""
-    paths = [path for path in sorted(store.rglob("*")) if path.is_file() and ".regraft" not in path.parts]
-    return {
-        str(path.relative_to(store)): files.mark_of(path) for path in paths if not path.name.endswith(sqlite.TRACES)
-    }
 
 
 @contextmanager

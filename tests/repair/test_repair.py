@@ -12,11 +12,11 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import run
+from audits import audit
 from faults import Tripwire, files_of, forked, said, untouched
+from harness import run
 from planted_v2 import KB, MATERIAL, OTHER, PLANTED, index, library, run_sql, several
 from stand_ins import KILLED, die
-from test_check_damage import audit
 
 from regraft.ledger import durable
 from regraft.ledger.changes import ChangeLog

@@ -15,9 +15,9 @@ from typing import Any
 
 import profiles
 import pytest
-from conftest import GOLDEN, NOW, run, run_as_given
 from fault_server import FaultServer
 from faults import said, untouched
+from harness import GOLDEN, NOW, run, run_as_given
 from index_damage import IndexFile, damaged
 from lacking import configured
 from planted_v1 import whole

@@ -14,12 +14,13 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import GOLDEN, NOW, NOW_MS, Outcome, run, snapshot
 from faults import REFUSED, Tripwire, forked, late_damage, said, untouched
 from golden_cases import Shape, normal
+from harness import GOLDEN, NOW, NOW_MS, Outcome, run, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from planted_v1 import profile as chromium_profile
+from rescued import actions, left
 from stand_ins import KILLED, die
 from stranded import (
     DATABASE,
@@ -70,14 +71,6 @@ def found(made: Path) -> set[tuple[str, str | None]]:
     document = run("check", made, "--deep", "--json").document
     named = {(finding["name"], finding["base"]) for finding in document["findings"]}
     return {one for one in named if one[0] not in ("v1.leftover", "item.not-indexed", "item.path-is-id")}
-
-
-def actions(document: dict[str, Any]) -> list[str]:
-    return [action["action"] for action in document["actions"]]
-
-
-def left(document: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(one["finding"], one["reason"]) for one in document["left"]]
 
 
 @pytest.fixture(scope="module")

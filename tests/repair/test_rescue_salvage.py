@@ -9,7 +9,7 @@ from typing import Any
 import page_damages
 import pytest
 import v1
-from conftest import NOW, run
+from harness import NOW, run
 from page_damage import Layout, Made, make
 from stranded import index_of, profile
 

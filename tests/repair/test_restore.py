@@ -5,31 +5,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, NOW_MS, run
+from catalog_rows import item_of, put_file, put_item, raw, rows
 from fault_server import FaultServer, right, server_error
 from faults import STOPPED, Tripwire, fails, files_of, forked, untouched
+from harness import NOW, NOW_MS, run
 from planted_v2 import KB, OTHER, index, library, plant, run_sql
+from restored import MODEL, NEW, Embedder, restored_by
 from stand_ins import KILLED, die
 from stranded import base_of, profile, some_source
-from test_indexing import item_of, put_file, put_item, raw, rows
 
 from regraft import identity
 from regraft.report import progress
 from regraft.report.document import encoded
 from repair.changes.store import recognised
 from repair.cherry_v2.restore import RestoredBase, RestoreOptions, model_change, restore
-
-MODEL = RestoredBase("acme::embed-9", 3)
-NEW = MODEL.base_id(KB)
 
 
 @pytest.fixture(scope="module")
@@ -40,38 +36,6 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(healthy: Path, tmp_path: Path) -> Iterator[Path]:
     return shutil.copytree(healthy, tmp_path / "library")
-
-
-_MISSING = """SELECT DISTINCT text, embedding_text_hash FROM search_text
- WHERE embedding_text_hash NOT IN (SELECT embedding_text_hash FROM embedding) ORDER BY text"""
-
-
-@dataclass
-class Embedder:
-    """Fills an index as an embedder would, and remembers what it was sent."""
-
-    sent: list[str] = field(default_factory=list)
-    #: How many texts it takes before it stops, None: all.
-    most: int | None = None
-    refused: frozenset[str] = frozenset()
-
-    def fill(self, path: Path) -> None:
-        missing = rows(path, _MISSING)
-        with closing(apsw.Connection(str(path))) as db:
-            for text, key in missing:
-                if self.most == len(self.sent):
-                    raise KeyboardInterrupt
-                self.sent.append(text)
-                if text not in self.refused:
-                    vector = struct.pack("<3f", int(key[:6], 16), 1, 0)
-                    db.execute("INSERT INTO embedding VALUES (?, ?, ?)", (key, vector, NOW_MS))
-
-
-def restored_by(
-    store: Path, embedder: Embedder, *, base: str | None = KB, wanted: RestoredBase = MODEL, **more: Any
-) -> Any:
-    options = RestoreOptions(base=base, wanted=wanted, now_ms=NOW_MS)
-    return encoded(restore(store, options, embedder.fill, progress=progress.Silent(), **more))
 
 
 def made(store: Path, **more: Any) -> dict[str, Any]:

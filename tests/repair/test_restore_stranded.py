@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import GOLDEN, Outcome, run
 from fault_server import FaultServer, Reply, Request, right, vector_of
 from faults import untouched
+from harness import GOLDEN, Outcome, run
 from lacking import configured
 from stranded import base_of, profile, some_source
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOW, Outcome, run, snapshot
 from faults import said
+from harness import NOW, Outcome, run, snapshot
 from planted_rsclaw import PLANTINGS, planted
+from rsclaw_checks import check, flipped, row_at, untouched
 from rsclaw_store import RsclawStore
-from test_rsclaw_check import check, untouched
-from test_rsclaw_check_hostile import flipped, row_at
 from whole_rsclaw import doc, entry, healthy
 
 from regraft import api, areas

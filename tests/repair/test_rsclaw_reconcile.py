@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOW, Outcome, run, snapshot
 from faults import said
+from harness import NOW, Outcome, run, snapshot
 from planted_rsclaw import PLANTINGS, planted
+from rsclaw_checks import check, untouched
 from rsclaw_store import RsclawStore
-from test_rsclaw_check import check, untouched
 from whole_rsclaw import FULL_TEXT, SNAPSHOT, full_text, healthy
 
 from checks.audit.findings import FINDINGS

@@ -10,7 +10,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import REPO, run
+from harness import REPO, run
 
 _PAGE = 4096
 _BODIES = """SELECT m.material_id, u.unit_id, u.unit_index, u.char_start, u.char_end, t.text, t.embedding_text_hash,

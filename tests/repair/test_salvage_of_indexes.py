@@ -12,8 +12,8 @@ import apsw
 import codex_mem_store
 import index_damage
 import pytest
-from conftest import run, snapshot
 from faults import fails, line, untouched
+from harness import run, snapshot
 from index_damage import PAGE, IndexFile, rows_of
 from planted_v2 import KB, OTHER, index, library
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run
+from harness import run
 from planted_v2 import KB, index, library
 
 from regraft import identity

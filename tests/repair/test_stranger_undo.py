@@ -8,8 +8,8 @@ from pathlib import Path
 
 import apsw
 import pytest
-from conftest import run
 from faults import untouched
+from harness import run
 from toys import CATALOG, INDEX, bodies, change, library, planner, renamed, write
 
 from regraft.errors import REFUSED

@@ -13,9 +13,9 @@ from typing import Any
 import apsw
 import pytest
 import toys
-from conftest import run
 from faults import REFUSED, STOPPED, fails, line, posix, said, untouched
-from test_changing import assert_settled, take_all_back
+from harness import run
+from settled import assert_settled, take_all_back
 from toys import (
     CATALOG,
     COPIES,

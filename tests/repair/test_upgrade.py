@@ -13,8 +13,8 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import GOLDEN, run
 from faults import forked, line, said, untouched
+from harness import GOLDEN, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from older import add_column, contents, make_version_1, renumber, words

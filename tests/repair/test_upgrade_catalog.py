@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run
 from faults import files_of, untouched
 from generations import MODEL, earlier
+from harness import run
 from lacking import KB, OTHER, library
 from planted_v2 import run_sql
 

@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-import conftest
+import harness
+from harness import run, snapshot
 
 from regraft.formats.angel_memory import database as angel_memory_database
 from regraft.formats.angel_memory import notes as angel_memory_notes
 
 #: Data folders that the system itself wrote.
-SAMPLES = conftest.SAMPLES / "angel_memory"
-needs_samples = conftest.needs_samples
+SAMPLES = harness.SAMPLES / "angel_memory"
+needs_samples = harness.needs_samples
 
 PROVIDER = "openai-embed_v1"
 OTHER_PROVIDER = "bge-m3"
@@ -374,3 +375,30 @@ def _upsert(found: Any, texts: dict[str, str]) -> None:
             embeddings=[embed(text) for text in texts.values()],
             metadatas=[{"source_id": key} for key in texts],
         )
+
+
+def check(store: AngelStore | Path, *options: str) -> dict[str, dict[str, Any]]:
+    """Return what an audit finds, by name; of several of one name the first."""
+    path = store.root if isinstance(store, AngelStore) else store
+    found = run("check", path, "--json", *(option for option in options if option)).document["findings"]
+    return {one["name"]: one for one in reversed(found)}
+
+
+@contextmanager
+def untouched(folder: Path) -> Iterator[None]:
+    before = snapshot(folder)
+    yield
+    assert snapshot(folder) == before
+
+
+def never_read(store: AngelStore) -> None:
+    store.write("new.md", "# New\n")
+    store.execute("INSERT INTO file_index_global VALUES (NULL, 'new.md', ?)", READ_AT, path=store.file_index)
+
+
+def double_short_id(store: AngelStore) -> None:
+    """The system adds the column to older databases without the rule that each is there once."""
+    store.execute("CREATE TABLE copy AS SELECT * FROM note_index_records")
+    store.execute("DROP TABLE note_index_records")
+    store.execute("ALTER TABLE copy RENAME TO note_index_records")
+    store.execute("UPDATE note_index_records SET note_short_id = 1 WHERE note_short_id = 2")

@@ -23,7 +23,7 @@ from typing import Any
 
 import chromium_driver
 from chromium_driver import PATIENCE, BrowserFailed, need, scratch_folder
-from conftest import HERE, REPO
+from harness import HERE, REPO
 
 STATE_KEY = "persist:cherry-studio"
 SAMPLE_ZIP = REPO / "sample_v1" / "cherry-studio.202503141200.zip"

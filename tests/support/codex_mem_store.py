@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-import conftest
+import harness
 from fault_server import vector_of
 
 from regraft import sqlite
@@ -23,8 +23,8 @@ MODEL, DIMENSIONS = "embed-small", 8
 TIME = "2026-03-20T08:00:00.5Z"
 EMBEDDED = "2026-04-01T12:00:00Z"
 #: Real databases.
-SAMPLES = conftest.SAMPLES / "codex_mem"
-needs_samples = conftest.needs_samples
+SAMPLES = harness.SAMPLES / "codex_mem"
+needs_samples = harness.needs_samples
 
 _TIMES = ("created_at TEXT NOT NULL", "updated_at TEXT NOT NULL")
 _CONTROL = ("searchable INTEGER NOT NULL DEFAULT 1", "exclusion_reason TEXT NOT NULL DEFAULT ''")

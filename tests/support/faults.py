@@ -25,7 +25,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from conftest import NOW, Outcome, consenting, run
+from harness import NOW, Outcome, consenting, run
 from patience import NEVER_SECONDS
 
 from migrators.parquet import run as imported

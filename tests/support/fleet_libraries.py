@@ -10,9 +10,11 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from conftest import HERE, REPO
+import pyarrow.parquet as pq
 from golden_cases import CASES, as_backup
+from harness import HERE, REPO, snapshot
 from sqlite_bytes import registered
 
 SAMPLE = REPO / "sample_v1" / "backup"
@@ -230,3 +232,23 @@ def _(path: Path, chance: random.Random) -> None:
 @registered(OF_ARCHIVE, "archive gone")
 def _(path: Path, chance: random.Random) -> None:
     path.unlink()
+
+
+NOW = "2026-01-31T12:00:00Z"
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    return found
+
+
+def libraries_in(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the rows of libraries by the names of their sources."""
+    return {Path(row["source"]).name: row for row in rows_in(path) if row["base"] is None}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Return the files of a library but for what is recorded of its run."""
+    files = {name: found[2] for name, found in snapshot(folder).items() if found[0] >= 0}
+    own = (".regraft/", "report.")
+    return {name: data for name, data in files.items() if not name.startswith(own)}

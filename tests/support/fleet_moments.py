@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from campaign import disk
+from campaign.disk import Operation
 from pytest import MonkeyPatch
 
-from benchmarks.campaign import disk
-from benchmarks.campaign.disk import Operation
 from regraft.cli import in_process
 from regraft.fleet.commands import Job
 from regraft.fleet.engine import Ended, LocalPool

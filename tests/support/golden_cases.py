@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import apsw
-from conftest import NOW, NOW_MS, run
+from harness import NOW, NOW_MS, run
 
 from regraft import sqlite
 from regraft.text import utf16_len

@@ -10,9 +10,9 @@ from typing import Any
 
 import apsw
 import yaml
-from conftest import NOW, Outcome, run
 from fault_server import FaultServer, vector_of
 from faults import Source, item
+from harness import NOW, Outcome, run
 from patience import NEVER_SECONDS
 from planted_v2 import index
 

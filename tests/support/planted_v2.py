@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
-from conftest import NOW, run
+from harness import NOW, run
 from planted_v1 import whole
 
 from regraft import identity

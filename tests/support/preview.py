@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-from conftest import NOW, run, snapshot
+from harness import NOW, run, snapshot
 from v1 import Library, check_index, opened, vector_of
 
 from regraft.formats.cherry_v2 import index

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import conftest
+import harness
 from redb_writer import RedbTable, write_redb
 
 #: A KB with planted damage, and every row of its database.
-SAMPLE = conftest.SAMPLES / "rsclaw"
-needs_samples = conftest.needs_samples
+SAMPLE = harness.SAMPLES / "rsclaw"
+needs_samples = harness.needs_samples
 
 DAY_MS = 86_400_000
 EMBEDDER, DIMENSIONS = "stub-4", 4
@@ -70,7 +70,7 @@ class RsclawStore:
     """A KB below ``root``: rows as Python objects by table and key, written by :meth:`write`."""
 
     root: Path
-    now_ms: int = conftest.NOW_MS
+    now_ms: int = harness.NOW_MS
     #: Objects are written as JSON, bytes as they are.
     tables: dict[str, dict[bytes, Any]] = field(default_factory=lambda: {name: {} for name in TABLES})
     _count: int = 0

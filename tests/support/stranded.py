@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-from conftest import NOW, run
+from harness import NOW, run
 from v1 import Row, Source, base, dicts, file, folder, note, opened, page
 
 from regraft import identity

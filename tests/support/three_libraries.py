@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from conftest import Outcome, run_as_given
+from harness import Outcome, run_as_given
 from lacking import KB, LACKING, OTHER, OTHER_TEXTS, TEXTS, all_vectors, vectors
 from planted_v2 import index
 

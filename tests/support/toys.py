@@ -13,8 +13,8 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, run
 from faults import Source, Tripwire, forked, item, write_vectors
+from harness import NOW, run
 from stand_ins import KILLED, die
 
 from regraft import identity, sqlite

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import apsw
-from conftest import NOW, NOW_MS, run
+from harness import NOW, NOW_MS, run
 
 from regraft.text import JS_WHITESPACE
 

@@ -7,8 +7,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import REPO, run
 from faults import said
+from harness import REPO, run
 
 from checks.systems import every_finding
 from regraft import pages

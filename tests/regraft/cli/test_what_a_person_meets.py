@@ -14,12 +14,12 @@ from typing import Any
 
 import fault_server
 import lacking
+import pseudo_terminal
 import pytest
 import stranded
-import test_terminal
 import toys
-from conftest import NOW, run
 from faults import fails, forked, give_up_rights, posix, untouched
+from harness import NOW, run
 
 from checks.systems import every_finding
 from regraft import __version__
@@ -134,7 +134,7 @@ def test_a_person_sees_what_is_left_before_the_question(tmp_path: Path) -> None:
     profile = stranded.profile(tmp_path, source, ("kb", "other"))
     (profile / "Data" / "KnowledgeBase" / "other").unlink()
     before = stranded.contents(profile)
-    shown = test_terminal.on_terminal(100, "rescue", profile, "--now", NOW, typed="n\n", NO_COLOR="1")
+    shown = pseudo_terminal.on_terminal(100, "rescue", profile, "--now", NOW, typed="n\n", NO_COLOR="1")
     assert stranded.contents(profile) == before
     assert "Done" not in shown
     assert shown.index("Plan:") < shown.index("Left as it is:")
@@ -161,7 +161,7 @@ def test_what_follows_a_progress_bar_begins_at_the_first_column(tmp_path: Path) 
         "-m",
         "regraft",
         "migrate",
-        str(test_terminal.SAMPLE),
+        str(pseudo_terminal.SAMPLE),
         "--to",
         str(tmp_path / "new"),
         "-y",
@@ -169,7 +169,7 @@ def test_what_follows_a_progress_bar_begins_at_the_first_column(tmp_path: Path) 
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
     with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave):
         os.close(slave)
-        shown = b"".join(iter(lambda: test_terminal._read(master), b"")).decode()
+        shown = b"".join(iter(lambda: pseudo_terminal._read(master), b"")).decode()
     os.close(master)
     drawn = [_drawn(line) for line in shown.split("\n")]
     assert any("Carrying" in line or "Reading" in line for line in shown.split("\n")), shown

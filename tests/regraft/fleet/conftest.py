@@ -12,7 +12,7 @@ from typing import Any
 
 import fleet_work
 import pytest
-from conftest import REPO
+from harness import REPO
 from lacking import OTHER, OTHER_TEXTS, library, many, taken_away
 from object_store import ENVIRONMENT, object_store
 from three_libraries import MORE, NAMES

@@ -14,8 +14,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import REPO, Outcome, run, run_as_given, snapshot
+from fleet_libraries import NOW, content, libraries_in, rows_in
 from fleet_work import TROUBLE
+from harness import REPO, Outcome, run, run_as_given, snapshot
 
 from regraft.cli import in_process
 from regraft.fleet import engine, results
@@ -28,7 +29,6 @@ from regraft.fleet.tally import Tally
 from regraft.report.document import Run
 
 SAMPLE = REPO / "sample_v1" / "backup"
-NOW = "2026-01-31T12:00:00Z"
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +46,6 @@ def backups(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fleet(*arguments: object) -> Outcome:
     return run_as_given("fleet", *arguments)
-
-
-def rows_in(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    return found
-
-
-def libraries_in(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the rows of libraries by the names of their sources."""
-    return {Path(row["source"]).name: row for row in rows_in(path) if row["base"] is None}
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Return the files of a library but for what is recorded of its run."""
-    files = {name: found[2] for name, found in snapshot(folder).items() if found[0] >= 0}
-    own = (".regraft/", "report.")
-    return {name: data for name, data in files.items() if not name.startswith(own)}
 
 
 @pytest.fixture(scope="module")

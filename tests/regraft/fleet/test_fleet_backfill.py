@@ -16,8 +16,8 @@ import apsw
 import codex_mem_store
 import pyarrow.parquet as pq
 import pytest
-from conftest import REPO, run, run_as_given, snapshot
 from fault_server import FaultServer, Reply, Request, answer, failing, poisoned, right, vector_of
+from harness import REPO, run, run_as_given, snapshot
 from lacking import (
     COMPARED,
     KB,

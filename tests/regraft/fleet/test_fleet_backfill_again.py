@@ -12,8 +12,8 @@ from typing import NoReturn
 import apsw
 import fleet_work
 import pytest
-from conftest import snapshot
 from fault_server import FaultServer, Reply, Request, answer, right, vector_of
+from harness import snapshot
 from lacking import COMPARED, LACKING, TEXTS, all_vectors, configured, library, many, taken_away, vectors
 from planted_v2 import index
 from three_libraries import NAMES, WANTED, backfill, is_filled, names_beside, resume, rows_in

@@ -13,9 +13,9 @@ from typing import Any
 import fleet_work
 import pyarrow.parquet as pq
 import pytest
-from conftest import Outcome, run_as_given
 from deadly_sender import DeadlySender
 from fault_server import FaultServer, Reply, Request, right
+from harness import Outcome, run_as_given
 from lacking import LACKING, all_vectors, configured, library, many, taken_away, vectors
 
 from repair.backfill.fleet.on_ray import RaySending

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import NOW, REPO, nothing_opened, snapshot
 from faults import left_over, untouched
 from fleet_libraries import IN_FOLDER, OF_ARCHIVE, ONE_IN, Source, make
+from harness import NOW, REPO, nothing_opened, snapshot
 
 from regraft import areas, sqlite, workers
 from regraft.fleet import results, versions

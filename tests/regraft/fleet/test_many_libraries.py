@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import run_as_given, snapshot
+from harness import run_as_given, snapshot
 
 from regraft.errors import WrongUsage
 from regraft.fleet import results

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import REPO, Outcome, run_as_given, snapshot
 from fleet_work import TROUBLE
+from harness import REPO, Outcome, run_as_given, snapshot
 from prometheus_client.parser import text_fd_to_metric_families
 
 from regraft import __version__, clock

@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import REPO, Outcome, run, run_as_given, snapshot
+from fleet_libraries import NOW, content, libraries_in
 from fleet_work import put_in_place
-from test_fleet import NOW, content, libraries_in
+from harness import REPO, Outcome, run, run_as_given, snapshot
 
 from regraft import areas
 from regraft.fleet import leases, staging, versions

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import run_as_given
 from fleet_work import TROUBLE
+from harness import run_as_given
 
 from regraft.fleet import results
 from regraft.fleet.manifest import Library

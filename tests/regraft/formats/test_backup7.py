@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from backup7 import SLIM, backup, full
-from conftest import NOW, Outcome, run
 from faults import REFUSED, files_of, migrate, said, small_source, untouched
+from harness import NOW, Outcome, run
 from profiles import profile, rows, tables
 
 from regraft import identity

@@ -28,8 +28,8 @@ from browser_profile import (
     packed,
     put_data_beside,
 )
-from conftest import NOW, run
 from faults import files_of, line, untouched
+from harness import NOW, run
 from patience import NEVER_SECONDS
 
 from regraft.records import replace

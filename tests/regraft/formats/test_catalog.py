@@ -11,7 +11,7 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, NOW_MS, run
+from harness import NOW, NOW_MS, run
 from hypothesis import example, given
 from hypothesis import strategies as st
 from v1 import LLM, MODEL, Library, Row, Source, base, carried, file, folder, migrate, note, opened, pack, page

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import pytest
 import sqlite_vec
-from conftest import GOLDEN, NOW_MS
+from harness import GOLDEN, NOW_MS
 from v1 import PLAIN, Library, Row, base, carried, dicts, file, floats, folder, note, opened, page, sha, vector_of
 
 from regraft.errors import VerificationFailed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import apsw
 import pytest
-from conftest import examples
+from harness import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_damage import BASE, DAMAGES, DIMENSIONS, KEYS, NOW_MS, PAGE, IndexFile, Rows, damaged, rows_of, write

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,10 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import GOLDEN, NOW_MS, REPO, snapshot
+from harness import GOLDEN, NOW_MS, REPO, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
+from index_rows import BASE, put, vectors
 from v1 import sha, vector_of
 
 from regraft import errors, identity
@@ -40,7 +41,6 @@ golden_v1 = pytest.mark.skipif(
     reason="no index of version 1: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
 )
 
-BASE = "5b0f5be5-6c1b-4b6e-9a51-0c9b8f8a7d10"
 OTHER = "0e7a3f4c-2f1d-4d0a-8a57-3f3f2f1b9c22"
 TABLES = ("meta", "content", "material", "search_unit", "search_text", "embedding")
 
@@ -61,25 +61,6 @@ def direct(path: Path) -> Iterator[apsw.Connection]:
     with closing(apsw.Connection(str(path))) as db:
         db.set_busy_timeout(5000)
         yield db
-
-
-def spans_of(bodies: Sequence[str]) -> list[tuple[int, int]]:
-    """Return where these bodies are in their content, with a blank line between them."""
-    found, start = [], 0
-    for body in bodies:
-        found.append((start, start + utf16_len(body)))
-        start = found[-1][1] + 2
-    return found
-
-
-def vectors(*bodies: str, dimensions: int = 4) -> dict[str, bytes]:
-    return {sha(body): vector_of(body, dimensions) for body in bodies}
-
-
-def put(store: IndexStore, material: str, *bodies: str, now: int = NOW_MS, name: str | None = None) -> None:
-    store.rebuild_material(
-        material, name or f"{material}.md", "\n\n".join(bodies), spans_of(bodies), vectors(*bodies), now
-    )
 
 
 def rows(path: Path, sql: str) -> list[Any]:
@@ -584,7 +565,7 @@ from pathlib import Path
 from regraft.formats.cherry_v2.index import IndexStore, rebuild
 
 sys.path[:0] = {paths!r}
-from test_index_store import BASE, put
+from index_rows import BASE, put
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL) if hasattr(signal, "SIGKILL") else os._exit(9)

@@ -44,7 +44,7 @@ from chromium_files import (
     undo_put,
     write_blob,
 )
-from conftest import HERE, snapshot
+from harness import HERE, snapshot
 from leveldb_files import BYTEWISE, Folder, TableSpec, batch, varint
 
 from regraft.formats.chromium import Found, StorageDamaged, StoreRows, read_stores

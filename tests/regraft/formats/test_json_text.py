@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import examples
+from harness import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import snapshot
+from harness import snapshot
 from leveldb_files import (
     BYTEWISE,
     Entry,

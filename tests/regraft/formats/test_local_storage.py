@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from chromium_files import local_key, local_text
-from conftest import HERE, snapshot
+from harness import HERE, snapshot
 from leveldb_files import Folder, TableSpec, batch
 
 from regraft.formats.chromium import Found, StorageDamaged, StoredText, read_key

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPO
+from harness import REPO
 from hypothesis import given
 from hypothesis import strategies as st
 from v1 import Row, base, carried, folder, opened

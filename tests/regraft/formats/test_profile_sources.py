@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from chromium_files import FILES, NOTES, idb_folder, local_key, local_text, names, row, row_key
-from conftest import NOW, REPO, Outcome, run, snapshot
+from harness import NOW, REPO, Outcome, run, snapshot
 from leveldb_files import Folder, TableSpec, batch
 
 BACKUP = REPO / "sample_v1" / "backup"

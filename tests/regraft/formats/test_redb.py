@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from conftest import SAMPLES, examples, needs_samples
+from harness import SAMPLES, examples, needs_samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redb_writer import INTERNAL2, RedbTable, write_redb

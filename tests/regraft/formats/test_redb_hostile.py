@@ -7,8 +7,8 @@ import struct
 from pathlib import Path
 
 import pytest
+from redb_damage import ROWS, TEXT, finished, made, read, reasons
 from redb_writer import Redb, RedbTable, branch_bytes, definition, digest, root, write_redb
-from test_redb_damage import ROWS, TEXT, finished, made, read, reasons
 
 from regraft.formats.redb import PageDamage, RedbError, read_redb
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-import conftest
+import harness
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from regraft.formats.rsclaw.identities import (
     source_id_of_mail,
 )
 
-SAMPLE = conftest.SAMPLES / "rsclaw"
+SAMPLE = harness.SAMPLES / "rsclaw"
 CHARACTERS = st.characters(exclude_categories=())  # halves of surrogates, too
 HASH = "f38be6b2e6502923f07af7697629bc50d20cf5615969c627d8a7988baf5d10ff"
 
@@ -121,7 +121,7 @@ def _body(path: str) -> bytes | None:
     return text.partition(b"\n---\n")[2].removeprefix(b"\n")
 
 
-@conftest.needs_samples
+@harness.needs_samples
 def test_the_names_of_real_files_are_made() -> None:
     docs = _rows("kb_docs")
     assert len(docs) == 14
@@ -132,7 +132,7 @@ def test_the_names_of_real_files_are_made() -> None:
         assert found == markdown_name(found.slug, str(doc["logical_source_id"]), str(doc["markdown_sha256"]))
 
 
-@conftest.needs_samples
+@harness.needs_samples
 def test_the_ids_of_real_chunks_are_made() -> None:
     paths = {doc["id"]: str(doc["markdown_path"]) for doc in _rows("kb_docs")}
     others, from_text = {}, 0

@@ -12,11 +12,11 @@ from typing import Any
 import apsw
 import codex_mem_store as notes
 import pytest
-from conftest import NOW, run
+from codex_mem_vectors import fill, held, right, state
 from faults import INTERRUPTED, STOPPED, said
+from harness import NOW, run
 from planted_v2 import KB, index, library, plant
 from stand_ins import Disk, on_disk
-from test_codex_mem_backfill import fill, held, right, state
 from toys import contents
 
 from checks.cherry_v2 import schema_shape

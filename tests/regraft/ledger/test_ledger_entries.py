@@ -11,8 +11,8 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, run
 from faults import Source, untouched, write_vectors
+from harness import NOW, run
 
 from regraft import identity
 from regraft.errors import REFUSED

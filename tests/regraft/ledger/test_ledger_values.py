@@ -9,8 +9,8 @@ from pathlib import Path
 
 import apsw
 import pytest
-from conftest import run
 from faults import untouched
+from harness import run
 from toys import change, library
 
 from regraft import sqlite

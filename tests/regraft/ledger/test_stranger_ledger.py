@@ -11,8 +11,8 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import NOW, run
 from faults import Source, files_of, write_vectors
+from harness import NOW, run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toys import change, planner, renamed, write

@@ -15,12 +15,12 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import run
+from check_pages import Page
 from faults import line, said, state_of, untouched
+from harness import run
 from planted_v1 import PLANTED as PLANTED_V1
 from planted_v1 import whole
 from planted_v2 import KB, OTHER, index, library, plant, run_sql
-from test_report import Page
 from v1 import LLM, MODEL, Row, Source, base, file, folder, note, page
 
 from checks.audit import page as audit_page

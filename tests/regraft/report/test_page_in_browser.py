@@ -14,7 +14,7 @@ import chromium_driver
 import pytest
 from browser_tab import Box, Pixel, Tab, showing
 from chromium_driver import Browser, browsing
-from conftest import HERE, run
+from harness import HERE, run
 from planted_v1 import PLANTED as PLANTED_V1
 from planted_v1 import whole
 from planted_v2 import library, plant

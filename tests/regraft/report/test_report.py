@@ -6,12 +6,12 @@ import json
 import re
 from collections import Counter
 from datetime import datetime
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NOW, run
+from check_pages import Page
+from harness import NOW, run
 from v1 import MODEL, Row, Source, base, file, folder, note, page, vector_of
 
 TOP = {"regraft", "source", "target", "run", "bases", "skipped", "warnings", "ids", "totals"}
@@ -337,34 +337,6 @@ def test_notes_are_for_those_who_ask(place: Path, tmp_path: Path) -> None:
 
 
 # --- page ----------------------------------------------------------------------------------------------------------
-
-
-class Page(HTMLParser):
-    """Collects what a page refers to and whether its tags close."""
-
-    VOID = ("meta", "br", "hr", "img", "link", "input")
-    IMPLIED = ("td", "th", "tr", "li", "p")
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: Counter[str] = Counter()
-        self.attributes: list[tuple[str, str | None]] = []
-        self.texts: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] += 1
-        self.attributes += attrs
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
 
 
 @pytest.mark.parametrize("name", ["out/report.html", "page.html"])

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import run
 from fault_server import FaultServer, Reply, Request, answer, changed, poisoned, rate_limited, right, vector_of
 from faults import line, said, untouched
+from harness import run
 from lacking import (
     COMPARED,
     KB,

@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import run
 from fault_server import (
     Behaviour,
     FaultServer,
@@ -34,6 +33,7 @@ from fault_server import (
     zero,
 )
 from faults import said, untouched
+from harness import run
 from lacking import COMPARED, LACKING, TEXTS, all_vectors, backfill, configured, scope_of, taken_away, vectors
 from planted_v2 import index, run_sql
 from toys import contents

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import run
 from faults import said, untouched
+from harness import run
 from lacking import KB, LACKING, OTHER_TEXTS, TEXTS, backfill, configured, library, scope_of, vectors
 
 from regraft import embedders

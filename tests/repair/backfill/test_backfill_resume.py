@@ -17,9 +17,9 @@ from typing import Any
 
 import apsw
 import pytest
-from conftest import run
 from fault_server import FaultServer, Reply, Request, hanging, right, slow, vector_of
 from faults import INTERRUPTED, REFUSED, STOPPED, Tripwire, forked, output_of, posix, said, started_command, wait_until
+from harness import run
 from lacking import KB, LACKING, TEXTS, all_vectors, backfill, configured, many, vectors
 from planted_v2 import index
 from stand_ins import KILLED, FullDisk, die, on_disk

@@ -9,10 +9,11 @@ from typing import Any
 
 import codex_mem_store as notes
 import pytest
-from conftest import Outcome, run
-from fault_server import FaultServer, poisoned, vector_of
+from codex_mem_vectors import fill, held, right, state
+from fault_server import FaultServer, poisoned
 from fault_server import right as right_answer
 from faults import forked, said, untouched
+from harness import run
 from lacking import configured, library
 from stand_ins import KILLED, die
 
@@ -37,25 +38,9 @@ def store(tmp_path: Path) -> Path:
     return notes.write(tmp_path / "data", excluded=1)
 
 
-def fill(store: Path, config: Path, *options: object, command: str = "backfill") -> Outcome:
-    every = () if command != "backfill" or {"--all-projects", "--base"} & set(options) else ("--all-projects",)
-    return run(command, store, "--config", config, "--json", *every, *options)
-
-
 def sent(server: FaultServer) -> list[str]:
     """Return the texts of notes that were sent, each as often as it was."""
     return [text for text in server.texts if text.startswith(("Note", "A new title"))]
-
-
-def held(store: Path) -> dict[str, bytes]:
-    """Return the vectors of the sidecar, by the notes' ids."""
-    return dict(notes.rows(database.sidecar_of(store), f"SELECT note_id, vector FROM {sidecar.TABLE}"))
-
-
-def right(store: Path, ids: list[str] | None = None) -> dict[str, bytes]:
-    """Return the vectors that the server makes of notes: of all that are searchable."""
-    chosen = notes.searchable(store) if ids is None else ids
-    return {note: vector_of(database.source_text(*notes.parts_of(store, note))) for note in chosen}
 
 
 def statuses(store: Path) -> dict[str, Any]:
@@ -68,13 +53,6 @@ def lexical(store: Path) -> list[Any]:
     tables = [notes.rows(store, f"SELECT * FROM memory_items_fts_{name} ORDER BY 1, 2") for name in shadows]
     query = "SELECT rowid, bm25(memory_items_fts) FROM memory_items_fts WHERE memory_items_fts MATCH ? ORDER BY 2, 1"
     return [*tables, *(notes.rows(store, query, f'"{word}"') for word in QUERIES)]
-
-
-def state(store: Path) -> str:
-    """Return the state of the whole, of which ``inspect`` and ``check`` say the same."""
-    semantic = run("inspect", store, "--json").document["health"]["semantic"]
-    assert run("check", store, "--quick", "--json").document["statistics"]["semantic"] == semantic
-    return str(semantic["state"])
 
 
 def findings(store: Path) -> dict[str, int]:

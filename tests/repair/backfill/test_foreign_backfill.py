@@ -7,8 +7,8 @@ from pathlib import Path
 
 import foreign
 import pytest
-from conftest import run
 from fault_server import FaultServer
+from harness import run
 from lacking import all_vectors, backfill, library, taken_away, vectors
 from planted_v2 import index, run_sql
 from toys import contents

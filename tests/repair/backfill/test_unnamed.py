@@ -8,9 +8,9 @@ from pathlib import Path
 import codex_mem_store
 import pytest
 import yaml
-from conftest import run
 from fault_server import FaultServer
 from faults import said, untouched
+from harness import run
 from lacking import (
     KB,
     LACKING,
