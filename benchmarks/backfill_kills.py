@@ -26,7 +26,7 @@ from random import Random
 from benchmarks import embedding_server
 from benchmarks.backfill import base_of, configuration, index_of, note
 from benchmarks.kills import state_of
-from regraft import sqlite
+from regraft.disk import sqlite
 
 DIMENSIONS = 256
 
@@ -59,12 +59,12 @@ class Filled:
     lost: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        with sqlite.reading(index_of(self.base)) as db:
+        with sqlite.open_readonly(index_of(self.base)) as db:
             self.texts = {str(key) for (key,) in db.execute("SELECT embedding_text_hash FROM search_text")}
 
     def ready(self) -> set[str]:
         """Return the texts that have a vector."""
-        with sqlite.reading(index_of(self.base)) as db:
+        with sqlite.open_readonly(index_of(self.base)) as db:
             return {str(key) for (key,) in db.execute("SELECT embedding_text_hash FROM embedding")}
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -183,7 +183,7 @@ class Killer:
 
 
 def _written_by_run(base: Path) -> tuple[int, int]:
-    with sqlite.reading(base / ".regraft" / "ledger.sqlite") as db:
+    with sqlite.open_readonly(base / ".regraft" / "ledger.sqlite") as db:
         rows = db.execute("SELECT detail ->> 'count' FROM action ORDER BY run_id").fetchall()
     first, second = [int(count) for (count,) in rows] + [0] * (2 - len(rows))
     return first, second

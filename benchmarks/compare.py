@@ -26,7 +26,7 @@ from pathlib import Path
 import apsw
 
 from benchmarks.vocabulary import LANGUAGES
-from regraft import crew
+from regraft.processes import pool
 
 ROOT = Path(__file__).resolve().parent.parent
 README = Path(__file__).with_name("README.md")
@@ -100,7 +100,7 @@ class Measured:
 
 
 def _most_ratio() -> float:
-    return MAX_RATIO if crew.cores() > 1 else MAX_RATIO_OF_ONE
+    return MAX_RATIO if pool.usable_cores() > 1 else MAX_RATIO_OF_ONE
 
 
 def run(command: list[str], folder: Path, watch: Callable[[int], float] | None = None) -> Run:

@@ -34,7 +34,7 @@ from page_damage import Layout, Made, make  # noqa: E402
 from migrators import cherry_v1  # noqa: E402
 from regraft import api  # noqa: E402
 from regraft.errors import RegraftError  # noqa: E402
-from regraft.locate import INDEX_FILE  # noqa: E402
+from regraft.stores.locate import INDEX_FILE  # noqa: E402
 
 #: Damaged bases in one source.
 DAMAGED = 10

@@ -32,11 +32,10 @@ import pyarrow.parquet as pq
 
 from benchmarks import generate
 from benchmarks.compare import machine
-from regraft.cli import in_process
-from regraft.fleet.engine import LocalPool, Pool
+from regraft.cli import fleet_worker
+from regraft.fleet.engine import LocalPool, Pool, RayPool
 from regraft.fleet.manifest import Library
-from regraft.fleet.on_ray import RayPool
-from regraft.fleet.results import Order
+from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
 from regraft.report.document import Run
 
@@ -99,8 +98,8 @@ class Kept:
 
 
 POOLS: dict[str, Callable[[], Pool]] = {
-    "local": lambda: LocalPool(in_process.run, WORKERS),
-    "ray": lambda: RayPool(in_process.run, None, WORKERS),
+    "local": lambda: LocalPool(fleet_worker.run_job, WORKERS),
+    "ray": lambda: RayPool(fleet_worker.run_job, None, WORKERS),
 }
 
 
@@ -117,7 +116,7 @@ def middle(folder: Path, number: int) -> None:
 def migrated(sources: list[Path], folder: Path, pool: Pool) -> float:
     """Migrate sources into a new folder, and return the seconds of all commands together."""
     libraries = tuple(Library(source=str(source), target=str(folder / "to" / source.name)) for source in sources)
-    order = Order(command="migrate", options=(), libraries=libraries)
+    order = FleetOrder(command="migrate", options=(), libraries=libraries)
     folder.mkdir()
     report = Fleet(order=order, path=folder / "results.parquet", pool=lambda: pool).run(Run(command="fleet migrate"))
     good = report.libraries.get("worth-reading", 0) + report.libraries.get("done", 0)

@@ -31,18 +31,17 @@ import pyarrow.parquet as pq
 
 from benchmarks.compare import machine, memory_of
 from benchmarks.fleet import SAMPLE
-from regraft.cli import in_process
+from regraft.cli import fleet_worker
+from regraft.disk.trees import total_size
 from regraft.fleet import manifest, results
-from regraft.fleet.commands import Job
-from regraft.fleet.engine import Ended, LocalPool, Pool, Task, Waiting
+from regraft.fleet.engine import LocalPool, PendingTask, Pool, RayPool, Task, TaskResult
+from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
-from regraft.fleet.on_ray import RayPool
-from regraft.fleet.results import Order
+from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
-from regraft.fleet.storage import place_of
-from regraft.formats.parquet.columns import arrow
+from regraft.fleet.storage import storage_path
+from regraft.formats.parquet.unit_file import import_arrow
 from regraft.report.document import Run
-from regraft.tree_files import size_of
 
 PARTS = Path(__file__).with_name("fleet_parts.json")
 DIMENSIONS = 768
@@ -90,8 +89,8 @@ def _measured(source: Path, times: int, place: Path) -> tuple[dict[str, Any], li
     libraries = tuple(Library(source=str(source), target=str(targets / str(number))) for number in range(times + 1))
     out = place / "out.parquet"
     with _watched() as peak:
-        order = Order(command="migrate", options=(), libraries=libraries)
-        Fleet(order=order, path=out, pool=lambda: LocalPool(in_process.run, 1)).run(Run(command="fleet migrate"))
+        order = FleetOrder(command="migrate", options=(), libraries=libraries)
+        Fleet(order=order, path=out, pool=lambda: LocalPool(fleet_worker.run_job, 1)).run(Run(command="fleet migrate"))
     rows = [row for row in pq.read_table(out).to_pylist() if row["base"] is None]
     assert all(row["exit_status"] in (0, 1) for row in rows), rows[0]["message"]
     seconds = [row["seconds"] for row in rows[1:]]
@@ -161,18 +160,18 @@ class InstantPool:
     count, memory = 64, 1 << 40
 
     def __init__(self) -> None:
-        self.at_work: dict[Any, tuple[Waiting, float]] = {}
+        self.at_work: dict[Any, tuple[PendingTask, float]] = {}
 
-    def give(self, task: Task, one: Waiting) -> None:
+    def give(self, task: Task, one: PendingTask) -> None:
         self.at_work[task.number] = one, 0.0
 
-    def answers(self, _: float) -> Iterator[tuple[Waiting, Ended]]:
+    def answers(self, _: float) -> Iterator[tuple[PendingTask, TaskResult]]:
         ready, self.at_work = self.at_work, {}
         for number, (one, _) in ready.items():
             # Ids are of no use to a compression, and differ in each library.
             base = {**_BASE, "id": str(uuid.uuid5(uuid.NAMESPACE_OID, str(number)))}
             document = {**_DOCUMENT, "bases": [base], "run": {"id": f"20260131T120000Z-{number:06x}"}}
-            yield one, Ended(status=0, document=document, seconds=0.5 + number % 1_000 / 1_000)
+            yield one, TaskResult(status=0, document=document, seconds=0.5 + number % 1_000 / 1_000)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -193,7 +192,7 @@ def driven(count: int, place: Path) -> dict[str, Any]:
     table, out = place / "libraries.jsonl", place / "out.parquet"
     table.write_text("".join(json.dumps(row) + "\n" for row in rows))
     del rows
-    arrow()
+    import_arrow()
     begin, seconds = _memory("VmRSS"), {}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
@@ -202,9 +201,9 @@ def driven(count: int, place: Path) -> dict[str, Any]:
         seconds[name] = time.monotonic() - begun
         return value
 
-    libraries = timed("manifest", partial(manifest.libraries, str(table), None, "", needs_target=True))
-    timed("apart", partial(manifest.demand_apart, libraries, results.files_of(out)))
-    order = Order(command="migrate", options=(), libraries=tuple(libraries))
+    libraries = timed("manifest", partial(manifest.read_manifest, str(table), None, "", needs_target=True))
+    timed("apart", partial(manifest.demand_apart, libraries, results.result_files(out)))
+    order = FleetOrder(command="migrate", options=(), libraries=tuple(libraries))
     del libraries
     fleet = Fleet(order=order, path=out, pool=InstantPool)
     marks: list[float] = [time.monotonic()]
@@ -213,18 +212,18 @@ def driven(count: int, place: Path) -> dict[str, Any]:
     def watch(_: object) -> None:
         marks.append(time.monotonic())
 
-    written = results.write
+    written = results.write_results
 
     def write(*arguments: Any) -> None:
         nonlocal journal_bytes
-        journal_bytes = results.journal_of(out).stat().st_size
+        journal_bytes = results.journal_path(out).stat().st_size
         timed("results", partial(written, *arguments))
 
-    results.write = write
+    results.write_results = write
     fleet.run(Run(command="fleet migrate"), watch)
     seconds["sizing"], seconds["journal"] = marks[1] - marks[0], marks[-1] - marks[1]
     kept = _memory("VmHWM") - begin
-    again = timed("resume", lambda: results.read(out))
+    again = timed("resume", lambda: results.read_results(out))
     del again
     return {
         "libraries": count,
@@ -260,7 +259,7 @@ def _sizing() -> float:
     files = sum(1 for path in SAMPLE.rglob("*") if path.is_file())
     begun = time.monotonic()
     for _ in range(100):
-        size_of(SAMPLE)
+        total_size(SAMPLE)
     return round((time.monotonic() - begun) / 100 / files * 1e6, 1)
 
 
@@ -280,15 +279,15 @@ def _fsync(place: Path) -> float:
 # --- Ray -------------------------------------------------------------------------------------------------------------
 
 
-def no_work(_: object) -> Ended:
+def no_work(_: object) -> TaskResult:
     """End at once."""
-    return Ended(status=0, document=_DOCUMENT, seconds=0.0)
+    return TaskResult(status=0, document=_DOCUMENT, seconds=0.0)
 
 
 def measured_ray(place: Path) -> dict[str, Any]:
     """Give tasks that take no time to a cluster on this machine."""
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
-    order = Order(
+    order = FleetOrder(
         command="check",
         options=(),
         libraries=tuple(Library(source=f"/nowhere/{number}") for number in range(RAY_TASKS)),
@@ -326,13 +325,13 @@ def measured_staging(place: Path) -> dict[str, Any]:
     log = place / "server.log"
     with object_store.object_store(log) as url:
         os.environ.update(object_store.ENVIRONMENT, AWS_ENDPOINT_URL=url)
-        place_of("s3://measured")._files.mkdir("measured")
+        storage_path("s3://measured")._files.mkdir("measured")
         for rows, times in STAGED.items():
             source = place / f"rows-{rows}"
             generated = ["--rows", str(rows), "--dimensions", str(DIMENSIONS), "--lang", "en"]
             subprocess.run([sys.executable, "-m", "benchmarks.generate", str(source), *generated], check=True)
             files = [path for path in source.rglob("*") if path.is_file()]
-            place_of(f"s3://measured/{rows}").upload((path, path.relative_to(source).as_posix()) for path in files)
+            storage_path(f"s3://measured/{rows}").upload((path, path.relative_to(source).as_posix()) for path in files)
             found.append({"rows": rows, **_staged(source, rows, times, place, log)})
             print(found[-1])
     few, many = found
@@ -356,7 +355,9 @@ def _staged(source: Path, rows: int, times: int, place: Path, log: Path) -> dict
 
     def done(source: str, target: str) -> float:
         begun = time.process_time()
-        ended = in_process.run(Job(command="migrate", options=(), source=source, target=target, fleet="measured"))
+        ended = fleet_worker.run_job(
+            LibraryJob(command="migrate", options=(), source=source, target=target, fleet="measured")
+        )
         assert ended.status in (0, 1), ended.document
         return time.process_time() - begun
 

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 
-from regraft import sqlite
-from repair.changes import apply
+from regraft.disk import sqlite, untrusted_sqlite
+from repair.changes import execution
 
 #: What is in a store: the name of every file, and what tells its content.
 State = dict[str, str]
@@ -42,9 +42,11 @@ def state_of(store: Path, ignored: Iterable[str] = (), skipped: Iterable[str] = 
     found = {}
     for path in sorted(store.rglob("*")):
         name = path.relative_to(store).as_posix()
-        own = name.startswith(".regraft") or name.endswith(sqlite.TRACES)
+        own = name.startswith(".regraft") or name.endswith(untrusted_sqlite.COMPANION_SUFFIXES)
         if path.is_file() and not own and not any(fnmatch.fnmatch(name, pattern) for pattern in skipped):
-            found[name] = rows_mark(path, set(ignored)) if sqlite.is_database(path) else _hash(path.read_bytes())
+            found[name] = (
+                rows_mark(path, set(ignored)) if untrusted_sqlite.is_database(path) else _hash(path.read_bytes())
+            )
     return found
 
 
@@ -55,15 +57,15 @@ def _hash(content: bytes) -> str:
 def rows_mark(path: Path, ignored: set[str]) -> str:
     """Return a hash of all rows, in any order; ``fts_rowid`` may be numbered anew."""
     parts = []
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         tables = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")
         for (table,) in tables.fetchall():
             if table.startswith(("search_text_fts", "sqlite_")):
                 continue
-            names = [str(row[1]) for row in db.execute(f"PRAGMA table_info({sqlite.quoted(table)})")]
-            wanted = [sqlite.quoted(name) for name in names if name not in {"fts_rowid", *ignored}]
+            names = [str(row[1]) for row in db.execute(f"PRAGMA table_info({untrusted_sqlite.quote_name(table)})")]
+            wanted = [untrusted_sqlite.quote_name(name) for name in names if name not in {"fts_rowid", *ignored}]
             columns = ", ".join(f"typeof({name}), CAST({name} AS BLOB)" for name in wanted)
-            rows = db.execute(f"SELECT {columns} FROM {sqlite.quoted(table)}")
+            rows = db.execute(f"SELECT {columns} FROM {untrusted_sqlite.quote_name(table)}")
             parts += [_hash(repr((table, row)).encode()) for row in rows]
     return _hash("".join(sorted(parts)).encode())
 
@@ -114,7 +116,7 @@ class Killer:
             self._finish(copy)
             if self._compare(copy) != self._new:
                 return "the next run did not finish"
-            if (copy / ".regraft" / apply.WORK).exists():
+            if (copy / ".regraft" / execution.WORK).exists():
                 return "work left behind"
             if undo and not self._taken_back(copy):
                 return "not taken back"

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.compare import Run, RunFailed, _python, machine, run
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.formats.cherry_v2.catalog import TABLES
 
 ROWS, QUICK_ROWS, DIMENSIONS = 200_000, 2_000, 1024
@@ -94,7 +94,7 @@ def _install(source: Path, work: Path) -> Run:
     profile = work / "profile"
     shutil.rmtree(profile, ignore_errors=True)
     (profile / "Data").mkdir(parents=True)
-    with sqlite.writing(profile / "Data" / "cherrystudio.sqlite", create=True) as db:
+    with sqlite.open_writable(profile / "Data" / "cherrystudio.sqlite", create=True) as db:
         for statement in TABLES:
             db.execute(statement)
     try:

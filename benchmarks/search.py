@@ -23,9 +23,8 @@ from random import Random
 import apsw
 
 from benchmarks.compare import ROOT
-from regraft import sqlite
-from regraft.formats.cherry_v2.index.queries import compiled
-from regraft.formats.cherry_v2.index.search import bm25_hits
+from regraft.disk import sqlite
+from regraft.formats.cherry_v2.index.search import bm25_hits, compile_query
 
 HITS = 10
 #: No slower than plain SQL, but for what a shared machine adds and for a moment (s) that nobody notices.
@@ -66,7 +65,7 @@ def made_index(folder: Path, rows: int) -> Path:
 
 def floor(db: apsw.Connection, query: str) -> list[str]:
     """Return what plain SQL finds."""
-    asked = compiled(query)
+    asked = compile_query(query)
     likes = " AND ".join("text LIKE ?" for _ in asked.shorts)
     patterns = [f"%{short}%" for short in asked.shorts]
     if not asked.terms:
@@ -106,7 +105,7 @@ def queries_of(db: apsw.Connection) -> dict[str, list[str]]:
 
 
 def _words(text: str) -> list[str]:
-    return [token for token in compiled(text).tokens if not token.isascii()]
+    return [token for token in compile_query(text).tokens if not token.isascii()]
 
 
 def measured(db: apsw.Connection, kind: str, queries: list[str]) -> Measured:
@@ -138,7 +137,7 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="regraft-search-"))
     try:
-        with sqlite.reading(made_index(folder, arguments.rows)) as db:
+        with sqlite.open_readonly(made_index(folder, arguments.rows)) as db:
             results = [measured(db, kind, queries) for kind, queries in queries_of(db).items()]
     finally:
         shutil.rmtree(folder)

@@ -1,8 +1,8 @@
 """Pipelines from other layouts to the current one, on shared stages: read → plan → carry → verify → publish."""
 
-from migrators.pipeline.options import Options
 from migrators.pipeline.report import exit_status
 from migrators.pipeline.session import Migration
+from migrators.pipeline.source import Options
 from migrators.registry import import_parquet, migrate, pipeline_of, plan_only
 from regraft.formats.cherry_v2.models import ModelOverrides, is_model_id, tidy_model_id
 from regraft.report.migration import MigrationReport, SourcePlan

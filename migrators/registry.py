@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import cast
 
 from migrators.pipeline import run
-from migrators.pipeline.options import Options
 from migrators.pipeline.session import Migration
-from migrators.pipeline.source import Pipeline
-from regraft import systems
+from migrators.pipeline.source import Options, Pipeline
 from regraft.errors import SourceNotMigratable, WrongUsage
-from regraft.kinds import NAMES, SYSTEM_MODULES, V1_ORPHANS, V1_SOURCES, Kind
+from regraft.kinds import KIND_NAMES, SYSTEM_MODULES, V1_ORPHANS, V1_SOURCES, Kind
 from regraft.language import tr
-from regraft.locate import Located
 from regraft.report.migration import MigrationReport, SourcePlan
 from regraft.report.progress import Progress
+from regraft.stores import systems
+from regraft.stores.locate import Located
 
 
 def _advice(kind: Kind) -> str:
@@ -49,9 +48,9 @@ def pipeline_of(source: Located, *, adopt_orphans: bool = False) -> Pipeline:
     if source.kind is Kind.PREVIEW or source.stores.has_preview:
         return _loaded("cherry_preview")
     advice = _advice(source.kind)
-    if source.v1_left:
+    if source.has_v1_state:
         advice += tr("; --kind v1-profile reads what v1 left in it")
-    raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
+    raise SourceNotMigratable(path=source.path, what=KIND_NAMES[source.kind], advice=advice)
 
 
 def import_parquet(paths: tuple[Path, ...], target: Path, options: Options, progress: Progress) -> Migration:
@@ -84,10 +83,10 @@ def _chosen_pipeline(source: Located, options: Options, *, is_a_look: bool = Fal
     pipeline = pipeline_of(source, adopt_orphans=options.adopt_orphans or is_a_look)
     if options.visible_to and not pipeline.has_visibility:
         raise WrongUsage(
-            problem=tr("--visible-to is for documents of {kind}", kind=NAMES[Kind.RSCLAW]), hint=tr("leave it out")
+            problem=tr("--visible-to is for documents of {kind}", kind=KIND_NAMES[Kind.RSCLAW]), hint=tr("leave it out")
         )
     if options.adopt_orphans and not pipeline.has_orphans:
-        problem = tr("--adopt-orphans is for vector files of v1, and this is {kind}", kind=NAMES[source.kind])
+        problem = tr("--adopt-orphans is for vector files of v1, and this is {kind}", kind=KIND_NAMES[source.kind])
         raise WrongUsage(problem=problem, hint=tr("leave it out"))
     return pipeline
 

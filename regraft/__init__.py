@@ -6,7 +6,7 @@ The commands as functions: ``regraft.migrate``, ``regraft.check`` and so on (``d
 from __future__ import annotations
 
 # No module is imported here: with ``python -m regraft``, Python would look for it in the working directory
-# (regraft/interpreters.py).
+# (regraft/processes/interpreters.py).
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -9,31 +9,31 @@ from __future__ import annotations
 import os
 import sys
 
-from regraft import interpreters
+from regraft.processes import interpreters
 
 if __name__ == "__main__":
     # ``python -m`` puts the working directory first on the path on which all that follows is looked for.
-    interpreters.secure()
+    interpreters.secure_import_path()
 
 import gc
 from contextlib import ExitStack
 
-from regraft import early, language
-from regraft.ledger import interrupts
+from regraft import language
+from regraft.processes import interrupts, prestart
 
 
 def main() -> None:
     """Load the command line and run it."""
-    interpreters.secure()
+    interpreters.secure_import_path()
     if interpreters.is_frozen():
         # A worker is this same program, told so by its arguments; multiprocessing.freeze_support asks on Windows only.
         from multiprocessing.spawn import freeze_support  # noqa: PLC0415 - takes a while to load
 
         freeze_support()
     _speak_utf8()
-    settled = language.settle(sys.argv[1:])
+    settled = language.set_language(sys.argv[1:])
     sys.argv[1:] = settled
-    interrupts.install()
+    interrupts.install_handlers()
     # What is loaded stays to the end: nobody has to look among it for what could go.
     gc.disable()
     with ExitStack() as stack:
@@ -41,12 +41,12 @@ def main() -> None:
         stack.callback(gc.freeze)
         try:
             # Loading takes a while: who stops it meanwhile is answered as later, when it is there.
-            with interrupts.held_back():
-                from regraft import streams  # noqa: PLC0415 - loading is held back
+            with interrupts.defer_stops():
+                from regraft.processes import streams  # noqa: PLC0415 - loading is held back
 
                 # What is loaded next may open files, and must not take the number of a closed stream.
-                streams.guard()
-                stack.enter_context(early.helpers(settled))
+                streams.protect_streams()
+                stack.enter_context(prestart.prestart_helpers(settled))
                 from regraft import cli  # noqa: PLC0415 - loading is held back
 
                 gc.freeze()
@@ -68,7 +68,7 @@ def _speak_utf8() -> None:
         return
     coding = next((stream.encoding for stream in (sys.stdout, sys.stderr) if stream is not None), "ascii")
     environment = {"PYTHONIOENCODING": coding, **os.environ, "PYTHONUTF8": "1"}
-    os.execve(sys.executable, interpreters.command("-X", "utf8", *sys.orig_argv[1:]), environment)
+    os.execve(sys.executable, interpreters.interpreter_command("-X", "utf8", *sys.orig_argv[1:]), environment)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ generated from the classes.
 
 from __future__ import annotations
 
+import importlib
 from importlib import import_module
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from regraft.language import tr
-from regraft.text import shown
+from regraft.text import printable
 
 WORTH_READING = 1
 REFUSED = 2
@@ -48,7 +49,7 @@ class RegraftError(Exception):
 
 def _written(value: object) -> object:
     """Return what a fact is in a message: a number as it is, anything else as text that can be shown."""
-    return value if isinstance(value, int | float | None) else shown(value)
+    return value if isinstance(value, int | float | None) else printable(value)
 
 
 def _rebuild(error: type[RegraftError], facts: dict[str, object]) -> RegraftError:
@@ -583,7 +584,284 @@ class Interrupted(RegraftError, RuntimeError):
 
 def error_classes() -> list[type[RegraftError]]:
     """Return every concrete error class: of this module and of those beside it, each in order."""
-    more = ("boundary_", "move_", "profile_", "schema_", "system_", "formats.redb.", "fleet.")
+    more = ("formats.redb.",)
     modules = (globals(), *(vars(import_module(f"regraft.{name}errors")) for name in more))
     found = (value for module in modules for value in module.values() if isinstance(value, type))
     return [value for value in dict.fromkeys(found) if issubclass(value, RegraftError) and value is not RegraftError]
+
+
+# Errors about where regraft may write; see :mod:`regraft.errors` and :mod:`regraft.disk.writable`.
+#
+# None is an ``OSError``: what goes on after a file that cannot be written must not go on after one of these.
+
+
+class LinkInStore(RegraftError):
+    message = (
+        "{path}: a link (to {goal}) stands where a folder or file itself belongs; regraft writes and removes nothing "
+        "through links, so put what it leads to in its place, or remove it."
+    )
+
+
+class JournalNamesAnother(RegraftError):
+    message = (
+        "{path}: this unfinished transaction names another file ({named}), which would be removed with it; open the "
+        "database once in the program that wrote it, or move this file away."
+    )
+
+
+class OutsideStore(RegraftError):
+    message = "{path}: lies outside of what this command may change; nothing was written there."
+
+
+class ConsentMissing(RegraftError, RuntimeError):
+    message = (
+        "regraft {command} would change what is there, and nobody is there to be asked: nothing was written; see the "
+        "plan with --dry-run, and add --yes to go on."
+    )
+
+
+# Errors of what takes bases from one machine to another: packs, backups of version 7, other profiles.
+
+
+class PackUnreadable(RegraftError, ValueError):
+    message = (
+        "{path}: the manifest of this pack cannot be read ({reason}); take another copy of the pack, or a newer "
+        "regraft."
+    )
+
+
+class PackDamaged(RegraftError, ValueError):
+    message = "{path}: {file} is not what was packed ({reason}); nothing was written, take another copy of the pack."
+
+
+class ProfileInUse(RegraftError, BlockingIOError):
+    message = (
+        "{path}: the application is running ({sign}), so that what is read could change meanwhile; nothing was "
+        "written, quit it first."
+    )
+
+
+class BackupSlim(RegraftError, LookupError):
+    message = (
+        "{path}: a slim backup has the rows of base {base}, and neither its index nor its files; take a full backup, "
+        "or the profile that it was made of."
+    )
+
+
+class BaseAmbiguous(RegraftError, LookupError):
+    message = (
+        "{base}: several bases of the source are called so or begin so ({known}); give the id of the one that you mean."
+    )
+
+
+class PackThere(RegraftError, FileExistsError):
+    message = "{path}: there is {what} already; nothing was written, name another file or move this one away."
+
+
+class NothingToPack(RegraftError, LookupError):
+    message = "{path}: none of its bases can be packed ({reason}); nothing was written."
+
+
+class CopyDiffers(RegraftError, OSError):
+    message = "{path}: this copy is not what was copied ({reason}); it was not used, check the disk."
+
+    exit_status = STOPPED
+
+
+class MigrationUnfinished(SourceUnrecognised):
+    message = (
+        "{path}: an unfinished migration, nothing of which is in its place yet; run it again: {command} (or delete "
+        "the folder)."
+    )
+
+
+class TargetBaseOfAnother(RegraftError, FileExistsError):
+    message = (
+        "{path}: its base {base} was migrated from another knowledge base, none of whose documents is in this one; "
+        "give another folder."
+    )
+
+
+class RepairSourceDiffers(RegraftError, ValueError):
+    message = (
+        "{path}: nothing is taken from it for base {base}: {reason}; nothing was written, name another source, or "
+        "choose other bases with --base."
+    )
+
+
+# Errors of the application's profiles; see :mod:`regraft.errors`.
+
+
+class ProfilePending(RegraftError, BlockingIOError):
+    message = (
+        "{path}: {pending}. What is written now would be thrown away at the next start: start the application once, "
+        "let it finish, quit it, then run the same command again."
+    )
+
+
+# Errors about what stands in a store's files: damage, and definitions that a layout does not have.
+
+
+class SchemaForeign(RegraftError, ValueError):
+    message = (
+        "{path}: {what}, which the layout does not have and which could change other rows than are meant; no row was "
+        "changed, see regraft check and mend that first."
+    )
+
+
+class OtherRowsChanged(RegraftError, RuntimeError):
+    message = (
+        "{path}: rows of {tables} changed with those that were meant, by a rule that the layout does not have; all "
+        "of it was taken back, see regraft check and mend that first."
+    )
+
+
+class RowsMayBeRefused(RegraftError, ValueError):
+    message = (
+        "{path}: {index} is an index that the layout does not have and that can refuse new rows of {table}; nothing "
+        "was begun, drop it first."
+    )
+
+
+class StoppedAtDamage(RegraftError, ValueError):
+    message = (
+        "{path}: stopped at damage ({reason}); what was done before is whole ({finished}), see regraft check; "
+        "regraft undo takes it back."
+    )
+
+    exit_status = STOPPED
+
+
+# Errors of stores of other systems; see :mod:`regraft.errors`.
+
+
+class GenerationUnknown(RegraftError, ValueError):
+    message = "{path}: this is {what}, a later generation than regraft knows ({known}); nothing was read or written."
+
+
+class MigrationForeign(RegraftError, ValueError):
+    message = (
+        "{path}: {what}, which is not the migration 006 that regraft knows; nothing was changed, ask for a regraft "
+        "of that codex-mem."
+    )
+
+
+class ProjectUnknown(BaseUnknown):
+    message = "{base}: no project of the database has this id, and no single one this name or slug; it has {known}."
+
+
+class SidecarUnfit(RegraftError, ValueError):
+    message = "{path}: {reason}; regraft rebuild makes all vectors of the notes anew."
+
+
+class CollectionOfOtherVersion(RegraftError, ValueError):
+    message = (
+        "{path}: another version of chromadb than {version} wrote it, and that one could not read it any more "
+        "afterwards ({reason}); nothing was changed, install the chromadb that the application uses beside regraft."
+    )
+
+
+class FullTextNotRebuilt(RegraftError, ValueError):
+    message = (
+        "{path}: its full-text index could not be rebuilt ({reason}); nothing was changed in it. A backup of the "
+        "file brings it back."
+    )
+
+
+class CollectionRefused(RegraftError, OSError):
+    message = "{path}: chromadb cannot work with it: {reason}; nothing of it was changed."
+
+
+class NotRecalled(RegraftError, ValueError):
+    message = "{path}: this is {what}, which has no notes to recall; give a data folder of AngelMemory."
+
+
+class NoteUnknown(RegraftError, LookupError):
+    message = "{path}: no note has the short id {short_id} ({known}); AngelMemory itself shows the id 0 as -1."
+
+
+class NoteAmbiguous(RegraftError, LookupError):
+    message = "{path}: several notes have the short id {short_id} ({files}); regraft repair gives each one of its own."
+
+
+class NoteGone(RegraftError, FileNotFoundError):
+    message = (
+        "{path}: the file of note {short_id} is gone (raw/{file}); put it back, or let regraft repair remove the "
+        "record."
+    )
+
+
+class NoteOutside(RegraftError, ValueError):
+    message = "{path}: the path of note {short_id} leads out of raw/ ({file}); it is not read."
+
+
+# What a fleet says where it is stopped.
+
+
+class FleetInterrupted(RegraftError, RuntimeError):
+    message = "Interrupted; what was finished stays (libraries: {finished}), go on with: {command}."
+
+    exit_status = INTERRUPTED
+
+
+class StorageFailed(RegraftError, OSError):
+    message = (
+        "{url} could not be read or written ({reason}). It is tried again; after that, go on with regraft fleet resume."
+    )
+
+    exit_status = STOPPED
+
+
+class StorageRefused(RegraftError, PermissionError):
+    message = (
+        "{url} may not be read or written ({reason}). Look at the credentials of this machine, and at the bucket's "
+        "rules."
+    )
+
+
+class LibraryHeld(RegraftError, RuntimeError):
+    message = (
+        "{url} is worked on by somebody else, who has it for {seconds} s more. Go on later with regraft fleet resume."
+    )
+
+    exit_status = STOPPED
+
+
+class LibraryChanged(RegraftError, RuntimeError):
+    message = (
+        "{url} was changed by somebody else meanwhile, so that nothing of this was published. It is tried again; "
+        "after that, go on with regraft fleet resume."
+    )
+
+    exit_status = STOPPED
+
+
+class LibraryUnsafe(RegraftError, ValueError):
+    message = "{url} was not read: {reason}."
+
+
+# Optional parts of regraft: libraries that are imported when they are needed, never before.
+
+
+def import_optional(module: str, purpose: str, extra: str) -> Any:
+    """Return a module of an optional library.
+
+    Args:
+        module: its name, for example ``pyarrow.parquet``.
+        purpose: what needs it, in the plural, as an error says it: ``Parquet files``.
+        extra: the extra of regraft that brings it.
+
+    Raises:
+        WrongUsage: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise not_installed_error(module, purpose, extra) from error
+
+
+def not_installed_error(module: str, purpose: str, extra: str) -> WrongUsage:
+    """Return the error that says which extra brings a module; the arguments are those of :func:`needed`."""
+    library = module.partition(".")[0]
+    problem = tr("{purpose} need {library}, which is not installed", purpose=purpose, library=library)
+    return WrongUsage(problem=problem, hint=tr('install it: pip install "regraft[{extra}]"', extra=extra))

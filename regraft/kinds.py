@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 #: What a kind is called in a sentence.
-NAMES = {
+KIND_NAMES = {
     Kind.V1_BACKUP: tr("a v1 backup"),
     Kind.V1_EXPORT: tr("a v1 export folder"),
     Kind.V1_KNOWLEDGE: tr("a v1 knowledge state beside its vector files"),
@@ -53,7 +53,7 @@ NAMES = {
 }
 #: Kinds of v2 data that are changed in place.
 V2_STORES = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)
-#: Kinds of other systems, each with the module that tells what its stores are (:class:`regraft.system.System`).
+#: Kinds of other systems, each with the module that tells what its stores are (:class:`regraft.stores.systems.System`).
 SYSTEM_MODULES = {
     Kind.CODEX_MEM: "regraft.formats.codex_mem.system",
     Kind.ANGEL_MEMORY: "regraft.formats.angel_memory.system",

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from regraft import language
 from regraft.language import tr
 
 if TYPE_CHECKING:
     import regex
+
 
 #: What JavaScript's ``\s`` and ``trim`` take for white space: U+FEFF is, U+0085 is not.
 JS_WHITESPACE = (
@@ -85,7 +85,7 @@ def utf8_cut(text: str, size: int) -> str:
     return text.encode()[: max(size, 0)].decode(errors="ignore")
 
 
-def whole(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Return ``text`` with every unpaired surrogate as U+FFFD, so that it can be stored."""
     if _SURROGATE.search(text) is None:
         return text
@@ -101,7 +101,7 @@ def decode_utf8(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         pass
-    return _RAW_SURROGATES.sub(_mended, raw).decode("utf-8", "replace")
+    return _RAW_SURROGATES.sub(_pair_surrogates, raw).decode("utf-8", "replace")
 
 
 def decode_halves(raw: bytes) -> str:
@@ -110,7 +110,7 @@ def decode_halves(raw: bytes) -> str:
     Raises:
         UnicodeDecodeError: other bytes are no UTF-8, which is damage.
     """
-    return whole(raw.decode("utf-8", "surrogatepass"))
+    return replace_surrogates(raw.decode("utf-8", "surrogatepass"))
 
 
 def lenient_text(value: object) -> str:
@@ -119,12 +119,12 @@ def lenient_text(value: object) -> str:
     Bytes are decoded as by :func:`decode_utf8`, so that half surrogates become U+FFFD. SQLite gives text that is no
     UTF-8 to Python as an error, and the application stores such names (``docs/formats/index.md``).
     """
-    return decode_utf8(value) if isinstance(value, bytes) else whole(str(value))
+    return decode_utf8(value) if isinstance(value, bytes) else replace_surrogates(str(value))
 
 
-def _mended(match: re.Match[bytes]) -> bytes:
+def _pair_surrogates(match: re.Match[bytes]) -> bytes:
     """Return surrogates that stand as if they were characters as UTF-8: those that pair, else U+FFFD for each."""
-    return whole(match.group().decode("utf-8", "surrogatepass")).encode()
+    return replace_surrogates(match.group().decode("utf-8", "surrogatepass")).encode()
 
 
 def utf16_units(text: str) -> tuple[int, ...]:
@@ -143,27 +143,13 @@ def path_text(path: object) -> str:
     return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def argument(path: object) -> str:
+def path_argument(path: object) -> str:
     """Return a path as a word that a command line takes, not yet quoted: never one that looks like an option."""
     name = path_text(path)
     return f".{os.sep}{name}" if name.startswith("-") else name
 
 
-def counted(number: int, noun: str, *, context: str = "") -> str:
-    """Return a number with its English noun, in the plural where it is not one, in the language of this process.
-
-    A catalog has it as a message of its own, "{count:,} row", with ``context`` where the noun has several meanings.
-    """
-    if number == 1:
-        plain = f"{number:,} {noun}"
-    elif noun.endswith("y") and noun[-2] not in "aeiou":
-        plain = f"{number:,} {noun[:-1]}ies"
-    else:
-        plain = f"{number:,} {noun}s"
-    return language.in_other_words(plain, f"{{count:,}} {noun}", {"count": number}, context)
-
-
-def shown(value: object, limit: int | None = LONGEST_SHOWN, *, lines: bool = False) -> str:
+def printable(value: object, limit: int | None = LONGEST_SHOWN, *, lines: bool = False) -> str:
     """Return any text of a user's, or of a store's, so that it can be shown: in a terminal, a message or a page.
 
     It stays on its line and in its order, and nothing of it is hidden: controls, line ends, changes of direction, what
@@ -185,19 +171,19 @@ def shown(value: object, limit: int | None = LONGEST_SHOWN, *, lines: bool = Fal
     return text if text.isascii() else _piled_marks().sub(r"\1…", text)
 
 
-def shown_lines(lines: Iterable[object]) -> str:
+def printable_lines(lines: Iterable[object]) -> str:
     """Return lines for a person as one text: each as by :func:`shown`, with a line end."""
-    return "".join(f"{shown(line, _LONGEST_LINE)}\n" for line in lines)
+    return "".join(f"{printable(line, _LONGEST_LINE)}\n" for line in lines)
 
 
 def one_line(text: str, limit: int | None = LONGEST_SHOWN) -> str:
     """Return a text, of several lines too, in one: as :func:`shown`, with single blanks for its white space."""
     start = text if limit is None else text[: 4 * limit]
     words = " ".join(start.split())
-    return shown(words, limit) + ("…" if len(start) < len(text) and len(words) <= (limit or 0) else "")
+    return printable(words, limit) + ("…" if len(start) < len(text) and len(words) <= (limit or 0) else "")
 
 
-def in_json(document: str) -> str:
+def escape_json(document: str) -> str:
     """Return JSON text with what :func:`shown` escapes as JSON's own escapes: it says the same, and hides nothing.
 
     Unpaired surrogates, which strict readers refuse, are U+FFFD.
@@ -211,7 +197,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def _json_escape(found: re.Match[str]) -> str:
-    units = utf16_units(whole(found[0]))
+    units = utf16_units(replace_surrogates(found[0]))
     return "".join(f"\\u{unit:04x}" for unit in units)
 
 
@@ -226,3 +212,36 @@ def _piled_marks() -> regex.Pattern[str]:
     import regex  # noqa: PLC0415 - takes its time, and names in ASCII need none of it
 
     return regex.compile(rf"([\p{{Mn}}\p{{Me}}]{{{_MOST_MARKS}}})[\p{{Mn}}\p{{Me}}]+")
+
+
+# How many columns a text takes in a terminal, and text filled up to some.
+
+
+def text_width(text: str) -> int:
+    """Return how many columns a text of one line takes in a terminal."""
+    text = text.rstrip("\n")
+    if text.isascii():
+        return len(text)
+    from wcwidth import wcswidth  # noqa: PLC0415 - takes its time, and ASCII needs none of it
+
+    width = wcswidth(text)
+    return width if width >= 0 else len(text)
+
+
+def pad_right(text: str, width: int) -> str:
+    """Return a text with blanks behind it, of so many columns at least."""
+    return text + " " * (width - text_width(text))
+
+
+def pad_left(text: str, width: int) -> str:
+    """Return a text with blanks before it, of so many columns at least."""
+    return " " * (width - text_width(text)) + text
+
+
+def format_bytes(size: float) -> str:
+    """Return a size for a person, in powers of 1000."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return tr("{size:,.0f} bytes", size=size) if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

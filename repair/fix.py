@@ -7,17 +7,16 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from checks import systems as audits
-from checks.audit.options import CheckOptions, CommandLine
+from checks.audit.collector import CheckOptions, CommandLine
 from checks.cherry_v2 import findings as v2
 from regraft.errors import SourceNotMigratable
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_key, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_id_text, read_catalog
+from regraft.identity import replace
 from regraft.kinds import PREVIEW_SOURCES, V2_STORES
-from regraft.records import replace
-from repair import other_copies, proven_lines
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.run import Planner
 from repair.changes.store import Store
-from repair.cherry_v2 import adopt, proven_hints, upgrade
+from repair.cherry_v2 import adopt, recommendations, upgrade
 from repair.cherry_v2.rescue.plan import RescueOptions
 from repair.cherry_v2.rescue.plan import plan as plan_rescue
 from repair.cherry_v2.rules import planner
@@ -72,7 +71,7 @@ class _Steps:
         if store.found.kind in V2_STORES and store.catalog is not None:
             with suppress(CatalogProblem):
                 rows = read_catalog(store.root / store.catalog, data=False).bases
-                self._failed |= {base_key(row) for row in rows if row.get("status") == "failed"}
+                self._failed |= {base_id_text(row) for row in rows if row.get("status") == "failed"}
         is_of_application = store.found.kind in V2_STORES or store.found.kind in PREVIEW_SOURCES
         if not is_of_application or not self._wants(UPGRADED):
             return Plan()
@@ -153,9 +152,9 @@ def remaining(store: Store, command_line: CommandLine) -> Iterator[Unresolved]:
     wanted = CheckOptions(bases=tuple(sorted(store.chosen)), now_ms=store.now_ms)
     audit = audits.audit(store.found, wanted, command_line)
     if store.found.kind in V2_STORES:
-        audit = proven_lines.with_working_lines(audit, store.found, wanted.bases, store.now_ms)
-        audit = proven_hints.with_hints(audit, store.found, wanted.level, wanted.bases, command_line)
-        audit = other_copies.with_copies(audit, store.found, store.path)
+        audit = recommendations.remove_idle_commands(audit, store.found, wanted.bases, store.now_ms)
+        audit = recommendations.add_rescue_hints(audit, store.found, wanted.level, wanted.bases, command_line)
+        audit = recommendations.recommend_copies(audit, store.found, store.path)
     for finding in audit.findings:
         if store.wants(finding.base):
             yield Unresolved.of(finding, finding.message, repair=finding.repair)

@@ -7,28 +7,28 @@ from collections.abc import Callable
 import msgspec
 
 from regraft.errors import WrongUsage
-from regraft.kinds import NAMES, V2_STORES, Kind
+from regraft.kinds import KIND_NAMES, V2_STORES, Kind
 from regraft.language import tr
+from repair import rsclaw as rsclaw_gc
+from repair import rsclaw as rsclaw_reconcile
 from repair.angel_memory import gc as angel_gc
 from repair.angel_memory import records as angel_records
-from repair.backfill.scope import Filler
 from repair.changes.plan import Plan
 from repair.changes.store import Store
 from repair.cherry_v2 import gc, reconcile
-from repair.cherry_v2.backfill.filler import IndexFiller
+from repair.cherry_v2.index_vectors import IndexFiller
 from repair.cherry_v2.rules import planner
-from repair.codex_mem import full_text
+from repair.codex_mem import note_changes
 from repair.codex_mem import reconcile as codex_mem_reconcile
-from repair.codex_mem.backfill_filler import NotesFiller
+from repair.codex_mem.note_vectors import NotesFiller
+from repair.embedding.scope import Filler
 from repair.options import GcOptions, ReconcileOptions, RepairOptions
-from repair.rsclaw import gc as rsclaw_gc
-from repair.rsclaw import reconcile as rsclaw_reconcile
 
 
 class Repairs(msgspec.Struct, frozen=True, kw_only=True):
     """What plans changes of a system's stores, none of which writes; None: the system does not need it.
 
-    :attr:`regraft.system.System.commands` names the commands that get as far as this.
+    :attr:`regraft.stores.systems.System.commands` names the commands that get as far as this.
     """
 
     repair: Callable[[Store, RepairOptions], Plan] | None = None
@@ -57,8 +57,8 @@ _V2 = Repairs(
 REPAIRS: dict[Kind, Repairs] = {
     **dict.fromkeys(V2_STORES, _V2),
     Kind.CODEX_MEM: Repairs(
-        repair=full_text.plan,
-        repaired=full_text.NAMES,
+        repair=note_changes.plan_full_text,
+        repaired=note_changes.NAMES,
         reconcile=codex_mem_reconcile.plan,
         reconciled=codex_mem_reconcile.NAMES,
         filler=NotesFiller(),
@@ -70,10 +70,10 @@ REPAIRS: dict[Kind, Repairs] = {
         collected=angel_gc.NAMES,
     ),
     Kind.RSCLAW: Repairs(
-        reconcile=rsclaw_reconcile.plan,
-        reconciled=rsclaw_reconcile.NAMES,
-        gc=rsclaw_gc.plan,
-        collected=rsclaw_gc.NAMES,
+        reconcile=rsclaw_reconcile.plan_reconcile,
+        reconciled=rsclaw_reconcile.RECONCILE_FINDINGS,
+        gc=rsclaw_gc.plan_gc,
+        collected=rsclaw_gc.GC_FINDINGS,
     ),
 }
 
@@ -98,7 +98,7 @@ def plan_repair(store: Store, options: RepairOptions) -> Plan:
             problem = tr(
                 "{name} is for knowledge bases of the application, and this is {kind}",
                 name=name,
-                kind=NAMES[store.found.kind],
+                kind=KIND_NAMES[store.found.kind],
             )
             raise WrongUsage(problem=problem, hint=tr("leave it out"))
     repaired = REPAIRS[store.found.kind].repair

@@ -20,7 +20,7 @@ import real_server
 from harness import HERE, MEMORY, MEMORY_BYTES, REPO
 from hypothesis import HealthCheck, settings
 
-from regraft import areas
+from regraft.disk import writable
 
 # The same examples every time: a test that never failed here does not fail by chance elsewhere. New ones are sought by
 # ``make test-all``, with ``--hypothesis-profile search``.
@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", autouse=True)
 def may_write(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let tests call what writes: below their own folders, as a command lets what it calls."""
-    with areas.opened(tmp_path_factory.getbasetemp()), areas.opened(Path(tempfile.gettempdir())):
+    with writable.allow_writes(tmp_path_factory.getbasetemp()), writable.allow_writes(Path(tempfile.gettempdir())):
         yield
 
 

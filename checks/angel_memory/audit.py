@@ -11,17 +11,22 @@ from typing import Any
 import apsw
 import msgspec
 
+from checks.angel_memory import detect
 from checks.angel_memory import findings as angel
-from checks.angel_memory import full_text
-from checks.angel_memory.providers import Providers, entries_elsewhere, providers
-from checks.angel_memory.records import Compared, State, compare
-from checks.angel_memory.vectors import Differences, differences
-from checks.audit import foreign_schema
-from checks.audit.collector import FindingCollector, Level, OutOfTime
-from checks.audit.command_lines import with_commands
+from checks.angel_memory.detect import (
+    FileComparison,
+    FileState,
+    Providers,
+    VectorDifferences,
+    compare_files,
+    find_other_collections,
+    find_providers,
+    find_vector_differences,
+)
+from checks.audit import sqlite_checks
+from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, OutOfTime, add_commands
 from checks.audit.findings import Audit
-from checks.audit.options import CheckOptions, CommandLine
-from regraft import sqlite
+from regraft.disk import sqlite, untrusted_sqlite
 from regraft.formats.angel_memory import chroma, database
 from regraft.formats.angel_memory.database import (
     MEMORIES,
@@ -33,10 +38,10 @@ from regraft.formats.angel_memory.database import (
     IndexedFile,
     ProviderFolder,
 )
-from regraft.language import joined, tr
-from regraft.locate import Located
-from regraft.report.progress import human_bytes, stage
-from regraft.text import counted
+from regraft.language import format_count, join_list, tr
+from regraft.report.progress import stage
+from regraft.stores.locate import Located
+from regraft.text import format_bytes
 
 #: Relations whose tag is not there, and those whose note or memory is not.
 DANGLING = "tag_id NOT IN (SELECT id FROM global_tags)"
@@ -50,7 +55,7 @@ UNUSED = " AND ".join(f"id NOT IN (SELECT tag_id FROM {table} WHERE NOT {of})" f
 _COMPLAINTS = 10
 
 
-class _Seen(msgspec.Struct):
+class _StoreAudit(msgspec.Struct):
     """What an audit has seen so far."""
 
     root: Path
@@ -75,8 +80,8 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 
     Never raises for what is in the data.
     """
-    seen = _Seen(found.tree.path, FindingCollector(options.level, options.max_duration))
-    steps: list[tuple[str, Callable[[_Seen], None]]] = [
+    seen = _StoreAudit(found.tree.path, FindingCollector(options.level, options.max_duration))
+    steps: list[tuple[str, Callable[[_StoreAudit], None]]] = [
         (database.DATABASE, _check_records),
         (database.FILE_INDEX, _read_index),
         (database.RAW, _check_files),
@@ -90,7 +95,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
             _guarded(seen, name, step)
             options.progress.step(1, 0)
     audited = _audit(seen)
-    return audited if command_line is None else with_commands(audited, command_line)
+    return audited if command_line is None else add_commands(audited, command_line)
 
 
 def bases(_: Located) -> Sequence[str]:
@@ -98,7 +103,7 @@ def bases(_: Located) -> Sequence[str]:
     return ()
 
 
-def _guarded(seen: _Seen, name: str, step: Callable[[_Seen], None]) -> None:
+def _guarded(seen: _StoreAudit, name: str, step: Callable[[_StoreAudit], None]) -> None:
     """Run a check; damage in what it looks at does not end the others."""
     try:
         seen.ledger.check_time()
@@ -115,7 +120,7 @@ def _guarded(seen: _Seen, name: str, step: Callable[[_Seen], None]) -> None:
 
 
 @contextmanager
-def _watched(seen: _Seen, name: str, opened: Any) -> Iterator[apsw.Connection]:
+def _watched(seen: _StoreAudit, name: str, opened: Any) -> Iterator[apsw.Connection]:
     """Open a database whose statements end when time is over."""
     size = (seen.root / name).stat().st_size if (seen.root / name).is_file() else 0
     seen.checked["bytes"] += size
@@ -132,9 +137,9 @@ def _databases(root: Path) -> list[str]:
 # --- the database of records --------------------------------------------------------------------------------------
 
 
-def _check_records(seen: _Seen) -> None:
+def _check_records(seen: _StoreAudit) -> None:
     with _watched(seen, database.DATABASE, database.reading(seen.root)) as db:
-        foreign_schema.add(foreign_schema.on_tables(db, database.TABLES), seen.ledger, None)
+        sqlite_checks.add_foreign_objects(sqlite_checks.find_foreign_on_tables(db, database.TABLES), seen.ledger, None)
         seen.texts = dict(database.vector_texts(db))
         seen.checked["records"] = database.record_count(db)
         seen.checked["tags"] = database.tag_count(db)
@@ -175,30 +180,32 @@ def _check_relations(db: apsw.Connection, ledger: FindingCollector) -> None:
 # --- files --------------------------------------------------------------------------------------------------------
 
 _SAID = {
-    State.CHANGED: (
+    FileState.CHANGED: (
         angel.RECORD_CHANGED,
         tr("{n} changed since the records were made; the next scan of the system would see that"),
         tr(
             "{n} changed since the records were made, under an old time of change: no scan of the system would see that"
         ),
     ),
-    State.NEW: (
+    FileState.NEW: (
         angel.RECORD_MISSING,
         tr("{n} without a record; the next scan of the system would make it"),
         tr("{n} without a record that the system takes for read: no scan of it would make one"),
     ),
-    State.GONE: (angel.FILE_MISSING, *[tr("{n} gone of which there are records")] * 2),
-    State.OUTSIDE: (angel.FILE_OUTSIDE, *[tr("{n} of records leading out of raw/")] * 2),
+    FileState.GONE: (angel.FILE_MISSING, *[tr("{n} gone of which there are records")] * 2),
+    FileState.OUTSIDE: (angel.FILE_OUTSIDE, *[tr("{n} of records leading out of raw/")] * 2),
 }
 
 
-def _read_index(seen: _Seen) -> None:
+def _read_index(seen: _StoreAudit) -> None:
     with _watched(seen, database.FILE_INDEX, database.reading_files(seen.root)) as files:
-        foreign_schema.add(foreign_schema.on_tables(files, (database.FILES,)), seen.ledger, None)
+        sqlite_checks.add_foreign_objects(
+            sqlite_checks.find_foreign_on_tables(files, (database.FILES,)), seen.ledger, None
+        )
         seen.indexed = list(database.indexed_files(files))
 
 
-def _check_files(seen: _Seen) -> None:
+def _check_files(seen: _StoreAudit) -> None:
     """Compare the records with what the files give: quick looks do not read them."""
     raw = seen.root / database.RAW
     if not raw.is_dir():
@@ -206,13 +213,13 @@ def _check_files(seen: _Seen) -> None:
     if not seen.has_records or seen.indexed is None or seen.ledger.level is Level.QUICK:
         return
     with database.reading(seen.root) as db:
-        for one in compare(raw, database.records(db), seen.indexed, seen.ledger.check_time):
+        for one in compare_files(raw, database.records(db), seen.indexed, seen.ledger.check_time):
             seen.checked["raw_files"] += one.file is not None
             _say(one, seen.ledger)
 
 
-def _say(one: Compared, ledger: FindingCollector) -> None:
-    if one.state is State.UNREADABLE:
+def _say(one: FileComparison, ledger: FindingCollector) -> None:
+    if one.state is FileState.UNREADABLE:
         ledger.add(
             angel.FILE_UNREADABLE,
             tr("{{n}} cannot be read: {problem}", problem=one.problem),
@@ -221,24 +228,24 @@ def _say(one: Compared, ledger: FindingCollector) -> None:
         )
     elif one.state in _SAID:
         name, seen_by_scan, unseen = _SAID[one.state]
-        noun = "path" if one.state is State.OUTSIDE else "file"
+        noun = "path" if one.state is FileState.OUTSIDE else "file"
         ledger.add(name, seen_by_scan if one.is_seen else unseen, noun=noun, sample=one.path)
 
 
 # --- vectors ------------------------------------------------------------------------------------------------------
 
 
-def _check_providers(seen: _Seen) -> None:
-    used = providers(seen.root)
+def _check_providers(seen: _StoreAudit) -> None:
+    used = find_providers(seen.root)
     if used.problem is not None and used.in_use is not None:
         seen.ledger.add(angel.STATE, tr("the state file: {problem}", problem=used.problem), sample=database.STATE)
     for folder in used.leftovers:
-        others = entries_elsewhere(folder)
+        others = find_other_collections(folder)
         more = (
             tr(
                 ", and in it the {collections} {others}",
-                collections=counted(len(others), "collection"),
-                others=joined(others),
+                collections=format_count(len(others), "collection"),
+                others=join_list(others),
             )
             if others
             else ""
@@ -246,7 +253,7 @@ def _check_providers(seen: _Seen) -> None:
         message = tr(
             "{name}: {size_of} of a provider that is not in use{more}",
             name=folder.path.name,
-            size_of=human_bytes(size_of(folder.path)),
+            size_of=format_bytes(folder_size(folder.path)),
             more=more,
         )
         seen.ledger.add(angel.PROVIDER_LEFTOVER, message, sample=folder.path.name)
@@ -258,24 +265,24 @@ def _check_providers(seen: _Seen) -> None:
         _guarded(seen, name, partial(_check_vectors, used=used, folder=used.in_use))
 
 
-def _check_full_text(seen: _Seen, name: str) -> None:
+def _check_full_text(seen: _StoreAudit, name: str) -> None:
     """Verify the full-text index of a provider's database."""
     if seen.ledger.level is Level.QUICK:
         return
     with _watched(seen, name, chroma.reading(seen.root / name)) as db:
-        problem = full_text.damage(db)
+        problem = detect.find_full_text_damage(db)
     if problem is not None:
         message = tr("the full-text index of {name} is damaged: {problem}", name=name, problem=problem)
         seen.ledger.add(angel.FULL_TEXT, message, sample=name)
 
 
-def size_of(folder: Path) -> int:
+def folder_size(folder: Path) -> int:
     """Return how many bytes the files in a folder have."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
-def _check_vectors(seen: _Seen, used: Providers, folder: ProviderFolder) -> None:
-    found = differences(folder, seen.texts, ids_only=seen.ledger.level is Level.QUICK)
+def _check_vectors(seen: _StoreAudit, used: Providers, folder: ProviderFolder) -> None:
+    found = find_vector_differences(folder, seen.texts, ids_only=seen.ledger.level is Level.QUICK)
     seen.checked["vectors"] += found.count
     if folder.database.is_file():
         seen.checked["bytes"] += folder.database.stat().st_size
@@ -283,7 +290,7 @@ def _check_vectors(seen: _Seen, used: Providers, folder: ProviderFolder) -> None
         before = (
             tr("the last sync was with {stated}", stated=used.stated) if used.stated else tr("no sync was ever made")
         )
-        due = counted(len(found.embedded), "vector")
+        due = format_count(len(found.embedded), "vector")
         message = tr(
             "the provider in use is {name}, and {before}: {due} to be made", name=folder.name, before=before, due=due
         )
@@ -294,7 +301,7 @@ def _check_vectors(seen: _Seen, used: Providers, folder: ProviderFolder) -> None
     _tell(found, seen.ledger)
 
 
-def _tell(found: Differences, ledger: FindingCollector) -> None:
+def _tell(found: VectorDifferences, ledger: FindingCollector) -> None:
     for name, message, noun, keys in (
         (angel.VECTOR_MISSING, tr("{n} without a vector"), "record", found.missing),
         (angel.DOCUMENT_STALE, tr("{n} of another text than the record's tags give"), "vector", found.stale),
@@ -315,8 +322,8 @@ def _tell(found: Differences, ledger: FindingCollector) -> None:
 # --- the whole ----------------------------------------------------------------------------------------------------
 
 
-def _check_whole(seen: _Seen, name: str) -> None:
-    with sqlite.reading(seen.root / name, beside_writers=True) as db:
+def _check_whole(seen: _StoreAudit, name: str) -> None:
+    with sqlite.open_readonly(seen.root / name, beside_writers=True) as db:
         for message in _complaints(db):
             seen.ledger.add(
                 angel.UNREADABLE, tr("{name} is damaged: {{n}}", name=name), noun="complaint", sample=message
@@ -326,18 +333,18 @@ def _check_whole(seen: _Seen, name: str) -> None:
 def _complaints(db: apsw.Connection) -> Iterator[str]:
     """Yield what SQLite's own check says of a database. A damaged full-text index is a finding of its own."""
     scopes: list[object] = [_COMPLAINTS]
-    if full_text.damage(db) is not None:
+    if detect.find_full_text_damage(db) is not None:
         tables = db.execute(
-            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT GLOB ?", (f"{full_text.TABLE}*",)
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT GLOB ?", (f"{detect.FULL_TEXT_TABLE}*",)
         )
-        scopes = [sqlite.quoted(str(table)) for (table,) in tables]
+        scopes = [untrusted_sqlite.quote_name(str(table)) for (table,) in tables]
     for scope in scopes:
         for (message,) in db.execute(f"PRAGMA integrity_check({scope})"):
             if message != "ok":
                 yield str(message)
 
 
-def _audit(seen: _Seen) -> Audit:
+def _audit(seen: _StoreAudit) -> Audit:
     ledger = seen.ledger
     return Audit(
         findings=ledger.findings(),

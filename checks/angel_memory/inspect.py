@@ -2,30 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import apsw
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from checks.angel_memory import lists
-from checks.angel_memory.audit import size_of
-from checks.angel_memory.lists import RecordLook, VectorLook
-from checks.angel_memory.providers import Providers, entries_of, providers
-from checks.angel_memory.vectors import Differences, differences
-from checks.looks import HealthLook, Look
-from regraft.formats.angel_memory import database
+from checks.angel_memory import audit
+from checks.angel_memory.audit import folder_size
+from checks.angel_memory.detect import (
+    Providers,
+    VectorDifferences,
+    count_note_vectors,
+    find_providers,
+    find_vector_differences,
+)
+from checks.looks import HealthSummary, StoreSummary
+from checks.systems import Checks
+from regraft.formats.angel_memory import chroma, database
 from regraft.formats.angel_memory.chroma import ChromaProblem
-from regraft.formats.angel_memory.database import AngelProblem
-from regraft.language import tr
-from regraft.located import Located
-from regraft.report.progress import human_bytes
-from regraft.text import counted
+from regraft.formats.angel_memory.database import AngelProblem, ProviderFolder
+from regraft.language import format_count, tr
+from regraft.report.labels import label_of
+from regraft.stores.systems import Located
+from regraft.text import format_bytes, one_line, pad_left
+
+# List the records of AngelMemory and the entries of its collection (``regraft inspect --items``).
+
+
+#: Characters of a text that are shown of a vector.
+_LONGEST_TEXT = 100
+
+
+class RecordSummary(Struct, frozen=True, kw_only=True):
+    """A record; ``vector`` is "current", "stale", "unusable", "missing", or "none" if its tags give no text."""
+
+    note_short_id: int | None
+    source_id: str
+    path: str
+    headings: list[str]
+    tags: list[str]
+    total_lines: int
+    updated_at: float
+    vector: str | None
+
+    def line(self) -> str:
+        """Return it as a line of text."""
+        number = "-" if self.note_short_id is None else str(self.note_short_id)
+        place = one_line(" > ".join([self.path, *self.headings]))
+        state = "" if self.vector in (None, "current") else tr(" (vector: {state})", state=label_of(self.vector))
+        return f"  {pad_left(number, 6)}  {place}{state}"
+
+
+class VectorSummary(Struct, frozen=True, kw_only=True):
+    """An entry of the collection ``notes_index``.
+
+    ``state`` is "current", "stale", "unusable" or "orphan". ``stored`` says where the vector lies: in Chroma's "queue",
+    or in the "files" of a segment. ``dimensions`` are those of a vector in the queue; None: only chromadb can tell.
+    """
+
+    source_id: str
+    document: str | None
+    metadata: dict[str, Any]
+    state: str
+    stored: str
+    dimensions: int | None
+
+    def line(self) -> str:
+        """Return it as a line of text."""
+        state = "" if self.state == "current" else f" ({label_of(self.state)})"
+        return f"  {one_line(self.source_id)}{state}  {one_line(self.document or '', _LONGEST_TEXT)}"
+
+
+def summarize_records(db: apsw.Connection, found: VectorDifferences | None) -> list[RecordSummary]:
+    """Return the records in the order of short ids; without ``found``, nothing is said of their vectors."""
+    states = {} if found is None else _states(found, ("missing", found.missing))
+    looks = [
+        RecordSummary(
+            note_short_id=record.short_id,
+            source_id=record.source_id,
+            path=record.path,
+            headings=list(filter(None, record.headings)),
+            tags=list(record.names),
+            total_lines=record.total_lines,
+            updated_at=record.updated_at,
+            vector=None if found is None else states.get(record.source_id, "current") if record.vector_text else "none",
+        )
+        for record in database.records(db)
+    ]
+    return sorted(looks, key=lambda one: (one.note_short_id is None, one.note_short_id or 0, one.source_id))
+
+
+def summarize_vectors(folder: ProviderFolder, found: VectorDifferences) -> list[VectorSummary]:
+    """Return the entries of a provider's collection in the order of source ids.
+
+    Raises:
+        ChromaProblem, apsw.Error, OSError: the database cannot be read.
+    """
+    if not folder.database.is_file():
+        return []
+    states = _states(found, ("orphan", found.orphans))
+    with chroma.reading(folder.database) as db:
+        notes = chroma.collection(db, database.COLLECTION)
+        if notes is None:
+            return []
+        lengths = {key: len(vector) // 4 for key, vector in chroma.vectors(db, notes)}
+        looks = [
+            VectorSummary(
+                source_id=entry.id,
+                document=entry.document,
+                metadata=entry.metadata,
+                state=states.get(entry.id, "current"),
+                stored="queue" if entry.id in lengths else "files",
+                dimensions=lengths.get(entry.id),
+            )
+            for entry in chroma.entries(db, notes)
+        ]
+    return sorted(looks, key=lambda one: one.source_id)
+
+
+def _states(found: VectorDifferences, more: tuple[str, list[str]]) -> Mapping[str, str]:
+    states = dict.fromkeys(found.stale, "stale")
+    states |= dict.fromkeys((*found.lengths, *found.unusable), "unusable")
+    state, keys = more
+    return states | dict.fromkeys(keys, state)
+
+
+def format_lists(records: list[RecordSummary], vectors: list[VectorSummary]) -> Iterator[str]:
+    """Yield both lists as lines of text."""
+    yield tr("Records:")
+    yield from (one.line() for one in records)
+    yield ""
+    yield tr("Vectors of the provider in use:")
+    yield from (one.line() for one in vectors)
+    yield ""
+
 
 _PROBLEMS = (AngelProblem, ChromaProblem, OSError, apsw.Error, UnicodeDecodeError)
 
 
-class ProviderLook(Struct, frozen=True, kw_only=True):
+class ProviderSummary(Struct, frozen=True, kw_only=True):
     """The folder of a provider; ``vectors`` is None where it has no collection of notes."""
 
     provider: str
@@ -35,39 +152,39 @@ class ProviderLook(Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         """Return it as a line for a person."""
-        vectors = tr("no collection of notes") if self.vectors is None else counted(self.vectors, "vector")
+        vectors = tr("no collection of notes") if self.vectors is None else format_count(self.vectors, "vector")
         return tr(
             "provider {provider} ({use}): {vectors}, {bytes}",
             provider=self.provider,
             use=self.use,
             vectors=vectors,
-            bytes=human_bytes(self.bytes),
+            bytes=format_bytes(self.bytes),
         )
 
 
-class AngelHealthLook(HealthLook, frozen=True, kw_only=True):
+class AngelHealthSummary(HealthSummary, frozen=True, kw_only=True):
     """What is in a data folder, and how healthy it seems."""
 
     records: int | UnsetType
     tags: int | UnsetType
     vectors: int | None
-    providers: list[ProviderLook]
+    providers: list[ProviderSummary]
     #: With ``--items``: every record, and every entry of the collection of the provider in use.
-    record_list: list[RecordLook] | UnsetType = UNSET
-    vector_list: list[VectorLook] | UnsetType = UNSET
+    record_list: list[RecordSummary] | UnsetType = UNSET
+    vector_list: list[VectorSummary] | UnsetType = UNSET
 
     def lines(self) -> Iterator[str]:
         """See :class:`HealthLook`."""
         if self.record_list is not UNSET and self.vector_list is not UNSET:
-            yield from lists.lines(self.record_list, self.vector_list)
+            yield from format_lists(self.record_list, self.vector_list)
         if self.records is not UNSET and self.tags is not UNSET:
-            records, tags = counted(self.records, "record"), counted(self.tags, "tag")
-            yield f"{records}, {tags}, {human_bytes(self.bytes)}."
+            records, tags = format_count(self.records, "record"), format_count(self.tags, "tag")
+            yield f"{records}, {tags}, {format_bytes(self.bytes)}."
         for one in self.providers:
             yield one.line()
 
 
-def look(source: Located, *, items: bool = False) -> Look:
+def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
     """Look at a data folder; there are no bases in it. ``items`` asks for its records and vectors."""
     root = source.tree.path
     problems: list[str] = []
@@ -80,7 +197,7 @@ def look(source: Located, *, items: bool = False) -> Look:
             records, tags = database.record_count(db), database.tag_count(db)
     except _PROBLEMS as error:
         problems.append(f"{database.DATABASE}: {error}")
-    used = providers(root)
+    used = find_providers(root)
     found = _differences(used, texts, problems)
     if used.problem is not None:
         problems.append(f"{database.STATE}: {used.problem}")
@@ -92,10 +209,10 @@ def look(source: Located, *, items: bool = False) -> Look:
             )
         )
     folders = _folders(root, used)
-    health = AngelHealthLook(
+    health = AngelHealthSummary(
         orphans=0,
         stale=0,
-        bytes=size_of(root / database.CENTER) + sum(folder.bytes for folder in folders),
+        bytes=folder_size(root / database.CENTER) + sum(folder.bytes for folder in folders),
         problems=problems,
         records=records,
         tags=tags,
@@ -112,23 +229,23 @@ def look(source: Located, *, items: bool = False) -> Look:
         )
     if items:
         health = structs.replace(health, **_lists(root, used, found, problems))
-    return Look([], health)
+    return StoreSummary([], health)
 
 
 def _lists(
-    root: Path, used: Providers, found: Differences | None, problems: list[str]
-) -> dict[str, list[RecordLook] | list[VectorLook]]:
+    root: Path, used: Providers, found: VectorDifferences | None, problems: list[str]
+) -> dict[str, list[RecordSummary] | list[VectorSummary]]:
     """Return the lists of records and vectors, as far as they can be read; what cannot is added to ``problems``."""
-    records: list[RecordLook] = []
-    vectors: list[VectorLook] = []
+    records: list[RecordSummary] = []
+    vectors: list[VectorSummary] = []
     try:
         with database.reading(root) as db:
-            records = lists.record_looks(db, found)
+            records = summarize_records(db, found)
     except _PROBLEMS as error:
         _add_once(problems, f"{database.DATABASE}: {error}")
     if used.in_use is not None and found is not None:
         try:
-            vectors = lists.vector_looks(used.in_use, found)
+            vectors = summarize_vectors(used.in_use, found)
         except _PROBLEMS as error:
             _add_once(problems, f"{used.in_use.path.name}: {error}")
     return {"record_list": records, "vector_list": vectors}
@@ -139,17 +256,17 @@ def _add_once(problems: list[str], problem: str) -> None:
         problems.append(problem)
 
 
-def _differences(used: Providers, texts: dict[str, str] | None, problems: list[str]) -> Differences | None:
+def _differences(used: Providers, texts: dict[str, str] | None, problems: list[str]) -> VectorDifferences | None:
     if used.in_use is None or texts is None:
         return None
     try:
-        return differences(used.in_use, texts)
+        return find_vector_differences(used.in_use, texts)
     except _PROBLEMS as error:
         problems.append(f"{used.in_use.path.name}: {error}")
         return None
 
 
-def _folders(root: Path, used: Providers) -> list[ProviderLook]:
+def _folders(root: Path, used: Providers) -> list[ProviderSummary]:
     """Return every provider's folder with how many vectors of notes it has, its size, and what it is."""
     leftovers = {folder.name for folder in used.leftovers}
     looks = []
@@ -159,5 +276,17 @@ def _folders(root: Path, used: Providers) -> list[ProviderLook]:
             use = tr("in use")
         elif one.name in leftovers:
             use = tr("left over")
-        looks.append(ProviderLook(provider=one.name, vectors=entries_of(one), bytes=size_of(one.path), use=use))
+        looks.append(
+            ProviderSummary(provider=one.name, vectors=count_note_vectors(one), bytes=folder_size(one.path), use=use)
+        )
     return looks
+
+
+# How data folders of AngelMemory are looked at and audited.
+
+
+CHECKS = Checks(
+    inspect=lambda found, asked: inspect_store(found, items=asked.items),
+    has_items=True,
+    audit=audit.audit,
+)

@@ -10,13 +10,14 @@ from enum import IntEnum
 import apsw
 import msgspec
 
-from checks.audit.file_findings import CORRUPT, UNREADABLE
-from checks.audit.findings import FINDINGS, SAMPLES, Finding
-from regraft import clock, sqlite
-from regraft.language import joined, put_in, tr
+from checks.audit.findings import CORRUPT, FINDINGS, SAMPLES, UNREADABLE, Audit, Finding
+from regraft import identity
+from regraft.disk import sqlite
+from regraft.identity import replace
+from regraft.language import format_count, insert_at_mark, join_list, tr
 from regraft.report.notices import Severity
-from regraft.report.progress import Progress, Silent
-from regraft.text import counted, decode_utf8
+from regraft.report.progress import Progress, SilentProgress
+from regraft.text import decode_utf8
 
 #: SQLite calls back after so many steps of its machine.
 _STEPS = 20_000
@@ -61,9 +62,9 @@ class FindingCollector(msgspec.Struct):
     #: How long the audit may take, in seconds; None: as long as it takes.
     max_duration: float | None = None
     #: Is told of each file that is checked, as one step of a stage.
-    progress: Progress = msgspec.field(default_factory=Silent)
+    progress: Progress = msgspec.field(default_factory=SilentProgress)
     #: What ages are relative to.
-    now_ms: int = msgspec.field(default_factory=clock.now_ms)
+    now_ms: int = msgspec.field(default_factory=identity.now_ms)
     #: The checks that time did not suffice for, as a person calls them.
     not_checked: list[str] = msgspec.field(default_factory=list)
     _tallies: dict[tuple[str, str | None, str], _Tally] = msgspec.field(default_factory=dict)
@@ -97,7 +98,7 @@ class FindingCollector(msgspec.Struct):
         tally = self._tallies.setdefault((name, base, said), new)
         tally.count += count
         if sample is not None and len(tally.samples) < SAMPLES:
-            tally.samples.append(named(sample))
+            tally.samples.append(display_text(sample))
 
     def count(self, name: str, base: str | None) -> int:
         """Return how often something of this name was found in a base."""
@@ -108,7 +109,9 @@ class FindingCollector(msgspec.Struct):
         places = {name: place for place, name in enumerate(FINDINGS)}
         found = []
         for (name, base, _), tally in self._tallies.items():
-            message = put_in(tally.said, "{n}", counted(tally.count, tally.noun)) if tally.noun else tally.said
+            message = (
+                insert_at_mark(tally.said, "{n}", format_count(tally.count, tally.noun)) if tally.noun else tally.said
+            )
             subject = tally.samples[0] if tally.samples and tally.count == 1 else None
             severity = tally.severity or FINDINGS[name].severity
             samples = tuple(tally.samples)
@@ -139,8 +142,8 @@ class FindingCollector(msgspec.Struct):
             more = "…" if len(left) > _NAMED else ""
             return tr(
                 "Time was over: {checks} missing ({left}{more}).",
-                checks=counted(len(left), "check"),
-                left=joined(left[:_NAMED]),
+                checks=format_count(len(left), "check"),
+                left=join_list(left[:_NAMED]),
                 more=more,
             )
         if self.level is Level.QUICK:
@@ -214,8 +217,51 @@ class FindingCollector(msgspec.Struct):
             connection.set_progress_handler(None)
 
 
-def named(value: object) -> str:
+def display_text(value: object) -> str:
     """Return what names a row, whatever it holds: text of any bytes, numbers, nothing."""
     text = decode_utf8(value) if isinstance(value, bytes) else str(value)
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+# What a caller asks of an audit, whichever system the store is of.
+
+
+#: Returns the command line for a path: it is given the words of the command, and those that come after the path.
+CommandLine = Callable[[Sequence[str], Sequence[str]], str]
+
+
+class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a store is to be looked at, how deep, and how long (in seconds; None: as long as it takes)."""
+
+    level: Level = Level.DEFAULT
+    max_duration: float | None = None
+    #: Ids of the bases; empty: all.
+    bases: tuple[str, ...] = ()
+    #: What ages are relative to.
+    now_ms: int = msgspec.field(default_factory=identity.now_ms)
+    #: Shows a person how far it is.
+    progress: Progress = msgspec.field(default_factory=SilentProgress)
+
+
+# The command lines that an audit gives for what it found, where the registry names the command.
+
+
+def add_commands(
+    audited: Audit, command_line: CommandLine, options_of: Callable[[Finding], Sequence[str]] = lambda _: ()
+) -> Audit:
+    """Return an audit whose findings give the command line that mends them.
+
+    Args:
+        audited: what was found.
+        command_line: makes the line of a command for the path.
+        options_of: gives what a finding's command is told besides what the registry says.
+    """
+
+    def mended(finding: Finding) -> Finding:
+        words = FINDINGS[finding.name].command
+        if not words or finding.is_beyond_repair:
+            return finding
+        return replace(finding, repair=command_line(words[:1], (*words[1:], *options_of(finding))))
+
+    return replace(audited, findings=tuple(map(mended, audited.findings)))

@@ -13,13 +13,13 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from regraft.labels import counted_severity, severity_heading
-from regraft.language import joined, tr
-from regraft.records import replace
+from regraft.identity import replace
+from regraft.language import format_count, join_list, tr
 from regraft.report import notices
 from regraft.report.document import Head, Report
+from regraft.report.labels import format_severity_count, severity_heading
 from regraft.report.notices import Severity
-from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
+from regraft.text import LONGEST_NAME, one_line, printable_lines
 
 #: Findings of one name shown in text before the rest is counted.
 SHOWN_PER_NAME = 3
@@ -45,7 +45,7 @@ _NOUNS = {
 _SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
-class Definition(msgspec.Struct, frozen=True, kw_only=True):
+class FindingDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """A registered finding: the gravest that it can be, what it means, and what mends it, in the user's words."""
 
     name: str
@@ -58,8 +58,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Commands that take ``--only`` with the name of a finding.
 _BY_NAME = (("repair",), ("gc",))
-#: Those of what is loaded; those of every system are :func:`checks.systems.every_finding`.
-FINDINGS: dict[str, Definition] = {}
+#: Those of what is loaded; those of every system are :func:`checks.systems.load_findings`.
+FINDINGS: dict[str, FindingDefinition] = {}
 
 
 def register(severity: Severity, name: str, meaning: str, remedy: str, command: str = "") -> str:
@@ -71,7 +71,7 @@ def register(severity: Severity, name: str, meaning: str, remedy: str, command: 
     words = tuple(command.split())
     if words in _BY_NAME:
         words = (*words, "--only", name)
-    FINDINGS[name] = Definition(name=name, severity=severity, meaning=meaning, remedy=remedy, command=words)
+    FINDINGS[name] = FindingDefinition(name=name, severity=severity, meaning=meaning, remedy=remedy, command=words)
     return name
 
 
@@ -197,7 +197,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
             self,
             findings=kept,
             opening="",
-            closing=tr("Looked for {fromkeys} only.", fromkeys=joined(dict.fromkeys(names))),
+            closing=tr("Looked for {fromkeys} only.", fromkeys=join_list(dict.fromkeys(names))),
         )
 
     def in_order(self) -> list[Finding]:
@@ -242,12 +242,12 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
         return int(any(notices.at_least(finding.severity, line) for finding in self.findings))
 
 
-def as_text(audit: Audit, title: str, *, verbose: bool = False) -> str:
+def format_audit(audit: Audit, title: str, *, verbose: bool = False) -> str:
     """Return an audit as text for a person; ``title`` says what was looked at."""
     lines = [title, *([audit.opening] if audit.opening else [])]
     for severity, found in groupby(audit.in_order(), key=lambda finding: finding.severity):
         lines += ["", tr("{heading}:", heading=severity_heading(severity)), *_group(list(found), audit.names, verbose)]
-    return shown_lines([*lines, "", _sum(audit)])
+    return printable_lines([*lines, "", _sum(audit)])
 
 
 def _group(found: list[Finding], names: dict[str, str], verbose: bool) -> Iterator[str]:
@@ -280,7 +280,7 @@ def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
     yield f"{indent}{message} [{finding.name}]"
     if verbose and finding.samples:
         samples = [_sample(finding, one) for one in finding.samples]
-        yield tr("{indent}  for example: {samples}", indent=indent, samples=joined(samples))
+        yield tr("{indent}  for example: {samples}", indent=indent, samples=join_list(samples))
     if finding.repair is not None:
         yield tr("{indent}  mend it: {repair}", indent=indent, repair=finding.repair)
 
@@ -295,7 +295,116 @@ def _sample(finding: Finding, sample: str) -> str:
 
 def _sum(audit: Audit) -> str:
     numbers = Counter(finding.severity for finding in audit.findings)
-    said = joined(counted_severity(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity])
+    said = join_list(
+        format_severity_count(numbers[severity], severity) for severity in _SEVERITIES if numbers[severity]
+    )
     shown = [(what, noun) for what, noun in _NOUNS.items() if what in audit.checked]
-    seen = joined(counted(audit.checked[what], noun) for what, noun in shown)
+    seen = join_list(format_count(audit.checked[what], noun) for what, noun in shown)
     return tr("{seen}: {found}. {closing}", seen=seen, found=said or tr("nothing found"), closing=audit.closing)
+
+
+# What an audit can say of any SQLite file: whether it can be read, and whether it has the schema of its layout.
+#
+# ``docs/findings.md`` lists them.
+
+
+#: What mends several of them, in a person's words.
+PERSON = tr("A person has to decide; the message says about what.")
+
+UNREADABLE = register(
+    "error",
+    "file.unreadable",
+    tr("A catalog or an index is not a SQLite file, is cut off, holds none of the known tables, or may not be read."),
+    tr(
+        "A permission, or a backup of the file; of a v2 index, `regraft repair --from SOURCE`, where another copy of "
+        "the data has its texts and vectors; else `regraft repair --salvage`, by what is left in it."
+    ),
+)
+CORRUPT = register(
+    "error",
+    "file.corrupt",
+    tr("SQLite itself finds the file damaged, or stops while reading it. What could not be read was not checked."),
+    tr(
+        "A backup of the file; of a v2 index, `regraft repair --from SOURCE`, where another copy of the data has its "
+        "texts and vectors; else `regraft repair --salvage`, by what is left in it; or indexing the base again in the "
+        "application."
+    ),
+)
+HOT_JOURNAL = register(
+    "warning",
+    "file.hot-journal",
+    tr("The journal of an unfinished transaction lies beside the file. It was checked as if that were taken back."),
+    tr("`regraft repair`, or starting the application once: both take the transaction back."),
+    "repair",
+)
+SCHEMA_MISSING = register(
+    "error",
+    "schema.missing",
+    tr("A table, column, key, check, index or trigger of the layout is missing, or does something else."),
+    tr("`regraft upgrade`, which builds the layout anew around the rows."),
+    "upgrade",
+)
+SCHEMA_VERSION = register(
+    "error",
+    "schema.version",
+    tr("The version in the file is not the layout's. The application would empty this file when it opens the base."),
+    tr(
+        "`regraft upgrade`, unless the version is newer than regraft knows. Until then, do not "
+        "open the base with the application."
+    ),
+    "upgrade",
+)
+SCHEMA_PREVIEW = register(
+    "error",
+    "schema.preview",
+    tr("The single table of a preview build is here; the application does not see its vectors."),
+    tr("`regraft upgrade`, which makes the layout of the rows, with every vector."),
+    "upgrade",
+)
+FOREIGN_TRIGGER = register(
+    "error",
+    "schema.foreign-trigger",
+    tr(
+        "A trigger that the layout does not have, or one of its own that does something else "
+        "besides: the next program that changes a row runs it. regraft never does. In the "
+        "application's catalog those on tables of knowledge count, and none of its others."
+    ),
+    tr("`regraft repair`, which drops it; of one of the layout's own it makes that anew."),
+    "repair",
+)
+FOREIGN_VIEW = register(
+    "error",
+    "schema.foreign-view",
+    tr(
+        "A view, which the layout does not have. One in the place of a table is never read: "
+        "what should be there cannot be checked."
+    ),
+    tr("`regraft repair`, which drops it; for one in the place of a table, a backup of the file."),
+    "repair",
+)
+FOREIGN_COLUMN = register(
+    "error",
+    "schema.foreign-column",
+    tr(
+        "In a table of the layout: a column more, one that follows from others, a key that "
+        "carries changes on to other rows, a rule that replaces rows or calls a function; or a "
+        "virtual table in its place. Commands that would change such rows refuse."
+    ),
+    PERSON,
+)
+FOREIGN_INDEX = register(
+    "note",
+    "schema.foreign-index",
+    tr("An index that the layout does not have, as newer releases may add one. It stays."),
+    tr("Nothing has to be mended."),
+)
+FOREIGN_TEXT_INDEX = register(
+    "error",
+    "schema.foreign-text-index",
+    tr(
+        "An index on a table that SQLite keeps the full-text index in: where a text changes, "
+        "SQLite calls itself without end. Commands that would change texts refuse."
+    ),
+    tr("`regraft repair`, which drops it."),
+    "repair",
+)

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 from checks.audit.findings import FINDINGS
 from regraft.formats.cherry_v2.layout import is_uuid
-from regraft.kinds import NAMES, Kind
-from regraft.labels import counted_severity, label_of, severity_heading
-from regraft.language import joined, tr
-from regraft.report import notices, render
-from regraft.report.html import Part, percent, rendered
-from regraft.report.progress import human_bytes
-from regraft.text import counted
+from regraft.kinds import KIND_NAMES, Kind
+from regraft.language import format_count, join_list, tr
+from regraft.report import migration, notices
+from regraft.report.html import BarPart, format_percent, render_page
+from regraft.report.labels import format_severity_count, label_of, severity_heading
+from regraft.text import format_bytes
 
 Document = dict[str, Any]
 #: What a template shows, by its names there.
@@ -38,15 +37,15 @@ _LEVELS = {
 _NOT_LOOKED_AT = tr("not looked at")
 
 
-def as_page(document: Document, only: Sequence[str] = ()) -> str:
+def render_check_page(document: Document, only: Sequence[str] = ()) -> str:
     """Return the document of an audit (``docs/commands.md``, "check") as one offline HTML page.
 
     Args:
         document: what ``--json`` prints.
         only: the names to which its findings were narrowed; empty: all.
     """
-    kind = NAMES[Kind(document["source"]["kind"])]
-    return rendered("check.html", "check", title=tr("Audit of {kind}", kind=kind), **_Page(document, only).values())
+    kind = KIND_NAMES[Kind(document["source"]["kind"])]
+    return render_page("check.html", "check", title=tr("Audit of {kind}", kind=kind), **_Page(document, only).values())
 
 
 class _Label(NamedTuple):
@@ -74,7 +73,7 @@ class _Page:
     def values(self) -> Values:
         """Return it by the names that the template has."""
         checked = dict(self._document["checked"])
-        size = human_bytes(checked.pop("bytes"))
+        size = format_bytes(checked.pop("bytes"))
         numbers = {label_of(name.replace("_", " ")): f"{count:,}" for name, count in checked.items()}
         findings = self._grouped()
         has_indexes = bool(self._bases) and not self._is_planned
@@ -84,7 +83,7 @@ class _Page:
             "facts": list(self._facts()),
             "numbers": {**numbers, label_of("size"): size},
             "severities": [
-                Part(severity, severity_heading(severity), number) for severity, number in self._severities.items()
+                BarPart(severity, severity_heading(severity), number) for severity, number in self._severities.items()
             ],
             "findings": findings,
             "most": max((finding["cases"] for finding in findings), default=0),
@@ -98,7 +97,9 @@ class _Page:
 
     def _verdict(self) -> str:
         """Return the sum of it in one sentence."""
-        message = joined(counted_severity(number, severity) for severity, number in self._severities.items() if number)
+        message = join_list(
+            format_severity_count(number, severity) for severity, number in self._severities.items() if number
+        )
         return f"{message or tr('Nothing found')}."
 
     def _facts(self) -> Iterator[str]:
@@ -112,11 +113,11 @@ class _Page:
         if self._is_cut:
             yield tr(
                 "time was over: {checks} {not_looked_at}",
-                checks=counted(len(self._document["not_checked"]), "check"),
+                checks=format_count(len(self._document["not_checked"]), "check"),
                 not_looked_at=_NOT_LOOKED_AT,
             )
         if self._only:
-            yield tr("only findings of the name {only}", only=joined(self._only))
+            yield tr("only findings of the name {only}", only=join_list(self._only))
 
     @property
     def _is_cut(self) -> bool:
@@ -183,7 +184,7 @@ class _Page:
             )
             bases.append({"label": label, "parts": parts, "about": f"{label}. ", "message": message})
             left.update({part.name: part.number for part in parts if part.number and part.name in notices.EVERY_CODE})
-        return {"title": title, "unknown": "", "bases": bases, "reasons": render.counted_codes(left)}
+        return {"title": title, "unknown": "", "bases": bases, "reasons": migration.count_codes(left)}
 
     def _norms(self) -> Values:
         if not any(base["norms"] for base in self._bases):
@@ -195,7 +196,7 @@ class _Page:
         if not counts:
             message = self._not_counted if base["norms"] is None else tr("no vector with a norm")
             return {"label": label, "columns": [], "message": message}
-        numbers = joined(f"{_step(step)}: {count:,}" for step, count in counts.items())
+        numbers = join_list(f"{_step(step)}: {count:,}" for step, count in counts.items())
         steps, ends = (_USUAL_STEPS, "012") if max(counts) < _USUAL_STEPS else (_ALL_STEPS, ("0", "5", "10+"))
         columns = list(_columns(counts, steps))
         shown = {"label": label, "columns": columns, "ends": ends, "steps": numbers}
@@ -212,24 +213,24 @@ class _Page:
 def _finding(severity: notices.Severity, name: str, group: Sequence[Document]) -> Document:
     definition, cases = FINDINGS[name], sum(int(finding["count"]) for finding in group)
     bases = len({finding["base"] for finding in group if finding["base"] is not None})
-    where = tr("{cases:,} in {bases}", cases=cases, bases=counted(bases, "base")) if bases else f"{cases:,}"
+    where = tr("{cases:,} in {bases}", cases=cases, bases=format_count(bases, "base")) if bases else f"{cases:,}"
     shown = {"severity": severity, "name": name, "cases": cases, "where": where}
     return {**shown, "meaning": definition.meaning, "remedy": definition.remedy}
 
 
-def _parts(rows: Document | None) -> list[Part]:
+def _parts(rows: Document | None) -> list[BarPart]:
     """Return where a base's rows went; nothing where none was counted."""
-    parts = render.parts_of(rows) if rows else []
+    parts = migration.row_bar_parts(rows) if rows else []
     return parts if any(part.number for part in parts) else []
 
 
 def _columns(counts: dict[int, int], steps: int) -> Iterator[dict[str, str]]:
     """Yield the columns of a histogram: one in thousands can be seen, too."""
     highest = max(counts.values())
-    width = percent(1, steps)
+    width = format_percent(1, steps)
     for step, count in counts.items():
         height = max(100 * count / highest, 3)
-        x, y = percent(step, steps), f"{100 - height:.3f}%"
+        x, y = format_percent(step, steps), f"{100 - height:.3f}%"
         yield {"x": x, "y": y, "width": width, "height": f"{height:.3f}%"}
 
 
@@ -280,11 +281,11 @@ def _step(step: int) -> str:
 def _spread(counts: dict[int, int]) -> str:
     total, most = sum(counts.values()), max(counts, key=counts.__getitem__)
     if len(counts) == 1:
-        return tr("{vectors}, all at {step}", vectors=counted(total, "vector"), step=_step(most))
+        return tr("{vectors}, all at {step}", vectors=format_count(total, "vector"), step=_step(most))
     ends = tr("{step} to {step2}", step=_step(min(counts)), step2=_step(max(counts)))
     return tr(
         "{vectors}, {ends}, most at {step} ({counts:,})",
-        vectors=counted(total, "vector"),
+        vectors=format_count(total, "vector"),
         ends=ends,
         step=_step(most),
         counts=counts[most],

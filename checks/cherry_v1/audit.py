@@ -13,9 +13,9 @@ from checks.audit.findings import Audit, BaseStatistics, Finding, Statistics
 from checks.cherry_v1 import findings as v1
 from regraft.language import tr
 from regraft.report import notices
-from regraft.report.migration import BaseReport, LookedAt, SourcePlan, Warned
+from regraft.report.migration import BaseReport, BaseSurvey, SourcePlan, WarningReport
 from regraft.report.notices import CODES
-from regraft.report.progress import human_bytes
+from regraft.text import format_bytes
 
 #: Codes about a base that speak of its vector file.
 _ABOUT_THE_FILE = {notices.MISSING_STORE, notices.DEGENERATE, notices.DIFFERING_VECTOR, notices.DEDUPLICATED}
@@ -31,7 +31,7 @@ _HAS_TEXT = {
 # --- the audit -----------------------------------------------------------------------------------------------------
 
 
-def audit(plan: SourcePlan, command: Sequence[str]) -> Audit:
+def audit_plan(plan: SourcePlan, command: Sequence[str]) -> Audit:
     """Turn a plan into findings.
 
     A base's sum of chunks that v1 left out is none: every item of them says its own.
@@ -68,13 +68,13 @@ def _checked(plan: SourcePlan) -> dict[str, int]:
     }
 
 
-def _statistics(base: BaseReport, store: LookedAt) -> BaseStatistics:
+def _statistics(base: BaseReport, store: BaseSurvey) -> BaseStatistics:
     """Return where the rows of a base would go; None where nobody could read them."""
     is_known = store.is_read or base.status == "completed"
     return BaseStatistics(id=base.source_id, name=base.name, rows=base.rows if is_known else None)
 
 
-def _finding(warning: Warned, store: LookedAt | None, command: Sequence[str]) -> Finding:
+def _finding(warning: WarningReport, store: BaseSurvey | None, command: Sequence[str]) -> Finding:
     """Return what a warning of the plan is; ``store`` is what was looked at of its base, if it is about one."""
     code = CODES[warning.code]
     name = code.finding
@@ -96,13 +96,13 @@ def _finding(warning: Warned, store: LookedAt | None, command: Sequence[str]) ->
     )
 
 
-def _store_problem(store: LookedAt) -> str:
+def _store_problem(store: BaseSurvey) -> str:
     """Return what is wrong with a vector file of which no vector can be carried."""
     is_empty = store.kind is None or (store.kind == "file" and store.bytes == 0)
     return v1.NO_VECTORS if is_empty or store.is_read else v1.UNREADABLE
 
 
-def _repair(warning: Warned, store: LookedAt | None, command: Sequence[str]) -> str | None:
+def _repair(warning: WarningReport, store: BaseSurvey | None, command: Sequence[str]) -> str | None:
     """Return the command that carries what would else stay behind.
 
     That is a vector file that no base names, rows of a damaged one, a base whose model is gone, or texts whose vector
@@ -143,8 +143,8 @@ def _no_room(plan: SourcePlan) -> Iterator[Finding]:
         said = tr(
             "the library takes about {needed} and {free} are free beside the source; choose a "
             "folder on another disk for --to",
-            needed=human_bytes(needed),
-            free=human_bytes(free),
+            needed=format_bytes(needed),
+            free=format_bytes(free),
         )
         yield Finding(name=v1.DISK_SPACE, severity="error", message=said, subject=source.path)
 

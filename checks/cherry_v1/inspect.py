@@ -3,40 +3,91 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from msgspec import UNSET
 
-from checks.cherry_v1.item_list import item_list
-from checks.looks import BaseLook, HealthLook, Look, VectorFileLook, by_dimensions, bytes_of, problems_of
+from checks.looks import (
+    BaseSummary,
+    HealthSummary,
+    ItemSummary,
+    StoreSummary,
+    VectorFileSummary,
+    count_by_dimensions,
+    describe_problems,
+    total_bytes,
+)
+from checks.systems import Checks
+from regraft.disk.file_paths import vector_file_name
+from regraft.disk.trees import join_path
 from regraft.errors import SourceUnreadable
-from regraft.formats.cherry_v1 import embedjs, profile
-from regraft.formats.cherry_v1.layout import vector_file_in
-from regraft.formats.cherry_v1.state import V1State, read_state, vector_files
-from regraft.formats.cherry_v1.tables import Items
+from regraft.formats.cherry_v1 import layout, profile
+from regraft.formats.cherry_v1.layout import find_vector_file
+from regraft.formats.cherry_v1.state import LazyItems, V1State, list_vector_files, read_state
+from regraft.formats.cherry_v2.catalog_reader import item_name
 from regraft.formats.vector_survey import StoreProblem
-from regraft.kinds import NAMES, V1_SOURCES, Kind
+from regraft.kinds import KIND_NAMES, V1_SOURCES, Kind
 from regraft.language import tr
-from regraft.locate import KNOWLEDGE_FOLDER
-from regraft.located import Located
-from regraft.names import vector_file_name
 from regraft.report.progress import Progress, stage
-from regraft.tree import join, notices_of
+from regraft.stores.locate import KNOWLEDGE_FOLDER, link_notices
+from regraft.stores.systems import Located
+
+# The items of a v1 base as a person knows them, for a first look (``docs/formats/v1.md``, "State").
 
 
-def look(source: Located, progress: Progress, *, items: bool = False) -> Look:
+def list_items(state: V1State, items: Iterable[Any]) -> list[ItemSummary]:
+    """Return what a state says of the items of a base; what is no object is passed over."""
+    return [_item(state, raw) for raw in items if isinstance(raw, dict)]
+
+
+def _item(state: V1State, raw: dict[str, Any]) -> ItemSummary:
+    kind = raw.get("type")
+    return ItemSummary(
+        id=raw.get("id"),
+        name=item_name("url" if kind == "sitemap" else kind, _named_by(state, raw)) or str(raw.get("id")),
+        type=kind,
+        status=raw.get("processingStatus"),
+        error=raw.get("processingError") or UNSET,
+    )
+
+
+def _named_by(state: V1State, raw: dict[str, Any]) -> dict[str, Any]:
+    """Return what names an item, in the fields that a catalog of v2 has for it."""
+    content = raw.get("content")
+    match raw.get("type"):
+        case "url" | "sitemap":
+            return {"url": content}
+        case "note":
+            note = _row(state.notes, raw.get("id"))
+            return {"source": note.get("sourceUrl") or raw.get("sourceUrl"), "content": note.get("content") or content}
+        case "file":
+            inline = content if isinstance(content, dict) else {"id": content}
+            file = {**_row(state.files, inline.get("id")), **inline}
+            return {"source": file.get("origin_name") or file.get("name")}
+        case _:
+            return {"source": content}
+
+
+def _row(table: Any, key: Any) -> dict[str, Any]:
+    """Return a row of a table of the state; nothing where it is not there."""
+    row = table.get(key) if isinstance(key, str) else None
+    return row or {}
+
+
+def inspect_store(source: Located, progress: Progress, *, items: bool = False) -> StoreSummary:
     """Look at v1 data: at all bases of a source, with their items or without, or at the vector file of one."""
     if source.kind is Kind.V1_VECTORS:
-        return _look_at_file(source.path)
+        return _inspect_file(source.path)
     if source.kind is Kind.V1_VECTOR_FOLDER:
-        return _look_at_folder(source, progress)
+        return _inspect_folder(source, progress)
     if source.kind in V1_SOURCES:
-        return _look_at_source(source, progress, items=items)
-    return _look_without_state(source)
+        return _inspect_source(source, progress, items=items)
+    return _inspect_without_state(source)
 
 
-def _look_at_source(source: Located, progress: Progress, *, items: bool) -> Look:
+def _inspect_source(source: Located, progress: Progress, *, items: bool) -> StoreSummary:
     state = read_state(source.tree, source.places)
     raws = [raw for raw in state.bases if isinstance(raw, dict) and isinstance(raw.get("id"), str)]
     bases = []
@@ -45,56 +96,58 @@ def _look_at_source(source: Located, progress: Progress, *, items: bool) -> Look
             progress.at(str(raw.get("name")))
             bases.append(_base(source, state, raw, items=items))
             progress.step(1, 0)
-    sign = None if source.profile is None else profile.sign_of_life(source.profile)
+    sign = None if source.profile is None else profile.detect_running_app(source.profile)
     problems = [] if sign is None else [tr("the application is running ({sign}): its data may change", sign=sign)]
-    noticed = (*source.notices, *notices_of(source.tree), *state.notices)
+    noticed = (*source.notices, *link_notices(source.tree), *state.notices)
     problems += [notice.message for notice in noticed if notice.severity != "note"]
-    problems += problems_of(bases)
+    problems += describe_problems(bases)
     if len(raws) < len(state.bases):
         problems.append(tr("{bases} bases have no id", bases=len(state.bases) - len(raws)))
-    return Look(bases, HealthLook(bytes=bytes_of(bases), problems=problems))
+    return StoreSummary(bases, HealthSummary(bytes=total_bytes(bases), problems=problems))
 
 
-def _look_at_file(path: Path) -> Look:
+def _inspect_file(path: Path) -> StoreSummary:
     """Look at one v1 vector file alone."""
     store, problem = _survey(path)
     problems = [problem] if problem else []
-    base = BaseLook(id=path.name, name=path.name, store=store, problem=problem)
-    return Look([base], HealthLook(bytes=path.stat().st_size, problems=problems))
+    base = BaseSummary(id=path.name, name=path.name, store=store, problem=problem)
+    return StoreSummary([base], HealthSummary(bytes=path.stat().st_size, problems=problems))
 
 
-def _look_at_folder(source: Located, progress: Progress) -> Look:
+def _inspect_folder(source: Located, progress: Progress) -> StoreSummary:
     """Look at every vector file of a folder, which no state lies beside."""
-    names = sorted(vector_files(source.tree, source.places))
+    names = sorted(list_vector_files(source.tree, source.places))
     bases = []
     with stage(progress, "Reading", len(names), "bases"):
         for name in names:
             progress.at(name)
-            store, problem = _look_at_member(source, join(source.places.vectors or "", name))
-            bases.append(BaseLook(id=name, name=name, store=store, problem=problem))
+            store, problem = _inspect_member(source, join_path(source.places.vectors or "", name))
+            bases.append(BaseSummary(id=name, name=name, store=store, problem=problem))
             progress.step(1, 0)
     lost = tr("no state names these vector files; regraft migrate --adopt-orphans makes bases of their rows")
-    return Look(bases, HealthLook(bytes=bytes_of(bases), problems=[lost, *problems_of(bases)]))
+    return StoreSummary(bases, HealthSummary(bytes=total_bytes(bases), problems=[lost, *describe_problems(bases)]))
 
 
-def _look_without_state(source: Located) -> Look:
+def _inspect_without_state(source: Located) -> StoreSummary:
     """Look at a source whose state this version does not read: its vector files and base folders, by their names."""
     folders = (f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)
     folder = next((name for name in folders if source.tree.kind(name) == "folder"), None)
     bases = []
     for name in source.tree.children(folder) if folder else []:
-        place = join(folder or "", name)
+        place = join_path(folder or "", name)
         if source.tree.kind(place) == "folder":
-            bases.append(BaseLook(id=name, name=name, store=None, problem=None))
+            bases.append(BaseSummary(id=name, name=name, store=None, problem=None))
         elif not name.endswith(".json"):
-            store, problem = _look_at_member(source, place)
-            bases.append(BaseLook(id=name, name=name, store=store, problem=problem))
-    problems = [tr("{names} is recognised; this version does not read its knowledge state", names=NAMES[source.kind])]
-    problems += problems_of(bases)
-    return Look(bases, HealthLook(bytes=bytes_of(bases), problems=problems))
+            store, problem = _inspect_member(source, place)
+            bases.append(BaseSummary(id=name, name=name, store=store, problem=problem))
+    problems = [
+        tr("{names} is recognised; this version does not read its knowledge state", names=KIND_NAMES[source.kind])
+    ]
+    problems += describe_problems(bases)
+    return StoreSummary(bases, HealthSummary(bytes=total_bytes(bases), problems=problems))
 
 
-def _look_at_member(source: Located, name: str) -> tuple[VectorFileLook | None, str | None]:
+def _inspect_member(source: Located, name: str) -> tuple[VectorFileSummary | None, str | None]:
     try:
         with source.tree.local(name, None) as path:
             return _survey(path)
@@ -102,21 +155,21 @@ def _look_at_member(source: Located, name: str) -> tuple[VectorFileLook | None, 
         return None, str(error.facts["reason"])
 
 
-def _base(source: Located, state: V1State, raw: dict[str, Any], *, items: bool) -> BaseLook:
-    own = raw.get("items") if isinstance(raw.get("items"), list | Items) else []
+def _base(source: Located, state: V1State, raw: dict[str, Any], *, items: bool) -> BaseSummary:
+    own = raw.get("items") if isinstance(raw.get("items"), list | LazyItems) else []
     types = Counter(str(item.get("type")) for item in own or [] if isinstance(item, dict))
-    store: VectorFileLook | None = None
+    store: VectorFileSummary | None = None
     problem: str | None = tr("the source holds no vector files")
     if source.places.vectors is not None:
         folder = source.places.vectors
-        name = vector_file_in(source.tree, folder, vector_file_name(raw["id"]))
-        store, problem = _look_at_member(source, join(folder, name))
-    return BaseLook(
+        name = find_vector_file(source.tree, folder, vector_file_name(raw["id"]))
+        store, problem = _inspect_member(source, join_path(folder, name))
+    return BaseSummary(
         id=raw["id"],
         name=str(raw.get("name")),
         model=_model_of(raw),
         items=dict(sorted(types.items())),
-        item_list=item_list(state, own or ()) if items else UNSET,
+        item_list=list_items(state, own or ()) if items else UNSET,
         store=store,
         problem=problem,
     )
@@ -129,17 +182,23 @@ def _model_of(raw: dict[str, Any]) -> str | None:
     return "::".join(str(model[key]) for key in ("provider", "id") if model.get(key)) or None
 
 
-def _survey(path: Path) -> tuple[VectorFileLook | None, str | None]:
+def _survey(path: Path) -> tuple[VectorFileSummary | None, str | None]:
     try:
-        found = embedjs.VECTORS.survey(path)
+        found = layout.VECTOR_TABLE.survey(path)
     except StoreProblem as problem:
         return None, tr("its vector file {problem}", problem=problem)
-    store = VectorFileLook(
+    store = VectorFileSummary(
         rows=found.rows,
         loaders=len(found.loaders),
         dimensions=(found.vector_bytes or 0) // 4 or None,
-        lengths=by_dimensions(found.lengths),
+        lengths=count_by_dimensions(found.lengths),
         text_bytes=found.body_bytes,
         bytes=path.stat().st_size,
     )
     return store, None if found.lengths else tr("its vector file holds no usable vector")
+
+
+# How v1 data is looked at.
+
+
+CHECKS = Checks(inspect=lambda found, asked: inspect_store(found, asked.progress, items=asked.items))

@@ -8,11 +8,18 @@ from typing import Any
 
 from checks.audit.collector import FindingCollector
 from checks.cherry_v2 import findings as v2
-from regraft.formats.cherry_v2.catalog_generation import MODEL_NEEDS
-from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
-from regraft.formats.cherry_v2.item_data import DATA, data_of, data_problem, unknown_fields
-from regraft.labels import label_of
-from regraft.language import joined, tr
+from regraft.formats.cherry_v2.catalog_generation import REQUIRED_MODEL_COLUMNS
+from regraft.formats.cherry_v2.catalog_reader import (
+    DATA_FIELDS,
+    Row,
+    StoredCatalog,
+    base_id_text,
+    find_data_problem,
+    list_unknown_fields,
+    parse_item_data,
+)
+from regraft.language import join_list, tr
+from regraft.report.labels import label_of
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.text import is_blank
 
@@ -32,9 +39,9 @@ def check_base(row: Row, models: set[Any] | None, ledger: FindingCollector, carr
         ledger: what is wrong goes there.
         carried_by: what brought the base to v2: the application's upgrade, or a migration.
     """
-    base = base_key(row)
+    base = base_id_text(row)
     check_types(row, "base", base, ledger)
-    problem = base_problem(row)
+    problem = find_base_problem(row)
     if problem is not None:
         ledger.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=_is_of_unknown_mode(row))
     elif row.get("status") == "failed":
@@ -80,7 +87,7 @@ def check_types(row: Row, noun: str, base: str | None, ledger: FindingCollector)
         ledger.add(v2.CATALOG_VALUE, message, base=base, noun=noun, sample=row.get("id"))
 
 
-def base_problem(row: Row) -> str | None:
+def find_base_problem(row: Row) -> str | None:
     """Return what does not go together in a row of ``knowledge_base``; None where all does."""
     return _odd_value(row) or _contradiction(row)
 
@@ -122,10 +129,10 @@ def check_models(models: Sequence[Row], used: Collection[Any], ledger: FindingCo
         ledger: what is wrong goes there.
     """
     for row in models:
-        lacking = [name for name in MODEL_NEEDS if name in row and row[name] is None]
+        lacking = [name for name in REQUIRED_MODEL_COLUMNS if name in row and row[name] is None]
         if lacking and row.get("preset_model_id") is None:
             of_bases = tr(" that bases use,") if row.get("id") in used else ""
-            message = tr("{{n}}{of_bases} without {lacking}", of_bases=of_bases, lacking=joined(lacking))
+            message = tr("{{n}}{of_bases} without {lacking}", of_bases=of_bases, lacking=join_list(lacking))
             ledger.add(v2.MODEL_INCOMPLETE, message, noun="model", sample=row.get("id"))
 
 
@@ -138,7 +145,7 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         is_running: whether an application may be working on items.
         ledger: what is wrong goes there.
     """
-    bases = {base_key(row) for row in catalog.bases}
+    bases = {base_id_text(row) for row in catalog.bases}
     for key, items in (catalog.items or {}).items():
         base = str(key)
         if chosen is not None and base not in chosen:
@@ -154,25 +161,25 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         _check_containers(items, base, ledger)
 
 
-def is_foreign(item: Row) -> bool:
+def has_newer_type(item: Row) -> bool:
     """Tell whether an item is of a type that a newer application has: nobody here knows its rules."""
-    return isinstance(item.get("type"), str) and item["type"] not in DATA
+    return isinstance(item.get("type"), str) and item["type"] not in DATA_FIELDS
 
 
 def _check_item(item: Row, base: str, is_running: bool, ledger: FindingCollector) -> None:
-    if is_foreign(item):
+    if has_newer_type(item):
         going = tr(", which is being deleted") if item.get("status") == "deleting" else ""
         message = tr(
             "{{n}} of the type {type}, of a newer application{going}: left alone", type=item["type"], going=going
         )
         ledger.add(v2.ITEM_FOREIGN, message, base=base, noun="item", sample=item.get("id"))
         return
-    if is_own_path(item):
+    if has_id_as_path(item):
         message = tr("{n} of a folder with its own id for a path: the application shows that as its name")
         ledger.add(v2.ITEM_PATH_IS_ID, message, base=base, noun="file", sample=item.get("id"))
-    problem = status_problem(item, is_running)
+    problem = find_status_problem(item, is_running)
     if problem is not None:
-        is_unknown = item.get("type") not in DATA
+        is_unknown = item.get("type") not in DATA_FIELDS
         ledger.add(
             v2.ITEM_STATUS,
             tr("{what}: {why}", what="{n}", why=problem),
@@ -181,9 +188,9 @@ def _check_item(item: Row, base: str, is_running: bool, ledger: FindingCollector
             sample=item.get("id"),
             is_beyond_repair=is_unknown,
         )
-    problem = data_problem(item)
+    problem = find_data_problem(item)
     if problem is not None:
-        message, more = tr("{what}: {why}", what="{n}", why=problem), bool(unknown_fields(item))
+        message, more = tr("{what}: {why}", what="{n}", why=problem), bool(list_unknown_fields(item))
         ledger.add(v2.ITEM_DATA, message, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
     if is_tombstone(item):
         message = tr("{n} that the upgrade left behind")
@@ -195,12 +202,12 @@ def is_tombstone(item: Row) -> bool:
     return item.get("type") == "directory" and item.get("status") == "failed" and item.get("error") == NOT_MIGRATED
 
 
-def status_problem(item: Row, is_running: bool) -> str | None:
+def find_status_problem(item: Row, is_running: bool) -> str | None:
     """Return what is wrong with an item's status, error and type; None where nothing is."""
     status, error, kind = (item.get(key) for key in ("status", "error", "type"))
-    if is_foreign(item):
+    if has_newer_type(item):
         return None
-    if kind not in DATA:
+    if kind not in DATA_FIELDS:
         return tr("its type is {kind}", kind=kind)
     if status not in _STATUSES:
         return tr("its status is {status}", status=status)
@@ -222,26 +229,26 @@ def _work_problem(kind: Any, status: Any, is_running: bool) -> str | None:
     return None
 
 
-def path_of(item: Row) -> str | None:
+def get_indexed_path(item: Row) -> str | None:
     """Return the path below ``raw/`` of what is indexed of an item; None where it names none."""
-    data = data_of(item)
+    data = parse_item_data(item)
     path = data.get("indexedRelativePath") or data.get("relativePath")
     return path if isinstance(path, str) and path else None
 
 
-def is_own_path(item: Row) -> bool:
+def has_id_as_path(item: Row) -> bool:
     """Tell whether an item is a file of a folder that has its own id for a path, as early releases gave them."""
     if item.get("type") != "file" or item.get("group_id") is None:
         return False
-    return isinstance(item.get("id"), str) and data_of(item).get("relativePath") == item["id"]
+    return isinstance(item.get("id"), str) and parse_item_data(item).get("relativePath") == item["id"]
 
 
-def virtual_prefixes(items: Iterable[Row]) -> dict[str, str]:
+def find_virtual_prefixes(items: Iterable[Row]) -> dict[str, str]:
     """Return what the paths of files of folders begin with, by the files' ids: they have no file by design."""
     every = list(items)
     prefixes = {}
     for item in every:
-        prefix = data_of(item).get("relativePath") if item.get("type") == "directory" else None
+        prefix = parse_item_data(item).get("relativePath") if item.get("type") == "directory" else None
         if isinstance(prefix, str) and prefix:
             prefixes[item.get("id")] = f"{prefix.rstrip('/')}/"
     return {str(item.get("id")): prefixes[group] for item in every if (group := item.get("group_id")) in prefixes}
@@ -255,7 +262,7 @@ def _check_containers(items: list[Row], base: str, ledger: FindingCollector) -> 
         if group is None:
             continue
         children[group].append(item)
-        problem = group_problem(item, by_id)
+        problem = find_folder_problem(item, by_id)
         if problem is not None:
             ledger.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="item", sample=item.get("id"))
     for item in items:
@@ -269,7 +276,7 @@ def _folder_problem(item: Row, children: Sequence[Row]) -> str | None:
     status = item.get("status")
     if item.get("type") != "directory" or status not in ("processing", "completed"):
         return None
-    if any(map(is_foreign, children)):
+    if any(map(has_newer_type, children)):
         return None  # How a newer application counts such a child nobody here knows.
     inside = [child.get("status") for child in children if child.get("status") != "deleting"]
     if not inside:
@@ -278,12 +285,12 @@ def _folder_problem(item: Row, children: Sequence[Row]) -> str | None:
     return None if status == wanted else tr("that should be {wanted} by what is inside", wanted=wanted)
 
 
-def group_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:
+def find_folder_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:
     """Return what is wrong with the folder that an item, which has one, is in; None where nothing is."""
     container = by_id.get(item.get("group_id"))
     if container is None:
         return tr("whose folder is not there")
-    if is_foreign(item) or is_foreign(container):
+    if has_newer_type(item) or has_newer_type(container):
         return None
     if container.get("type") != "directory":
         return tr("inside something that is not a folder")

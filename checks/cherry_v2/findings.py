@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from checks.audit import file_findings
+from checks.audit import findings
 from checks.audit.findings import register
 from regraft.language import tr
 
-UNREADABLE = file_findings.UNREADABLE
-CORRUPT = file_findings.CORRUPT
-HOT_JOURNAL = file_findings.HOT_JOURNAL
-SCHEMA_MISSING = file_findings.SCHEMA_MISSING
-SCHEMA_VERSION = file_findings.SCHEMA_VERSION
-SCHEMA_PREVIEW = file_findings.SCHEMA_PREVIEW
-FOREIGN_TRIGGER = file_findings.FOREIGN_TRIGGER
-FOREIGN_VIEW = file_findings.FOREIGN_VIEW
-FOREIGN_COLUMN = file_findings.FOREIGN_COLUMN
-FOREIGN_INDEX = file_findings.FOREIGN_INDEX
-FOREIGN_TEXT_INDEX = file_findings.FOREIGN_TEXT_INDEX
+UNREADABLE = findings.UNREADABLE
+CORRUPT = findings.CORRUPT
+HOT_JOURNAL = findings.HOT_JOURNAL
+SCHEMA_MISSING = findings.SCHEMA_MISSING
+SCHEMA_VERSION = findings.SCHEMA_VERSION
+SCHEMA_PREVIEW = findings.SCHEMA_PREVIEW
+FOREIGN_TRIGGER = findings.FOREIGN_TRIGGER
+FOREIGN_VIEW = findings.FOREIGN_VIEW
+FOREIGN_COLUMN = findings.FOREIGN_COLUMN
+FOREIGN_INDEX = findings.FOREIGN_INDEX
+FOREIGN_TEXT_INDEX = findings.FOREIGN_TEXT_INDEX
 
 _REINDEX = tr("Indexing the item again in the application.")
 _PERSON = tr("A person has to decide; the message says about what.")
@@ -489,4 +489,12 @@ PENDING = register(
         "Starting the application once, letting it finish, and quitting it. Before a reset: "
         "copying what you want to keep."
     ),
+)
+
+
+BACKUP_SLIM = register(
+    "note",
+    "backup.slim",
+    tr("A slim backup has the database alone: the rows of its bases, and neither their indexes nor their files."),
+    tr("Nothing is wrong. A full backup, or the profile that it was made of, has the rest."),
 )

@@ -13,25 +13,25 @@ from typing import Any
 import apsw
 import msgspec
 
-from checks.audit import foreign_schema
-from checks.audit.collector import FindingCollector, Level, named
-from checks.audit.sqlite_file import problem_with
+from checks.audit import sqlite_checks
+from checks.audit.collector import FindingCollector, Level, display_text
+from checks.audit.sqlite_checks import find_open_problem
+from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2 import foreign_schema as v2_schema
-from checks.cherry_v2 import full_text, texts, vectors
-from checks.cherry_v2.schema_shape import FULL_TEXT, Shape, shape_of
-from regraft import links, long_paths, sqlite, steady
-from regraft.formats.cherry_v2.index import SCHEMA_VERSION, vector_lengths
-from regraft.labels import label_of
+from checks.cherry_v2 import schema as v2_schema
+from checks.cherry_v2.raw_files import IndexMaterial, find_stored_path_problem
+from checks.cherry_v2.schema import FULL_TEXT, SchemaShape, compare_schema
+from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
+from regraft.disk.file_paths import fold_name
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION, schema
 from regraft.language import tr
-from regraft.names import fold
 from regraft.text import decode_utf8
 
 #: Keys are hashes, so that rows are looked up in no order.
 _CACHE_KIB = 64_000
 
 
-class Expected(msgspec.Struct, frozen=True, kw_only=True):
+class ExpectedIndex(msgspec.Struct, frozen=True, kw_only=True):
     """What lies around an index says of it; None where nothing does."""
 
     #: What findings are filed under.
@@ -46,22 +46,12 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None = None
 
 
-class Material(msgspec.Struct):
-    """A material as the index has it."""
-
-    id: str
-    path: str
-    content_hash: str | None
-    #: Whether the index has neither a text nor a unit of it.
-    is_empty: bool = False
-
-
-class Index(msgspec.Struct):
+class IndexFacts(msgspec.Struct):
     """What an audit saw in an index file."""
 
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     #: None where the table cannot be read.
-    materials: list[Material] | None = None
+    materials: list[IndexMaterial] | None = None
     #: How many vectors there are of each length in bytes.
     lengths: Counter[int] = msgspec.field(default_factory=Counter)
     #: How many vectors there are of each norm, in steps; None where that was not looked at.
@@ -69,17 +59,17 @@ class Index(msgspec.Struct):
     is_readable: bool = True
 
 
-def audit_index(path: Path, expected: Expected, ledger: FindingCollector) -> Index:
+def audit_index(path: Path, expected: ExpectedIndex, ledger: FindingCollector) -> IndexFacts:
     """Check one index file; what is wrong goes into ``ledger``.
 
     Never raises for what is in the file.
     """
-    index = Index()
-    problem = problem_with(path)
+    index = IndexFacts()
+    problem = find_open_problem(path)
     if problem is not None:
         ledger.add(
             v2.UNREADABLE,
-            tr("{named} cannot be read: {problem}", named=named(path.name), problem=problem),
+            tr("{named} cannot be read: {problem}", named=display_text(path.name), problem=problem),
             base=expected.base,
         )
         index.is_readable = False
@@ -87,25 +77,25 @@ def audit_index(path: Path, expected: Expected, ledger: FindingCollector) -> Ind
     if _has_journal(path):
         message = tr("the journal of an unfinished transaction lies beside the index")
         ledger.add(v2.HOT_JOURNAL, message, base=expected.base)
-    mark = steady.mark_of(path)
+    mark = sqlite.read_file_state(path)
     try:
-        with sqlite.reading(path, vectors=True) as db, ledger.watched(db, long_paths.stat(path).st_size):
+        with sqlite.open_readonly(path, vectors=True) as db, ledger.watched(db, file_paths.stat(path).st_size):
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            _Audit(db, expected, ledger, index).run()
+            _IndexAudit(db, expected, ledger, index).run()
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         if sqlite.is_write_failure(error):
             raise
         ledger.add(
             v2.UNREADABLE,
-            tr("{named} cannot be read: {error}", named=named(path.name), error=error),
+            tr("{named} cannot be read: {error}", named=display_text(path.name), error=error),
             base=expected.base,
         )
         index.is_readable = False
-    if steady.mark_of(path) != mark:
+    if sqlite.read_file_state(path) != mark:
         # What else was found may be of two states at once.
         ledger.add(
             v2.UNREADABLE,
-            tr("{named} cannot be read: {moved}", named=named(path.name), moved=steady.MOVED),
+            tr("{named} cannot be read: {moved}", named=display_text(path.name), moved=sqlite.CHANGED_DURING_READ),
             base=expected.base,
         )
         index.is_readable = False
@@ -114,18 +104,22 @@ def audit_index(path: Path, expected: Expected, ledger: FindingCollector) -> Ind
 
 def _has_journal(path: Path) -> bool:
     try:
-        return any(beside.name.endswith("-journal") for beside in sqlite.companions(links.real_path(path)))
+        return any(
+            beside.name.endswith("-journal") for beside in untrusted_sqlite.find_companions(links.real_path(path))
+        )
     except OSError:
         return False
 
 
-class _Audit:
-    def __init__(self, db: apsw.Connection, expected: Expected, ledger: FindingCollector, index: Index) -> None:
+class _IndexAudit:
+    def __init__(
+        self, db: apsw.Connection, expected: ExpectedIndex, ledger: FindingCollector, index: IndexFacts
+    ) -> None:
         self._db = db
         self._expected = expected
         self._ledger = ledger
         self._index = index
-        self._shape = Shape()
+        self._shape = SchemaShape()
 
     def run(self) -> None:
         steps = [("structure", self._structure), ("identity", self._identity), ("materials", self._materials)]
@@ -151,10 +145,10 @@ class _Audit:
     # --- structure and identity --------------------------------------------------------------------------------------
 
     def _structure(self) -> None:
-        self._shape = shape_of(self._db, self._ledger)
+        self._shape = compare_schema(self._db, self._ledger)
         for what in self._shape.missing:
             self._add(v2.SCHEMA_MISSING, tr("missing or different: {n} of the layout"), noun="part", sample=what)
-        foreign_schema.add(v2_schema.of_index(self._db), self._ledger, self._expected.base)
+        sqlite_checks.add_foreign_objects(v2_schema.find_foreign_in_index(self._db), self._ledger, self._expected.base)
 
     def _identity(self) -> None:
         if not self._shape.has("meta"):
@@ -163,11 +157,11 @@ class _Audit:
         if not rows:
             self._add(v2.META_MISSING, tr("the index has no identity row"))
             return
-        version, base = rows[0][0], named(rows[0][1])
+        version, base = rows[0][0], display_text(rows[0][1])
         if version != SCHEMA_VERSION or not isinstance(version, int):
             message = tr(
                 "the index says that it is of version {named}, not {schema_version}: the application would",
-                named=named(version),
+                named=display_text(version),
                 schema_version=SCHEMA_VERSION,
             )
             is_newer = isinstance(version, int) and version > SCHEMA_VERSION
@@ -208,7 +202,7 @@ class _Audit:
             before = self._ledger.count(v2.VECTOR_MISSING, self._expected.base)
             self._each(v2.VECTOR_MISSING, tr("{n} without a vector"), "body", _VECTORS_MISSING)
             missing = self._ledger.count(v2.VECTOR_MISSING, self._expected.base) - before
-            missing += vector_lengths.count_bodies_of_other_length(self._db, self._length())
+            missing += schema.count_bodies_of_other_length(self._db, self._length())
             self._index.counts["covered"] = self._index.counts.get("bodies", missing) - missing
         elif vectors_there:
             message = tr(
@@ -219,11 +213,11 @@ class _Audit:
         self._dimensions()
 
     def _length(self) -> int:
-        return vector_lengths.expected_length(self._index.lengths, self._expected.dimensions)
+        return schema.choose_vector_length(self._index.lengths, self._expected.dimensions)
 
     def _dimensions(self) -> None:
         stated, lengths = self._expected.dimensions, self._index.lengths
-        if stated is None or not vector_lengths.contradicts(lengths, stated):
+        if stated is None or not schema.lengths_contradict(lengths, stated):
             return
         if len(lengths) == 1:
             usual = next(iter(lengths)) // 4
@@ -251,37 +245,39 @@ class _Audit:
             "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB), CAST(current_content_hash AS BLOB),"
             f" {is_empty} FROM material m ORDER BY rowid"
         ):
-            problem = stored_problem(raw)
+            problem = find_stored_path_problem(raw)
             if problem is not None:
                 message = tr("a path that is not valid: {problem}", problem=problem)
                 self._add(v2.PATH_UNSAFE, message, sample=raw)
-            path = named(b"" if raw is None else raw)
+            path = display_text(b"" if raw is None else raw)
             whole = decode_utf8(raw) if raw is not None else ""
             # Paths of a folder's files can have a long start in common: all of them is compared.
-            folded = fold(whole)
+            folded = fold_name(whole)
             if folded in seen:
                 message = tr("{n} with a path that another has, but for letter case or Unicode normalisation")
                 self._add(v2.PATH_CLASH, message, noun="material", sample=path)
             seen.add(folded)
-            content_hash = None if content is None else named(content)
-            materials.append(Material(id=named(key), path=whole, content_hash=content_hash, is_empty=bool(empty)))
+            content_hash = None if content is None else display_text(content)
+            materials.append(
+                IndexMaterial(id=display_text(key), path=whole, content_hash=content_hash, is_empty=bool(empty))
+            )
         self._index.materials = materials
 
     # --- what takes time ---------------------------------------------------------------------------------------------
 
     def _texts(self) -> None:
-        texts.check(self._db, self._shape, self._ledger, self._expected.base, self._expected.separator)
+        detect.check_texts(self._db, self._shape, self._ledger, self._expected.base, self._expected.separator)
 
     def _vectors(self) -> None:
         if self._shape.has("embedding"):
             is_stated = self._expected.dimensions is not None
-            self._index.norms = vectors.check(
+            self._index.norms = detect.check_vectors(
                 self._db, self._length(), self._ledger, self._expected.base, is_stated=is_stated
             )
 
     def _full_text(self) -> None:
         if self._shape.has("search_text", FULL_TEXT):
-            full_text.check(self._db, self._shape, self._ledger, self._expected.base)
+            detect.check_full_text(self._db, self._shape, self._ledger, self._expected.base)
 
     def _integrity(self) -> None:
         for (message,) in self._db.execute("PRAGMA integrity_check(20)"):
@@ -297,38 +293,6 @@ def _is_found(db: apsw.Connection, table: str, row: int) -> bool:
     """Tell whether another finding names a row whose key leads nowhere."""
     with_units = f"SELECT EXISTS (SELECT 1 FROM material m WHERE m.rowid = ? AND {_HAS_UNITS})"
     return table == "search_unit" or (table == "material" and bool(db.execute(with_units, (row,)).get))
-
-
-def stored_problem(raw: bytes | None) -> str | None:
-    """Return what is wrong with a path that an index has; half of a surrogate pair in it, which is U+FFFD, is not."""
-    try:
-        (raw or b"").decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return path_problem(raw)
-    return path_problem(decode_utf8(raw or b"").encode())
-
-
-def path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule each
-    """Return what is wrong with a path below ``raw/``, None where nothing is.
-
-    Rules: ``docs/formats/index.md``, "What always holds".
-    """
-    if not raw:
-        return label_of("empty")
-    try:
-        path = raw.decode()
-    except UnicodeDecodeError:
-        return tr("not UTF-8")
-    if "\0" in path or "\\" in path:
-        return tr("it has a NUL or a backslash")
-    if path.startswith("/") or (len(path) > 1 and path[1] == ":" and path[0].isascii() and path[0].isalpha()):
-        return label_of("absolute")
-    parts = path.split("/")
-    if ".." in parts:
-        return tr("it has ..")
-    if parts[0].lower() == ".cherry":
-        return label_of("inside .cherry")
-    return tr("not normalised") if "" in parts or "." in parts else None
 
 
 _NO_CONTENT = "NOT EXISTS (SELECT 1 FROM content c WHERE c.content_hash = m.current_content_hash)"
@@ -398,6 +362,6 @@ _VECTORS_MISSING = """SELECT CAST(t.search_text_id AS BLOB) FROM search_text t
      WHERE NOT EXISTS (SELECT 1 FROM embedding e WHERE e.embedding_text_hash = t.embedding_text_hash)"""
 
 
-def rows_of(index: Index) -> Iterator[tuple[str, int]]:
+def count_rows(index: IndexFacts) -> Iterator[tuple[str, int]]:
     """Return how many rows of what an index has, by the names of ``checked``."""
     yield from ((name, index.counts.get(name, 0)) for name in ("materials", "units", "bodies", "embeddings"))

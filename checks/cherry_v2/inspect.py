@@ -10,42 +10,41 @@ from typing import Any
 import apsw
 from msgspec import UNSET, structs
 
-from checks.cherry_preview import inspect as cherry_preview_inspect
+from checks import cherry_preview as cherry_preview_inspect
+from checks.cherry_v2 import audit
 from checks.cherry_v2 import findings as v2
 from checks.looks import (
-    BaseLook,
-    HealthLook,
-    IndexLook,
-    ItemLook,
-    Look,
-    MaterialLook,
-    VectorFileLook,
-    bytes_of,
-    problems_of,
+    BaseSummary,
+    HealthSummary,
+    IndexSummary,
+    ItemSummary,
+    MaterialSummary,
+    StoreSummary,
+    VectorFileSummary,
+    describe_problems,
+    total_bytes,
 )
-from regraft import sqlite
-from regraft.formats.cherry_preview import libsql
-from regraft.formats.cherry_v2.catalog_lookup import item_data
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, read_catalog
+from checks.systems import Checks
+from regraft.disk import sqlite
+from regraft.formats import cherry_preview
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, item_name, read_catalog, read_item_data
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
-from regraft.formats.cherry_v2.index.vector_lengths import (
+from regraft.formats.cherry_v2.index.schema import (
+    catalog_dimensions,
+    choose_vector_length,
     count_bodies_of_other_length,
-    expected_length,
-    lengths_of,
-    stated_dimensions,
+    count_vector_lengths,
 )
-from regraft.formats.cherry_v2.item_names import item_name
 from regraft.kinds import Kind
-from regraft.language import joined, tr
-from regraft.locate import INDEX_FILE
-from regraft.located import Located
-from regraft.pending import pending_in
-from regraft.text import counted, lenient_text
-from regraft.unpacking import on_disk
+from regraft.language import format_count, join_list, tr
+from regraft.stores.locate import INDEX_FILE, unpack_archive
+from regraft.stores.systems import Located
+from regraft.stores.write_checks import find_pending_change
+from regraft.text import lenient_text
 
 _SLIM = tr("a slim backup: it has the rows of its bases, and neither their indexes nor their files")
 
-Store = VectorFileLook | IndexLook
+Store = VectorFileSummary | IndexSummary
 
 _COUNTS = {
     "materials": "SELECT count(*) FROM material",
@@ -64,41 +63,41 @@ _COUNTS = {
 }
 
 
-def look(source: Located, *, items: bool = False) -> Look:
+def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
     """Look at a library, a profile, one base folder or one index file; an archive is unpacked first.
 
     ``items`` asks for the items of every base, as far as a catalog says them.
     """
-    with on_disk(source, raw=False) as unpacked:
+    with unpack_archive(source, raw=False) as unpacked:
         if source.kind is Kind.INDEX:
             bases = [_one_base(unpacked, unpacked.path, items=items)]
         elif source.kind is Kind.BASE:
             bases = [_one_base(unpacked, unpacked.path / INDEX_FILE, items=items)]
         else:
             bases = _library(unpacked, items=items)
-        return Look(bases, _health(unpacked, bases))
+        return StoreSummary(bases, _health(unpacked, bases))
 
 
-def _health(source: Located, bases: list[BaseLook]) -> HealthLook:
-    read = [base.store for base in bases if isinstance(base.store, IndexLook)]
+def _health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
+    read = [base.store for base in bases if isinstance(base.store, IndexSummary)]
     bodies = sum(store.bodies for store in read)
     notes = [*_stale_copy(source), *_slim(source)]
-    return HealthLook(
+    return HealthSummary(
         coverage=_share(bodies - sum(store.missing + store.wrong_length for store in read), bodies),
         orphans=sum(store.orphans for store in read),
         stale=sum(store.stale or 0 for store in read),
-        bytes=bytes_of(bases),
+        bytes=total_bytes(bases),
         problems=list(_problems(source, bases)),
         notes=notes or UNSET,
     )
 
 
-def _problems(source: Located, bases: list[BaseLook]) -> Iterator[str]:
+def _problems(source: Located, bases: list[BaseSummary]) -> Iterator[str]:
     yield from _pending(source)
     yield from (
         tr("{name} cannot be read: {reason}", name=name, reason=reason) for name, reason in source.damaged.items()
     )
-    yield from problems_of(bases)
+    yield from describe_problems(bases)
 
 
 def _slim(source: Located) -> Iterator[str]:
@@ -108,7 +107,7 @@ def _slim(source: Located) -> Iterator[str]:
 
 def _pending(source: Located) -> Iterator[str]:
     """Yield that the application is going to throw away what is written, as ``check`` names it."""
-    reason = None if source.kind is Kind.V2_BACKUP or source.stores.is_copy else pending_in(source.tree.path)
+    reason = None if source.kind is Kind.V2_BACKUP or source.stores.is_copy else find_pending_change(source.tree.path)
     if reason is not None:
         yield f"{v2.PENDING}: {reason}"
 
@@ -125,18 +124,18 @@ def _stale_copy(source: Located) -> Iterator[str]:
         )
 
 
-def _one_base(source: Located, index: Path, *, items: bool) -> BaseLook:
+def _one_base(source: Located, index: Path, *, items: bool) -> BaseSummary:
     """Look at one base by its index file: closer than at a whole library, with every material."""
     folder, catalog = index.parent.parent, _catalog_path(source)
-    known: list[BaseLook] = []
+    known: list[BaseSummary] = []
     if catalog and index == folder / INDEX_FILE:
         known = _catalog(catalog, {folder.name: index}, folder.name, items=items)
     if known:
         base = known[0]
     else:
         store, problem = _index(index, None)
-        stated = store.base_id if isinstance(store, IndexLook) else folder.name
-        base = BaseLook(id=stated, name=stated, store=store, problem=problem)
+        stated = store.base_id if isinstance(store, IndexSummary) else folder.name
+        base = BaseSummary(id=stated, name=stated, store=store, problem=problem)
     sources = _sources(catalog, base.id) if known and catalog else {}
     if base.store is None:
         return structs.replace(base, materials=[])
@@ -151,22 +150,22 @@ def _sources(catalog: Path, base_id: str) -> dict[str, str]:
     query = """SELECT CAST(id AS BLOB), CASE WHEN json_valid(data) THEN CAST(data ->> 'source' AS BLOB) END
                  FROM knowledge_item WHERE base_id = ?"""
     try:
-        with sqlite.reading(catalog) as db:
+        with sqlite.open_readonly(catalog) as db:
             rows = db.execute(query, (base_id,))
             return {lenient_text(item): lenient_text(source) for item, source in rows if source is not None}
     except (apsw.Error, UnicodeDecodeError):
         return {}
 
 
-def _materials(index: Path, sources: dict[str, str]) -> list[MaterialLook]:
-    with sqlite.reading(index) as db:
+def _materials(index: Path, sources: dict[str, str]) -> list[MaterialSummary]:
+    with sqlite.open_readonly(index) as db:
         rows = db.execute(
             """SELECT CAST(m.material_id AS BLOB), CAST(m.relative_path AS BLOB), count(u.unit_id), max(u.char_end)
                  FROM material m LEFT JOIN search_unit u USING (material_id)
                 GROUP BY m.material_id ORDER BY m.rowid"""
         )
         return [
-            MaterialLook(
+            MaterialSummary(
                 id=lenient_text(material),
                 path=lenient_text(path),
                 source=sources.get(lenient_text(material)),
@@ -185,7 +184,7 @@ def _catalog_path(source: Located) -> Path | None:
     return None if source.stores.catalog is None else source.tree.path / source.stores.catalog
 
 
-def _library(source: Located, *, items: bool) -> list[BaseLook]:
+def _library(source: Located, *, items: bool) -> list[BaseSummary]:
     catalog = _catalog_path(source)
     stores = (*source.stores.current, *source.stores.preview)
     indexes = {str(store.base_id): source.tree.path / store.name for store in stores}
@@ -196,19 +195,19 @@ def _library(source: Located, *, items: bool) -> list[BaseLook]:
             store, problem = _index(path, None)
             if problem is None and catalog:
                 problem = tr("no catalog names this base")
-            known.append(BaseLook(id=base_id, name=base_id, store=store, problem=problem))
+            known.append(BaseSummary(id=base_id, name=base_id, store=store, problem=problem))
     return known
 
 
 def _catalog(
     catalog: Path, indexes: dict[str, Path], only: str | None = None, *, is_slim: bool = False, items: bool
-) -> list[BaseLook]:
+) -> list[BaseSummary]:
     """Return what a catalog says of its bases (or of one of them), with a look into each index, by its base's id."""
     try:
         found = read_catalog(catalog, data=items)
     except CatalogProblem as error:
         return [
-            BaseLook(id=catalog.name, name=catalog.name, store=None, problem=tr("the catalog {error}", error=error))
+            BaseSummary(id=catalog.name, name=catalog.name, store=None, problem=tr("the catalog {error}", error=error))
         ]
     bases = []
     for row in found.bases:
@@ -223,13 +222,13 @@ def _catalog(
     return bases
 
 
-def _items(rows: list[Row], index: Path | None) -> list[ItemLook]:
+def _items(rows: list[Row], index: Path | None) -> list[ItemSummary]:
     """Return the items of a base, with how many units of its index are theirs."""
     units = _units_by_material(index)
     return [
-        ItemLook(
+        ItemSummary(
             id=_readable(row.get("id")),
-            name=item_name(row.get("type"), item_data(row)) or str(_readable(row.get("id"))),
+            name=item_name(row.get("type"), read_item_data(row)) or str(_readable(row.get("id"))),
             type=_readable(row.get("type")),
             status=_readable(row.get("status")),
             error=_readable(row.get("error")),
@@ -246,16 +245,16 @@ def _units_by_material(index: Path | None) -> dict[str, int]:
     if index is None:
         return {}
     try:
-        with sqlite.reading(index) as db:
+        with sqlite.open_readonly(index) as db:
             return {lenient_text(material): count for material, count in db.execute(query) if material is not None}
     except (apsw.Error, OSError, UnicodeDecodeError):
         return {}
 
 
-def _stated(row: Row, items: list[Row], store: Store | None, problem: str | None) -> BaseLook:
+def _stated(row: Row, items: list[Row], store: Store | None, problem: str | None) -> BaseSummary:
     """Return what the catalog itself says of a base, with what its index holds."""
     statuses = Counter(str(item.get("status")) for item in items)
-    return BaseLook(
+    return BaseSummary(
         id=row.get("id"),
         name=_readable(row.get("name", row.get("id"))),
         status=_readable(row.get("status")),
@@ -280,8 +279,8 @@ def _stored(row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bo
     ids = None if items is None else {str(item.get("id")) for item in items}
     # A failed base may have texts, which miss their vectors also where its model is gone.
     has_model = row.get("embedding_model_id") is not None or failed is not None
-    store, problem = _index(path, ids, has_model=has_model, dimensions=stated_dimensions(row))
-    return store, joined(filter(None, (failed, problem)), between=tr("; ")) or None
+    store, problem = _index(path, ids, has_model=has_model, dimensions=catalog_dimensions(row))
+    return store, join_list(filter(None, (failed, problem)), between=tr("; ")) or None
 
 
 #: Columns hold values of any type, and text that may be no UTF-8.
@@ -300,15 +299,15 @@ def _index(
         has_model: whether the base has a model; a base without one has no vectors, and misses none.
         dimensions: those of the catalog; None where it has none.
     """
-    seen = libsql.look(path)
-    if seen.layout is libsql.Layout.PREVIEW:
-        found = cherry_preview_inspect.look_at_file(path, seen)
+    seen = cherry_preview.summarize_file(path)
+    if seen.layout is cherry_preview.IndexLayout.PREVIEW:
+        found = cherry_preview_inspect.inspect_file(path, seen)
         return found.store, found.problem
     try:
-        with sqlite.reading(path) as db:
+        with sqlite.open_readonly(path) as db:
             counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
-            lengths = lengths_of(db)
-            length = expected_length(lengths, dimensions)
+            lengths = count_vector_lengths(db)
+            length = choose_vector_length(lengths, dimensions)
             counts["wrong_length"] = count_bodies_of_other_length(db, length)
             version, stated = db.execute(_META).fetchone() or (None, None)
             stale = None if items is None else _count_stale(db, items)
@@ -318,7 +317,7 @@ def _index(
     if not wants_vectors:
         counts["missing"] = counts["wrong_length"] = 0
     covered = counts["bodies"] - counts["missing"] - counts["wrong_length"]
-    store = IndexLook(
+    store = IndexSummary(
         schema_version=_readable(version),
         base_id=_readable(stated),
         **counts,
@@ -337,7 +336,7 @@ def _count_stale(db: apsw.Connection, items: set[str]) -> int:
     return sum(material is None or lenient_text(material) not in items for (material,) in held)
 
 
-def _problem(path: Path, store: IndexLook) -> str | None:
+def _problem(path: Path, store: IndexSummary) -> str | None:
     folder = path.parent.parent.name
     if store.schema_version != SCHEMA_VERSION:
         return tr(
@@ -349,13 +348,22 @@ def _problem(path: Path, store: IndexLook) -> str | None:
         return tr("its index says that it is of base {base_id}: the application would refuse it", base_id=store.base_id)
     problems = []
     if store.missing:
-        problems.append(tr("{texts} without a vector", texts=counted(store.missing, "text")))
+        problems.append(tr("{texts} without a vector", texts=format_count(store.missing, "text")))
     if store.wrong_length:
         problems.append(
             tr(
                 "{texts} with a vector that does not have {dimensions} dimensions",
-                texts=counted(store.wrong_length, "text"),
+                texts=format_count(store.wrong_length, "text"),
                 dimensions=store.dimensions,
             )
         )
-    return joined(problems, between=tr("; ")) or None
+    return join_list(problems, between=tr("; ")) or None
+
+
+# How v2 data is looked at and audited.
+
+
+CHECKS = Checks(
+    inspect=lambda found, asked: inspect_store(found, items=asked.items),
+    audit=audit.audit,
+)

@@ -9,17 +9,17 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from regraft import links, sqlite
+from regraft.disk import links, sqlite, untrusted_sqlite
 from regraft.errors import RegraftError, SourceNotFound, SourceUnrecognised
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v1.layout import EXPORT_FOLDER
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
-from regraft.kinds import NAMES, Kind
-from regraft.language import tr
-from regraft.locate import KNOWLEDGE_FOLDER, Located, located
-from regraft.pending import pending_in
+from regraft.kinds import KIND_NAMES, Kind
+from regraft.language import format_count, tr
 from regraft.report.document import Report
-from regraft.text import argument, counted
+from regraft.stores.locate import KNOWLEDGE_FOLDER, Located, open_store
+from regraft.stores.write_checks import find_pending_change
+from regraft.text import path_argument
 
 #: What lies beside a place and is called like this may be a copy or a backup of it.
 _NAMED_LIKE = "cherry"
@@ -37,7 +37,7 @@ class NextStep(msgspec.Struct, frozen=True):
     does: str
 
 
-class Installed(msgspec.Struct, frozen=True, kw_only=True):
+class Installation(msgspec.Struct, frozen=True, kw_only=True):
     """Data of the application: where, why that was looked at, of which kind, and what is to be said of it.
 
     ``kind`` is one of :class:`regraft.kinds.Kind`; None: it cannot be read.
@@ -50,24 +50,24 @@ class Installed(msgspec.Struct, frozen=True, kw_only=True):
     next: list[NextStep]
 
 
-class InstalledReport(Report, kw_only=True):
+class InstallationsReport(Report, kw_only=True):
     """What the application has on this system; ``searched`` are the places that were looked at."""
 
     searched: list[str]
-    found: list[Installed]
+    found: list[Installation]
 
 
-def installed() -> tuple[list[Path], list[Installed]]:
+def find_installations() -> tuple[list[Path], list[Installation]]:
     """Return the places where the application may keep its data, and what is there and beside it; nothing is written.
 
     Never raises for what is in the data.
     """
     try:
-        places = profile.known_places()
+        places = profile.list_data_folders()
     except RuntimeError:
         # Nobody can tell where this user's own folder is.
         places = {}
-    known: dict[Path, Installed] = {}
+    known: dict[Path, Installation] = {}
     for place, why in places.items():
         real = _real(place)
         found = None if real in known else _profile(place, why)
@@ -98,29 +98,29 @@ def _beside(folder: Path) -> list[Path]:
         return []
 
 
-def _profile(place: Path, why: str) -> Installed | None:
+def _profile(place: Path, why: str) -> Installation | None:
     """Return what is to be said of the data in a place; None where there are none."""
     # The place itself is meant, also where the settings name another folder for its data.
     for kind in (Kind.V2_PROFILE, Kind.V1_PROFILE):
         try:
-            with located(place, kind) as found:
+            with open_store(place, kind) as found:
                 return _described(found, why)
         except SourceNotFound:
             return None
         except SourceUnrecognised:
             continue
         except (RegraftError, apsw.Error, OSError) as error:
-            return Installed(
+            return Installation(
                 path=str(place), why=why, kind=None, facts=[tr("It cannot be read: {error}", error=error)], next=[]
             )
     return None
 
 
-def _copy(path: Path) -> Installed | None:
+def _copy(path: Path) -> Installation | None:
     """Return what is to be said of a backup, or of a copy of a profile; None where it is neither."""
     why = tr("beside it")
     try:
-        with located(path) as found:
+        with open_store(path) as found:
             if found.kind in _BACKUPS:
                 return _backup(found, why)
             is_profile = found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive
@@ -129,29 +129,29 @@ def _copy(path: Path) -> Installed | None:
         return None
 
 
-def _backup(found: Located, why: str) -> Installed:
+def _backup(found: Located, why: str) -> Installation:
     inspect = _step("inspect", found.path, does=tr("See what is in it"))
     steps = [inspect]
     if found.kind is not Kind.V2_BACKUP:
         steps.insert(0, _step("migrate", found.path, *_TARGET, does=tr("Make a v2 library of it")))
-    facts = [tr("This is {names}.", names=NAMES[found.kind])]
-    return Installed(path=str(found.path), why=why, kind=found.kind, facts=facts, next=steps)
+    facts = [tr("This is {names}.", names=KIND_NAMES[found.kind])]
+    return Installation(path=str(found.path), why=why, kind=found.kind, facts=facts, next=steps)
 
 
-def _described(found: Located, why: str) -> Installed:
+def _described(found: Located, why: str) -> Installation:
     path = found.path
     facts, steps = _v2(found) if found.kind is Kind.V2_PROFILE else _v1(found)
-    if profile.moved_to(path):
+    if profile.find_configured_folders(path):
         facts.append(tr("The application's settings name another folder: what is here is older, or a copy."))
-    running = profile.sign_of_life(path)
+    running = profile.detect_running_app(path)
     if running is not None:
         facts.append(tr("The application is running ({running}): end it before anything is changed.", running=running))
-    return Installed(path=str(path), why=why, kind=found.kind, facts=facts, next=steps)
+    return Installation(path=str(path), why=why, kind=found.kind, facts=facts, next=steps)
 
 
 def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
     path, kind = found.path, _kind_option(found)
-    facts = [tr("v1 data, with {vector_files}.", vector_files=counted(len(_vector_files(found)), "vector file"))]
+    facts = [tr("v1 data, with {vector_files}.", vector_files=format_count(len(_vector_files(found)), "vector file"))]
     if found.tree.kind(EXPORT_FOLDER) == "folder":
         facts.append(tr("The application's own upgrade has begun, and did not end."))
     migrate = _step("migrate", path, *_TARGET, *kind, does=tr("Make a v2 library of it; the v1 data stay as they are"))
@@ -161,7 +161,7 @@ def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
 def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
     path, kind = found.path, _kind_option(found)
     check = _step("check", path, *kind, does=tr("See what is wrong, and what mends it"))
-    pending = pending_in(found.tree.path)
+    pending = find_pending_change(found.tree.path)
     if pending is not None:
         facts = [tr("v2 data, and {pending}: start the application once before anything is changed.", pending=pending)]
         return facts, [_step("inspect", path, *kind, does=tr("See what is in it"))]
@@ -169,16 +169,16 @@ def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
         catalog = read_catalog(found.tree.path / str(found.stores.catalog), data=False)
     except CatalogProblem as error:
         return [tr("v2 data, whose database {error}.", error=error)], [check]
-    facts = [tr("v2 data, with {bases}.", bases=counted(len(catalog.bases), "base"))]
+    facts = [tr("v2 data, with {bases}.", bases=format_count(len(catalog.bases), "base"))]
     vector_files = _vector_files(found)
     failed = sum(base.get("status") == "failed" for base in catalog.bases)
     folders = _lost_folders(catalog)
     if failed or folders:
         # A failed base may also have been installed as it was: the catalog does not say which program gave up on it.
         if failed:
-            facts.append(tr("Not usable: {bases} marked as failed.", bases=counted(failed, "base")))
+            facts.append(tr("Not usable: {bases} marked as failed.", bases=format_count(failed, "base")))
         if folders:
-            facts.append(tr("Not migrated: {folders}.", folders=counted(folders, "folder")))
+            facts.append(tr("Not migrated: {folders}.", folders=format_count(folders, "folder")))
         if not vector_files:
             return facts, [check]
         rescue = _step("rescue", path, "--dry-run", *kind, does=tr("See what of it can be brought back"))
@@ -192,7 +192,7 @@ def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
 
 def _left(vector_files: list[Path]) -> Iterator[str]:
     if vector_files:
-        yield tr("{vector_files} of v1 still there.", vector_files=counted(len(vector_files), "vector file"))
+        yield tr("{vector_files} of v1 still there.", vector_files=format_count(len(vector_files), "vector file"))
 
 
 def _lost_folders(catalog: StoredCatalog) -> int:
@@ -207,16 +207,16 @@ def _vector_files(found: Located) -> list[Path]:
             inside = sorted((found.tree.path / folder).iterdir())
         except OSError:
             continue
-        return [path for path in inside if path.is_file() and may_be_vectors(path)]
+        return [path for path in inside if path.is_file() and may_be_vector_file(path)]
     return []
 
 
-def may_be_vectors(path: Path) -> bool:
+def may_be_vector_file(path: Path) -> bool:
     """Whether a file beside the folders of bases is a vector file of v1: by its table, or by its name if damaged."""
-    if not sqlite.is_database(path):
+    if not untrusted_sqlite.is_database(path):
         return False
     try:
-        with sqlite.reading(path) as db:
+        with sqlite.open_readonly(path) as db:
             return bool(db.execute("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'vectors')").get)
     except (apsw.Error, OSError, UnicodeDecodeError):
         # v1 calls its files after their bases, without an ending.
@@ -225,8 +225,8 @@ def may_be_vectors(path: Path) -> bool:
 
 def _kind_option(found: Located) -> tuple[str, ...]:
     """Return what makes a command read this folder where the settings name another one for the application's data."""
-    return ("--kind", found.kind.value) if profile.moved_to(found.path) else ()
+    return ("--kind", found.kind.value) if profile.find_configured_folders(found.path) else ()
 
 
 def _step(command: str, path: Path, *options: str, does: str) -> NextStep:
-    return NextStep(shlex.join(["regraft", command, argument(path), *options]), does)
+    return NextStep(shlex.join(["regraft", command, path_argument(path), *options]), does)

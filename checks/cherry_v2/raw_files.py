@@ -7,21 +7,66 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
+
 from checks.audit.collector import FindingCollector, Level, OutOfTime
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import is_foreign, path_of, virtual_prefixes
-from checks.cherry_v2.index_file import Material, path_problem
-from regraft import identity, links, long_paths
-from regraft.formats.cherry_v2 import okf
-from regraft.formats.cherry_v2.catalog_reader import Row
-from regraft.formats.cherry_v2.item_data import data_of
+from checks.cherry_v2.catalog_rows import find_virtual_prefixes, get_indexed_path, has_newer_type
+from regraft import identity
+from regraft.disk import file_paths, links
+from regraft.disk.file_paths import NO_TEXT_EXTENSIONS
+from regraft.formats import okf
+from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
 from regraft.language import tr
-from regraft.names import NO_TEXT_EXTENSIONS
+from regraft.report.labels import label_of
 from regraft.report.notices import Severity
-from regraft.text import decode_utf8, is_blank, whole
+from regraft.text import decode_utf8, is_blank, replace_surrogates
+
+
+class IndexMaterial(msgspec.Struct):
+    """A material as the index has it."""
+
+    id: str
+    path: str
+    content_hash: str | None
+    #: Whether the index has neither a text nor a unit of it.
+    is_empty: bool = False
+
+
+def find_stored_path_problem(raw: bytes | None) -> str | None:
+    """Return what is wrong with a path that an index has; half of a surrogate pair in it, which is U+FFFD, is not."""
+    try:
+        (raw or b"").decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return find_path_problem(raw)
+    return find_path_problem(decode_utf8(raw or b"").encode())
+
+
+def find_path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule each
+    """Return what is wrong with a path below ``raw/``, None where nothing is.
+
+    Rules: ``docs/formats/index.md``, "What always holds".
+    """
+    if not raw:
+        return label_of("empty")
+    try:
+        path = raw.decode()
+    except UnicodeDecodeError:
+        return tr("not UTF-8")
+    if "\0" in path or "\\" in path:
+        return tr("it has a NUL or a backslash")
+    if path.startswith("/") or (len(path) > 1 and path[1] == ":" and path[0].isascii() and path[0].isalpha()):
+        return label_of("absolute")
+    parts = path.split("/")
+    if ".." in parts:
+        return tr("it has ..")
+    if parts[0].lower() == ".cherry":
+        return label_of("inside .cherry")
+    return tr("not normalised") if "" in parts or "." in parts else None
+
 
 #: A file that is younger may belong to an item that is being added, in seconds.
-YOUNG = 3600
+YOUNG_SECONDS = 3600
 #: Files below ``raw/`` that are looked at: more are some other program's.
 _MOST_FILES = 1_000_000
 #: The longest snapshot is a note of a million units with its block.
@@ -31,7 +76,7 @@ _LARGEST_SNAPSHOT = 64 << 20
 def check_materials(
     base: str,
     items: list[Row],
-    materials: list[Material],
+    materials: list[IndexMaterial],
     raw: Path,
     ledger: FindingCollector,
     *,
@@ -62,17 +107,17 @@ def check_materials(
         _without_material(lacking, base, raw, ledger, is_recorded=files <= without_rows)
 
 
-def _disagreement(material: Material, item: Row | None) -> tuple[str, str] | None:
+def _disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] | None:
     """Return what to find of a material whose item says something else, and how to say it."""
     if item is None:
         return v2.MATERIAL_ORPHAN, tr("without an item")
-    if is_foreign(item):
+    if has_newer_type(item):
         return None
     if item.get("status") == "deleting":
         return v2.MATERIAL_ORPHAN, tr("of an item that is being deleted")
-    path = path_of(item)
+    path = get_indexed_path(item)
     # Half of a surrogate pair is U+FFFD, as where the index is read.
-    if path is not None and whole(path) != material.path:
+    if path is not None and replace_surrogates(path) != material.path:
         return v2.MATERIAL_PATH, tr("with another path than its item")
     return None
 
@@ -83,7 +128,7 @@ def _is_done(item: Row) -> bool:
 
 def _without_material(items: list[Row], base: str, raw: Path, ledger: FindingCollector, *, is_recorded: bool) -> None:
     for item in items:
-        kind, path = item.get("type"), path_of(item)
+        kind, path = item.get("type"), get_indexed_path(item)
         is_indexed = kind == "file" or path is not None
         name = v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED
         message = (
@@ -105,7 +150,7 @@ def _without_material(items: list[Row], base: str, raw: Path, ledger: FindingCol
 
 def _lack(item: Row, raw: Path) -> str | None:
     """Return what keeps an item from being indexed without the application; None where nothing is known to."""
-    data = data_of(item)
+    data = parse_item_data(item)
     if item.get("type") == "note" and not is_blank(data.get("content")):
         return None
     file = next((path for path in _paths_in(data) if _leads_to_file(raw, path)), None)
@@ -116,11 +161,11 @@ def _lack(item: Row, raw: Path) -> str | None:
 
 
 def _leads_to_file(raw: Path, path: str) -> bool:
-    return path_problem(path.encode("utf-8", "surrogatepass")) is None and _is_file(raw / path)
+    return find_path_problem(path.encode("utf-8", "surrogatepass")) is None and _is_file(raw / path)
 
 
-def check(
-    raw: Path, base: str, items: list[Row] | None, materials: list[Material] | None, ledger: FindingCollector
+def check_raw_files(
+    raw: Path, base: str, items: list[Row] | None, materials: list[IndexMaterial] | None, ledger: FindingCollector
 ) -> int:
     """Hold the files in ``raw`` against materials and items, and return how many there are.
 
@@ -136,7 +181,7 @@ def check(
 
 
 def _materials_on_disk(
-    raw: Path, base: str, items: list[Row] | None, materials: list[Material], ledger: FindingCollector
+    raw: Path, base: str, items: list[Row] | None, materials: list[IndexMaterial], ledger: FindingCollector
 ) -> None:
     snapshots = {str(item.get("id")) for item in items or () if item.get("type") in ("url", "note")}
     has_file = _having_files(items)
@@ -145,7 +190,7 @@ def _materials_on_disk(
         if not has_file(material):
             continue
         path = raw / material.path
-        if long_paths.is_hidden(path):
+        if file_paths.is_hidden_by_length(path):
             ledger.not_checked.append(
                 tr("{base}: {path}: its path is too long for this system", base=base, path=material.path)
             )
@@ -156,34 +201,34 @@ def _materials_on_disk(
             ledger.add(v2.RAW_CHANGED, message, base=base, noun="snapshot", sample=material.path)
 
 
-def _having_files(items: list[Row] | None) -> Callable[[Material], bool]:
+def _having_files(items: list[Row] | None) -> Callable[[IndexMaterial], bool]:
     """Return what tells whether a material has a file below ``raw/``, as far as anybody here knows."""
-    prefixes = virtual_prefixes(items or ())
-    foreign = {str(item.get("id")) for item in items or () if is_foreign(item)}
+    prefixes = find_virtual_prefixes(items or ())
+    foreign = {str(item.get("id")) for item in items or () if has_newer_type(item)}
 
-    def has_file(material: Material) -> bool:
+    def has_file(material: IndexMaterial) -> bool:
         # Without a catalog nobody knows which folder is one of an item.
         prefix = prefixes.get(material.id) if items is not None else material.path.rpartition("/")[0]
         # A virtual path is the item's own id, or lies below its folder's prefix, and has no file by design.
         if material.path == material.id or (prefix and material.path.startswith(prefix)):
             return False
-        return material.id not in foreign and path_problem(material.path.encode("utf-8", "replace")) is None
+        return material.id not in foreign and find_path_problem(material.path.encode("utf-8", "replace")) is None
 
     return has_file
 
 
 def _is_file(path: Path) -> bool:
     try:
-        return long_paths.is_file(path)
+        return file_paths.is_file(path)
     except OSError:
         return False  # a name that no disk takes
 
 
-def _is_changed(path: Path, material: Material) -> bool:
+def _is_changed(path: Path, material: IndexMaterial) -> bool:
     try:
-        if long_paths.stat(path).st_size > _LARGEST_SNAPSHOT:
+        if file_paths.stat(path).st_size > _LARGEST_SNAPSHOT:
             return True
-        text = decode_utf8(links.content(path))
+        text = decode_utf8(links.read_bytes(path))
     except OSError:
         return True
     return material.content_hash not in (identity.text_hash(okf.strip_block(text)), identity.text_hash(text))
@@ -191,8 +236,8 @@ def _is_changed(path: Path, material: Material) -> bool:
 
 def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: FindingCollector) -> int:
     count = 0
-    is_orphan = orphans_among(items, ledger.now_ms) if items is not None else None
-    for name, changed_at in files_below(raw):
+    is_orphan = make_orphan_test(items, ledger.now_ms) if items is not None else None
+    for name, changed_at in walk_files(raw):
         ledger.check_time()
         count += 1
         if is_orphan is not None and is_orphan(name, changed_at):
@@ -200,20 +245,20 @@ def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: Findin
     return count
 
 
-def orphans(raw: Path, items: list[Row], now_ms: int) -> Iterator[str]:
+def find_orphan_files(raw: Path, items: list[Row], now_ms: int) -> Iterator[str]:
     """Return the files below a base's ``raw/`` that no item names and that were older than an hour at a time."""
-    is_orphan = orphans_among(items, now_ms)
-    return (name for name, changed_at in files_below(raw) if is_orphan(name, changed_at))
+    is_orphan = make_orphan_test(items, now_ms)
+    return (name for name, changed_at in walk_files(raw) if is_orphan(name, changed_at))
 
 
-def orphans_among(items: list[Row], now_ms: int) -> Callable[[str, float], bool]:
+def make_orphan_test(items: list[Row], now_ms: int) -> Callable[[str, float], bool]:
     """Return what tells of a path below ``raw/``, and its time of change, whether it is named by no item and old."""
     known: set[str] = set()
     folders: set[str] = set()
     for item in items:
-        data = data_of(item)
+        data = parse_item_data(item)
         known.update(_paths_in(data))
-        if is_foreign(item):
+        if has_newer_type(item):
             # Of an item of a newer application nobody knows which text is a path, and of what.
             texts = {text for text in _texts_in(data) if text}
             known |= texts
@@ -222,7 +267,7 @@ def orphans_among(items: list[Row], now_ms: int) -> Callable[[str, float], bool]
             # A folder item names what its files begin with.
             folders.add(data["relativePath"])
     prefixes = tuple(f"{folder.rstrip('/')}/" for folder in folders)
-    latest = now_ms / 1000 - YOUNG
+    latest = now_ms / 1000 - YOUNG_SECONDS
     return lambda name, changed_at: name not in known and not name.startswith(prefixes) and changed_at < latest
 
 
@@ -246,16 +291,16 @@ def _demand_disk(error: OSError) -> None:
         raise error
 
 
-def files_below(raw: Path) -> Iterator[tuple[str, float]]:
+def walk_files(raw: Path) -> Iterator[tuple[str, float]]:
     """Return the files below a folder by their relative paths, with their times of change; links are not followed."""
     left = _MOST_FILES
-    for folder, _, names in long_paths.walk(raw, onerror=_demand_disk):
+    for folder, _, names in file_paths.walk(raw, onerror=_demand_disk):
         for name in names:
             path = Path(folder) / name
             left -= 1
             if left < 0:
                 return
             try:
-                yield path.relative_to(raw).as_posix(), long_paths.lstat(path).st_mtime
+                yield path.relative_to(raw).as_posix(), file_paths.lstat(path).st_mtime
             except OSError:
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,31 +10,223 @@ import apsw
 import msgspec
 from msgspec import structs
 
-from checks.audit import foreign_schema
-from checks.audit.collector import FindingCollector, Level, named
-from checks.audit.command_lines import with_commands
-from checks.audit.file_findings import CORRUPT, UNREADABLE
-from checks.audit.findings import FINDINGS, Audit, BaseStatistics, Finding, Statistics
-from checks.audit.options import CheckOptions, CommandLine
-from checks.audit.sqlite_file import problem_with
+from checks.audit import sqlite_checks
+from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, add_commands, display_text
+from checks.audit.findings import CORRUPT, FINDINGS, UNREADABLE, Audit, BaseStatistics, Finding, Statistics
+from checks.audit.sqlite_checks import find_open_problem
 from checks.codex_mem import findings as codex
-from checks.codex_mem import foreign_schema as own_schema
-from checks.codex_mem import full_text, layout, notes, scope
+from checks.codex_mem import schema
+from checks.codex_mem import schema as own_schema
 from regraft.formats.codex_mem import database, health, sidecar
-from regraft.formats.codex_mem.database import NOTES, Project
-from regraft.formats.codex_mem.health import Memory, State, Survey
-from regraft.formats.codex_mem.notes import Counts
-from regraft.labels import state_label
-from regraft.language import tr
-from regraft.locate import Located
-from regraft.records import replace
+from regraft.formats.codex_mem.database import NOTES, Counts, Note, Project, Status
+from regraft.formats.codex_mem.health import Memory, State, Survey, obstacle
+from regraft.formats.codex_mem.sidecar import Flaw
+from regraft.identity import replace
+from regraft.language import join_list, tr
+from regraft.report.labels import state_label
 from regraft.report.progress import stage
+from regraft.stores.locate import Located
+
+# What is wrong with codex-mem's notes and their vectors, note by note (``docs/formats/codex_mem.md``, "Judgement").
+
+
+_FLAWS = {
+    Flaw.LENGTH: tr("{n} with a vector of another length than the file's"),
+    Flaw.NON_FINITE: tr("{n} with a vector that has NaN or infinity, or a norm too large for single precision"),
+    Flaw.ZERO: tr("{n} with a vector of zeros"),
+}
+#: What of a code that a program wrote is shown.
+_LONGEST_CODE = 60
+
+
+def check_notes(survey: Survey, known: Collection[str], chosen: Collection[str], ledger: FindingCollector) -> None:
+    """File what is wrong.
+
+    Args:
+        survey: of the whole database.
+        known: ids of its projects, under which a finding is filed.
+        chosen: those that are looked at; empty: all, and notes of none.
+        ledger: what is wrong goes there.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the database is damaged.
+        SidecarUnreadable: the sidecar is.
+    """
+    _check_whole(survey, ledger)
+    of_notes = _judge_note if _are_notes_told(survey) else _judge_excluded
+    for note in _notes(survey, chosen):
+        ledger.check_time()
+        found = of_notes(note)
+        if found is not None:
+            name, message = found
+            base = note.project if note.project in known else None
+            # Backfill is told of a project.
+            is_beyond = (name == codex.PENDING and base is None) or (name == codex.ORPHAN and not note.is_eligible)
+            ledger.add(name, message, base=base, noun="note", sample=note.id, is_beyond_repair=is_beyond)
+    if survey.gone and not chosen:
+        for note_id in _gone(survey):
+            ledger.check_time()
+            ledger.add(codex.ORPHAN, tr("{n} of no note"), noun="vector", sample=note_id)
+
+
+def _check_whole(survey: Survey, ledger: FindingCollector) -> None:
+    name = {
+        State.INCOMPATIBLE: codex.INDEX_INCOMPATIBLE,
+        State.REBUILDING: codex.REBUILDING,
+        # Where no note has ever had one, they are pending.
+        State.MISSING: codex.INDEX_MISSING if survey.memory.problem or _are_said_to_be_ready(survey) else None,
+    }.get(survey.state)
+    if name is not None:
+        ledger.add(name, str(obstacle(survey)))
+
+
+def _are_said_to_be_ready(survey: Survey) -> bool:
+    """Tell whether any note says that it has a vector."""
+    db = survey.memory.db
+    if "embedding_status" not in survey.memory.columns:
+        return False
+    may = database.eligible(db, "n")
+    return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM {NOTES} n WHERE n.embedding_status = 'ready' AND {may})").get)
+
+
+def _are_notes_told(survey: Survey) -> bool:
+    """Tell whether what notes lack is told one by one: not where all are mended by one command for the whole."""
+    if not database.is_migrated(survey.memory.db) or survey.state in (State.REBUILDING, State.INCOMPATIBLE):
+        return False
+    return survey.state is not State.MISSING or not (survey.memory.problem or _are_said_to_be_ready(survey))
+
+
+def _notes(survey: Survey, chosen: Collection[str]) -> Iterator[Note]:
+    projects: Iterable[str | None] = chosen or (None,)
+    for project in projects:
+        yield from survey.memory.notes.judged(project)
+
+
+def _gone(survey: Survey) -> Iterator[str]:
+    """Yield the ids of vectors of which no note is."""
+    vectors, db = survey.memory.vectors, survey.memory.db
+    for held in () if vectors is None else vectors.every():
+        if not db.execute(f"SELECT EXISTS (SELECT 1 FROM {NOTES} WHERE id = ?)", (held.note_id,)).get:
+            yield held.note_id
+
+
+def _judge_excluded(note: Note) -> tuple[str, str] | None:
+    """Return what is said of a note while a command for the whole has to be run."""
+    if note.status is Status.EXCLUDED and note.held is not None:
+        return codex.EXCLUDED_VECTOR, tr("{n} excluded, with a vector")
+    return None
+
+
+def _judge_note(note: Note) -> tuple[str, str] | None:
+    """Return the finding that a note is, with what is said of it; None where nothing is wrong."""
+    if not note.is_eligible:
+        return _judge_excluded(note) or _judge_unwanted(note)
+    if note.is_adoptable:
+        return codex.ORPHAN, tr("{n} with a good vector that its row does not name")
+    if note.held is not None and note.held.flaw is not None:
+        return codex.VECTOR, _FLAWS[note.held.flaw]
+    return None if note.status is Status.READY else _judge_lacking(note)
+
+
+def _judge_unwanted(note: Note) -> tuple[str, str] | None:
+    """Return the finding that a note is that is not to be embedded, or is excluded; None where nothing is wrong."""
+    if note.is_astray:
+        return codex.ORPHAN, tr("{n} with a vector that is not to have one")
+    is_said = note.metadata.embedding_status in (None, Status.NOT_APPLICABLE)
+    if is_said:
+        return None
+    if note.status is Status.EXCLUDED:
+        return codex.METADATA, tr("{n} excluded, with a status that says otherwise")
+    return codex.METADATA, tr("{n} not to be embedded, with a status that says otherwise")
+
+
+def _judge_lacking(note: Note) -> tuple[str, str]:
+    """Return the finding that a note is that may be embedded and has no vector of its present text."""
+    if note.status is Status.FAILED:
+        code = note.metadata.embedding_error_code
+        cause = "" if code is None else f" ({display_text(code)[:_LONGEST_CODE]})"
+        return codex.FAILED, tr("{{n}} that could not be embedded{cause}", cause=cause)
+    if note.status is Status.STALE:
+        return codex.STALE, tr("{n} changed since its vector was made, or with one of another model")
+    return _judge_pending(note)
+
+
+def _judge_pending(note: Note) -> tuple[str, str]:
+    stated = note.metadata.embedding_status
+    if stated == Status.READY:
+        return codex.METADATA, tr("{n} said to be ready, and without a vector")
+    if stated == Status.NOT_APPLICABLE:
+        return codex.METADATA, tr("{n} said to be eligible and not to be embedded")
+    if stated is not None and stated not in database.STATUSES:
+        return codex.METADATA, tr("{n} with a status that there is not")
+    return codex.PENDING, tr("{n} without a vector")
+
+
+# Whether the scope of codex-mem's rows holds together, and every exclusion has a reason.
+
+
+#: What each table's rows name of the scope above them.
+_ABOVE = {
+    "projects": ("system",),
+    "workspaces": ("project",),
+    "sessions": ("workspace", "project", "system"),
+    NOTES: ("session", "workspace", "project", "system"),
+    "handoffs": ("session", "workspace", "project", "system"),
+}
+_NOUNS = {"projects": "project", "workspaces": "workspace", "sessions": "session", NOTES: "note", "handoffs": "handoff"}
+
+
+def check_scope(db: apsw.Connection, known: Collection[str], chosen: Collection[str], ledger: FindingCollector) -> None:
+    """Look at every row's scope, and at exclusions without a reason.
+
+    Args:
+        db: the database.
+        known: ids of its projects, under which a finding is filed.
+        chosen: those that are looked at; empty: all, and rows of none.
+        ledger: what is wrong goes there.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+    """
+    for table in _ABOVE:
+        for message, query in _scope_queries(table):
+            for key, project in db.execute(query):
+                if not chosen or project in chosen:
+                    name = codex.EXCLUSION if message == _NO_REASON else codex.SCOPE
+                    base = project if project in known else None
+                    ledger.add(name, message, base=base, noun=_NOUNS[table], sample=key)
+
+
+_NO_REASON = tr("{n} excluded without a reason")
+
+
+def _scope_queries(table: str) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with rows of a table, with the query that finds their ids and those of their projects."""
+    above = _ABOVE[table]
+    project = {"projects": "t.id"}.get(table, "t.project_id")
+    select = f"SELECT CAST(t.id AS BLOB), {project} FROM {table} t"
+    # Without an id nothing can name a row.
+    yield tr("{n} without an id"), f"{select} WHERE typeof(t.id) <> 'text'"
+    gone = " OR ".join(f"NOT EXISTS (SELECT 1 FROM {one}s a WHERE a.id = t.{one}_id)" for one in above)
+    named = join_list(above, tr(" or "))
+    yield tr("{{n}} whose {named} is gone", named=named), f"{select} WHERE {gone}"
+    odds = [
+        f"EXISTS (SELECT 1 FROM {one}s a WHERE a.id = t.{one}_id AND a.{other}_id IS NOT t.{other}_id)"
+        for one in above
+        for other in _ABOVE.get(f"{one}s", ())
+        if other in above
+    ]
+    if odds:
+        yield tr("{n} whose scope contradicts itself"), f"{select} WHERE {' OR '.join(odds)}"
+    if table in (NOTES, "handoffs"):
+        yield _NO_REASON, f"{select} WHERE t.searchable <> 1 AND trim(ifnull(t.exclusion_reason, '')) = ''"
+
 
 #: Commands that take the id of a project.
 _OF_ONE_PROJECT = {"reconcile", "backfill", "clear-failed"}
 
 
-class _Seen(msgspec.Struct):
+class _StoreAudit(msgspec.Struct):
     """What an audit has seen."""
 
     ledger: FindingCollector
@@ -58,9 +250,9 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 
     Never raises for what is in the data.
     """
-    seen = _Seen(FindingCollector(options.level, options.max_duration, options.progress), options.bases)
+    seen = _StoreAudit(FindingCollector(options.level, options.max_duration, options.progress), options.bases)
     path = found.path
-    problem = problem_with(path)
+    problem = find_open_problem(path)
     try:
         if problem is None:
             with health.opened(path) as memory, stage(options.progress, "Checking", 1, "databases"):
@@ -68,25 +260,27 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         problem = str(error)
     if problem is not None:
-        seen.ledger.add(UNREADABLE, tr("{named} cannot be read: {problem}", named=named(path.name), problem=problem))
+        seen.ledger.add(
+            UNREADABLE, tr("{named} cannot be read: {problem}", named=display_text(path.name), problem=problem)
+        )
     audited = _as_audit(path, seen)
     return audited if command_line is None else _with_commands(audited, command_line)
 
 
-def base_ids(found: Located) -> Sequence[str]:
+def read_project_ids(found: Located) -> Sequence[str]:
     """Return the ids of a database's projects."""
-    return list(_projects(found.path))
+    return list(_read_projects(found.path))
 
 
-def ids_by_name(found: Located) -> Mapping[str, str]:
+def read_ids_by_name(found: Located) -> Mapping[str, str]:
     """Return the ids of a database's projects by what else tells one of them: its name and its slug."""
-    known = _projects(found.path)
+    known = _read_projects(found.path)
     words = [word for one in known.values() for word in (one.name, one.slug)]
     ids = {word: database.project_id(known, word) for word in words}
     return {word: project for word, project in ids.items() if project is not None}
 
 
-def _projects(path: Path) -> dict[str, Project]:
+def _read_projects(path: Path) -> dict[str, Project]:
     try:
         with health.opened(path) as memory:
             return database.projects(memory.db)
@@ -95,7 +289,7 @@ def _projects(path: Path) -> dict[str, Project]:
 
 
 class _Audit:
-    def __init__(self, path: Path, memory: Memory, seen: _Seen) -> None:
+    def __init__(self, path: Path, memory: Memory, seen: _StoreAudit) -> None:
         self._path = path
         self._memory = memory
         self._seen = seen
@@ -117,17 +311,17 @@ class _Audit:
             self._ledger.run(self._path.name, steps, None)
 
     def _structure(self) -> None:
-        missing = layout.lacking(self._memory.db)
+        missing = schema.find_missing_schema(self._memory.db)
         for what in missing:
             self._ledger.add(codex.SCHEMA, tr("missing: {n} of codex-mem's tables"), noun="part", sample=what)
         self._seen.is_whole = not missing
         if not missing:
             self._seen.projects = database.projects(self._memory.db)
-            layout.check_triggers(self._memory.db, self._ledger)
-        foreign_schema.add(own_schema.of_notes(self._memory.db), self._ledger, None)
+            schema.check_triggers(self._memory.db, self._ledger)
+        sqlite_checks.add_foreign_objects(own_schema.find_foreign_in_notes(self._memory.db), self._ledger, None)
         if self._memory.vectors is not None:
-            beside = foreign_schema.on_tables(self._memory.vectors.db, (sidecar.TABLE, "meta"))
-            foreign_schema.add((replace(one, mended=()) for one in beside), self._ledger, None)
+            beside = sqlite_checks.find_foreign_on_tables(self._memory.vectors.db, (sidecar.TABLE, "meta"))
+            sqlite_checks.add_foreign_objects((replace(one, mended=()) for one in beside), self._ledger, None)
 
     def _counts(self) -> None:
         if self._seen.is_whole:
@@ -136,24 +330,24 @@ class _Audit:
 
     def _scope(self) -> None:
         if self._seen.is_whole:
-            scope.check(self._memory.db, self._seen.projects, self._seen.chosen, self._ledger)
+            check_scope(self._memory.db, self._seen.projects, self._seen.chosen, self._ledger)
 
     def _full_text(self) -> None:
         if self._seen.is_whole:
             is_usual = not self._ledger.count(codex.TRIGGER, None)
-            full_text.check(self._memory.db, self._ledger, with_words=is_usual)
+            schema.check_full_text(self._memory.db, self._ledger, with_words=is_usual)
 
     def _migration(self) -> None:
         if self._seen.is_whole:
             present = self._memory.is_present
-            layout.check_migration(self._memory.db, self._ledger, has_vectors=present)
+            schema.check_migration(self._memory.db, self._ledger, has_vectors=present)
 
     def _vectors(self) -> None:
         if self._seen.is_whole:
             survey = self._seen.survey = health.survey(self._memory, self._ledger.check_time)
             self._seen.signals = health.signals(survey)
             if survey.state is not State.DISABLED:
-                notes.check(survey, self._seen.projects, self._seen.chosen, self._ledger)
+                check_notes(survey, self._seen.projects, self._seen.chosen, self._ledger)
 
     def _integrity(self) -> None:
         vectors = self._memory.vectors
@@ -167,7 +361,7 @@ class _Audit:
                     )
 
 
-def _as_audit(path: Path, seen: _Seen) -> Audit:
+def _as_audit(path: Path, seen: _StoreAudit) -> Audit:
     ledger, survey = seen.ledger, seen.survey
     vectors = None if survey is None else survey.memory.vectors
     files = (path, database.sidecar_of(path))
@@ -191,7 +385,7 @@ def _as_audit(path: Path, seen: _Seen) -> Audit:
     )
 
 
-def _state_of(seen: _Seen) -> str:
+def _state_of(seen: _StoreAudit) -> str:
     return "" if seen.signals is None else tr("Search by meaning: {state}. ", state=state_label(seen.signals.state))
 
 
@@ -224,7 +418,7 @@ def _with_commands(audited: Audit, command_line: CommandLine) -> Audit:
     """Return an audit whose findings give the command lines that mend them."""
     if any(finding.name in (UNREADABLE, CORRUPT) for finding in audited.findings):
         return audited  # what cannot be read as a whole is not changed
-    return with_commands(audited, command_line, _project_of)
+    return add_commands(audited, command_line, _project_of)
 
 
 def _project_of(finding: Finding) -> tuple[str, ...]:

@@ -7,22 +7,22 @@ from collections.abc import Iterator
 import apsw
 from msgspec import UNSET, UnsetType, structs
 
-from checks.codex_mem import layout
-from checks.looks import BaseLook, HealthLook, Look, name_line
-from regraft.columns import padded
+from checks.codex_mem import audit, schema
+from checks.looks import BaseSummary, HealthSummary, StoreSummary, format_base_heading
+from checks.systems import Checks
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem import health as codex_mem_health
+from regraft.formats.codex_mem.database import Counts
 from regraft.formats.codex_mem.health import Signals, State, Survey
-from regraft.formats.codex_mem.notes import Counts
-from regraft.labels import label_of, state_label
-from regraft.language import joined, tr
-from regraft.located import Located
-from regraft.text import counted, one_line
+from regraft.language import format_count, join_list, tr
+from regraft.report.labels import label_of, state_label
+from regraft.stores.systems import Located
+from regraft.text import one_line, pad_right
 
 _STATUSES = ("ready", "pending", "stale", "failed", "excluded", "not_applicable")
 
 
-class ProjectLook(BaseLook, frozen=True, kw_only=True):
+class ProjectSummary(BaseSummary, frozen=True, kw_only=True):
     """A project; ``semantic`` counts its notes by the state of their vectors. It has no file of its own."""
 
     store: UnsetType | None = UNSET
@@ -38,19 +38,21 @@ class ProjectLook(BaseLook, frozen=True, kw_only=True):
 
     def lines(self, *, verbose: bool) -> Iterator[str]:  # noqa: ARG002 - all of it is short
         """See :class:`BaseLook`."""
-        yield name_line(self.id, self.name)
+        yield format_base_heading(self.id, self.name)
         if self.notes:
             yield tr("  notes       {notes:,} ({listed})", notes=self.notes, listed=_listed(self.by_status))
             yield f"              {_listed(self.by_type)}"
             yield tr("  vectors     {listed}", listed=_listed(self.semantic))
         else:
             yield tr("  notes       none")
-        rest = (counted(self.handoffs, "handoff"), counted(self.workspaces, "workspace"))
-        yield tr("  beside      {rest}, {sessions}", rest=joined(rest), sessions=counted(self.sessions, "session"))
+        rest = (format_count(self.handoffs, "handoff"), format_count(self.workspaces, "workspace"))
+        yield tr(
+            "  beside      {rest}, {sessions}", rest=join_list(rest), sessions=format_count(self.sessions, "session")
+        )
         yield ""
 
 
-class NotesHealthLook(HealthLook, frozen=True, kw_only=True):
+class NotesHealthSummary(HealthSummary, frozen=True, kw_only=True):
     """The health of a database; ``semantic`` has the signals of search by meaning, None where they cannot be read."""
 
     semantic: Signals | None
@@ -63,26 +65,26 @@ class NotesHealthLook(HealthLook, frozen=True, kw_only=True):
         for name, value in structs.asdict(self.semantic).items():
             # What nobody knows says nothing to a person.
             if name != "state" and value is not None:
-                yield f"  {padded(label_of(name.replace('_', ' ')), 22)}{_written(value)}"
+                yield f"  {pad_right(label_of(name.replace('_', ' ')), 22)}{_written(value)}"
         yield ""
 
 
-def look(source: Located) -> Look:
+def inspect_store(source: Located) -> StoreSummary:
     """Look at a database and its vectors."""
     files = (source.path, database.sidecar_of(source.path))
     size = sum(file.stat().st_size for file in files if file.is_file())
     try:
         with codex_mem_health.opened(source.path) as memory:
-            missing = layout.lacking(memory.db)
+            missing = schema.find_missing_schema(memory.db)
             if missing:
-                return _nothing(size, tr("tables of codex-mem are missing: {missing}", missing=joined(missing)))
+                return _nothing(size, tr("tables of codex-mem are missing: {missing}", missing=join_list(missing)))
             survey = codex_mem_health.survey(memory)
             bases = [_project(survey, one) for one in database.projects(memory.db).values()]
             signals, problems = codex_mem_health.signals(survey), list(_problems(survey))
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         return _nothing(size, tr("it cannot be read: {error}", error=error))
     has_vectors = signals.semantic_enabled and signals.eligible
-    health = NotesHealthLook(
+    health = NotesHealthSummary(
         coverage=signals.ready / signals.eligible if has_vectors else None,
         orphans=signals.orphans or 0,
         stale=signals.stale,
@@ -90,12 +92,12 @@ def look(source: Located) -> Look:
         problems=problems,
         semantic=signals,
     )
-    return Look(bases, health)
+    return StoreSummary(bases, health)
 
 
-def _nothing(size: int, problem: str) -> Look:
+def _nothing(size: int, problem: str) -> StoreSummary:
     """Return the look at a database that cannot be read."""
-    return Look([], NotesHealthLook(orphans=0, stale=0, bytes=size, problems=[problem], semantic=None))
+    return StoreSummary([], NotesHealthSummary(orphans=0, stale=0, bytes=size, problems=[problem], semantic=None))
 
 
 def _problems(survey: Survey) -> Iterator[str]:
@@ -107,7 +109,7 @@ def _problems(survey: Survey) -> Iterator[str]:
         yield tr("search by meaning: {state}", state=state)
 
 
-def _project(survey: Survey, project: database.Project) -> BaseLook:
+def _project(survey: Survey, project: database.Project) -> BaseSummary:
     db = survey.memory.db
 
     def count(table: str) -> int:
@@ -118,7 +120,7 @@ def _project(survey: Survey, project: database.Project) -> BaseLook:
         return {str(value): int(number) for value, number in db.execute(query, (project.id,))}
 
     counts = structs.asdict(survey.counts.get(project.id, Counts()))
-    return ProjectLook(
+    return ProjectSummary(
         id=project.id,
         name=project.name,
         slug=project.slug,
@@ -133,10 +135,21 @@ def _project(survey: Survey, project: database.Project) -> BaseLook:
 
 
 def _listed(numbers: dict[str, int]) -> str:
-    return joined(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number)
+    return join_list(f"{number:,} {name.replace('_', ' ')}" for name, number in numbers.items() if number)
 
 
 def _written(value: object) -> str:
     if isinstance(value, bool):
         return label_of("yes" if value else "no")
     return one_line(str(value))
+
+
+# How databases of codex-mem are looked at and audited.
+
+
+CHECKS = Checks(
+    inspect=lambda found, _: inspect_store(found),
+    audit=audit.audit,
+    part_ids=audit.read_project_ids,
+    ids_by_name=audit.read_ids_by_name,
+)

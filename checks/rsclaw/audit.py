@@ -7,20 +7,18 @@ from functools import partial
 
 import apsw
 
-from checks.audit.collector import FindingCollector, Level, OutOfTime
-from checks.audit.command_lines import with_commands
+from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, OutOfTime, add_commands
 from checks.audit.findings import Audit
-from checks.audit.options import CheckOptions, CommandLine
-from checks.rsclaw import caches, chunks, documents, jobs, named_files
+from checks.rsclaw import files
 from checks.rsclaw import findings as kb
-from checks.rsclaw.seen import Seen
+from checks.rsclaw import tables as rsclaw_tables
+from checks.rsclaw.tables import KbAudit
 from regraft.formats.redb import NotRedb, PageDamage, RedbDamaged, RedbSlotsDamaged, RedbTooShort, read_redb
-from regraft.formats.rsclaw import database, rows
+from regraft.formats.rsclaw import database
 from regraft.formats.rsclaw.database import Mirror
-from regraft.language import joined, tr
-from regraft.located import Located
+from regraft.language import format_count, join_list, tr
 from regraft.report.progress import stage
-from regraft.text import counted
+from regraft.stores.systems import Located
 
 #: What says that a database is damaged as a whole: nothing of it can be read.
 DAMAGED = (NotRedb, RedbDamaged, RedbSlotsDamaged, RedbTooShort)
@@ -43,8 +41,8 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
     checked = dict.fromkeys(("documents", "chunks", "files", "bytes"), 0)
     unread: list[str] = []
     try:
-        with database.mirrored(found.path, go_on=_watched(ledger)) as mirror:
-            seen = Seen(
+        with database.mirrored(found.path, go_on=_make_timer(ledger)) as mirror:
+            seen = KbAudit(
                 root=found.tree.path,
                 path=found.path,
                 mirror=mirror,
@@ -66,18 +64,18 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         not_checked=(*ledger.missing(), *unread),
         level=ledger.level.name.lower(),
     )
-    return audited if command_line is None else with_commands(audited, command_line)
+    return audited if command_line is None else add_commands(audited, command_line)
 
 
 def _closing(ledger: FindingCollector, unread: list[str]) -> str:
     said = ledger.closing(tr("files and texts"), tr("all pages of the database and the hashes of files"))
     if not unread:
         return said
-    missing = tr("Not checked, because it cannot be read: {names}.", names=joined(unread))
+    missing = tr("Not checked, because it cannot be read: {names}.", names=join_list(unread))
     return f"{said} {missing}" if ledger.missing() else missing
 
 
-def _watched(ledger: FindingCollector) -> Callable[[int], None]:
+def _make_timer(ledger: FindingCollector) -> Callable[[int], None]:
     """Return what ends the reading of rows when time is over."""
     count = 0
 
@@ -90,37 +88,37 @@ def _watched(ledger: FindingCollector) -> Callable[[int], None]:
     return go_on
 
 
-def _steps(options: CheckOptions) -> list[tuple[str, Callable[[Seen], None]]]:
+def _steps(options: CheckOptions) -> list[tuple[str, Callable[[KbAudit], None]]]:
     """Return the checks, each with what a person calls it."""
-    steps: list[tuple[str, Callable[[Seen], None]]] = [
-        (tr("documents"), documents.check),
-        (tr("jobs"), jobs.check),
-        (tr("files of documents"), named_files.check),
-        (tr("chunks"), chunks.check),
-        (tr("other files"), named_files.check_loose),
-        (tr("caches"), caches.check),
+    steps: list[tuple[str, Callable[[KbAudit], None]]] = [
+        (tr("documents"), rsclaw_tables.check_documents),
+        (tr("jobs"), rsclaw_tables.check_jobs),
+        (tr("files of documents"), files.check_named_files),
+        (tr("chunks"), rsclaw_tables.check_chunks),
+        (tr("other files"), files.check_loose_files),
+        (tr("caches"), files.check_caches),
     ]
     if options.level is Level.DEEP:
         steps.append((tr("pages and ids"), _check_pages))
     return steps
 
 
-def _check(seen: Seen, options: CheckOptions) -> None:
+def _check(seen: KbAudit, options: CheckOptions) -> None:
     steps = _steps(options)
-    for table, name in ((rows.DOCS, "documents"), (rows.CHUNKS, "chunks")):
+    for table, name in ((database.DOCS, "documents"), (database.CHUNKS, "chunks")):
         seen.checked[name] = seen.mirror.tables[table].rows
-    documents.prepare(seen.mirror)
-    _tell_rows(seen)
+    rsclaw_tables.create_current_table(seen.mirror)
+    _report_rows(seen)
     with stage(options.progress, "Checking", len(steps), "parts"):
         for name, step in steps:
             options.progress.at(name)
             _guarded(seen, name, partial(step, seen))
             options.progress.step(1, 0)
-    _tell_damage(seen.mirror, seen.ledger)
-    _guarded(seen, tr("counts"), partial(_tell_missing_rows, seen))
+    _report_damage(seen.mirror, seen.ledger)
+    _guarded(seen, tr("counts"), partial(_report_missing_rows, seen))
 
 
-def _guarded(seen: Seen, name: str, step: Callable[[], None]) -> None:
+def _guarded(seen: KbAudit, name: str, step: Callable[[], None]) -> None:
     """Run a check; damage in what it looks at does not end the others."""
     try:
         seen.ledger.check_time()
@@ -140,15 +138,15 @@ def _guarded(seen: Seen, name: str, step: Callable[[], None]) -> None:
 # --- the database itself ---------------------------------------------------------------------------------------------
 
 
-def _check_pages(seen: Seen) -> None:
+def _check_pages(seen: KbAudit) -> None:
     """Read every page of every table once more, to the last value, and hold ids against texts."""
     again = Mirror(db=seen.db)
-    go_on = _watched(seen.ledger)
+    go_on = _make_timer(seen.ledger)
     with read_redb(seen.path, on_damage=again.see, state=seen.mirror.state) as file:
         for name in file.tables:
             for _ in file.rows(name):
                 go_on(0)
-        chunks.check_ids(seen, file)
+        rsclaw_tables.check_ids(seen, file)
     known = {(one.table, one.offset) for one in seen.mirror.damage}
     for one in again.damage:
         if (one.table, one.offset) not in known:
@@ -156,13 +154,13 @@ def _check_pages(seen: Seen) -> None:
             seen.mirror.see(one)
 
 
-def _tell_rows(seen: Seen) -> None:
+def _report_rows(seen: KbAudit) -> None:
     query = "SELECT tbl, key, reason FROM broken ORDER BY tbl, key"
     told = (f"{table}, {key}: {reason}" for table, key, reason in seen.db.execute(query))
     seen.say(kb.ROW, tr("{n} not of the form that rsclaw writes: {named}"), noun="row", samples=told)
 
 
-def _tell_damage(mirror: Mirror, ledger: FindingCollector) -> None:
+def _report_damage(mirror: Mirror, ledger: FindingCollector) -> None:
     """Add a finding for each table with damaged pages, and say how many rows that costs."""
     for table in sorted({one.table for one in mirror.damage}, key=str):
         pages = {(one.offset, one.length): one for one in mirror.damage if one.table == table}
@@ -173,7 +171,7 @@ def _tell_damage(mirror: Mirror, ledger: FindingCollector) -> None:
             ledger.add(kb.PAGE, message, sample=sample)
 
 
-def _tell_missing_rows(seen: Seen) -> None:
+def _report_missing_rows(seen: KbAudit) -> None:
     """Find tables that say to have more rows than there are, in pages that are all right."""
     if None in seen.mirror.damaged_tables:
         return
@@ -183,7 +181,7 @@ def _tell_missing_rows(seen: Seen) -> None:
 
 
 def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mirror) -> str:
-    pages = counted(count, "damaged page")
+    pages = format_count(count, "damaged page")
     if table is None:
         return tr(
             "{pages} of what says which tables there are ({page}, {reason})",
@@ -196,7 +194,7 @@ def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mi
         "{table}: {pages}, {rows} lost ({page}, {reason})",
         table=table,
         pages=pages,
-        rows=counted(lost, "row"),
+        rows=format_count(lost, "row"),
         page=first.page,
         reason=first.reason,
     )

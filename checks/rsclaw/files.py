@@ -12,17 +12,23 @@ import stat
 import unicodedata
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Annotated, TypeVar
 
 import apsw
 import msgspec
 
-from checks.rsclaw.seen import HOUR_MS
-from regraft import links
-from regraft.formats.rsclaw.carrying import inside
-from regraft.formats.rsclaw.database import MARKDOWN, RAW, Mirror
-from regraft.formats.rsclaw.rows import INDEXED, PENDING
-from regraft.text import path_text
+from checks.audit.collector import Level
+from checks.rsclaw import findings as kb
+from checks.rsclaw.tables import HOUR_MS, NAMED, SEARCHED, TITLED, KbAudit, usual_dimensions
+from regraft.disk import links
+from regraft.formats.rsclaw import database
+from regraft.formats.rsclaw.chunks import inside
+from regraft.formats.rsclaw.database import FULL_TEXT, HNSW, INDEXED, MARKDOWN, PENDING, RAW, SNAPSHOT, Mirror
+from regraft.formats.rsclaw.vectors import body_of
+from regraft.language import format_count, tr
+from regraft.report.notices import Severity
+from regraft.text import format_bytes, path_text
 
 #: What is younger may be of a document that is being added: the system's own grace.
 GRACE_MS = HOUR_MS
@@ -31,7 +37,7 @@ _MANY = 10
 _PIECE = 1 << 20
 
 
-class Why(StrEnum):
+class LooseReason(StrEnum):
     """Why a file is of no document, and what becomes of it; ``gc`` moves the first two."""
 
     #: No document, and no entry of the ledger, names it.
@@ -50,31 +56,31 @@ class Why(StrEnum):
 
 
 #: Those that ``gc`` moves.
-MOVED = (Why.ORPHAN, Why.REPLACED)
+MOVED = (LooseReason.ORPHAN, LooseReason.REPLACED)
 _SCHEMA = """
 CREATE TEMP TABLE file (path TEXT PRIMARY KEY, folded TEXT, changed_at INTEGER, size INTEGER, is_odd INTEGER);
 CREATE TEMP TABLE named (folded TEXT, path TEXT, how TEXT);
 """
 #: How a path is named: by a document, by an open entry, as replaced by an indexed one, by a settled one.
 _DOC, _OPEN, _REPLACED, _SETTLED = "doc", "open", "replaced", "settled"
-_NAMED = f"""
+_NAMED_PATHS = f"""
     SELECT md_path, '{_DOC}' FROM doc UNION ALL SELECT raw_path, '{_DOC}' FROM doc WHERE raw_path IS NOT NULL
     UNION ALL
     SELECT p.path, CASE WHEN e.status = '{INDEXED}' AND NOT p.is_new THEN '{_REPLACED}'
                         WHEN e.status IN ('{PENDING}', '{INDEXED}') THEN '{_OPEN}' ELSE '{_SETTLED}' END
       FROM entry_path p JOIN entry e ON e.id = p.entry_id"""
 #: Files that no document and no open entry names, each with why; ``{latest}`` is when those were written that count.
-_LOOSE = f"""
+_LOOSE_FILES = f"""
     SELECT f.path, f.size,
-           CASE WHEN f.is_odd THEN '{Why.ODD}'
+           CASE WHEN f.is_odd THEN '{LooseReason.ODD}'
                 WHEN NOT EXISTS (SELECT 1 FROM named n WHERE n.folded = f.folded)
-                THEN CASE WHEN f.changed_at > ?1 THEN '{Why.YOUNG}' ELSE '{Why.ORPHAN}' END
+                THEN CASE WHEN f.changed_at > ?1 THEN '{LooseReason.YOUNG}' ELSE '{LooseReason.ORPHAN}' END
                 WHEN EXISTS (SELECT 1 FROM named n WHERE n.folded = f.folded AND n.how IN ('{_DOC}', '{_OPEN}'))
                   OR NOT EXISTS (SELECT 1 FROM named n WHERE n.folded = f.folded AND n.path = f.path)
-                THEN '{Why.SPELLING}'
+                THEN '{LooseReason.SPELLING}'
                 WHEN EXISTS (SELECT 1 FROM named n WHERE n.folded = f.folded AND n.how = '{_SETTLED}')
-                THEN '{Why.SETTLED}'
-                WHEN f.changed_at > ?1 THEN '{Why.YOUNG}' ELSE '{Why.REPLACED}' END
+                THEN '{LooseReason.SETTLED}'
+                WHEN f.changed_at > ?1 THEN '{LooseReason.YOUNG}' ELSE '{LooseReason.REPLACED}' END
       FROM file f
      WHERE NOT EXISTS (SELECT 1 FROM named n
                         WHERE n.folded = f.folded AND n.path = f.path AND n.how IN ('{_DOC}', '{_OPEN}'))
@@ -85,24 +91,26 @@ _NAMELESS = """
     SELECT count(*), count(*) FILTER (WHERE folded NOT IN (SELECT folded FROM named)) FROM file WHERE NOT is_odd"""
 
 
-class Loose(msgspec.Struct, frozen=True, kw_only=True):
+class LooseFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that no document and no open entry names; ``path`` is below the KB's folder, as text."""
 
     path: str
     size: int
-    why: Why
+    why: LooseReason
 
 
-def loose(db: apsw.Connection, now_ms: int) -> Iterator[Loose]:
+def find_loose_files(db: apsw.Connection, now_ms: int) -> Iterator[LooseFile]:
     """Yield the files that nothing needs, in the order of their paths, once :func:`listed` has listed them.
 
     Args:
         db: the tables.
         now_ms: the time that ages are relative to.
     """
-    orphans = Why.UNSURE if _is_of_another_time(db) else Why.ORPHAN
-    for path, size, why in db.execute(_LOOSE, (now_ms - GRACE_MS,)):
-        yield Loose(path=str(path), size=int(str(size)), why=orphans if why == Why.ORPHAN else Why(str(why)))
+    orphans = LooseReason.UNSURE if _is_of_another_time(db) else LooseReason.ORPHAN
+    for path, size, why in db.execute(_LOOSE_FILES, (now_ms - GRACE_MS,)):
+        yield LooseFile(
+            path=str(path), size=int(str(size)), why=orphans if why == LooseReason.ORPHAN else LooseReason(str(why))
+        )
 
 
 def _is_of_another_time(db: apsw.Connection) -> bool:
@@ -113,7 +121,7 @@ def _is_of_another_time(db: apsw.Connection) -> bool:
     return int(str(nameless)) >= _MANY and 2 * int(str(nameless)) > int(str(files))
 
 
-def listed(mirror: Mirror, root: Path, go_on: Callable[[], None] = lambda: None) -> int:
+def list_files(mirror: Mirror, root: Path, go_on: Callable[[], None] = lambda: None) -> int:
     """List the files on disk and all that is named, in temporary tables; return how many files there are.
 
     Args:
@@ -128,10 +136,10 @@ def listed(mirror: Mirror, root: Path, go_on: Callable[[], None] = lambda: None)
     db.execute(_SCHEMA)
     db.executemany("INSERT OR IGNORE INTO file VALUES (?, ?, ?, ?, ?)", _rows_of_files(root, go_on))
     has_links = db.execute("SELECT 1 FROM file WHERE is_odd LIMIT 1").fetchone() is not None
-    named = db.execute(_NAMED).fetchall() if has_links else db.execute(_NAMED)
+    named = db.execute(_NAMED_PATHS).fetchall() if has_links else db.execute(_NAMED_PATHS)
     db.executemany(
         "INSERT INTO named VALUES (?, ?, ?)",
-        ((spelt, path, how) for path, how in named for spelt in _spellings(root, str(path), follow=has_links)),
+        ((spelt, path, how) for path, how in named for spelt in _spell_path(root, str(path), follow=has_links)),
     )
     db.execute("CREATE INDEX temp.named_folded ON named (folded)")
     return int(str(db.execute("SELECT count(*) FROM file").get))
@@ -147,7 +155,7 @@ def _rows_of_files(root: Path, go_on: Callable[[], None]) -> Iterator[tuple[str,
         path = Path(entry.path).relative_to(root).as_posix()
         shown = path_text(path)
         is_odd = not stat.S_ISREG(status.st_mode) or shown != path
-        yield shown, _folded(shown), status.st_mtime_ns // 1_000_000, status.st_size, is_odd
+        yield shown, _fold_path(shown), status.st_mtime_ns // 1_000_000, status.st_size, is_odd
 
 
 def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
@@ -162,28 +170,28 @@ def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
                     yield entry
 
 
-def _folded(path: str) -> str:
+def _fold_path(path: str) -> str:
     """Return what is the same of all spellings of a path, on any file system."""
     plain = posixpath.normpath(path.replace("\\", "/"))
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
 
 
-def _spellings(root: Path, path: str, *, follow: bool) -> Iterator[str]:
+def _spell_path(root: Path, path: str, *, follow: bool) -> Iterator[str]:
     """Yield what a path that is named may stand for: as it is, below the KB's folder, and where links lead."""
-    yield _folded(path)
+    yield _fold_path(path)
     top = links.real_path(root)
     for spelt in dict.fromkeys((path, path.replace("\\", "/"))):
         plain = posixpath.normpath(spelt)
         if posixpath.isabs(plain) or plain.startswith("..") or follow:
             real = Path(os.path.realpath(root / spelt.replace("\0", "")))
             if real.is_relative_to(top):
-                yield _folded(path_text(real.relative_to(top).as_posix()))
+                yield _fold_path(path_text(real.relative_to(top).as_posix()))
 
 
 # --- what a file holds -----------------------------------------------------------------------------------------------
 
 
-def place_of(root: Path, path: str) -> tuple[Path | None, str | None]:
+def resolve_file(root: Path, path: str) -> tuple[Path | None, str | None]:
     """Return where a file is that a document names, and what is wrong with it; the place is None where it leads out.
 
     Args:
@@ -194,7 +202,7 @@ def place_of(root: Path, path: str) -> tuple[Path | None, str | None]:
     if place is None:
         return None, None
     try:
-        links.demand_file(place.stat().st_mode)
+        links.require_regular_file(place.stat().st_mode)
     except FileNotFoundError:
         return place, ""
     except OSError as error:
@@ -202,15 +210,349 @@ def place_of(root: Path, path: str) -> tuple[Path | None, str | None]:
     return place, None
 
 
-def sha256_of(path: Path, go_on: Callable[[], None]) -> str:
+def hash_file(path: Path, go_on: Callable[[], None]) -> str:
     """Return the SHA-256 of a file in hex.
 
     Raises:
         OSError: it cannot be read.
     """
     digest = hashlib.sha256()
-    with links.reading(path) as file:
+    with links.open_for_reading(path) as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
             go_on()
     return digest.hexdigest()
+
+
+# Whether the files that documents name are there, and still what the system wrote; and files that nothing needs.
+
+
+_BODY_TABLES = """
+CREATE TEMP TABLE body (doc_id TEXT PRIMARY KEY, start INTEGER, size INTEGER) WITHOUT ROWID;
+CREATE TEMP TABLE told (what TEXT, is_current INTEGER, path TEXT, sample TEXT);
+"""
+#: Every file that a document names, with its hash, and whether it is the body that it is of.
+_NAMED_FILES = f"""
+    SELECT d.id, {TITLED}, d.md_path, d.md_sha, 1, EXISTS (SELECT 1 FROM current c WHERE c.id = d.id)
+           OR d.status = '{database.UPDATING}' FROM doc d
+    UNION ALL
+    SELECT d.id, {TITLED}, d.raw_path, d.raw_sha, 0, EXISTS (SELECT 1 FROM current c WHERE c.id = d.id)
+           OR d.status = '{database.UPDATING}' FROM doc d WHERE d.raw_path IS NOT NULL
+    ORDER BY 1"""
+_CURRENT_PATHS = "SELECT d.md_path FROM doc d JOIN current c ON c.id = d.id"
+_MISSING, _UNREADABLE, _OUTSIDE, _CHANGED, _CHANGED_RAW = "missing", "unreadable", "outside", "changed", "changed raw"
+#: By what is wrong: the finding, what is said of it, and how grave it is of a document that is searched.
+_FILE_MESSAGES: dict[str, tuple[str, str, Severity]] = {
+    _OUTSIDE: (kb.FILE_OUTSIDE, tr("{n} leading out of md/ and raw/: {named}"), "error"),
+    _MISSING: (kb.FILE_MISSING, tr("{n} missing: {named}"), "error"),
+    _UNREADABLE: (kb.FILE_MISSING, tr("{n} that cannot be read: {named}"), "error"),
+    _CHANGED: (kb.FILE_CHANGED, tr("{n} whose text is not what was indexed: {named}"), "error"),
+    _CHANGED_RAW: (kb.FILE_CHANGED, tr("{n} other than what the documents were made of: {named}"), "warning"),
+}
+_OLD_FILE_MESSAGES = {
+    _MISSING: tr("{n} missing of documents that were removed, or of older versions: {named}"),
+    _UNREADABLE: tr("{n} that cannot be read, of documents that were removed, or of older versions: {named}"),
+    _CHANGED: tr(
+        "{n} whose text is not what was indexed, of documents that were removed, or of older versions: {named}"
+    ),
+    _CHANGED_RAW: tr("{n} other than what documents were made of that were removed, or are older versions: {named}"),
+}
+_LOOSE_MESSAGES: dict[LooseReason, tuple[str, Severity]] = {
+    LooseReason.ORPHAN: (tr("{n} that no document and no ledger entry names: {named}"), "warning"),
+    LooseReason.UNSURE: (
+        tr(
+            "{n} of no document, as most are, or all: the database may be new, or older than the files, and gc leaves "
+            "them: {named}"
+        ),
+        "warning",
+    ),
+    LooseReason.REPLACED: (tr("{n} replaced, and waiting for the next compaction: {named}"), "note"),
+    LooseReason.YOUNG: (tr("{n} of no document, younger than an hour: {named}"), "note"),
+    LooseReason.SETTLED: (tr("{n} of no document, which a settled ledger entry names: {named}"), "note"),
+    LooseReason.SPELLING: (tr("{n} named only in another letter case or form of characters: {named}"), "note"),
+    LooseReason.ODD: (
+        tr("{n} of no document that gc leaves, links or not plain files, or with names that are no text: {named}"),
+        "note",
+    ),
+}
+
+
+class _NamedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a document names."""
+
+    doc: str
+    title: str
+    path: str
+    sha256: str | None
+    is_body: bool
+    is_current: bool
+
+
+def check_named_files(seen: KbAudit) -> None:
+    """Look at the files that documents name; the bodies that are what was indexed come into the table ``body``."""
+    seen.db.execute(_BODY_TABLES)
+    seen.checked["bytes"] = 0
+    for doc, title, path, sha256, is_body, is_current in seen.db.execute(_NAMED_FILES):
+        seen.ledger.check_time()
+        one = _NamedFile(
+            doc=str(doc),
+            title=str(title),
+            path=str(path),
+            sha256=None if sha256 is None else str(sha256).lower(),
+            is_body=bool(is_body),
+            is_current=bool(is_current),
+        )
+        what = _find_file_problem(seen, one)
+        if what is not None:
+            problem, said = what
+            sample = f"{one.path}, {one.title}" + (f": {said}" if said else "")
+            seen.db.execute("INSERT INTO told VALUES (?, ?, ?, ?)", (problem, one.is_current, one.path, sample))
+    _report_named_files(seen)
+    _check_entries(seen)
+
+
+def _find_file_problem(seen: KbAudit, one: _NamedFile) -> tuple[str, str] | None:
+    """Return what is wrong with a file, and what more is to be said of it; None where nothing is."""
+    place, problem = resolve_file(seen.root, one.path)
+    if place is None:
+        return _OUTSIDE, ""
+    if problem is not None:
+        return (_UNREADABLE, problem) if problem else (_MISSING, "")
+    try:
+        return _find_change(seen, one, place)
+    except OSError as error:
+        return _UNREADABLE, error.strerror or str(error)
+
+
+def _find_change(seen: KbAudit, one: _NamedFile, place: Path) -> tuple[str, str] | None:
+    if one.is_body and seen.level >= Level.DEFAULT:
+        body = body_of(place)
+        seen.checked["bytes"] += body.start + body.size
+        if one.sha256 is not None and body.sha256 != one.sha256:
+            return _CHANGED, ""
+        seen.db.execute("INSERT OR IGNORE INTO body VALUES (?, ?, ?)", (one.doc, body.start, body.size))
+    elif not one.is_body and seen.level >= Level.DEEP and one.sha256 is not None:
+        seen.checked["bytes"] += place.stat().st_size
+        if hash_file(place, seen.ledger.check_time) != one.sha256:
+            return _CHANGED_RAW, ""
+    return None
+
+
+def _report_named_files(seen: KbAudit) -> None:
+    for problem, (name, message, severity) in _FILE_MESSAGES.items():
+        of_others = _OLD_FILE_MESSAGES.get(problem)
+        query = "SELECT sample FROM told WHERE what = ?"
+        if of_others is None:
+            seen.say(name, message, noun="path", samples=seen.texts(query, problem))
+            continue
+        # Before names had the hash of the body, all versions of a document had one file.
+        current, others = f"{query} AND is_current", f"{query} AND NOT is_current AND path NOT IN ({_CURRENT_PATHS})"
+        seen.say(name, message, noun="file", samples=seen.texts(current, problem), severity=severity)
+        seen.say(name, of_others, noun="file", samples=seen.texts(others, problem), severity="note")
+
+
+def _check_entries(seen: KbAudit) -> None:
+    """Find paths of ledger entries that lead out: the system's own compactor would follow them."""
+    query = f"""SELECT p.path, {NAMED.format(id="e.doc_id")} FROM entry_path p JOIN entry e ON e.id = p.entry_id
+                  LEFT JOIN doc d ON d.id = e.doc_id
+                 WHERE p.path NOT IN (SELECT md_path FROM doc UNION SELECT raw_path FROM doc WHERE raw_path IS NOT NULL)
+                 ORDER BY 1, 2"""
+    found = (f"{path}, {doc}" for path, doc in seen.db.execute(query) if inside(seen.root, str(path)) is None)
+    seen.say(
+        kb.FILE_OUTSIDE, tr("{n} of a ledger entry leading out of md/ and raw/: {named}"), noun="path", samples=found
+    )
+
+
+# --- files that nothing needs ----------------------------------------------------------------------------------------
+
+
+def knows_all_paths(seen: KbAudit) -> bool:
+    """Tell whether it is known of every file whether something names it."""
+    return seen.path.name == database.FILE and seen.mirror.is_whole(database.DOCS, database.LEDGER)
+
+
+def check_loose_files(seen: KbAudit) -> None:
+    """Find files that nothing needs, where it is known what everything needs.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    seen.checked["files"] = list_files(seen.mirror, seen.root, seen.ledger.check_time)
+    if not knows_all_paths(seen):
+        return
+    for why, (message, severity) in _LOOSE_MESSAGES.items():
+        is_beyond_repair = why not in MOVED
+        paths = _loose_paths(seen, why)
+        seen.say(
+            kb.FILE_ORPHAN, message, noun="file", samples=paths, severity=severity, is_beyond_repair=is_beyond_repair
+        )
+
+
+def _loose_paths(seen: KbAudit, why: LooseReason) -> Iterator[str]:
+    return (one.path for one in find_loose_files(seen.db, seen.now_ms) if one.why is why)
+
+
+# The caches of a KB, which rsclaw makes of the database: the snapshot of the vector index, and the full-text index.
+
+
+#: What is called so in the folder of the vector index is part of its snapshot.
+SNAPSHOT_FILES = "snapshot."
+_FULL_TEXT_META = f"{FULL_TEXT}/meta.json"
+_SCHEMA_VERSION = 1
+#: A description that is longer is none of a KB that anybody has.
+_MOST_BYTES = 1 << 28
+T = TypeVar("T")
+
+
+class _Snapshot(msgspec.Struct):
+    schema_version: database.Whole
+    dimension: database.Whole
+    id_to_chunk: list[str]
+
+
+class _Deletes(msgspec.Struct):
+    num_deleted_docs: database.Count = 0
+
+
+class _Segment(msgspec.Struct):
+    max_doc: Annotated[int, msgspec.Meta(ge=0, le=(1 << 40))]
+    deletes: _Deletes | None = None
+
+
+class _FullText(msgspec.Struct):
+    segments: list[_Segment]
+
+
+def snapshot_files(root: Path) -> list[Path]:
+    """Return what the snapshot of the vector index consists of: plain files, and nothing else.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return [path for path, is_plain in _snapshot_entries(root) if is_plain]
+
+
+def odd_snapshot_files(root: Path) -> list[Path]:
+    """Return what is called as the files of the snapshot and is a link, a folder or no plain file: it stays.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return [path for path, is_plain in _snapshot_entries(root) if not is_plain]
+
+
+def has_full_text(root: Path) -> bool:
+    """Tell whether there is a full-text index.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    return _is_plain_folder(root, FULL_TEXT) and any((root / FULL_TEXT).iterdir())
+
+
+def _snapshot_entries(root: Path) -> Iterator[tuple[Path, bool]]:
+    if _is_plain_folder(root, HNSW):
+        for path in sorted((root / HNSW).iterdir()):
+            if path.name.startswith(SNAPSHOT_FILES):
+                yield path, stat.S_ISREG(path.lstat().st_mode)
+
+
+def _is_plain_folder(root: Path, name: str) -> bool:
+    """Tell whether a folder of the KB is one, without a link on the way to it."""
+    path = PurePosixPath(name)
+    way = [root / part for part in (*reversed(path.parents), path) if part.parts]
+    return not any(part.is_symlink() for part in way) and way[-1].is_dir()
+
+
+def check_caches(seen: KbAudit) -> None:
+    """Look at both caches; one that is not there is made at the next start of rsclaw.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    if not seen.mirror.is_whole(database.CHUNKS):
+        return
+    odd = [path.relative_to(seen.root).as_posix() for path in odd_snapshot_files(seen.root)]
+    _report_odd_entries(seen, odd)
+    if snapshot_files(seen.root) and SNAPSHOT not in odd:
+        _check_snapshot(seen)
+    if has_full_text(seen.root):
+        _check_full_text(seen)
+
+
+def _report_odd_entries(seen: KbAudit, odd: list[str]) -> None:
+    message = tr("{n} called as files of the snapshot, links, folders or not plain files, which stay: {named}")
+    severity: Severity = "warning" if SNAPSHOT in odd else "note"
+    seen.say(kb.SNAPSHOT, message, noun="entry", samples=odd, severity=severity, is_beyond_repair=True)
+
+
+def _read_description(seen: KbAudit, finding: str, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """Return what a file says of a cache; None, with a finding, where it cannot be read."""
+    found = _decode_file(seen.root / name, decoder)
+    if isinstance(found, str):
+        seen.ledger.add(finding, tr("{name} cannot be read: {problem}", name=name, problem=found), sample=name)
+        return None
+    return found
+
+
+def _decode_file(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
+    """Return what a file says, or why it cannot be read."""
+    try:
+        with links.open_for_reading(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            return tr("it has more than {size}", size=format_bytes(_MOST_BYTES))
+        return decoder.decode(content)
+    except OSError as error:
+        return error.strerror or str(error)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return str(error)
+
+
+def _check_snapshot(seen: KbAudit) -> None:
+    found = _read_description(seen, kb.SNAPSHOT, SNAPSHOT, msgspec.json.Decoder(_Snapshot))
+    if found is None:
+        return
+    if found.schema_version != _SCHEMA_VERSION:
+        message = tr("{name} is of version {version}, which is not known", name=SNAPSHOT, version=found.schema_version)
+        seen.ledger.add(kb.SNAPSHOT, message, sample=SNAPSHOT)
+        return
+    usual = usual_dimensions(seen)
+    if usual is not None and found.dimension != usual:
+        message = tr(
+            "the snapshot is of vectors of {found} dimensions, and most have {usual}",
+            found=found.dimension,
+            usual=usual,
+        )
+        seen.ledger.add(kb.SNAPSHOT, message, sample=SNAPSHOT)
+    seen.db.execute("CREATE TEMP TABLE snapshot (chunk_id TEXT PRIMARY KEY) WITHOUT ROWID")
+    seen.db.executemany("INSERT OR IGNORE INTO snapshot VALUES (?)", ((one,) for one in found.id_to_chunk))
+    unknown = "SELECT chunk_id FROM snapshot WHERE chunk_id NOT IN (SELECT id FROM chunk) ORDER BY 1"
+    seen.say(
+        kb.SNAPSHOT,
+        tr("{n} in the snapshot of no chunk that is there: {named}"),
+        noun="id",
+        samples=seen.texts(unknown),
+    )
+    # A vector of another length has no place in it.
+    missing = f"""SELECT {NAMED.format(id="c.doc_id")} || ', ' || c.id FROM {SEARCHED}
+                   WHERE c.flaw IS NULL AND c.dimensions = ? AND c.id NOT IN (SELECT chunk_id FROM snapshot)
+                   ORDER BY d.id, c.seq, c.id"""
+    lacking = seen.texts(missing, found.dimension)
+    seen.say(kb.SNAPSHOT, tr("{n} that the snapshot does not have: {named}"), noun="chunk", samples=lacking)
+
+
+def _check_full_text(seen: KbAudit) -> None:
+    found = _read_description(seen, kb.FULL_TEXT, _FULL_TEXT_META, msgspec.json.Decoder(_FullText))
+    if found is None:
+        return
+    deleted = sum(one.deletes.num_deleted_docs for one in found.segments if one.deletes is not None)
+    texts = sum(one.max_doc for one in found.segments) - deleted
+    chunks = int(str(seen.db.execute("SELECT count(*) FROM chunk").get))
+    if texts != chunks:
+        message = tr(
+            "the full-text index has {texts}, and there are {chunks}",
+            texts=format_count(texts, "text"),
+            chunks=format_count(chunks, "chunk"),
+        )
+        seen.ledger.add(kb.FULL_TEXT, message, sample=_FULL_TEXT_META)

@@ -7,21 +7,30 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from checks.looks import HealthLook, Look
-from checks.rsclaw import documents
+from checks.looks import HealthSummary, StoreSummary
+from checks.rsclaw import audit, tables
 from checks.rsclaw.audit import DAMAGED
-from checks.rsclaw.chunks import SEARCHED
-from checks.rsclaw.files import MOVED, listed, loose
-from checks.rsclaw.jobs import IS_STALE
-from regraft.formats.rsclaw import database, rows
-from regraft.formats.rsclaw.database import FULL_TEXT, HNSW, MARKDOWN, RAW, Mirror
-from regraft.formats.rsclaw.rows import ACTIVE, TOMBSTONED, UPDATING, JobStatus
-from regraft.labels import label_of
-from regraft.language import joined, tr
-from regraft.located import Located
-from regraft.report.progress import human_bytes
-from regraft.text import counted, one_line
-from regraft.tree_files import size_of
+from checks.rsclaw.files import MOVED, find_loose_files, list_files
+from checks.rsclaw.tables import IS_STALE, SEARCHED
+from checks.systems import Checks
+from regraft.disk.trees import total_size
+from regraft.formats.rsclaw import database
+from regraft.formats.rsclaw import database as rsclaw_database
+from regraft.formats.rsclaw.database import (
+    ACTIVE,
+    FULL_TEXT,
+    HNSW,
+    MARKDOWN,
+    RAW,
+    TOMBSTONED,
+    UPDATING,
+    JobStatus,
+    Mirror,
+)
+from regraft.language import format_count, join_list, tr
+from regraft.report.labels import label_of
+from regraft.stores.systems import Located
+from regraft.text import format_bytes, one_line
 
 _OTHER = "other"
 _STATUSES = (ACTIVE, UPDATING, TOMBSTONED)
@@ -30,7 +39,7 @@ _VISIBILITIES = ("global", "private", "agent", "channel")
 _MOST_GROUPS = 20
 
 
-class VectorsLook(Struct, frozen=True, kw_only=True):
+class VectorGroup(Struct, frozen=True, kw_only=True):
     """Vectors of one embedder and one length; ``dimensions`` is None of what is no list."""
 
     embedder: str
@@ -39,7 +48,7 @@ class VectorsLook(Struct, frozen=True, kw_only=True):
 
     def line(self) -> str:
         """Return it as a line for a person."""
-        vectors = counted(self.vectors, "vector")
+        vectors = format_count(self.vectors, "vector")
         embedder = one_line(self.embedder)
         if self.dimensions is None:
             return tr("  {embedder}: {vectors} that are none", embedder=embedder, vectors=vectors)
@@ -51,7 +60,7 @@ class VectorsLook(Struct, frozen=True, kw_only=True):
         )
 
 
-class SizesLook(Struct, frozen=True, kw_only=True):
+class KbSizes(Struct, frozen=True, kw_only=True):
     """How many bytes the parts of a KB have."""
 
     database: int = 0
@@ -66,7 +75,7 @@ class SizesLook(Struct, frozen=True, kw_only=True):
         return sum(structs.astuple(self))
 
 
-class RsclawHealthLook(HealthLook, frozen=True, kw_only=True):
+class KbHealthSummary(HealthSummary, frozen=True, kw_only=True):
     """What is in a KB, and how healthy it seems.
 
     ``documents`` are counted by their status, and those that are active by who may see them; ``clean`` tells whether
@@ -78,21 +87,21 @@ class RsclawHealthLook(HealthLook, frozen=True, kw_only=True):
     documents: dict[str, int]
     visibility: dict[str, int]
     chunks: int
-    vectors: list[VectorsLook]
+    vectors: list[VectorGroup]
     jobs: dict[str, int]
-    sizes: SizesLook
+    sizes: KbSizes
 
     def lines(self) -> Iterator[str]:
         """See :class:`HealthLook`."""
         if self.format_version is None:
             return
-        documents = counted(sum(self.documents.values()), "document")
+        documents = format_count(sum(self.documents.values()), "document")
         yield tr(
             "{documents} ({by_status}), {chunks}, {size}.",
             documents=documents,
             by_status=_by_name(self.documents),
-            chunks=counted(self.chunks, "chunk"),
-            size=human_bytes(self.bytes),
+            chunks=format_count(self.chunks, "chunk"),
+            size=format_bytes(self.bytes),
         )
         yield tr("active documents by who may see them: {visibility}", visibility=_by_name(self.visibility))
         yield tr("vectors:")
@@ -100,14 +109,14 @@ class RsclawHealthLook(HealthLook, frozen=True, kw_only=True):
         yield tr("jobs: {jobs}", jobs=_by_name(self.jobs))
         parts = {"kb.redb": self.sizes.database, f"{MARKDOWN}/": self.sizes.markdown, f"{RAW}/": self.sizes.raw}
         caches = {f"{FULL_TEXT}/": self.sizes.full_text, f"{HNSW}/": self.sizes.vector_index}
-        yield joined(f"{name} {human_bytes(size)}" for name, size in {**parts, **caches}.items())
+        yield join_list(f"{name} {format_bytes(size)}" for name, size in {**parts, **caches}.items())
 
 
 def _by_name(counts: dict[str, int]) -> str:
-    return joined(f"{count:,} {label_of(name)}" for name, count in counts.items() if count) or tr("none")
+    return join_list(f"{count:,} {label_of(name)}" for name, count in counts.items() if count) or tr("none")
 
 
-def look(found: Located, now_ms: int) -> Look:
+def inspect_store(found: Located, now_ms: int) -> StoreSummary:
     """Look at a KB, which has no bases.
 
     Args:
@@ -118,14 +127,14 @@ def look(found: Located, now_ms: int) -> Look:
         RedbError: its database is in use, or of a format that is not known.
     """
     root = found.tree.path
-    sizes = SizesLook(
+    sizes = KbSizes(
         database=found.path.stat().st_size,
-        markdown=size_of(root / MARKDOWN),
-        raw=size_of(root / RAW),
-        full_text=size_of(root / FULL_TEXT),
-        vector_index=size_of(root / HNSW),
+        markdown=total_size(root / MARKDOWN),
+        raw=total_size(root / RAW),
+        full_text=total_size(root / FULL_TEXT),
+        vector_index=total_size(root / HNSW),
     )
-    health = RsclawHealthLook(
+    health = KbHealthSummary(
         orphans=0,
         stale=0,
         bytes=sizes.sum,
@@ -141,13 +150,13 @@ def look(found: Located, now_ms: int) -> Look:
     )
     try:
         with database.mirrored(found.path) as mirror:
-            documents.prepare(mirror)
-            return Look([], _filled(health, mirror, root, now_ms))
+            tables.create_current_table(mirror)
+            return StoreSummary([], _filled(health, mirror, root, now_ms))
     except DAMAGED as error:
-        return Look([], structs.replace(health, problems=[str(error)]))
+        return StoreSummary([], structs.replace(health, problems=[str(error)]))
 
 
-def _filled(health: RsclawHealthLook, mirror: Mirror, root: Path, now_ms: int) -> RsclawHealthLook:
+def _filled(health: KbHealthSummary, mirror: Mirror, root: Path, now_ms: int) -> KbHealthSummary:
     searched = _count(mirror, f"SELECT count(*) FROM {SEARCHED}")
     covered = _count(mirror, f"SELECT count(*) FROM {SEARCHED} WHERE c.flaw IS NULL")
     problems = list(_problems(mirror, now_ms))
@@ -156,7 +165,7 @@ def _filled(health: RsclawHealthLook, mirror: Mirror, root: Path, now_ms: int) -
     except OSError as error:
         orphans = 0
         problems.append(tr("files cannot be listed: {error}", error=error.strerror or error))
-    if mirror.is_whole(rows.DOCS):
+    if mirror.is_whole(rsclaw_database.DOCS):
         orphans += _count(mirror, "SELECT count(*) FROM chunk WHERE doc_id NOT IN (SELECT id FROM doc)")
     return structs.replace(
         health,
@@ -172,7 +181,7 @@ def _filled(health: RsclawHealthLook, mirror: Mirror, root: Path, now_ms: int) -
             f"SELECT visibility, count(*) FROM doc WHERE status = '{ACTIVE}' GROUP BY 1",
             _VISIBILITIES,
         ),
-        chunks=mirror.tables[rows.CHUNKS].rows,
+        chunks=mirror.tables[rsclaw_database.CHUNKS].rows,
         vectors=_vectors(mirror),
         jobs=_grouped(
             mirror, "SELECT status, count(*) FROM job GROUP BY 1", tuple(one.name.lower() for one in JobStatus)
@@ -192,10 +201,10 @@ def _grouped(mirror: Mirror, query: str, known: tuple[str, ...]) -> dict[str, in
     return {name: count for name, count in counts.items() if count}
 
 
-def _vectors(mirror: Mirror) -> list[VectorsLook]:
+def _vectors(mirror: Mirror) -> list[VectorGroup]:
     query = "SELECT embedder, dimensions, count(*) FROM chunk GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT ?"
     return [
-        VectorsLook(
+        VectorGroup(
             embedder=str(embedder), dimensions=None if size is None else int(str(size)), vectors=int(str(count))
         )
         for embedder, size, count in mirror.db.execute(query, (_MOST_GROUPS,))
@@ -204,30 +213,39 @@ def _vectors(mirror: Mirror) -> list[VectorsLook]:
 
 def _orphan_files(mirror: Mirror, root: Path, now_ms: int) -> int:
     """Return how many files ``gc`` would move."""
-    if not mirror.is_whole(rows.DOCS, rows.LEDGER):
+    if not mirror.is_whole(rsclaw_database.DOCS, rsclaw_database.LEDGER):
         return 0
-    listed(mirror, root)
-    return sum(one.why in MOVED for one in loose(mirror.db, now_ms))
+    list_files(mirror, root)
+    return sum(one.why in MOVED for one in find_loose_files(mirror.db, now_ms))
 
 
 def _problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
     if mirror.damaged_pages:
         yield tr(
             "{pages}, with {rows} lost",
-            pages=counted(mirror.damaged_pages, "damaged page"),
-            rows=counted(mirror.lost_rows, "row"),
+            pages=format_count(mirror.damaged_pages, "damaged page"),
+            rows=format_count(mirror.lost_rows, "row"),
         )
     broken = sum(table.broken for table in mirror.tables.values())
     if broken:
-        yield tr("{rows} not of the form that rsclaw writes", rows=counted(broken, "row"))
+        yield tr("{rows} not of the form that rsclaw writes", rows=format_count(broken, "row"))
     if not mirror.clean:
         yield tr("the database was not closed as it should be: rsclaw mends that at its next start")
     bare = _count(mirror, "SELECT count(*) FROM current WHERE id NOT IN (SELECT doc_id FROM chunk)")
     if bare:
-        yield tr("{documents} without a text that a search finds", documents=counted(bare, "document"))
+        yield tr("{documents} without a text that a search finds", documents=format_count(bare, "document"))
     failed = _count(mirror, "SELECT count(*) FROM job WHERE status = 'failed'")
     if failed:
-        yield tr("{jobs} that rsclaw has given up", jobs=counted(failed, "job"))
+        yield tr("{jobs} that rsclaw has given up", jobs=format_count(failed, "job"))
     stale = _count(mirror, f"SELECT count(*) FROM job j WHERE {IS_STALE.format(now=now_ms)}")
     if stale:
-        yield tr("{jobs} said to be running, without a claim that still holds", jobs=counted(stale, "job"))
+        yield tr("{jobs} said to be running, without a claim that still holds", jobs=format_count(stale, "job"))
+
+
+# How knowledge bases of rsclaw are looked at and audited.
+
+
+CHECKS = Checks(
+    inspect=lambda found, asked: inspect_store(found, asked.now_ms),
+    audit=audit.audit,
+)

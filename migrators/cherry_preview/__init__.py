@@ -11,25 +11,23 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from migrators.cherry_preview.draft import draft_library
-from migrators.pipeline.drafts import BaseDraft, LibraryDraft
-from migrators.pipeline.options import Options
-from migrators.pipeline.source import Hints, Pipeline
-from regraft.formats.cherry_preview import libsql
-from regraft.formats.vector_survey import Survey
-from regraft.locate import Located
+from migrators.pipeline.source import BaseDraft, Hints, LibraryDraft, Options, Pipeline
+from regraft.formats import cherry_preview
+from regraft.formats.vector_survey import VectorSurvey
+from regraft.stores.locate import Located
 
 
 def _read(source: Located, options: Options) -> LibraryDraft:
     return draft_library(source, options.model_overrides, texts=options.carry_text)
 
 
-def _hints(source: Located, draft: BaseDraft, survey: Survey, options: Options) -> Hints:  # noqa: ARG001 - a Journey's
+def _hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Options) -> Hints:  # noqa: ARG001 - a Journey's
     """Return nothing: a store and its catalog tell all that there is."""
     return Hints()
 
 
 def _opened(path: Path, work: Path | None, _: Options) -> AbstractContextManager[Path]:
-    return libsql.readable(path, work)
+    return cherry_preview.readable_copy(path, work)
 
 
-PIPELINE = Pipeline(table=libsql.PREVIEW, read=_read, hints=_hints, opened=_opened)
+PIPELINE = Pipeline(table=cherry_preview.PREVIEW_VECTORS, read=_read, hints=_hints, opened=_opened)

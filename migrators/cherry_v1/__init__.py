@@ -13,19 +13,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from migrators.cherry_v1.disk_hints import hints
 from migrators.cherry_v1.draft import draft_library
-from migrators.cherry_v1.orphans import adopt
-from migrators.pipeline.drafts import BaseDraft, LibraryDraft, Upload
-from migrators.pipeline.options import Options
-from migrators.pipeline.source import Pipeline
-from migrators.pipeline.uploads import upload_name
-from regraft.formats.cherry_v1 import embedjs, salvage
-from regraft.formats.cherry_v1.layout import vector_file_in
+from migrators.cherry_v1.file_matching import collect_hints
+from migrators.cherry_v1.orphans import adopt_orphans
+from migrators.pipeline.source import BaseDraft, LibraryDraft, Options, Pipeline, Upload
+from migrators.pipeline.source_files import find_upload
+from regraft.formats.cherry_v1 import layout, salvage
+from regraft.formats.cherry_v1.layout import find_vector_file
 from regraft.formats.cherry_v1.state import read_state
-from regraft.formats.salvage_tally import SalvageTally
-from regraft.locate import Located
-from regraft.records import replace
+from regraft.formats.vector_survey import SalvageTally
+from regraft.identity import replace
+from regraft.stores.locate import Located
 
 #: Of an upload that may be text, so many bytes are looked at.
 _HEAD_BYTES = 64 << 10
@@ -36,7 +34,7 @@ def _read(source: Located, options: Options) -> LibraryDraft:
     is_binary = partial(_is_binary, source)
     if not options.adopt_orphans:
         return _with_renamed_files(source, draft_library(state, options.model_overrides, is_binary))
-    adoption = adopt(source.tree, source.places, state, lambda path: PIPELINE.opened(path, None, options))
+    adoption = adopt_orphans(source.tree, source.places, state, lambda path: PIPELINE.opened(path, None, options))
     library = draft_library(adoption.state, adoption.overrides(options.model_overrides), is_binary)
     return _with_renamed_files(source, replace(library, bases=tuple(map(adoption.completed, library.bases))))
 
@@ -47,14 +45,14 @@ def _with_renamed_files(source: Located, library: LibraryDraft) -> LibraryDraft:
     if folder is None:
         return library
     named = [
-        replace(draft, vector_file=vector_file_in(source.tree, folder, draft.vector_file)) for draft in library.bases
+        replace(draft, vector_file=find_vector_file(source.tree, folder, draft.vector_file)) for draft in library.bases
     ]
     return replace(library, bases=tuple(named))
 
 
 def _is_binary(source: Located, upload: Upload) -> bool:
     """Whether an upload is there and is no text: it holds NUL, and does not begin as UTF-16 or UTF-32 does."""
-    name = upload_name(source.tree, source.places.uploads, upload)
+    name = find_upload(source.tree, source.places.uploads, upload)
     if name is None:
         return False
     try:
@@ -83,4 +81,4 @@ class _Salvager:
         return salvage.doubt(path, work)
 
 
-PIPELINE = Pipeline(table=embedjs.VECTORS, read=_read, hints=hints, has_orphans=True, salvager=_Salvager())
+PIPELINE = Pipeline(table=layout.VECTOR_TABLE, read=_read, hints=collect_hints, has_orphans=True, salvager=_Salvager())

@@ -5,21 +5,260 @@ A pure function of the state and the user's word about models: no clock, no file
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from migrators.cherry_v1 import items as item_rules
-from migrators.pipeline.drafts import BaseDraft, LibraryDraft, SkippedBase, Upload
+import msgspec
+
+from migrators.pipeline.source import (
+    ERROR_CODES,
+    FAILED_TEXT,
+    INTERRUPTED_TEXT,
+    BaseDraft,
+    DraftedItems,
+    ItemContent,
+    ItemDraft,
+    LibraryDraft,
+    SkippedBase,
+    SkippedItem,
+    Upload,
+    cut_note,
+)
 from regraft import identity
-from regraft.formats.cherry_v1.state import V1State
-from regraft.formats.cherry_v1.tables import Items
-from regraft.formats.cherry_v2.models import ModelOverrides, Models
-from regraft.formats.cherry_v2.values import read_settings, read_time, whole_number
-from regraft.language import joined, tr
-from regraft.names import FreeNames, vector_file_name
+from regraft.disk.file_paths import TRAILING_CHARACTERS, FreeNames, sanitize_name, vector_file_name
+from regraft.formats.cherry_v1.state import LazyItems, V1State
+from regraft.formats.cherry_v2.models import ModelOverrides, ModelResolver
+from regraft.formats.cherry_v2.settings import read_time, read_v1_settings, read_whole_number
+from regraft.identity import replace
+from regraft.language import format_count, join_list, tr
 from regraft.report import notices
 from regraft.report.notices import Notice
-from regraft.text import counted, is_blank, trim, without_nul
+from regraft.text import is_blank, trim, without_nul
+
+# What becomes of one v1 item, as far as the state tells (``docs/rules.md``, "Items").
+
+
+#: What the metadata of a file needs: these as text, those as numbers.
+FILE_TEXT_FIELDS = ("id", "name", "origin_name", "path", "ext", "type", "created_at")
+FILE_NUMBER_FIELDS = ("size", "count")
+
+
+class DraftContext(msgspec.Struct):
+    """What all bases share: Dexie's tables by id, and the ids of items that were migrated so far."""
+
+    files: Mapping[str, dict[str, Any]]
+    notes: Mapping[str, dict[str, Any]]
+    migrated: set[str]
+    #: Whether an upload is there and is no text.
+    is_binary: Callable[[Upload], bool] = lambda _: False
+
+
+class _Unusable(Exception):
+    """An item that is not migrated; the text is the reason's code."""
+
+
+def draft_items(raws: Iterable[Any], legacy_base: str, context: DraftContext, names: FreeNames) -> DraftedItems:
+    """Draft the items of one base in v1's order; files take their names in that order."""
+    drafted = DraftedItems()
+    for raw in raws:
+        try:
+            drafted.items.append(_draft_item(raw, legacy_base, context, names, drafted))
+        except _Unusable as unusable:
+            reason = str(unusable)
+            legacy_id = raw.get("id") if isinstance(raw, dict) and isinstance(raw.get("id"), str) else None
+            # No other item has a claim to these rows: they are of an item that is there, and has no place in v2.
+            loaders = _loader_ids(raw) if reason == notices.UNSUPPORTED_TYPE else ()
+            drafted.skipped.append(SkippedItem(legacy_id, reason, loaders))
+            drafted.notices.append(
+                Notice(code=reason, message=notices.CODES[reason].meaning, base=legacy_base, item=legacy_id)
+            )
+    return drafted
+
+
+def _draft_item(
+    raw: Any, legacy_base: str, context: DraftContext, names: FreeNames, drafted: DraftedItems
+) -> ItemDraft:
+    if not isinstance(raw, dict) or not _is_text(raw.get("id")) or not _is_text(raw.get("type")):
+        raise _Unusable(notices.NO_ID_OR_TYPE)
+    legacy_id: str = raw["id"]
+    read = _TYPES.get(raw["type"])
+    if read is None:
+        raise _Unusable(notices.UNSUPPORTED_TYPE)
+    if legacy_id in context.migrated:
+        raise _Unusable(notices.DUPLICATE_ITEM)
+    item_type, reader = read
+    content = reader(raw, context, names)
+    context.migrated.add(legacy_id)
+    drafted.notices += [replace(message, base=legacy_base, item=legacy_id) for message in content.notices]
+    if not is_blank(raw.get("remark")):
+        drafted.notices.append(
+            Notice(
+                code=notices.DROPPED_FIELD,
+                message=tr("remark: {remark}", remark=raw["remark"]),
+                base=legacy_base,
+                item=legacy_id,
+            )
+        )
+    created_at = read_time(raw.get("created_at"))
+    status, error = _status(raw)
+    return ItemDraft(
+        legacy_id=legacy_id,
+        id=identity.item_id(legacy_base, legacy_id, created_at),
+        type=item_type,
+        data=content.data,
+        status=status,
+        error=error,
+        created_at=created_at,
+        updated_at=read_time(raw.get("updated_at")),
+        loader_ids=_loader_ids(raw),
+        upload=content.upload,
+        file_name=content.file_name,
+        entries=_texts(raw.get("uniqueIds")) if item_type == "directory" else (),
+    )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(value for value in values if not is_blank(value)) if isinstance(values, list) else ()
+
+
+def _loader_ids(raw: dict[str, Any]) -> tuple[str, ...]:
+    """Return an item's loader ids: ``uniqueIds`` when that list has entries, even blank ones, else ``uniqueId``."""
+    several = raw.get("uniqueIds")
+    return _texts(several if isinstance(several, list) and several else [raw.get("uniqueId")])
+
+
+def _status(raw: dict[str, Any]) -> tuple[str, str | None]:
+    status = raw.get("processingStatus")
+    if status in ("failed", "processing", "pending"):
+        error = raw.get("processingError")
+        text = trim(without_nul(error)) if isinstance(error, str) else ""
+        text = text or (FAILED_TEXT if status == "failed" else INTERRUPTED_TEXT)
+        return "failed", f"v1: {text}" if text in ERROR_CODES else text
+    return ("idle" if is_blank(raw.get("uniqueId")) else "completed"), None
+
+
+# --- types ---------------------------------------------------------------------------------------------------------
+
+
+def _known_of_file(content: Any, context: DraftContext) -> dict[str, Any]:
+    """Return what is known of a file: what its item says goes before what the table of files does."""
+    inline = content if isinstance(content, dict) else {"id": content}
+    file_id = inline.get("id")
+    stored = context.files.get(file_id, {}) if isinstance(file_id, str) else {}
+    return {**stored, **{key: value for key, value in inline.items() if value is not None}}
+
+
+def _is_file(known: dict[str, Any]) -> bool:
+    return all(isinstance(known.get(key), str) for key in FILE_TEXT_FIELDS) and all(
+        isinstance(known.get(key), int | float) and not isinstance(known[key], bool) for key in FILE_NUMBER_FIELDS
+    )
+
+
+def _file_content(raw: dict[str, Any], context: DraftContext, names: FreeNames) -> ItemContent:
+    known = _known_of_file(raw.get("content"), context)
+    if not _is_file(known):
+        raise _Unusable(notices.INVALID_FILE)
+    source = next((known[key] for key in ("path", "name", "origin_name") if not is_blank(known[key])), raw["id"])
+    # Only the empty string falls back: what sanitising empties is called "untitled".
+    wanted = sanitize_name(known["origin_name"]) or sanitize_name(known["name"]) or sanitize_name(raw["id"])
+    # What it is called in a base without folders: planning knows which of these have a prefix.
+    name = names.take(wanted)
+    return ItemContent({"source": source, "relativePath": name}, _upload(known["id"], known["ext"]), file_name=wanted)
+
+
+def _upload(file_id: str, extension: str) -> Upload:
+    """Return where the bytes of a file are, first choice first; v1's own name of it is never asked."""
+    plain = extension.removeprefix(".").rstrip(TRAILING_CHARACTERS)
+    return Upload(f"{file_id}.{plain}" if plain else file_id, other_name=f"{file_id}{extension}")
+
+
+#: Kinds of files that are no text, and file name extensions of subtitles, which are.
+_MEDIA = frozenset({"video", "audio", "image"})
+_SUBTITLES = frozenset({".srt", ".vtt", ".ass", ".ssa", ".sbv", ".sub", ".lrc", ".txt"})
+
+
+def _video_content(raw: dict[str, Any], context: DraftContext, names: FreeNames) -> ItemContent:
+    """Return the file item of a video's subtitles: v1 embedded their text, never the video.
+
+    Raises:
+        _Unusable: no file of the item reads as text.
+    """
+    content = raw.get("content")
+    files = [_known_of_file(entry, context) for entry in content] if isinstance(content, list) else []
+    subtitles = next((known for known in files if _reads_as_text(known, context)), None)
+    if subtitles is None:
+        raise _Unusable(notices.UNSUPPORTED_TYPE)
+    named = (subtitles[key] for key in ("path", "name", "origin_name") if not is_blank(subtitles.get(key)))
+    source = next(named, raw["id"])
+    wanted = sanitize_name(next(subtitles[key] for key in ("origin_name", "name") if _is_text(subtitles.get(key))))
+    message = tr("the video is not carried; its subtitles {name} are, as a file", name=wanted)
+    return ItemContent(
+        {"source": source, "relativePath": names.take(wanted)},
+        _upload(subtitles["id"], subtitles["ext"]),
+        file_name=wanted,
+        notices=[Notice(code=notices.UNSUPPORTED_TYPE, message=message)],
+    )
+
+
+def _reads_as_text(known: dict[str, Any], context: DraftContext) -> bool:
+    """Whether a file of a video item has an id, a name and an extension, and holds subtitles."""
+    has_name = any(_is_text(known.get(key)) and sanitize_name(known[key]) for key in ("origin_name", "name"))
+    if not has_name or not _is_text(known.get("id")) or not isinstance(known.get("ext"), str):
+        return False
+    return _is_subtitle(known.get("type"), known["ext"]) and not context.is_binary(_upload(known["id"], known["ext"]))
+
+
+def _is_subtitle(kind: Any, extension: str) -> bool:
+    """Whether a file of a video item holds subtitles, by v1's kind of the file and its extension."""
+    return kind == "text" or (kind not in _MEDIA and extension.strip().lower() in _SUBTITLES)
+
+
+def _url_content(raw: dict[str, Any], _context: DraftContext, _names: FreeNames) -> ItemContent:
+    if is_blank(raw.get("content")):
+        raise _Unusable(notices.INVALID_URL)
+    return ItemContent({"source": raw["content"], "url": raw["content"]})
+
+
+def _sitemap_content(raw: dict[str, Any], _context: DraftContext, _names: FreeNames) -> ItemContent:
+    if is_blank(raw.get("content")):
+        raise _Unusable(notices.INVALID_SITEMAP)
+    address = trim(raw["content"])
+    return ItemContent({"source": address, "url": address})
+
+
+def _note_content(raw: dict[str, Any], context: DraftContext, _names: FreeNames) -> ItemContent:
+    stored = context.notes.get(raw["id"], {})
+    text = _first_text(stored.get("content"), raw.get("content")) or ""
+    address = _first_text(stored.get("sourceUrl"), raw.get("sourceUrl"))
+    if address is None and not text:
+        raise _Unusable(notices.INVALID_NOTE)
+    text, message = cut_note(text)
+    return ItemContent({"source": text if address is None else address, "content": text}, notices=message)
+
+
+def _first_text(*values: Any) -> str | None:
+    return next((str(value) for value in values if not is_blank(value)), None)
+
+
+def _directory_content(raw: dict[str, Any], _context: DraftContext, _names: FreeNames) -> ItemContent:
+    if is_blank(raw.get("content")):
+        raise _Unusable(notices.INVALID_DIRECTORY)
+    return ItemContent({"source": raw["content"]})
+
+
+_Reader = Callable[[dict[str, Any], DraftContext, FreeNames], ItemContent]
+_TYPES: dict[str, tuple[str, _Reader]] = {
+    "file": ("file", _file_content),
+    "url": ("url", _url_content),
+    "sitemap": ("url", _sitemap_content),
+    "note": ("note", _note_content),
+    "directory": ("directory", _directory_content),
+    "video": ("file", _video_content),
+}
 
 
 def draft_library(
@@ -33,8 +272,8 @@ def draft_library(
         is_binary: whether an upload is there and is no text.
     """
     named = [raw.get("model") for raw in state.bases if isinstance(raw, dict)]
-    models = Models(state.providers, model_overrides, named)
-    context = item_rules.Context(files=state.files, notes=state.notes, migrated=set(), is_binary=is_binary)
+    models = ModelResolver(state.providers, model_overrides, named)
+    context = DraftContext(files=state.files, notes=state.notes, migrated=set(), is_binary=is_binary)
     drafts: list[BaseDraft] = []
     skipped: list[SkippedBase] = []
     seen: set[str] = set()
@@ -45,7 +284,7 @@ def draft_library(
             drafts.append(_draft_base(raw, models, context))
         else:
             skipped.append(_skip(raw, reason))
-    message = [*state.notices, *map(_skipped_notice, skipped), *models.unused_words()]
+    message = [*state.notices, *map(_skipped_notice, skipped), *models.unused_overrides()]
     return LibraryDraft(tuple(drafts), tuple(skipped), tuple(message))
 
 
@@ -64,7 +303,9 @@ def _skip(raw: Any, reason: str) -> SkippedBase:
     legacy_id = raw.get("id") if isinstance(raw, dict) else None
     items = raw.get("items") if isinstance(raw, dict) else None
     return SkippedBase(
-        legacy_id if isinstance(legacy_id, str) else None, reason, len(items) if isinstance(items, list | Items) else 0
+        legacy_id if isinstance(legacy_id, str) else None,
+        reason,
+        len(items) if isinstance(items, list | LazyItems) else 0,
     )
 
 
@@ -72,14 +313,14 @@ def _skipped_notice(base: SkippedBase) -> Notice:
     message = notices.CODES[base.reason].meaning
     return Notice(
         code=base.reason,
-        message=tr("{message_} It has {items}.", message_=message, items=counted(base.items, "item"))
+        message=tr("{message_} It has {items}.", message_=message, items=format_count(base.items, "item"))
         if base.items
         else message,
         base=base.legacy_id,
     )
 
 
-def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context) -> BaseDraft:
+def _draft_base(raw: dict[str, Any], models: ModelResolver, context: DraftContext) -> BaseDraft:
     legacy_id: str = raw["id"]
     found_notices: list[Notice] = []
     name = trim(without_nul(raw["name"]))
@@ -90,12 +331,12 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
         )
     embedding = models.embedding(raw.get("model"), legacy_id)
     rerank = models.rerank(raw.get("rerankModel"), legacy_id)
-    settings, invalid = read_settings(raw)
+    settings, invalid = read_v1_settings(raw)
     if invalid:
         found_notices.append(
             Notice(
                 code=notices.INVALID_CONFIG,
-                message=tr("not valid: {invalid}", invalid=joined(invalid)),
+                message=tr("not valid: {invalid}", invalid=join_list(invalid)),
                 base=legacy_id,
                 count=len(invalid),
             )
@@ -111,19 +352,19 @@ def _draft_base(raw: dict[str, Any], models: Models, context: item_rules.Context
     processor = _file_processor(raw)
     names = FreeNames(reserve_processed=processor is not None)
     raw_items = raw.get("items")
-    if raw_items is not None and not isinstance(raw_items, list | Items):
+    if raw_items is not None and not isinstance(raw_items, list | LazyItems):
         found_notices.append(
             Notice(code=notices.INVALID_ITEMS, message=tr("the list of items is not a list"), base=legacy_id)
         )
         raw_items = None
-    drafted = item_rules.draft_items(raw_items or [], legacy_id, context, names)
+    drafted = draft_items(raw_items or [], legacy_id, context, names)
     return BaseDraft(
         legacy_id=legacy_id,
         id=identity.base_id(legacy_id),
         name=name,
         embedding=embedding,
         rerank=rerank,
-        stated_dimensions=whole_number(raw.get("dimensions"), minimum=1),
+        stated_dimensions=read_whole_number(raw.get("dimensions"), minimum=1),
         file_processor_id=processor,
         settings=settings,
         created_at=read_time(raw.get("created_at")),

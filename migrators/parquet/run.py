@@ -4,44 +4,148 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
 import msgspec
 
-from migrators.parquet import files
-from migrators.parquet.catalog_rows import items_of, items_of_materials, record_of
-from migrators.parquet.files import UnitsFile
-from migrators.parquet.plan import Plan
-from migrators.parquet.rebuild import Rebuilt, verify
-from migrators.parquet.report import carried_outcome, planned_outcome, skipped_of
-from migrators.pipeline import preflight, published, report
-from migrators.pipeline.carry import CARRY_SHARE, REPORT_ROWS, Indexing
-from migrators.pipeline.options import Options
-from migrators.pipeline.published import BaseEntry, read_entry, still_there
-from migrators.pipeline.report import Outcome
+from migrators.parquet import import_plan
+from migrators.parquet.import_plan import (
+    MODEL_UNKNOWN,
+    BaseImportPlan,
+    UnitsFile,
+    catalog_items,
+    items_from_materials,
+    make_base_record,
+)
+from migrators.parquet.index_builder import ImportedIndex, verify_index
+from migrators.pipeline import preflight, publication, report
+from migrators.pipeline.base_writer import COPY_SHARE, ROWS_PER_REPORT, IndexingProgress
+from migrators.pipeline.publication import BaseEntry, is_present, read_entry
+from migrators.pipeline.report import BaseOutcome, index_path
 from migrators.pipeline.session import Migration, Session, session
-from migrators.pipeline.survey import kept_completed
-from regraft import sqlite
+from migrators.pipeline.source import Options
+from migrators.pipeline.survey import keep_completed
+from regraft.disk import durable, sqlite
 from regraft.errors import Declined, SourceUnreadable
 from regraft.formats.cherry_v2 import catalog
-from regraft.formats.cherry_v2.item_data import data_damage
-from regraft.formats.parquet.metadata import AboutBase
-from regraft.language import joined, tr
-from regraft.ledger import durable
-from regraft.ledger.ledger import Entry
-from regraft.locate import INDEX_FILE
-from regraft.records import replace
+from regraft.formats.cherry_v2.catalog import ItemRow
+from regraft.formats.cherry_v2.catalog_reader import find_data_damage
+from regraft.formats.parquet.unit_file import BaseMetadata
+from regraft.identity import replace
+from regraft.language import format_count, join_list, tr
+from regraft.ledger.ledger import LedgerEntry
+from regraft.report import notices
 from regraft.report.document import Run
-from regraft.report.migration import MigrationReport
+from regraft.report.migration import BaseReport, IndexReport, MigrationReport, RowsReport
+from regraft.report.notices import Notice
 from regraft.report.progress import Progress, stage
-from regraft.text import shown
+from regraft.stores.locate import INDEX_FILE
+from regraft.text import printable
+
+# What is said of an imported base: its part of the report, as a migration would give it, and the notices.
+
+
+def planned_outcome(plan: BaseImportPlan) -> BaseOutcome:
+    """Return what a run would report of a base, were every row fit: what is not shows when it is carried."""
+    held = plan.held
+    rows = RowsReport(read=held.rows, carried=held.rows, skipped={})
+    index = None
+    if plan.about.index:
+        path = index_path(plan.about.id)
+        index = IndexReport(path=path, materials=len(plan.materials), units=held.rows, embeddings=None, bytes=None)
+    return _outcome(plan, plan.expected_items(), rows, index)
+
+
+def imported_outcome(
+    plan: BaseImportPlan, items: Iterable[ItemRow], built: ImportedIndex | None, size: int
+) -> BaseOutcome:
+    """Return the report of a base that was imported; ``size`` is its index's, in bytes."""
+    if built is None:
+        return _outcome(plan, items, RowsReport(read=0, carried=0, skipped={}), None)
+    rows = RowsReport(read=built.read, carried=built.carried, skipped=dict(sorted(built.skipped.items())))
+    index = IndexReport(
+        path=index_path(plan.about.id),
+        materials=built.materials,
+        units=built.carried,
+        embeddings=built.vectors,
+        bytes=size,
+    )
+    return _outcome(plan, items, rows, index, differing=built.differing, remade=built.remade)
+
+
+def _outcome(
+    plan: BaseImportPlan,
+    items: Iterable[ItemRow],
+    rows: RowsReport,
+    index: IndexReport | None,
+    *,
+    differing: int = 0,
+    remade: int = 0,
+) -> BaseOutcome:
+    base = plan.record.base
+    statuses = Counter(item.status for item in items)
+    told = BaseReport(
+        id=base.id,
+        name=base.name,
+        status="failed" if base.status == "failed" else "completed",
+        error=base.error,
+        dimensions=base.dimensions,
+        outcome="failed" if base.status == "failed" else "written",
+        items=dict(sorted(statuses.items())),
+        skipped_items=dict(sorted(plan.skipped_items.items())),
+        rows=rows,
+        vectors=plan.held.vectors,
+        differing_vectors=differing,
+        remade=remade,
+        index=index,
+    )
+    return BaseOutcome(base=told, items={}, children={}, notices=tuple(_notices(plan, told)))
+
+
+def _notices(plan: BaseImportPlan, told: BaseReport) -> Iterator[Notice]:
+    base = plan.record.base
+
+    def notice(code: str, message: str, count: int = 1) -> Notice:
+        return Notice(code=code, message=message, base=base.id, count=count)
+
+    if base.error == MODEL_UNKNOWN and plan.about.settings is None:
+        yield notice(notices.MODEL_NOT_NAMED, tr("the file does not say of which model its vectors are"))
+    for reason, count in told.rows.skipped.items():
+        yield notice(reason, tr("{rows} not carried", rows=format_count(count, "row")), count)
+    for reason, count in plan.skipped_items.items():
+        yield notice(reason, tr("{items} not carried", items=format_count(count, "item")), count)
+    if told.remade:
+        yield notice(
+            notices.REMADE,
+            tr("{materials} made anew from its units", materials=format_count(told.remade, "material")),
+            told.remade,
+        )
+    if told.differing_vectors:
+        count = told.differing_vectors
+        said = tr("{texts} came again with another vector; the first one is kept", texts=format_count(count, "text"))
+        yield notice(notices.DIFFERING_VECTOR, said, count)
+    if plan.strays:
+        said = tr(
+            "{rows} of {name} not carried", rows=format_count(plan.strays, "row"), name=printable(plan.file.path.name)
+        )
+        yield Notice(code=notices.NO_BASE, message=said, count=plan.strays)
+
+
+def count_skipped(outcomes: list[BaseOutcome]) -> Counter[str]:
+    """Return how many items, and rows of no base, are not imported, by reason."""
+    skipped: Counter[str] = Counter()
+    for outcome in outcomes:
+        skipped.update(outcome.base.skipped_items or {})
+        skipped.update({one.code: one.count for one in outcome.notices if one.code == notices.NO_BASE})
+    return skipped
+
 
 COMMAND = "import"
 #: Changes when the same file makes another library: an earlier run's bases are then imported anew.
-WRITER = 1
+WRITER_VERSION = 1
 
 
 class ImportJob(msgspec.Struct, frozen=True):
@@ -51,7 +155,7 @@ class ImportJob(msgspec.Struct, frozen=True):
     base_id: str
     fingerprint: str
     unchanged: BaseEntry | None = None
-    plan: Plan | None = None
+    plan: BaseImportPlan | None = None
 
 
 def import_files(
@@ -82,11 +186,11 @@ def import_files(
         target_kind="library",
         target=target,
     )
-    bases = files.chosen(files.read_files(paths), options.bases)
+    bases = import_plan.select_bases(import_plan.open_files(paths), options.bases)
     with session(target, run) as at:
         plan = plan_import(bases, at, options, progress)
         outcomes = plan.outcomes()
-        planned = import_report(run, outcomes)
+        planned = build_import_report(run, outcomes)
         if at.stands(plan.jobs):
             return at.without_writing(planned)
         planned = at.with_room(planned, plan.bytes)
@@ -94,12 +198,12 @@ def import_files(
             return at.without_writing(planned)
         if not show_plan(planned):
             raise Declined(path=target)
-        at.begin(joined(map(shown, paths)), plan.jobs)
+        at.begin(join_list(map(printable, paths)), plan.jobs)
         with stage(progress, "Carrying", plan.rows), _still_readable():
             for job, base_plan in _marked(plan, progress):
                 progress.at(base_plan.about.name)
-                outcomes[job.base_id] = carry(at, job, base_plan, progress)
-        return at.finish(import_report(run, outcomes))
+                outcomes[job.base_id] = import_base(at, job, base_plan, progress)
+        return at.finish(build_import_report(run, outcomes))
 
 
 class ImportPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +212,7 @@ class ImportPlan(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[ImportJob, ...]
 
     @property
-    def planned(self) -> list[Plan]:
+    def planned(self) -> list[BaseImportPlan]:
         """Return the plans of the bases that are to be carried."""
         return [job.plan for job in self.jobs if job.plan is not None]
 
@@ -116,7 +220,7 @@ class ImportPlan(msgspec.Struct, frozen=True, kw_only=True):
     def bytes(self) -> int:
         """Estimate the bytes that carrying them takes on the target's disk."""
         planned = self.planned
-        around = preflight.library_bytes(len(planned), sum(len(plan.materials) for plan in planned))
+        around = preflight.estimate_library_bytes(len(planned), sum(len(plan.materials) for plan in planned))
         return around + sum(plan.bytes for plan in planned)
 
     @property
@@ -124,19 +228,19 @@ class ImportPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return how many rows are to be carried."""
         return sum(plan.held.rows for plan in self.planned)
 
-    def outcomes(self) -> dict[str, Outcome]:
+    def outcomes(self) -> dict[str, BaseOutcome]:
         """Return what is to be reported of every base, by its id."""
         found = {}
         for job in self.jobs:
             if job.unchanged is not None:
-                found[job.base_id] = report.unchanged(job.unchanged)
+                found[job.base_id] = report.unchanged_outcome(job.unchanged)
             elif job.plan is not None:
                 found[job.base_id] = planned_outcome(job.plan)
         return found
 
 
 def plan_import(
-    bases: list[tuple[int, UnitsFile, AboutBase]], at: Session, options: Options, progress: Progress
+    bases: list[tuple[int, UnitsFile, BaseMetadata]], at: Session, options: Options, progress: Progress
 ) -> ImportPlan:
     """Look at every base of the files; refuse what the target has from elsewhere, and rows that no catalog takes.
 
@@ -150,7 +254,7 @@ def plan_import(
     for position, file, base in bases:
         job = ImportJob(position, base.id, marks[base.id], unchanged=stands[base.id])
         if job.unchanged is None:
-            job = _not_poorer(at, replace(job, plan=_plan(file, base, options)))
+            job = _not_poorer(at, replace(job, plan=_plan_base(file, base, options)))
         jobs.append(job)
     plan = ImportPlan(jobs=tuple(jobs))
     changed = {one.about.id for one in plan.planned}
@@ -161,13 +265,13 @@ def plan_import(
     return plan
 
 
-def import_report(run: Run, outcomes: dict[str, Outcome]) -> MigrationReport:
+def build_import_report(run: Run, outcomes: dict[str, BaseOutcome]) -> MigrationReport:
     """Return the whole report of an import."""
     ordered = list(outcomes.values())
-    return report.report_of(run, ordered, skipped_of(ordered), ())
+    return report.build_report(run, ordered, count_skipped(ordered), ())
 
 
-def _fingerprints(bases: list[tuple[int, UnitsFile, AboutBase]], entries: dict[str, Entry]) -> dict[str, str]:
+def _fingerprints(bases: list[tuple[int, UnitsFile, BaseMetadata]], entries: dict[str, LedgerEntry]) -> dict[str, str]:
     """Return a hash of all that a base is made from (its file counts by size and CRC-32), "" for a new base."""
     # Of a base that no run has written yet there is nothing to compare with: its file is read for that once there is
     # room for what becomes of it.
@@ -180,7 +284,7 @@ def _fingerprints(bases: list[tuple[int, UnitsFile, AboutBase]], entries: dict[s
     return found
 
 
-def _marked(plan: ImportPlan, progress: Progress) -> list[tuple[ImportJob, Plan]]:
+def _marked(plan: ImportPlan, progress: Progress) -> list[tuple[ImportJob, BaseImportPlan]]:
     """Return the bases that are to be carried, with their fingerprints: now there is room for what becomes of them."""
     marks: dict[Path, list[int]] = {}
     found = []
@@ -206,20 +310,20 @@ def _survey(wanted: list[UnitsFile], progress: Progress) -> None:
             file.survey(lambda share, size=size: progress.step(share * size, 0))  # type: ignore[misc]
 
 
-def _plan(file: UnitsFile, base: AboutBase, options: Options) -> Plan:
+def _plan_base(file: UnitsFile, base: BaseMetadata, options: Options) -> BaseImportPlan:
     skipped: Counter[str] = Counter()
-    return Plan(
+    return BaseImportPlan(
         about=base,
         file=file,
         held=file.of_base(base),
-        record=record_of(file.path, file.about, base, options.now_ms),
-        items=None if base.items is None else tuple(items_of(base, skipped)),
+        record=make_base_record(file.path, file.about, base, options.now_ms),
+        items=None if base.items is None else tuple(catalog_items(base, skipped)),
         skipped_items=skipped,
         strays=file.strays() if base is file.about.bases[0] else 0,
     )
 
 
-def carry(at: Session, job: ImportJob, plan: Plan, progress: Progress) -> Outcome:
+def import_base(at: Session, job: ImportJob, plan: BaseImportPlan, progress: Progress) -> BaseOutcome:
     """Build a base anew, verify it, put it in its place, and return what is to be reported of it."""
     base, staged = plan.about, at.staging / job.base_id
     built, size = None, 0
@@ -227,9 +331,9 @@ def carry(at: Session, job: ImportJob, plan: Plan, progress: Progress) -> Outcom
         built = _build(staged / INDEX_FILE, plan, progress)
         size = (staged / INDEX_FILE).stat().st_size
         durable.sync_tree(staged)
-    found = items_of_materials(base.id, staged / INDEX_FILE, plan.record.now_ms) if built else ()
+    found = items_from_materials(base.id, staged / INDEX_FILE, plan.record.now_ms) if built else ()
     items = tuple(found) if plan.items is None else plan.items
-    outcome = carried_outcome(plan, items, built, size)
+    outcome = imported_outcome(plan, items, built, size)
     entry = BaseEntry(
         position=job.position,
         record=plan.record,
@@ -238,8 +342,8 @@ def carry(at: Session, job: ImportJob, plan: Plan, progress: Progress) -> Outcom
         children={},
         notices=list(outcome.notices),
         has_files=base.index,
-        index_mark=published.index_mark(staged),
-        index_hash=published.index_hash(staged),
+        index_mark=publication.index_mark(staged),
+        index_hash=publication.index_hash(staged),
         raw_mark="",
         command=COMMAND,
     )
@@ -247,24 +351,24 @@ def carry(at: Session, job: ImportJob, plan: Plan, progress: Progress) -> Outcom
     return outcome
 
 
-def _build(path: Path, plan: Plan, progress: Progress) -> Rebuilt:
+def _build(path: Path, plan: BaseImportPlan, progress: Progress) -> ImportedIndex:
     durable.make_folders(path.parent, flush=False)
     base_id, rows = plan.about.id, plan.held.rows
-    with sqlite.writing(path, create=True) as db:
-        built = Rebuilt(base_id, plan.record.now_ms, db)
+    with sqlite.open_writable(path, create=True) as db:
+        built = ImportedIndex(base_id, plan.record.now_ms, db)
         size = (plan.held.vector_bytes + plan.held.text_bytes) // max(rows, 1)
         for row in plan.file.rows(plan.about):
             built.add(row)
-            if built.read % REPORT_ROWS == 0:
-                progress.step(REPORT_ROWS * CARRY_SHARE, REPORT_ROWS * size)
+            if built.read % ROWS_PER_REPORT == 0:
+                progress.step(ROWS_PER_REPORT * COPY_SHARE, ROWS_PER_REPORT * size)
         if built.read != rows:
             reason = tr(
                 "two readings of base {base} gave {rows:,} and {read:,} rows", rows=rows, read=built.read, base=base_id
             )
             raise SourceUnreadable(path=plan.file.path, reason=reason)
-        Indexing(rows, progress.step).watch(db)
+        IndexingProgress(rows, progress.step).watch(db)
         built.finish(plan.about.bare_materials)
-    verify(path, base_id, built)
+    verify_index(path, base_id, built)
     return built
 
 
@@ -279,16 +383,16 @@ def _still_readable() -> Iterator[None]:
 
 def fingerprint(base_id: str, content_mark: list[int]) -> str:
     """Return a hash of all that a base is made from."""
-    return hashlib.blake2b(msgspec.json.encode([WRITER, base_id, content_mark]), digest_size=20).hexdigest()
+    return hashlib.blake2b(msgspec.json.encode([WRITER_VERSION, base_id, content_mark]), digest_size=20).hexdigest()
 
 
-def _unchanged(target: Path, base_id: str, entries: dict[str, Entry], mark: str) -> BaseEntry | None:
+def _unchanged(target: Path, base_id: str, entries: dict[str, LedgerEntry], mark: str) -> BaseEntry | None:
     entry = entries.get(base_id)
     if entry is None or entry.fingerprint != mark:
         return None
     known = read_entry(entry)
-    stands = published.standing(target, base_id, known)
-    return known if stands in (published.Standing.WHOLE, published.Standing.CHANGED) else None
+    stands = publication.base_state(target, base_id, known)
+    return known if stands in (publication.BaseState.WHOLE, publication.BaseState.CHANGED) else None
 
 
 def _not_poorer(at: Session, job: ImportJob) -> ImportJob:
@@ -296,27 +400,27 @@ def _not_poorer(at: Session, job: ImportJob) -> ImportJob:
     if job.plan is None or job.plan.record.base.error is None or job.base_id not in at.entries:
         return job
     stands = read_entry(at.entries[job.base_id])
-    if stands.record.base.error is not None or not still_there(at.path, job.base_id, stands):
+    if stands.record.base.error is not None or not is_present(at.path, job.base_id, stands):
         return job
-    kept = kept_completed(stands, job.plan.record.base.error, job.base_id)
+    kept = keep_completed(stands, job.plan.record.base.error, job.base_id)
     return ImportJob(job.position, job.base_id, job.fingerprint, unchanged=kept)
 
 
-def _problem(plan: Plan) -> str | None:
+def _problem(plan: BaseImportPlan) -> str | None:
     """Return what is damaged of what a file says of a base; None where nothing is."""
     if plan.record.base.id != plan.about.id:
-        return tr("its base {id} has the settings of another", id=shown(plan.about.id))
+        return tr("its base {id} has the settings of another", id=printable(plan.about.id))
     if not plan.about.index and plan.record.base.status == "completed":
-        return tr("its base {id} is completed, and has no index", id=shown(plan.about.id))
+        return tr("its base {id} is completed, and has no index", id=printable(plan.about.id))
     for row in plan.about.items or ():
-        problem = None if row.get("deleted_at") is not None else data_damage(row)
+        problem = None if row.get("deleted_at") is not None else find_data_damage(row)
         # Without its item a text would be an orphan.
         if problem is not None and row.get("id") in plan.materials:
-            return tr("its item {get} has texts, and {problem}", get=shown(row.get("id")), problem=problem)
+            return tr("its item {get} has texts, and {problem}", get=printable(row.get("id")), problem=problem)
     return None
 
 
-def _prove(plans: list[Plan]) -> None:
+def _prove(plans: list[BaseImportPlan]) -> None:
     """Refuse bases and items that no catalog takes, or that make no sense there, before anything of them is written.
 
     Raises:
@@ -327,9 +431,9 @@ def _prove(plans: list[Plan]) -> None:
         if problem is not None:
             raise SourceUnreadable(path=plan.file.path, reason=problem)
     try:
-        catalog.prove((plan.record, plan.expected_items()) for plan in plans)
+        catalog.check_records((plan.record, plan.expected_items()) for plan in plans)
     except (apsw.ConstraintError, TypeError, OverflowError) as error:
-        names = joined(shown(name) for name in dict.fromkeys(plan.file.path for plan in plans))
+        names = join_list(printable(name) for name in dict.fromkeys(plan.file.path for plan in plans))
         raise SourceUnreadable(
             path=names, reason=tr("its bases and items cannot stand in a catalog: {error}", error=error)
         ) from error

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, overload
 import apsw
 import msgspec
 
-from regraft import sqlite
+from regraft.disk import sqlite
 
 Record = TypeVar("Record")
 _encoder = msgspec.msgpack.Encoder()
@@ -48,7 +48,7 @@ class _LargeRecords:
         self._held[position] = raw
         self._held_bytes += len(raw)
         if self._held_bytes > _HELD_BYTES:
-            db = self._file.enter_context(sqlite.scratch())
+            db = self._file.enter_context(sqlite.open_scratch())
             # Nobody reads it after a crash.
             db.execute("PRAGMA journal_mode = OFF")
             db.execute("CREATE TABLE record (position INTEGER PRIMARY KEY, raw BLOB)")

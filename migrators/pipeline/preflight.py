@@ -8,19 +8,29 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from migrators.pipeline.drafts import Upload
-from migrators.pipeline.entries import base_entries
-from migrators.pipeline.options import Options
 from migrators.pipeline.plan import BasePlan
-from migrators.pipeline.publish import REPLACED, STAGING, WORK, Target
-from migrators.pipeline.published import Standing, base_folder, read_entry, standing
-from migrators.pipeline.uploads import upload_name
-from regraft import areas, links, sqlite
+from migrators.pipeline.publication import (
+    REPLACED,
+    STAGING,
+    WORK,
+    BaseState,
+    TargetLibrary,
+    base_folder,
+    base_state,
+    check_base_entries,
+    read_entry,
+)
+from migrators.pipeline.source import Options, Upload
+from migrators.pipeline.source_files import find_upload
+from regraft.disk import links, untrusted_sqlite, writable
+from regraft.disk.file_paths import MAX_NAME_BYTES
+from regraft.disk.trees import FolderTree
 from regraft.errors import (
     ApplicationRunning,
     NotEnoughSpace,
     TargetBaseChanged,
     TargetBaseForeign,
+    TargetBaseOfAnother,
     TargetCatalogChanged,
     TargetHasItem,
     TargetNotOurs,
@@ -28,19 +38,15 @@ from regraft.errors import (
     TargetOverlapsSource,
 )
 from regraft.formats.cherry_v1 import profile as cherry_v1_profile
-from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER
-from regraft.formats.cherry_v2.library_report import REPORT_FILE, REPORT_PAGE
+from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, REPORT_FILE, REPORT_PAGE
 from regraft.kinds import SYSTEMS, Kind
-from regraft.language import joined, tr
+from regraft.language import join_list, tr
 from regraft.ledger import ledger
-from regraft.ledger.ledger import Entry
-from regraft.locate import Located
-from regraft.move_errors import TargetBaseOfAnother
-from regraft.names import MAX_NAME_BYTES
+from regraft.ledger.ledger import LedgerEntry
 from regraft.report import notices
 from regraft.report.notices import Notice
-from regraft.report.progress import human_bytes
-from regraft.tree import FolderTree
+from regraft.stores.locate import Located
+from regraft.text import format_bytes
 
 #: Files that file managers leave in an otherwise empty folder.
 _IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini"}
@@ -58,7 +64,7 @@ _PAGE, _PAGE_HEAD = 4096, 12
 #: Bytes of the row of a vector besides it: the key, the time, and what says how long each is.
 _VECTOR_ROW = 96
 #: Before a vector file can be looked into, its copy and what becomes of it are taken for this many times its size.
-UNSEEN_FACTOR = 4.0
+UNREAD_FACTOR = 4.0
 
 
 def check_target(target: Path, roots: Iterable[Path], source: Path) -> None:
@@ -89,8 +95,8 @@ def _check_ours(target: Path) -> None:
     if target.exists() and not target.is_dir():
         raise TargetNotOurs(path=target, found=tr("it is a file"))
     names = _names_in(target)
-    if names and names != [ledger.FOLDER] and not ledger.path_of(target).is_file():
-        raise TargetNotOurs(path=target, found=tr("it holds {names}", names=joined(names[:3])))
+    if names and names != [ledger.FOLDER] and not ledger.ledger_path(target).is_file():
+        raise TargetNotOurs(path=target, found=tr("it holds {names}", names=join_list(names[:3])))
 
 
 def _names_in(target: Path) -> list[str]:
@@ -138,7 +144,7 @@ def check_running(profile: Path | None, options: Options) -> tuple[Notice, ...]:
     Raises:
         ApplicationRunning
     """
-    sign = None if profile is None else cherry_v1_profile.sign_of_life(profile)
+    sign = None if profile is None else cherry_v1_profile.detect_running_app(profile)
     if sign is None:
         return ()
     if not options.while_running:
@@ -162,7 +168,7 @@ def _resolved(target: Path) -> Path:
     return real
 
 
-def roots(source: Located) -> list[Path]:
+def source_roots(source: Located) -> list[Path]:
     """Return the files and folders that a source is made of: some are read with the folders beside them."""
     if not isinstance(source.tree, FolderTree) or (source.path.is_dir() and source.tree.path == source.path):
         return [source.path]
@@ -183,7 +189,7 @@ def existing_parent(path: Path) -> Path:
 
 
 def check_conflicts(
-    target: Path, command: str, base_ids: Iterable[str], entries: dict[str, Entry], changed: set[str]
+    target: Path, command: str, base_ids: Iterable[str], entries: dict[str, LedgerEntry], changed: set[str]
 ) -> None:
     """Refuse to overwrite what this command did not write, or what was changed since it did.
 
@@ -195,7 +201,7 @@ def check_conflicts(
     """
     for base_id in base_ids:
         folder = base_folder(target, base_id)
-        areas.refuse_link(folder)
+        writable.refuse_link(folder)
         known = read_entry(entries[base_id]) if base_id in entries else None
         if known is not None and known.command != command:
             raise TargetBaseForeign(path=folder, base=known.record.base.name, writer=known.command, command=command)
@@ -203,11 +209,11 @@ def check_conflicts(
             continue
         if known is None:
             raise TargetNotOurs(path=folder, found=tr("no record of it"))
-        if base_id in changed and standing(target, base_id, known) is Standing.CHANGED:
+        if base_id in changed and base_state(target, base_id, known) is BaseState.CHANGED:
             raise TargetBaseChanged(path=folder, base=known.record.base.name)
 
 
-def check_same_source(target: Path, plans: Iterable[BasePlan], entries: dict[str, Entry]) -> None:
+def check_same_source(target: Path, plans: Iterable[BasePlan], entries: dict[str, LedgerEntry]) -> None:
     """Refuse to write over a base of another source: one with which this one has no item in common.
 
     Raises:
@@ -220,7 +226,9 @@ def check_same_source(target: Path, plans: Iterable[BasePlan], entries: dict[str
             raise TargetBaseOfAnother(path=target, base=known.record.base.name)
 
 
-def check_items(target: Path, planned: Mapping[str, tuple[str, Iterable[str]]], entries: dict[str, Entry]) -> None:
+def check_items(
+    target: Path, planned: Mapping[str, tuple[str, Iterable[str]]], entries: dict[str, LedgerEntry]
+) -> None:
     """Refuse an item that another base in the target has: ids of v2 are kept, and a catalog holds each once.
 
     ``planned`` has the name and the ids of the items of every base that is to be carried, by its id.
@@ -228,7 +236,7 @@ def check_items(target: Path, planned: Mapping[str, tuple[str, Iterable[str]]], 
     Raises:
         TargetHasItem
     """
-    others = {base_id: entry for base_id, entry in base_entries(entries).items() if base_id not in planned}
+    others = {base_id: entry for base_id, entry in check_base_entries(entries).items() if base_id not in planned}
     owners = {item: entry for entry in others.values() for item in entry.items.values()}
     for name, items in planned.values() if owners else ():
         for item in items:
@@ -237,43 +245,43 @@ def check_items(target: Path, planned: Mapping[str, tuple[str, Iterable[str]]], 
                 raise TargetHasItem(path=target, base=base, item=item, other=name)
 
 
-def check_catalog(place: Target, record: ledger.Ledger) -> None:
+def check_catalog(place: TargetLibrary, record: ledger.Ledger) -> None:
     """Refuse to replace a catalog that another program has changed since regraft wrote it.
 
     Raises:
         TargetCatalogChanged
     """
-    if sqlite.is_database(place.catalog) and not place.is_catalog_as_written(record):
+    if untrusted_sqlite.is_database(place.catalog) and not place.is_catalog_as_written(record):
         raise TargetCatalogChanged(path=place.catalog)
 
 
-def unseen_bytes(source: Located, vector_names: Iterable[str]) -> int:
+def estimate_unread_bytes(source: Located, vector_names: Iterable[str]) -> int:
     """Estimate the bytes that a run needs before its vector files can be looked into."""
     sizes = sum(source.tree.size(name) for name in vector_names if name and source.tree.kind(name) == "file")
-    return int(sizes * UNSEEN_FACTOR)
+    return int(sizes * UNREAD_FACTOR)
 
 
 def upload_bytes(source: Located, uploads: Iterable[Upload]) -> int:
     """Return the bytes of those uploads that are in the source."""
-    names = (upload_name(source.tree, source.places.uploads, upload) for upload in uploads)
+    names = (find_upload(source.tree, source.places.uploads, upload) for upload in uploads)
     return sum(source.tree.size(name) for name in names if name)
 
 
-def planned_bytes(plan: BasePlan) -> int:
+def estimate_base_bytes(plan: BasePlan) -> int:
     """Estimate the bytes of one base's index and snapshots."""
     if not plan.has_index:
         return 0
     vectors = plan.units - plan.rows.without_vector
-    return index_bytes(plan.units, vectors, vectors * plan.vector_bytes, plan.body_bytes)
+    return estimate_index_bytes(plan.units, vectors, vectors * plan.vector_bytes, plan.body_bytes)
 
 
-def index_bytes(units: int, vectors: int, vector_bytes: int, body_bytes: int) -> int:
+def estimate_index_bytes(units: int, vectors: int, vector_bytes: int, body_bytes: int) -> int:
     """Estimate the bytes of an index of so many units, from the bytes of all its vectors and of all bodies."""
     taken = vectors * _on_pages(vector_bytes // max(vectors, 1))
     return EMPTY_INDEX_BYTES + int(units * ROW_BYTES + taken + body_bytes * TEXT_FACTOR)
 
 
-def library_bytes(bases: int, items: int) -> int:
+def estimate_library_bytes(bases: int, items: int) -> int:
     """Estimate the bytes of a library of so many bases and items besides the indexes and files."""
     return LIBRARY_BYTES + bases * BASE_BYTES + items * ITEM_BYTES
 
@@ -302,5 +310,5 @@ def check_space(target: Path, needed: int) -> int:
     """
     free = shutil.disk_usage(existing_parent(target)).free
     if needed > free:
-        raise NotEnoughSpace(path=target, needed=human_bytes(needed), free=human_bytes(free))
+        raise NotEnoughSpace(path=target, needed=format_bytes(needed), free=format_bytes(free))
     return free

@@ -11,16 +11,15 @@ from typing import cast
 import msgspec
 from msgspec import UNSET, structs
 
-from migrators.pipeline.drafts import LibraryDraft
 from migrators.pipeline.plan import BasePlan
-from migrators.pipeline.published import BaseEntry
-from migrators.pipeline.workers import Done
-from regraft import kept_text
+from migrators.pipeline.publication import BaseEntry
+from migrators.pipeline.source import LibraryDraft
+from migrators.pipeline.workers import FinishedBase
+from regraft import language
 from regraft.formats.cherry_v2.index import Tallies
-from regraft.formats.salvage_tally import SalvageTally
+from regraft.formats.vector_survey import SalvageTally
+from regraft.identity import replace
 from regraft.language import tr
-from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER
-from regraft.records import replace
 from regraft.report import notices
 from regraft.report.document import Run
 from regraft.report.migration import (
@@ -32,13 +31,14 @@ from regraft.report.migration import (
     RowsReport,
     SalvageReport,
     Totals,
-    Warned,
+    WarningReport,
 )
 from regraft.report.notices import Notice
-from regraft.text import argument, path_text
+from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER
+from regraft.text import path_argument, path_text
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class BaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """One base's part of the report."""
 
     base: BaseReport
@@ -47,25 +47,25 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[Notice, ...]
 
 
-def planned(plan: BasePlan) -> Outcome:
+def planned_outcome(plan: BasePlan) -> BaseOutcome:
     """Return what a run would report of a base that it would carry: sizes are known only once written."""
     return _outcome(plan, plan.notices, None, None)
 
 
-def carried(done: Done) -> Outcome:
+def migrated_outcome(done: FinishedBase) -> BaseOutcome:
     """Return the report of a base that was carried."""
     message = (*done.plan.notices, *done.carried.notices)
     return _outcome(done.plan, message, done.carried.tallies, done.carried.index_bytes)
 
 
-def rewritten(outcome: Outcome) -> Outcome:
+def rewritten_outcome(outcome: BaseOutcome) -> BaseOutcome:
     """Return the report of a base whose index was damaged in the target, and is written anew."""
     if outcome.base.error is not None:
         return outcome
     return replace(outcome, base=structs.replace(outcome.base, outcome="rewritten"))
 
 
-def unchanged(entry: BaseEntry) -> Outcome:
+def unchanged_outcome(entry: BaseEntry) -> BaseOutcome:
     """Return the report of a base that an earlier run has written: it stands as it is, or fails again."""
     rows = entry.report.rows
     if rows.v1_deduplicated is not UNSET:
@@ -74,17 +74,17 @@ def unchanged(entry: BaseEntry) -> Outcome:
             rows, without_vector=rows.without_vector or 0, restored_duplicate=rows.restored_duplicate or 0
         )
     outcome = "failed" if entry.report.status == "failed" else "unchanged"
-    return Outcome(
+    return BaseOutcome(
         base=structs.replace(entry.report, outcome=outcome, rows=rows),
         items=entry.items,
         children=entry.children,
-        notices=tuple(structs.replace(one, message=kept_text.spoken(one.message)) for one in entry.notices),
+        notices=tuple(structs.replace(one, message=language.translate_kept_text(one.message)) for one in entry.notices),
     )
 
 
 def _outcome(
     plan: BasePlan, found_notices: tuple[Notice, ...], tallies: Tallies | None, index_bytes: int | None
-) -> Outcome:
+) -> BaseOutcome:
     draft = plan.draft
     statuses = Counter(item.status for item in plan.items)
     base = BaseReport(
@@ -113,7 +113,7 @@ def _outcome(
         index=_index(plan, tallies, index_bytes) if plan.has_index else None,
     )
     items = {item.legacy_id: item.id for item in plan.items if item.legacy_id is not None}
-    return Outcome(base=base, items=items, children=plan.children, notices=found_notices)
+    return BaseOutcome(base=base, items=items, children=plan.children, notices=found_notices)
 
 
 def _salvage(plan: BasePlan, tally: SalvageTally) -> SalvageReport:
@@ -146,7 +146,7 @@ def index_path(base_id: str) -> str:
     return f"{KNOWLEDGE_FOLDER}/{base_id}/{INDEX_FILE}"
 
 
-def migration_report(run: Run, library: LibraryDraft, outcomes: Iterable[Outcome]) -> MigrationReport:
+def build_migration_report(run: Run, library: LibraryDraft, outcomes: Iterable[BaseOutcome]) -> MigrationReport:
     """Return the whole report of a migration, bases in v1's order."""
     by_id = {outcome.base.source_id: outcome for outcome in outcomes}
     drafts = [base for base in library.bases if base.legacy_id in by_id]
@@ -154,11 +154,11 @@ def migration_report(run: Run, library: LibraryDraft, outcomes: Iterable[Outcome
     skipped = Counter(base.reason for base in library.skipped)
     for base in drafts:
         skipped.update(item.reason for item in base.skipped_items)
-    told = report_of(run, ordered, skipped, library.notices)
+    told = build_report(run, ordered, skipped, library.notices)
     return structs.replace(told, ids=_ids(ordered))
 
 
-def _ids(outcomes: list[Outcome]) -> NewIds:
+def _ids(outcomes: list[BaseOutcome]) -> NewIds:
     """Return what bases, items and files of folders are called in v2, by their v1 ids."""
     items: dict[str, str] = {}
     for outcome in outcomes:
@@ -170,8 +170,8 @@ def _ids(outcomes: list[Outcome]) -> NewIds:
     )
 
 
-def report_of(
-    run: Run, ordered: list[Outcome], skipped: Counter[str], found_notices: Iterable[Notice]
+def build_report(
+    run: Run, ordered: list[BaseOutcome], skipped: Counter[str], found_notices: Iterable[Notice]
 ) -> MigrationReport:
     """Return the report of any command that writes bases: every base, what has none, all that is said, the sums."""
     target = (run.target or Path()).absolute()
@@ -182,7 +182,7 @@ def report_of(
         bases=[_placed(outcome.base, target) for outcome in ordered],
         skipped=dict(sorted(skipped.items())),
         warnings=[_warned(notice, known.get(notice.base or ""), target) for notice in _once(every)],
-        totals=totals(ordered),
+        totals=sum_totals(ordered),
     )
 
 
@@ -203,8 +203,8 @@ def _once(found_notices: list[Notice]) -> Iterator[Notice]:
         yield replace(notice, count=count)
 
 
-def _warned(notice: Notice, base: BaseReport | None, target: Path) -> Warned:
-    return Warned(
+def _warned(notice: Notice, base: BaseReport | None, target: Path) -> WarningReport:
+    return WarningReport(
         code=notice.code,
         base=notice.base,
         item=notice.item,
@@ -220,7 +220,7 @@ def _remedy(notice: Notice, base: BaseReport | None, target: Path) -> str:
     if notice.code != notices.WITHOUT_VECTOR or base is None:
         return ""
     verb = "restore" if base.status == "failed" else "backfill"
-    command = shlex.join(["regraft", verb, argument(target), "--base", base.id])
+    command = shlex.join(["regraft", verb, path_argument(target), "--base", base.id])
     if verb == "restore":
         return tr("; {command} --embedder NAME makes a new base of them", command=command)
     return tr("; {command} completes them", command=command)
@@ -231,7 +231,7 @@ _OF_ROWS = ("read", "carried", "without_vector", "v1_deduplicated", "restored_du
 _OF_INDEX = ("materials", "units", "embeddings", "bytes")
 
 
-def totals(outcomes: list[Outcome]) -> Totals:
+def sum_totals(outcomes: list[BaseOutcome]) -> Totals:
     """Return the sums over all bases; what a plan cannot know is None."""
     bases: Counter[str] = Counter()
     items: Counter[str] = Counter()

@@ -12,29 +12,25 @@ from pathlib import Path
 
 import msgspec
 
-from migrators.pipeline import preflight, published, report
-from migrators.pipeline.carry import item_rows
-from migrators.pipeline.drafts import BaseDraft, LibraryDraft
-from migrators.pipeline.helping import Marking
-from migrators.pipeline.options import Options
-from migrators.pipeline.publish import Target
-from migrators.pipeline.published import BaseEntry
-from migrators.pipeline.report import Outcome
+from migrators.pipeline import preflight, publication, report
+from migrators.pipeline.base_writer import catalog_rows
+from migrators.pipeline.publication import BaseEntry, TargetLibrary
+from migrators.pipeline.report import BaseOutcome
 from migrators.pipeline.session import Migration, Session, session, work_folder
-from migrators.pipeline.source import Pipeline
-from migrators.pipeline.survey import BaseJob, BasePlanner, chosen, fingerprint, vector_bytes, vector_name
-from migrators.pipeline.workers import Done, carry_all, jobs_for, processes
-from regraft import crew, early
-from regraft.crew import Crew, JobFailed
+from migrators.pipeline.source import BaseDraft, LibraryDraft, Options, Pipeline
+from migrators.pipeline.source_files import ContentHashJobs, base_fingerprint, vector_file_in_tree
+from migrators.pipeline.survey import BaseJob, BasePlanner, select_bases, vector_file_bytes
+from migrators.pipeline.workers import FinishedBase, choose_process_count, make_jobs, write_bases
+from regraft.disk import durable
 from regraft.errors import Declined
-from regraft.ledger import durable
-from regraft.locate import Located
-from regraft.records import replace
+from regraft.identity import replace
+from regraft.processes import pool, prestart
+from regraft.processes.pool import JobFailed, ProcessPool
 from regraft.report.document import Run
-from regraft.report.migration import LookedAt, MigrationReport, Preflight, SourcePlan
+from regraft.report.migration import BaseSurvey, MigrationReport, Preflight, SourcePlan
 from regraft.report.progress import Progress, stage
+from regraft.stores.locate import Located, link_notices
 from regraft.text import path_text
-from regraft.tree import notices_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +58,7 @@ def migrate(
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
-    preflight.check_target(target, preflight.roots(source), source.path)
+    preflight.check_target(target, preflight.source_roots(source), source.path)
     run = Run(
         command=COMMAND,
         dry_run=options.dry_run,
@@ -72,14 +68,14 @@ def migrate(
         target=target,
     )
     library = read_library(pipeline, source, options)
-    bases = chosen(library, options)
+    bases = select_bases(library, options)
     with session(target, run, unseen=_unseen_bytes(source, bases)) as at:
-        with crew.gathered() as helpers, ExitStack() as files:
+        with pool.open_pool() as helpers, ExitStack() as files:
             marking = _start_early(helpers, source, bases, at)
             planner = BasePlanner(pipeline, source, target, options, files, at.work)
             plan = plan_library(planner, bases, at, progress)
             outcomes = plan.outcomes()
-            planned = report.migration_report(run, library, outcomes.values())
+            planned = report.build_migration_report(run, library, outcomes.values())
             if at.stands(plan.jobs):
                 return at.without_writing(planned)
             planned = at.with_room(planned, plan.bytes)
@@ -89,13 +85,13 @@ def migrate(
                 raise Declined(path=target)
             at.begin(path_text(source.path), plan.jobs)
             with contextlib.closing(
-                carried(plan, pipeline, source, options, at, progress, helpers, marking)
+                write_planned_bases(plan, pipeline, source, options, at, progress, helpers, marking)
             ) as verified:
                 for done in verified:
                     if len(plan.jobs) == 1:
                         helpers.end()
-                    outcomes[done.work.draft.legacy_id] = publish(at, done)
-        return at.finish(report.migration_report(run, library, outcomes.values()))
+                    outcomes[done.work.draft.legacy_id] = publish_base(at, done)
+        return at.finish(report.build_migration_report(run, library, outcomes.values()))
 
 
 def read_library(pipeline: Pipeline, source: Located, options: Options) -> LibraryDraft:
@@ -106,7 +102,7 @@ def read_library(pipeline: Pipeline, source: Located, options: Options) -> Libra
     """
     running = preflight.check_running(source.profile, options)
     library = pipeline.read(source, options)
-    return replace(library, notices=(*source.notices, *running, *notices_of(source.tree), *library.notices))
+    return replace(library, notices=(*source.notices, *running, *link_notices(source.tree), *library.notices))
 
 
 class LibraryPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,15 +114,15 @@ class LibraryPlan(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[BaseJob, ...]
     bytes: int
 
-    def outcomes(self) -> dict[str, Outcome]:
+    def outcomes(self) -> dict[str, BaseOutcome]:
         """Return what is to be reported of every base, by the id that the source has for it."""
         found = {}
         for job in self.jobs:
             if job.unchanged is not None:
-                found[job.draft.legacy_id] = report.unchanged(job.unchanged)
+                found[job.draft.legacy_id] = report.unchanged_outcome(job.unchanged)
             elif job.plan is not None:
-                outcome = report.planned(job.plan)
-                found[job.draft.legacy_id] = report.rewritten(outcome) if job.is_damaged else outcome
+                outcome = report.planned_outcome(job.plan)
+                found[job.draft.legacy_id] = report.rewritten_outcome(outcome) if job.is_damaged else outcome
         return found
 
 
@@ -148,44 +144,46 @@ def plan_library(
     items = {plan.draft.id: (plan.draft.name, map(attrgetter("id"), plan.items)) for plan in plans}
     preflight.check_items(at.path, items, at.entries)
     uploads = [item.upload for plan in plans for item in plan.items if item.upload is not None]
-    indexes = sum(map(preflight.planned_bytes, plans))
-    around = preflight.library_bytes(len(plans), sum(len(plan.items) for plan in plans))
+    indexes = sum(map(preflight.estimate_base_bytes, plans))
+    around = preflight.estimate_library_bytes(len(plans), sum(len(plan.items) for plan in plans))
     return LibraryPlan(jobs=jobs, bytes=indexes + around + preflight.upload_bytes(planner.source, uploads))
 
 
-def carried(
+def write_planned_bases(
     plan: LibraryPlan,
     pipeline: Pipeline,
     source: Located,
     options: Options,
     at: Session,
     progress: Progress,
-    helpers: Crew | None = None,
-    marking: Marking | None = None,
-) -> Generator[Done, None, None]:
+    helpers: ProcessPool | None = None,
+    marking: ContentHashJobs | None = None,
+) -> Generator[FinishedBase, None, None]:
     """Carry every planned base into a new index below the staging folder, and yield each once it is verified.
 
     Close it when publishing fails, so that no process goes on writing meanwhile. ``helpers`` may be used for it;
     ``marking`` is what they make of the files of the one base.
     """
     planned = list(_marked(plan, source, progress, marking))
-    jobs = jobs_for(source, pipeline, planned, at.path, at.staging, options)
-    count = processes(jobs, options.jobs)
+    jobs = make_jobs(source, pipeline, planned, at.path, at.staging, options)
+    count = choose_process_count(jobs, options.jobs)
     logger.info("%s bases are carried by %s processes", len(jobs), count)
     with (
         stage(progress, "Carrying", sum(job.plan.units for job in jobs)),
-        contextlib.closing(carry_all(jobs, source.tree, count, progress, helpers)) as finished,
+        contextlib.closing(write_bases(jobs, source.tree, count, progress, helpers)) as finished,
     ):
         for done in finished:
             if done.carried.unread:
                 # Uploads that could not be read: the base is carried anew once they can be.
-                mark = fingerprint(source, done.work.draft, done.carried.unread)
+                mark = base_fingerprint(source, done.work.draft, done.carried.unread)
                 yield replace(done, work=replace(done.work, fingerprint=mark))
             else:
                 yield done
 
 
-def _marked(plan: LibraryPlan, source: Located, progress: Progress, marking: Marking | None) -> Iterator[BaseJob]:
+def _marked(
+    plan: LibraryPlan, source: Located, progress: Progress, marking: ContentHashJobs | None
+) -> Iterator[BaseJob]:
     """Yield the planned bases with their fingerprints, before anything is carried.
 
     Where helpers have not read them, the files of bases that no run has carried yet are read only now: there is room
@@ -195,12 +193,12 @@ def _marked(plan: LibraryPlan, source: Located, progress: Progress, marking: Mar
         if job.plan is not None and not job.fingerprint:
             progress.at(job.draft.name)
             marks = None if marking is None else marking.marks()
-            yield replace(job, fingerprint=fingerprint(source, job.draft, marks=marks))
+            yield replace(job, fingerprint=base_fingerprint(source, job.draft, marks=marks))
         elif job.plan is not None:
             yield job
 
 
-def publish(at: Session, done: Done) -> Outcome:
+def publish_base(at: Session, done: FinishedBase) -> BaseOutcome:
     """Put a carried base in its place, and return what is to be reported of it."""
     base_id = done.work.draft.id
     staged = at.staging / base_id
@@ -209,10 +207,10 @@ def publish(at: Session, done: Done) -> Outcome:
         # Damage of the source that only carrying found: what stands is better.
         durable.remove_tree(staged)
         logger.info("base %s: damage of the source shows; what stands in the target is kept", base_id)
-        return report.unchanged(kept)
-    outcome = report.carried(done)
+        return report.unchanged_outcome(kept)
+    outcome = report.migrated_outcome(done)
     if done.work.is_damaged:
-        outcome = report.rewritten(outcome)
+        outcome = report.rewritten_outcome(outcome)
     entry = BaseEntry(
         position=done.work.position,
         record=done.carried.record,
@@ -221,27 +219,29 @@ def publish(at: Session, done: Done) -> Outcome:
         children=outcome.children,
         notices=list(outcome.notices),
         has_files=done.carried.has_files,
-        index_mark=published.index_mark(staged),
+        index_mark=publication.index_mark(staged),
         index_hash=done.carried.index_hash,
-        raw_mark=published.raw_mark(staged),
+        raw_mark=publication.raw_mark(staged),
         raw_hash=done.carried.raw_hash,
         found=done.plan.found,
         carry_text=done.plan.carry_text,
     )
-    at.publish(entry, done.work.fingerprint, item_rows(done.plan, done.carried))
+    at.publish(entry, done.work.fingerprint, catalog_rows(done.plan, done.carried))
     return outcome
 
 
-def _start_early(helpers: Crew, source: Located, bases: list[tuple[int, BaseDraft]], at: Session) -> Marking | None:
+def _start_early(
+    helpers: ProcessPool, source: Located, bases: list[tuple[int, BaseDraft]], at: Session
+) -> ContentHashJobs | None:
     """Start processes that are going to be used, where they are, and have them read the files of the one base."""
-    if len(bases) != 1 or at.ledger is None or at.entries or not crew.can_start():
+    if len(bases) != 1 or at.ledger is None or at.entries or not pool.can_use_pool():
         return None
     [(_, draft)] = bases
-    if vector_bytes(source, draft) < early.LARGE_FILE_BYTES:
+    if vector_file_bytes(source, draft) < prestart.LARGE_FILE_BYTES:
         return None
     try:
         helpers.start()
-        marking = Marking(helpers, source, draft)
+        marking = ContentHashJobs(helpers, source, draft)
     except JobFailed as problem:
         logger.info("there are no helpers: %s", problem)
         return None
@@ -252,7 +252,7 @@ def _unseen_bytes(source: Located, bases: list[tuple[int, BaseDraft]]) -> int:
     """Return the bytes that an archive's vector files take before anything is known of them; a folder takes none."""
     if not source.is_archive:
         return 0
-    return preflight.unseen_bytes(source, [vector_name(source, draft) for _, draft in bases])
+    return preflight.estimate_unread_bytes(source, [vector_file_in_tree(source, draft) for _, draft in bases])
 
 
 # --- a look at the source alone ---------------------------------------------------------------------------------------
@@ -266,28 +266,28 @@ def plan_only(pipeline: Pipeline, source: Located, options: Options, progress: P
     """
     run = Run(command="check", source_kind=source.kind.value, source=source.path)
     library = read_library(pipeline, source, options)
-    bases = chosen(library, options)
+    bases = select_bases(library, options)
     with work_folder(_unseen_bytes(source, bases)) as work, ExitStack() as files:
         # Nothing of an earlier run can stand in a folder that was made just now.
         target = work / "library"
-        nowhere = Session(path=target, run=run, entries={}, work=work, target=Target(target, run.id))
+        nowhere = Session(path=target, run=run, entries={}, work=work, target=TargetLibrary(target, run.id))
         planner = BasePlanner(pipeline, source, target, options, files, work)
         plan = plan_library(planner, bases, nowhere, progress)
         room = Preflight(bytes_needed=plan.bytes, bytes_free=shutil.disk_usage(source.path).free)
         looked_at = {job.draft.legacy_id: _looked_at(source, job) for job in plan.jobs}
         run.end()
-    planned = report.migration_report(run, library, plan.outcomes().values())
+    planned = report.build_migration_report(run, library, plan.outcomes().values())
     return SourcePlan(report=planned, room=room, looked_at=looked_at)
 
 
-def _looked_at(source: Located, job: BaseJob) -> LookedAt:
-    draft, name = job.draft, vector_name(source, job.draft)
+def _looked_at(source: Located, job: BaseJob) -> BaseSurvey:
+    draft, name = job.draft, vector_file_in_tree(source, job.draft)
     kind = source.tree.kind(name) if name else None
     size = 0
     if kind == "file":
         with contextlib.suppress(OSError):
             size = source.tree.size(name)
-    return LookedAt(
+    return BaseSurvey(
         items=len(draft.items) + len(draft.skipped_items),
         uploads=sum(item.upload is not None for item in draft.items),
         vector_file=name or draft.vector_file,

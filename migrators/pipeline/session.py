@@ -18,10 +18,9 @@ import msgspec
 from msgspec import structs
 
 from migrators.pipeline import preflight
-from migrators.pipeline.entries import demand_fit
-from migrators.pipeline.publish import Target
-from migrators.pipeline.published import BaseEntry
-from regraft import areas, layout_links
+from migrators.pipeline.publication import BaseEntry, TargetLibrary, check_ledger
+from regraft.disk import durable, writable
+from regraft.disk.trees import require_free_space
 from regraft.errors import (
     Interrupted,
     RegraftError,
@@ -30,17 +29,16 @@ from regraft.errors import (
     TargetNotWritable,
 )
 from regraft.formats.cherry_v2.catalog import ItemRow
-from regraft.language import in_english, tr
-from regraft.ledger import durable
+from regraft.language import document_in_english, tr
 from regraft.ledger import ledger as ledgers
-from regraft.ledger.ledger import Entry, Ledger
-from regraft.report import render
+from regraft.ledger.ledger import Ledger, LedgerEntry
+from regraft.report import migration
 from regraft.report.document import Run, encoded
 from regraft.report.migration import MigrationReport, Preflight
-from regraft.room import demand_room
+from regraft.stores import write_checks
 
 
-class Job(Protocol):
+class PlannedBase(Protocol):
     """One base of a run."""
 
     @property
@@ -72,15 +70,15 @@ class Session(msgspec.Struct, kw_only=True):
     path: Path
     run: Run
     #: What earlier runs published, by the id of the base.
-    entries: dict[str, Entry]
+    entries: dict[str, LedgerEntry]
     #: Where vector files of an archive are extracted.
     work: Path
-    target: Target
+    target: TargetLibrary
     ledger: Ledger | None = None
     #: Whether anything of a base has been written.
     began: bool = False
     #: The bases of the run, once it began, and how many of them it has put into place.
-    jobs: Sequence[Job] = ()
+    jobs: Sequence[PlannedBase] = ()
     published: int = 0
 
     @property
@@ -88,7 +86,7 @@ class Session(msgspec.Struct, kw_only=True):
         """Return the folder in which bases are built."""
         return self.target.staging
 
-    def stands(self, jobs: Sequence[Job]) -> bool:
+    def stands(self, jobs: Sequence[PlannedBase]) -> bool:
         """Tell whether all of it stands in the target already, as an earlier run has written it."""
         if self.ledger is None or any(job.unchanged is None for job in jobs):
             return False
@@ -110,7 +108,7 @@ class Session(msgspec.Struct, kw_only=True):
         free = preflight.check_space(self.path, needed)
         return structs.replace(planned, preflight=Preflight(bytes_needed=needed, bytes_free=free))
 
-    def begin(self, origin: str, jobs: Sequence[Job]) -> None:
+    def begin(self, origin: str, jobs: Sequence[PlannedBase]) -> None:
         """Record the run, and put bases that stand in the source's present order; ``origin`` is for a person."""
         self.began, self.jobs = True, jobs
         self._ledger.begin_run(self.run.command, origin, self.run.id)
@@ -131,8 +129,8 @@ class Session(msgspec.Struct, kw_only=True):
         self.run.end()
         report = structs.replace(report, head=self.run.head())
         document = encoded(report)
-        text = render.as_json(in_english(document))
-        self.target.publish_report(self._ledger, text, render.as_page(document))
+        text = migration.as_json(document_in_english(document))
+        self.target.publish_report(self._ledger, text, migration.migration_page(document))
         self.target.clean()
         self._ledger.end_run("finished")
         return Migration(report, wrote=True)
@@ -161,10 +159,10 @@ def session(target: Path, run: Run, *, unseen: int = 0) -> Iterator[Session]:
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
-    place = Target(target, run.id)
+    place = TargetLibrary(target, run.id)
     if run.dry_run:
         with work_folder(unseen) as work:
-            entries = ledgers.read_entries(target, demand_fit)
+            entries = ledgers.read_entries(target, check_ledger)
             yield Session(path=target, run=run, entries=entries, work=work, target=place)
         return
     if unseen:
@@ -185,7 +183,7 @@ def work_folder(unseen: int) -> Iterator[Path]:
     """
     with durable.temporary_folder() as work:
         if unseen:
-            demand_room(work, int(unseen / preflight.UNSEEN_FACTOR))
+            require_free_space(work, int(unseen / preflight.UNREAD_FACTOR))
         yield work
 
 
@@ -196,28 +194,28 @@ def _opened(at: Session) -> Iterator[Ledger]:
     Folders made here go again when the run is refused, or stopped before it has carried anything.
     """
     made = _first_missing(at.target.own)
-    with areas.opened(at.path):
-        layout_links.demand_none_in_library(at.path)
+    with writable.allow_writes(at.path):
+        write_checks.refuse_library_links(at.path)
         try:
             with ExitStack() as stack:
                 ledger = _ledger_of(at.target, stack)
                 # A ledger that says what regraft does not write is refused before what it says is settled.
-                with ledgers.readable(at.path):
-                    demand_fit(ledger)
+                with ledgers.report_unreadable(at.path):
+                    check_ledger(ledger)
                 yield ledger
         except BaseException as error:
             # Never while another run holds the lock: what it has made is not ours.
             if made is not None and not at.began and not isinstance(error, TargetLocked):
                 with contextlib.suppress(OSError, RegraftError):
-                    durable.unmake_folders(at.target.own, made)
+                    durable.remove_made_folders(at.target.own, made)
             raise
 
 
-def _ledger_of(place: Target, stack: ExitStack) -> Ledger:
+def _ledger_of(place: TargetLibrary, stack: ExitStack) -> Ledger:
     """Make the target's folders where they are missing, and open its ledger."""
     try:
         durable.make_folders(place.own)
-        return stack.enter_context(ledgers.opened(place.path))
+        return stack.enter_context(ledgers.open_exclusive(place.path))
     except RegraftError:
         raise
     except (OSError, apsw.Error) as error:
@@ -276,7 +274,7 @@ def _finished(at: Session, ledger: Ledger) -> int:
     return len(kept) + at.published
 
 
-def _in_order(jobs: Sequence[Job]) -> bool:
+def _in_order(jobs: Sequence[PlannedBase]) -> bool:
     """Tell whether bases that stand unchanged stand in the source's present order."""
     positions = [job.unchanged.position for job in jobs if job.unchanged is not None]
     return all(first < second for first, second in pairwise(positions))

@@ -2,21 +2,192 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from migrators.pipeline.drafts import BaseDraft, LibraryDraft
-from migrators.pipeline.options import Options
-from regraft.formats.salvage_tally import SalvageTally
-from regraft.formats.vector_survey import Survey
+from migrators.pipeline.packed import Packed
+from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
+from regraft.formats.cherry_v2.models import ModelChoice, ModelOverrides
+from regraft.formats.cherry_v2.settings import Settings
+from regraft.formats.vector_survey import SalvageTally, VectorSurvey
 from regraft.formats.vector_table import VectorTable
-from regraft.locate import Located
-from regraft.records import replace
+from regraft.identity import replace
+from regraft.language import tr
+from regraft.report import notices
 from regraft.report.notices import Notice
+from regraft.stores.locate import Located
+from regraft.text import utf16_cut, utf16_len
+
+# Drafts: what becomes of bases and items as far as a source's state tells, before a vector file is opened.
+#
+# Every journey makes these of its own state. Times are milliseconds; None stands for the run's own time.
+
+
+#: Error codes of the catalog: v1's free text must never be taken for one.
+ERROR_CODES = frozenset({"directory_not_migrated", "indexing_interrupted"})
+#: The errors of items that v1 left unfinished without saying why. The catalog's readers know these texts.
+FAILED_TEXT = "Legacy knowledge item indexing failed."
+INTERRUPTED_TEXT = "Legacy knowledge item indexing was interrupted and needs to be retried."
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """An uploaded file: its name in a folder of the source (None: the source's folder of uploads).
+
+    ``other_name`` is where else it may be, looked at where nothing has the name.
+    """
+
+    name: str
+    folder: str | None = None
+    other_name: str | None = None
+
+
+class ItemDraft(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One item, as far as the state tells. ``data`` is the catalog's, but for paths that only carrying knows."""
+
+    legacy_id: str
+    id: str
+    type: str
+    data: dict[str, str]
+    status: str
+    error: str | None
+    created_at: int | None
+    updated_at: int | None
+    loader_ids: tuple[str, ...]
+    upload: Upload | None = None
+    #: What an uploaded file asks to be called in ``raw/``; planning gives it a name that is free there. None where
+    #: ``data`` has the final path.
+    file_name: str | None = None
+    #: The entries of a directory's ``uniqueIds`` that are text and not blank, in order, repeats too.
+    entries: tuple[str, ...] = ()
+    #: The id of the folder that the item belongs to, where items of one are listed each by itself.
+    group_id: str | None = None
+    #: Whether a directory's files are items of their own in this source already.
+    is_listed: bool = False
+
+    @property
+    def is_to_expand(self) -> bool:
+        """Tell whether it is a folder whose files become items, or that else stays one failed item."""
+        return self.type == "directory" and self.status == "completed" and not self.is_listed
+
+
+class ItemContent(msgspec.Struct):
+    """What becomes of the content of an item: its ``data``, and what is worth saying of it."""
+
+    data: dict[str, str]
+    upload: Upload | None = None
+    notices: list[Notice] = msgspec.field(default_factory=list)
+    renamed: bool = False
+    file_name: str | None = None
+
+
+def cut_note(text: str, base: str | None = None, item: str | None = None) -> tuple[str, list[Notice]]:
+    """Return a note's text, cut where it is longer than v2 holds, with a notice then."""
+    length = utf16_len(text)
+    if length <= MAX_NOTE_UNITS:
+        return text, []
+    message = tr("{length:,} units are cut to {max_note_units:,}", length=length, max_note_units=MAX_NOTE_UNITS)
+    return utf16_cut(text, MAX_NOTE_UNITS), [Notice(code=notices.NOTE_CUT, message=message, base=base, item=item)]
+
+
+class SkippedItem(msgspec.Struct, frozen=True):
+    """An item that is not migrated, and why."""
+
+    legacy_id: str | None
+    reason: str
+    #: Loaders whose rows are skipped for the item's own reason, unless another item owns them.
+    loader_ids: tuple[str, ...] = ()
+
+
+class DraftedItems(msgspec.Struct):
+    """The items of one base, while they are drafted."""
+
+    items: Packed[ItemDraft] = msgspec.field(default_factory=lambda: Packed(ItemDraft))
+    skipped: list[SkippedItem] = msgspec.field(default_factory=list)
+    notices: list[Notice] = msgspec.field(default_factory=list)
+    renamed: int = 0
+
+
+@dataclass(frozen=True)
+class BaseDraft:
+    """One v1 base, as far as its state tells."""
+
+    legacy_id: str
+    id: str
+    name: str
+    #: The base's model and what the catalog needs for it; its ``model`` is None where it does not resolve.
+    embedding: ModelChoice
+    rerank: ModelChoice
+    #: ``dimensions`` as Redux has them: never trusted, but all that is known of a base without a model.
+    stated_dimensions: int | None
+    file_processor_id: str | None
+    settings: Settings
+    created_at: int | None
+    updated_at: int | None
+    items: Sequence[ItemDraft]
+    skipped_items: tuple[SkippedItem, ...]
+    #: Keys of the names in ``raw/`` that items with a final path have taken.
+    taken_names: frozenset[str]
+    vector_file: str
+    notices: tuple[Notice, ...]
+    #: Its dimensions where its vector file is there and has no row; None where that makes it a failed base.
+    dimensions_if_empty: int | None = None
+
+    @cached_property
+    def folders(self) -> tuple[ItemDraft, ...]:
+        """Return its folders: they are far fewer than its items, and looked at many times."""
+        return tuple(item for item in self.items if item.type == "directory")
+
+
+class SkippedBase(msgspec.Struct, frozen=True):
+    """A base that is not migrated, and why."""
+
+    legacy_id: str | None
+    reason: str
+    items: int
+
+
+class LibraryDraft(msgspec.Struct, frozen=True):
+    """Every base of a source, in v1's order, and those that are not migrated."""
+
+    bases: tuple[BaseDraft, ...]
+    skipped: tuple[SkippedBase, ...]
+    notices: tuple[Notice, ...]
+
+
+# What a user can ask of this migration.
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Everything that a command line or a program can say besides source and target.
+
+    ``bases`` are v1 or v2 ids (empty: all); ``now_ms`` is the run's time; ``jobs`` None means as many as pay.
+    """
+
+    now_ms: int
+    model_overrides: ModelOverrides = msgspec.field(default_factory=ModelOverrides)
+    bases: tuple[str, ...] = ()
+    jobs: int | None = None
+    dry_run: bool = False
+    #: Read a profile although its application is running.
+    while_running: bool = False
+    #: Give files that v1 left without rows the rows of a file with the same bytes.
+    restore_duplicates: bool = True
+    #: Carry the texts of rows that have no vector which could be carried.
+    carry_text: bool = False
+    #: Carry the rows of damaged vector files that prove themselves (``docs/salvage.md``).
+    salvage: bool = False
+    #: Of a source whose documents are for some people only: whose, besides everybody's, are carried.
+    visible_to: tuple[str, ...] = ()
+    #: Make a base of each vector file that v1's state does not name.
+    adopt_orphans: bool = False
+    #: Read back every byte that earlier runs published, also where size and time of a file are what they were.
+    verify: bool = False
 
 
 class Duplicate(msgspec.Struct, frozen=True):
@@ -42,7 +213,7 @@ class Duplicate(msgspec.Struct, frozen=True):
     changed: bool = False
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundOnDisk(msgspec.Struct, frozen=True):
     """What a run found on disk, kept for a later one that finds the folder or the upload gone."""
 
     #: Paths of files on disk, by loader id.
@@ -61,7 +232,7 @@ class Hints(msgspec.Struct, frozen=True):
     restore_twins: bool = True
     notices: tuple[Notice, ...] = ()
 
-    def with_earlier(self, found: Found) -> Hints:
+    def with_earlier(self, found: FoundOnDisk) -> Hints:
         """Return these hints with what an earlier run found and this one did not."""
         known = {(twin.loader_id, twin.item) for twin in self.twins}
         earlier = (twin for twin in found.twins if (twin.loader_id, twin.item) not in known)
@@ -104,7 +275,7 @@ class Pipeline(msgspec.Struct, frozen=True):
 
     table: VectorTable
     read: Callable[[Located, Options], LibraryDraft]
-    hints: Callable[[Located, BaseDraft, Survey, Options], Hints]
+    hints: Callable[[Located, BaseDraft, VectorSurvey, Options], Hints]
     #: Gives a file on disk in a form that SQLite reads: itself, or a temporary copy below a folder.
     opened: Callable[[Path, Path | None, Options], AbstractContextManager[Path]] = _as_it_is
     #: Reads a damaged vector file page by page; None where nothing is known of such.

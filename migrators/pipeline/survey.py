@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
-from msgspec import structs
 
-from migrators.pipeline.accounting import WITHOUT_VECTOR
-from migrators.pipeline.drafts import BaseDraft, ItemDraft, LibraryDraft
-from migrators.pipeline.options import Options
+from migrators.pipeline.accounting import REASONS_THAT_KEEP_TEXT
+from migrators.pipeline.losses import SalvageRequest, check_for_damage, salvage_file
 from migrators.pipeline.plan import BasePlan, plan_base
-from migrators.pipeline.published import BaseEntry, Standing, base_folder, read_entry, standing
-from migrators.pipeline.salvage import Wish, demand_sound, look_into
-from migrators.pipeline.source import Found, Hints, Pipeline
-from migrators.pipeline.uploads import missing_upload, upload_name, upload_problem
-from regraft import steady
-from regraft.base_names import meant
+from migrators.pipeline.publication import BaseEntry, BaseState, base_folder, base_state, read_entry
+from migrators.pipeline.source import BaseDraft, FoundOnDisk, Hints, LibraryDraft, Options, Pipeline
+from migrators.pipeline.source_files import (
+    base_fingerprint,
+    find_upload,
+    missing_upload_notice,
+    upload_problem,
+    vector_file_in_tree,
+)
+from regraft.disk import sqlite
 from regraft.errors import SourceUnreadable
-from regraft.formats.vector_survey import StoreProblem, Survey
+from regraft.formats.vector_survey import StoreProblem, VectorSurvey
 from regraft.formats.vector_table import VectorTable
+from regraft.identity import replace, resolve_base
 from regraft.language import tr
-from regraft.ledger.ledger import Entry
-from regraft.locate import RAW_FOLDER, Located
-from regraft.records import replace
+from regraft.ledger.ledger import LedgerEntry
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.report.progress import Progress, stage
-from regraft.tree import join
-from regraft.tree_files import UNREADABLE, mark
+from regraft.stores.locate import RAW_FOLDER, Located
 
 logger = logging.getLogger(__name__)
-
-#: Changes when the same input makes different output: an earlier run's bases are then carried anew.
-WRITER = 4
 
 
 class BaseJob(msgspec.Struct, frozen=True):
@@ -57,7 +52,7 @@ class BaseJob(msgspec.Struct, frozen=True):
     table: VectorTable | None = None
     #: The vector file as the source has it, which ``vectors`` may be a copy of, and its state before it was surveyed.
     origin: Path | None = None
-    origin_mark: steady.Mark = ()
+    origin_mark: sqlite.FileState = ()
     #: What an earlier run wrote of the base and what still stands, whether unchanged or not.
     stands: BaseEntry | None = None
     #: Whether the index that stands is damaged: it is written anew.
@@ -71,7 +66,7 @@ class BaseJob(msgspec.Struct, frozen=True):
     @property
     def has_moved(self) -> bool:
         """Tell whether the vector file was written to since the base was looked at."""
-        return self.origin is not None and steady.mark_of(self.origin) != self.origin_mark
+        return self.origin is not None and sqlite.read_file_state(self.origin) != self.origin_mark
 
     def kept(self, plan: BasePlan) -> BaseEntry | None:
         """Return what an earlier run wrote and still stands, with a notice, where a plan for the base is poorer.
@@ -84,11 +79,11 @@ class BaseJob(msgspec.Struct, frozen=True):
             return None if self.is_damaged else _kept_whole(self.stands, plan, self.draft.legacy_id)
         is_completed = self.stands.record.base.status == "completed"
         if is_completed or (self.stands.has_bare_texts and not plan.has_index):
-            return kept_completed(self.stands, plan.error, self.draft.legacy_id)
+            return keep_completed(self.stands, plan.error, self.draft.legacy_id)
         return None
 
 
-def chosen(library: LibraryDraft, options: Options) -> list[tuple[int, BaseDraft]]:
+def select_bases(library: LibraryDraft, options: Options) -> list[tuple[int, BaseDraft]]:
     """Return the bases that the run is about, with their positions.
 
     Raises:
@@ -99,83 +94,18 @@ def chosen(library: LibraryDraft, options: Options) -> list[tuple[int, BaseDraft
         return numbered
     names = {base.id: base.name for base in library.bases}
     legacy = {base.legacy_id: base.id for base in library.bases}
-    wanted = {meant(one, names, legacy) for one in options.bases}
+    wanted = {resolve_base(one, names, legacy) for one in options.bases}
     return [(at, base) for at, base in numbered if base.id in wanted]
-
-
-def vector_name(source: Located, draft: BaseDraft) -> str:
-    """Return the name of a base's vector file in the source's tree."""
-    return "" if source.places.vectors is None else join(source.places.vectors, draft.vector_file)
-
-
-class _NamedDraft(ItemDraft, frozen=True, kw_only=True, array_like=False):
-    """A draft that is written with the names of its fields, as fingerprints have always had it."""
-
-
-class FileMarks(NamedTuple):
-    """What tells whether files of a base changed: of the vector file with what lies beside it, and of its uploads."""
-
-    vectors: list[object]
-    uploads: list[object]
-
-
-def vector_names(source: Located, draft: BaseDraft) -> list[str]:
-    """Return the names of a base's vector file and of what may lie beside it."""
-    vectors = vector_name(source, draft)
-    return [vectors, f"{vectors}-wal", f"{vectors}-journal"] if vectors else []
-
-
-def _file_marks(source: Located, draft: BaseDraft, unread: frozenset[str]) -> FileMarks:
-    """Read a base's files whole and return their marks."""
-    uploads = (item.upload for item in draft.items if item.upload is not None)
-    names = (upload_name(source.tree, source.places.uploads, upload) for upload in uploads)
-    return FileMarks(
-        [mark(source.tree, name) for name in vector_names(source, draft)],
-        [UNREADABLE if name in unread else mark(source.tree, name) for name in names],
-    )
-
-
-def fingerprint(
-    source: Located, draft: BaseDraft, unread: frozenset[str] = frozenset(), marks: FileMarks | None = None
-) -> str:
-    """Return a hash over everything that a base is made from: its draft, its vector file and its uploads.
-
-    Files count by size and CRC-32, so that a backup and the same backup unpacked are the same source. Options that make
-    a difference to few bases only are not part of it (:func:`_other_wish`).
-
-    Args:
-        source: where they are.
-        draft: the base.
-        unread: names of uploads that could not be read when they were copied: if they can be the next time, that is
-            another source.
-        marks: of the files, where they have been read.
-    """
-    if marks is None:
-        marks = _file_marks(source, draft, unread)
-    hasher = hashlib.blake2b(digest_size=20)
-    for part in (WRITER, replace(draft, items=()), marks.vectors, marks.uploads):
-        hasher.update(_coded(part) + b"\n")
-    for item in draft.items:
-        hasher.update(_coded(_NamedDraft(**structs.asdict(item))) + b"\n")
-    return hasher.hexdigest()
-
-
-def _coded(part: object) -> bytes:
-    try:
-        return msgspec.json.encode(part, order="deterministic")
-    except UnicodeEncodeError:
-        # A name on the disk that is not UTF-8, which JSON has no way to write.
-        return repr(part).encode("utf-8", "surrogatepass")
 
 
 class _Surveyed(msgspec.Struct, frozen=True, kw_only=True):
     """What a vector file holds, or why it cannot be used; where it is on disk, and what it was before the survey."""
 
-    found: Survey | StoreProblem
+    found: VectorSurvey | StoreProblem
     vectors: Path | None = None
     table: VectorTable | None = None
     origin: Path | None = None
-    mark: steady.Mark = ()
+    mark: sqlite.FileState = ()
 
 
 class BasePlanner:
@@ -195,49 +125,49 @@ class BasePlanner:
         self._work = work
 
     def works(
-        self, bases: list[tuple[int, BaseDraft]], entries: dict[str, Entry], progress: Progress
+        self, bases: list[tuple[int, BaseDraft]], entries: dict[str, LedgerEntry], progress: Progress
     ) -> Iterator[BaseJob]:
         """Look at every chosen base: compare it with the ledger, else survey its vector file and plan it."""
-        with stage(progress, "Reading", sum(vector_bytes(self.source, draft) for _, draft in bases), "bytes"):
+        with stage(progress, "Reading", sum(vector_file_bytes(self.source, draft) for _, draft in bases), "bytes"):
             for position, draft in bases:
                 progress.at(draft.name)
                 yield self._look(position, draft, entries.get(draft.id))
-                size = vector_bytes(self.source, draft)
+                size = vector_file_bytes(self.source, draft)
                 progress.step(size, 0)
 
-    def _look(self, position: int, draft: BaseDraft, entry: Entry | None) -> BaseJob:
+    def _look(self, position: int, draft: BaseDraft, entry: LedgerEntry | None) -> BaseJob:
         if entry is None:
             logger.info("base %s: no earlier run of this target carried it", draft.id)
             # Without an earlier run to compare with, files need not be read whole: that waits until there is room.
             return self._plan(position, draft, "", None, self._options)
-        mark, known = fingerprint(self.source, draft), read_entry(entry)
+        mark, known = base_fingerprint(self.source, draft), read_entry(entry)
         is_same = entry.fingerprint == mark
-        stands = standing(self._target, draft.id, known, verify=self._options.verify)
-        if stands is Standing.GONE:
+        stands = base_state(self._target, draft.id, known, verify=self._options.verify)
+        if stands is BaseState.GONE:
             logger.info("base %s: what an earlier run wrote is gone; it is carried anew", draft.id)
             return self._plan(position, draft, mark, known, self._options)
-        if stands is Standing.CHANGED:
+        if stands is BaseState.CHANGED:
             known = msgspec.structs.replace(known, notices=[*known.notices, _changed_since(draft)])
         is_same = is_same and not _other_wish(known, self._options)
         # A vector file on disk that could not be read is tried again: what was in the way may be gone.
         is_again = known.record.base.error == notices.MISSING_STORE and not self.source.is_archive
-        if is_same and not is_again and stands is not Standing.DAMAGED:
+        if is_same and not is_again and stands is not BaseState.DAMAGED:
             logger.info("base %s: unchanged since an earlier run", draft.id)
             return BaseJob(position, draft, mark, unchanged=known)
         logger.info("base %s: carried anew; what an earlier run wrote is %s", draft.id, stands.value)
         # Texts that came along once are not taken away again.
         carry_text = self._options.carry_text or known.has_bare_texts
         planned = self._plan(position, draft, mark, known, replace(self._options, carry_text=carry_text))
-        planned = replace(planned, stands=known, is_damaged=stands is Standing.DAMAGED)
+        planned = replace(planned, stands=known, is_damaged=stands is BaseState.DAMAGED)
         return _not_poorer(planned, same=is_same)
 
     def _plan(self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options) -> BaseJob:
         surveyed = self._survey(draft, texts=options.carry_text)
         found = surveyed.found
         hints = Hints()
-        if isinstance(found, Survey) and (draft.embedding.id is not None or options.carry_text):
+        if isinstance(found, VectorSurvey) and (draft.embedding.id is not None or options.carry_text):
             hints = self.pipeline.hints(self.source, draft, found, options)
-            hints = hints.with_earlier(Found() if known is None else known.found)
+            hints = hints.with_earlier(FoundOnDisk() if known is None else known.found)
         plan = plan_base(draft, found, hints, carry_text=options.carry_text)
         missing = _missing_uploads(self.source, plan, base_folder(self._target, draft.id))
         return BaseJob(
@@ -253,14 +183,14 @@ class BasePlanner:
 
     def _survey(self, draft: BaseDraft, *, texts: bool) -> _Surveyed:
         """Survey a base's vector file; one that was written to meanwhile cannot be used, whatever it held."""
-        name = vector_name(self.source, draft)
+        name = vector_file_in_tree(self.source, draft)
         if not name:
             return _Surveyed(found=StoreProblem(tr("does not exist (the source holds no vector files)")))
         try:
             origin = self._keep.enter_context(self.source.tree.local(name, self._work))
         except SourceUnreadable as problem:
             return _Surveyed(found=StoreProblem(tr("cannot be read: {reason}", reason=problem.facts["reason"])))
-        mark = steady.mark_of(origin)
+        mark = sqlite.read_file_state(origin)
         try:
             vectors = self._keep.enter_context(self.pipeline.opened(origin, self._work, self._options))
             found = _Surveyed(
@@ -269,15 +199,15 @@ class BasePlanner:
                 origin=origin,
                 mark=mark,
             )
-            demand_sound(self.pipeline.salvager, vectors, self._work, is_wanted=self._options.salvage)
+            check_for_damage(self.pipeline.salvager, vectors, self._work, is_wanted=self._options.salvage)
         except StoreProblem as problem:
-            wish = Wish(is_wanted=self._options.salvage, work=self._work, texts=texts)
-            left = look_into(self.pipeline.salvager, origin, draft, problem, wish, self._keep)
+            wish = SalvageRequest(is_wanted=self._options.salvage, work=self._work, texts=texts)
+            left = salvage_file(self.pipeline.salvager, origin, draft, problem, wish, self._keep)
             found = _Surveyed(found=left.found, vectors=left.vectors, table=left.table, origin=origin, mark=mark)
         except SourceUnreadable as problem:
             found = _Surveyed(found=StoreProblem(tr("cannot be read: {reason}", reason=problem.facts["reason"])))
-        if steady.mark_of(origin) != mark:
-            return _Surveyed(found=StoreProblem(tr("cannot be read: {moved}", moved=steady.MOVED)))
+        if sqlite.read_file_state(origin) != mark:
+            return _Surveyed(found=StoreProblem(tr("cannot be read: {moved}", moved=sqlite.CHANGED_DURING_READ)))
         return found
 
 
@@ -294,7 +224,7 @@ def _other_wish(stands: BaseEntry, options: Options) -> bool:
     left = stands.report.salvage
     if options.salvage and stands.record.base.error == notices.MISSING_STORE and left and left.rows:
         return True
-    if options.carry_text and not stands.carry_text and WITHOUT_VECTOR & stands.report.rows.skipped.keys():
+    if options.carry_text and not stands.carry_text and REASONS_THAT_KEEP_TEXT & stands.report.rows.skipped.keys():
         return True
     if options.restore_duplicates:
         return any(notice.code == notices.LOST_DUPLICATE for notice in stands.notices)
@@ -321,7 +251,7 @@ def _kept_whole(stands: BaseEntry, plan: BasePlan, base: str) -> BaseEntry | Non
     )
 
 
-def kept_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:
+def keep_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:
     """Return an entry with the notice that it is kept although the base fails now.
 
     ``base`` is the id that the source has for it.
@@ -333,9 +263,9 @@ def kept_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:
     )
 
 
-def vector_bytes(source: Located, draft: BaseDraft) -> int:
+def vector_file_bytes(source: Located, draft: BaseDraft) -> int:
     """Return how long the vector file of a base is; 0 where nobody knows."""
-    name = vector_name(source, draft)
+    name = vector_file_in_tree(source, draft)
     try:
         return source.tree.size(name) if name and source.tree.kind(name) == "file" else 0
     except OSError:
@@ -345,9 +275,9 @@ def vector_bytes(source: Located, draft: BaseDraft) -> int:
 def _missing_uploads(source: Located, plan: BasePlan, earlier: Path) -> Iterator[Notice]:
     """Say which uploads are neither in the source nor in the base that an earlier run wrote."""
     for item in plan.items:
-        if item.upload is None or upload_name(source.tree, source.places.uploads, item.upload) is not None:
+        if item.upload is None or find_upload(source.tree, source.places.uploads, item.upload) is not None:
             continue
         path = item.data["relativePath"]
         if not (earlier / RAW_FOLDER / path).is_file():
             problem = upload_problem(source.tree, source.places.uploads, item.upload)
-            yield missing_upload(path, problem, plan.draft.legacy_id, item.legacy_id)
+            yield missing_upload_notice(path, problem, plan.draft.legacy_id, item.legacy_id)

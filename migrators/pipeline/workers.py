@@ -16,27 +16,25 @@ from typing import Any
 import apsw
 import msgspec
 
-from migrators.pipeline.carry import Carried, Origin, Watcher, carry_base
-from migrators.pipeline.options import Options
+from migrators.pipeline.base_writer import BaseSource, ReportProgress, WrittenBase, write_base
+from migrators.pipeline.losses import SalvageRequest, SalvageResult, salvage_file
 from migrators.pipeline.plan import BasePlan, plan_base
-from migrators.pipeline.published import base_folder
-from migrators.pipeline.salvage import Leftover, Wish, look_into
-from migrators.pipeline.source import Pipeline, Salvager
+from migrators.pipeline.publication import base_folder
+from migrators.pipeline.source import Options, Pipeline, Salvager
 from migrators.pipeline.survey import BaseJob
-from regraft import areas, links, steady, workers
-from regraft.crew import Crew, JobFailed, cores
+from regraft.disk import durable, links, sqlite, writable
+from regraft.disk.trees import SourceReadFailed, Tree, open_tree
 from regraft.errors import BooksDoNotBalance
 from regraft.formats import fts5
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.formats.vector_survey import StoreProblem
 from regraft.formats.vector_table import VectorTable
+from regraft.identity import replace
 from regraft.language import tr
-from regraft.ledger import durable
-from regraft.locate import Located
-from regraft.records import replace
+from regraft.processes import pool
+from regraft.processes.pool import JobFailed, ProcessPool, usable_cores
 from regraft.report.progress import Progress
-from regraft.tree import Tree, open_tree
-from regraft.tree_files import SourceFailed
+from regraft.stores.locate import Located
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ _POLL_SECONDS = 1.0
 _TELL_SECONDS = 0.05
 
 
-class Job(msgspec.Struct, frozen=True):
+class WriteJob(msgspec.Struct, frozen=True):
     """All that a process needs to carry one base."""
 
     work: BaseJob
@@ -69,20 +67,20 @@ class Job(msgspec.Struct, frozen=True):
     verify: bool = False
 
 
-class Done(msgspec.Struct, frozen=True):
+class FinishedBase(msgspec.Struct, frozen=True):
     """A carried base; ``plan`` is another one than the job's where its vector file turned out unreadable."""
 
     work: BaseJob
     plan: BasePlan
-    carried: Carried
+    carried: WrittenBase
 
 
-def jobs_for(
+def make_jobs(
     source: Located, pipeline: Pipeline, planned: list[BaseJob], target: Path, staging: Path, options: Options
-) -> list[Job]:
+) -> list[WriteJob]:
     """Return a job for every base that is to be carried."""
     return [
-        Job(
+        WriteJob(
             work=work,
             plan=work.plan,
             table=work.table or pipeline.table,
@@ -93,7 +91,7 @@ def jobs_for(
             staging=staging / work.draft.id,
             earlier=base_folder(target, work.draft.id),
             now_ms=options.now_ms,
-            follow_links=links.are_followed(),
+            follow_links=links.are_links_followed(),
             verify=options.verify,
         )
         for work in planned
@@ -101,9 +99,9 @@ def jobs_for(
     ]
 
 
-def processes(jobs: list[Job], wanted: int | None) -> int:
+def choose_process_count(jobs: list[WriteJob], wanted: int | None) -> int:
     """Return how many processes to use: what the user wants, else as many as pay."""
-    if not workers.can_start():
+    if not pool.can_start_processes():
         return 1
     # SQLite holds a large text twice: several at a time would take the memory of all of them.
     if sum(any(one.body_bytes > LARGE_BYTES for one in job.plan.materials) for job in jobs) > 1:
@@ -115,12 +113,12 @@ def processes(jobs: list[Job], wanted: int | None) -> int:
         return 1
     sizes = [job.plan.body_bytes + job.plan.rows.carried * job.plan.vector_bytes for job in jobs]
     large = sum(size > SMALL_BYTES for size in sizes)
-    return max(1, min(cores(), MAX_JOBS, large))
+    return max(1, min(usable_cores(), MAX_JOBS, large))
 
 
-def carry_all(
-    jobs: list[Job], tree: Tree, count: int, progress: Progress, crew: Crew | None = None
-) -> Generator[Done, None, None]:
+def write_bases(
+    jobs: list[WriteJob], tree: Tree, count: int, progress: Progress, crew: ProcessPool | None = None
+) -> Generator[FinishedBase, None, None]:
     """Carry every job and yield each as it is finished. ``crew`` are processes that may help this one.
 
     Raises:
@@ -135,13 +133,13 @@ def carry_all(
         yield from _in_processes(jobs, count, progress)
 
 
-def _carry(job: Job, tree: Tree, watch: Watcher, crew: Crew | None = None) -> Done:
+def _carry(job: WriteJob, tree: Tree, watch: ReportProgress, crew: ProcessPool | None = None) -> FinishedBase:
     plan = job.plan
-    origin = Origin(tree=tree, uploads=job.uploads, table=job.table, vectors=job.work.vectors, earlier=job.earlier)
+    origin = BaseSource(tree=tree, uploads=job.uploads, table=job.table, vectors=job.work.vectors, earlier=job.earlier)
     try:
         with _steady(job.work):
-            carried = carry_base(plan, origin, job.staging, job.now_ms, watch, verify=job.verify, crew=crew)
-    except (SourceFailed, BooksDoNotBalance) as failed:
+            carried = write_base(plan, origin, job.staging, job.now_ms, watch, verify=job.verify, crew=crew)
+    except (SourceReadFailed, BooksDoNotBalance) as failed:
         logger.info("base %s: %s", job.work.draft.id, failed)
         if crew is not None:
             # Nobody writes there any more.
@@ -149,12 +147,16 @@ def _carry(job: Job, tree: Tree, watch: Watcher, crew: Crew | None = None) -> Do
                 crew.settle()
         with ExitStack() as keep:
             plan, carried = _carry_what_is_left(job, origin, watch, failed, keep)
-    return Done(job.work, plan, carried)
+    return FinishedBase(job.work, plan, carried)
 
 
 def _carry_what_is_left(
-    job: Job, origin: Origin, watch: Watcher, failed: SourceFailed | BooksDoNotBalance, keep: ExitStack
-) -> tuple[BasePlan, Carried]:
+    job: WriteJob,
+    origin: BaseSource,
+    watch: ReportProgress,
+    failed: SourceReadFailed | BooksDoNotBalance,
+    keep: ExitStack,
+) -> tuple[BasePlan, WrittenBase]:
     """Plan a base again whose rows were not read as they were surveyed, and carry that; the other bases go on.
 
     The base fails by name, unless rows of damaged files are wanted and some are left.
@@ -168,21 +170,23 @@ def _carry_what_is_left(
     durable.remove_tree(job.staging)
     try:
         source = replace(origin, table=left.table or job.table, vectors=left.vectors)
-        return plan, carry_base(plan, source, job.staging, job.now_ms, watch)
-    except (SourceFailed, BooksDoNotBalance) as again:
+        return plan, write_base(plan, source, job.staging, job.now_ms, watch)
+    except (SourceReadFailed, BooksDoNotBalance) as again:
         logger.info("base %s, with what is left of it: %s", job.work.draft.id, again)
     durable.remove_tree(job.staging)
     plan = plan_base(job.work.draft, problem, carry_text=job.plan.carry_text)
-    return plan, carry_base(plan, replace(origin, vectors=None), job.staging, job.now_ms, watch)
+    return plan, write_base(plan, replace(origin, vectors=None), job.staging, job.now_ms, watch)
 
 
-def _left_of(job: Job, problem: StoreProblem, keep: ExitStack) -> Leftover:
+def _left_of(job: WriteJob, problem: StoreProblem, keep: ExitStack) -> SalvageResult:
     """Return what is left of a vector file whose damage only carrying found; one that changed is not looked into."""
     work = job.work
     if work.has_moved or work.origin is None or work.table is not None:
-        return Leftover(found=problem)
-    wish = Wish(is_wanted=job.is_salvage_wanted, work=None, texts=work.plan is not None and work.plan.carry_text)
-    return look_into(job.salvager, work.origin, work.draft, problem, wish, keep)
+        return SalvageResult(found=problem)
+    wish = SalvageRequest(
+        is_wanted=job.is_salvage_wanted, work=None, texts=work.plan is not None and work.plan.carry_text
+    )
+    return salvage_file(job.salvager, work.origin, work.draft, problem, wish, keep)
 
 
 @contextmanager
@@ -200,10 +204,10 @@ def _steady(work: BaseJob) -> Iterator[None]:
         raise
     except Exception as error:
         if work.has_moved:
-            raise SourceFailed(steady.MOVED) from error
+            raise SourceReadFailed(sqlite.CHANGED_DURING_READ) from error
         raise
     if work.has_moved:
-        raise SourceFailed(steady.MOVED)
+        raise SourceReadFailed(sqlite.CHANGED_DURING_READ)
 
 
 # --- processes -----------------------------------------------------------------------------------------------------
@@ -245,25 +249,25 @@ def _serve(parent: Connection) -> None:
             parent.send((_FAILED, error))
 
 
-def _in_process(job: Job, teller: _Teller) -> Done:
-    with links.followed(job.follow_links), closing(open_tree(job.tree_path)) as tree:
+def _in_process(job: WriteJob, teller: _Teller) -> FinishedBase:
+    with links.follow_links(job.follow_links), closing(open_tree(job.tree_path)) as tree:
         # What this process may change is the one folder.
-        with areas.opened(job.staging.parent):
+        with writable.allow_writes(job.staging.parent):
             done = _carry(job, tree, partial(teller.step, job.work.draft.name))
         teller.tell(job.work.draft.name)
         return done
 
 
-def _in_processes(jobs: list[Job], count: int, progress: Progress) -> Generator[Done, None, None]:
+def _in_processes(jobs: list[WriteJob], count: int, progress: Progress) -> Generator[FinishedBase, None, None]:
     # The largest first, so that no process ends up alone with it.
     waiting = deque(sorted(jobs, key=lambda job: -job.plan.rows.carried))
-    with workers.started(count, _serve) as started:
+    with pool.start_workers(count, _serve) as started:
         busy: list[Any] = [worker.pipe for worker in started]
         for pipe in busy:
             _send(pipe, waiting.popleft())
         while busy:
             # The pause lets signals through where waiting itself does not.
-            for pipe in workers.ready(busy, _POLL_SECONDS):
+            for pipe in pool.wait_for_pipes(busy, _POLL_SECONDS):
                 done = _received(pipe, progress)
                 if done is None:
                     continue
@@ -274,19 +278,19 @@ def _in_processes(jobs: list[Job], count: int, progress: Progress) -> Generator[
                     busy.remove(pipe)
 
 
-def _send(pipe: Any, job: Job) -> None:
+def _send(pipe: Any, job: WriteJob) -> None:
     with _alive():
         pipe.send((_in_process, job))
 
 
-def _received(pipe: Any, progress: Progress) -> Done | None:
+def _received(pipe: Any, progress: Progress) -> FinishedBase | None:
     """Return what a process has carried, None where it only says how far it is; raise what it failed with."""
     with _alive():
         kind, *told = pipe.recv()
     if kind == _FAILED:
         raise told[0]
     if kind == _DONE:
-        done: Done = told[0]
+        done: FinishedBase = told[0]
         return done
     label, rows, size = told
     progress.at(label)

@@ -11,57 +11,57 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regraft.api.auditing import check as check
-    from regraft.api.carrying import export as export
-    from regraft.api.carrying import import_ as import_
-    from regraft.api.carrying import migrate as migrate
-    from regraft.api.carrying import pack as pack
-    from regraft.api.changing import clear_failed as clear_failed
-    from regraft.api.changing import fix as fix
-    from regraft.api.changing import gc as gc
-    from regraft.api.changing import history as history
-    from regraft.api.changing import install as install
-    from regraft.api.changing import reconcile as reconcile
-    from regraft.api.changing import repair as repair
-    from regraft.api.changing import rescue as rescue
-    from regraft.api.changing import undo as undo
-    from regraft.api.changing import upgrade as upgrade
+    from regraft.api.audit import check as check
+    from regraft.api.changes import clear_failed as clear_failed
+    from regraft.api.changes import fix as fix
+    from regraft.api.changes import gc as gc
+    from regraft.api.changes import history as history
+    from regraft.api.changes import install as install
+    from regraft.api.changes import reconcile as reconcile
+    from regraft.api.changes import repair as repair
+    from regraft.api.changes import rescue as rescue
+    from regraft.api.changes import undo as undo
+    from regraft.api.changes import upgrade as upgrade
     from regraft.api.embedders import list_embedders as list_embedders
-    from regraft.api.filling import backfill as backfill
-    from regraft.api.filling import rebuild as rebuild
-    from regraft.api.looking import inspect as inspect
-    from regraft.api.querying import compare as compare
-    from regraft.api.querying import recall as recall
-    from regraft.api.querying import search as search
-    from regraft.api.restoring import restore as restore
+    from regraft.api.embedding import backfill as backfill
+    from regraft.api.embedding import rebuild as rebuild
+    from regraft.api.embedding import restore as restore
+    from regraft.api.inspection import inspect as inspect
+    from regraft.api.queries import compare as compare
+    from regraft.api.queries import recall as recall
+    from regraft.api.queries import search as search
+    from regraft.api.transfer import export as export
+    from regraft.api.transfer import import_ as import_
+    from regraft.api.transfer import migrate as migrate
+    from regraft.api.transfer import pack as pack
     from regraft.report.document import encoded as encoded
 
 #: The module of each function.
 _MODULES = {
-    "backfill": "regraft.api.filling",
-    "check": "regraft.api.auditing",
-    "clear_failed": "regraft.api.changing",
-    "compare": "regraft.api.querying",
+    "backfill": "regraft.api.embedding",
+    "check": "regraft.api.audit",
+    "clear_failed": "regraft.api.changes",
+    "compare": "regraft.api.queries",
     "encoded": "regraft.report.document",
-    "export": "regraft.api.carrying",
-    "fix": "regraft.api.changing",
-    "gc": "regraft.api.changing",
-    "history": "regraft.api.changing",
-    "import_": "regraft.api.carrying",
-    "inspect": "regraft.api.looking",
-    "install": "regraft.api.changing",
+    "export": "regraft.api.transfer",
+    "fix": "regraft.api.changes",
+    "gc": "regraft.api.changes",
+    "history": "regraft.api.changes",
+    "import_": "regraft.api.transfer",
+    "inspect": "regraft.api.inspection",
+    "install": "regraft.api.changes",
     "list_embedders": "regraft.api.embedders",
-    "migrate": "regraft.api.carrying",
-    "pack": "regraft.api.carrying",
-    "rebuild": "regraft.api.filling",
-    "recall": "regraft.api.querying",
-    "reconcile": "regraft.api.changing",
-    "repair": "regraft.api.changing",
-    "rescue": "regraft.api.changing",
-    "restore": "regraft.api.restoring",
-    "search": "regraft.api.querying",
-    "undo": "regraft.api.changing",
-    "upgrade": "regraft.api.changing",
+    "migrate": "regraft.api.transfer",
+    "pack": "regraft.api.transfer",
+    "rebuild": "regraft.api.embedding",
+    "recall": "regraft.api.queries",
+    "reconcile": "regraft.api.changes",
+    "repair": "regraft.api.changes",
+    "rescue": "regraft.api.changes",
+    "restore": "regraft.api.embedding",
+    "search": "regraft.api.queries",
+    "undo": "regraft.api.changes",
+    "upgrade": "regraft.api.changes",
 }
 __all__ = list(_MODULES)
 

@@ -12,22 +12,29 @@ from pathlib import Path
 import msgspec
 
 from checks import systems as audits
-from regraft import areas, config, embedders
-from regraft.api.given import kind_of, path_of
-from regraft.embedders import ServerFailing, TextsRejected
-from regraft.embedders.settings import PROVIDERS, EmbedderSettings, LocalSettings, ServerSettings
-from regraft.embedders.snippet import Need, snippet
+from regraft import embedders
+from regraft.api.arguments import as_path, parse_kind
+from regraft.disk import durable, writable
+from regraft.embedders import ServerFailing, TextsRejected, config
+from regraft.embedders import settings as embedders_settings
+from regraft.embedders.settings import (
+    PROVIDERS,
+    EmbedderSettings,
+    LocalSettings,
+    ModelNeed,
+    ServerSettings,
+    make_snippet,
+)
 from regraft.errors import NotChanged, RegraftError, WrongUsage
-from regraft.kinds import NAMES, Kind
+from regraft.kinds import KIND_NAMES, Kind
 from regraft.language import tr
-from regraft.ledger import durable
-from regraft.locate import located
 from regraft.report.document import Report, Run
-from regraft.text import path_text, shown
+from regraft.stores.locate import open_store
+from regraft.text import path_text, printable
 from repair import systems
-from repair.backfill.request import BackfillOptions
-from repair.backfill.unnamed import needed
 from repair.changes.store import Store
+from repair.embedding.scope import BackfillOptions
+from repair.embedding.survey import needed_models
 
 #: What is sent to see whether an embedder answers.
 _TEXTS = ("the quick brown fox", "敏捷的棕色狐狸")
@@ -107,11 +114,11 @@ def list_embedders(
         WrongUsage: the file that is to be written is there already.
         RegraftError: as ``docs/errors.md`` has them.
     """
-    place = None if config is None else path_of(config)
-    run = Run(command="embedders", source=None if path is None else path_of(path))
-    needs = [] if path is None else _needs(path_of(path), kind_of(kind), tuple(bases), run)
+    place = None if config is None else as_path(config)
+    run = Run(command="embedders", source=None if path is None else as_path(path))
+    needs = [] if path is None else _needs(as_path(path), parse_kind(kind), tuple(bases), run)
     if write:
-        _write(place, snippet(needs))
+        _write(place, make_snippet(needs))
     found = _load(place)
     every = list(found.embedders.values())
     lacking = [one for one in needs if not any(_fits(settings, one) for settings in every)]
@@ -128,7 +135,7 @@ def list_embedders(
         embedders=[_listed(settings, needs) for settings in every],
         models=_models(needs, every),
         tested=tested,
-        snippet=snippet(lacking or needs),
+        snippet=make_snippet(lacking or needs),
     )
 
 
@@ -136,33 +143,33 @@ def _load(place: Path | None) -> config.Config:
     """Read the configuration; one that is not there has no embedders."""
     if place is not None and not place.exists():
         return config.Config(place)
-    return config.load(place)
+    return config.load_config(place)
 
 
-def _needs(path: Path, kind: Kind | None, bases: tuple[str, ...], run: Run) -> list[Need]:
+def _needs(path: Path, kind: Kind | None, bases: tuple[str, ...], run: Run) -> list[ModelNeed]:
     """Return what vectors the bases of a store need.
 
     Raises:
         NotChanged: it is nothing that an embedder works for.
     """
-    with located(path, kind) as found:
+    with open_store(path, kind) as found:
         run.source_kind = found.kind.value
         if found.kind is Kind.ANGEL_MEMORY:
             return []
         filler = systems.FILLERS.get(found.kind)
         if filler is None or found.is_archive:
             advice = tr("unpack it first") if filler is not None else tr("regraft migrate makes a library of it")
-            raise NotChanged(path=path, what=NAMES[found.kind], command="backfill", advice=advice)
-        chosen = frozenset(audits.chosen_bases(found, bases))
+            raise NotChanged(path=path, what=KIND_NAMES[found.kind], command="backfill", advice=advice)
+        chosen = frozenset(audits.resolve_base_ids(found, bases))
         store = Store(path=path, root=found.tree.path, found=found, chosen=chosen)
-        return needed(store, filler, BackfillOptions(path=path, kind=kind, bases=bases, all_projects=True))
+        return needed_models(store, filler, BackfillOptions(path=path, kind=kind, bases=bases, all_projects=True))
 
 
-def _fits(settings: EmbedderSettings, need: Need) -> bool:
+def _fits(settings: EmbedderSettings, need: ModelNeed) -> bool:
     return need.model_id is not None and settings.serves(need.model_id)
 
 
-def _listed(settings: EmbedderSettings, needs: Sequence[Need]) -> ListedEmbedder:
+def _listed(settings: EmbedderSettings, needs: Sequence[ModelNeed]) -> ListedEmbedder:
     provider = next(name for name, kind in PROVIDERS.items() if isinstance(settings, kind))
     place, dimensions = "", None
     if isinstance(settings, ServerSettings):
@@ -180,8 +187,8 @@ def _listed(settings: EmbedderSettings, needs: Sequence[Need]) -> ListedEmbedder
     )
 
 
-def _models(needs: Sequence[Need], every: Sequence[EmbedderSettings]) -> list[NeededModel]:
-    grouped: dict[tuple[str | None, int | None], list[Need]] = {}
+def _models(needs: Sequence[ModelNeed], every: Sequence[EmbedderSettings]) -> list[NeededModel]:
+    grouped: dict[tuple[str | None, int | None], list[ModelNeed]] = {}
     for need in needs:
         grouped.setdefault((need.model_id, need.dimensions), []).append(need)
     return [
@@ -203,7 +210,7 @@ def _tested(settings: EmbedderSettings) -> TestedEmbedder:
         # Somebody waits for what comes of it.
         settings = msgspec.structs.replace(settings, retries=0)
     try:
-        with embedders.opened(settings) as embedder:
+        with embedders.open_embedder(settings) as embedder:
             start = time.monotonic()
             answer = embedder.embed(list(_TEXTS))
             vectors, tokens = answer.vectors, answer.tokens
@@ -235,12 +242,15 @@ def _write(place: Path | None, text: str) -> None:
     Raises:
         WrongUsage: it is there.
     """
-    path = place or config.DEFAULT_PATH
+    path = place or embedders_settings.DEFAULT_PATH
     try:
-        with areas.opened(path.absolute().parent, entries_only=True), durable.open_text(path.absolute(), "x") as file:
+        with (
+            writable.allow_writes(path.absolute().parent, entries_only=True),
+            durable.open_text(path.absolute(), "x") as file,
+        ):
             file.write(text)
     except FileExistsError as error:
-        problem = tr("{path} is there already, and is never overwritten", path=shown(path))
+        problem = tr("{path} is there already, and is never overwritten", path=printable(path))
         raise WrongUsage(problem=problem, hint=tr("regraft embedders --snippet shows what to write into it")) from error
     with suppress(OSError):
         durable.sync_file(path.absolute())

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from regraft import config, embedders
-from regraft.embedders import ServerFailing, TextsRejected
-from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import EmbedderUnnamed, ModelDiffers, QueryNotEmbedded, RegraftError, WrongUsage
-from regraft.language import joined, tr
-from regraft.ranking.query_vectors import Embed, NoVector
-from regraft.text import counted
-from repair.backfill.budget import Limits
+from regraft.api.arguments import as_path, parse_base_name, parse_kind, parse_model_id, progress_or_silent, time_or_now
+from regraft.embedders import config
+from regraft.embedders.settings import EmbedderSettings, ServerSettings
+from regraft.errors import EmbedderUnnamed, ModelDiffers, WrongUsage
+from regraft.kinds import Kind
+from regraft.language import format_count, join_list, tr
+from regraft.report.progress import Progress
+from repair import systems
+from repair.cherry_v2.restore.filling import RestoreRequest, make_suggestion, restore_with_vectors, suggest_model
+from repair.embedding.budget import Limits
+from repair.embedding.report import BackfillReport, EmbeddingReport, ScopeReport
+from repair.embedding.run import backfill as run_backfill
+from repair.embedding.scope import BackfillOptions, NewModel
+from repair.embedding.survey import add_suggestion, is_unconfigured, unnamed_embedder
 
 
-def limited_embedder(path: Path | None, name: str | None, limits: Limits, models: frozenset[str]) -> EmbedderSettings:
+def choose_priced_embedder(
+    path: Path | None, name: str | None, limits: Limits, models: frozenset[str]
+) -> EmbedderSettings:
     """Return the settings of the embedder that is meant, which has a price where one is needed; see
     :func:`chosen_embedder`.
 
     Raises:
         WrongUsage: costs are limited, and nobody knows the price.
     """
-    settings = chosen_embedder(path, name, models)
+    settings = choose_embedder(path, name, models)
     if limits.cost is not None and settings.price_per_million_tokens is None:
         problem = tr("--max-cost without a price of embedder {name}", name=settings.name)
         raise WrongUsage(problem=problem, hint=tr("write price_per_million_tokens into the configuration"))
     return settings
 
 
-def chosen_embedder(path: Path | None, name: str | None, models: frozenset[str]) -> EmbedderSettings:
+def choose_embedder(path: Path | None, name: str | None, models: frozenset[str]) -> EmbedderSettings:
     """Return the settings of the embedder that is meant.
 
     Args:
@@ -43,7 +51,7 @@ def chosen_embedder(path: Path | None, name: str | None, models: frozenset[str])
         EmbedderUnnamed: none is named, and it is not clear which one is meant.
         ConfigInvalid, SourceNotFound, SourceUnreadable: the file cannot be used.
     """
-    found = config.load(path)
+    found = config.load_config(path)
     if name is not None:
         return found.embedder(name)
     every = list(found.embedders.values())
@@ -56,74 +64,175 @@ def chosen_embedder(path: Path | None, name: str | None, models: frozenset[str])
         known = tr("which has to be written there first (regraft explain embedders)")
     else:
         problem = tr(
-            "{embedders} of {every} could be meant", embedders=counted(len(fitting), "embedder"), every=len(every)
+            "{embedders} of {every} could be meant", embedders=format_count(len(fitting), "embedder"), every=len(every)
         )
-        known = tr("one of {sorted}", sorted=joined(sorted(one.name for one in fitting or every)))
+        known = tr("one of {sorted}", sorted=join_list(sorted(one.name for one in fitting or every)))
     raise EmbedderUnnamed(path=found.path, problem=problem, known=known, count=len(every))
 
 
-def query_vector(settings: EmbedderSettings, query: str) -> tuple[float, ...]:
-    """Return the vector that an embedder makes of a query.
+# Embedding what has no vector yet, and all notes anew, as functions (``docs/api.md``).
+
+
+def backfill(
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    bases: Sequence[str] = (),
+    embedder: str | None = None,
+    config: str | Path | None = None,
+    model: str | None = None,
+    dimensions: int | None = None,
+    all_projects: bool = False,
+    limit: int | None = None,
+    max_requests: int | None = None,
+    max_cost: float | None = None,
+    probe: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Callable[[BackfillReport], bool] | None = None,
+) -> BackfillReport:
+    """Embed what has no vector yet, and nothing else; options as of ``regraft backfill``.
 
     Raises:
-        QueryNotEmbedded: it gives none.
-        WrongUsage, EmbedderKeyMissing, ModelUnreadable: it cannot be used.
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
     """
-    with embedders.opened(settings) as embedder:
-        try:
-            vector = embedder.embed([query], query=True).vectors[0]
-        except (TextsRejected, ServerFailing) as error:
-            raise QueryNotEmbedded(embedder=settings.name, reason=error.reason) from error
-    return tuple(array("f", vector))
+    if (model is None) != (dimensions is None):
+        raise WrongUsage(problem=tr("--model says nothing of its dimensions"), hint=tr("give --dimensions too"))
+    new = None if model is None or dimensions is None else NewModel(parse_model_id("--model", model), dimensions)
+    options = BackfillOptions(
+        path=as_path(path),
+        kind=parse_kind(kind),
+        bases=tuple(bases),
+        dry_run=dry_run,
+        limits=Limits(limit, max_requests, max_cost),
+        probes=probe,
+        command="backfill",
+        new=new,
+        dimensions=dimensions,
+        all_projects=all_projects,
+        config=None if config is None else as_path(config),
+    )
+    return _filled(options, embedder, progress, confirm)
 
 
-def embed_for(query: str, name: str, config_path: Path | None) -> Embed:
-    """Return what has an embedder of the configuration make a query's vector, if it is of the model that is asked for.
+def rebuild(
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    embedder: str | None = None,
+    config: str | Path | None = None,
+    limit: int | None = None,
+    max_requests: int | None = None,
+    max_cost: float | None = None,
+    probe: bool = True,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Callable[[BackfillReport], bool] | None = None,
+) -> BackfillReport:
+    """Make the vectors of all notes of codex-mem anew, with any model; options as of ``regraft rebuild``.
 
     Raises:
-        EmbedderUnknown, ConfigInvalid, SourceNotFound, SourceUnreadable: the embedder cannot be used at all.
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
     """
-    settings = config.load(config_path).embedder(name)
-
-    def embed(model_id: str) -> tuple[float, ...]:
-        if not settings.serves(model_id):
-            raise NoVector(
-                tr(
-                    "embedder {name} is model {model}, the vectors are of {model_id}",
-                    name=name,
-                    model=settings.model,
-                    model_id=model_id,
-                )
-            )
-        try:
-            return query_vector(settings, query)
-        except QueryNotEmbedded as error:
-            raise NoVector(
-                tr("embedder {name} gave no vector for the query ({reason})", name=name, reason=error.facts["reason"])
-            ) from error
-        except RegraftError as error:
-            raise NoVector(tr("embedder {name} cannot be used: {error}", name=name, error=error)) from error
-
-    return embed
+    options = BackfillOptions(
+        path=as_path(path),
+        kind=parse_kind(kind),
+        bases=(),
+        dry_run=dry_run,
+        limits=Limits(limit, max_requests, max_cost),
+        probes=probe,
+        command="rebuild",
+        config=None if config is None else as_path(config),
+    )
+    return _filled(options, embedder, progress, confirm)
 
 
-def embedding(query: str, name: str, config_path: Path | None) -> Callable[[str | None], tuple[float, ...]]:
-    """Return what has an embedder make a query's vector, once for all bases of its model."""
-    made: list[tuple[float, ...]] = []
+def _filled(
+    options: BackfillOptions,
+    embedder: str | None,
+    progress: Progress | None,
+    confirm: Callable[[BackfillReport], bool] | None,
+) -> BackfillReport:
+    return run_backfill(
+        partial(choose_priced_embedder, options.config, embedder, options.limits),
+        options,
+        fillers=systems.FILLERS,
+        progress=progress_or_silent(progress),
+        show_plan=confirm or (lambda _: True),
+    )
 
-    def embed(model_id: str | None) -> tuple[float, ...]:
-        """Return the query's vector, of the base's model.
 
-        Raises:
-            ModelDiffers: the embedder is another one.
-            QueryNotEmbedded: it gives no vector.
-        """
-        settings = config.load(config_path).embedder(name)
-        if model_id is not None and not settings.serves(model_id):
-            reason = tr("the base's model is {model_id}", model_id=model_id)
-            raise ModelDiffers(embedder=name, model=settings.model, reason=reason)
-        if not made:
-            made.append(query_vector(settings, query))
-        return made[0]
+# A new base with another model, of the same texts, as a function (``docs/api.md``).
 
-    return embed
+
+def restore(
+    path: str | Path,
+    *,
+    kind: Kind | str | None = None,
+    base: str | None = None,
+    embedder: str | None = None,
+    config: str | Path | None = None,
+    model: str | None = None,
+    dimensions: int | None = None,
+    name: str | None = None,
+    dry_run: bool = False,
+    now_ms: int | None = None,
+    progress: Progress | None = None,
+    confirm: Callable[[ScopeReport], bool] | None = None,
+) -> EmbeddingReport:
+    """Make a new base with another model of the texts of a base; options as of ``regraft restore``.
+
+    Raises:
+        Declined: ``confirm`` said no.
+        RegraftError: as ``docs/errors.md`` has them.
+    """
+    name = parse_base_name(name)
+    place, of_kind, at_ms = as_path(path), parse_kind(kind), time_or_now(now_ms)
+    config_path = None if config is None else as_path(config)
+
+    def request(settings: EmbedderSettings, new_model: str, length: int | None) -> RestoreRequest:
+        return RestoreRequest(
+            path=place,
+            settings=settings,
+            model_id=new_model,
+            dimensions=length,
+            name=name,
+            base=base,
+            now_ms=at_ms,
+            kind=of_kind,
+            config=config_path,
+        )
+
+    try:
+        settings = choose_embedder(config_path, embedder, frozenset() if model is None else frozenset({model}))
+    except EmbedderUnnamed as error:
+        if not is_unconfigured(error):
+            raise
+        need = suggest_model(place, base, of_kind, model, dimensions)
+        wanted = request(unnamed_embedder([str(need.model_id)]), str(need.model_id), need.dimensions)
+        if not dry_run:
+            raise add_suggestion(error, make_suggestion(wanted)) from error
+    else:
+        if dimensions is None and isinstance(settings, ServerSettings):
+            dimensions = settings.dimensions
+        wanted = request(settings, _model_of(settings, model), dimensions)
+    return restore_with_vectors(
+        wanted, dry_run=dry_run, progress=progress_or_silent(progress), show_plan=confirm or (lambda _: True)
+    )
+
+
+def _model_of(settings: EmbedderSettings, model: str | None) -> str:
+    """Return the id of the new model in the catalog."""
+    if model is None:
+        if len(settings.model_ids) == 1:
+            return settings.model_ids[0]
+        problem = tr("nobody says under which id the catalog has the model of embedder {name}", name=settings.name)
+        raise WrongUsage(
+            problem=problem, hint=tr("give --model provider::model, or one model_ids in the configuration")
+        )
+    tidy = parse_model_id("--model", model)
+    if not settings.serves(tidy):
+        raise ModelDiffers(embedder=settings.name, model=settings.model, reason=tr("--model says {tidy}", tidy=tidy))
+    return tidy

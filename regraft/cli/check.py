@@ -12,20 +12,28 @@ from checks import systems
 from checks.audit import findings
 from checks.audit import page as audit_page
 from checks.audit.collector import Level
-from regraft import links
-from regraft.api.auditing import AuditRequest, audited, recognised
-from regraft.cli.options import PATH, adopt_option, mapped, now_option, only_option, output_options, plan_options
-from regraft.cli.output import echo_json, note, reports_errors, say, written_list
+from regraft.api.audit import AuditRequest, audit_source, recognize
+from regraft.cli.options import (
+    PATH,
+    adopt_option,
+    now_option,
+    only_option,
+    output_options,
+    parse_model_map,
+    plan_options,
+)
+from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
+from regraft.disk import links
 from regraft.errors import (
     SourceUnreadable,
     WrongUsage,
 )
 from regraft.kinds import Kind
 from regraft.language import tr
-from regraft.locate import INDEX_FILE, Located
 from regraft.report import html as report_html
 from regraft.report import progress
 from regraft.report.document import encoded
+from regraft.stores.locate import INDEX_FILE, Located
 
 
 def _levels(command: Any) -> Any:
@@ -55,7 +63,7 @@ def _levels(command: Any) -> Any:
 @adopt_option
 @plan_options
 @output_options
-@reports_errors
+@report_errors
 def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     path: Path,
     only: tuple[str, ...],
@@ -83,31 +91,31 @@ def check(  # noqa: PLR0913, PLR0917 - one parameter for every option
     Example:
       regraft check library --deep
     """
-    systems.check_names(only)
+    systems.require_finding_names(only)
     wanted = AuditRequest(
         level=_level(quick=quick, deep=deep),
         max_duration=max_duration,
         bases=bases,
-        map_model=mapped(map_model),
+        map_model=parse_model_map(map_model),
         recreate_model=recreate_model,
         adopt_orphans=adopt_orphans,
         now_ms=now,
-        progress=progress.for_person(quiet=quiet or as_json),
+        progress=progress.terminal_progress(quiet=quiet or as_json),
     )
-    with recognised(path, Kind(kind) if kind else None) as found:
+    with recognize(path, Kind(kind) if kind else None) as found:
         if page is not None:
             _check_page(page, path, found)
-        head, audit = audited(path, found, Kind(kind) if kind else None, wanted)
+        head, audit = audit_source(path, found, Kind(kind) if kind else None, wanted)
     audit = audit.only(only)
     report = audit.report(head)
     written = "" if page is None else _written_page(page, report, only, quiet=quiet)
     if as_json:
         echo_json(encoded(report))
         for line in written.splitlines():
-            note(line)
+            echo_error(line)
     else:
-        text = findings.as_text(audit, head.title, verbose=verbose > 0)
-        say(f"{text}\n{written}" if written else text)
+        text = findings.format_audit(audit, head.title, verbose=verbose > 0)
+        echo(f"{text}\n{written}" if written else text)
     sys.exit(audit.exit_status(fail_on))
 
 
@@ -119,8 +127,8 @@ def _level(*, quick: bool, deep: bool) -> Level:
 
 def _written_page(page: Path, report: findings.CheckReport, only: tuple[str, ...], *, quiet: bool) -> str:
     """Write the report page; return what is said of that."""
-    report_html.write(page, audit_page.as_page(encoded(report), only))
-    return "" if quiet else written_list([page])
+    report_html.write_page(page, audit_page.render_check_page(encoded(report), only))
+    return "" if quiet else format_written([page])
 
 
 def _check_page(page: Path, path: Path, found: Located | SourceUnreadable) -> None:
@@ -129,4 +137,4 @@ def _check_page(page: Path, path: Path, found: Located | SourceUnreadable) -> No
     # The tree of a base begins above it, where a page may lie.
     if isinstance(found, Located) and not links.real_path(path).is_relative_to(links.real_path(found.tree.path)):
         read.append(found.tree.path)
-    report_html.check_place("check", page, *read)
+    report_html.check_page_path("check", page, *read)

@@ -9,19 +9,18 @@ from pathlib import Path
 import click
 import msgspec
 
-from migrators.compare_report import OUTCOMES, BaseComparison, Difference, Query, Side
+from migrators.compare import OUTCOMES, BaseComparison, Difference, Query, RankedText
 from regraft import api
-from regraft.cli.options import PATH, mapped, output_options, plan_options
-from regraft.cli.output import echo_json, reports_errors, say
-from regraft.columns import padded
+from regraft.cli.options import PATH, output_options, parse_model_map, plan_options
+from regraft.cli.output import echo, echo_json, report_errors
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.index.search import vector_blob
-from regraft.labels import label_of
-from regraft.language import joined, tr
+from regraft.language import format_count, join_list, tr
 from regraft.ranking import cherry_v2
 from regraft.report import progress
 from regraft.report.document import encoded
-from regraft.text import counted, one_line, shown, shown_lines
+from regraft.report.labels import label_of
+from regraft.text import one_line, pad_right, printable, printable_lines
 
 #: What the two sides are called, by whether the first is v1 data.
 SIDES = {True: ("v1", "v2"), False: (tr("the first"), tr("the second"))}
@@ -53,11 +52,12 @@ def read_queries(path: Path) -> tuple[Query, ...]:
     except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as error:
         hint = tr('a line is {"id": "a name", "vector": [numbers]}')
         raise WrongUsage(
-            problem=tr("--queries {path}: not queries: {error}", path=shown(path), error=error), hint=hint
+            problem=tr("--queries {path}: not queries: {error}", path=printable(path), error=error), hint=hint
         ) from error
     if not lines:
         raise WrongUsage(
-            problem=tr("--queries {path}: it has no query", path=shown(path)), hint=tr("leave it out to use a sample")
+            problem=tr("--queries {path}: it has no query", path=printable(path)),
+            hint=tr("leave it out to use a sample"),
         )
     named = (
         (tr("query {place}", place=place) if line.id is None else str(line.id), line)
@@ -94,7 +94,7 @@ def read_queries(path: Path) -> tuple[Query, ...]:
 )
 @plan_options
 @output_options
-@reports_errors
+@report_errors
 def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
     v1: Path,
     v2: Path,
@@ -127,15 +127,15 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
         queries=None if queries is None else read_queries(queries),
         sample=sample,
         count=count,
-        map_model=mapped(map_model),
+        map_model=parse_model_map(map_model),
         recreate_model=recreate_model,
-        progress=progress.for_person(quiet=quiet or as_json),
+        progress=progress.terminal_progress(quiet=quiet or as_json),
     )
     if as_json:
         echo_json(encoded(report))
     else:
         is_v1 = report.head.source is None or report.head.source.kind not in cherry_v2.SEARCHED
-        say(_as_text(report.bases, count, SIDES[is_v1], every=verbose > 0, quiet=quiet))
+        echo(_as_text(report.bases, count, SIDES[is_v1], every=verbose > 0, quiet=quiet))
     sys.exit(_exit_status(report.bases, fail_on))
 
 
@@ -156,17 +156,17 @@ def _as_text(told: list[BaseComparison], count: int, sides: tuple[str, str], *, 
     counts = [f"{outcomes[name]} {label_of(name)}" for name in OUTCOMES if outcomes[name]]
     total = tr(
         "{bases}: {outcomes}.",
-        bases=counted(len(told), "base"),
-        outcomes=joined(counts) or tr("nothing to compare"),
+        bases=format_count(len(told), "base"),
+        outcomes=join_list(counts) or tr("nothing to compare"),
     )
-    return shown_lines([*lines, total])
+    return printable_lines([*lines, total])
 
 
 def _base_line(base: BaseComparison, count: int) -> str:
     recalled = "" if base.recall is None else f", recall@{count} {base.recall:.4f}"
     asked = f" ({_queries(base.queries)}{recalled})" if base.queries else ""
     why = f": {base.problem}" if base.problem else ""
-    return f"{padded(label_of(base.outcome), 12)} {one_line(base.name)}{asked}{why}"
+    return f"{pad_right(label_of(base.outcome), 12)} {one_line(base.name)}{asked}{why}"
 
 
 def _difference(parted: Difference, sides: tuple[str, str]) -> str:
@@ -183,7 +183,7 @@ def _difference(parted: Difference, sides: tuple[str, str]) -> str:
     )
 
 
-def _side(side: Side | None) -> str:
+def _side(side: RankedText | None) -> str:
     if side is None:
         return label_of("nothing")
     return tr("{text_hash} at {score:.6f}", text_hash=side.text_hash[:12], score=side.score)

@@ -9,15 +9,15 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from checks.systems import every_finding
-from regraft import pages
+from checks.systems import load_findings
+from regraft.cli import pages
 from regraft.cli.options import verbose_option
-from regraft.cli.output import echo_json, reports_errors, say
+from regraft.cli.output import echo, echo_json, report_errors
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, WrongUsage, error_classes
-from regraft.language import joined, tr
+from regraft.language import join_list, tr
 from regraft.report.document import Report, Run, encoded
-from regraft.report.registry import EVERY_CODE
-from regraft.text import shown_lines
+from regraft.report.notices import EVERY_CODE
+from regraft.text import printable_lines
 
 Kind = Literal["finding", "code", "error", "page"]
 
@@ -65,7 +65,7 @@ class ExplainReport(Report, kw_only=True):
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text."))
 @verbose_option
-@reports_errors
+@report_errors
 def explain(names: tuple[str, ...], as_json: bool, **_: Any) -> None:
     """Explain NAME: a finding, a code, an error, or a page of the documentation.
 
@@ -79,12 +79,12 @@ def explain(names: tuple[str, ...], as_json: bool, **_: Any) -> None:
     explained = [one for name in names for one in _explained(name)]
     run.end()
     if as_json:
-        listed = [] if names else pages.names()
+        listed = [] if names else pages.page_names()
         echo_json(encoded(ExplainReport(head=run.head(), explained=explained, pages=listed)))
     elif names:
-        say("\n".join(_as_text(one) for one in explained))
+        echo("\n".join(_as_text(one) for one in explained))
     else:
-        say(_list_of_pages())
+        echo(_list_of_pages())
 
 
 def _explained(name: str) -> list[Explanation]:
@@ -93,7 +93,7 @@ def _explained(name: str) -> list[Explanation]:
     Raises:
         WrongUsage: nothing has; it gives the nearest names.
     """
-    findings = every_finding()
+    findings = load_findings()
     errors = {error.__name__: error for error in error_classes()}
     found = []
     if name in findings:
@@ -123,14 +123,14 @@ def _explained(name: str) -> list[Explanation]:
         found.append(
             Explanation(name=name, kind="error", meaning=meaning, remedy=remedy, exit_status=error.exit_status)
         )
-    if name in pages.names():
-        found.append(Explanation(name=name, kind="page", meaning=pages.text_of(name)))
+    if name in pages.page_names():
+        found.append(Explanation(name=name, kind="page", meaning=pages.read_page(name)))
     if not found:
-        every = [*findings, *EVERY_CODE, *errors, *pages.names()]
+        every = [*findings, *EVERY_CODE, *errors, *pages.page_names()]
         near = difflib.get_close_matches(name, every, n=3, cutoff=0)
         raise WrongUsage(
             problem=tr("{name}: nothing has this name", name=name),
-            hint=tr("the nearest are {near}", near=joined(near)),
+            hint=tr("the nearest are {near}", near=join_list(near)),
         )
     return found
 
@@ -141,10 +141,10 @@ def _as_text(one: Explanation) -> str:
     lines = [f"{one.name}  ({one.kind}{_grade(one)})", f"  {one.meaning}"]
     lines.append(tr("  What to do: {remedy}", remedy=one.remedy))
     if one.kind == "finding" and one.related:
-        lines.append(tr("  A migration says it as: {related}", related=joined(one.related)))
+        lines.append(tr("  A migration says it as: {related}", related=join_list(one.related)))
     if one.kind == "code" and one.related:
         lines.append(tr("  regraft check finds it as: {related}", related=one.related[0]))
-    return shown_lines(lines)
+    return printable_lines(lines)
 
 
 def _grade(one: Explanation) -> str:
@@ -158,4 +158,4 @@ def _list_of_pages() -> str:
         "regraft explain NAME says what a finding (item.tombstone), a code (missing_vector_store) or an error "
         "(TargetNotOurs) means. These pages can be read the same way:"
     )
-    return f"{usage}\n\n{shown_lines(f'  {name}' for name in pages.names())}"
+    return f"{usage}\n\n{printable_lines(f'  {name}' for name in pages.page_names())}"

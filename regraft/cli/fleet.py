@@ -14,34 +14,310 @@ from typing import Any, NoReturn, TypeVar
 import click
 import msgspec
 
-from regraft import crew, language
-from regraft.cli import fleet_backfill, fleet_options, in_process
-from regraft.cli.changing import confirmed
-from regraft.cli.embedding import embedder_options, limit_options
-from regraft.cli.options import PATH, NamedPath
-from regraft.cli.output import echo_json, note, reports_errors, say, written_list
+from regraft import errors, language
+from regraft.api.embedding import choose_priced_embedder
+from regraft.cli import cli, embedding, fleet_worker
+from regraft.cli.changes import confirm_plan
+from regraft.cli.embedding import format_cost
+from regraft.cli.options import PATH, PathType, embedder_options, limit_options
+from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
 from regraft.errors import Declined, WrongUsage
-from regraft.fleet import manifest, results
-from regraft.fleet.commands import FORMS
-from regraft.fleet.engine import LocalPool, Pool, Work
-from regraft.fleet.known import Known
-from regraft.fleet.metrics import Metrics, files_of
-from regraft.fleet.on_ray import RayPool
-from regraft.fleet.results import Order, Row
-from regraft.fleet.run import ATTEMPTS, Fleet, FleetReport, demand_new, exit_status
-from regraft.formats.parquet.columns import arrow
-from regraft.labels import label_of
-from regraft.language import joined, tr
+from regraft.fleet import jobs, manifest, results
+from regraft.fleet import run as fleet_run
+from regraft.fleet.engine import LocalPool, Pool, RayPool, TaskResult, Work
+from regraft.fleet.jobs import COMMAND_FORMS
+from regraft.fleet.manifest import Library
+from regraft.fleet.metrics import Metrics, metrics_files
+from regraft.fleet.results import FleetOrder, KnownRows, ResultRow
+from regraft.fleet.run import ATTEMPTS, Fleet, FleetReport, demand_new_results, fleet_exit_status
+from regraft.formats.parquet.unit_file import import_arrow
+from regraft.language import format_count, join_list, tr
+from regraft.processes import pool as processes_pool
 from regraft.report import progress
 from regraft.report.document import Run, encoded
-from regraft.text import LONGEST_NAME, counted, one_line, shown_lines
+from regraft.report.labels import label_of
+from regraft.text import LONGEST_NAME, one_line, printable_lines
+from repair.embedding import answers
+from repair.embedding.budget import Limits, Rates
+from repair.embedding.fleet import FleetBackfill, FleetBackfillReport, FleetPlan, work_folder
+from repair.embedding.fleet_sending import LocalSending, RaySending, SendingBackend
+from repair.embedding.fleet_texts import EmbeddingJob
+
+# Which options a library of a fleet may have: those of the command, each whole, and none that writes another file.
+#
+# They come from a manifest or from results, which others may have made.
+
+
+#: Options that take the path of what is read. The target of ``--to`` is the library's own.
+_READ = frozenset({"--config", "--from", "--reuse", "--v1", "--to"})
+
+
+def check_library_options(order: FleetOrder) -> None:
+    """Refuse options that the command line of a library cannot have, before anything is done.
+
+    Raises:
+        WrongUsage: see the module; the message names the library, if the options are its own.
+    """
+    command = cli.commands[order.command]
+    for where, words in _every(order):
+        problem = _problem(command, words)
+        if problem is not None:
+            raise WrongUsage(
+                problem=problem if where is None else tr("{source}: {problem}", source=where, problem=problem),
+                hint=tr("see regraft {name} --help", name=order.command),
+            )
+
+
+def _every(order: FleetOrder) -> Iterator[tuple[str | None, tuple[str, ...]]]:
+    """Yield all options that there are, each once, and which library has them; None: all have."""
+    yield None, order.options
+    seen = {(), order.options}
+    for library in order.libraries:
+        if library.options not in seen:
+            seen.add(library.options)
+            yield one_line(library.source, LONGEST_NAME), library.options
+
+
+def _problem(command: click.Command, words: tuple[str, ...]) -> str | None:
+    """Say why a library cannot have these options; None where it can."""
+    context = click.Context(command, **cli.context_settings)
+    try:
+        found, rest, _ = command.make_parser(context).parse_args(list(words))
+    except click.UsageError as error:
+        return " ".join(error.format_message().split()).rstrip(".")
+    given = [one for one in command.get_params(context) if one.name in found]
+    # What is no option is taken for a path.
+    paths = (found[str(one.name)] for one in given if isinstance(one, click.Argument))
+    loose = [*rest, *(path for path in paths if isinstance(path, str)), *(word for word in words if word == "--")]
+    if loose:
+        return tr("{word} is no option", word=one_line(loose[0], LONGEST_NAME))
+    problems = (_problem_of(one) for one in given if isinstance(one, click.Option))
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _problem_of(option: click.Option) -> str | None:
+    name = max(option.opts, key=len)
+    if option.is_flag and option.is_eager and not option.expose_value:
+        return tr("{name} only shows something, and does nothing with a library", name=name)
+    if isinstance(option.type, click.Path) and name not in _READ:
+        return tr("{name} writes a file beside the libraries, which a fleet does not", name=name)
+    return None
+
+
+# ``regraft fleet backfill``: what the command of the fleet takes and says, and what is done with one library.
+
 
 F = TypeVar("F", bound=Callable[..., Any])
+#: Options that are of the whole fleet, so that no library may have its own.
+_OF_THE_FLEET = frozenset(
+    {"--embedder", "--config", "--limit", "--max-requests", "--max-cost", "--no-probe", "--dry-run"}
+)
+
+
+class BackfillSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the fleet is told, beside the options of its libraries; ``config`` is an absolute path."""
+
+    embedder: str
+    config: str | None = None
+    limits: Limits = Limits()
+    rates: Rates = Rates()
+    no_probe: bool = False
+
+
+def rate_options(command: F) -> F:
+    """Add how much is sent in a minute at most."""
+    for option in (
+        click.option(
+            "--tokens-per-minute",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help=tr("Send N tokens in a minute at most, of all workers together."),
+        ),
+        click.option(
+            "--requests-per-minute",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help=tr("Send N requests in a minute at most, of all workers together."),
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def backfill_settings(
+    *,
+    embedder_name: str | None,
+    config_path: Path | None,
+    texts: int | None,
+    requests: int | None,
+    cost: float | None,
+    no_probe: bool,
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+) -> BackfillSettings:
+    """Return what the fleet is told, by the options of the command line.
+
+    Raises:
+        RegraftError: as :func:`regraft.api.embedding.choose_priced_embedder` does.
+    """
+    limits = Limits(texts, requests, cost)
+    settings = choose_priced_embedder(config_path, embedder_name, limits, frozenset())
+    return BackfillSettings(
+        embedder=settings.name,
+        config=None if config_path is None else str(config_path.absolute()),
+        limits=limits,
+        rates=Rates(requests=requests_per_minute, tokens=tokens_per_minute),
+        no_probe=no_probe,
+    )
+
+
+def backfill_order(told: BackfillSettings, options: tuple[str, ...], libraries: list[Library]) -> FleetOrder:
+    """Return what a fleet is told to do.
+
+    Raises:
+        WrongUsage: a library has an option that is of the whole fleet.
+    """
+    for words in (options, *(library.options for library in libraries)):
+        for word in words:
+            name = word.partition("=")[0]
+            if name in _OF_THE_FLEET:
+                problem = tr("{name} is of the whole fleet, not of one library", name=name)
+                raise WrongUsage(problem=problem, hint=tr("write it before --"))
+    return FleetOrder(
+        command="backfill",
+        options=options,
+        libraries=tuple(libraries),
+        id=secrets.token_hex(8),
+        told=msgspec.to_builtins(told),
+    )
+
+
+def check_new_backfill(path: Path) -> None:
+    """Refuse results where there are some, or texts and answers of another run, or in no folder.
+
+    Raises:
+        WrongUsage
+    """
+    fleet_run.demand_new_results(path)
+    folder = work_folder(path)
+    if folder.exists():
+        # Without a journal there is nothing to go on with.
+        hint = tr("remove the folder, or name another file")
+        if (folder / answers.ANSWERS_FILE).exists():
+            hint = tr("name another file, or remove the folder with the answers that were paid for")
+        raise WrongUsage(problem=tr("{path} is there already", path=folder), hint=hint)
+
+
+def backfill_files(path: Path) -> tuple[Path, ...]:
+    """Return all that a fleet writes beside its libraries."""
+    return (*results.result_files(path), work_folder(path))
+
+
+def choose_sending(engine: str, workers: int | None) -> SendingBackend:
+    """Return where texts are sent from.
+
+    Raises:
+        WrongUsage: something that it takes is not installed.
+    """
+    if engine != "ray":
+        return LocalSending()
+    # Before anything is done: it needs more than Ray does by itself.
+    errors.import_optional("ray.data", tr("fleets on a cluster"), "ray")
+    return RaySending(workers)
+
+
+def build_fleet_backfill(order: FleetOrder, path: Path, known: KnownRows[ResultRow], **more: Any) -> FleetBackfill:
+    """Return the work of a fleet.
+
+    Raises:
+        WrongUsage: the order is none of a backfill's.
+        RegraftError: as :func:`regraft.api.embedding.choose_priced_embedder` does.
+    """
+    try:
+        told = msgspec.convert(order.told, BackfillSettings)
+    except msgspec.ValidationError as error:
+        problem = tr("{path} has no results of a fleet ({error})", path=path, error=error)
+        raise WrongUsage(problem=problem, hint=tr("give the file that regraft fleet wrote with --results")) from error
+    config = None if told.config is None else Path(told.config)
+
+    def command(number: int, fills: bool, cores: int) -> jobs.LibraryJob:
+        mode = "--yes" if fills else "--dry-run"
+        probing = ("--no-probe",) if told.no_probe else ()
+        job = fleet_run.make_job(order, order.libraries[number], cores)
+        return msgspec.structs.replace(job, options=(*job.options, *probing, mode))
+
+    return FleetBackfill(
+        order=order,
+        path=path,
+        settings=choose_priced_embedder(config, told.embedder, told.limits, frozenset()),
+        command=command,
+        limits=told.limits,
+        rates=told.rates,
+        known=known,
+        **more,
+    )
+
+
+def run_backfill_job(job: EmbeddingJob) -> TaskResult:
+    """Look at one library, or fill it, and return how it ended."""
+    supply = job.supply()
+    return job.told(
+        supply,
+        fleet_worker.run_job_safely(job.line, lambda arguments: fleet_worker.run_command_line(arguments, supply)),
+    )
+
+
+# --- for a person ----------------------------------------------------------------------------------------------------
+
+
+def fleet_plan_lines(plan: FleetPlan) -> list[str]:
+    """Return what is going to be sent, as lines for a person."""
+    lines = [
+        tr(
+            "{libraries} lack {wanted:,} vectors, of {texts}",
+            libraries=format_count(plan.libraries, "library"),
+            wanted=plan.wanted,
+            texts=format_count(plan.distinct, "different text"),
+        )
+    ]
+    return [*lines, *embedding.estimate_lines(plan.planned)]
+
+
+def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
+    """Return what was sent, or would be, as lines for a person."""
+    sent = report.sent
+    if report.head.run.dry_run:
+        plan = FleetPlan(libraries=sent.libraries, wanted=sent.wanted, distinct=sent.distinct, planned=sent.planned)
+        return [*fleet_plan_lines(plan), tr("Dry run: nothing was sent, and nothing was written.")]
+    spent = f"{format_count(sent.requests, 'request')}, {format_count(sent.tokens, 'token')}"
+    if sent.cost is not None:
+        spent += f", {format_cost(sent.cost, sent.currency)}"
+    lines = [tr("{texts} embedded: {spent}.", texts=format_count(sent.answered, "text"), spent=spent)]
+    if sent.probe.requests:
+        more = tr(
+            "{requests}, {tokens} more",
+            requests=format_count(sent.probe.requests, "request"),
+            tokens=format_count(sent.probe.tokens, "token"),
+        )
+        lines.append(
+            tr(
+                "  checking that it is the same model: {texts}, {sent}",
+                texts=format_count(sent.probe.texts, "text"),
+                sent=more,
+            )
+        )
+    if sent.failed:
+        lines.append(tr("{texts} failed.", texts=format_count(sent.failed, "text")))
+    if sent.stopped is not None:
+        lines.append(tr("Stopped: {stopped}; go on with regraft fleet resume.", stopped=one_line(sent.stopped)))
+    return lines
+
+
 #: So many libraries that did not end well are named.
 _NAMED = 10
 
 
-class _PathOrUrl(NamedPath):
+class _PathOrUrl(PathType):
     """A path as other commands take it, or a URL of object storage."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
@@ -127,7 +403,7 @@ def _called(name: str) -> Callable[[F], F]:
 
 def _added(name: str) -> None:
     """Add a command of the fleet."""
-    form = FORMS[name]
+    form = COMMAND_FORMS[name]
     decorators: list[Callable[[Any], Any]] = [
         fleet.command(
             name,
@@ -159,19 +435,19 @@ def _added(name: str) -> None:
         targets: str | None = None,
         **engine: Any,
     ) -> None:
-        demand_new(path)
-        libraries = manifest.libraries(manifest_path, targets, form.ending, needs_target=form.has_target)
-        manifest.demand_apart(libraries, results.files_of(path))
-        order = Order(command=name, options=options, libraries=tuple(libraries), id=secrets.token_hex(8))
-        _carry_out(order, path, Known(), Asked(**engine))
+        demand_new_results(path)
+        libraries = manifest.read_manifest(manifest_path, targets, form.ending, needs_target=form.has_target)
+        manifest.demand_apart(libraries, results.result_files(path))
+        order = FleetOrder(command=name, options=options, libraries=tuple(libraries), id=secrets.token_hex(8))
+        _carry_out(order, path, KnownRows(), FleetOptions(**engine))
 
     command.__name__ = f"fleet {name}"
-    made: Any = _engine_options(reports_errors(command))
+    made: Any = _engine_options(report_errors(command))
     for decorate in reversed(decorators):
         made = decorate(made)
 
 
-for _name in FORMS:
+for _name in COMMAND_FORMS:
     if _name != "backfill":
         _added(_name)
 
@@ -189,23 +465,23 @@ for _name in FORMS:
 @_results_option
 @embedder_options
 @limit_options
-@fleet_backfill.rate_options
+@rate_options
 @click.option("--dry-run", is_flag=True, help=tr("Only say what would be sent; nothing is written."))
 @_engine_options
-@reports_errors
+@report_errors
 @_called("fleet backfill")
 def backfill(manifest_path: str, options: tuple[str, ...], path: Path, **more: Any) -> None:
     """Embed what has no vector in many libraries."""
-    engine = {name: more.pop(name) for name in Asked.__struct_fields__}
+    engine = {name: more.pop(name) for name in FleetOptions.__struct_fields__}
     dry_run = more.pop("dry_run")
     # Other machines have other working directories.
     path = path.absolute()
-    fleet_backfill.demand_new(path)
-    libraries = manifest.libraries(manifest_path, None, "", needs_target=False)
-    manifest.demand_apart(libraries, fleet_backfill.files_of(path))
-    told = fleet_backfill.told_of(**more)
-    order = fleet_backfill.order_of(told, options, libraries)
-    _backfill(order, path, Known(), Asked(**engine), dry_run=dry_run)
+    check_new_backfill(path)
+    libraries = manifest.read_manifest(manifest_path, None, "", needs_target=False)
+    manifest.demand_apart(libraries, backfill_files(path))
+    told = backfill_settings(**more)
+    order = backfill_order(told, options, libraries)
+    _backfill(order, path, KnownRows(), FleetOptions(**engine), dry_run=dry_run)
 
 
 @fleet.command(
@@ -218,17 +494,17 @@ def backfill(manifest_path: str, options: tuple[str, ...], path: Path, **more: A
 )
 @click.argument("path", type=PATH, metavar="OUT.parquet")
 @_engine_options
-@reports_errors
+@report_errors
 def resume(path: Path, **engine: Any) -> None:
     """Go on with a fleet."""
-    order, known = results.read(path)
-    manifest.demand_apart(order.libraries, results.files_of(path))
+    order, known = results.read_results(path)
+    manifest.demand_apart(order.libraries, results.result_files(path))
     if order.command == "backfill":
-        _backfill(order, path.absolute(), known, Asked(**engine))
-    _carry_out(order, path, known, Asked(**engine))
+        _backfill(order, path.absolute(), known, FleetOptions(**engine))
+    _carry_out(order, path, known, FleetOptions(**engine))
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of the engine, and of what is shown."""
 
     engine: str
@@ -242,30 +518,32 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     verbose: int
 
 
-def _demand_engine(order: Order, asked: Asked) -> None:
-    fleet_options.demand_usable(order)
+def _demand_engine(order: FleetOrder, asked: FleetOptions) -> None:
+    check_library_options(order)
     # Without it nothing could be written in the end.
-    arrow()
+    import_arrow()
     manifest.demand_clients(order.libraries)
     if asked.address is not None and asked.engine != "ray":
         raise WrongUsage(problem=tr("--address is of a cluster of Ray"), hint=tr("add --engine ray"))
 
 
-def _backfill(order: Order, path: Path, known: Known[Row], asked: Asked, *, dry_run: bool = False) -> NoReturn:
+def _backfill(
+    order: FleetOrder, path: Path, known: KnownRows[ResultRow], asked: FleetOptions, *, dry_run: bool = False
+) -> NoReturn:
     """Embed what has no vector, say what became of it, and end the process."""
     _demand_engine(order, asked)
     run = Run(command="fleet backfill", target_kind="parquet", target=path, dry_run=dry_run)
     is_log = not (asked.quiet or asked.as_json or sys.stderr.isatty())
     metrics = _metrics(order, path, asked)
-    work = fleet_backfill.made(
+    work = build_fleet_backfill(
         order,
         path,
         known,
-        pool=partial(_pool, asked, fleet_backfill.work),
-        sending=fleet_backfill.sending_of(asked.engine, asked.workers),
-        show_plan=lambda plan: confirmed(fleet_backfill.planned_lines(plan), yes=asked.yes, as_json=asked.as_json),
-        progress=progress.for_person(quiet=asked.quiet or asked.as_json),
-        watch=lambda row: note(_line(row)) if is_log else None,
+        pool=partial(_pool, asked, run_backfill_job),
+        sending=choose_sending(asked.engine, asked.workers),
+        show_plan=lambda plan: confirm_plan(fleet_plan_lines(plan), yes=asked.yes, as_json=asked.as_json),
+        progress=progress.terminal_progress(quiet=asked.quiet or asked.as_json),
+        watch=lambda row: echo_error(_line(row)) if is_log else None,
         attempts=asked.attempts,
         metrics=metrics,
         dry_run=dry_run,
@@ -276,25 +554,25 @@ def _backfill(order: Order, path: Path, known: Known[Row], asked: Asked, *, dry_
     if asked.as_json:
         echo_json(encoded(report))
     else:
-        text = _as_text(report, verbose=asked.verbose > 0) + shown_lines(fleet_backfill.sent_lines(report))
-        say(text if dry_run else text + written_list([path]))
-    sys.exit(exit_status(report))
+        text = _as_text(report, verbose=asked.verbose > 0) + printable_lines(fleet_sent_lines(report))
+        echo(text if dry_run else text + format_written([path]))
+    sys.exit(fleet_exit_status(report))
 
 
-def _carry_out(order: Order, path: Path, known: Known[Row], asked: Asked) -> None:
+def _carry_out(order: FleetOrder, path: Path, known: KnownRows[ResultRow], asked: FleetOptions) -> None:
     _demand_engine(order, asked)
     run = Run(command=f"fleet {order.command}", target_kind="parquet", target=path)
-    pool, metrics = partial(_pool, asked, in_process.run), _metrics(order, path, asked)
+    pool, metrics = partial(_pool, asked, fleet_worker.run_job), _metrics(order, path, asked)
     work = Fleet(order=order, path=path, pool=pool, attempts=asked.attempts, known=known, metrics=metrics)
     _demand_consent(order, len(work.left), path, asked)
-    bar = progress.for_person(quiet=asked.quiet or asked.as_json)
+    bar = progress.terminal_progress(quiet=asked.quiet or asked.as_json)
     is_log = not (asked.quiet or asked.as_json or sys.stderr.isatty())
 
-    def watch(row: Row) -> None:
+    def watch(row: ResultRow) -> None:
         bar.at(row.source)
         bar.step(1, row.bytes or 0)
         if is_log:
-            note(_line(row))
+            echo_error(_line(row))
 
     with progress.stage(bar, "Libraries", len(work.left), "libraries"), _speaking_english():
         report = work.run(run, watch)
@@ -302,25 +580,25 @@ def _carry_out(order: Order, path: Path, known: Known[Row], asked: Asked) -> Non
     if asked.as_json:
         echo_json(encoded(report))
     else:
-        say(_as_text(report, verbose=asked.verbose > 0) + written_list([path]))
-    sys.exit(exit_status(report))
+        echo(_as_text(report, verbose=asked.verbose > 0) + format_written([path]))
+    sys.exit(fleet_exit_status(report))
 
 
-def _demand_consent(order: Order, count: int, path: Path, asked: Asked) -> None:
+def _demand_consent(order: FleetOrder, count: int, path: Path, asked: FleetOptions) -> None:
     """Ask once before libraries are changed.
 
     Raises:
         ConsentMissing: nobody is there to answer.
         Declined: the answer is no.
     """
-    if not FORMS[order.command].changes or "--dry-run" in order.options:
+    if not COMMAND_FORMS[order.command].changes or "--dry-run" in order.options:
         return
-    line = tr("run regraft {command} over {libraries}", command=order.command, libraries=counted(count, "library"))
-    if not confirmed([line], yes=asked.yes, as_json=asked.as_json):
+    line = tr("run regraft {command} over {libraries}", command=order.command, libraries=format_count(count, "library"))
+    if not confirm_plan([line], yes=asked.yes, as_json=asked.as_json):
         raise Declined(path=path)
 
 
-def _pool(asked: Asked, work: Work) -> Pool:
+def _pool(asked: FleetOptions, work: Work) -> Pool:
     """Return where command lines are run.
 
     Raises:
@@ -328,10 +606,10 @@ def _pool(asked: Asked, work: Work) -> Pool:
     """
     if asked.engine == "ray":
         return RayPool(work, asked.address, asked.workers)
-    return LocalPool(work, asked.workers or crew.cores())
+    return LocalPool(work, asked.workers or processes_pool.usable_cores())
 
 
-def _metrics(order: Order, path: Path, asked: Asked) -> Metrics | None:
+def _metrics(order: FleetOrder, path: Path, asked: FleetOptions) -> Metrics | None:
     """Return what writes the metrics, if they are wanted.
 
     Raises:
@@ -340,15 +618,15 @@ def _metrics(order: Order, path: Path, asked: Asked) -> Metrics | None:
     if asked.metrics is None:
         return None
     metrics = Metrics(asked.metrics, path, command=order.command, engine=asked.engine, libraries=len(order.libraries))
-    own = fleet_backfill.files_of(path) if order.command == "backfill" else results.files_of(path)
+    own = backfill_files(path) if order.command == "backfill" else results.result_files(path)
     metrics.demand_place(own)
-    manifest.demand_apart(order.libraries, files_of(asked.metrics))
+    manifest.demand_apart(order.libraries, metrics_files(asked.metrics))
     return metrics
 
 
-def _note_metrics(metrics: Metrics | None, asked: Asked) -> None:
+def _note_metrics(metrics: Metrics | None, asked: FleetOptions) -> None:
     if metrics is not None and metrics.problem is not None:
-        note(tr("{path} is not up to date: {error}", path=asked.metrics, error=metrics.problem))
+        echo_error(tr("{path} is not up to date: {error}", path=asked.metrics, error=metrics.problem))
 
 
 @contextmanager
@@ -365,7 +643,7 @@ def _speaking_english() -> Iterator[None]:
             os.environ[language.VARIABLE] = before
 
 
-def _line(row: Row) -> str:
+def _line(row: ResultRow) -> str:
     """Return what is said of a library in one line."""
     parts = [label_of(row.outcome), f"{row.seconds or 0:.1f} s", one_line(row.source, LONGEST_NAME)]
     if row.message:
@@ -378,10 +656,10 @@ def _as_text(report: FleetReport, *, verbose: bool) -> str:
     if report.bases["all"]:
         lines.append(_counts(report.bases, "base"))
     if report.rows_carried:
-        lines.append(tr("{rows} carried.", rows=counted(report.rows_carried, "row")))
+        lines.append(tr("{rows} carried.", rows=format_count(report.rows_carried, "row")))
     if report.findings:
         named = [f"{count:,} {name}" for name, count in report.findings.items()]
-        lines.append(tr("Findings: {named}.", named=joined(named)))
+        lines.append(tr("Findings: {named}.", named=join_list(named)))
     named_count = len(report.failed) if verbose else _NAMED
     for one in report.failed[:named_count]:
         lines.append(
@@ -392,10 +670,10 @@ def _as_text(report: FleetReport, *, verbose: bool) -> str:
     if len(report.slowest) > 1:
         lines.append(tr("Slowest:"))
         lines += [f"  {one.seconds or 0:.1f} s  {one_line(one.source, LONGEST_NAME)}" for one in report.slowest]
-    return shown_lines(lines)
+    return printable_lines(lines)
 
 
 def _counts(counts: dict[str, int], what: str) -> str:
     """Return how many of something there are, by outcome."""
     named = [f"{count:,} {label_of(name)}" for name, count in counts.items() if name != "all"]
-    return tr("{whole}: {named}.", whole=counted(counts["all"], what), named=joined(named))
+    return tr("{whole}: {named}.", whole=format_count(counts["all"], what), named=join_list(named))

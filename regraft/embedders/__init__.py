@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from regraft.embedders.checking import check
-from regraft.embedders.counting import counter, estimate
 from regraft.embedders.local import LocalEmbedder
 from regraft.embedders.protocol import (
     Embedded,
@@ -16,6 +14,9 @@ from regraft.embedders.protocol import (
     ServerFailing,
     TextsRejected,
     Unanswered,
+    check,
+    counter,
+    estimate,
 )
 from regraft.embedders.server import ServerEmbedder
 from regraft.embedders.settings import EmbedderSettings, LocalSettings, ServerSettings
@@ -34,12 +35,12 @@ __all__ = [
     "check",
     "counter",
     "estimate",
-    "opened",
+    "open_embedder",
 ]
 
 
 @contextmanager
-def opened(settings: EmbedderSettings) -> Iterator[Embedder]:
+def open_embedder(settings: EmbedderSettings) -> Iterator[Embedder]:
     """Open an embedder, and let its connections and its model go at the end.
 
     Raises:

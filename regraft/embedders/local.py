@@ -8,17 +8,13 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
-from regraft import links
-from regraft.embedders.checking import check
-from regraft.embedders.counting import counter
-from regraft.embedders.protocol import Embedded, Halted, Sending, TextsRejected, nothing
-from regraft.embedders.settings import LocalSettings
-from regraft.embedders.verdicts import tidy
-from regraft.errors import ModelUnreadable
-from regraft.extras import needed
+from regraft.disk import links
+from regraft.embedders.protocol import Embedded, Halted, Sending, TextsRejected, allow_all, check, counter
+from regraft.embedders.settings import LocalSettings, tidy_message
+from regraft.errors import ModelUnreadable, import_optional
 from regraft.formats import json_text
 from regraft.language import tr
-from regraft.text import whole
+from regraft.text import replace_surrogates
 
 
 class LocalEmbedder:
@@ -34,22 +30,22 @@ class LocalEmbedder:
         self.settings = settings
         self._halted = Event()
         self._one = Lock()
-        library = settings.library or library_of(settings.path)
+        library = settings.library or model_library(settings.path)
         if not settings.path.is_dir():
             raise ModelUnreadable(path=settings.path, library=library, reason=tr("there is no such folder"))
         # Read when the libraries are imported: they then ask no server for what a folder lacks.
         os.environ["HF_HUB_OFFLINE"] = "1"
-        module = needed(library.replace("-", "_"), tr("Models of this kind"), library)
+        module = import_optional(library.replace("-", "_"), tr("Models of this kind"), library)
         try:
             self._model = _loaded(module, library, settings.path)
             self._counted = counter(settings)
         except ModelUnreadable:
             raise
         except Exception as error:  # these libraries raise anything
-            raise ModelUnreadable(path=settings.path, library=library, reason=tidy(str(error), None)) from error
+            raise ModelUnreadable(path=settings.path, library=library, reason=tidy_message(str(error), None)) from error
         self._more = {"use_multiprocessing": False} if library == "model2vec" else {"convert_to_numpy": True}
 
-    def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending = nothing) -> Embedded:
+    def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending = allow_all) -> Embedded:
         """Return the vectors of a batch (:class:`~regraft.embedders.protocol.Embedder`)."""
         prefix = self.settings.query_prefix if query else self.settings.prefix
         with self._one:
@@ -58,11 +54,11 @@ class LocalEmbedder:
             sending(texts)
             try:
                 made = self._model.encode(
-                    [whole(prefix + text) for text in texts], show_progress_bar=False, **self._more
+                    [replace_surrogates(prefix + text) for text in texts], show_progress_bar=False, **self._more
                 )
                 vectors = [row.tobytes() for row in made.astype("<f4")]
             except Exception as error:  # these libraries raise anything
-                raise TextsRejected("local_error", tidy(f"{type(error).__name__}: {error}", None)) from error
+                raise TextsRejected("local_error", tidy_message(f"{type(error).__name__}: {error}", None)) from error
         check(vectors, len(texts), None, embedder=self.settings.name)
         return Embedded(vectors, None, 1)
 
@@ -79,14 +75,14 @@ class LocalEmbedder:
         self._model = None
 
 
-def library_of(folder: Path) -> str:
+def model_library(folder: Path) -> str:
     """Return the library that a model's folder is made for.
 
     Both write ``model.safetensors`` and ``tokenizer.json``; ``config.json`` sets them apart, in which a model2vec
     model is of no other type.
     """
     try:
-        found = json_text.loads(links.content(folder / "config.json"))
+        found = json_text.loads(links.read_bytes(folder / "config.json"))
     except (OSError, ValueError):
         return "sentence-transformers"
     kind = found.get("model_type", "model2vec") if isinstance(found, dict) else ""
@@ -97,5 +93,5 @@ def _loaded(module: Any, library: str, path: Path) -> Any:
     if library == "model2vec":
         return module.StaticModel.from_pretrained(path)
     # Its bars would show where no terminal is, too.
-    needed("transformers.utils.logging", tr("Models of this kind"), library).disable_progress_bar()
+    import_optional("transformers.utils.logging", tr("Models of this kind"), library).disable_progress_bar()
     return module.SentenceTransformer(str(path), local_files_only=True)

@@ -5,13 +5,18 @@ A field's meaning stands in its ``Meta``: errors quote it and ``docs/embedders.m
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from regraft.language import joined, tr
+from regraft.language import format_count, join_list, tr
+from regraft.report.suggestion import Suggestion
+from regraft.text import one_line, path_argument
 
 #: An address without user, password, query and fragment, any of which might hold a key.
 _ADDRESS = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:\d{1,5})?(/[^\s?#]*)?(?<!/embeddings)$"
@@ -141,7 +146,7 @@ class Field(msgspec.Struct, frozen=True):
     required: bool
 
 
-def fields(kind: type[msgspec.Struct]) -> dict[str, Field]:
+def settings_fields(kind: type[msgspec.Struct]) -> dict[str, Field]:
     """Return the fields of settings by their names, in order, as one writes them in the file."""
     found = {}
     described = msgspec.inspect.type_info(kind)
@@ -185,6 +190,206 @@ def _form(kind: msgspec.inspect.Type) -> str:
                 tr("a number from {ge}", ge=kind.ge) if kind.ge is not None else tr("a number above {gt}", gt=kind.gt)
             )
         case msgspec.inspect.LiteralType():
-            return joined((f"`{value}`" for value in kind.values), tr(" or "))
+            return join_list((f"`{value}`" for value in kind.values), tr(" or "))
         case _:
             return _FORMS.get(type(kind), "text")
+
+
+# API keys: told from other words, and taken out of what is shown or written.
+
+
+#: What stands in the place of a key.
+HIDDEN = "(key)"
+#: As providers make them: a short mark and a random text; tokens of three parts; whatever follows Bearer.
+_MARKED = re.compile(
+    r"\b(?:sk|pk|pa|gsk|hf|xai|nvapi|jina)[-_](?=[\w*.-]*[\d*])[\w*.-]{8,}"
+    r"|\bAIza[\w-]{16,}"
+    r"|\beyJ[\w-]{8,}\.[\w.-]+"
+    r"|(?<=\bbearer )\S{4,}",
+    re.IGNORECASE,
+)
+#: Letters and digits without a break, longer than any word.
+_RANDOM = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{20,}(?![A-Za-z0-9])")
+_WORD = re.compile(r"[^\s\"'<>(){}\[\],;]+")
+#: The characters of a text: letters and digits, and what may stand between those of a key that is spelled out, as it is
+#: or as JSON, URLs and HTML write it.
+_CHARACTERS = re.compile(r"\\[nrtbf]|\\u[0-9a-fA-F]{4}|%[0-9a-fA-F]{2}|&#?[A-Za-z0-9]{1,8};|.", re.DOTALL)
+#: So many letters and digits in a row that are a key's are taken for a part of it; a shorter key than this one is none.
+_SPELLED, _LEAST_SPELLED = 8, 5
+#: A word that has so many characters in a row with a key is taken for a part of it.
+_PIECE = 6
+
+
+def looks_like_key(text: str) -> bool:
+    """Tell whether a text holds what only a key looks like. Paths and addresses may hold random letters and digits."""
+    if _MARKED.search(text) is not None:
+        return True
+    return _RANDOM.search(text) is not None and not re.search(r"[/\\]", text)
+
+
+def redact(text: str, key: str | None = None) -> str:
+    """Return a text without ``key``, without words that share a piece with it, and without what looks like a key."""
+    if key:
+        text = text.replace(key, HIDDEN)
+        text = _WORD.sub(lambda word: HIDDEN if _shares(word[0], key) else word[0], text)
+        text = _without_spelled(text, key)
+    return _RANDOM.sub(HIDDEN, _MARKED.sub(HIDDEN, text))
+
+
+def _shares(word: str, key: str) -> bool:
+    word, key = word.lower(), key.lower()
+    size = min(_PIECE, len(key))
+    return any(key[start : start + size] in word for start in range(len(key) - size + 1))
+
+
+def _without_spelled(text: str, key: str) -> str:
+    """Return a text without parts of ``key`` whose characters something stands between, such as blanks."""
+    sought = "".join(filter(str.isalnum, key.lower()))
+    size = min(_SPELLED, len(sought))
+    if size < _LEAST_SPELLED:
+        return text
+    pieces = {sought[start : start + size] for start in range(len(sought) - size + 1)}
+    # Keys are ASCII; of other letters, the small form may be longer.
+    places = [found.start() for found in _CHARACTERS.finditer(text) if (one := found[0]).isascii() and one.isalnum()]
+    said = "".join(text[place].lower() for place in places)
+    found = [start for start in range(len(said) - size + 1) if said[start : start + size] in pieces]
+    parts, at = [], 0
+    for start in found:
+        first, end = places[start], places[start + size - 1] + 1
+        if first >= at:
+            parts += [text[at:first], HIDDEN]
+        at = max(at, end)
+    return "".join((*parts, text[at:]))
+
+
+#: A reason is no longer than this, in characters.
+_MAX_REASON_LENGTH = 200
+
+
+def tidy_message(message: str, key: str | None) -> str:
+    """Return a message of a server as one line of at most 200 characters without ``key`` and what looks like one."""
+    said = one_line(redact(message, key))
+    return said if len(said) <= _MAX_REASON_LENGTH else f"{said[: _MAX_REASON_LENGTH - 1]}…"
+
+
+DEFAULT_PATH = Path("regraft.yaml")
+
+
+# A ready configuration for the models that vectors are of (``docs/embedders.md``).
+
+
+class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """What vectors somebody needs: of which model, as ``provider::model`` or without a provider, and how long."""
+
+    model_id: str | None
+    dimensions: int | None = None
+    #: What they are of, as a person calls it.
+    label: str = ""
+
+
+class _Server(msgspec.Struct, frozen=True):
+    url: str
+    #: The environment variable of its key, None where it takes none.
+    key: str | None = None
+    #: The most texts of one request, where the server allows fewer than is usual.
+    texts: int | None = None
+
+
+#: Where providers are, by the names that the application gives them.
+_SERVERS = {
+    "openai": _Server("https://api.openai.com/v1", "OPENAI_API_KEY"),
+    "ollama": _Server("http://127.0.0.1:11434/v1"),
+    "lmstudio": _Server("http://127.0.0.1:1234/v1"),
+    "silicon": _Server("https://api.siliconflow.cn/v1", "SILICONFLOW_API_KEY", 32),
+    "dashscope": _Server("https://dashscope.aliyuncs.com/compatible-mode/v1", "DASHSCOPE_API_KEY", 10),
+    "zhipu": _Server("https://open.bigmodel.cn/api/paas/v4", "ZHIPU_API_KEY"),
+    "doubao": _Server("https://ark.cn-beijing.volces.com/api/v3", "ARK_API_KEY"),
+    "gemini": _Server("https://generativelanguage.googleapis.com/v1beta/openai", "GEMINI_API_KEY"),
+    "mistral": _Server("https://api.mistral.ai/v1", "MISTRAL_API_KEY"),
+    "jina": _Server("https://api.jina.ai/v1", "JINA_API_KEY"),
+}
+#: What is shown where nothing says which model is meant.
+DEFAULT_NEED = ModelNeed(model_id="ollama::bge-m3")
+DEFAULT_MODEL = "bge-m3"
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*(:[A-Za-z0-9_.-]+)?")
+#: Models that can make shorter vectors, and have to be told how long.
+_SHORTENED = re.compile(r"text-embedding-3-")
+_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+
+
+def make_snippet(needs: Iterable[ModelNeed]) -> str:
+    """Return a configuration with an embedder for every model that is needed; for none, an example."""
+    return _made(needs)[0]
+
+
+def suggest_config(needs: Iterable[ModelNeed], place: Path | None, command: str) -> Suggestion:
+    """Return what to write into the configuration, and the command that comes then, for each embedder of several."""
+    text, names = _made(needs)
+    then = [f"{command} --embedder {name}" for name in names] if len(names) > 1 else [command]
+    return Suggestion(config=path_argument(place or DEFAULT_PATH), snippet=text, next=then)
+
+
+def _made(needs: Iterable[ModelNeed]) -> tuple[str, list[str]]:
+    """Return the configuration, and the names of its embedders."""
+    found: dict[str, list[ModelNeed]] = {}
+    for need in needs:
+        if need.model_id:
+            found.setdefault(need.model_id, []).append(need)
+    names: list[str] = []
+    lines = ["embedders:"]
+    for model_id, every in (found or {str(DEFAULT_NEED.model_id): [DEFAULT_NEED]}).items():
+        lines += _embedder(model_id, every, names)
+    return "\n".join(lines) + "\n", names
+
+
+def _embedder(model_id: str, needs: Sequence[ModelNeed], names: list[str]) -> list[str]:
+    provider, separator, model = model_id.partition("::")
+    if not separator or not model:
+        provider, model = "", model_id
+    known = _SERVERS.get(provider)
+    server = known or _SERVERS["ollama"]
+    dimensions = {need.dimensions for need in needs if need.dimensions}
+    lines = [f"  {_name(provider or 'mine', names)}:"]
+    if about := _about(needs, dimensions):
+        lines.append(f"    # {about}")
+    lines.append("    provider: openai")
+    if known is None:
+        to_do = tr("write here the address of a server that has this model")
+        lines.append(f"    # {to_do}")
+    lines += [f"    base_url: {server.url}", f"    model: {_written(model)}"]
+    if provider:
+        lines.append(f"    model_ids: [{json.dumps(model_id, ensure_ascii=False)}]")
+    if server.key is not None:
+        lines.append(f"    api_key_env: {server.key}")
+    if len(dimensions) == 1 and _SHORTENED.match(model):
+        lines.append(f"    dimensions: {min(dimensions)}")
+    if server.texts is not None:
+        lines.append(f"    batch: {{texts: {server.texts}}}")
+    return lines
+
+
+def _about(needs: Sequence[ModelNeed], dimensions: set[int]) -> str:
+    labels = [one_line(need.label) for need in needs if need.label]
+    parts = []
+    if len(labels) == 1:
+        parts.append(tr("of {label}", label=labels[0]))
+    elif labels:
+        parts.append(tr("of {bases}", bases=format_count(len(labels), "base")))
+    if dimensions:
+        parts.append(tr("{number} dimensions", number=", ".join(map(str, sorted(dimensions)))))
+    return ", ".join(parts)
+
+
+def _name(provider: str, names: list[str]) -> str:
+    """Return a name of an embedder that none has yet."""
+    plain = re.sub(r"[^a-z0-9]+", "-", provider.lower()).strip("-") or "mine"
+    free, number = plain, 2
+    while free in names or free in _WORDS or free[0].isdigit():
+        free, number = f"{'e-' if plain[0].isdigit() else ''}{plain}-{number}", number + 1
+    names.append(free)
+    return free
+
+
+def _written(text: str) -> str:
+    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+    return text if is_plain else json.dumps(text, ensure_ascii=False)

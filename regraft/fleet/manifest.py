@@ -22,14 +22,14 @@ from urllib.parse import unquote
 
 import msgspec
 
-from regraft import links
+from regraft.disk import links
+from regraft.disk.file_paths import disk_name
+from regraft.disk.trees import total_size
 from regraft.errors import RegraftError, WrongUsage
-from regraft.fleet.storage import demand_client, is_url, place_of
-from regraft.formats.parquet.columns import arrow
+from regraft.fleet.storage import demand_client, is_url, storage_path
+from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import tr
-from regraft.names import on_disk
-from regraft.text import LONGEST_NAME, shown, whole
-from regraft.tree_files import size_of
+from regraft.text import LONGEST_NAME, printable, replace_surrogates
 
 #: The columns of a table; all but the first may be missing.
 COLUMNS = ("source", "target", "options", "bytes")
@@ -47,12 +47,12 @@ _FILE = "file://"
 _AT_ONCE, _TOGETHER = 16, 1024
 
 #: Opens a table for reading.
-Reading = Callable[[], AbstractContextManager[Any]]
+OpenTable = Callable[[], AbstractContextManager[Any]]
 
 
 #: The largest number that any file of a fleet has.
-MOST = 2**63 - 1
-Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+MAX_NUMBER = 2**63 - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
     bytes: Count | None = None
 
 
-def libraries(manifest: str, targets: str | None, ending: str, *, needs_target: bool) -> list[Library]:
+def read_manifest(manifest: str, targets: str | None, ending: str, *, needs_target: bool) -> list[Library]:
     """Return the libraries of a manifest, in its order.
 
     Args:
@@ -103,7 +103,7 @@ def _read(manifest: str) -> Iterator[Library]:
             if not entry.name.startswith("."):
                 yield Library(source=str(entry))
     elif path.is_file() and path.suffix.lower() in _TABLES:
-        yield from _of_table(str(path), str(path.parent), partial(links.reading, path))
+        yield from _of_table(str(path), str(path.parent), partial(links.open_for_reading, path))
     elif glob.has_magic(manifest):
         for found in sorted(glob.glob(manifest, recursive=True)):  # noqa: PTH207 - a pattern may be absolute
             yield Library(source=found)
@@ -112,7 +112,7 @@ def _read(manifest: str) -> Iterator[Library]:
 
 
 def _read_storage(url: str) -> Iterator[Library]:
-    place = place_of(url)
+    place = storage_path(url)
     if glob.has_magic(url) and not ("*" not in url and "?" not in url and place.entries()):
         for found, size in sorted(place.matches().items()):
             yield Library(source=found, bytes=size)
@@ -141,7 +141,7 @@ def _local(name: str, *, windows: bool = os.name == "nt") -> str:
     return str(PureWindowsPath(host + path if not host or _DRIVE.match(host) else f"//{host}{path}"))
 
 
-def _of_table(name: str, folder: str, reading: Reading) -> Iterator[Library]:
+def _of_table(name: str, folder: str, reading: OpenTable) -> Iterator[Library]:
     rows = {".csv": _csv_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}[PurePosixPath(name).suffix.lower()]
     number = 1
     try:
@@ -167,7 +167,7 @@ def _json_rows(file: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _parquet_rows(file: Any) -> Iterator[dict[str, Any]]:
-    _, parquet = arrow()
+    _, parquet = import_arrow()
     for batch in parquet.ParquetFile(file).iter_batches():
         for row in batch.to_pylist():
             yield {name: value for name, value in row.items() if value is not None}
@@ -218,7 +218,7 @@ def _placed(library: Library, targets: str | None, ending: str, needs_target: bo
     name = f"{_name_of(library)}{ending}"
     if {name, _name_of(library)} & {"", ".", ".."} or (is_url(library.source) and re.search(r"[\\:\0]", name)):
         raise WrongUsage(
-            problem=tr("{source} has no name by which a target could be called", source=shown(library.source)),
+            problem=tr("{source} has no name by which a target could be called", source=printable(library.source)),
             hint=tr("name its target in a table"),
         )
     return msgspec.structs.replace(library, target=_joined(_local(targets), name))
@@ -243,14 +243,14 @@ def _absolute(library: Library) -> Library:
     target = None if library.target is None else _from_anywhere(library.target)
     placed = msgspec.structs.replace(library, source=_from_anywhere(library.source), target=target)
     if not is_name(f"{placed.source}{placed.target}"):
-        problem = tr("{name} is no name in UTF-8", name=shown(library.source, LONGEST_NAME))
+        problem = tr("{name} is no name in UTF-8", name=printable(library.source, LONGEST_NAME))
         raise WrongUsage(problem=problem, hint=tr("run the command over it alone"))
     return placed
 
 
 def is_name(name: str) -> bool:
     """Tell whether a name can be written down, and can lead anywhere."""
-    return whole(name) == name and "\0" not in name
+    return replace_surrogates(name) == name and "\0" not in name
 
 
 def _from_anywhere(name: str) -> str:
@@ -260,14 +260,14 @@ def _from_anywhere(name: str) -> str:
         WrongUsage: it is a URL of something else than this knows.
     """
     if is_url(name) and not name.startswith("memory:"):
-        return place_of(name).url
+        return storage_path(name).url
     if _ANY_URL.match(name):
-        problem = tr("{url} names no folder or object of a store", url=shown(name, LONGEST_NAME))
+        problem = tr("{url} names no folder or object of a store", url=printable(name, LONGEST_NAME))
         raise WrongUsage(problem=problem, hint=tr("write s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"))
     return str(Path(name).absolute())
 
 
-def sizes(found: Iterable[Library]) -> array[int]:
+def source_sizes(found: Iterable[Library]) -> array[int]:
     """Return the bytes of libraries; what cannot be looked at has none."""
     names, known = iter(found), array("q")
     with ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -281,9 +281,9 @@ def _size(library: Library) -> int:
     if library.bytes is not None:
         return library.bytes
     if not is_url(library.source):
-        return size_of(links.real_path(Path(library.source)))
+        return total_size(links.real_path(Path(library.source)))
     try:
-        return sum(place_of(library.source).objects().values())
+        return sum(storage_path(library.source).objects().values())
     except RegraftError:
         # Its task says so.
         return 0
@@ -299,7 +299,7 @@ def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
     targets = _different((one.target for one in every), folders, tr("{name} is the target of two libraries"))
     places = targets | _different((one.source for one in every), folders, tr("{name} is named twice"))
     for path in own:
-        name = on_disk(folders.place_of(str(path.absolute())))
+        name = disk_name(folders.place_of(str(path.absolute())))
         if name in places or not places.isdisjoint(_around(name)):
             problem = tr("the file {path} would lie in a library", path=path)
             raise WrongUsage(problem=problem, hint=tr("name another file"))
@@ -329,7 +329,7 @@ class _Folders:
     def place_of(self, name: str) -> str:
         """Return where a name leads, with ``/`` between its parts; a store lies where no path leads."""
         if is_url(name):
-            return f"//{'/'.join(place_of(name).parts)}"
+            return f"//{'/'.join(storage_path(name).parts)}"
         folder, last = os.path.split(name)
         if last in ("", ".", "..") or Path(name).is_symlink():
             return str(links.real_path(Path(name))).replace(os.sep, "/")
@@ -352,8 +352,8 @@ def _different(names: Iterable[str | None], folders: _Folders, problem: str) -> 
     for name in names:
         if name is None:
             continue
-        path = on_disk(folders.place_of(name))
+        path = disk_name(folders.place_of(name))
         if path in seen:
-            raise WrongUsage(problem=problem.format(name=shown(name, LONGEST_NAME)), hint=tr("name each once"))
+            raise WrongUsage(problem=problem.format(name=printable(name, LONGEST_NAME)), hint=tr("name each once"))
         seen.add(path)
     return seen

@@ -6,20 +6,104 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
-from regraft import __version__, areas, clock, extras, links
+import msgspec
+
+from regraft import __version__, errors, identity
+from regraft.disk import durable, links, writable
 from regraft.errors import RegraftError, WrongUsage
-from regraft.fleet.engine import Pool, Task, Waiting
-from regraft.fleet.results import OUTCOMES
-from regraft.fleet.tally import BUCKETS, Tally
-from regraft.fleet.watched import Watcher
+from regraft.fleet.engine import PendingTask, Pool, PoolObserver, Task
+from regraft.fleet.results import GOOD, OUTCOMES, ResultRow, counts_of
 from regraft.language import tr
-from regraft.ledger import durable
 from regraft.text import path_text
+
+# What became of the libraries of a fleet so far, in numbers that take the same memory however many there are.
+
+
+#: So many libraries are named as the slowest.
+SLOWEST = 5
+#: Seconds up to which libraries are counted together, as Prometheus does; beyond the last there are no bounds.
+BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 3_600.0, 14_400.0)
+
+
+class LibraryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A library that is named in a report: a slow one, or one that did not end well."""
+
+    source: str
+    outcome: str
+    seconds: float | None
+    code: str | None = None
+    message: str | None = None
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """Counts of libraries that ended, of their bases and of their rows.
+
+    ``libraries`` and ``bases`` are by outcome, ``skipped`` are rows by reason, ``findings`` by name, ``by_seconds``
+    libraries by the place of their bucket in :data:`BUCKETS`. Of libraries that did not end well, each is kept.
+    """
+
+    libraries: Counter[str] = msgspec.field(default_factory=Counter)
+    bases: Counter[str] = msgspec.field(default_factory=Counter)
+    findings: Counter[str] = msgspec.field(default_factory=Counter)
+    skipped: Counter[str] = msgspec.field(default_factory=Counter)
+    by_seconds: Counter[int] = msgspec.field(default_factory=Counter)
+    rows_read: int = 0
+    rows_carried: int = 0
+    bytes: int = 0
+    attempts: int = 0
+    seconds: float = 0.0
+    _slowest: list[tuple[float, int, LibraryReport]] = []
+    _failed: list[tuple[int, LibraryReport]] = []
+
+    def add(self, rows: list[ResultRow]) -> None:
+        """Count a library that ended, by its own row and those of its bases."""
+        own, *bases = rows
+        self.libraries[own.outcome] += 1
+        self.bases.update(base.outcome for base in bases)
+        self.findings.update(counts_of(own.findings))
+        self.skipped.update(counts_of(own.skipped))
+        self.rows_read += own.rows_read or 0
+        self.rows_carried += own.rows_carried or 0
+        self.bytes += own.bytes or 0
+        self.attempts += own.attempts or 0
+        seconds = own.seconds or 0.0
+        self.seconds += seconds
+        self.by_seconds[next((place for place, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))] += 1
+        self._name(own)
+
+    def _name(self, own: ResultRow) -> None:
+        """Keep what a report may have to say of a library."""
+        told = LibraryReport(
+            source=own.source, outcome=own.outcome, seconds=own.seconds, code=own.code, message=own.message
+        )
+        # Of equal ones those come first that the manifest names first.
+        slow = (own.seconds or 0.0, -own.library, told)
+        self._slowest = nlargest(SLOWEST, [*self._slowest, slow], key=lambda one: one[:2])
+        if own.outcome not in GOOD:
+            self._failed.append((own.library, told))
+
+    @property
+    def slowest(self) -> list[LibraryReport]:
+        """Return the slowest libraries, the slowest first."""
+        return [told for *_, told in self._slowest]
+
+    @property
+    def failed(self) -> list[LibraryReport]:
+        """Return the libraries that did not end well, in the order of the manifest."""
+        return [told for _, told in sorted(self._failed, key=lambda one: one[0])]
+
+    @property
+    def good(self) -> int:
+        """Return how many libraries ended well."""
+        return sum(self.libraries[outcome] for outcome in GOOD)
+
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +115,7 @@ _MARK = b"# Written by regraft fleet.\n"
 _EVERY_SECONDS = 5.0
 
 
-def files_of(path: Path) -> tuple[Path, Path]:
+def metrics_files(path: Path) -> tuple[Path, Path]:
     """Return the files that metrics take: their own, and the one that is renamed to it."""
     return path, path.with_name(f"{path.name}.new")
 
@@ -60,14 +144,14 @@ class Metrics:
         libraries: int,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client = extras.needed("prometheus_client", tr("metrics"), "metrics")
-        extras.needed("prometheus_client.core", tr("metrics"), "metrics")
+        self._client = errors.import_optional("prometheus_client", tr("metrics"), "metrics")
+        errors.import_optional("prometheus_client.core", tr("metrics"), "metrics")
         self._path = path
         self._labels = {"results": path_text(links.real_path(results))}
         self._about = {"command": command, "engine": engine, "version": __version__}
         self._libraries = libraries
         self._now = now
-        self._started_at = clock.now_ms() / 1000
+        self._started_at = identity.now_ms() / 1000
         self._written_at: float | None = None
         self._tally = Tally()
         self._pool: Pool | None = None
@@ -95,7 +179,7 @@ class Metrics:
                 hint=tr("make the folder, or name another"),
             )
         taken = set(map(links.real_path, others))
-        for path in files_of(self._path):
+        for path in metrics_files(self._path):
             real = links.real_path(path)
             if real in taken or not taken.isdisjoint(real.parents):
                 problem = tr("the metrics {path} would be written over the results", path=path)
@@ -119,7 +203,7 @@ class Metrics:
                 self._pool = None
                 self._try_to_write()
 
-    def begin(self, tasks: Sequence[Task], pool: Pool) -> Watcher:
+    def begin(self, tasks: Sequence[Task], pool: Pool) -> PoolObserver:
         """Write the state, and return who follows the pool. Some fleets give out tasks more than once.
 
         Raises:
@@ -133,9 +217,9 @@ class Metrics:
             self._write()
         else:
             self._try_to_write()
-        return Watcher(given=self._given, looked=self.refresh)
+        return PoolObserver(given=self._given, looked=self.refresh)
 
-    def _given(self, one: Waiting) -> None:
+    def _given(self, one: PendingTask) -> None:
         """Count an attempt."""
         self._attempts += 1
         self._retries += one.attempt > 1
@@ -161,9 +245,9 @@ class Metrics:
     def _write(self) -> None:
         self._written_at = self._now()
         text: bytes = self._client.generate_latest(self._registry)
-        path, new = files_of(self._path)
-        with areas.opened(path.parent, entries_only=True):
-            durable.write_text(path, (_MARK + text).decode(), new)
+        path, new = metrics_files(self._path)
+        with writable.allow_writes(path.parent, entries_only=True):
+            durable.write_text_atomically(path, (_MARK + text).decode(), new)
 
     # --- the metrics -------------------------------------------------------------------------------------------------
 
@@ -181,7 +265,7 @@ class Metrics:
     def _about_run(self) -> Iterator[Any]:
         yield self._gauge("run_info", "What the fleet is told to do.", 1, self._about)
         yield self._gauge("start_timestamp_seconds", "When this run began.", self._started_at)
-        yield self._gauge("update_timestamp_seconds", "When this file was written.", clock.now_ms() / 1000)
+        yield self._gauge("update_timestamp_seconds", "When this file was written.", identity.now_ms() / 1000)
         yield self._gauge("finished", "1: the results are written; 0: they are not yet.", self._is_finished)
 
     def _about_libraries(self) -> Iterator[Any]:
@@ -236,5 +320,5 @@ def _is_replaceable(path: Path) -> bool:
         return True
     if path.is_symlink() or not path.is_file():
         return False
-    with links.reading(path) as file:
+    with links.open_for_reading(path) as file:
         return file.read(len(_MARK)) in (b"", _MARK)

@@ -13,20 +13,16 @@ from typing import Any
 
 import msgspec
 
-from regraft.errors import REFUSED, STOPPED, WORTH_READING, TargetLocked, WrongUsage
-from regraft.fleet import engine, manifest, memory, results, staging
-from regraft.fleet.commands import Job
-from regraft.fleet.engine import Ended, Pool, Task
-from regraft.fleet.errors import FleetInterrupted
-from regraft.fleet.known import Known
+from regraft.errors import REFUSED, STOPPED, WORTH_READING, FleetInterrupted, TargetLocked, WrongUsage
+from regraft.fleet import engine, jobs, manifest, results
+from regraft.fleet.engine import ObservedPool, Pool, PoolObserver, Task, TaskResult
+from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
-from regraft.fleet.metrics import Metrics
-from regraft.fleet.results import Journal, Order, Row
-from regraft.fleet.tally import LibraryReport, Tally
-from regraft.fleet.watched import WatchedPool, Watcher
+from regraft.fleet.metrics import LibraryReport, Metrics, Tally
+from regraft.fleet.results import FleetOrder, Journal, KnownRows, ResultRow
 from regraft.language import tr
 from regraft.report.document import Report, Run
-from regraft.text import argument
+from regraft.text import path_argument
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +55,7 @@ class FleetReport(Report, kw_only=True):
 
 
 #: Is told of each library that has ended.
-Watch = Callable[[Row], None]
+Watch = Callable[[ResultRow], None]
 
 
 class Fleet(msgspec.Struct, kw_only=True):
@@ -75,11 +71,11 @@ class Fleet(msgspec.Struct, kw_only=True):
         pause_seconds: how long to wait before a second attempt.
     """
 
-    order: Order
+    order: FleetOrder
     path: Path
     pool: Callable[[], Pool]
     attempts: int = ATTEMPTS
-    known: Known[Row] = msgspec.field(default_factory=Known)
+    known: KnownRows[ResultRow] = msgspec.field(default_factory=KnownRows)
     metrics: Metrics | None = None
     pause_seconds: float = 1.0
 
@@ -97,52 +93,52 @@ class Fleet(msgspec.Struct, kw_only=True):
         """
         tally = Tally()
         try:
-            with results.held(self.path), self.metrics.kept(tally) if self.metrics else nullcontext():
+            with results.lock_results(self.path), self.metrics.kept(tally) if self.metrics else nullcontext():
                 rows = self._work(tally, watch)
-                results.write(self.path, self.order, rows)
+                results.write_results(self.path, self.order, rows)
         except KeyboardInterrupt:
-            command = shlex.join(["regraft", "fleet", "resume", argument(self.path)])
+            command = shlex.join(["regraft", "fleet", "resume", path_argument(self.path)])
             raise FleetInterrupted(finished=tally.good, command=command) from None
         run.end()
-        return report_of(run, tally)
+        return make_report(run, tally)
 
-    def _work(self, tally: Tally, watch: Watch) -> Known[Row]:
+    def _work(self, tally: Tally, watch: Watch) -> KnownRows[ResultRow]:
         """Add the rows of all libraries that are left, as they end, to the journal; return those of all."""
         left = self.left
         with ExitStack() as stack:
             # When all processes have ended.
-            stack.callback(staging.clear, self.order.id)
+            stack.callback(jobs.remove_copies, self.order.id)
             # First of all: where it cannot be had, nothing is written.
             pool = stack.enter_context(closing(self.pool())) if left else None
-            journal = stack.enter_context(closing(Journal(self.path, self.order, good(self.known, tally))))
+            journal = stack.enter_context(closing(Journal(self.path, self.order, finished_rows(self.known, tally))))
             for found in () if pool is None else self._ended(left, pool, journal):
                 journal.add(found)
                 tally.add(found)
                 watch(found[0])
         return journal.rows
 
-    def _ended(self, left: list[int], pool: Pool, journal: Journal) -> Iterator[list[Row]]:
+    def _ended(self, left: list[int], pool: Pool, journal: Journal) -> Iterator[list[ResultRow]]:
         """Yield the rows of each library that ends; those that end together are flushed together."""
         libraries = self.order.libraries
-        tasks = tasks_of(
-            dict(zip(left, manifest.sizes(libraries[number] for number in left), strict=True)),
+        tasks = make_tasks(
+            dict(zip(left, manifest.source_sizes(libraries[number] for number in left), strict=True)),
             pool.count,
-            lambda number, cores: job_of(self.order, libraries[number], cores),
+            lambda number, cores: make_job(self.order, libraries[number], cores),
         )
-        watchers = [Watcher(looked=journal.flush)]
+        watchers = [PoolObserver(looked=journal.flush)]
         if self.metrics is not None:
             watchers.append(self.metrics.begin(tasks, pool))
-        pool = WatchedPool(pool, watchers)
-        all_ended = engine.done(
+        pool = ObservedPool(pool, watchers)
+        all_ended = engine.run_tasks(
             tasks, pool, attempts=self.attempts, is_retried=is_retried, pause_seconds=self.pause_seconds
         )
         for task, ended in all_ended:
-            rows = results.rows_of(libraries[task.number], task, self.order.command, ended)
+            rows = results.result_rows(libraries[task.number], task, self.order.command, ended)
             logger.info("%s: %s after %.1f s", rows[0].source, rows[0].outcome, ended.seconds)
             yield rows
 
 
-def good(known: Known[Row], tally: Tally) -> Iterator[list[Row]]:
+def finished_rows(known: KnownRows[ResultRow], tally: Tally) -> Iterator[list[ResultRow]]:
     """Yield the rows of each library that ended well in an earlier run, and count it."""
     for number in sorted(known.good):
         rows = known[number]
@@ -150,7 +146,7 @@ def good(known: Known[Row], tally: Tally) -> Iterator[list[Row]]:
         yield rows
 
 
-def tasks_of(sizes: Mapping[int, int], cores: int, job: Callable[[int, int], Any]) -> list[Task]:
+def make_tasks(sizes: Mapping[int, int], cores: int, job: Callable[[int, int], Any]) -> list[Task]:
     """Return the task of each library; one that is much of all gets several cores.
 
     Args:
@@ -161,14 +157,14 @@ def tasks_of(sizes: Mapping[int, int], cores: int, job: Callable[[int, int], Any
     tasks, fair = [], sum(sizes.values()) / cores
     for number, size in sizes.items():
         has = min(cores, _MOST_CORES, math.ceil(size / fair)) if size >= _LARGE_BYTES else 1
-        needed = memory.planned(size, has)
+        needed = engine.planned_memory(size, has)
         tasks.append(Task(number=number, job=job(number, has), bytes=size, cores=has, memory=needed))
     return tasks
 
 
-def job_of(order: Order, library: Library, cores: int = 1) -> Job:
+def make_job(order: FleetOrder, library: Library, cores: int = 1) -> LibraryJob:
     """Return what is to be done with a library."""
-    return Job(
+    return LibraryJob(
         command=order.command,
         options=(*order.options, *library.options),
         source=library.source,
@@ -178,7 +174,7 @@ def job_of(order: Order, library: Library, cores: int = 1) -> Job:
     )
 
 
-def is_retried(ended: Ended) -> bool:
+def is_retried(ended: TaskResult) -> bool:
     """Tell whether a library may end otherwise the next time: the system stopped it, or somebody has it who is said to
     be gone."""
     code = (ended.document.get("error") or {}).get("code")
@@ -187,7 +183,7 @@ def is_retried(ended: Ended) -> bool:
     return ended.status == STOPPED and code not in _FINAL
 
 
-def report_of(run: Run, tally: Tally) -> FleetReport:
+def make_report(run: Run, tally: Tally) -> FleetReport:
     """Return what became of a fleet."""
     return FleetReport(
         head=run.head(),
@@ -205,13 +201,13 @@ def _counts(by_outcome: Counter[str]) -> dict[str, int]:
     return {"all": by_outcome.total(), **dict(sorted(by_outcome.items()))}
 
 
-def exit_status(report: FleetReport) -> int:
+def fleet_exit_status(report: FleetReport) -> int:
     """Return the exit status of a fleet: that of the library that ended worst."""
     ends = (status for status, outcomes in ENDING_WITH.items() if not report.libraries.keys().isdisjoint(outcomes))
     return next(ends, 0)
 
 
-def demand_new(path: Path) -> None:
+def demand_new_results(path: Path) -> None:
     """Refuse results where there are some, or in no folder.
 
     Raises:
@@ -221,7 +217,7 @@ def demand_new(path: Path) -> None:
         raise WrongUsage(
             problem=tr("{path} lies in no folder that is there", path=path), hint=tr("make the folder, or name another")
         )
-    if path.exists() or results.journal_of(path).exists():
+    if path.exists() or results.journal_path(path).exists():
         raise WrongUsage(
             problem=tr("{path} has the results of another run", path=path),
             hint=tr("go on with regraft fleet resume, or name another file"),

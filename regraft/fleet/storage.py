@@ -16,11 +16,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from regraft import extras
-from regraft.errors import RegraftError, WrongUsage
-from regraft.fleet.errors import StorageFailed, StorageRefused
+from regraft import errors
+from regraft.errors import RegraftError, StorageFailed, StorageRefused, WrongUsage
 from regraft.language import tr
-from regraft.text import LONGEST_NAME, shown
+from regraft.text import LONGEST_NAME, printable
 
 #: What each kind of store needs: a module, and the extra of regraft that brings it.
 _STORES = {
@@ -48,14 +47,14 @@ class ObjectGone(Exception):
     """An object that was listed is not there any more: somebody else is at work."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class StoragePath(msgspec.Struct, frozen=True):
     """A folder or an object of a store, by its URL without a slash at its end."""
 
     url: str
 
-    def __truediv__(self, name: str) -> Place:
+    def __truediv__(self, name: str) -> StoragePath:
         """Return what lies in it under a name."""
-        return Place(f"{self.url}/{name}")
+        return StoragePath(f"{self.url}/{name}")
 
     @property
     def name(self) -> str:
@@ -80,7 +79,7 @@ class Place(msgspec.Struct, frozen=True):
     def _files(self) -> Any:
         kind = self.parts[0]
         demand_client(kind)
-        fsspec = extras.needed("fsspec", _PURPOSE, _STORES[kind][1])
+        fsspec = errors.import_optional("fsspec", _PURPOSE, _STORES[kind][1])
         # What was listed before is never taken for what is there.
         settings = {} if kind == "memory" else {"use_listings_cache": False}
         return fsspec.filesystem(kind, **settings)
@@ -283,7 +282,7 @@ class Place(msgspec.Struct, frozen=True):
 class _Read(io.RawIOBase):
     """A store's file; what its client says while it is read is said in plain words."""
 
-    def __init__(self, place: Place, file: Any) -> None:
+    def __init__(self, place: StoragePath, file: Any) -> None:
         self._place, self._file = place, file
 
     def readable(self) -> bool:
@@ -317,7 +316,7 @@ def _in_parts(kind: str, size: int) -> dict[str, Any]:
     return settings.get(kind, {})
 
 
-def place_of(url: str) -> Place:
+def storage_path(url: str) -> StoragePath:
     """Return the place that a URL names.
 
     Raises:
@@ -326,9 +325,9 @@ def place_of(url: str) -> Place:
     kind, _, path = url.partition("://")
     parts = path.rstrip("/").split("/")
     if kind not in _STORES or not all(parts) or {".", ".."}.intersection(parts):
-        problem = tr("{url} names no folder or object of a store", url=shown(url, LONGEST_NAME))
+        problem = tr("{url} names no folder or object of a store", url=printable(url, LONGEST_NAME))
         raise WrongUsage(problem=problem, hint=tr("write s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"))
-    return Place(f"{kind}://{'/'.join(parts)}")
+    return StoragePath(f"{kind}://{'/'.join(parts)}")
 
 
 def _state(one: Mapping[str, Any]) -> str:
@@ -343,11 +342,11 @@ def demand_client(kind: str) -> None:
         WrongUsage
     """
     module, extra = _STORES[kind]
-    extras.needed(module, _PURPOSE, extra)
+    errors.import_optional(module, _PURPOSE, extra)
 
 
 @contextmanager
-def _asked(place: Place) -> Iterator[None]:
+def _asked(place: StoragePath) -> Iterator[None]:
     """Say in plain words what a store's client says in its own."""
     try:
         yield

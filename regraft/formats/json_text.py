@@ -30,7 +30,7 @@ _NO_ESCAPE = re.compile(rb"[ !#-\[\]-~]{6}")
 _PIECE_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 #: Digits of a whole number that is kept exact: more than a float can be large, fewer than Python refuses.
-MOST_DIGITS = 400
+MAX_EXACT_DIGITS = 400
 
 
 class JsonProblem(ValueError):
@@ -52,14 +52,14 @@ def loads(text: str | bytes) -> Any:
 
 
 def _whole_number(digits: str) -> int | float:
-    return int(digits) if len(digits.lstrip("-")) <= MOST_DIGITS else float(digits)
+    return int(digits) if len(digits.lstrip("-")) <= MAX_EXACT_DIGITS else float(digits)
 
 
 def _reason(error: Exception) -> str:
     return tr("nested too deeply") if isinstance(error, RecursionError) else str(error)
 
 
-def harmless(text: bytearray) -> memoryview:
+def replace_lone_surrogates(text: bytearray) -> memoryview:
     """Make every unpaired surrogate in ``text`` U+FFFD, in place, and return the text without a byte order mark."""
     done = 0
     for match in _SURROGATE_ESCAPE.finditer(text):
@@ -92,7 +92,7 @@ def decode(text: bytearray, shape: type[T]) -> T:
     Raises:
         JsonProblem: it is no valid JSON, or of another shape.
     """
-    return _decode(harmless(text), shape)
+    return _decode(replace_lone_surrogates(text), shape)
 
 
 def _decode(text: memoryview | msgspec.Raw, shape: type[T]) -> T:
@@ -114,7 +114,7 @@ def decode_raw(raw: msgspec.Raw, shape: type[T]) -> T:
     return _decode(raw, shape)
 
 
-def value(raw: msgspec.Raw) -> Any:
+def decode_any(raw: msgspec.Raw) -> Any:
     """Return the value of a part of a text that was parsed before, of any shape.
 
     Raises:
@@ -123,7 +123,7 @@ def value(raw: msgspec.Raw) -> Any:
     return _decode(raw, object)
 
 
-def unwrapped(raw: msgspec.Raw) -> bytearray:
+def unwrap_string(raw: msgspec.Raw) -> bytearray:
     """Return the JSON text in ``raw``: where it is a string that holds JSON text (redux-persist), that text.
 
     Raises:
@@ -131,7 +131,7 @@ def unwrapped(raw: msgspec.Raw) -> bytearray:
     """
     text = bytearray(raw)
     for _ in range(4):
-        view = harmless(text)
+        view = replace_lone_surrogates(text)
         if not _start(view).startswith(b'"'):
             return text
         begin = len(text) - len(view)
@@ -191,13 +191,13 @@ def _entry(raw: msgspec.Raw) -> _Entry:
         return _Entry()
 
 
-def fields(text: bytearray | msgspec.Raw, names: tuple[str, ...]) -> dict[str, msgspec.Raw]:
+def read_fields(text: bytearray | msgspec.Raw, names: tuple[str, ...]) -> dict[str, msgspec.Raw]:
     """Return those of ``names`` that the object ``text`` has, unparsed; a list of {key, value} reads as an object.
 
     Raises:
         JsonProblem: it is no valid JSON, or neither an object nor such a list.
     """
-    source = harmless(text) if isinstance(text, bytearray) else text
+    source = replace_lone_surrogates(text) if isinstance(text, bytearray) else text
     return _listed_fields(source, names) if _start(source).startswith(b"[") else _object_fields(source, names)
 
 

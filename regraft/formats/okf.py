@@ -1,13 +1,113 @@
 """Snapshots of notes and pages, for other programs."""
 
-from regraft.formats.cherry_v2.okf import (
-    Snapshot,
-    first_line,
-    leading_line,
-    note_snapshot,
-    strip_block,
-    url_snapshot,
-)
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from regraft.disk.file_paths import sanitize_name
+from regraft.text import JS_WHITESPACE, trim, utf16_cut
+
+# Snapshots of urls and notes: Markdown behind a flat YAML block of JSON-quoted values (OKF).
+#
+# Rules: ``docs/formats/catalog.md``, "Snapshots", and ``docs/rules.md``, "Snapshots".
+
+
+#: Titles and stems are cut to this many UTF-16 units.
+MAX_TITLE_UNITS = 80
+
+_SPACE = "[" + re.escape(JS_WHITESPACE) + "]"
+_HEADING = re.compile(f"#{{1,6}}{_SPACE}+")
+_BLOCK = re.compile(r"\A---\n(?:[A-Za-z_]+: .*\n)*?---\n")
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot file is called (before it is made free) and the lines of its block."""
+
+    stem: str
+    type: str
+    title: str
+    resource: str | None = None
+
+    def block(self, timestamp: str) -> str:
+        """Return the frontmatter, from ``---`` to the newline after the second ``---``."""
+        fields = {"type": self.type, "title": self.title, "resource": self.resource, "timestamp": timestamp}
+        present = ((key, value) for key, value in fields.items() if value is not None)
+        lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in present]
+        return "".join(["---\n", *lines, "---\n"])
+
+
+def strip_block(text: str) -> str:
+    """Return ``text`` without the one block it begins with, or all of it where it begins with none."""
+    # Values are JSON-quoted, so a line break inside one is escaped and no value can end the block early.
+    match = _BLOCK.match(text)
+    return text[match.end() :] if match else text
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines of ``text``, each trimmed, without a list of them all."""
+    start = 0
+    while start <= len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        yield trim(text[start:end])
+        start = end + 1
+
+
+def leading_line(text: str) -> str:
+    """Return the first heading of ``text`` without its marks, else its first non-empty line, else ``""``."""
+    first = ""
+    for line in _lines(text):
+        if heading := _HEADING.match(line):
+            return line[heading.end() :]
+        first = first or line
+    return first
+
+
+def first_line(text: str) -> str:
+    """Return the first non-empty line of ``text``, heading marks and all, else ``""``."""
+    return next(filter(None, _lines(text)), "")
+
+
+def _short(text: str) -> str:
+    return trim(utf16_cut(text, MAX_TITLE_UNITS))
+
+
+def _stem(text: str) -> str | None:
+    """Return the sanitised stem, or None where nothing or ``untitled`` is left of it."""
+    stem = sanitize_name(_short(text))
+    return None if stem in ("", "untitled") else stem
+
+
+def _address(url: str) -> str | None:
+    """Return ``<host>-<last path segment>`` as a WHATWG URL parser gives them, or None for what is no URL."""
+    import ada_url  # noqa: PLC0415 - takes its time, and not every base has addresses
+
+    try:
+        parsed = ada_url.URL(url)
+    except ValueError:
+        return None
+    segments = [part for part in parsed.pathname.split("/") if part]
+    return "-".join(part for part in (parsed.hostname, *segments[-1:]) if part)
+
+
+def url_snapshot(url: str, content: str) -> Snapshot:
+    """Describe the snapshot of a url whose indexed text is ``content``."""
+    line = leading_line(content)
+    address = _address(url)
+    stem = _stem(line) or (_stem(address) if address else None) or "page"
+    title = _short(line) or (_short(address) if address else "") or url
+    return Snapshot(stem=stem, type="URL", title=title, resource=url)
+
+
+def note_snapshot(source: str) -> Snapshot:
+    """Describe the snapshot of a note; ``source`` is its source URL, or its text."""
+    line = first_line(source)
+    return Snapshot(stem=_stem(line) or "note", type="Note", title=line)
+
 
 __all__ = [
     "Snapshot",

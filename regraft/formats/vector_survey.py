@@ -9,18 +9,65 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from regraft.formats.salvage_tally import SalvageTally
 from regraft.language import tr
 from regraft.text import decode_utf8, is_blank
 
+# What a salvage of a damaged vector file comes to, in numbers (``docs/salvage.md``, "What is said").
+
+
+#: The option that asks for it.
+SALVAGE_OPTION = "--salvage"
+
+
+class SalvageTally(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a damaged vector file.
+
+    Attributes:
+        problem: why SQLite does not read it, for a person.
+        rows: rows that prove themselves.
+        about: rows that there were, as far as what is left tells.
+        is_exact: whether an index that is whole tells all rows: then holes in the numbers of a loader are no losses.
+        refused: rows that do not prove themselves, by the code of the reason.
+        weaker: rows that prove themselves and are not reached from the root of their table, by how they were found.
+        deleted: rows that were left of what had been deleted.
+        pages: pages of the file; ``pages_read`` are those of which it is known what they hold.
+        page_bytes: the length of a page.
+        is_carried: whether the rows are wanted, and not only counted.
+    """
+
+    problem: str = ""
+    rows: int
+    about: int
+    is_exact: bool = False
+    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    weaker: dict[str, int] = msgspec.field(default_factory=dict)
+    deleted: int = 0
+    pages: int = 0
+    pages_read: int = 0
+    page_bytes: int = 0
+    is_carried: bool = False
+
+    @property
+    def offer(self) -> str:
+        """Return what to say to who did not ask for it, or asked in vain."""
+        if not self.rows:
+            return tr("none of about {about:,} rows can be salvaged", about=self.about)
+        return tr(
+            "{rows:,} of about {about:,} rows can be salvaged with {option}",
+            rows=self.rows,
+            about=self.about,
+            option=SALVAGE_OPTION,
+        )
+
+
 T = TypeVar("T")
 #: Row ids kept as examples for each loader and kind of vector.
-SAMPLES = 3
+MAX_SAMPLES = 3
 #: Different sources of one loader that are told apart; of a file there is one, of a sitemap one for every page.
 MAX_SOURCES = 1_000
 
 #: The digests of a row: with its vector, and with its text alone.
-Digests: TypeAlias = tuple[int, int]
+RowDigests: TypeAlias = tuple[int, int]
 
 #: Kinds of a row's vector: the length in bytes of a usable one, that of one with a NaN or an infinity
 #: (:func:`non_finite`), or one of these.
@@ -28,7 +75,7 @@ MISSING = -1
 UNSUPPORTED = -2
 
 
-def non_finite(length: int) -> int:
+def non_finite_kind(length: int) -> int:
     """Return the kind of a vector of ``length`` bytes that holds a NaN or an infinity."""
     return -length
 
@@ -57,7 +104,7 @@ class StoreProblem(Exception):
         self.salvage = salvage
 
 
-class Tally(msgspec.Struct):
+class RowTally(msgspec.Struct):
     """Rows of one loader whose vectors are of one kind."""
 
     count: int = 0
@@ -65,17 +112,17 @@ class Tally(msgspec.Struct):
     degenerate: int = 0
     #: Bytes of the bodies.
     body_bytes: int = 0
-    #: Over the rows with their vectors, and with their texts alone (:mod:`regraft.formats.row_digest`). The latter only
+    #: Over the rows with their vectors, and with their texts alone (:mod:`regraft.formats.table_integrity`). The latter only
     #: where texts were asked for.
     digest: int = 0
     text_digest: int = 0
     samples: list[str] = msgspec.field(default_factory=list)
     #: Those of these rows that have no text: NULL, empty or white space only. Only known where it was asked for.
-    blank: Tally | None = None
+    blank: RowTally | None = None
     #: The first row that has one; likewise.
     first_text: int | None = None
 
-    def add(self, body_bytes: int, digests: Digests) -> None:
+    def add(self, body_bytes: int, digests: RowDigests) -> None:
         """Count one row."""
         self.count += 1
         self.body_bytes += body_bytes
@@ -83,11 +130,11 @@ class Tally(msgspec.Struct):
         self.text_digest += digests[1]
 
     @property
-    def with_text(self) -> Tally:
+    def with_text(self) -> RowTally:
         """Return the rows of these that have a text."""
         if self.blank is None:
             return self
-        return Tally(
+        return RowTally(
             count=self.count - self.blank.count,
             first_rowid=self.first_rowid if self.first_text is None else self.first_text,
             degenerate=self.degenerate - self.blank.degenerate,
@@ -98,9 +145,9 @@ class Tally(msgspec.Struct):
         )
 
     @property
-    def without_text(self) -> Tally:
+    def without_text(self) -> RowTally:
         """Return the rows of these that have none."""
-        return Tally() if self.blank is None else self.blank
+        return RowTally() if self.blank is None else self.blank
 
 
 class LoaderRows(msgspec.Struct):
@@ -113,9 +160,9 @@ class LoaderRows(msgspec.Struct):
     highest_number: int = -1
     #: By kind: a usable length in bytes, one below 0 where the numbers are not finite, :data:`MISSING` or
     #: :data:`UNSUPPORTED`.
-    kinds: dict[int, Tally] = msgspec.field(default_factory=dict)
+    kinds: dict[int, RowTally] = msgspec.field(default_factory=dict)
     #: By reason: rows that are not carried, whatever their vector.
-    refused: dict[str, Tally] = msgspec.field(default_factory=dict)
+    refused: dict[str, RowTally] = msgspec.field(default_factory=dict)
     #: First and last rowid of every run of rows without another loader's between them, flat.
     runs: array[int] = msgspec.field(default_factory=lambda: array("q"))
     _last_source: bytes | None = None
@@ -144,7 +191,7 @@ def _mark(source: bytes) -> bytes:
     return hashlib.blake2b(source, digest_size=16).digest()
 
 
-class Survey(msgspec.Struct):
+class VectorSurvey(msgspec.Struct):
     """What a vector file holds: rows by loader, and the lengths of all usable vectors."""
 
     rows: int = 0
@@ -165,7 +212,7 @@ class Survey(msgspec.Struct):
 class Surveyor:
     """Takes one row after the other into a survey."""
 
-    def __init__(self, found: Survey, number: Callable[[bytes, bytes], int] | None) -> None:
+    def __init__(self, found: VectorSurvey, number: Callable[[bytes, bytes], int] | None) -> None:
         self._found = found
         self._number = number
         self._by_key: dict[bytes | None, LoaderRows] = {}
@@ -194,7 +241,7 @@ class Surveyor:
             loader.highest_number = max(loader.highest_number, self._number(row_id, key))
         self._found.rows += 1
 
-    def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: bool, digests: Digests) -> Tally:
+    def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: bool, digests: RowDigests) -> RowTally:
         """Count the row's vector, and return where."""
         assert self._loader is not None
         tally = self._counted(self._loader.kinds, kind, rowid, body_bytes, digests)
@@ -203,32 +250,34 @@ class Surveyor:
             self._found.lengths[abs(kind)] = self._found.lengths.get(abs(kind), 0) + 1
         return tally
 
-    def refused(self, rowid: int, reason: str, body_bytes: int, digests: Digests) -> Tally:
+    def refused(self, rowid: int, reason: str, body_bytes: int, digests: RowDigests) -> RowTally:
         """Count a row that is not carried, and return where."""
         assert self._loader is not None
         return self._counted(self._loader.refused, reason, rowid, body_bytes, digests)
 
-    def _counted(self, tallies: dict[T, Tally], key: T, rowid: int, body_bytes: int, digests: Digests) -> Tally:
+    def _counted(
+        self, tallies: dict[T, RowTally], key: T, rowid: int, body_bytes: int, digests: RowDigests
+    ) -> RowTally:
         tally = tallies.get(key)
         if tally is None:
-            tally = tallies[key] = Tally(first_rowid=rowid)
+            tally = tallies[key] = RowTally(first_rowid=rowid)
         tally.add(body_bytes, digests)
-        if len(tally.samples) < SAMPLES:
+        if len(tally.samples) < MAX_SAMPLES:
             tally.samples.append(self._name(rowid))
         self._found.body_bytes += body_bytes
         return tally
 
     def text(
-        self, tally: Tally, rowid: int, body_bytes: int, degenerate: bool, digests: Digests, *, is_there: bool
+        self, tally: RowTally, rowid: int, body_bytes: int, degenerate: bool, digests: RowDigests, *, is_there: bool
     ) -> None:
         """Tell rows without a text from the others."""
         if is_there:
             tally.first_text = rowid if tally.first_text is None else tally.first_text
             return
-        blank = tally.blank = tally.blank or Tally(first_rowid=rowid)
+        blank = tally.blank = tally.blank or RowTally(first_rowid=rowid)
         blank.add(body_bytes, digests)
         blank.degenerate += degenerate
-        if len(blank.samples) < SAMPLES:
+        if len(blank.samples) < MAX_SAMPLES:
             blank.samples.append(self._name(rowid))
 
     def _name(self, rowid: int) -> str:

@@ -3,7 +3,7 @@
 A survey reads every row once and keeps what planning needs per loader (in the preview layout: per item); rows are then
 streamed loader by loader. Both are proof against rows of any type and against damaged files: what cannot be read is a
 :class:`StoreProblem`. The survey scans the table and the streams seek, which gives different rows where a file is
-damaged: a stream has to reproduce the survey's digest of its rows (:mod:`regraft.formats.row_digest`). Every query says
+damaged: a stream has to reproduce the survey's digest of its rows (:mod:`regraft.formats.table_integrity`). Every query says
 ``NOT INDEXED``: a vector index of libSQL is empty to any other SQLite, which would answer from it
 (``docs/formats/preview.md``, "The vector index trap").
 """
@@ -18,19 +18,19 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import links, sqlite
-from regraft.formats import table_pages
-from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_of
-from regraft.formats.row_digest import RowsDigest, row_digest
-from regraft.formats.vector_numbers import DEGENERATE, NON_FINITE, flaw_of, prepare
-from regraft.formats.vector_survey import MISSING, UNSUPPORTED, StoreProblem, Survey, Surveyor, non_finite
-from regraft.language import joined, tr
-from regraft.ledger.durable import NO_ROOM
+from regraft.disk import links, sqlite, untrusted_sqlite
+from regraft.disk.durable import NO_ROOM
+from regraft.disk.untrusted_sqlite import ROW_NUMBERS, is_virtual
+from regraft.formats import table_integrity
+from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_text
+from regraft.formats.table_integrity import RowsDigest, digest_row
+from regraft.formats.vector_checks import DEGENERATE, NON_FINITE, flaw_sql, register_functions
+from regraft.formats.vector_survey import MISSING, UNSUPPORTED, StoreProblem, Surveyor, VectorSurvey, non_finite_kind
+from regraft.language import join_list, tr
 from regraft.text import JS_WHITESPACE, decode_utf8
-from regraft.untouched import ROW_NUMBERS, is_virtual
 
 #: White space as SQL.
-SPACES = f"char({', '.join(str(ord(space)) for space in JS_WHITESPACE)})"
+SPACES_SQL = f"char({', '.join(str(ord(space)) for space in JS_WHITESPACE)})"
 
 
 def check_file(path: Path) -> None:
@@ -42,7 +42,9 @@ def check_file(path: Path) -> None:
             raise StoreProblem(tr("does not exist"))
         if path.stat().st_size == 0:
             raise StoreProblem(tr("is empty (0 bytes)"))
-        missing = 0 if sqlite.companions(links.real_path(path)) else sqlite.missing_bytes(path)
+        missing = (
+            0 if untrusted_sqlite.find_companions(links.real_path(path)) else untrusted_sqlite.count_missing_bytes(path)
+        )
         if missing:
             said = tr("is cut off: {missing:,} bytes are missing at its end", missing=missing)
             raise StoreProblem(said, is_damage=True)
@@ -56,7 +58,7 @@ def _disk_problem(error: OSError) -> StoreProblem:
 
 
 #: SQL expressions, each with the column that it needs.
-Expressions = tuple[tuple[str, str], ...]
+ColumnExpressions = tuple[tuple[str, str], ...]
 
 
 class VectorTable(msgspec.Struct, frozen=True):
@@ -70,9 +72,9 @@ class VectorTable(msgspec.Struct, frozen=True):
     """
 
     name: str
-    loader: Expressions
-    source: Expressions
-    row_id: Expressions
+    loader: ColumnExpressions
+    source: ColumnExpressions
+    row_id: ColumnExpressions
     body: str
     vector: str
     needed: tuple[str, ...]
@@ -80,7 +82,7 @@ class VectorTable(msgspec.Struct, frozen=True):
     number: Callable[[bytes, bytes], int] | None = None
     reason: str | None = None
 
-    def survey(self, path: Path, work: Path | None = None, *, texts: bool = False) -> Survey:
+    def survey(self, path: Path, work: Path | None = None, *, texts: bool = False) -> VectorSurvey:
         """Read every row of a file once and return what it holds.
 
         Args:
@@ -94,11 +96,11 @@ class VectorTable(msgspec.Struct, frozen=True):
                 whose pages do not agree on which rows there are.
         """
         check_file(path)
-        found = Survey()
+        found = VectorSurvey()
         try:
-            with sqlite.reading(path, vectors=True, work=work) as db:
+            with sqlite.open_readonly(path, vectors=True, work=work) as db:
                 columns = self._columns(db)
-                prepare(db)
+                register_functions(db)
                 self._survey_rows(db, found, columns, texts=texts)
                 self._demand_all_rows(db, path, found)
         except (apsw.Error, UnicodeDecodeError) as error:
@@ -133,8 +135,8 @@ class VectorTable(msgspec.Struct, frozen=True):
         fits = length if any_number else self._fits
         query = f"""SELECT rowid, CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ?1 AND ?2 AND {fits} ORDER BY rowid"""
-        prepare(db)
-        text, read = decoder(db), RowsDigest()
+        register_functions(db)
+        text, read = make_text_decoder(db), RowsDigest()
         for first, last in runs:
             for rowid, body, vector in db.execute(query, (first, last, vector_bytes)):
                 read.add(rowid, body, len(body or b""), vector)
@@ -148,14 +150,14 @@ class VectorTable(msgspec.Struct, frozen=True):
         body, is_large = self.body, f"octet_length({self.body}) > {LARGE_BYTES}"
         query = f"""SELECT rowid, CASE WHEN {is_large} THEN NULL ELSE CAST({body} AS BLOB) END, {is_large}
                       FROM {self.name} NOT INDEXED WHERE rowid BETWEEN ?1 AND ?2 AND {self._fits} ORDER BY rowid"""
-        prepare(db)
-        text, codec = decoder(db), codec_of(db)
+        register_functions(db)
+        text, codec = make_text_decoder(db), text_codec(db)
         for first, last in runs:
             for rowid, small, large in db.execute(query, (first, last, vector_bytes)):
                 whole = (
                     LargeText(db=db, table=self.name, column=body, rowid=rowid, codec=codec) if large else text(small)
                 )
-                yield rowid, hash_of(whole or "")
+                yield rowid, hash_text(whole or "")
 
     def vector_of(self, db: apsw.Connection, rowid: int) -> bytes:
         """Return the vector of one of the rows that :meth:`rows` streams."""
@@ -184,8 +186,8 @@ class VectorTable(msgspec.Struct, frozen=True):
         query = f"""SELECT rowid, CASE WHEN {is_large} THEN NULL ELSE CAST({body} AS BLOB) END, {is_large},
                            CASE WHEN {fits} THEN {self.vector} END, octet_length({body})
                       FROM {self.name} NOT INDEXED WHERE rowid BETWEEN ?1 AND ?2 AND {wanted} ORDER BY rowid"""
-        prepare(db)
-        text, codec, read = decoder(db), codec_of(db), RowsDigest()
+        register_functions(db)
+        text, codec, read = make_text_decoder(db), text_codec(db), RowsDigest()
         for first, last in runs:
             for rowid, small, large, vector, size in db.execute(query, (first, last, vector_bytes)):
                 read.add(rowid, small, size if large else len(small or b""), vector)
@@ -219,8 +221,8 @@ class VectorTable(msgspec.Struct, frozen=True):
         query = f"""SELECT rowid, CAST({self.body} AS BLOB), CASE WHEN {fits} THEN {self.vector} END
                       FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ?1 AND ?2 AND ({fits} OR {self._has_text}) ORDER BY rowid"""
-        prepare(db)
-        text, read = decoder(db), RowsDigest()
+        register_functions(db)
+        text, read = make_text_decoder(db), RowsDigest()
         for first, last in runs:
             for rowid, body, vector in db.execute(query, (first, last, vector_bytes)):
                 read.add(rowid, body, len(body or b""), vector)
@@ -232,15 +234,15 @@ class VectorTable(msgspec.Struct, frozen=True):
         """Return SQL that tells whether a row's vector is a BLOB of ``?3`` bytes whose numbers are all finite."""
         return (
             f"CASE WHEN typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?3"
-            f" THEN {flaw_of(self.vector)} < {NON_FINITE} ELSE 0 END"
+            f" THEN {flaw_sql(self.vector)} < {NON_FINITE} ELSE 0 END"
         )
 
     @property
     def _has_text(self) -> str:
         """Return SQL that tells whether a row has a text that is not blank; NULL where it has none."""
-        return f"ltrim(CAST({self.body} AS TEXT), {SPACES}) <> ''"
+        return f"ltrim(CAST({self.body} AS TEXT), {SPACES_SQL}) <> ''"
 
-    def texts(self, db: apsw.Connection, wanted: Sequence[Expressions]) -> Iterator[tuple[str | None, ...]]:
+    def texts(self, db: apsw.Connection, wanted: Sequence[ColumnExpressions]) -> Iterator[tuple[str | None, ...]]:
         """Stream some texts of every row, in rowid order: for each of ``wanted`` the first expression that is text.
 
         None where none is. Invalid bytes become U+FFFD.
@@ -251,7 +253,7 @@ class VectorTable(msgspec.Struct, frozen=True):
         """
         columns = self._columns(db)
         texts = ", ".join(_text_of(some, columns) for some in wanted)
-        text = decoder(db)
+        text = make_text_decoder(db)
         for row in db.execute(f"SELECT {texts} FROM {self.name} NOT INDEXED ORDER BY rowid"):
             yield tuple(map(text, row))
 
@@ -265,9 +267,9 @@ class VectorTable(msgspec.Struct, frozen=True):
             )
         missing = [name for name in self.needed if name not in columns]
         if missing:
-            length = self.usual_length(db) if self.vector in columns else None
+            length = self.most_common_length(db) if self.vector in columns else None
             raise StoreProblem(
-                tr("has a table `{name}` without the column {missing}", name=self.name, missing=joined(missing)),
+                tr("has a table `{name}` without the column {missing}", name=self.name, missing=join_list(missing)),
                 length,
                 may_be_damage=True,
             )
@@ -288,7 +290,7 @@ class VectorTable(msgspec.Struct, frozen=True):
                 tr("has something else in the place of its table `{name}`, which is not read", name=self.name)
             )
 
-    def usual_length(self, db: apsw.Connection) -> int | None:
+    def most_common_length(self, db: apsw.Connection) -> int | None:
         """Return the length in bytes that most usable vectors have (a tie goes to the first row), or None."""
         length = f"octet_length({self.vector})"
         query = f"""SELECT {length} FROM {self.name} NOT INDEXED
@@ -296,7 +298,7 @@ class VectorTable(msgspec.Struct, frozen=True):
                      GROUP BY 1 ORDER BY count(*) DESC, min(rowid) LIMIT 1"""
         return next((int(str(found)) for (found,) in db.execute(query)), None)
 
-    def _survey_rows(self, db: apsw.Connection, found: Survey, columns: Sequence[str], *, texts: bool) -> None:
+    def _survey_rows(self, db: apsw.Connection, found: VectorSurvey, columns: Sequence[str], *, texts: bool) -> None:
         seen = Surveyor(found, self.number)
         recoded = _recoder(db)
         for rowid, loader, source, row_id, length, body_bytes, flaw, has_text, reason, body, vector in db.execute(
@@ -304,9 +306,9 @@ class VectorTable(msgspec.Struct, frozen=True):
         ):
             seen.row(rowid, recoded(loader), recoded(source), recoded(row_id))
             size = body_bytes if body is None else len(body)
-            digests = row_digest(rowid, body, size, vector), row_digest(rowid, body, size, None) if texts else 0
+            digests = digest_row(rowid, body, size, vector), digest_row(rowid, body, size, None) if texts else 0
             if reason is None:
-                kind = non_finite(length) if flaw == NON_FINITE else length
+                kind = non_finite_kind(length) if flaw == NON_FINITE else length
                 tally = seen.vector(rowid, kind, body_bytes, flaw == DEGENERATE, digests)
             else:
                 tally = seen.refused(rowid, str(reason), body_bytes, digests)
@@ -314,9 +316,9 @@ class VectorTable(msgspec.Struct, frozen=True):
                 is_there = bool(has_text)
                 seen.text(tally, rowid, body_bytes, flaw == DEGENERATE, digests, is_there=is_there)
 
-    def _demand_all_rows(self, db: apsw.Connection, path: Path, found: Survey) -> None:
+    def _demand_all_rows(self, db: apsw.Connection, path: Path, found: VectorSurvey) -> None:
         """Refuse a file whose pages do not agree on which rows there are."""
-        said = table_pages.contradiction(db, path, self.name, (self.body, self.vector))
+        said = table_integrity.find_contradiction(db, path, self.name, (self.body, self.vector))
         if said is not None:
             raise StoreProblem(tr("is damaged: {said}", said=said), found.vector_bytes, is_damage=True)
 
@@ -328,7 +330,7 @@ class VectorTable(msgspec.Struct, frozen=True):
         told = (_text_of(some, columns) for some in (self.loader, self.source, self.row_id))
         # Only where it reads the last column, SQLite sees that columns take more or less than there is of a row: one
         # wrong length shifts every column behind it.
-        last = sqlite.quoted(columns[-1])
+        last = untrusted_sqlite.quote_name(columns[-1])
         return f"""
             SELECT rowid, {", ".join(told)},
                    CASE WHEN {length} > 0 IS NOT TRUE THEN {MISSING}
@@ -336,7 +338,7 @@ class VectorTable(msgspec.Struct, frozen=True):
                         ELSE {length} END AS kind,
                    coalesce(octet_length({self.body}), 0),
                    CASE WHEN typeof({vector}) = 'blob' AND {length} > 0 AND {length} % 4 = 0
-                        THEN {flaw_of(vector)} ELSE 0 END,
+                        THEN {flaw_sql(vector)} ELSE 0 END,
                    {self._has_text if texts else "NULL"},
                    {self.reason or "NULL"},
                    CASE WHEN octet_length({self.body}) <= {LARGE_BYTES} THEN CAST({self.body} AS BLOB) END,
@@ -346,7 +348,7 @@ class VectorTable(msgspec.Struct, frozen=True):
              ORDER BY rowid"""
 
 
-def _text_of(some: Expressions, columns: Sequence[str]) -> str:
+def _text_of(some: ColumnExpressions, columns: Sequence[str]) -> str:
     """Return SQL for the bytes of the first expression that is text; those without their column are left out."""
     texts = [
         f"CASE typeof({expression}) WHEN 'text' THEN CAST({expression} AS BLOB) END"
@@ -356,7 +358,7 @@ def _text_of(some: Expressions, columns: Sequence[str]) -> str:
     return f"coalesce({', '.join(texts)}, NULL)" if texts else "NULL"
 
 
-def decoder(db: apsw.Connection) -> Callable[[bytes | None], str | None]:
+def make_text_decoder(db: apsw.Connection) -> Callable[[bytes | None], str | None]:
     """Return what makes text of a text's bytes; invalid ones become U+FFFD, and None stays None."""
     recoded = _recoder(db)
 
@@ -369,12 +371,12 @@ def decoder(db: apsw.Connection) -> Callable[[bytes | None], str | None]:
 
 def _recoder(db: apsw.Connection) -> Callable[[bytes | None], bytes | None]:
     """Return what makes UTF-8 of a text's bytes: a file may keep its texts as UTF-16."""
-    codec = codec_of(db)
+    codec = text_codec(db)
     if codec is None:
         return lambda raw: raw
     return lambda raw: None if raw is None else raw.decode(codec, "replace").encode()
 
 
-def codec_of(db: apsw.Connection) -> str | None:
+def text_codec(db: apsw.Connection) -> str | None:
     """Return in what a file keeps its texts; None for UTF-8."""
     return {"UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}.get(str(db.execute("PRAGMA encoding").get))

@@ -7,23 +7,165 @@ kill at any moment the recorded intents tell what to finish and what to remove (
 
 from __future__ import annotations
 
+import ntpath
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import posixpath
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
 
-from regraft import sqlite
-from regraft.clock import now_ms
-from regraft.errors import LedgerUnreadable, TargetLocked
-from regraft.language import tr
+from regraft.disk import sqlite, untrusted_sqlite
+from regraft.errors import LedgerUnreadable, MigrationUnfinished, RegraftError, TargetLocked
+from regraft.identity import now_ms
+from regraft.language import document_in_english, tr
 from regraft.ledger import values
-from regraft.ledger.changes import UNFIT, ChangeLog, RunRecord
-from regraft.ledger.schema import CHANGE_TABLES, TABLES, VERSION, demand_schema, is_empty, tables_of
-from regraft.ledger.values import demand_fit, entry_of, run_id_of, step_of, subject_of
+from regraft.ledger.values import (
+    CHANGE_TABLES,
+    TABLES,
+    VERSION,
+    ChangeMeans,
+    ChangeState,
+    Detail,
+    InvalidValue,
+    RecordedAction,
+    RecordedChange,
+    RunStatus,
+    check_run_id,
+    check_schema,
+    check_subject,
+    check_values,
+    is_empty,
+    parse_action,
+    parse_change,
+    parse_entry,
+    parse_run,
+    parse_step,
+    table_names,
+)
+from regraft.text import path_argument, printable
+
+# The ledger's record of changes to data that were there before, and of what takes each back.
+#
+# A change is intended, then done; taking it back is intended, then done, too. What takes it back lies in a file below
+# the store's ``.regraft`` (``docs/formats/library.md``, "Changes").
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as the ledger has it; times in ms."""
+
+    run_id: str
+    command: str
+    source: str
+    status: RunStatus
+    started_at: int
+    finished_at: int | None
+    actions: tuple[RecordedAction, ...]
+    changes: tuple[RecordedChange, ...]
+
+
+#: What reading a ledger fails with where it says what regraft does not write, or is damaged.
+UNREADABLE_ERRORS = (
+    InvalidValue,
+    msgspec.MsgspecError,
+    UnicodeDecodeError,
+    apsw.NotADBError,
+    apsw.CorruptError,
+    apsw.SQLError,
+)
+
+_COLUMNS = "change_id, run_id, means, path, state, kept, bytes, detail"
+
+
+class ChangeLog:
+    """The changes in an open ledger."""
+
+    def __init__(self, connection: apsw.Connection, *, has_tables: bool = True) -> None:
+        self._db = connection
+        self._has_tables = has_tables
+
+    def record_actions(self, run_id: str, actions: Sequence[msgspec.Struct]) -> None:
+        """Record what a run is going to do, or what it has done in the place of that, as its document has it."""
+        with sqlite.transaction(self._db):
+            self._db.executemany(
+                "INSERT OR REPLACE INTO action (run_id, number, detail) VALUES (?, ?, ?)",
+                ((run_id, number, _kept(action)) for number, action in enumerate(actions)),
+            )
+
+    def intend(self, run_id: str, means: ChangeMeans, path: str, kept: str | None, detail: Detail) -> int:
+        """Record the intent of a change and return its number."""
+        self._db.execute(
+            "INSERT INTO change (run_id, means, path, state, kept, bytes, detail)"
+            " VALUES (?, ?, ?, 'intended', ?, 0, ?)",
+            (run_id, means, path, kept, msgspec.json.encode(detail)),
+        )
+        return self._db.last_insert_rowid()
+
+    def settle(self, change_id: int, state: ChangeState, size: int | None = None) -> None:
+        """Record what became of a change; ``size`` is that of what takes it back, in bytes."""
+        self._db.execute(
+            "UPDATE change SET state = ?, bytes = ifnull(?, bytes) WHERE change_id = ?", (state, size, change_id)
+        )
+
+    def open_changes(self) -> list[RecordedChange]:
+        """Return the changes of which nobody knows yet whether they were made or taken back, oldest first."""
+        return self._changes("state IN ('intended', 'undoing')", ())
+
+    def changes_of(self, run_id: str) -> list[RecordedChange]:
+        """Return the changes of a run, oldest first."""
+        return self._changes("run_id = ?", (run_id,))
+
+    def every(self) -> list[RecordedChange]:
+        """Return the changes of all runs, oldest first."""
+        return self._changes("TRUE", ())
+
+    def runs(self) -> list[RunRecord]:
+        """Return all runs, oldest first."""
+        query = "SELECT run_id, command, source, status, started_at, finished_at FROM run ORDER BY rowid"
+        with self._understood():
+            return [self._record(row) for row in self._db.execute(query).fetchall()]
+
+    def _record(self, row: tuple[Any, ...]) -> RunRecord:
+        run = parse_run(row)
+        actions = self._actions(run.run_id) if self._has_tables else ()
+        changes = tuple(self.changes_of(run.run_id)) if self._has_tables else ()
+        return RunRecord(
+            run_id=run.run_id,
+            command=run.command,
+            source=run.source,
+            status=run.status,
+            started_at=run.started_at,
+            finished_at=run.finished_at,
+            actions=actions,
+            changes=changes,
+        )
+
+    def _actions(self, run_id: str) -> tuple[RecordedAction, ...]:
+        rows = self._db.execute("SELECT detail FROM action WHERE run_id = ? ORDER BY number", (run_id,))
+        return tuple(parse_action(detail) for (detail,) in rows)
+
+    def _changes(self, where: str, values: tuple[str, ...]) -> list[RecordedChange]:
+        query = f"SELECT {_COLUMNS} FROM change WHERE {where} ORDER BY change_id"
+        with self._understood():
+            return [parse_change(row) for row in self._db.execute(query, values).fetchall()]
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        try:
+            yield
+        except UNREADABLE_ERRORS as error:
+            raise LedgerUnreadable(path=Path(self._db.filename), reason=error) from error
+
+
+def _kept(action: msgspec.Struct) -> bytes:
+    """Return an action as a ledger keeps it: in English, whoever made it."""
+    return msgspec.json.encode(document_in_english(msgspec.to_builtins(action)))
+
 
 FOLDER = values.FOLDER
 FILE = "ledger.sqlite"
@@ -39,20 +181,20 @@ _ENTRY = "subject, step_id, fingerprint, detail"
 T = TypeVar("T")
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LedgerEntry(msgspec.Struct, frozen=True):
     """What stands in the target under a subject: the fingerprint of its input, and what its writer needs again."""
 
     fingerprint: str
     detail: bytes
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerStep(msgspec.Struct, frozen=True, kw_only=True):
     """A recorded intent that no run has recorded as done."""
 
     step_id: int
     subject: str
     action: str
-    entry: Entry
+    entry: LedgerEntry
 
 
 class Ledger:
@@ -70,7 +212,7 @@ class Ledger:
         """Record that a run starts."""
         self._db.execute(
             "INSERT INTO run (run_id, command, source, status, started_at) VALUES (?, ?, ?, 'running', ?)",
-            (run_id_of(run_id), command, source, now_ms()),
+            (check_run_id(run_id), command, source, now_ms()),
         )
         self._run = run_id
 
@@ -86,7 +228,7 @@ class Ledger:
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
-    def intend(self, subject: str, action: str, entry: Entry, parts: Iterable[bytes] = ()) -> Step:
+    def intend(self, subject: str, action: str, entry: LedgerEntry, parts: Iterable[bytes] = ()) -> LedgerStep:
         """Record the intent to make ``entry`` stand under ``subject``.
 
         ``parts`` are what its writer needs again and what is too much to hold at once; see :meth:`parts`.
@@ -95,14 +237,14 @@ class Ledger:
             self._db.execute(
                 "INSERT INTO step (run_id, subject, action, state, fingerprint, detail)"
                 " VALUES (?, ?, ?, 'intended', ?, ?)",
-                (self._run, subject_of(subject), action, entry.fingerprint, entry.detail),
+                (self._run, check_subject(subject), action, entry.fingerprint, entry.detail),
             )
             step_id = self._db.last_insert_rowid()
             numbered = ((step_id, number, body) for number, body in enumerate(parts))
             self._db.executemany("INSERT INTO part (step_id, number, body) VALUES (?, ?, ?)", numbered)
-        return Step(step_id=step_id, subject=subject, action=action, entry=entry)
+        return LedgerStep(step_id=step_id, subject=subject, action=action, entry=entry)
 
-    def done(self, step: Step) -> None:
+    def done(self, step: LedgerStep) -> None:
         """Record that an intent was carried out, and what stands in the target now."""
         with sqlite.transaction(self._db):
             self._db.execute("UPDATE step SET state = 'done', detail = x'' WHERE step_id = ?", (step.step_id,))
@@ -119,55 +261,55 @@ class Ledger:
         """Replace the detail of what stands under ``subject``; its parts stay."""
         self._db.execute("UPDATE entry SET detail = ? WHERE subject = ?", (detail, subject))
 
-    def drop(self, step: Step) -> None:
+    def drop(self, step: LedgerStep) -> None:
         """Record that an intent was given up; what it had begun is removed."""
         with sqlite.transaction(self._db):
             self._db.execute("UPDATE step SET state = 'dropped', detail = x'' WHERE step_id = ?", (step.step_id,))
             self._db.execute("DELETE FROM part WHERE step_id = ?", (step.step_id,))
 
-    def open_steps(self) -> list[Step]:
+    def open_steps(self) -> list[LedgerStep]:
         """Return the intents that were neither carried out nor given up, oldest first."""
         query = f"SELECT {_STEP} FROM step WHERE state = 'intended' ORDER BY step_id"
-        with readable(self._target):
-            steps = map(step_of, self._db.execute(query).fetchall())
+        with report_unreadable(self._target):
+            steps = map(parse_step, self._db.execute(query).fetchall())
             return [
-                Step(
+                LedgerStep(
                     step_id=one.step_id,
                     subject=one.subject,
                     action=one.action,
-                    entry=Entry(one.fingerprint, one.detail),
+                    entry=LedgerEntry(one.fingerprint, one.detail),
                 )
                 for one in steps
             ]
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, LedgerEntry]:
         """Return what stands in the target, by subject."""
-        with readable(self._target):
-            rows = map(entry_of, self._db.execute(f"SELECT {_ENTRY} FROM entry").fetchall())
-            return {one.subject: Entry(one.fingerprint, one.detail) for one in rows}
+        with report_unreadable(self._target):
+            rows = map(parse_entry, self._db.execute(f"SELECT {_ENTRY} FROM entry").fetchall())
+            return {one.subject: LedgerEntry(one.fingerprint, one.detail) for one in rows}
 
     def parts(self, subject: str) -> Iterator[bytes]:
         """Stream the parts of what stands under ``subject``, in their order."""
         query = "SELECT body FROM part JOIN entry USING (step_id) WHERE subject = ? ORDER BY number"
         return self._parts(query, subject)
 
-    def parts_of(self, step: Step) -> Iterator[bytes]:
+    def parts_of(self, step: LedgerStep) -> Iterator[bytes]:
         """Stream the parts of an intent, in their order."""
         return self._parts("SELECT body FROM part WHERE step_id = ? ORDER BY number", step.step_id)
 
     def _parts(self, query: str, value: str | int) -> Iterator[bytes]:
-        with readable(self._target):
+        with report_unreadable(self._target):
             for (body,) in self._db.execute(query, (value,)):
                 yield body
 
 
-def path_of(target: Path) -> Path:
+def ledger_path(target: Path) -> Path:
     """Return where the ledger of ``target`` is."""
     return target / FOLDER / FILE
 
 
 @contextmanager
-def readable(target: Path) -> Iterator[None]:
+def report_unreadable(target: Path) -> Iterator[None]:
     """Report a ledger that cannot be read as such.
 
     Raises:
@@ -175,12 +317,12 @@ def readable(target: Path) -> Iterator[None]:
     """
     try:
         yield
-    except UNFIT as error:
-        raise LedgerUnreadable(path=path_of(target), reason=error) from error
+    except UNREADABLE_ERRORS as error:
+        raise LedgerUnreadable(path=ledger_path(target), reason=error) from error
 
 
 @contextmanager
-def opened(target: Path) -> Iterator[Ledger]:
+def open_exclusive(target: Path) -> Iterator[Ledger]:
     """Open the ledger of ``target`` (its folder exists) for one writer and keep every other one out.
 
     Raises:
@@ -192,21 +334,21 @@ def opened(target: Path) -> Iterator[Ledger]:
         db.set_busy_timeout(0)
         try:
             # The lock is the file's own, held from here to the end; the system frees it when a process dies.
-            with readable(target):
+            with report_unreadable(target):
                 db.execute("PRAGMA locking_mode = EXCLUSIVE")
                 db.execute("BEGIN EXCLUSIVE")
                 _prepare(db)
                 db.execute("COMMIT")
                 # Runs that share a ledger leave it with a log, which would lie beside it from now on.
                 db.execute("PRAGMA journal_mode = DELETE")
-                sqlite.keep_through_power_cuts(db)
+                sqlite.sync_every_commit(db)
         except apsw.BusyError as error:
             raise TargetLocked(path=target) from error
         yield Ledger(db, target)
 
 
 @contextmanager
-def shared(target: Path) -> Iterator[Ledger]:
+def open_shared(target: Path) -> Iterator[Ledger]:
     """Open the ledger of ``target`` together with other runs that share it, and keep all others out.
 
     Every record is a transaction of its own. Who shares must have looked first, alone, at what killed runs left
@@ -219,7 +361,7 @@ def shared(target: Path) -> Iterator[Ledger]:
     """
     with _writing(target) as db:
         try:
-            with readable(target):
+            with report_unreadable(target):
                 # Nothing of a ledger is changed before all of it was read, not even how it is kept.
                 with sqlite.transaction(db):
                     _prepare(db)
@@ -228,10 +370,10 @@ def shared(target: Path) -> Iterator[Ledger]:
                 if db.execute("PRAGMA journal_mode = WAL").get != "wal":
                     db.execute("PRAGMA locking_mode = EXCLUSIVE")
                 with sqlite.transaction(db):
-                    demand_schema(db)
+                    check_schema(db)
         except apsw.BusyError as error:
             raise TargetLocked(path=target) from error
-        sqlite.keep_through_power_cuts(db)
+        sqlite.sync_every_commit(db)
         db.set_busy_timeout(SHARED_TIMEOUT_MS)
         yield Ledger(db, target)
 
@@ -239,10 +381,10 @@ def shared(target: Path) -> Iterator[Ledger]:
 @contextmanager
 def _writing(target: Path) -> Iterator[apsw.Connection]:
     """Open the file for writing, and leave it and the log beside it as they are where it is refused."""
-    path = path_of(target)
+    path = ledger_path(target)
     _demand_file(path)
-    has_log = any(os.path.lexists(path.with_name(path.name + end)) for end in sqlite.TRACES)
-    with sqlite.writing(path, create=True) as db:
+    has_log = any(os.path.lexists(path.with_name(path.name + end)) for end in untrusted_sqlite.COMPANION_SUFFIXES)
+    with sqlite.open_writable(path, create=True) as db:
         # Without one, closing removes what opening has made.
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(has_log))
         db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
@@ -263,8 +405,8 @@ def _prepare(db: apsw.Connection) -> None:
         for statement in (*TABLES, *CHANGE_TABLES):
             db.execute(statement)
         db.execute("INSERT INTO ledger (version) VALUES (?)", (VERSION,))
-    version = demand_schema(db)
-    demand_fit(db, tables_of(version))
+    version = check_schema(db)
+    check_values(db, table_names(version))
     if version < VERSION:
         for statement in CHANGE_TABLES:
             db.execute(statement)
@@ -272,7 +414,9 @@ def _prepare(db: apsw.Connection) -> None:
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
 
 
-def read_entries(target: Path, take: Callable[[Ledger], dict[str, Entry]] = Ledger.entries) -> dict[str, Entry]:
+def read_entries(
+    target: Path, take: Callable[[Ledger], dict[str, LedgerEntry]] = Ledger.entries
+) -> dict[str, LedgerEntry]:
     """Return what stands in ``target`` without a trace; nothing where it has no ledger.
 
     ``take`` reads that, and may look at more of the ledger.
@@ -296,18 +440,18 @@ def read_runs(target: Path) -> list[RunRecord]:
 
 def _read(target: Path, take: Callable[[apsw.Connection, int], T]) -> T | None:
     """Return what ``take`` reads of a ledger and its version; None where there is none, or nothing in it."""
-    path = path_of(target)
+    path = ledger_path(target)
     _demand_file(path)
     for left in reversed(range(_READ_TRIES)):
         before = _marks(path)
         if before is None:
             return None
         try:
-            with readable(target), sqlite.reading(path) as db:
+            with report_unreadable(target), sqlite.open_readonly(path) as db:
                 if is_empty(db):
                     return None
-                version = demand_schema(db)
-                demand_fit(db, tables_of(version))
+                version = check_schema(db)
+                check_values(db, table_names(version))
                 return take(db, version)
         except LedgerUnreadable:
             # What another run writes to meanwhile seems damaged.
@@ -321,7 +465,98 @@ def _read(target: Path, take: Callable[[apsw.Connection, int], T]) -> T | None:
 def _marks(path: Path) -> list[tuple[int, int]] | None:
     """Return sizes and times of change (ns) of the file and what lies beside it; None where there is no file."""
     try:
-        found = [path.stat(), *(file.stat() for file in sqlite.companions(path))]
+        found = [path.stat(), *(file.stat() for file in untrusted_sqlite.find_companions(path))]
     except (FileNotFoundError, NotADirectoryError):
         return None
     return [(one.st_size, one.st_mtime_ns) for one in found]
+
+
+# The source that a ledger names, as a suggestion for a person: text, which nothing here opens or looks for.
+#
+# A ledger is input like all of a store. A path in it may name another computer, which the system would send the user's
+# credentials to, or a device: such paths are not suggested.
+
+
+#: Folders of devices, of the system's own state, and of other computers, in any case of the letters.
+_SYSTEM_FOLDERS = frozenset({"dev", "proc", "sys", "net", "network", ".vol"})
+#: Names of devices on Windows, with whatever follows that Windows ignores.
+_DEVICE = re.compile(
+    r"(con|conin\$|conout\$|prn|aux|nul|clock\$|(com|lpt)[0-9¹²³])[ .]*([.:].*)?", re.IGNORECASE | re.DOTALL
+)
+#: A folder of ordinary files.
+_SHARED_MEMORY = ["dev", "shm"]
+_DRIVE = re.compile(r"[A-Za-z]:")
+_MOST_CHARACTERS = 4096
+
+
+def suggested_source(root: Path, commands: Collection[str]) -> str | None:
+    """Return the source of the last run of some commands that the ledger of a store names, as a word to show.
+
+    Only the ledger is read.
+
+    Args:
+        root: the folder of the store.
+        commands: names of the commands whose sources are meant.
+    """
+    try:
+        runs = read_runs(root)
+    except (RegraftError, OSError):
+        return None
+    sources = [run.source for run in runs if run.command in commands]
+    return suggested_argument(sources[-1]) if sources else None
+
+
+def suggested_argument(path: str) -> str | None:
+    """Return a path as a word of a command line, control characters escaped; None: it is not to be suggested."""
+    return printable(path_argument(path), None) if is_suggestible(path) else None
+
+
+def is_suggestible(path: str) -> bool:
+    """Whether a path may be shown to a person as one to name: no path of another computer, of a device, and no URL."""
+    plain = path.replace("\\", "/")
+    if not plain.strip() or "\0" in plain or len(plain) > _MOST_CHARACTERS:
+        return False
+    # Also ``\\server``, ``\\.\``, ``\\?\`` and ``\??\``.
+    is_elsewhere = plain.startswith(("//", "/??")) or "://" in plain
+    return not (is_elsewhere or _names_device(plain) or _is_below_system_folder(plain))
+
+
+def _names_device(plain: str) -> bool:
+    """Whether Windows takes a part of a path for a device, or what stands before its colon is no drive."""
+    drive, rest = ntpath.splitdrive(plain)
+    is_odd = bool(drive) and not _DRIVE.fullmatch(drive)
+    return is_odd or any(_DEVICE.fullmatch(part) for part in rest.split("/"))
+
+
+def _is_below_system_folder(plain: str) -> bool:
+    parts = [part for part in posixpath.normpath(plain).split("/") if part]
+    # A relative path that climbs may end at the root.
+    below = [part.casefold() for part in parts if part != ".."]
+    is_memory = below[:2] == _SHARED_MEMORY and len(below) > len(_SHARED_MEMORY)
+    is_from_root = plain.startswith("/") or parts[:1] == [".."]
+    return is_from_root and not is_memory and bool(_SYSTEM_FOLDERS.intersection(below[:1]))
+
+
+# Whether a folder is what a first run left that was killed before anything was in its place.
+
+
+#: The commands that make a library.
+_COMMANDS = ("migrate", "import")
+
+
+def find_unfinished_run(folder: Path) -> MigrationUnfinished | None:
+    """Return the error of a folder in which a run was killed before it put anything into its place; else None.
+
+    The folder is known to be nothing else. Nothing is written.
+    """
+    with suppress(RegraftError, OSError):
+        if not ledger_path(folder).is_file() or read_entries(folder):
+            return None
+        runs = read_runs(folder)
+        if any(run.command not in _COMMANDS for run in runs):
+            return None
+        # A run that was killed while it planned has recorded nothing of itself yet.
+        command, source = (runs[-1].command, suggested_argument(runs[-1].source)) if runs else ("migrate", None)
+        words = ["regraft", command, source or "SOURCE", "--to", path_argument(folder)]
+        return MigrationUnfinished(path=folder, command=shlex.join(words))
+    return None

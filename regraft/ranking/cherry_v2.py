@@ -14,9 +14,9 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from regraft import sqlite, systems
-from regraft.base_names import meant
+from regraft.disk import sqlite
 from regraft.errors import (
+    BackupSlim,
     BaseFailed,
     BaseNotListed,
     BaseWithoutIndex,
@@ -29,27 +29,34 @@ from regraft.errors import (
     SourceUnreadable,
     WrongUsage,
 )
-from regraft.formats.cherry_v2.catalog_lookup import CatalogLookup, item_data, opened_catalog
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row
+from regraft.formats.cherry_v2.catalog_reader import (
+    CatalogLookup,
+    CatalogProblem,
+    Row,
+    item_name,
+    open_catalog,
+    read_item_data,
+)
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
-from regraft.formats.cherry_v2.index.queries import compiled, tokens
+from regraft.formats.cherry_v2.index.schema import catalog_dimensions, dimensions_of
 from regraft.formats.cherry_v2.index.search import (
     DEFAULT_ALPHA,
     Hit,
     bm25_hits,
+    compile_query,
     hybrid_hits,
+    tokens,
     vector_blob,
     vector_hits,
 )
-from regraft.formats.cherry_v2.index.vector_lengths import dimensions_of, stated_dimensions
-from regraft.formats.cherry_v2.item_names import item_name
-from regraft.formats.cherry_v2.layout import Store
-from regraft.kinds import NAMES, SYSTEMS, Kind
-from regraft.language import joined, tr
-from regraft.locate import Located
-from regraft.move_errors import BackupSlim
-from regraft.system import System
-from regraft.text import lenient_text, shown
+from regraft.formats.cherry_v2.layout import StoreFile
+from regraft.identity import resolve_base
+from regraft.kinds import KIND_NAMES, SYSTEMS, Kind
+from regraft.language import join_list, tr
+from regraft.stores import systems
+from regraft.stores.locate import Located
+from regraft.stores.systems import System
+from regraft.text import lenient_text, printable
 
 #: How many hits a base gives that says nothing of it.
 DEFAULT_COUNT = 10
@@ -87,7 +94,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     raw: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class UnitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, best first, and how it was searched."""
 
     base_id: str
@@ -117,20 +124,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 # --- which base ----------------------------------------------------------------------------------------------------
 
 
-def known_bases(source: Located, rows: list[Row] | None) -> dict[str, Store | None]:
+def known_bases(source: Located, rows: list[Row] | None) -> dict[str, StoreFile | None]:
     """Return the bases of a source by id, each with its index; None for a base of the catalog that has none.
 
     Args:
         source: where they lie.
         rows: the catalog's bases; None: no catalog has a say.
     """
-    stores: dict[str, Store | None] = {store.base_id or source.path.name: store for store in source.stores.current}
+    stores: dict[str, StoreFile | None] = {store.base_id or source.path.name: store for store in source.stores.current}
     if rows is None or source.kind in (Kind.BASE, Kind.INDEX):
         return stores
     return {**{str(row.get("id")): None for row in rows}, **stores}
 
 
-def chosen_base(source: Located, bases: dict[str, Store | None], rows: list[Row] | None, wanted: str | None) -> str:
+def chosen_base(source: Located, bases: dict[str, StoreFile | None], rows: list[Row] | None, wanted: str | None) -> str:
     """Return the id of the one base that is meant; ``wanted`` is its id in v2 or v1, its name, or an id's beginning.
 
     Raises:
@@ -140,14 +147,14 @@ def chosen_base(source: Located, bases: dict[str, Store | None], rows: list[Row]
     """
     if wanted is not None:
         named = {str(row.get("id")): str(row.get("name")) for row in rows or ()}
-        return meant(wanted, {base: named.get(base, base) for base in bases})
+        return resolve_base(wanted, {base: named.get(base, base) for base in bases})
     if len(bases) == 1:
         return next(iter(bases))
     if not bases:
-        what = tr("{names} without a base", names=NAMES[source.kind])
+        what = tr("{names} without a base", names=KIND_NAMES[source.kind])
         raise NotSearchable(path=source.path, what=what, advice=tr("see regraft inspect"))
-    problem = tr("{path} has {bases} bases", path=shown(source.path), bases=len(bases))
-    raise WrongUsage(problem=problem, hint=tr("give --base, one of {bases}", bases=joined(bases)))
+    problem = tr("{path} has {bases} bases", path=printable(source.path), bases=len(bases))
+    raise WrongUsage(problem=problem, hint=tr("give --base, one of {bases}", bases=join_list(bases)))
 
 
 @contextmanager
@@ -162,7 +169,7 @@ def catalog_of(source: Located) -> Iterator[CatalogLookup | None]:
         return
     with source.tree.local(source.stores.catalog, None) as path:
         try:
-            with opened_catalog(path) as catalog:
+            with open_catalog(path) as catalog:
                 yield catalog
         except CatalogProblem as problem:
             reason = tr("the catalog {problem}; --raw does without it", problem=problem)
@@ -170,18 +177,22 @@ def catalog_of(source: Located) -> Iterator[CatalogLookup | None]:
 
 
 @contextmanager
-def opened_index(source: Located, store: Store) -> Iterator[apsw.Connection]:
+def opened_index(source: Located, store: StoreFile) -> Iterator[apsw.Connection]:
     """Open a base's index for searching, with sqlite-vec, and without a trace.
 
     Raises:
         SourceUnreadable: it cannot be read, or turns out to be damaged while it is.
     """
-    with source.tree.local(store.name, None) as path, naming(source, store), sqlite.reading(path, vectors=True) as db:
+    with (
+        source.tree.local(store.name, None) as path,
+        naming(source, store),
+        sqlite.open_readonly(path, vectors=True) as db,
+    ):
         yield db
 
 
 @contextmanager
-def naming(source: Located, store: Store) -> Iterator[None]:
+def naming(source: Located, store: StoreFile) -> Iterator[None]:
     """Name the index that is read in this block where it turns out to be damaged.
 
     Raises:
@@ -193,7 +204,7 @@ def naming(source: Located, store: Store) -> Iterator[None]:
         raise SourceUnreadable(path=_place(source, store), reason=error) from error
 
 
-def _place(source: Located, store: Store) -> Path:
+def _place(source: Located, store: StoreFile) -> Path:
     """Return what a person calls the file of a base: its path, or that of the archive that holds it."""
     return source.path if source.is_archive else source.tree.path / store.name
 
@@ -201,7 +212,7 @@ def _place(source: Located, store: Store) -> Path:
 # --- the search ----------------------------------------------------------------------------------------------------
 
 
-def search(source: Located, wanted: str | None, request: Request) -> Answer:
+def search(source: Located, wanted: str | None, request: Request) -> UnitAnswer:
     """Search one base.
 
     Args:
@@ -229,7 +240,7 @@ class Bases(msgspec.Struct, frozen=True, kw_only=True):
     source: Located
     catalog: CatalogLookup | None
     rows: list[Row] | None
-    stores: dict[str, Store | None]
+    stores: dict[str, StoreFile | None]
 
     def name_of(self, base_id: str) -> str | None:
         """Return what the catalog calls a base, None where it says nothing."""
@@ -238,7 +249,7 @@ class Bases(msgspec.Struct, frozen=True, kw_only=True):
                 return str(row["name"])
         return None
 
-    def search(self, base_id: str, request: Request) -> Answer:
+    def search(self, base_id: str, request: Request) -> UnitAnswer:
         """Search one base, by its id.
 
         Raises:
@@ -288,7 +299,7 @@ def demand_searched(source: Located) -> None:
     advice = System.search_advice
     if source.kind in SYSTEMS:
         advice = systems.system_of(source.kind).search_advice
-    raise NotSearchable(path=source.path, what=NAMES[source.kind], advice=advice)
+    raise NotSearchable(path=source.path, what=KIND_NAMES[source.kind], advice=advice)
 
 
 def _row(source: Located, rows: list[Row], base_id: str) -> Row:
@@ -331,8 +342,8 @@ class _Search(msgspec.Struct, kw_only=True):
     catalog: CatalogLookup | None
     notes: list[str] = msgspec.field(default_factory=list)
 
-    def answer(self) -> Answer:
-        dimensions = dimensions_of(self.db, stated_dimensions(self.row))
+    def answer(self) -> UnitAnswer:
+        dimensions = dimensions_of(self.db, catalog_dimensions(self.row))
         mode = self._mode(dimensions)
         count = self.request.count or _positive(self._setting("document_count")) or DEFAULT_COUNT
         blob = b"" if mode is Mode.BM25 else self._blob(mode, dimensions)
@@ -341,7 +352,7 @@ class _Search(msgspec.Struct, kw_only=True):
         self._say_what_is_left_out(count)
         name = self._setting("name")
         base_name = None if name is None else str(name)
-        return Answer(
+        return UnitAnswer(
             base_id=self.base_id,
             base_name=base_name,
             mode=mode,
@@ -352,7 +363,7 @@ class _Search(msgspec.Struct, kw_only=True):
             dropped=dropped,
             notes=tuple(self.notes),
             model=self._model(),
-            is_by_length=mode is Mode.BM25 and not compiled(self.request.query).terms,
+            is_by_length=mode is Mode.BM25 and not compile_query(self.request.query).terms,
         )
 
     def _setting(self, column: str) -> object:
@@ -463,7 +474,7 @@ class _Search(msgspec.Struct, kw_only=True):
 
 
 def _item_name(item: Row | None) -> str | None:
-    return None if item is None else item_name(item.get("type"), item_data(item))
+    return None if item is None else item_name(item.get("type"), read_item_data(item))
 
 
 def _positive(value: object) -> int | None:

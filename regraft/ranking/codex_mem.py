@@ -15,21 +15,18 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from regraft.errors import QueryWithoutWord, SourceUnreadable
+from regraft.errors import ProjectUnknown, QueryWithoutWord, SourceUnreadable
 from regraft.formats.cherry_v2.index.search import FUSION_DEPTH, Hit, fused, vector_blob
 from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import health
-from regraft.formats.codex_mem.database import FULL_TEXT, NOTES
+from regraft.formats.codex_mem.database import FULL_TEXT, NOTES, Counts, Note, Status
 from regraft.formats.codex_mem.health import State, Survey
-from regraft.formats.codex_mem.notes import Counts, Note, Status
 from regraft.formats.codex_mem.sidecar import SidecarUnreadable
-from regraft.formats.vector_table import decoder
-from regraft.language import joined, tr
+from regraft.formats.vector_table import make_text_decoder
+from regraft.identity import replace
+from regraft.language import format_count, join_list, tr
 from regraft.ranking.cherry_v2 import Mode
-from regraft.ranking.query_vectors import Embed, NoVector
-from regraft.records import replace
-from regraft.system_errors import ProjectUnknown
-from regraft.text import counted
+from regraft.ranking.fusion import Embed, NoVector
 
 #: How many hits the application gives where nobody says.
 DEFAULT_COUNT = 5
@@ -60,7 +57,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     status: str
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class NoteAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, best first, how, and what was in the way of meaning."""
 
     project: str | None
@@ -76,7 +73,7 @@ def words(query: str) -> list[str]:
     return [word for word in _WHITE_SPACE.split(query) if word]
 
 
-def search(database: Path, request: Request) -> Answer:
+def search(database: Path, request: Request) -> NoteAnswer:
     """Search the notes of one project, or of all.
 
     Raises:
@@ -93,7 +90,7 @@ def search(database: Path, request: Request) -> Answer:
                 request.project if request.project is None else codex_mem_database.project_id(projects, request.project)
             )
             if project is None and request.project is not None:
-                raise ProjectUnknown(base=request.project, known=joined(projects) or "none")
+                raise ProjectUnknown(base=request.project, known=join_list(projects) or "none")
             return _Search(health.survey(memory), project, request).answer()
     except (apsw.Error, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=database, reason=error) from error
@@ -107,14 +104,14 @@ class _Search(msgspec.Struct):
     request: Request
     notes: list[str] = msgspec.field(default_factory=list)
 
-    def answer(self) -> Answer:
+    def answer(self) -> NoteAnswer:
         count = self.request.count or DEFAULT_COUNT
         by_words = list(self._by_words(count * FUSION_DEPTH))
         by_meaning = self._by_meaning(count * FUSION_DEPTH)
         mode = Mode.BM25 if by_meaning is None else Mode.HYBRID
         hits = by_words[:count] if by_meaning is None else _both(by_words, by_meaning, count)
         found = tuple(one for hit in hits for one in self._found(hit))
-        return Answer(
+        return NoteAnswer(
             project=self.project, mode=mode, state=self.survey.state, count=count, found=found, notes=tuple(self.notes)
         )
 
@@ -206,8 +203,8 @@ class _Search(msgspec.Struct):
         counts = self._counts()
         missing = {"pending": counts.pending, "stale": counts.stale, "failed": counts.failed}
         if any(missing.values()):
-            message = joined(f"{number:,} {name}" for name, number in missing.items() if number)
-            number = counted(sum(missing.values()), "note")
+            message = join_list(f"{number:,} {name}" for name, number in missing.items() if number)
+            number = format_count(sum(missing.values()), "note")
             self.notes.append(
                 tr("{number} could be found by words alone ({message_})", number=number, message_=message)
             )
@@ -218,7 +215,7 @@ class _Search(msgspec.Struct):
         """Yield a hit with its text; a note that was deleted meanwhile is none."""
         db = self.survey.memory.db
         for kind, status, *texts in db.execute(f"SELECT {_COLUMNS} FROM {NOTES} n WHERE n.id = ?", (hit.unit_id,)):
-            title, content = (decoder(db)(raw) or "" for raw in texts)
+            title, content = (make_text_decoder(db)(raw) or "" for raw in texts)
             yield Found(hit=replace(hit, text=f"{title}\n\n{content}"), title=title, type=str(kind), status=str(status))
 
 

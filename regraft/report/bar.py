@@ -1,4 +1,4 @@
-"""The bar that :class:`regraft.report.progress.Bar` draws: with a library that nobody waits for who watches none."""
+"""The bar that :class:`~regraft.report.progress.ProgressBar` draws: tqdm is loaded only where a bar is drawn."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from regraft import __version__, clock
-from regraft.kinds import NAMES, Kind
+from regraft import __version__, identity
+from regraft.kinds import KIND_NAMES, Kind
 from regraft.language import tr
 from regraft.text import path_text
 
@@ -27,7 +27,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One end of a command, its source or its target: what kind of thing it is, and where."""
 
     kind: str | None
@@ -47,8 +47,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """What every document begins with."""
 
     regraft: Program
-    source: End | None
-    target: End | None
+    source: Endpoint | None
+    target: Endpoint | None
     run: RunTimes
 
     @property
@@ -56,7 +56,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         """Return what the source is, in a sentence; empty where nobody knows."""
         if self.source is None or self.source.kind is None:
             return ""
-        return tr("{path} is {names}.", path=self.source.path, names=NAMES[Kind(self.source.kind)])
+        return tr("{path} is {names}.", path=self.source.path, names=KIND_NAMES[Kind(self.source.kind)])
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -84,13 +84,13 @@ class Run(msgspec.Struct, kw_only=True):
     source: Path | None = None
     target_kind: str | None = None
     target: Path | None = None
-    id: str = msgspec.field(default_factory=clock.new_run_id)
-    started_at: int = msgspec.field(default_factory=clock.now_ms)
+    id: str = msgspec.field(default_factory=identity.new_run_id)
+    started_at: int = msgspec.field(default_factory=identity.now_ms)
     finished_at: int | None = None
 
     def end(self) -> None:
         """Take the time at which the run ends."""
-        self.finished_at = clock.now_ms()
+        self.finished_at = identity.now_ms()
 
     def head(self) -> Head:
         """Return the head of the run's document."""
@@ -112,13 +112,13 @@ class Run(msgspec.Struct, kw_only=True):
         return document
 
 
-def _end(kind: str | None, path: Path | None) -> End | None:
+def _end(kind: str | None, path: Path | None) -> Endpoint | None:
     if path is None:
         return None
-    return End(kind=kind, path=path_text(path))
+    return Endpoint(kind=kind, path=path_text(path))
 
 
 def _time(milliseconds: int | None) -> str | None:
     if milliseconds is None:
         return None
-    return clock.iso_time(milliseconds)
+    return identity.iso_time(milliseconds)

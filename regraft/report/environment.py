@@ -10,10 +10,10 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from regraft.labels import label_of, severity_label
 from regraft.language import tr
-from regraft.report.html import Part, percent
-from regraft.text import shown
+from regraft.report.html import BarPart, format_percent
+from regraft.report.labels import label_of, severity_label
+from regraft.text import printable
 
 
 class Segment(NamedTuple):
@@ -27,22 +27,22 @@ class Segment(NamedTuple):
 
 
 def _shown(value: object) -> object:
-    """Return a value as :func:`regraft.text.shown` does; what a template made is shown already."""
-    return value if isinstance(value, Markup) else shown(value)
+    """Return a value as :func:`regraft.text.printable` does; what a template made is shown already."""
+    return value if isinstance(value, Markup) else printable(value)
 
 
 def _prose(sentence: str) -> Markup:
     """Return a sentence of a registry; what stands between backticks is code."""
-    return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(shown(sentence)))))
+    return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(printable(sentence)))))
 
 
-def _segments(parts: Sequence[Part], whole: int | None) -> Iterator[Segment]:
+def _segments(parts: Sequence[BarPart], whole: int | None) -> Iterator[Segment]:
     """Yield the parts of a bar that are drawn; without a whole they are parts of their sum."""
     total = sum(count for _, _, count in parts) if whole is None else whole
     before = 0
     for kind, name, count in parts:
         if count:
-            yield Segment(kind, name, count, percent(before, total), percent(count, total))
+            yield Segment(kind, name, count, format_percent(before, total), format_percent(count, total))
         before += count
 
 

@@ -1,7 +1,7 @@
 """What regraft's pages share: one offline document for a browser, a telephone, paper and the dark.
 
 A page is a template of ``regraft/report/templates`` with values: whatever these hold is shown as
-:func:`regraft.text.shown` does, and escaped. It refers to nothing outside of itself and needs no script. A chart is an
+:func:`regraft.text.printable` does, and escaped. It refers to nothing outside of itself and needs no script. A chart is an
 inline SVG that says its numbers in words, and the numbers stand beside it too.
 """
 
@@ -13,12 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regraft import __version__, areas, clock, links
+from regraft import __version__, identity
+from regraft.disk import durable, links, writable
 from regraft.errors import ReportNotWritable
-from regraft.labels import label_of
-from regraft.language import language, languages, tr
-from regraft.ledger import durable
-from regraft.text import shown
+from regraft.language import available_languages, current_language, tr
+from regraft.report.labels import label_of
+from regraft.text import printable
 
 #: How a page of a command begins; its version follows.
 _START = (
@@ -28,7 +28,7 @@ _START = (
 _START_BYTES = 200
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A part of a bar: the class that gives its colour, what it is, and how much."""
 
     kind: str
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     number: int
 
 
-def rendered(template: str, command: str, **values: object) -> str:
+def render_page(template: str, command: str, **values: object) -> str:
     """Return a page of a command.
 
     Args:
@@ -44,26 +44,28 @@ def rendered(template: str, command: str, **values: object) -> str:
         command: the command's name.
         values: what the template shows.
     """
-    return str(loaded(template).render(command=command, version=__version__, language=language(), **values))
+    return str(
+        load_template(template).render(command=command, version=__version__, language=current_language(), **values)
+    )
 
 
-def loaded(template: str) -> Any:
+def load_template(template: str) -> Any:
     """Return a template of Jinja; one that was loaded before is at hand."""
     # Jinja takes a while to load, and few runs make a page.
     return import_module("regraft.report.environment").ENVIRONMENT.get_template(template)
 
 
-def percent(part: float, whole: float) -> str:
+def format_percent(part: float, whole: float) -> str:
     """Return a length in a chart."""
     return f"{100 * part / whole:.3f}%"
 
 
-def is_page(command: str, start: str) -> bool:
+def is_report_page(command: str, start: str) -> bool:
     """Tell whether a file that starts so is a page of this command."""
-    return any(start.startswith(_START.format(language, command)) for language in languages())
+    return any(start.startswith(_START.format(language, command)) for language in available_languages())
 
 
-def check_place(command: str, path: Path | None, *read: Path) -> None:
+def check_page_path(command: str, path: Path | None, *read: Path) -> None:
     """See that a page can be put at ``path``: over nothing but an earlier one, and not into what the run is about.
 
     Without a path there is no page.
@@ -93,7 +95,7 @@ def _other_thing(command: str, path: Path) -> str:
         start = file.read(_START_BYTES).decode("utf-8", "replace")
     return (
         ""
-        if is_page(command, start)
+        if is_report_page(command, start)
         else tr("it is there already and no report page of regraft {command}", command=command)
     )
 
@@ -106,7 +108,7 @@ def _problem(command: str, path: Path, read: Iterable[Path]) -> str:
         (place for place in read if _lies_in(links.real_path(folder) / path.name, links.real_path(place))), None
     )
     if within is not None:
-        return tr("it lies in {within}, which this run is about", within=shown(within))
+        return tr("it lies in {within}, which this run is about", within=printable(within))
     found = _other_thing(command, path)
     if found:
         return found
@@ -119,15 +121,15 @@ def _lies_in(path: Path, place: Path) -> bool:
     return place in above or (place.exists() and any(one.exists() and one.samefile(place) for one in above))
 
 
-def write(path: Path, page: str) -> None:
+def write_page(path: Path, page: str) -> None:
     """Put a page at ``path`` in one step.
 
     Raises:
         OSError: it cannot be written; what was at ``path`` is still there.
     """
-    temporary = path.with_name(f".{clock.new_run_id()}.part")
-    with areas.opened(path.parent, entries_only=True):
+    temporary = path.with_name(f".{identity.new_run_id()}.part")
+    with writable.allow_writes(path.parent, entries_only=True):
         try:
-            durable.write_text(path, page, temporary)
+            durable.write_text_atomically(path, page, temporary)
         finally:
             durable.remove_tree(temporary)

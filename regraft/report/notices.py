@@ -5,39 +5,315 @@ Codes are part of the output contract and never change. ``docs/codes.md`` is gen
 
 from __future__ import annotations
 
+from collections import ChainMap
+from typing import Literal
+
+import msgspec
+
 from regraft.language import tr
-from regraft.report import salvage_notices as salvage_notices
-from regraft.report.import_notices import DUPLICATE_ROW as DUPLICATE_ROW
-from regraft.report.import_notices import ITEM_DELETED as ITEM_DELETED
-from regraft.report.import_notices import MODEL_NOT_NAMED as MODEL_NOT_NAMED
-from regraft.report.import_notices import NO_BASE as NO_BASE
-from regraft.report.import_notices import NOT_AN_ITEM as NOT_AN_ITEM
-from regraft.report.import_notices import NOT_WHOLE as NOT_WHOLE
-from regraft.report.import_notices import REMADE as REMADE
-from regraft.report.import_notices import TEXT_CHANGED as TEXT_CHANGED
-from regraft.report.kb_notices import DOCUMENT_CHANGED as DOCUMENT_CHANGED
-from regraft.report.kb_notices import NOT_INDEXED as NOT_INDEXED
-from regraft.report.kb_notices import NOT_VISIBLE as NOT_VISIBLE
-from regraft.report.kb_notices import NOTHING_VISIBLE as NOTHING_VISIBLE
-from regraft.report.kb_notices import OTHER_EMBEDDER as OTHER_EMBEDDER
-from regraft.report.kb_notices import PAGES_DAMAGED as PAGES_DAMAGED
-from regraft.report.kb_notices import RANGE_OUTSIDE as RANGE_OUTSIDE
-from regraft.report.kb_notices import ROW_UNREADABLE as ROW_UNREADABLE
-from regraft.report.kb_notices import SUPERSEDED as SUPERSEDED
-from regraft.report.kb_notices import TOMBSTONED as TOMBSTONED
-from regraft.report.kb_notices import UPDATING as UPDATING
-from regraft.report.kb_notices import VISIBILITY_DROPPED as VISIBILITY_DROPPED
-from regraft.report.orphan_notices import ADOPTED as ADOPTED
-from regraft.report.orphan_notices import LOST_STATE as LOST_STATE
-from regraft.report.orphan_notices import NOT_ADOPTED as NOT_ADOPTED
-from regraft.report.orphan_notices import UNNAMED_VECTORS as UNNAMED_VECTORS
-from regraft.report.registry import CODES as CODES
-from regraft.report.registry import EVERY_CODE as EVERY_CODE
-from regraft.report.registry import IMPORT_CODES as IMPORT_CODES
-from regraft.report.registry import Notice as Notice
-from regraft.report.registry import Severity as Severity
-from regraft.report.registry import at_least as at_least
-from regraft.report.registry import register
+
+# The registry of what a run can say: codes, how grave each is, and what is said by them (``docs/codes.md``).
+
+
+Severity = Literal["error", "warning", "note"]
+#: What a code speaks of; those of ``row``, ``item`` and ``base`` are also reasons for not carrying one.
+Subject = Literal["run", "base", "item", "row"]
+
+_SEVERITIES: dict[Severity, int] = {"note": 0, "warning": 1, "error": 2}
+
+
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered code: what it is about, how grave it is, and what it means in the user's words."""
+
+    name: str
+    subject: Subject
+    severity: Severity
+    meaning: str
+    #: The finding that it is where a source is checked (``docs/findings.md``); empty: none.
+    finding: str = ""
+
+
+#: What a migration can say.
+CODES: dict[str, Code] = {}
+#: What only an import can say (``docs/codes.md``, "An import").
+IMPORT_CODES: dict[str, Code] = {}
+EVERY_CODE = ChainMap(CODES, IMPORT_CODES)
+
+
+def register(subject: Subject, severity: Severity, name: str, finding: str, meaning: str) -> str:
+    """Register what a migration can say, and the finding that it is where a source is checked; return its name."""
+    CODES[name] = Code(name=name, subject=subject, severity=severity, finding=finding, meaning=meaning)
+    return name
+
+
+def register_import(subject: Subject, severity: Severity, name: str, meaning: str) -> str:
+    """Register what only an import can say; return its name."""
+    IMPORT_CODES[name] = Code(name=name, subject=subject, severity=severity, meaning=meaning)
+    return name
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a run says: ``base`` and ``item`` are v1 ids, ``count`` counts items or rows.
+
+    ``samples`` names a few of the rows. ``model`` is one that is gone, where the user's word for it would do.
+    """
+
+    code: str
+    message: str
+    base: str | None = None
+    item: str | None = None
+    count: int = 1
+    samples: tuple[str, ...] = ()
+    model: str | None = None
+
+    @property
+    def severity(self) -> Severity:
+        """Return how grave the code is."""
+        return EVERY_CODE[self.code].severity
+
+
+def at_least(severity: Severity, line: Severity) -> bool:
+    """Tell whether ``severity`` reaches ``line``."""
+    return _SEVERITIES[severity] >= _SEVERITIES[line]
+
+
+# What a run can say about vector files that no state names: one code for each thing (``docs/codes.md``).
+
+
+LOST_STATE = register(
+    "run",
+    "warning",
+    "lost_state",
+    "v1.state",
+    tr(
+        "Vector files are there, and the state names no base that they belong to: it is lost, or that of another "
+        "place. `--adopt-orphans` makes bases of them."
+    ),
+)
+UNNAMED_VECTORS = register(
+    "run",
+    "note",
+    "unnamed_vector_files",
+    "v1.unnamed-file",
+    tr(
+        "Vector files that belong to no base in v1's state, left over from bases that are gone. They are not read; "
+        "`--adopt-orphans` makes bases of them."
+    ),
+)
+ADOPTED = register(
+    "base",
+    "note",
+    "adopted",
+    "v1.unnamed-file",
+    tr("The base was made of its vector file alone, as `--adopt-orphans` says: no base of v1's state names it."),
+)
+NOT_ADOPTED = register(
+    "run",
+    "warning",
+    "not_adopted",
+    "v1.unnamed-file",
+    tr("A file among the vector files is none of v1's, or has no row: no base is made of it."),
+)
+
+
+# What only a migration of a KB of rsclaw can say: one code for each thing, registered here (``docs/codes.md``).
+
+
+# Rows that are not carried, and documents of which none is.
+NOT_VISIBLE = register(
+    "row",
+    "note",
+    "not_visible",
+    "",
+    tr("The document is not for those to whom the new base is visible. `--visible-to` names others."),
+)
+TOMBSTONED = register(
+    "row", "note", "tombstoned", "", tr("The document, or the chunk, was deleted in the application.")
+)
+UPDATING = register(
+    "row",
+    "warning",
+    "updating",
+    "",
+    tr("The application was at writing the document anew. Start it, let it finish, and migrate again."),
+)
+SUPERSEDED = register(
+    "row",
+    "note",
+    "superseded",
+    "",
+    tr("Another version of the document is in use: a later one, or an earlier one after a rollback."),
+)
+OTHER_EMBEDDER = register(
+    "row",
+    "warning",
+    "other_embedder",
+    "",
+    tr(
+        "The vector is of another embedder than most of the KB's: in one base the two cannot be compared. "
+        "`--carry-text` carries the text."
+    ),
+)
+RANGE_OUTSIDE = register(
+    "row",
+    "warning",
+    "range_outside",
+    "",
+    tr("The chunk's range is not within the text of its document, which is the one that it was cut from."),
+)
+ROW_UNREADABLE = register(
+    "row",
+    "error",
+    "row_unreadable",
+    "",
+    tr("The row, or the document's, is not of the form that the application writes."),
+)
+
+# Worth saying about what is carried.
+PAGES_DAMAGED = register(
+    "base",
+    "error",
+    "pages_damaged",
+    "",
+    tr("Pages of the database are damaged: their rows cannot be read, and nobody knows them. A backup may have them."),
+)
+VISIBILITY_DROPPED = register(
+    "base",
+    "note",
+    "visibility_dropped",
+    "",
+    tr("v2 has no visibility: whoever opens the base sees these documents, which not everybody saw before."),
+)
+NOTHING_VISIBLE = register(
+    "base",
+    "warning",
+    "nothing_visible",
+    "",
+    tr("None of the documents is for those to whom the new base would be visible. `--visible-to` names others."),
+)
+DOCUMENT_CHANGED = register(
+    "item",
+    "warning",
+    "document_changed",
+    "",
+    tr(
+        "The Markdown file was changed after it was cut into texts: file and texts are carried as they are, and differ."
+    ),
+)
+NOT_INDEXED = register(
+    "item",
+    "warning",
+    "document_without_rows",
+    "",
+    tr("No chunk of the document is carried. Its item is marked failed; indexing it again in the application helps."),
+)
+
+
+# What an import of Parquet files can say: one code for each thing, registered here (``docs/codes.md``).
+
+
+# Rows and items of a Parquet file that are not imported, and what is imported otherwise than it was.
+NOT_WHOLE = register_import("row", "warning", "not_whole", tr("The row of the file has no item, text, hash or index."))
+TEXT_CHANGED = register_import(
+    "row", "warning", "text_changed", tr("The row's text does not match its hash: the vector belongs to another text.")
+)
+DUPLICATE_ROW = register_import(
+    "row", "warning", "duplicate", tr("An earlier row of the file has the same item and index.")
+)
+NO_BASE = register_import("row", "warning", "no_base", tr("The row is of a base that the file does not describe."))
+ITEM_DELETED = register_import("item", "note", "deleted", tr("The item was deleted in the application."))
+NOT_AN_ITEM = register_import(
+    "item", "warning", "invalid", tr("No catalog would take the item that is in the file, or its folder is missing.")
+)
+REMADE = register_import(
+    "base",
+    "warning",
+    "material_made_anew",
+    tr(
+        "Units of a material were not slices of its content: offsets and ids are made anew, each text keeps its vector."
+    ),
+)
+MODEL_NOT_NAMED = register_import(
+    "base",
+    "warning",
+    "model_not_named",
+    tr("The file does not say of which model the base's vectors are: the base is complete and stands as failed."),
+)
+
+
+# What only the salvage of a damaged vector file can say, one code for each thing (``docs/codes.md``).
+
+
+_SALVAGE_FINDING = "v1.unreadable"
+
+# Rows that are not carried: they were there, and do not prove themselves.
+ROW_LOST = register(
+    "row",
+    "warning",
+    "row_lost",
+    _SALVAGE_FINDING,
+    tr("Of the row only its key is left in the damaged vector file; its text and its vector are gone."),
+)
+ROW_BROKEN = register(
+    "row",
+    "warning",
+    "row_broken",
+    _SALVAGE_FINDING,
+    tr("Parts of the row are gone or are another row's: the pages that it goes on in do not hold together."),
+)
+ROW_UNPROVEN = register(
+    "row",
+    "warning",
+    "row_unproven",
+    _SALVAGE_FINDING,
+    tr("Of what is left, the row's id, loader, source, text or metadata is not as v1 writes it, or they disagree."),
+)
+VECTOR_UNPROVEN = register(
+    "row",
+    "warning",
+    "vector_unproven",
+    _SALVAGE_FINDING,
+    tr("Of what is left, the row's vector is not of the length, or of the norm, that the base's others have."),
+)
+ROW_CONTRADICTED = register(
+    "row",
+    "warning",
+    "row_contradicted",
+    _SALVAGE_FINDING,
+    tr("The row can be read in two ways, or an index of the damaged file says something else of it."),
+)
+
+# What is said of the source, the base and its items.
+ARCHIVE_SALVAGED = register(
+    "run",
+    "warning",
+    "archive_salvaged",
+    _SALVAGE_FINDING,
+    tr(
+        "The zip archive is damaged. With `--salvage` its members were read by their own headers, and only those that "
+        "are whole by their checksums. What the others held is missing."
+    ),
+)
+SALVAGED = register(
+    "base",
+    "warning",
+    "salvaged",
+    _SALVAGE_FINDING,
+    tr(
+        "The base's vector file is damaged. With `--salvage` it was read page by page, and every row that proves "
+        "itself was carried. A backup may have the others."
+    ),
+)
+ROWS_LOST = register(
+    "item",
+    "warning",
+    "rows_lost",
+    _SALVAGE_FINDING,
+    tr(
+        "Rows of the item were lost with the damaged part of the vector file. Indexing it again in v2 brings them back."
+    ),
+)
+
 
 # Bases that are not migrated.
 INVALID_BASE = register(

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from regraft.labels import label_of
-from regraft.language import joined, tr
-from regraft.text import one_line
+from regraft.language import join_list, tr
+from regraft.report.labels import label_of
+from regraft.text import format_bytes, one_line
 
 if TYPE_CHECKING:
     from regraft.report.bar import UnwatchedBar
@@ -36,7 +36,7 @@ class Progress(Protocol):
         """End the stage."""
 
 
-class Silent:
+class SilentProgress:
     """Reports nothing."""
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
@@ -52,7 +52,7 @@ class Silent:
         """See :class:`Progress`."""
 
 
-class Bar:
+class ProgressBar:
     """A bar with what is done of all, the time left, and what is being worked on."""
 
     def __init__(self) -> None:
@@ -100,17 +100,17 @@ class Bar:
         """Return what stands behind a bar: how much of all is done, the time left, what is being worked on."""
         total = bar.total or 0
         if self._unit == "bytes":
-            parts = [tr("{done} of {total}", done=human_bytes(done), total=human_bytes(total))]
+            parts = [tr("{done} of {total}", done=format_bytes(done), total=format_bytes(total))]
         else:
             parts = [f"{done:,.0f}/{total:,} {label_of(self._unit)}"]
             if self._bytes:
-                parts.append(human_bytes(self._bytes))
+                parts.append(format_bytes(self._bytes))
         rate = bar.format_dict["rate"] or (done / bar.format_dict["elapsed"] if bar.format_dict["elapsed"] else 0)
         if rate and done:
             parts.append(tr("{format_interval} left", format_interval=bar.format_interval((total - done) / rate)))
         if self._label:
             parts.append(self._label)
-        return joined(parts)
+        return join_list(parts)
 
     def end(self) -> None:
         """See :class:`Progress`."""
@@ -121,9 +121,9 @@ class Bar:
             self._bar = None
 
 
-def for_person(*, quiet: bool) -> Progress:
+def terminal_progress(*, quiet: bool) -> Progress:
     """Return a bar where stderr is a terminal and the user wants one."""
-    return Bar() if sys.stderr.isatty() and not quiet else Silent()
+    return ProgressBar() if sys.stderr.isatty() and not quiet else SilentProgress()
 
 
 @contextmanager
@@ -134,12 +134,3 @@ def stage(progress: Progress, what: str, rows: int, unit: str = "rows") -> Itera
         yield
     finally:
         progress.end()
-
-
-def human_bytes(size: float) -> str:
-    """Return a size for a person, in powers of 1000."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return tr("{size:,.0f} bytes", size=size) if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"

@@ -1,12 +1,21 @@
 """Property-based tests for anybody who implements these layouts (``docs/testing.md``). Needs the extra ``testing``."""
 
 from regraft.testing.damage import DAMAGES, Damage, DamagedCase, Planted, damaged_libraries, damages
-from regraft.testing.library import BaseCase, LibraryCase, libraries
 from regraft.testing.machine import BASE_ID, IndexStoreMachine
-from regraft.testing.materials import MaterialInput, materials
 from regraft.testing.stored import StoredState, index_problems, stored_state
-from regraft.testing.texts import javascript_texts, texts, vectors
-from regraft.testing.v1 import V1Case, V1Row, v1_cases
+from regraft.testing.strategies import (
+    BaseCase,
+    LibraryCase,
+    MaterialInput,
+    V1Case,
+    V1Row,
+    javascript_texts,
+    libraries,
+    materials,
+    texts,
+    v1_cases,
+    vectors,
+)
 
 __all__ = [
     "BASE_ID",

@@ -3,29 +3,265 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
+import apsw
 from hypothesis import strategies as st
 
-from regraft import areas, identity, sqlite
+from regraft import identity
+from regraft.disk import sqlite, untrusted_sqlite, writable
 from regraft.formats.cherry_v2.index import IndexStore
 from regraft.formats.cherry_v2.index.schema import TRIGGERS
-from regraft.testing import planting
-from regraft.testing.library import LibraryCase, libraries
-from regraft.testing.planting import (
-    STRAY_BASE,
-    Plant,
-    Target,
-    in_bytes,
-    in_catalog,
-    in_index,
-    in_schema,
-    in_vector,
+from regraft.formats.cherry_v2.layout import (
+    CATALOG_FILE,
+    INDEX_FILE,
+    KNOWLEDGE_FOLDER,
+    LIVE_DATABASE,
+    PROFILE_DATABASE,
+    RAW_FOLDER,
 )
+from regraft.stores.write_checks import RESTORE_JOURNAL
+from regraft.testing.strategies import LibraryCase, libraries
+
+# Damage that is done to a library on disk: by statements, by bytes, by what happens to files.
+
+
+#: The base that some damage brings in, of which the library knew nothing.
+STRAY_BASE = "aaaaaaaa-0000-4000-8000-000000000001"
+#: When a file was last changed that is no longer young (s).
+_OLD = 1_600_000_000
+
+Choice = TypeVar("Choice")
+
+
+@dataclass(frozen=True)
+class DamageTarget:
+    """Where damage is done: a base of a library, and which of several rows or files is hit."""
+
+    library: Path
+    base_id: str
+    choice: int = 0
+
+    @property
+    def index(self) -> Path:
+        """Return the base's index file."""
+        return self.folder(self.base_id) / INDEX_FILE
+
+    @property
+    def raw(self) -> Path:
+        """Return the folder of the base's raw files."""
+        return self.folder(self.base_id) / RAW_FOLDER
+
+    @property
+    def catalog(self) -> Path:
+        """Return the library's catalog."""
+        return self.library / CATALOG_FILE
+
+    def folder(self, base_id: str) -> Path:
+        """Return the folder of any base."""
+        return self.library / KNOWLEDGE_FOLDER / base_id
+
+    def chosen(self, options: Sequence[Choice]) -> Choice:
+        """Return the one that is hit.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if not options:
+            raise ValueError(f"base {self.base_id} has nothing for this damage to hit")
+        return options[self.choice % len(options)]
+
+
+#: Does the damage, and returns what it is about where that is sure: an id, a hash, a path below ``raw/``.
+PlantDamage = Callable[[DamageTarget], str | None]
+
+
+@contextmanager
+def unchecked(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
+    """Open a file for writing without foreign keys and checks, as a program that knows neither would."""
+    with sqlite.open_writable(path, create=create) as db:
+        untrusted_sqlite.unguard_connection(db)
+        db.execute("PRAGMA foreign_keys = OFF")
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        yield db
+
+
+def in_index(*statements: str, rows: str = "") -> PlantDamage:
+    """Return what runs statements in the base's index.
+
+    Args:
+        statements: ``:base`` in them is the base's id, ``:row`` the number of the row that is hit.
+        rows: a query for the rows that can be hit, each with what a finding calls it, or NULL.
+    """
+    return lambda target: _run(target, target.index, statements, rows)
+
+
+def in_catalog(*statements: str, rows: str = "") -> PlantDamage:
+    """Return what runs statements in the catalog; otherwise as :func:`in_index`."""
+    return lambda target: _run(target, target.catalog, statements, rows)
+
+
+def _run(target: DamageTarget, path: Path, statements: Sequence[str], rows: str) -> str | None:
+    values: dict[str, apsw.SQLiteValue] = {"base": target.base_id}
+    subject = None
+    with unchecked(path) as db, sqlite.transaction(db):
+        if rows:
+            values["row"], subject = target.chosen(db.execute(rows, values).fetchall())
+        for statement in statements:
+            db.execute(statement, values)
+    return None if subject is None else str(subject)
+
+
+def in_schema(old: str, new: str) -> PlantDamage:
+    """Return what changes the wording of the index's schema, and with it what it does."""
+
+    def plant(target: DamageTarget) -> None:
+        with unchecked(target.index) as db:
+            db.execute("PRAGMA writable_schema = ON")
+            db.execute(
+                "UPDATE sqlite_schema SET sql = replace(sql, ?1, ?2) WHERE instr(sql, ?1) AND type = 'table'",
+                (old, new),
+            )
+            db.execute("PRAGMA writable_schema = RESET")
+
+    return plant
+
+
+def in_vector(change: Callable[[bytes], bytes]) -> PlantDamage:
+    """Return what changes the bytes of one vector."""
+
+    def plant(target: DamageTarget) -> str:
+        with unchecked(target.index) as db:
+            found = db.execute("SELECT rowid, embedding_text_hash, vector_blob FROM embedding").fetchall()
+            row, key, vector = target.chosen(found)
+            assert isinstance(vector, bytes)
+            db.execute("UPDATE embedding SET vector_blob = ? WHERE rowid = ?", (change(vector), row))
+        return str(key)
+
+    return plant
+
+
+def in_bytes(change: Callable[[bytes], bytes]) -> PlantDamage:
+    """Return what changes the bytes of the base's index file."""
+
+    def plant(target: DamageTarget) -> None:
+        target.index.write_bytes(change(target.index.read_bytes()))
+
+    return plant
+
+
+def no_catalog(target: DamageTarget) -> None:
+    """Put something else in the place of the catalog."""
+    target.catalog.write_bytes(b"x")
+
+
+def stale_copy(target: DamageTarget) -> str:
+    """Let the catalog be a profile's, with the database of a beta beside it."""
+    (target.library / LIVE_DATABASE).parent.mkdir()
+    (target.library / PROFILE_DATABASE).write_bytes(target.catalog.read_bytes())
+    target.catalog.rename(target.library / LIVE_DATABASE)
+    return PROFILE_DATABASE
+
+
+def staged_restore(target: DamageTarget) -> None:
+    """Leave the record of a restore that waits for the application's next start."""
+    journal = target.library / RESTORE_JOURNAL
+    journal.parent.mkdir()
+    journal.write_text('{"version": 1, "state": "staged"}', encoding="utf-8")
+
+
+def no_index(target: DamageTarget) -> None:
+    """Remove the base's index file."""
+    target.index.unlink()
+
+
+def hot_journal(target: DamageTarget) -> None:
+    """Leave the index and its journal as a power cut leaves them, in the midst of a transaction."""
+    path = target.index
+    journal = path.with_name(f"{path.name}-journal")
+    with sqlite.open_writable(path) as db:
+        db.execute("PRAGMA cache_size = 1")
+        db.execute("BEGIN")
+        db.execute("UPDATE meta SET updated_at = updated_at + 1")
+        db.execute("PRAGMA cache_spill = 1")
+        db.execute("CREATE TABLE filler (x)")
+        for _ in range(100):
+            db.execute("INSERT INTO filler VALUES (zeroblob(3000))")
+        db.execute("DELETE FROM filler")
+        cut_off = {place: place.read_bytes() for place in (path, journal)}
+        db.execute("ROLLBACK")
+    for place, content in cut_off.items():
+        place.write_bytes(content)
+
+
+def preview_store(target: DamageTarget) -> str:
+    """Add a base that is a store of a preview build."""
+    path = target.folder(STRAY_BASE) / INDEX_FILE
+    path.parent.mkdir(parents=True)
+    with unchecked(path, create=True) as db:
+        db.execute(
+            "CREATE TABLE libsql_vectorstores_embedding (id TEXT PRIMARY KEY, external_id TEXT, collection TEXT,"
+            " document TEXT, metadata TEXT, embeddings F32_BLOB(4))"
+        )
+        db.execute("INSERT INTO libsql_vectorstores_embedding VALUES ('r', 'i', 'c', 'text', '{}', zeroblob(16))")
+    return path.relative_to(target.library).as_posix()
+
+
+def stray_folder(target: DamageTarget) -> str:
+    """Rename the base's folder, so that it is nobody's."""
+    target.folder(target.base_id).rename(target.folder(STRAY_BASE))
+    return STRAY_BASE
+
+
+def vector_file(target: DamageTarget) -> str:
+    """Leave a vector file of v1 beside the bases."""
+    name = "kb"
+    with unchecked(target.folder(name), create=True) as db:
+        db.execute("CREATE TABLE vectors (id)")
+    return name
+
+
+def lost_file(target: DamageTarget) -> str:
+    """Remove the raw file of a material; a path below a folder may be a virtual one, which has no file by design."""
+    with sqlite.open_readonly(target.index) as db:
+        paths = [str(path) for (path,) in db.execute("SELECT relative_path FROM material ORDER BY rowid")]
+    path = target.chosen([path for path in paths if "/" not in path and (target.raw / path).is_file()])
+    (target.raw / path).unlink()
+    return path
+
+
+def changed_snapshot(target: DamageTarget) -> str:
+    """Add to the snapshot of a url or note."""
+    with sqlite.open_readonly(target.catalog) as db:
+        items = db.execute(
+            "SELECT id FROM knowledge_item WHERE base_id = ? AND type IN ('url', 'note')", (target.base_id,)
+        )
+        known = {str(item) for (item,) in items}
+    with sqlite.open_readonly(target.index) as db:
+        paths = [
+            str(path)
+            for item, path in db.execute("SELECT material_id, relative_path FROM material ORDER BY rowid")
+            if item in known and "/" not in str(path)
+        ]
+    path = target.chosen(paths)
+    snapshot = target.raw / path
+    snapshot.write_bytes(snapshot.read_bytes() + b"more")
+    return path
+
+
+def stray_file(target: DamageTarget) -> str:
+    """Leave an old file in ``raw/`` that is nobody's."""
+    path = target.raw / "stray.bin"
+    path.write_bytes(b"stray")
+    os.utime(path, (_OLD, _OLD))
+    return path.name
 
 
 @dataclass(frozen=True)
@@ -46,7 +282,7 @@ class Damage:
     """One kind of damage: the finding that it is, what does it, and how deep an audit has to look to see it."""
 
     finding: str
-    plants: Plant
+    plants: PlantDamage
     level: Literal["quick", "default", "deep"] = "quick"
     #: What the finding is filed under: the damaged base, the library, or a base that the damage brings in.
     about: Literal["base", "library", "stray"] = "base"
@@ -63,8 +299,8 @@ class Damage:
         Raises:
             ValueError: the base has nothing that could be damaged like this.
         """
-        with areas.opened(library):
-            subject = self.plants(Target(library, base_id, choice))
+        with writable.allow_writes(library):
+            subject = self.plants(DamageTarget(library, base_id, choice))
         base = {"base": base_id, "library": None, "stray": STRAY_BASE}[self.about]
         return Planted(self.finding, base, subject)
 
@@ -127,28 +363,28 @@ def _data(**fields: str) -> str:
     return f"data = '{json.dumps(fields)}'"
 
 
-def _path(path: str) -> Plant:
+def _path(path: str) -> PlantDamage:
     return in_index(_MATERIAL.format(f"relative_path = {path}"), rows="SELECT rowid, NULL FROM material")
 
 
-def _of_file(*changes: str) -> Plant:
+def _of_file(*changes: str) -> PlantDamage:
     return in_catalog(*(_ITEM.format(change) for change in changes), rows=_FILES)
 
 
-def _of_folder(change: str) -> Plant:
+def _of_folder(change: str) -> PlantDamage:
     return in_catalog(_ITEM.format(change), rows=_FOLDERS)
 
 
-def _of_base(change: str) -> Plant:
+def _of_base(change: str) -> PlantDamage:
     return in_catalog(_BASE.format(change))
 
 
-def _last_number(number: float) -> Plant:
+def _last_number(number: float) -> PlantDamage:
     return in_vector(lambda vector: vector[:-4] + struct.pack("<f", number))
 
 
-def _file_without_text(target: Target) -> str:
-    with sqlite.reading(target.catalog) as db:
+def _file_without_text(target: DamageTarget) -> str:
+    with sqlite.open_readonly(target.catalog) as db:
         _, item = target.chosen(db.execute(_FILES, {"base": target.base_id}).fetchall())
     with IndexStore(target.index, target.base_id) as store:
         store.delete_materials([str(item)])
@@ -161,9 +397,9 @@ DAMAGES: dict[str, Damage] = {
     "random bytes": Damage("file.unreadable", in_bytes(lambda _: bytes(range(256)) * 9)),
     "half a file": Damage("file.unreadable", in_bytes(lambda raw: raw[: len(raw) // 2])),
     "an empty file": Damage("file.unreadable", in_bytes(lambda _: b"")),
-    "no catalog": Damage("file.unreadable", planting.no_catalog, about="library"),
+    "no catalog": Damage("file.unreadable", no_catalog, about="library"),
     "pages of zeros": Damage("file.corrupt", in_bytes(lambda raw: raw[:8192] + bytes(8192) + raw[16384:])),
-    "a journal": Damage("file.hot-journal", planting.hot_journal),
+    "a journal": Damage("file.hot-journal", hot_journal),
     # --- the index as a whole
     "no index on hashes": Damage("schema.missing", in_index("DROP INDEX search_text_embedding_hash_idx")),
     "no trigger": Damage("schema.missing", in_index("DROP TRIGGER search_text_ad")),
@@ -191,7 +427,7 @@ DAMAGES: dict[str, Damage] = {
     "version 1": Damage("schema.version", in_index("UPDATE meta SET schema_version = 1")),
     "version 3": Damage("schema.version", in_index("UPDATE meta SET schema_version = 3")),
     "a version in words": Damage("schema.version", in_index("UPDATE meta SET schema_version = 'two'")),
-    "a preview store": Damage("schema.preview", planting.preview_store, about="stray"),
+    "a preview store": Damage("schema.preview", preview_store, about="stray"),
     "no identity": Damage("meta.missing", in_index("DELETE FROM meta")),
     "another base": Damage("meta.base-id", in_index("UPDATE meta SET base_id = 'other'")),
     # --- texts and materials
@@ -423,17 +659,17 @@ DAMAGES: dict[str, Damage] = {
     ),
     "other dimensions": Damage("base.dimensions", _of_base("dimensions = 768")),
     "a failed base": Damage("base.failed", _of_base("status = 'failed', error = 'missing_vector_store'")),
-    "no index": Damage("base.no-index", planting.no_index),
-    "a folder of no base": Damage("index.orphan", planting.stray_folder, about="library"),
+    "no index": Damage("base.no-index", no_index),
+    "a folder of no base": Damage("index.orphan", stray_folder, about="library"),
     "a material of no item": Damage("material.orphan", _of_file("id = 'other'")),
     "a material being deleted": Damage("material.orphan", _of_file("status = 'deleting'")),
     # --- files beside
     "another path": Damage("material.path", _of_file(_data(source="a", relativePath="b"))),
-    "a lost file": Damage("raw.missing", planting.lost_file),
-    "a changed snapshot": Damage("raw.changed", planting.changed_snapshot, "deep"),
-    "a stray file": Damage("raw.orphan", planting.stray_file),
-    "v1's files": Damage("v1.leftover", planting.vector_file, about="library"),
+    "a lost file": Damage("raw.missing", lost_file),
+    "a changed snapshot": Damage("raw.changed", changed_snapshot, "deep"),
+    "a stray file": Damage("raw.orphan", stray_file),
+    "v1's files": Damage("v1.leftover", vector_file, about="library"),
     # --- profiles
-    "a beta's database": Damage("catalog.stale-copy", planting.stale_copy, about="library"),
-    "a restore that waits": Damage("catalog.pending", planting.staged_restore, about="library"),
+    "a beta's database": Damage("catalog.stale-copy", stale_copy, about="library"),
+    "a restore that waits": Damage("catalog.pending", staged_restore, about="library"),
 }

@@ -16,11 +16,12 @@ import apsw
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from regraft import identity, sqlite
+from regraft import identity
+from regraft.disk import sqlite
 from regraft.errors import RegraftError
 from regraft.formats.cherry_v2.index import IndexStore
-from regraft.testing.materials import MaterialInput, materials
 from regraft.testing.stored import StoredState, as_bytes, index_problems, inspect_index, sentence
+from regraft.testing.strategies import MaterialInput, materials
 
 BASE_ID = "5e6f7a8b-9c0d-4e1f-8a2b-3c4d5e6f7a8b"
 _OTHER_BASE_ID = "11111111-1111-4111-8111-111111111111"
@@ -364,7 +365,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._rebuild(self._model[material.material_id], f"replacing {what}")
 
     def _contents(self) -> set[bytes]:
-        with sqlite.reading(self.path) as db:
+        with sqlite.open_readonly(self.path) as db:
             return {as_bytes(text) for (text,) in db.execute("SELECT CAST(text AS BLOB) FROM content")}
 
     def _opens(self, change: str) -> bool:
@@ -439,7 +440,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         found = self.search_words(word, count)
         if found is None:
             return
-        with sqlite.reading(self.path) as db:
+        with sqlite.open_readonly(self.path) as db:
             ranked: list[Any] = db.execute(
                 "SELECT t.target_id, bm25(search_text_fts) FROM search_text_fts"
                 " JOIN search_text t ON t.fts_rowid = search_text_fts.rowid WHERE search_text_fts MATCH ?",
@@ -449,7 +450,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     def _search_vectors(self, body: str, count: int) -> None:
         """Search for the vector of a body that is there, and compare with all distances."""
-        with sqlite.reading(self.path) as db:
+        with sqlite.open_readonly(self.path) as db:
             stored = db.execute(
                 "SELECT t.target_id, e.vector_blob FROM search_text t"
                 " JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash"
@@ -530,7 +531,7 @@ def _copy_files(path: Path, folder: Path) -> None:
 def _rows(path: Path) -> list[Any]:
     """Return the rows of every table that holds anything of the user's; what cannot be read is said instead."""
     read: list[Any] = []
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         for table in ("meta", "content", "material", "search_unit", "search_text", "embedding"):
             try:
                 read.append(sorted(db.execute(f"SELECT * FROM {table}").fetchall(), key=repr))

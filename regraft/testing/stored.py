@@ -14,7 +14,7 @@ from typing import Any
 
 import apsw
 
-from regraft import sqlite
+from regraft.disk import sqlite
 
 #: The version of the layout that these checks are about.
 _VERSION = 2
@@ -111,7 +111,7 @@ class StoredState:
 
 def stored_state(path: Path) -> StoredState:
     """Read what an index file holds, without a trace."""
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         return _state_of(db)
 
 
@@ -172,7 +172,7 @@ def index_problems(path: Path, base_id: str, *, dimensions: int | None = None) -
 def inspect_index(path: Path, base_id: str, dimensions: int | None) -> tuple[list[str], StoredState | None]:
     """Return the problems of an index file, and what it holds: None where that cannot be read."""
     try:
-        with sqlite.reading(path) as file, closing(apsw.Connection(":memory:")) as copy:
+        with sqlite.open_readonly(path) as file, closing(apsw.Connection(":memory:")) as copy:
             with copy.backup("main", file, "main") as backup:
                 backup.step()
             # What belongs to the schema is tried once for each schema, not once for each state of a file.

@@ -7,9 +7,10 @@ files hold is never unpickled: of chromadb, only its own core is used, which rea
 
 from __future__ import annotations
 
+import heapq
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -17,15 +18,80 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from regraft import areas, extras, workers
+from regraft import errors
+from regraft.disk import durable, writable
 from regraft.errors import WrongUsage
 from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID
 from regraft.language import tr
-from regraft.ledger import durable
+from regraft.processes import pool
 from repair.angel_memory import staging
-from repair.angel_memory.distances import NearestVectors
 from repair.angel_memory.staging import Staging
+
+# Keep the nearest of a stream of vectors, by squared L2 distance as Chroma computes it.
+
+
+class NearestVectors:
+    """The ``count`` nearest of all vectors that were compared; memory does not grow with their number.
+
+    Args:
+        vector: the query's vector, little-endian float32.
+        count: how many are kept.
+    """
+
+    def __init__(self, vector: bytes, count: int) -> None:
+        self.vector = vector
+        self.count = count
+        #: How many usable vectors were compared.
+        self.compared = 0
+        self._numbers = np.frombuffer(vector, dtype="<f4").astype(np.float64)
+        #: Negative distance, then an id that sorts ties; the heap's first element is the farthest.
+        self._heap: list[tuple[float, _Reversed]] = []
+
+    @property
+    def dimension(self) -> int:
+        """Return how many numbers the query's vector has."""
+        return len(self._numbers)
+
+    def compare(self, vectors: Iterable[tuple[str, bytes]]) -> None:
+        """Compare vectors by id; those of another length, of zeros or not finite are left out."""
+        for key, vector in vectors:
+            if len(vector) != len(self.vector):
+                continue
+            numbers = np.frombuffer(vector, dtype="<f4").astype(np.float64)
+            distance = float(((numbers - self._numbers) ** 2).sum())
+            if np.isfinite(distance) and numbers.any():
+                self.compared += 1
+                self._keep(distance, key)
+
+    def merge(self, other: NearestVectors) -> None:
+        """Add what another search for the same vector found."""
+        self.compared += other.compared
+        for key, distance in other.sorted():
+            self._keep(distance, key)
+
+    def sorted(self) -> list[tuple[str, float]]:
+        """Return ids and distances, nearest first; equal distances in the order of ids."""
+        found = [(-negative, one.key) for negative, one in self._heap]
+        return [(key, distance) for distance, key in sorted(found)]
+
+    def _keep(self, distance: float, key: str) -> None:
+        push = heapq.heappush if len(self._heap) < self.count else heapq.heappushpop
+        push(self._heap, (-distance, _Reversed(key)))
+
+
+class _Reversed:
+    """An id that sorts in reverse, so that of equal distances the highest id leaves the heap first."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __lt__(self, other: _Reversed) -> bool:
+        return self.key > other.key
+
 
 #: What needs chromadb, and the extra that brings it.
 _NEEDED = (tr("collections of AngelMemory"), "chroma")
@@ -44,7 +110,7 @@ class ChromaFailed(Exception):
         self.is_other_version = _OTHER_VERSION in reason.lower()
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class CollectionChanges(msgspec.Struct, frozen=True, kw_only=True):
     """What is done to a collection, by source ids.
 
     Texts come with the keys of their vectors, which lie in a staging file. ``extra`` are names in the metadata of an
@@ -68,18 +134,18 @@ def demand_chromadb() -> str:
         WrongUsage: it is not installed, or without the core that is used here, or cannot be loaded.
     """
     if find_spec("chromadb") is None:
-        raise extras.not_installed("chromadb", *_NEEDED)
+        raise errors.not_installed_error("chromadb", *_NEEDED)
     try:
         version: str | None = _apart(_version)
     except ChromaFailed as failed:
         problem = tr("chromadb cannot be loaded ({reason})", reason=failed)
         raise WrongUsage(problem=problem, hint=tr("install it again, or another version of it")) from failed
     if version is None:
-        raise extras.not_installed("chromadb", *_NEEDED)
+        raise errors.not_installed_error("chromadb", *_NEEDED)
     return version
 
 
-def vectors_of(folder: Path, keys: Sequence[str]) -> dict[str, bytes]:
+def read_vectors(folder: Path, keys: Sequence[str]) -> dict[str, bytes]:
     """Return the vectors of entries, as little-endian float32, out of a copy that chromadb may write to.
 
     Without a collection there are none. Every entry is read, whatever is asked for: afterwards it is known that
@@ -92,7 +158,7 @@ def vectors_of(folder: Path, keys: Sequence[str]) -> dict[str, bytes]:
     return found
 
 
-def nearest_vectors(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
+def rank_in_chroma(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
     """Return the nearest of the entries ``keys``, out of a copy that chromadb may write to.
 
     Raises:
@@ -102,7 +168,7 @@ def nearest_vectors(folder: Path, vector: bytes, count: int, keys: frozenset[str
     return found
 
 
-def follow(folder: Path, staged: Path, work: Work) -> None:
+def update_collection(folder: Path, staged: Path, work: CollectionChanges) -> None:
     """Change the collection in a copy, made anew where there is none, and prove its vectors.
 
     Args:
@@ -120,7 +186,7 @@ def follow(folder: Path, staged: Path, work: Work) -> None:
 
 
 def _apart(function: Callable[..., Any], *args: Any) -> Any:
-    with workers.started(1, _answer, function, args) as (worker,):
+    with pool.start_workers(1, _answer, function, args) as (worker,):
         try:
             answer, problem = worker.pipe.recv()
         except (EOFError, ConnectionError):
@@ -168,7 +234,7 @@ def _client(folder: Path) -> Any:
         "migrations": "validate" if is_there else "apply",
     }
     # It is closed when the process ends.
-    return chromadb.PersistentClient(path=str(areas.demand(folder)), settings=Settings(**settings))
+    return chromadb.PersistentClient(path=str(writable.require_writable(folder)), settings=Settings(**settings))
 
 
 def _vectors_of(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
@@ -201,9 +267,9 @@ def _entries(collection: Any) -> Iterator[tuple[str, bytes]]:
             yield key, numpy.asarray(vector, dtype="<f4").tobytes()
 
 
-def _follow(folder: Path, staged: Path, work: Work) -> None:
+def _follow(folder: Path, staged: Path, work: CollectionChanges) -> None:
     durable.make_folders(folder, flush=False)
-    with staging.reading(staged) as waiting:
+    with staging.read_staging(staged) as waiting:
         client = _client(folder)
         if work.is_rebuilt and _is_in(client):
             client.delete_collection(COLLECTION)
@@ -224,7 +290,7 @@ def _follow(folder: Path, staged: Path, work: Work) -> None:
 
 
 def _written(
-    write: Callable[..., Any], rows: Sequence[tuple[str, str, str]], waiting: Staging, work: Work
+    write: Callable[..., Any], rows: Sequence[tuple[str, str, str]], waiting: Staging, work: CollectionChanges
 ) -> dict[str, bytes]:
     """Write entries with their texts and vectors; return what proves these vectors, by source id."""
     import numpy  # noqa: PLC0415 - comes with chromadb
@@ -239,7 +305,7 @@ def _written(
     return {key: _digest(vectors[hashed]) for key, _, hashed in rows}
 
 
-def _metadata(work: Work, key: str) -> dict[str, str | None]:
+def _metadata(work: CollectionChanges, key: str) -> dict[str, str | None]:
     return {**dict.fromkeys(work.extra.get(key, ())), SOURCE_ID: key}
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from checks.angel_memory import findings as angel
 from checks.angel_memory.audit import DANGLING, ORPHANED, UNUSED
-from checks.angel_memory.providers import Providers, entries_elsewhere, providers
+from checks.angel_memory.detect import Providers, find_other_collections, find_providers
 from checks.audit.findings import Finding
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.angel_memory import database
@@ -28,13 +28,11 @@ from regraft.formats.angel_memory.database import (
     AngelProblem,
     ProviderFolder,
 )
-from regraft.language import joined, tr
-from regraft.text import argument, counted
-from repair.changes import expiry
-from repair.changes.found import many_disappeared
-from repair.changes.plan import Action, Plan, RowsChange, Unresolved
+from regraft.language import format_count, join_list, tr
+from regraft.text import path_argument
+from repair.changes import undo
+from repair.changes.plan import Action, Plan, RowsChange, Unresolved, many_disappeared, move_to_trash
 from repair.changes.store import Store
-from repair.changes.trash import trashed
 from repair.options import GcOptions
 
 #: Findings that this removes what they are about.
@@ -58,7 +56,7 @@ class _Rows(msgspec.Struct, frozen=True, kw_only=True):
     def told(self, count: int) -> str:
         """Return what is done, for a person."""
         noun = "tag" if self.table == TAGS else "relation"
-        return tr("delete {format}", format=self.message.format(counted(count, noun)))
+        return tr("delete {format}", format=self.message.format(format_count(count, noun)))
 
 
 def _rows(wanted: Collection[str]) -> Iterator[_Rows]:
@@ -109,7 +107,7 @@ def plan(store: Store, options: GcOptions) -> Plan:
     made = _plan_rows(store, options)
     if options.wants(angel.PROVIDER_LEFTOVER):
         made.add(_plan_folders(store, options))
-    return expiry.beside(made, store, options)
+    return undo.add_expired_runs(made, store, options)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -152,7 +150,7 @@ def _lost(root: Path) -> str | None:
                     return tr(
                         "{gone} of {all} are gone at once: their table may be damaged, or an older copy",
                         gone=f"{gone:,}",
-                        all=counted(gone + there, "note" if relation == NOTE_TAGS else "memory"),
+                        all=format_count(gone + there, "note" if relation == NOTE_TAGS else "memory"),
                     )
     except (AngelProblem, apsw.Error) as problem:
         raise SourceUnreadable(path=root / database.DATABASE, reason=problem) from problem
@@ -187,8 +185,8 @@ def _tags_left(store: Store, findings: list[Finding], actions: tuple[Action, ...
     unused = next((one.count for one in findings if one.name == angel.TAG_UNUSED), 0)
     stays = unused - sum(action.count for action in actions if action.finding == angel.TAG_UNUSED)
     if stays > 0:
-        again = shlex.join(["regraft", "gc", argument(store.path)])
-        reason = tr("{tags} that only relations to nothing name: these go first", tags=counted(stays, "tag"))
+        again = shlex.join(["regraft", "gc", path_argument(store.path)])
+        reason = tr("{tags} that only relations to nothing name: these go first", tags=format_count(stays, "tag"))
         yield Unresolved(finding=angel.TAG_UNUSED, reason=reason, count=stays, repair=again)
 
 
@@ -205,7 +203,7 @@ def _counts(root: Path, rows: list[_Rows]) -> list[int]:
 
 
 def _plan_folders(store: Store, options: GcOptions) -> Plan:
-    found, made = providers(store.root), Plan()
+    found, made = find_providers(store.root), Plan()
     for folder in found.leftovers:
         name = folder.path.name
         why = _why_kept(found, folder, options)
@@ -214,7 +212,7 @@ def _plan_folders(store: Store, options: GcOptions) -> Plan:
             made.left.append(Unresolved(finding=angel.PROVIDER_LEFTOVER, reason=reason, subject=name))
         else:
             message = tr("move {name}, of a provider that is not in use, to the trash", name=name)
-            made.changes.append(trashed(store, folder.path, "trash-folder", angel.PROVIDER_LEFTOVER, message))
+            made.changes.append(move_to_trash(store, folder.path, "trash-folder", angel.PROVIDER_LEFTOVER, message))
     if made.changes and not made.left:
         made.resolves.add((angel.PROVIDER_LEFTOVER, None))
     return made
@@ -231,10 +229,10 @@ def _why_kept(found: Providers, folder: ProviderFolder, options: GcOptions) -> s
     others = _others(folder)
     why = tr("its vectors can be used again")
     if others:
-        why = tr("it has entries in {others}, which may be nowhere else", others=joined(others))
+        why = tr("it has entries in {others}, which may be nowhere else", others=join_list(others))
     return tr("{why}; --only {provider_leftover} removes it", why=why, provider_leftover=angel.PROVIDER_LEFTOVER)
 
 
 def _others(folder: ProviderFolder) -> list[str]:
     """Return the collections that may hold what is nowhere else: early versions kept memories in them."""
-    return [name for name in entries_elsewhere(folder) if name != _DERIVED]
+    return [name for name in find_other_collections(folder) if name != _DERIVED]

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import apsw
 
-from checks.angel_memory.providers import providers
+from checks.angel_memory.detect import find_providers
+from regraft.disk import durable
 from regraft.errors import NotSearchable, QueryVectorUnfit, SourceUnreadable
 from regraft.formats.angel_memory import chroma, database
 from regraft.formats.angel_memory.chroma import ChromaProblem
 from regraft.formats.angel_memory.database import COLLECTION, AngelProblem, ProviderFolder
-from regraft.kinds import NAMES, Kind
+from regraft.kinds import KIND_NAMES, Kind
 from regraft.language import tr
-from regraft.ledger import durable
-from regraft.ranking.angel_search import Nearest
+from regraft.ranking.angel_memory import Nearest
 from repair.angel_memory import collection, vectors
-from repair.angel_memory.distances import NearestVectors
+from repair.angel_memory.collection import NearestVectors
 
 
-def nearest(root: Path, vector: bytes, count: int) -> Nearest:
+def find_nearest(root: Path, vector: bytes, count: int) -> Nearest:
     """Return the ``count`` records whose vectors are nearest to ``vector`` (little-endian float32), by squared L2.
 
     Raises:
@@ -34,7 +34,7 @@ def nearest(root: Path, vector: bytes, count: int) -> Nearest:
         WrongUsage: some vectors can only be read with chromadb, and it is not installed.
         CollectionOfOtherVersion, CollectionRefused: chromadb cannot read the collection.
     """
-    folder = providers(root).in_use
+    folder = find_providers(root).in_use
     if folder is None or not folder.database.is_file():
         raise _without_vectors(root)
     try:
@@ -89,10 +89,10 @@ def _search_files(folder: ProviderFolder, keys: frozenset[str], found: NearestVe
         copy = place / folder.chroma.name
         # The log of a running writer is copied too; its index of shared memory is rebuilt from it.
         durable.copy_tree(folder.chroma, copy, without=("-shm",))
-        found.merge(collection.nearest_vectors(copy, found.vector, found.count, keys))
+        found.merge(collection.rank_in_chroma(copy, found.vector, found.count, keys))
 
 
 def _without_vectors(root: Path) -> NotSearchable:
-    what = tr("{name} without vectors of notes", name=NAMES[Kind.ANGEL_MEMORY])
+    what = tr("{name} without vectors of notes", name=KIND_NAMES[Kind.ANGEL_MEMORY])
     advice = tr("regraft reconcile makes them; --mode simple searches tags alone")
     return NotSearchable(path=root, what=what, advice=advice)

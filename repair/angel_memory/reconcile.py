@@ -13,32 +13,30 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from checks.angel_memory.providers import providers
-from regraft import clock, embedders
+from checks.angel_memory.detect import find_providers
+from regraft import embedders, identity
+from regraft.disk import durable
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, EmbedderUnnamed, WrongUsage
+from regraft.identity import replace
 from regraft.kinds import Kind
-from regraft.ledger import durable, ledger
-from regraft.records import replace
+from regraft.ledger import ledger
 from regraft.report.document import Run
 from regraft.report.progress import Progress
-from repair.angel_memory import collection, difference, staging, vectors
+from repair.angel_memory import collection, staging, vectors
 from repair.angel_memory.collection import ChromaFailed
-from repair.angel_memory.difference import Look
-from repair.angel_memory.staging import Origin, Staging
-from repair.angel_memory.vectors import Build
-from repair.backfill import probing
-from repair.backfill.embedding import Embedding, Part
-from repair.backfill.outcome import Outcome, embedding_report, estimated
-from repair.backfill.report import EmbeddingReport
-from repair.backfill.request import Choice
-from repair.backfill.sharing import settle, shared
+from repair.angel_memory.staging import Staging, VectorOrigin
+from repair.angel_memory.vectors import CollectionBuild, CollectionState
 from repair.changes import files
-from repair.changes.apply import RECONCILING
+from repair.changes.execution import RECONCILING
 from repair.changes.plan import Plan
-from repair.changes.report import reported
-from repair.changes.run import run_command
-from repair.changes.store import Store, demand_quiet, recognised
+from repair.changes.run import report_plan, run_command
+from repair.changes.store import Store, demand_not_running, open_for_change
+from repair.embedding import probing
+from repair.embedding.queue import settle_killed_runs, share_store
+from repair.embedding.report import EmbeddingReport, ScopeOutcome, estimate_outcome, make_embedding_report
+from repair.embedding.run import EmbeddingRun, FillPart
+from repair.embedding.scope import ChooseEmbedder
 
 
 class AngelReconcileOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +50,7 @@ class AngelReconcileOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reconcile(
-    choose: Choice,
+    choose: ChooseEmbedder,
     options: AngelReconcileOptions,
     *,
     progress: Progress,
@@ -74,18 +72,18 @@ def reconcile(
         RegraftError: refused, or as :func:`repair.changes.run.run_command`.
     """
     run = Run(command="reconcile", dry_run=options.dry_run, source=options.path)
-    with recognised(options.path, options.kind, "reconcile") as store:
+    with open_for_change(options.path, options.kind, "reconcile") as store:
         run.source_kind = store.found.kind.value
         if not options.dry_run and _is_unsettled(store):
             # A folder may be on its way: what is not in its place seems to be missing.
-            demand_quiet(store)
-            settle(store)
-        look = difference.look(store.root, options.provider)
+            demand_not_running(store)
+            settle_killed_runs(store)
+        look = vectors.compare_collection(store.root, options.provider)
         if look is None or not look.is_needed:
             if look is not None and not options.dry_run:
                 # Killed after its last change, a run has left what nobody needs.
-                staging.discard(_staged(store, look))
-            return embedding_report(reported(store, run, Plan()), None, None)
+                staging.delete_staging(_staged(store, look))
+            return make_embedding_report(report_plan(store, run, Plan()), None, None)
         work = _Work(
             store=store, options=options, run=run, look=look, choose=choose, progress=progress, show_plan=show_plan
         )
@@ -98,7 +96,7 @@ def _is_unsettled(store: Store) -> bool:
     return not states.isdisjoint(("intended", "undoing"))
 
 
-def _staged(store: Store, look: Look) -> Path:
+def _staged(store: Store, look: CollectionState) -> Path:
     return store.own / RECONCILING / f"{look.folder.name}.sqlite"
 
 
@@ -108,12 +106,12 @@ class _Work(msgspec.Struct, kw_only=True):
     store: Store
     options: AngelReconcileOptions
     run: Run
-    look: Look
-    choose: Choice
+    look: CollectionState
+    choose: ChooseEmbedder
     progress: Progress
     show_plan: Callable[[EmbeddingReport], bool]
     settings: EmbedderSettings | None = None
-    outcome: Outcome | None = None
+    outcome: ScopeOutcome | None = None
     chromadb: str = ""
     #: Texts with their vectors, to be compared with what an embedder says.
     sample: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
@@ -149,20 +147,20 @@ class _Work(msgspec.Struct, kw_only=True):
                 if self.look.is_rebuilt and not self.options.dry_run:
                     raise
 
-    def _origin(self) -> Origin:
+    def _origin(self) -> VectorOrigin:
         model = "" if self.settings is None else self.settings.model
-        return Origin(self.look.folder.name, model)
+        return VectorOrigin(self.look.folder.name, model)
 
     def _estimate(self, kept: dict[str, bytes]) -> None:
         """Look what has to be embedded besides what is kept, and what that takes."""
         settings = self.settings
         if settings is None:
             return
-        with staging.imagined(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
+        with staging.preview_staging(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
             scope.wait_for(self.look.waiting().values())
-            scope.write(kept, clock.now_ms())
+            scope.write(kept, identity.now_ms())
             tokens_of = embedders.counter(settings)
-            self.outcome = estimated(
+            self.outcome = estimate_outcome(
                 scope, settings, tokens_of, name=scope.label, model_id=None, dimensions=self.look.dimension
             )
 
@@ -171,14 +169,14 @@ class _Work(msgspec.Struct, kw_only=True):
         embeds = self.settings is not None or look.is_rebuilt
         ready = look.waiting() if embeds else look.donors()
         plan = self._plan(look, ready.keys(), embeds=embeds)
-        return embedding_report(reported(self.store, self.run, plan), self.settings, self.outcome)
+        return make_embedding_report(report_plan(self.store, self.run, plan), self.settings, self.outcome)
 
-    def _plan(self, look: Look, ready: Collection[str], *, embeds: bool) -> Plan:
+    def _plan(self, look: CollectionState, ready: Collection[str], *, embeds: bool) -> Plan:
         """Return the plan of a collection with the vectors of these texts."""
-        build = Build(
+        build = CollectionBuild(
             root=self.store.root, look=look, staged=self.staged, ready=ready, chromadb=self.chromadb, embeds=embeds
         )
-        return vectors.plan(build)
+        return vectors.plan_vectors(build)
 
     # --- doing -------------------------------------------------------------------------------------------------------
 
@@ -186,39 +184,39 @@ class _Work(msgspec.Struct, kw_only=True):
         """Do it, and return what was done."""
         self.chromadb = collection.demand_chromadb()
         self._choose()
-        demand_quiet(self.store)
-        files.settle_logs(self.look.folder.chroma)
+        demand_not_running(self.store)
+        files.flush_logs(self.look.folder.chroma)
         kept = self._surveyed()
         self._estimate(kept)
         if not self.show_plan(self._planned()):
             raise Declined(path=self.options.path)
         settings, outcome = self.settings, self.outcome
         if settings is None or outcome is None or not outcome.survey.lacking:
-            with shared(self.store), self._opened(kept):
+            with share_store(self.store), self._opened(kept):
                 pass
         else:
             sample = self.sample if self.options.probes else None
-            part = Part(outcome=outcome, sample=sample, opened=partial(self._opened, kept))
-            embedding = Embedding(path=self.options.path, store=self.store, parts=[part], progress=self.progress)
-            with embedders.opened(settings) as embedder:
+            part = FillPart(outcome=outcome, sample=sample, opened=partial(self._opened, kept))
+            embedding = EmbeddingRun(path=self.options.path, store=self.store, parts=[part], progress=self.progress)
+            with embedders.open_embedder(settings) as embedder:
                 embedding.run(embedder)
         done = run_command(
             "reconcile", self.options.path, self._publishing, kind=self.options.kind, progress=self.progress
         )
-        staging.discard(self.staged)
-        return embedding_report(done, self.settings, self.outcome)
+        staging.delete_staging(self.staged)
+        return make_embedding_report(done, self.settings, self.outcome)
 
     @contextmanager
     def _opened(self, kept: dict[str, bytes]) -> Iterator[Staging]:
         """Open the staging file; of a run that stops, what was paid for stays, and what holds nothing goes."""
         try:
-            with staging.opened(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
+            with staging.open_staging(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
                 scope.wait_for(self.look.waiting().values())
-                scope.write(kept, clock.now_ms())
+                scope.write(kept, identity.now_ms())
                 yield scope
         except BaseException:
             if not staging.has_vectors(self.staged):
-                staging.discard(self.staged)
+                staging.delete_staging(self.staged)
             raise
 
     def _surveyed(self) -> dict[str, bytes]:
@@ -227,15 +225,15 @@ class _Work(msgspec.Struct, kw_only=True):
         if not look.folder.database.is_file():
             return {}
         sampled = sorted(look.kept.values(), key=lambda entry: (len(entry.document or ""), entry.id))
-        sampled = sampled[: probing.SAMPLE]
+        sampled = sampled[: probing.SAMPLE_SIZE]
         wanted = [entry.id for entry in (*look.donors().values(), *sampled)]
         with (
             durable.temporary_folder() as place,
             vectors.refusals(look.folder.chroma, self.chromadb),
         ):
-            found = self._read(vectors.copied(look, place), wanted)
+            found = self._read(vectors.copy_chroma_folder(look, place), wanted)
         look = self.look
-        sound = {key: vector for key, vector in found.items() if difference.is_sound(vector, look.dimension)}
+        sound = {key: vector for key, vector in found.items() if vectors.is_usable_vector(vector, look.dimension)}
         self.sample = [(str(entry.document), sound[entry.id]) for entry in sampled if entry.id in sound]
         return {key: sound[entry.id] for key, entry in look.donors().items() if entry.id in sound}
 
@@ -246,29 +244,29 @@ class _Work(msgspec.Struct, kw_only=True):
             ChromaFailed: another version of chromadb wrote it.
         """
         try:
-            return collection.vectors_of(copy, keys)
+            return collection.read_vectors(copy, keys)
         except ChromaFailed as failed:
             if failed.is_other_version:
                 raise
             if self.look.providers.is_changed:
                 return {}
-            found = difference.plain_vectors(self.look.folder)
-            sound = {key: one for key, one in found.items() if difference.is_sound(one, self.look.dimension)}
+            found = vectors.read_plain_vectors(self.look.folder)
+            sound = {key: one for key, one in found.items() if vectors.is_usable_vector(one, self.look.dimension)}
             self.look = self.look.without_files(str(failed), sound)
             self._choose()
             return sound
 
     def _publishing(self, store: Store) -> Plan:
         """Return the plan that puts the new collection into its place, by what is there now."""
-        look = difference.look(store.root, self.options.provider)
+        look = vectors.compare_collection(store.root, self.options.provider)
         if look is None or not look.is_needed:
             return Plan()
         if self.look.unreadable is not None:
-            look = look.without_files(self.look.unreadable, difference.plain_vectors(look.folder))
-        with staging.reading(self.staged) as scope:
+            look = look.without_files(self.look.unreadable, vectors.read_plain_vectors(look.folder))
+        with staging.read_staging(self.staged) as scope:
             ready = scope.ready_keys()
         plan = self._plan(look, ready, embeds=self.settings is not None)
-        if self.options.provider is not None and providers(store.root).in_use != look.folder:
+        if self.options.provider is not None and find_providers(store.root).in_use != look.folder:
             # What the user says, nobody else can know.
             return replace(plan, resolves=set())
         return plan

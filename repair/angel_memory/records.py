@@ -14,29 +14,95 @@ from typing import Any
 import apsw
 import msgspec
 
+from checks.angel_memory import detect
 from checks.angel_memory import findings as angel
-from checks.angel_memory.records import Compared, State, compare
-from checks.audit import foreign_schema
-from regraft.formats.angel_memory import database
-from regraft.formats.angel_memory.database import FILES, NOTE_TAGS, RECORDS, SEQUENCE, TAGS, Record
-from regraft.formats.angel_memory.notes import Note
-from regraft.language import tr
-from regraft.text import counted
-from repair.angel_memory import full_text
-from repair.changes import foreign_definitions
-from repair.changes.found import besides, by_name
-from repair.changes.plan import Action, Change, Plan, RowsChange, Unresolved
+from checks.angel_memory.detect import (
+    DIFFERING_DOCUMENTS,
+    FULL_TEXT_CONTENT,
+    FULL_TEXT_TABLE,
+    FileComparison,
+    FileState,
+    compare_files,
+)
+from checks.audit import sqlite_checks
+from regraft.disk import sqlite, untrusted_sqlite
+from regraft.errors import FullTextNotRebuilt
+from regraft.formats.angel_memory import chroma, database
+from regraft.formats.angel_memory.chroma import ChromaProblem
+from regraft.formats.angel_memory.database import FILES, NOTE_TAGS, RECORDS, SEQUENCE, TAGS, Note, Record
+from regraft.language import format_count, tr
+from repair.changes import schema_objects
+from repair.changes.files import copy_database
+from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved, group_by_name, other_warnings
 from repair.changes.store import Store
 from repair.options import RepairOptions
 
+# Rebuild the full-text index of a Chroma database from the documents that it is derived from.
+#
+# The rebuild happens in a copy, which takes the place of the database in one step; ``undo`` brings the old one back.
+
+
+#: FTS5's own format, without which it does not open its tables.
+_FORMAT = 4
+
+
+def plan_full_text(root: Path) -> Iterator[FileChange]:
+    """Yield the rebuild of every damaged full-text index."""
+    for folder in database.provider_folders(root):
+        try:
+            with chroma.reading(folder.database) as db:
+                problem = detect.find_full_text_damage(db)
+        except (ChromaProblem, apsw.Error, OSError):
+            continue  # ``check`` reports it as unreadable; no index can be rebuilt in such a file
+        if problem is None:
+            continue
+        name = folder.database.relative_to(root).as_posix()
+        action = Action(
+            action="rebuild-full-text",
+            message=tr("rebuild the full-text index of {name} from its documents", name=name),
+            base=None,
+            subject=name,
+            finding=angel.FULL_TEXT,
+        )
+        size = folder.database.stat().st_size
+        yield FileChange(path=name, actions=(action,), make=partial(_make, folder.database), bytes=2 * size)
+
+
+def _make(path: Path, new: Path) -> None:
+    """Write a copy of the database at ``path`` with a sound full-text index to ``new``.
+
+    Raises:
+        FullTextNotRebuilt: FTS5 cannot rebuild it.
+    """
+    copy_database(path, new)
+    try:
+        with sqlite.open_writable(new) as db:
+            with sqlite.transaction(db):
+                _rebuild(db)
+            problem = detect.find_full_text_damage(db)
+    except apsw.Error as error:
+        raise FullTextNotRebuilt(path=path, reason=error) from error
+    if problem is not None:
+        raise FullTextNotRebuilt(path=path, reason=problem)
+
+
+def _rebuild(db: apsw.Connection) -> None:
+    with untrusted_sqlite.allow_schema_writes(db):
+        db.execute(f"INSERT OR REPLACE INTO {FULL_TEXT_TABLE}_config (k, v) VALUES ('version', ?)", (_FORMAT,))
+        db.execute(
+            f"INSERT OR REPLACE INTO {FULL_TEXT_CONTENT} (id, c0) SELECT m.id, m.string_value {DIFFERING_DOCUMENTS}"
+        )
+    db.execute(f"INSERT INTO {FULL_TEXT_TABLE} ({FULL_TEXT_TABLE}) VALUES ('rebuild')")
+
+
 _OF_STATE = {
-    State.CHANGED: (
+    FileState.CHANGED: (
         angel.RECORD_CHANGED,
         "replace-records",
         tr("{path} changed: records {gone} go, {come} come"),
     ),
-    State.NEW: (angel.RECORD_MISSING, "add-records", tr("{path} has no record: {come} come")),
-    State.GONE: (angel.FILE_MISSING, "delete-records", tr("{path} is gone: records {gone} go")),
+    FileState.NEW: (angel.RECORD_MISSING, "add-records", tr("{path} has no record: {come} come")),
+    FileState.GONE: (angel.FILE_MISSING, "delete-records", tr("{path} is gone: records {gone} go")),
 }
 #: Findings that are mended.
 NAMES = (
@@ -47,8 +113,8 @@ NAMES = (
 )
 #: What is foreign in each of the databases.
 _LOOKS = {
-    database.DATABASE: partial(foreign_schema.on_tables, tables=database.TABLES),
-    database.FILE_INDEX: partial(foreign_schema.on_tables, tables=(FILES,)),
+    database.DATABASE: partial(sqlite_checks.find_foreign_on_tables, tables=database.TABLES),
+    database.FILE_INDEX: partial(sqlite_checks.find_foreign_on_tables, tables=(FILES,)),
 }
 #: About how many bytes a record, and its relations, hold.
 _RECORD_BYTES = 600
@@ -56,11 +122,11 @@ _RECORD_BYTES = 600
 
 def plan(store: Store, options: RepairOptions) -> Plan:
     """Return what is going to be mended; nothing is written."""
-    found = by_name(store.findings())
+    found = group_by_name(store.findings())
     wanted = options.wanted(NAMES).intersection(NAMES, found)
-    made = foreign_definitions.beside(_own(store, wanted), store, found, options.only, _LOOKS)
+    made = schema_objects.add_drops(_own(store, wanted), store, found, options.only, _LOOKS)
     if not options.only:
-        made.left += [Unresolved.with_remedy(one) for one in besides(found, (*NAMES, *foreign_definitions.NAMES))]
+        made.left += [Unresolved.with_remedy(one) for one in other_warnings(found, (*NAMES, *schema_objects.NAMES))]
     return made
 
 
@@ -70,7 +136,7 @@ def _own(store: Store, wanted: frozenset[str]) -> Plan:
     work = _work(store, wanted)
     changes: list[Change] = [change for change in (_of_files(work), _of_records(work)) if change is not None]
     if angel.FULL_TEXT in wanted:
-        changes += full_text.changes(store.root)
+        changes += plan_full_text(store.root)
     return Plan(changes, resolves={(name, None) for name in wanted})
 
 
@@ -78,7 +144,7 @@ class _Work(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be done to both databases."""
 
     #: The files whose records change, each with the id that it gets in the index of files; None: it has none there.
-    files: list[tuple[Compared, int | None]]
+    files: list[tuple[FileComparison, int | None]]
     #: Records that get a new short id, since one that was stored before has theirs.
     doubles: list[Record]
     #: The first short id that is free.
@@ -108,14 +174,14 @@ def _doubles(db: apsw.Connection, records: list[Record]) -> list[Record]:
 
 
 def _changed_files(
-    root: Path, records: list[Record], states: Collection[State]
-) -> Iterator[tuple[Compared, int | None]]:
+    root: Path, records: list[Record], states: Collection[FileState]
+) -> Iterator[tuple[FileComparison, int | None]]:
     """Yield the files in these states; each that is there gets an id."""
     with database.reading_files(root) as files:
         indexed = list(database.indexed_files(files))
         number = _next_file_id(files)
-    for one in compare(root / database.RAW, records, indexed):
-        if one.state is State.GONE and one.state in states:
+    for one in compare_files(root / database.RAW, records, indexed):
+        if one.state is FileState.GONE and one.state in states:
             yield one, None
         elif one.state in states:
             yield one, number
@@ -145,7 +211,7 @@ def _of_files(work: _Work) -> RowsChange | None:
                 values = (number, one.path, one.file.seconds)
                 db.execute(f"INSERT INTO {FILES} (id, relative_path, file_timestamp) VALUES (?, ?, ?)", values)
 
-    said = tr("bring {files} up to date in the index of files", files=counted(len(changed), "file"))
+    said = tr("bring {files} up to date in the index of files", files=format_count(len(changed), "file"))
     action = Action(action="index-files", message=said, base=None, subject=database.FILE_INDEX, count=len(changed))
     return RowsChange(
         path=database.FILE_INDEX, actions=(action,), apply=apply, tables=(FILES,), bytes=_RECORD_BYTES * len(changed)
@@ -192,7 +258,7 @@ def _replacing(work: _Work) -> Iterator[Action]:
         come = list(range(following, following + len(one.notes)))
         following += len(come)
         gone = sorted(record.short_id for record in one.records if record.short_id is not None)
-        count = len(one.records) if one.state is State.GONE else len(one.notes)
+        count = len(one.records) if one.state is FileState.GONE else len(one.notes)
         yield Action(
             action=name,
             message=said.format(path=one.path, gone=_ranges(gone), come=_ranges(come)),
@@ -218,7 +284,7 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 def _numbering(work: _Work) -> Iterable[Action]:
     if work.doubles:
-        said = tr("give {records} a short id of their own", records=counted(len(work.doubles), "record"))
+        said = tr("give {records} a short id of their own", records=format_count(len(work.doubles), "record"))
         yield Action(
             action="renumber-records",
             message=said,
@@ -238,7 +304,7 @@ def _remove(db: apsw.Connection, keys: Iterable[str]) -> None:
         db.execute(f"DELETE FROM {RECORDS} WHERE source_id = ?", (key,))
 
 
-def _add(db: apsw.Connection, note: Note, one: Compared, file_id: str, short_id: int) -> None:
+def _add(db: apsw.Connection, note: Note, one: FileComparison, file_id: str, short_id: int) -> None:
     """Store a note of a file, its tags, and what relates them."""
     updated_at = float(one.file.seconds) if one.file is not None else 0.0
     values = (note.source_id, short_id, file_id, one.path, *note.headings, note.total_lines, updated_at)

@@ -13,11 +13,10 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import sqlite
+from regraft.disk import durable, sqlite, untrusted_sqlite
 from regraft.language import tr
-from regraft.ledger import durable
-from repair.backfill.scope import Lacking, Survey, Written
 from repair.changes import files
+from repair.embedding.scope import TextCounts, TextWithoutVector, WrittenCounts
 
 _BUSY_MS = 60_000
 _TABLES = (
@@ -34,7 +33,7 @@ _UNUSABLE = (*_DAMAGED, apsw.SQLError)
 _OF_KEYS = "key IN (SELECT value FROM json_each(?))"
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class PendingText(msgspec.Struct, frozen=True):
     """A text that lacks its vector, by its hash; ``is_stale``: what it belongs to has one, of another text."""
 
     key: str
@@ -63,24 +62,24 @@ class Staging:
             self._dimensions = None if size is None else size // 4
         return self._dimensions
 
-    def survey(self) -> Survey:
+    def survey(self) -> TextCounts:
         """Count the texts of the collection."""
         query = "SELECT count(vector), total(vector IS NULL AND NOT is_stale), total(vector IS NULL AND is_stale)"
         row: Any = self._db.execute(f"{query} FROM text").fetchone()
         staged, pending, stale = row
-        return Survey(ready=self._ready + staged, pending=int(pending), stale=int(stale))
+        return TextCounts(ready=self._ready + staged, pending=int(pending), stale=int(stale))
 
     def lacking(self) -> Iterator[str]:
         """Return the key of every text without a vector, in order."""
         found = self._db.execute("SELECT key FROM text WHERE vector IS NULL ORDER BY key").fetchall()
         return (str(key) for (key,) in found)
 
-    def texts(self, keys: Sequence[str]) -> dict[str, Lacking]:
+    def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
         """Return the texts of those keys that still lack a vector."""
         rows = self._of("key, text, is_stale", keys, " AND vector IS NULL")
-        return {str(key): Lacking(str(text), bool(is_stale)) for key, text, is_stale in rows}
+        return {str(key): TextWithoutVector(str(text), bool(is_stale)) for key, text, is_stale in rows}
 
-    def write(self, vectors: Mapping[str, bytes], now_ms: int) -> Written:
+    def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
         """Write vectors in one transaction; one that is there stays."""
         del now_ms
         was_stale = []
@@ -88,7 +87,7 @@ class Staging:
             for key, vector in vectors.items():
                 query = "UPDATE text SET vector = ? WHERE key = ? AND vector IS NULL RETURNING is_stale"
                 was_stale += [bool(is_stale) for (is_stale,) in self._db.execute(query, (vector, key))]
-        return Written(was_stale.count(False), was_stale.count(True))
+        return WrittenCounts(was_stale.count(False), was_stale.count(True))
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the vectors of those of the keys that have one."""
@@ -106,7 +105,7 @@ class Staging:
         """Return the keys that have a vector."""
         return frozenset(str(key) for (key,) in self._db.execute("SELECT key FROM text WHERE vector IS NOT NULL"))
 
-    def wait_for(self, texts: Iterable[Waiting]) -> None:
+    def wait_for(self, texts: Iterable[PendingText]) -> None:
         """Let these texts wait, and no others; vectors that are there stay."""
         with sqlite.transaction(self._db):
             self._db.execute("CREATE TEMP TABLE wanted (key TEXT PRIMARY KEY) WITHOUT ROWID")
@@ -125,7 +124,7 @@ class Staging:
         return self._db.execute(f"SELECT {columns} FROM text WHERE {_OF_KEYS}{more}", (wanted,)).fetchall()
 
 
-class Origin(msgspec.Struct, frozen=True):
+class VectorOrigin(msgspec.Struct, frozen=True):
     """What the vectors of a staging file are of: a provider's name, and the embedder's model, "" where it has none."""
 
     provider: str
@@ -133,7 +132,7 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def opened(path: Path, origin: Origin, ready: int, dimensions: int | None) -> Iterator[Staging]:
+def open_staging(path: Path, origin: VectorOrigin, ready: int, dimensions: int | None) -> Iterator[Staging]:
     """Open a staging file, made anew where there is none; vectors of another origin go.
 
     Args:
@@ -146,9 +145,9 @@ def opened(path: Path, origin: Origin, ready: int, dimensions: int | None) -> It
         apsw.Error, OSError: it cannot be written.
     """
     if _is_damaged(path):
-        discard(path)
+        delete_staging(path)
     durable.make_folders(path.parent)
-    with sqlite.writing(path, create=True) as db:
+    with sqlite.open_writable(path, create=True) as db:
         db.set_busy_timeout(_BUSY_MS)
         with sqlite.transaction(db):
             _prepare(db, origin)
@@ -156,36 +155,36 @@ def opened(path: Path, origin: Origin, ready: int, dimensions: int | None) -> It
 
 
 @contextmanager
-def imagined(path: Path, origin: Origin, ready: int, dimensions: int | None) -> Iterator[Staging]:
+def preview_staging(path: Path, origin: VectorOrigin, ready: int, dimensions: int | None) -> Iterator[Staging]:
     """Open what a staging file would be, for a look: nothing is written.
 
     Raises:
         apsw.Error, OSError: the file that is there cannot be read.
     """
-    with sqlite.in_memory() as db:
+    with sqlite.open_in_memory() as db:
         _prepare(db, origin)
         if path.is_file():
-            with suppress(*_UNUSABLE), sqlite.reading(path) as old:
+            with suppress(*_UNUSABLE), sqlite.open_readonly(path) as old:
                 if _origin(old) == (origin.provider, origin.model):
                     db.executemany("INSERT INTO text VALUES (?, ?, ?, ?)", old.execute("SELECT * FROM text"))
         yield Staging(db, origin.provider, ready, dimensions)
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[Staging]:
+def read_staging(path: Path) -> Iterator[Staging]:
     """Open a staging file for reading.
 
     Raises:
         apsw.Error, OSError: it cannot be read.
     """
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         yield Staging(db)
 
 
 def has_vectors(path: Path) -> bool:
     """Tell whether there is a staging file with a vector in it."""
     if path.is_file():
-        with suppress(*_UNUSABLE), reading(path) as scope:
+        with suppress(*_UNUSABLE), read_staging(path) as scope:
             return bool(scope.ready_keys())
     return False
 
@@ -193,21 +192,21 @@ def has_vectors(path: Path) -> bool:
 def _is_damaged(path: Path) -> bool:
     if path.is_file():
         try:
-            with sqlite.reading(path) as db:
+            with sqlite.open_readonly(path) as db:
                 db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
         except _DAMAGED:
             return True
     return False
 
 
-def discard(path: Path) -> None:
+def delete_staging(path: Path) -> None:
     """Remove a staging file, and its folder with it."""
-    for file in (path, *sqlite.companions(path)):
+    for file in (path, *untrusted_sqlite.find_companions(path)):
         durable.remove_tree(file)
-    files.prune(path.parent, path.parent.parent)
+    files.remove_empty_folders(path.parent, path.parent.parent)
 
 
-def _prepare(db: apsw.Connection, origin: Origin) -> None:
+def _prepare(db: apsw.Connection, origin: VectorOrigin) -> None:
     for statement in _TABLES:
         db.execute(statement)
     if _origin(db) != (origin.provider, origin.model):

@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import apsw
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from checks.audit.collector import Level
 from checks.audit.findings import FINDINGS, Finding
+from regraft.formats.cherry_v2.salvage.writing import PagesTally, TableTally
 from regraft.language import tr
-from regraft.ledger.values import Recorded
+from regraft.ledger.values import RecordedChange
+from regraft.report import notices
 from regraft.report.notices import Severity
-from repair.changes.salvaged import SalvagedFile
+from repair.changes.files import size_on_disk
+from repair.changes.store import Store
+
+# What was left of a damaged file, as the document of a run has it (``docs/commands.md``, "regraft repair").
+
+
+class SalvagedItem(Struct, frozen=True, kw_only=True):
+    """An item of which something is lost: its id, and what a person calls it."""
+
+    id: str
+    name: str
+
+
+class SalvagedItems(Struct, frozen=True, kw_only=True):
+    """How many items of a base are ``whole``, and which are so in part or have nothing left; without a catalog none."""
+
+    whole: int
+    partial: list[SalvagedItem]
+    lost: list[SalvagedItem]
+
+
+class SalvagedFile(Struct, frozen=True, kw_only=True):
+    """What was left of one damaged index.
+
+    ``rows`` counts by what they are; ``deleted`` are rows that had been deleted before and were still there to be read.
+    """
+
+    base: str
+    path: str
+    rows: dict[str, TableTally]
+    deleted: int
+    pages: PagesTally
+    items: SalvagedItems
+
 
 #: What tells whether a file was written to; None where it is not there.
 Stamp = tuple[int, int, int] | None
@@ -135,7 +171,7 @@ class FileChange(msgspec.Struct, frozen=True, kw_only=True):
     #: told apart by the folders that they lie in.
     is_cache: bool = False
     #: Returns what tells later whether the new one was changed, where ``make`` flushes what it makes and knows that
-    #: already; None: it is flushed and asked :func:`repair.changes.files.mark_of`.
+    #: already; None: it is flushed and asked :func:`repair.changes.files.fingerprint`.
     mark: Callable[[Path], str | None] | None = None
 
 
@@ -166,7 +202,7 @@ class Plan(msgspec.Struct):
     #: Whether the report lists these inherited errors.
     lists_inherited: bool = False
     #: Changes of earlier runs that nobody can take back afterwards, with the actions that this is reported as.
-    expired: list[Recorded] = msgspec.field(default_factory=list)
+    expired: list[RecordedChange] = msgspec.field(default_factory=list)
     expiring: list[Action] = msgspec.field(default_factory=list)
     #: Index files whose free space is given back at the end.
     reclaims: list[Reclaim] = msgspec.field(default_factory=list)
@@ -174,7 +210,7 @@ class Plan(msgspec.Struct):
     level: Level = Level.DEFAULT
     #: Whether what takes this run back is kept; else it is deleted at its end.
     keeps_undo: bool = True
-    #: What files were, by their names, when they were read for this (:func:`repair.changes.files.stamp_of`): nothing is
+    #: What files were, by their names, when they were read for this (:func:`repair.changes.files.file_stamp`): nothing is
     #: done where one is another now.
     read: dict[str, Stamp] = msgspec.field(default_factory=dict)
     #: What is left of damaged files that are written anew.
@@ -206,3 +242,75 @@ class Plan(msgspec.Struct):
         """Return the ids of the bases that it touches, or leaves something of."""
         found = {action.base for action in self.actions} | {left.base for left in self.left}
         return {base for base in found if base is not None}
+
+
+# What an audit found, sorted as planners look at it.
+
+
+#: What an audit found, by base.
+FindingsByBase = Mapping[str | None, list[Finding]]
+#: Findings that are gone afterwards, with the base that they are of.
+ResolvedFindings = set[tuple[str, str | None]]
+
+
+def group_by_name(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+    """Return findings by their names, in the order in which these come."""
+    found: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        found[finding.name].append(finding)
+    return dict(found)
+
+
+def group_by_base(findings: Iterable[Finding]) -> dict[str | None, list[Finding]]:
+    """Return findings by the bases that they are of, in the order in which these come."""
+    found: dict[str | None, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        found[finding.base].append(finding)
+    return dict(found)
+
+
+def other_warnings(found: Mapping[str, list[Finding]], mended: Collection[str]) -> list[Finding]:
+    """Return the findings of other names than those that are ``mended``, from warnings on."""
+    others = (one for name, every in found.items() if name not in mended for one in every)
+    return [one for one in others if notices.at_least(one.severity, "warning")]
+
+
+#: Rows disappeared at once where at least this many are gone, and at least one in so many of all.
+_FEWEST_GONE = 3
+_ONE_IN = 10
+
+
+def many_disappeared(gone: int, there: int) -> bool:
+    """Whether so many rows are gone, beside those that are there, that their table may be damaged or an older copy."""
+    return gone >= _FEWEST_GONE and gone * _ONE_IN >= gone + there
+
+
+# The trash: where files and folders go that a run takes away, below the run's own folder.
+
+
+def move_to_trash(
+    store: Store,
+    path: Path,
+    action: str,
+    finding: str,
+    message: str,
+    base: str | None = None,
+    *,
+    as_is: bool = False,
+    is_cache: bool = False,
+) -> FileChange:
+    """Return what takes a file or folder away, to the trash; ``as_is``: whatever it holds.
+
+    ``is_cache``: its system makes it anew, as :class:`FileChange` has it.
+    """
+    name = path.relative_to(store.root).as_posix()
+    return FileChange(
+        path=name,
+        actions=(
+            Action(action=action, message=message, base=base, subject=name, bytes=size_on_disk(path), finding=finding),
+        ),
+        make=None,
+        trash=True,
+        as_is=as_is,
+        is_cache=is_cache,
+    )

@@ -16,7 +16,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from regraft import sqlite
+from regraft.disk import durable, sqlite
 from regraft.errors import (
     REFUSED,
     ChangesStopped,
@@ -24,21 +24,20 @@ from regraft.errors import (
     LedgerUnreadable,
     RegraftError,
     SourceUnreadable,
+    StoppedAtDamage,
     StoreDamaged,
     StoreNotWritable,
     TargetLocked,
 )
 from regraft.language import tr
-from regraft.ledger import durable
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Ledger
 from regraft.ledger.values import WORK
 from regraft.report.document import Run
-from regraft.schema_errors import StoppedAtDamage
-from regraft.text import path_text, shown
-from repair.changes import apply
+from regraft.text import path_text, printable
+from repair.changes import execution
 from repair.changes.plan import Action
-from repair.changes.store import Store, demand_quiet
+from repair.changes.store import Store, demand_not_running
 
 #: What fails where a pipe, a file or a link in a circle stands in the place of a folder, or a folder in that of a file.
 _ODD_PLACES = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
@@ -57,7 +56,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def session(store: Store, again: Callable[[], AbstractContextManager[Store]] | None = None) -> Iterator[Session]:
+def open_session(store: Store, again: Callable[[], AbstractContextManager[Store]] | None = None) -> Iterator[Session]:
     """Change a store alone: every file is whole afterwards, and the run that was begun has ended.
 
     Args:
@@ -68,16 +67,16 @@ def session(store: Store, again: Callable[[], AbstractContextManager[Store]] | N
         ApplicationOpen, TargetLocked, StoreNotWritable: it cannot be changed now.
         ChangesStopped, StoppedAtDamage, StoreDamaged, Interrupted: what was being done was stopped.
     """
-    demand_quiet(store)
-    with opened(store) as ledger, _clean_stop(store, ledger), ExitStack() as stack:
-        if apply.recover(store.root, ledger) and again is not None:
+    demand_not_running(store)
+    with open_ledger(store) as ledger, _clean_stop(store, ledger), ExitStack() as stack:
+        if execution.recover(store.root, ledger) and again is not None:
             store = stack.enter_context(again())
         yield Session(store=store, ledger=ledger)
         ledger.end_run("finished")
 
 
 @contextmanager
-def looking(store: Store) -> Iterator[None]:
+def reading_store(store: Store) -> Iterator[None]:
     """Report what cannot be looked at before anything is written."""
     try:
         yield
@@ -90,7 +89,7 @@ def looking(store: Store) -> Iterator[None]:
 
 
 @contextmanager
-def opened(store: Store) -> Iterator[Ledger]:
+def open_ledger(store: Store) -> Iterator[Ledger]:
     """Open the store's ledger, which keeps every other run out; what was made for it goes again if nothing is in it.
 
     Raises:
@@ -98,13 +97,13 @@ def opened(store: Store) -> Iterator[Ledger]:
         StoreNotWritable
     """
     # The folder may be there without a ledger: the ledger alone is made then.
-    new = next((path for path in (store.own, ledgers.path_of(store.root)) if not os.path.lexists(path)), None)
+    new = next((path for path in (store.own, ledgers.ledger_path(store.root)) if not os.path.lexists(path)), None)
     unused = new
     try:
         with contextlib.ExitStack() as stack:
             try:
                 durable.make_folders(store.own)
-                ledger = stack.enter_context(ledgers.opened(store.root))
+                ledger = stack.enter_context(ledgers.open_exclusive(store.root))
             except RegraftError:
                 raise
             except (OSError, apsw.Error) as error:
@@ -133,19 +132,19 @@ def _says_nothing(store: Store, ledger: Ledger) -> bool:
         made = any(change.state != "dropped" for change in ledger.changes.every())
     except (apsw.Error, LedgerUnreadable):
         return False
-    return not made and not apply.is_waiting(store.own)
+    return not made and not execution.has_pending_vectors(store.own)
 
 
-def settle_remains(store: Store) -> None:
+def recover_if_interrupted(store: Store) -> None:
     """Settle what a killed run was making, where the run that is asked for may be refused before it would do so.
 
     Raises:
         TargetLocked, StoreNotWritable, ApplicationOpen
     """
     if (store.own / WORK).exists():
-        demand_quiet(store)
-        with opened(store) as ledger:
-            apply.recover(store.root, ledger)
+        demand_not_running(store)
+        with open_ledger(store) as ledger:
+            execution.recover(store.root, ledger)
 
 
 def _reason(error: Exception) -> str:
@@ -153,7 +152,7 @@ def _reason(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
     reason = error.strerror or str(error)
-    return reason if error.filename is None else f"{shown(os.fsdecode(error.filename))}: {reason}"
+    return reason if error.filename is None else f"{printable(os.fsdecode(error.filename))}: {reason}"
 
 
 @contextmanager
@@ -172,9 +171,9 @@ def _clean_stop(store: Store, ledger: Ledger) -> Iterator[None]:
         raise
     except (OSError, apsw.Error, UnicodeDecodeError) as error:
         reason, finished = _reason(error), leave("stopped")
-        if is_of_the_store(error):
+        if is_store_damage(error):
             stays = tr("changes: {finished}", finished=finished) if finished else None
-            raise at_damage(store.root, reason, stays) from error
+            raise damage_error(store.root, reason, stays) from error
         is_read_only = isinstance(error, apsw.ReadOnlyError) or getattr(error, "errno", None) == errno.EROFS
         if is_read_only and not finished:
             raise StoreNotWritable(path=store.root, reason=tr("it is read-only")) from error
@@ -191,11 +190,11 @@ _UNKNOWN = "unknown"
 def _leave_whole(store: Store, ledger: Ledger, before: Mapping[int, str], status: str) -> int | str:
     """End a run that was stopped; return how many changes it made, as far as that can be told."""
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
-        apply.recover(store.root, ledger)
+        execution.recover(store.root, ledger)
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         # What is being made tells the next run how far an unsettled change has come.
         if not ledger.changes.open_changes():
-            apply.clean(store.root)
+            execution.clear_work_folder(store.root)
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         ledger.end_run(status)
         return sum(_is_finished(before.get(one.change_id), one.state) for one in ledger.changes.every())
@@ -203,14 +202,14 @@ def _leave_whole(store: Store, ledger: Ledger, before: Mapping[int, str], status
     return _UNKNOWN
 
 
-def at_damage(path: Path, reason: object, finished: str | None) -> RegraftError:
+def damage_error(path: Path, reason: object, finished: str | None) -> RegraftError:
     """Return what is said where damage stops a run; ``finished`` is what stays of it, None where nothing does."""
     if finished is None:
         return StoreDamaged(path=path, reason=reason)
     return StoppedAtDamage(path=path, reason=reason, finished=finished)
 
 
-def is_of_the_store(error: Exception) -> bool:
+def is_store_damage(error: Exception) -> bool:
     """Tell whether an error comes of what is in a store, and not of the system: the next try would come to the same."""
     if isinstance(error, OSError):
         return error.errno in _ODD_PLACES

@@ -5,25 +5,198 @@ Rules: ``docs/formats/library.md``, "Changes".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from msgspec import structs
 
-from regraft.errors import Declined
-from regraft.kinds import PREVIEW_SOURCES, Kind
+from regraft.disk import durable, sqlite
+from regraft.errors import Declined, NotEnoughSpace, PlanOutdated, RegraftError
+from regraft.kinds import PREVIEW_SOURCES, SYSTEMS, Kind
+from regraft.language import tr
+from regraft.ledger.ledger import FOLDER
 from regraft.report.document import Run
-from regraft.report.progress import Progress, Silent
-from repair.changes import apply
-from repair.changes.apply import ChangeExecutor
+from regraft.report.progress import Progress, SilentProgress, stage
+from regraft.text import format_bytes, path_argument
+from repair.changes import execution
+from repair.changes.execution import ChangeExecutor
 from repair.changes.plan import Action, Plan, Unresolved
-from repair.changes.rehearsal import rehearse
-from repair.changes.report import ChangeReport, base_names
-from repair.changes.run import Planner, check_resolved, demand_as_read, demand_space, make_all, planned
-from repair.changes.session import Session, session
-from repair.changes.store import Store, alone, recognised
+from repair.changes.run import (
+    ChangeReport,
+    Planner,
+    apply_changes,
+    base_names,
+    check_resolved,
+    demand_space,
+    demand_unchanged_files,
+    make_plan,
+)
+from repair.changes.session import Session, open_session, reading_store
+from repair.changes.store import Store, exclusive_access, open_for_change
+
+# Run the steps of a command on a temporary copy of a store, to report exactly what a real run does.
+#
+# A step plans with the result of the steps before it: records that ``repair`` deletes leave tags that ``gc`` removes.
+# Only making the first step tells what the second one plans, so that a dry run makes all of them on a copy.
+
+
+E = TypeVar("E", Action, Unresolved)
+#: Folders of a profile in which the browser keeps what it can make again; no command reads them.
+_CACHES = frozenset(
+    {"Cache", "Code Cache", "GPUCache", "DawnCache", "DawnGraphiteCache", "DawnWebGPUCache", "ShaderCache"}
+    | {"blob_storage", "Crashpad", "logs", "Service Worker", "component_crx_cache", "Partitions"}
+)
+#: Room for what the steps write, in times of the copy.
+_ROOM = 2
+
+
+def rehearse(store: Store, run: Callable[[Path], ChangeReport], progress: Progress) -> ChangeReport:
+    """Return the report of a run over a temporary copy of a store; nothing in the store is written.
+
+    Args:
+        store: what is copied.
+        run: makes the changes to the copy, which has the place in it that the user named in the store.
+        progress: told of the files that are copied.
+
+    Raises:
+        NotEnoughSpace: the temporary folder is too small for a copy.
+        PlanOutdated: the store was written to while it was copied.
+        SourceUnreadable: a file of it cannot be read.
+        RegraftError: the run is refused, as it would be for the store.
+    """
+    with reading_store(store):
+        files = list(_files(store))
+        sizes = [path.lstat().st_size for path in files]
+    temporary = durable.temporary_root()
+    free = shutil.disk_usage(temporary).free
+    if free < _ROOM * sum(sizes):
+        raise NotEnoughSpace(path=temporary, needed=format_bytes(_ROOM * sum(sizes)), free=format_bytes(free))
+    with durable.temporary_folder() as folder:
+        copy = folder / (store.root.absolute().name or "store")
+        with stage(progress, tr("Copying"), len(files), "files"):
+            for path, size in zip(files, sizes, strict=True):
+                with reading_store(store):
+                    _copy(path, copy / path.relative_to(store.root), store.root)
+                progress.step(1, size)
+        with reading_store(store):
+            _copy_times(store.root, copy, files)
+        named, root = store.path.absolute(), store.root.absolute()
+        copied = copy / (named.relative_to(root) if named.is_relative_to(root) else Path())
+        try:
+            report = run(copied)
+        except RegraftError as error:
+            raise type(error)(**{name: _moved(fact, copy, store.root) for name, fact in error.facts.items()}) from error
+        return structs.replace(
+            report,
+            actions=[_named_as_in(one, copied, copy, store) for one in report.actions],
+            left=[_named_as_in(one, copied, copy, store) for one in report.left],
+        )
+
+
+def _files(store: Store) -> Iterator[Path]:
+    """Yield the files, links and empty folders that commands may read of a store."""
+    names = _names(store)
+    for entry in sorted(store.root.iterdir()):
+        is_named = names is None or any(entry.name == name or entry.name.startswith(f"{name}-") for name in names)
+        if not is_named or (names is None and store.is_profile and entry.name in _CACHES):
+            continue
+        yield from _below(entry)
+
+
+def _below(path: Path) -> Iterator[Path]:
+    """Yield a file, or what a folder of any depth has in it: files, links and empty folders."""
+    waiting = [path]
+    while waiting:
+        place = waiting.pop()
+        if place.is_symlink() or place.is_file():
+            yield place
+        elif place.is_dir():
+            inside = sorted(place.iterdir(), reverse=True)
+            waiting += inside
+            if not inside:
+                yield place
+
+
+def _names(store: Store) -> set[str] | None:
+    """Return the names directly below the root that belong to a store; None: all of them do.
+
+    A database of a system, and an index file by itself, may lie in a folder of other things.
+    """
+    found, system = store.found, store.system
+    if system is not None and found.path != store.root:
+        paths = {*system.databases(found), *system.files(found)}
+    elif found.kind in SYSTEMS or found.stores.is_whole:
+        return None
+    else:
+        paths = {part for one in store.stores.values() for part in (one.name, one.raw)}
+        paths |= {found.stores.catalog} if found.stores.catalog is not None else set()
+    return {FOLDER, *(Path(path).parts[0] for path in paths)}
+
+
+def _copy(path: Path, target: Path, root: Path) -> None:
+    durable.make_folders(target.parent, flush=False)
+    if path.is_symlink():
+        goal = os.path.realpath(path.parent / os.readlink(path))  # noqa: PTH115 - a junction's goal as it is stored
+        inside = Path(goal).is_relative_to(root.resolve())
+        durable.make_link(target, os.readlink(path) if inside else goal)  # noqa: PTH115
+        return
+    if path.is_dir():
+        durable.make_folders(target, flush=False)
+        return
+    before = sqlite.read_file_state(path)
+    durable.copy_file(path, target)
+    durable.copy_times(path, target)
+    if sqlite.read_file_state(path) != before:
+        raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
+
+
+def _copy_times(root: Path, copy: Path, files: list[Path]) -> None:
+    """Give the folders of files the times that they have in the store: ages are compared with them."""
+    folders = {folder for path in files for folder in (path, *path.parents) if folder.is_relative_to(root)}
+    for folder in sorted(folders, key=lambda one: len(one.parts), reverse=True):
+        if folder.is_dir() and not folder.is_symlink():
+            durable.copy_times(folder, copy / folder.relative_to(root))
+
+
+def _named_as_in(one: E, copied: Path, copy: Path, store: Store) -> E:
+    """Return an entry of a report with the paths of the store in place of those of its copy.
+
+    Args:
+        one: the entry.
+        copied: what stands in the copy for the path that the user gave.
+        copy: the folder that stands for the root of the store.
+        store: what was copied.
+    """
+    fields = structs.asdict(one)
+    moved = {
+        name: _moved(_with_given_path(value, copied, store.path), copy, store.root) for name, value in fields.items()
+    }
+    return structs.replace(one, **moved)
+
+
+def _with_given_path(value: object, copied: Path, given: Path) -> object:
+    """Return a text whose command lines have the path that the user gave, quoted for a shell."""
+    if not isinstance(value, str):
+        return value
+    word = shlex.quote(path_argument(given))
+    return re.sub(rf"{re.escape(shlex.quote(path_argument(copied)))}(?=\s|$)", lambda _: word, value)
+
+
+def _moved(value: object, copy: Path, root: Path) -> object:
+    if isinstance(value, Path):
+        return root / value.relative_to(copy) if value.is_relative_to(copy) else value
+    if isinstance(value, str):
+        return value.replace(str(copy), str(root)).replace(os.path.realpath(copy), str(root))
+    return value
+
 
 Again = AbstractContextManager[Store]
 
@@ -57,11 +230,11 @@ def run_steps(  # noqa: PLR0913 - as of run_command
 
     The other arguments, and the errors, are those of :func:`repair.changes.run.run_command`.
     """
-    again = partial(recognised, path, kind, command, bases, now_ms)
+    again = partial(open_for_change, path, kind, command, bases, now_ms)
 
     def rehearsed(store: Store, run: Run) -> ChangeReport:
         """Return what the run is going to do to a store."""
-        looks = [planned(store, step) for step in steps.planners]
+        looks = [make_plan(store, step) for step in steps.planners]
         if not any(look.changes for look in looks[:-1]):
             last = looks[-1]
             left = [one for one in steps.remains(store) if (one.finding, one.base) not in last.resolves]
@@ -70,27 +243,29 @@ def run_steps(  # noqa: PLR0913 - as of run_command
         return _report(store, run, done.actions, done.left, None)
 
     def carried_out(copy: Path) -> ChangeReport:
-        return run_steps(command, copy, steps, kind=kind, bases=bases, now_ms=now_ms, progress=Silent(), show_plan=None)
+        return run_steps(
+            command, copy, steps, kind=kind, bases=bases, now_ms=now_ms, progress=SilentProgress(), show_plan=None
+        )
 
     with again() as named:
         run = Run(command=command, dry_run=dry_run, source_kind=named.found.kind.value, source=path)
         if dry_run:
             return rehearsed(named, run)
-        with session(named, again) as current:
+        with open_session(named, again) as current:
             store = current.store
             first = Plan()
             for step in steps.planners:
-                first.add(planned(store, step))
+                first.add(make_plan(store, step))
             if not first.changes:
                 return _report(store, run, [], steps.remains(store), None)
             demand_space(store, first)
             if show_plan is not None and not show_plan(rehearsed(store, run)):
                 raise Declined(path=path)
             as_it_is = partial(_recognised_now, store, command, kind, bases)
-            with alone(store):
+            with exclusive_access(store):
                 current.begin(run, ())
                 actions = _make_all(current, run, steps.planners, as_it_is, progress)
-                apply.clean(store.root)
+                execution.clear_work_folder(store.root)
             with as_it_is() as after:
                 return _report(after, run, actions, steps.remains(after), run.id if actions else None)
 
@@ -103,16 +278,16 @@ def _make_all(
     actions: list[Action] = []
     for step in steps:
         with again() as store:
-            plan = planned(store, step)
+            plan = make_plan(store, step)
             if not plan.changes:
                 continue
             demand_space(store, plan)
             executor.take(plan.changes)
-            demand_as_read(store, plan)
+            demand_unchanged_files(store, plan)
             executor.demand_free(plan.changes)
             actions += plan.actions
             current.ledger.changes.record_actions(run.id, actions)
-            make_all(executor, plan, progress)
+            apply_changes(executor, plan, progress)
             # What remains in a new base is among what the caller asks the store for at the end of the run.
             check_resolved(Session(store=store, ledger=current.ledger), run, plan)
     return actions
@@ -122,7 +297,7 @@ def _recognised_now(store: Store, command: str, kind: Kind | None, bases: tuple[
     """Recognise a store in the midst of a run: a file that preview builds wrote may have become a folder."""
     path = store.path if store.path.exists() else store.root
     kind = None if store.found.kind in PREVIEW_SOURCES else kind
-    return recognised(path, kind, command, bases, store.now_ms)
+    return open_for_change(path, kind, command, bases, store.now_ms)
 
 
 def _report(

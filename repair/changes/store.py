@@ -10,22 +10,22 @@ from functools import cached_property
 from pathlib import Path
 
 from checks import systems as audits
-from checks.audit.collector import Level
+from checks.audit.collector import CheckOptions, Level
 from checks.audit.findings import Audit, Finding
-from checks.audit.options import CheckOptions
-from regraft import areas, clock, layout_links, systems
-from regraft.errors import ApplicationOpen, NotChanged, RegraftError, SourceUnreadable, StoreBusy
+from regraft import identity
+from regraft.disk import writable
+from regraft.errors import ApplicationOpen, NotChanged, ProfilePending, RegraftError, SourceUnreadable, StoreBusy
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v2 import layout
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_key, read_catalog
-from regraft.kinds import NAMES, PREVIEW_SOURCES, SYSTEMS, V2_STORES, Kind
-from regraft.language import joined, tr
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_id_text, read_catalog
+from regraft.kinds import KIND_NAMES, PREVIEW_SOURCES, SYSTEMS, V2_STORES, Kind
+from regraft.language import join_list, tr
 from regraft.ledger import ledger
-from regraft.ledger.changes import RunRecord
-from regraft.locate import Located, located
-from regraft.pending import pending_in
-from regraft.profile_errors import ProfilePending
-from regraft.system import System
+from regraft.ledger.ledger import RunRecord
+from regraft.stores import systems, write_checks
+from regraft.stores.locate import Located, open_store
+from regraft.stores.systems import System
+from regraft.stores.write_checks import find_pending_change
 from regraft.text import path_text
 from repair.changes import files
 
@@ -51,7 +51,7 @@ class Store:
     #: Ids of the bases that the user chose; empty: all.
     chosen: frozenset[str] = frozenset()
     #: What ages are relative to.
-    now_ms: int = field(default_factory=clock.now_ms)
+    now_ms: int = field(default_factory=identity.now_ms)
 
     @property
     def own(self) -> Path:
@@ -74,7 +74,7 @@ class Store:
         return self.found.stores.bases
 
     @property
-    def stores(self) -> dict[str, layout.Store]:
+    def stores(self) -> dict[str, layout.StoreFile]:
         """Return the index files by the base's id."""
         every = (*self.found.stores.current, *self.found.stores.preview)
         return {str(store.base_id or store.name): store for store in every}
@@ -91,7 +91,7 @@ class Store:
             return self.system.part_names(self.found)
         with contextlib.suppress(CatalogProblem):
             rows = [] if self.catalog is None else read_catalog(self.root / self.catalog, data=False).bases
-            return {base_key(row): str(row.get("name")) for row in rows}
+            return {base_id_text(row): str(row.get("name")) for row in rows}
         return {}
 
     def wants(self, base: str | None) -> bool:
@@ -143,15 +143,15 @@ def _advice(command: str, found: Located) -> str:
     if found.is_archive:
         return tr("unpack it first")
     if found.kind in SYSTEMS:
-        return tr("what changes it is {sorted}", sorted=joined(sorted(systems.system_of(found.kind).commands)))
+        return tr("what changes it is {sorted}", sorted=join_list(sorted(systems.system_of(found.kind).commands)))
     if command in _ONLY_SYSTEMS:
-        names = (NAMES[system.kind] for system in systems.every() if command in system.commands)
-        return tr("it is for {names}", names=joined(names, tr(" and ")))
+        names = (KIND_NAMES[system.kind] for system in systems.all_systems() if command in system.commands)
+        return tr("it is for {names}", names=join_list(names, tr(" and ")))
     return _ADVICE.get(command, tr("regraft migrate makes a library of it"))
 
 
 @contextmanager
-def recognised(
+def open_for_change(
     path: Path, kind: Kind | None, command: str, bases: tuple[str, ...] = (), now_ms: int | None = None
 ) -> Iterator[Store]:
     """Recognise what is to be changed, which may be changed as long as this lasts.
@@ -170,19 +170,19 @@ def recognised(
         BaseUnknown: it has no such base.
         RegraftError: it cannot be recognised.
     """
-    with located(path, kind) as found:
+    with open_store(path, kind) as found:
         if not _takes(command, found.kind) or found.is_archive:
-            raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(command, found))
+            raise NotChanged(path=path, what=KIND_NAMES[found.kind], command=command, advice=_advice(command, found))
         if found.stores.is_copy:
             raise NotChanged(path=path, what=CATALOG_COPY, command=command, advice=COPY_ADVICE)
-        chosen = frozenset(audits.chosen_bases(found, bases))
-        now_ms = clock.now_ms() if now_ms is None else now_ms
+        chosen = frozenset(audits.resolve_base_ids(found, bases))
+        now_ms = identity.now_ms() if now_ms is None else now_ms
         store = Store(path=path, root=found.tree.path, found=found, chosen=chosen, now_ms=now_ms)
         if command in _ONLY_READ:
             yield store
             return
         _demand_settled(store.root)
-        with areas.opened(store.root):
+        with writable.allow_writes(store.root):
             _demand_no_links(found)
             yield store
 
@@ -194,7 +194,7 @@ def _demand_no_links(found: Located) -> None:
         LinkInStore, SourceUnreadable
     """
     try:
-        layout_links.demand_none(found)
+        write_checks.refuse_store_links(found)
     except OSError as error:
         if isinstance(error, RegraftError):
             raise
@@ -207,19 +207,19 @@ def _demand_settled(root: Path) -> None:
     Raises:
         ProfilePending
     """
-    reason = pending_in(root)
+    reason = find_pending_change(root)
     if reason is not None:
         raise ProfilePending(path=root, pending=reason)
 
 
-def recognised_after(store: Store, command: str) -> AbstractContextManager[Store]:
+def reopen_for_check(store: Store, command: str) -> AbstractContextManager[Store]:
     """Recognise a store that was changed: what a preview build wrote is of another kind now, a file may be a folder."""
     path = store.path if store.path.exists() else store.root
     kind = None if store.found.kind in PREVIEW_SOURCES else store.found.kind
-    return recognised(path, kind, command, now_ms=store.now_ms)
+    return open_for_change(path, kind, command, now_ms=store.now_ms)
 
 
-def alone(store: Store) -> AbstractContextManager[None]:
+def exclusive_access(store: Store) -> AbstractContextManager[None]:
     """Keep the system that a store is of from opening it, as long as this lasts, where that can be.
 
     Raises:
@@ -228,20 +228,20 @@ def alone(store: Store) -> AbstractContextManager[None]:
     return nullcontext() if store.system is None else store.system.alone(store.found)
 
 
-def demand_quiet(store: Store) -> None:
+def demand_not_running(store: Store) -> None:
     """Refuse to change a store whose application is running.
 
     Raises:
         ApplicationOpen, StoreNotWritable
         RegraftError: its system has it open.
     """
-    with alone(store):
+    with exclusive_access(store):
         pass
-    sign = profile.sign_of_life(store.root) if store.is_profile else None
+    sign = profile.detect_running_app(store.root) if store.is_profile else None
     if store.system is not None and store.system.open_file is not None:
         # The system keeps it open, with a log, as long as it runs; nothing else that it has open can be told.
         try:
-            files.settle_log(store.root / store.system.open_file)
+            files.flush_log(store.root / store.system.open_file)
         except StoreBusy:
             sign = tr("it has {open_file} open", open_file=store.system.open_file)
     if sign is not None:

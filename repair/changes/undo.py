@@ -12,21 +12,23 @@ from pathlib import Path, PurePosixPath
 import apsw
 import msgspec
 
-from regraft import sqlite
-from regraft.clock import iso_time
+from regraft.disk import durable, sqlite, untrusted_sqlite
 from regraft.errors import LedgerUnreadable, RunUnknown, UndoRefused
-from regraft.language import joined, tr
-from regraft.ledger import durable
+from regraft.identity import iso_time, replace
+from regraft.language import join_list, tr
+from regraft.ledger import ledger
 from regraft.ledger import ledger as ledgers
-from regraft.ledger.changes import RunRecord
-from regraft.ledger.ledger import FOLDER, Ledger
-from regraft.ledger.values import Recorded, RecordedAction
+from regraft.ledger.ledger import FOLDER, Ledger, RunRecord
+from regraft.ledger.values import RecordedAction, RecordedChange
 from regraft.report.document import Report
-from regraft.text import shown
-from repair.changes import apply, changesets, copies, files
+from regraft.text import printable
+from repair.changes import changesets, execution, files
+from repair.changes.plan import Action, Plan
+from repair.changes.store import Store
+from repair.options import GcOptions
 
 
-class Undoing(msgspec.Struct, frozen=True, kw_only=True):
+class UndoState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a run can be taken back, by how many changes, and how many bytes are kept for that.
 
     ``state`` is "possible", "undone", "expired", "unsettled" (a kill left it open), or "none": nothing was changed.
@@ -47,10 +49,10 @@ class PastRun(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str
     finished_at: str | None
     actions: list[RecordedAction]
-    undo: Undoing
+    undo: UndoState
 
 
-def history(root: Path, chosen: Callable[[Sequence[RunRecord]], Sequence[RunRecord]] = tuple) -> list[PastRun]:
+def list_past_runs(root: Path, chosen: Callable[[Sequence[RunRecord]], Sequence[RunRecord]] = tuple) -> list[PastRun]:
     """Return the runs of a store, latest first.
 
     Args:
@@ -64,7 +66,7 @@ def history(root: Path, chosen: Callable[[Sequence[RunRecord]], Sequence[RunReco
 
 
 def _past(record: RunRecord) -> PastRun:
-    done = undoable(record)
+    done = undoable_changes(record)
     return PastRun(
         id=record.run_id,
         command=record.command,
@@ -72,17 +74,17 @@ def _past(record: RunRecord) -> PastRun:
         status=record.status,
         started_at=iso_time(record.started_at),
         finished_at=None if record.finished_at is None else iso_time(record.finished_at),
-        actions=list(made_actions(record)),
-        undo=Undoing(state=_state(record), bytes=sum(change.bytes for change in done), changes=len(done)),
+        actions=list(completed_actions(record)),
+        undo=UndoState(state=_state(record), bytes=sum(change.bytes for change in done), changes=len(done)),
     )
 
 
-def undoable(record: RunRecord) -> list[Recorded]:
+def undoable_changes(record: RunRecord) -> list[RecordedChange]:
     """Return those of a run's changes that were made and can be taken back."""
     return [change for change in record.changes if change.state == "done"]
 
 
-def made_actions(record: RunRecord) -> Iterator[RecordedAction]:
+def completed_actions(record: RunRecord) -> Iterator[RecordedAction]:
     """Return what a run did: where it was stopped, that is less than what it meant to."""
     if record.status == "finished":
         # Some are known by their count only once they are done.
@@ -117,7 +119,7 @@ def _state(record: RunRecord) -> str:
     return "undone" if states else "none"
 
 
-def chosen_run(root: Path, runs: list[RunRecord], run_id: str | None) -> RunRecord:
+def select_run(root: Path, runs: list[RunRecord], run_id: str | None) -> RunRecord:
     """Return the run that is to be taken back: the one that is named, else the latest that can be.
 
     Args:
@@ -156,11 +158,11 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
         UndoRefused
         StoreBusy, StoreNotWritable
     """
-    anew = {change.change_id for change in made_anew(root, run)}
-    changes = [change for change in undoable(run) if change.change_id not in anew]
+    anew = {change.change_id for change in rebuilt_caches(root, run)}
+    changes = [change for change in undoable_changes(run) if change.change_id not in anew]
     for change in changes:
         _demand_fit(root, change)
-    chains: dict[str, list[Recorded]] = {}
+    chains: dict[str, list[RecordedChange]] = {}
     for change in reversed(changes):
         chains.setdefault(change.path, []).append(change)
     for path, chain in chains.items():
@@ -171,26 +173,26 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
         # Who has one file open is told before any other was taken back.
         for change in changes:
             if change.means == "file":
-                files.settle_logs(root / change.path)
+                files.flush_logs(root / change.path)
             else:
-                with changesets.locked(root / change.path, keep=False):
+                with changesets.write_transaction(root / change.path, keep=False):
                     pass
 
 
-def made_anew(root: Path, run: RunRecord) -> list[Recorded]:
+def rebuilt_caches(root: Path, run: RunRecord) -> list[RecordedChange]:
     """Return the changes of a run that took a cache away of which its system has made something anew.
 
     They are not taken back: parts of two states of one cache would stand beside each other.
     """
-    caches = [change for change in undoable(run) if change.means == "file" and change.file.cache]
+    caches = [change for change in undoable_changes(run) if change.means == "file" and change.file.cache]
     standing = {PurePosixPath(change.path).parent for change in caches if os.path.lexists(root / change.path)}
     return [change for change in caches if PurePosixPath(change.path).parent in standing]
 
 
-def _changed(root: Path, chain: Sequence[Recorded], dry_run: bool) -> str | None:
+def _changed(root: Path, chain: Sequence[RecordedChange], dry_run: bool) -> str | None:
     """Return what was changed since a run changed one path, the last of its changes first; None: nothing."""
     path = root / chain[0].path
-    kept = [apply.kept_of(root, change) for change in chain]
+    kept = [execution.undo_data_path(root, change) for change in chain]
     if any(one is not None and not os.path.lexists(one) for one in kept):
         return tr("what would take it back is gone, it")
     rows = list(takewhile(lambda change: change.means == "rows", chain))
@@ -207,48 +209,48 @@ def _changed(root: Path, chain: Sequence[Recorded], dry_run: bool) -> str | None
 
 
 def _changed_rows(
-    path: Path, records: Sequence[changesets.Record], placed: Recorded | None, dry_run: bool
+    path: Path, records: Sequence[changesets.RevertRecord], placed: RecordedChange | None, dry_run: bool
 ) -> str | None:
     """Return what keeps changes of rows from being taken back by what was kept, the last one first."""
     # The last one to close a file works in the log that lies beside it, also where the run is refused.
-    has_log = any(os.path.lexists(path.with_name(path.name + end)) for end in sqlite.TRACES)
+    has_log = any(os.path.lexists(path.with_name(path.name + end)) for end in untrusted_sqlite.COMPANION_SUFFIXES)
     try:
         with _trial(path, dry_run or has_log or placed is not None) as place:
-            with changesets.locked(place, keep=placed is not None) as db:
-                tables = changesets.could_take_back(db, records, keep=placed is not None)
+            with changesets.write_transaction(place, keep=placed is not None) as db:
+                tables = changesets.find_revert_conflicts(db, records, keep=placed is not None)
             if not tables and placed is not None and files.is_changed(place, placed.file.mark):
                 return "it"
     except sqlite.CONTENT_ERRORS:
         # No database any more, or a damaged one.
         return "it"
-    return tr("its rows ({tables})", tables=joined(tables)) if tables else None
+    return tr("its rows ({tables})", tables=join_list(tables)) if tables else None
 
 
-def _demand_fit(root: Path, change: Recorded) -> None:
+def _demand_fit(root: Path, change: RecordedChange) -> None:
     """Refuse what cannot be the record of a change of rows; a file that is no database any more is told later."""
-    kept = apply.kept_of(root, change)
+    kept = execution.undo_data_path(root, change)
     if change.means == "file" and change.file.new and kept is not None and kept.is_symlink():
         # Nothing is put in the place of a link; one that is kept was, and would lead whoever writes to it elsewhere.
         reason = tr(
             "what takes a change of {path} back is a link, {folder}/{kept}",
-            path=shown(change.path),
+            path=printable(change.path),
             folder=FOLDER,
-            kept=shown(change.kept),
+            kept=printable(change.kept),
         )
-        raise LedgerUnreadable(path=ledgers.path_of(root), reason=reason)
+        raise LedgerUnreadable(path=ledgers.ledger_path(root), reason=reason)
     if change.means != "rows" or kept is None or not kept.is_file():
         return
-    with suppress(*sqlite.CONTENT_ERRORS, apsw.CantOpenError, OSError), sqlite.reading(root / change.path) as db:
-        problem = changesets.unfit(db, kept)
+    with suppress(*sqlite.CONTENT_ERRORS, apsw.CantOpenError, OSError), sqlite.open_readonly(root / change.path) as db:
+        problem = changesets.find_changeset_problem(db, kept)
         if problem is not None:
             reason = tr(
                 "what takes a change of {path} back is {folder}/{kept}, and {problem}",
-                path=shown(change.path),
+                path=printable(change.path),
                 folder=FOLDER,
-                kept=shown(change.kept),
+                kept=printable(change.kept),
                 problem=problem,
             )
-            raise LedgerUnreadable(path=ledgers.path_of(root), reason=reason)
+            raise LedgerUnreadable(path=ledgers.ledger_path(root), reason=reason)
 
 
 @contextmanager
@@ -258,11 +260,11 @@ def _trial(path: Path, on_copy: bool) -> Iterator[Path]:
         yield path
         return
     with durable.temporary_folder() as folder:
-        copies.copy_database(path, folder / "copy.sqlite")
+        files.copy_database(path, folder / "copy.sqlite")
         yield folder / "copy.sqlite"
 
 
-def take_back(root: Path, ledger: Ledger, run_id: str) -> None:
+def undo_changes(root: Path, ledger: Ledger, run_id: str) -> None:
     """Take every change of a run back, the last one first; see :func:`demand_unchanged`.
 
     Of a cache that was made anew (:func:`made_anew`) the former state is deleted.
@@ -272,11 +274,11 @@ def take_back(root: Path, ledger: Ledger, run_id: str) -> None:
         StoreBusy, StoreNotWritable, OSError, apsw.Error
     """
     run = next(one for one in ledger.changes.runs() if one.run_id == run_id)
-    anew = {change.change_id for change in made_anew(root, run)}
-    for change in reversed(undoable(run)):
+    anew = {change.change_id for change in rebuilt_caches(root, run)}
+    for change in reversed(undoable_changes(run)):
         if change.change_id in anew:
             ledger.changes.settle(change.change_id, "undone", 0)
-            apply.forget(root, apply.kept_of(root, change))
+            execution.delete_undo_data(root, execution.undo_data_path(root, change))
             continue
         ledger.changes.settle(change.change_id, "undoing")
         if change.means == "rows":
@@ -284,25 +286,78 @@ def take_back(root: Path, ledger: Ledger, run_id: str) -> None:
         else:
             _take_back_file(root, change)
         ledger.changes.settle(change.change_id, "undone", 0)
-        apply.forget(root, apply.kept_of(root, change))
-    apply.clean(root)
+        execution.delete_undo_data(root, execution.undo_data_path(root, change))
+    execution.clear_work_folder(root)
 
 
-def _take_back_rows(root: Path, change: Recorded) -> None:
-    with changesets.locked(root / change.path) as db:
-        tables = changesets.take_back(db, root / FOLDER / str(change.kept), change.rows.dangling)
+def _take_back_rows(root: Path, change: RecordedChange) -> None:
+    with changesets.write_transaction(root / change.path) as db:
+        tables = changesets.revert_changeset(db, root / FOLDER / str(change.kept), change.rows.dangling)
         if tables:
-            what = tr("its rows ({tables})", tables=joined(tables))
+            what = tr("its rows ({tables})", tables=join_list(tables))
             raise UndoRefused(path=root / change.path, what=what, run=change.run_id)
 
 
-def _take_back_file(root: Path, change: Recorded) -> None:
+def _take_back_file(root: Path, change: RecordedChange) -> None:
     final = root / change.path
-    files.settle_logs(final)
-    aside = apply.aside_of(root, change)
-    kept = apply.kept_of(root, change)
+    files.flush_logs(final)
+    aside = execution.parked_path(root, change)
+    kept = execution.undo_data_path(root, change)
     if kept is not None and kept.is_file():
-        changesets.keep_counters(change.path, final, kept)
+        changesets.copy_counters(change.path, final, kept)
     files.swap_back(final, kept, aside)
-    apply.remove_made(root, change)
+    execution.remove_created_folders(root, change)
     durable.remove_tree(aside)
+
+
+# What earlier runs kept so that they can be taken back, once its time is over.
+
+
+_DAY_MS = 86_400_000
+#: States of a change of which nobody knows yet what became of it.
+_OPEN = {"intended", "undoing"}
+
+
+def add_expired_runs(own: Plan, store: Store, options: GcOptions) -> Plan:
+    """Return a plan with what is kept no longer, too; a part of a store, or of the findings, leaves all of it.
+
+    Raises:
+        LedgerUnreadable
+    """
+    expired: list[RecordedChange] = []
+    expiring: list[Action] = []
+    for run, kept in _due(store, options):
+        when = iso_time(run.started_at)
+        message = tr(
+            "empty what regraft {command} of {when} kept: it cannot be taken back afterwards",
+            command=run.command,
+            when=when,
+        )
+        size = sum(change.bytes for change in kept)
+        expired += kept
+        expiring.append(Action(action="expire", message=message, subject=run.run_id, count=len(kept), bytes=size))
+    keeps_undo = options.grace != 0
+    if own.changes and not keeps_undo:
+        size = sum(action.bytes for action in own.actions if action.finding is not None)
+        message = tr("keep nothing of this run: it cannot be taken back afterwards")
+        expiring.append(Action(action="expire", message=message, count=len(own.changes), bytes=size))
+    return replace(own, expired=expired, expiring=expiring, keeps_undo=keeps_undo)
+
+
+def _due(store: Store, options: GcOptions) -> Iterator[tuple[RunRecord, list[RecordedChange]]]:
+    """Yield the runs whose time is over, each with its changes that could still be taken back."""
+    if store.chosen or options.only or not options.expires:
+        return
+    latest = options.now_ms - options.grace * _DAY_MS
+    for run in ledger.read_runs(store.root):
+        is_over = (run.finished_at or run.started_at) <= latest
+        kept = _undoable_if_settled(run) if is_over else []
+        if kept:
+            yield run, kept
+
+
+def _undoable_if_settled(run: RunRecord) -> list[RecordedChange]:
+    """Return the changes of a run that could be taken back; none while it is not known what became of all of them."""
+    if any(change.state in _OPEN for change in run.changes):
+        return []
+    return [change for change in run.changes if change.state == "done"]

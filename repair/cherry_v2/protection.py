@@ -11,16 +11,15 @@ from collections.abc import Iterator
 import apsw
 import msgspec
 
-from regraft import sqlite
-from regraft.formats.cherry_v2.catalog_reader import StoredCatalog, base_key
-from regraft.language import tr
-from regraft.text import counted
-from repair.changes.found import many_disappeared
+from regraft.disk import sqlite
+from regraft.formats.cherry_v2.catalog_reader import StoredCatalog, base_id_text
+from regraft.language import format_count, tr
+from repair.changes.plan import many_disappeared
 from repair.changes.store import Store
-from repair.cherry_v2.catalogs import catalog_of
+from repair.cherry_v2.catalog_changes import read_store_catalog
 
 
-class Disappeared(msgspec.Struct, frozen=True):
+class DisappearedItems(msgspec.Struct, frozen=True):
     """Materials of a base whose items have no row any more, and the items that still have one, folders aside."""
 
     gone: int = 0
@@ -43,7 +42,7 @@ class Protection:
 
     def __init__(self, store: Store, catalog: StoredCatalog | None, spared: frozenset[str] = frozenset()) -> None:
         self._store, self._catalog, self._spared = store, catalog, spared
-        self._rows = {} if catalog is None else {base_key(row): row for row in catalog.bases}
+        self._rows = {} if catalog is None else {base_id_text(row): row for row in catalog.bases}
         self._listed = {str(item.get("id")) for items in self._items().values() for item in items}
         self._known: dict[str, str | None] = {}
 
@@ -54,7 +53,7 @@ class Protection:
         Raises:
             SourceUnreadable: the catalog cannot be read.
         """
-        return cls(store, None if store.catalog is None else catalog_of(store, data=False), spared)
+        return cls(store, None if store.catalog is None else read_store_catalog(store, data=False), spared)
 
     def reason(self, base: str) -> str | None:
         """Return why nothing of a base is deleted, for a person; None where it is not protected."""
@@ -62,18 +61,18 @@ class Protection:
             self._known[base] = self._reason(base)
         return self._known[base]
 
-    def disappeared(self, base: str) -> Disappeared:
+    def disappeared(self, base: str) -> DisappearedItems:
         """Count the items of a base that have a material and no row; zero where its index cannot be read."""
         one = self._store.stores.get(base)
         if one is None or base not in self._rows or self._catalog is None or self._catalog.items is None:
-            return Disappeared()
+            return DisappearedItems()
         try:
-            with sqlite.reading(self._store.root / one.name) as db:
+            with sqlite.open_readonly(self._store.root / one.name) as db:
                 gone = sum(material not in self._listed for material in _materials(db))
         except (apsw.Error, OSError, UnicodeDecodeError):
-            return Disappeared()
+            return DisappearedItems()
         there = sum(item.get("type") != "directory" for item in self._items().get(base, ()))
-        return Disappeared(gone, there)
+        return DisappearedItems(gone, there)
 
     def _items(self) -> dict[str, list[dict[str, object]]]:
         items = None if self._catalog is None else self._catalog.items
@@ -90,7 +89,7 @@ class Protection:
             "{gone} of {all} disappeared at once: the catalog may be older than the index, and nothing of the base is "
             "deleted",
             gone=f"{found.gone:,}",
-            all=counted(found.gone + found.there, "item"),
+            all=format_count(found.gone + found.there, "item"),
         )
 
 

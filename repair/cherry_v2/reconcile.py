@@ -19,20 +19,19 @@ import msgspec
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import is_foreign, path_of
-from checks.cherry_v2.index_file import path_problem
-from regraft import sqlite
+from checks.cherry_v2.catalog_rows import get_indexed_path, has_newer_type
+from checks.cherry_v2.raw_files import find_path_problem
+from regraft.disk import sqlite, untrusted_sqlite
 from regraft.errors import NotChanged, PlanOutdated
-from regraft.following import OutOfOrder, differences
 from regraft.formats.cherry_v2 import layout
-from regraft.formats.cherry_v2.catalog_reader import base_key
-from regraft.kinds import NAMES as NAMES_OF_KINDS
-from regraft.language import tr
-from regraft.text import argument, counted, decode_utf8, whole
-from repair.changes.found import by_base
-from repair.changes.plan import Action, Plan, RowsChange, Unresolved
+from regraft.formats.cherry_v2.catalog_reader import base_id_text
+from regraft.kinds import KIND_NAMES as NAMES_OF_KINDS
+from regraft.language import format_count, tr
+from regraft.stores.derived import OutOfOrder, compare_sorted
+from regraft.text import decode_utf8, path_argument, replace_surrogates
+from repair.changes.plan import Action, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.store import Store
-from repair.cherry_v2.catalogs import catalog_of
+from repair.cherry_v2.catalog_changes import read_store_catalog
 from repair.cherry_v2.protection import Protection
 from repair.cherry_v2.rules.evidence import DAMAGE
 from repair.options import ReconcileOptions
@@ -60,11 +59,11 @@ def plan(store: Store, options: ReconcileOptions) -> Plan:
         raise NotChanged(
             path=store.path, what=what, command="reconcile", advice=tr("give the library or profile it is of")
         )
-    catalog = catalog_of(store, data=False)
-    known = {base_key(row) for row in catalog.bases}
+    catalog = read_store_catalog(store, data=False)
+    known = {base_id_text(row) for row in catalog.bases}
     protection = Protection(store, catalog, options.spared)
     made = Plan()
-    for base, found in by_base(store.findings(Level.QUICK)).items():
+    for base, found in group_by_base(store.findings(Level.QUICK)).items():
         if base is not None:
             made.add(_plan_base(store, base, found, options, protection, is_known=base in known))
     return made
@@ -106,7 +105,7 @@ def _why_kept(base: str, options: ReconcileOptions, protection: Protection) -> s
 
 def _kept(store: Store, finding: Finding, why: str) -> Unresolved:
     """Return that the materials of a base are kept, with the command that lists them again."""
-    words = ["regraft", "repair", argument(store.path), *LISTING, "--base", str(finding.base)]
+    words = ["regraft", "repair", path_argument(store.path), *LISTING, "--base", str(finding.base)]
     reason = tr("{what}, kept: {why}", what=finding.message, why=why)
     return Unresolved.of(finding, reason, repair=shlex.join(words))
 
@@ -134,7 +133,7 @@ def _lacking(store: Store, finding: Finding) -> Unresolved:
     repair = finding.repair
     if store.is_profile and finding.name != v2.ITEM_NOT_INDEXED:
         # The upgrade may have left the v1 file that has it.
-        repair = f"regraft rescue {shlex.quote(argument(store.root))}"
+        repair = f"regraft rescue {shlex.quote(path_argument(store.root))}"
     return Unresolved.of(finding, finding.message, repair=repair)
 
 
@@ -215,7 +214,7 @@ class _Follows(msgspec.Struct):
 
     store: Store
     base: str
-    index: layout.Store
+    index: layout.StoreFile
     #: Findings that are to be resolved.
     wanted: frozenset[str]
     #: Ids of materials that go, and those that get another path.
@@ -231,10 +230,10 @@ class _Follows(msgspec.Struct):
             apsw.Error, OSError, UnicodeDecodeError: one of both cannot be read.
         """
         catalog = self.store.root / str(self.store.catalog)
-        with sqlite.reading(catalog) as items, sqlite.reading(self.store.root / self.index.name) as index:
+        with sqlite.open_readonly(catalog) as items, sqlite.open_readonly(self.store.root / self.index.name) as index:
             if {items.execute("PRAGMA encoding").get, index.execute("PRAGMA encoding").get} != {"UTF-8"}:
                 raise OutOfOrder(tr("their texts are not UTF-8"))
-            for one in differences(_items(items, self.base), _materials(index)):
+            for one in compare_sorted(_items(items, self.base), _materials(index)):
                 if one.kind == "orphaned" and v2.MATERIAL_ORPHAN in self.wanted:
                     self._orphaned(items, one.id)
                 elif one.kind == "stale" and one.wanted is not None and v2.MATERIAL_PATH in self.wanted:
@@ -290,7 +289,7 @@ class _Follows(msgspec.Struct):
             wanted = Counter(move.new for move in self.moves)
             stays: set[_Move] = set()
             for move in self.moves:
-                reason = path_problem(move.new.encode()) or self._taken(index, move.new, wanted[move.new], leaving)
+                reason = find_path_problem(move.new.encode()) or self._taken(index, move.new, wanted[move.new], leaving)
                 if reason is not None:
                     self._leave(
                         v2.MATERIAL_PATH,
@@ -331,11 +330,11 @@ class _Follows(msgspec.Struct):
             apsw.Error, OSError: the index cannot be read.
         """
         gone, moves, path = json.dumps(self.gone), tuple(self.moves), self.store.root / self.index.name
-        with sqlite.reading(path) as db:
+        with sqlite.open_readonly(path) as db:
             counts = _counts(db, gone)
         actions = list(self._deletions(counts))
         if moves:
-            message = tr("give {materials} the path of its item", materials=counted(len(moves), "material"))
+            message = tr("give {materials} the path of its item", materials=format_count(len(moves), "material"))
             subject = moves[0].material if len(moves) == 1 else None
             actions.append(
                 Action(
@@ -372,7 +371,7 @@ class _Follows(msgspec.Struct):
             if count:
                 which = tr("without an item") if kind.table == "material" else tr("that nothing else needs")
                 finding = v2.MATERIAL_ORPHAN if kind.table == "material" else None
-                message = tr("delete {counted} {which}", counted=counted(count, kind.noun), which=which)
+                message = tr("delete {counted} {which}", counted=format_count(count, kind.noun), which=which)
                 yield Action(
                     action=kind.action,
                     message=message,
@@ -393,7 +392,7 @@ def _text(raw: bytes | None) -> str | None:
 
 def _is_file(raw: Path, path: str) -> bool:
     try:
-        return path_problem(path.encode()) is None and (raw / path).is_file()
+        return find_path_problem(path.encode()) is None and (raw / path).is_file()
     except (OSError, ValueError):
         return False
 
@@ -401,12 +400,14 @@ def _is_file(raw: Path, path: str) -> bool:
 def _items(db: apsw.Connection, base: str) -> Iterator[tuple[bytes, bytes | None]]:
     """Return the items of a base that may have a material, with the path of what is indexed, sorted by id."""
     of_base = "knowledge_item NOT INDEXED WHERE base_id = ? AND typeof(id) = 'text' ORDER BY CAST(id AS BLOB)"
-    for key, kind, status, data in sqlite.lenient_rows(db, ("id", "type", "status", "data"), of_base, (base,)):
+    for key, kind, status, data in untrusted_sqlite.read_lenient_rows(
+        db, ("id", "type", "status", "data"), of_base, (base,)
+    ):
         item = {"type": kind, "data": data}
-        if status == "deleting" and not is_foreign(item):
+        if status == "deleting" and not has_newer_type(item):
             continue
-        path = None if is_foreign(item) else path_of(item)
-        yield key.encode(), None if path is None else whole(path).encode()
+        path = None if has_newer_type(item) else get_indexed_path(item)
+        yield key.encode(), None if path is None else replace_surrogates(path).encode()
 
 
 def _materials(db: apsw.Connection) -> Iterator[tuple[bytes, bytes | None]]:

@@ -15,22 +15,18 @@ from msgspec import structs
 
 from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
-from regraft import links, sqlite
+from regraft.disk import durable, links, untrusted_sqlite
+from regraft.disk.durable import NO_ROOM
 from regraft.errors import PlanOutdated, WorkFolderTooSmall
 from regraft.formats.cherry_v2 import salvage
-from regraft.formats.cherry_v2.catalog_lookup import item_data
-from regraft.formats.cherry_v2.catalog_reader import Row
-from regraft.formats.cherry_v2.item_names import item_name
+from regraft.formats.cherry_v2.catalog_reader import Row, item_name, read_item_data
 from regraft.formats.cherry_v2.layout import INDEX_FILE
-from regraft.formats.cherry_v2.layout import Store as Place
+from regraft.formats.cherry_v2.layout import StoreFile as Place
 from regraft.formats.cherry_v2.salvage import Expected, Refused, Salvaged, Tally
-from regraft.language import joined, tr
-from regraft.ledger import durable
-from regraft.ledger.durable import NO_ROOM
-from regraft.text import argument, counted, one_line
+from regraft.language import format_count, join_list, tr
+from regraft.text import one_line, path_argument
 from repair.changes import files
-from repair.changes.plan import Action, FileChange, Plan, Unresolved
-from repair.changes.salvaged import SalvagedFile, SalvagedItem, SalvagedItems
+from repair.changes.plan import Action, FileChange, Plan, SalvagedFile, SalvagedItem, SalvagedItems, Unresolved
 from repair.changes.store import Store
 
 #: Findings of a file that SQLite refuses, or breaks off in.
@@ -85,7 +81,7 @@ class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
         whole = 0
         for item in completed:
             key = str(item.get("id"))
-            told = SalvagedItem(id=key, name=item_name(item.get("type"), item_data(item)) or key)
+            told = SalvagedItem(id=key, name=item_name(item.get("type"), read_item_data(item)) or key)
             if tally.traced is not None and key not in tally.traced:
                 # Nothing of it was in the file, damaged or not.
                 continue
@@ -99,7 +95,7 @@ class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _path_of(item: Row) -> str | None:
-    data = item_data(item)
+    data = read_item_data(item)
     found = data.get("indexedRelativePath") or data.get("relativePath")
     return found if isinstance(found, str) else None
 
@@ -109,9 +105,9 @@ def is_damaged(findings: Sequence[Finding]) -> bool:
     return any(one.name in DAMAGED for one in findings)
 
 
-def offer(index: DamagedIndex) -> list[Unresolved]:
+def suggest_salvage(index: DamagedIndex) -> list[Unresolved]:
     """Return that a damaged index stays as it is, and how much of it can be salvaged."""
-    line = command_line(index.store, index.base)
+    line = salvage_command(index.store, index.base)
     try:
         with salvage.salvaged(index.path, index.expected) as found:
             tally = found.tally
@@ -126,16 +122,16 @@ def offer(index: DamagedIndex) -> list[Unresolved]:
     return [_stays(one, offered, repair=line) for one in _of_file(index)]
 
 
-def command_line(store: Store, base: str) -> str:
+def salvage_command(store: Store, base: str) -> str:
     """Return the command line that salvages one base."""
     chosen = ("--base", base) if store.found.stores.is_whole else ()
-    return shlex.join(["regraft", "repair", argument(store.path), "--salvage", *chosen])
+    return shlex.join(["regraft", "repair", path_argument(store.path), "--salvage", *chosen])
 
 
 def plan(index: DamagedIndex) -> Plan:
     """Return what writes an index anew from what is left of it; where nothing is, that it stays."""
     made = Plan()
-    stamps = {name: files.stamp_of(index.store.root / name) for name in files_of(index)}
+    stamps = {name: files.file_stamp(index.store.root / name) for name in index_file_names(index)}
     try:
         with salvage.salvaged(index.path, index.expected) as found:
             tally = found.tally
@@ -164,10 +160,10 @@ def plan(index: DamagedIndex) -> Plan:
     return made
 
 
-def files_of(index: DamagedIndex) -> Iterator[str]:
+def index_file_names(index: DamagedIndex) -> Iterator[str]:
     """Yield the names of an index file and of the log or journal beside it that holds content."""
     yield index.place.name
-    for beside in sqlite.companions(links.real_path(index.path)):
+    for beside in untrusted_sqlite.find_companions(links.real_path(index.path)):
         yield index.place.name + beside.name[len(links.real_path(index.path).name) :]
 
 
@@ -216,10 +212,10 @@ def _rebuilt(index: DamagedIndex, tally: Tally) -> FileChange:
             _demand_same(found, tally, index.path)
             found.write(new, index.now_ms)
 
-    return replacement(index, (action,), make, tally.bytes)
+    return plan_replacement(index, (action,), make, tally.bytes)
 
 
-def replacement(
+def plan_replacement(
     index: DamagedIndex, actions: tuple[Action, ...], make: Callable[[Path], None], size: int
 ) -> FileChange:
     """Plan a new file in place of a damaged one, which is kept for undo.
@@ -238,11 +234,11 @@ def replacement(
         make(new)
 
     def make_folder(new: Path) -> None:
-        durable.copy_tree(index.path.parent, new, without=(index.path.name, *sqlite.TRACES))
+        durable.copy_tree(index.path.parent, new, without=(index.path.name, *untrusted_sqlite.COMPANION_SUFFIXES))
         make(new / index.path.name)
         durable.copy_mode(index.path, new / index.path.name)
 
-    with_folder = index.folder is not None and len(list(files_of(index))) > 1
+    with_folder = index.folder is not None and len(list(index_file_names(index))) > 1
     # The damaged file is moved as it is: SQLite may not even open it.
     path, chosen = (str(index.folder), make_folder) if with_folder else (index.place.name, make_file)
     return FileChange(path=path, actions=actions, make=chosen, bytes=size, as_is=True)
@@ -255,7 +251,7 @@ def _demand_alone(path: Path) -> None:
         StoreBusy, StoreNotWritable
     """
     try:
-        files.settle_log(path)
+        files.flush_log(path)
     except apsw.Error:
         # What keeps SQLite from opening it keeps others from it, too.
         return
@@ -271,21 +267,21 @@ def _lost(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Iterator[U
     # Of a base without a model, only vectors that were there are lost.
     has_model = index.row is not None and index.row.get("embedding_model_id") is not None
     if tally.lacking and (has_model or tally.rows["embeddings"].about):
-        reason = tr("{texts} whose vectors are lost: to be embedded anew", texts=counted(tally.lacking, "text"))
+        reason = tr("{texts} whose vectors are lost: to be embedded anew", texts=format_count(tally.lacking, "text"))
         words = FINDINGS[v2.VECTOR_MISSING].command
         base = ("--base", index.base) if index.store.found.stores.is_whole else ()
-        line = shlex.join(["regraft", *words[:1], argument(index.store.path), *words[1:], *base])
+        line = shlex.join(["regraft", *words[:1], path_argument(index.store.path), *words[1:], *base])
         repair = line if index.row is not None else None
         left = Unresolved.registered(v2.VECTOR_MISSING, reason, base=index.base, count=tally.lacking)
         yield structs.replace(left, repair=repair)
     for finding, items, said in ((v2.ITEM_NO_MATERIAL, parts.lost, _LOST), (v2.UNIT_MISSING, parts.partial, _PARTIAL)):
         if items:
-            reason = tr(said, items=counted(len(items), "item"), names=_names(items))
+            reason = tr(said, items=format_count(len(items), "item"), names=_names(items))
             yield Unresolved.registered(finding, reason, base=index.base, count=len(items))
     if tally.unnamed:
         reason = tr(
             "{materials} whose path is lost: it is the id of the item now, until the catalog says another one",
-            materials=counted(len(tally.unnamed), "material"),
+            materials=format_count(len(tally.unnamed), "material"),
         )
         yield Unresolved.registered(v2.MATERIAL_PATH, reason, base=index.base, count=len(tally.unnamed))
 
@@ -297,4 +293,4 @@ _PARTIAL = tr("{items} of which a part is lost: {names}. Index them again in the
 def _names(items: Sequence[SalvagedItem]) -> str:
     named = [one_line(item.name) for item in items[:_NAMED]]
     more = len(items) - len(named)
-    return joined([*named, *([tr("{more:,} more", more=more)] if more else [])])
+    return join_list([*named, *([tr("{more:,} more", more=more)] if more else [])])

@@ -20,25 +20,23 @@ import msgspec
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.packs import BACKUP_SLIM
-from regraft import links, long_paths, sqlite
-from regraft.base_names import known_id, meant
-from regraft.errors import NotChanged, RegraftError, SourceUnreadable
+from checks.cherry_v2.findings import BACKUP_SLIM
+from regraft.disk import file_paths, links, sqlite
+from regraft.disk.file_paths import is_folder_name
+from regraft.disk.links import leads_outside
+from regraft.disk.trees import ZipTree, join_path
+from regraft.errors import NotChanged, PackDamaged, ProfileInUse, RegraftError, SourceUnreadable
 from regraft.formats.cherry_v1 import profile
-from regraft.formats.cherry_v1.backup import inner_folder
+from regraft.formats.cherry_v1.state import find_inner_folder
 from regraft.formats.cherry_v2 import pack
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
-from regraft.formats.cherry_v2.library_report import reported_ids
-from regraft.kinds import BASE_SOURCES, NAMES, V1_SOURCES, Kind
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_id_text, read_catalog
+from regraft.formats.cherry_v2.layout import read_reported_ids
+from regraft.identity import find_base_id, resolve_base
+from regraft.kinds import BASE_SOURCES, KIND_NAMES, V1_SOURCES, Kind
 from regraft.language import tr
-from regraft.ledger.values import path_of
-from regraft.links import leads_out
-from regraft.locate import INDEX_FILE, RAW_FOLDER, Located, located
-from regraft.move_errors import PackDamaged, ProfileInUse
-from regraft.names import is_folder_name
-from regraft.tree import ZipTree, join
-from regraft.unpacking import is_pristine, on_disk
-from repair.changes.copies import table_damage_of
+from regraft.ledger.values import check_path
+from regraft.stores.locate import INDEX_FILE, RAW_FOLDER, Located, is_unchanged_pack, open_store, unpack_archive
+from repair.changes.files import find_table_damage
 from repair.changes.store import CATALOG_COPY, COPY_ADVICE, Store
 
 #: What keeps a base from being carried anywhere: the application would empty or refuse it, or it is not whole.
@@ -91,7 +89,7 @@ class BaseSource:
     @cached_property
     def bases(self) -> dict[str, Row]:
         """Return the rows of its bases by their ids, in their order."""
-        return {base_key(row): row for row in self.catalog.bases}
+        return {base_id_text(row): row for row in self.catalog.bases}
 
     @cached_property
     def models(self) -> dict[Any, Row]:
@@ -124,11 +122,11 @@ class BaseSource:
         """Return the CRC-32 that the archive gives of an extracted file."""
         if self.archive is None:
             raise ValueError(tr("not an archive"))
-        return self.archive.crc32(join(self.archive_folder, self.inside(path)))
+        return self.archive.crc32(join_path(self.archive_folder, self.inside(path)))
 
     def base_of(self, name: str) -> str | None:
         """Return the id of the base that an id is of: its own, or that which it had in v1."""
-        return known_id(name, dict.fromkeys(self.bases, ""), dict(self.legacy_ids))
+        return find_base_id(name, dict.fromkeys(self.bases, ""), dict(self.legacy_ids))
 
     def legacy_id(self, base: str) -> str | None:
         """Return the id that a base had in v1, as far as the source knows."""
@@ -150,16 +148,16 @@ class BaseSource:
 
     def _files(self, base: str) -> BaseFiles:
         folder, links = self.folder(base), [*self._links_of(base)]
-        if leads_out(self.store.root, folder):
+        if leads_outside(self.store.root, folder):
             return BaseFiles((), (*links, INDEX_FILE))
         index = folder / INDEX_FILE
         files = []
         if _is_inside(index, self.store.root):
             files.append(index)
-        elif long_paths.is_link(index) or long_paths.is_file(index):
+        elif file_paths.is_link(index) or file_paths.is_file(index):
             links.append(INDEX_FILE)
         for path in _walked(folder / RAW_FOLDER):
-            if stat.S_ISREG(long_paths.lstat(path).st_mode):
+            if stat.S_ISREG(file_paths.lstat(path).st_mode):
                 files.append(path)
             else:
                 links.append(path.relative_to(folder).as_posix())
@@ -184,8 +182,8 @@ class BaseSource:
         if store is None:
             return None
         try:
-            with sqlite.reading(self.store.root / store.name) as db:
-                damage = table_damage_of(db)
+            with sqlite.open_readonly(self.store.root / store.name) as db:
+                damage = find_table_damage(db)
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             damage = str(error)
         return (
@@ -242,12 +240,12 @@ class BaseSource:
         found = self.store.found
         try:
             path, digest = self._path_of(name), found.digests.get(name)
-            return found.damaged.get(name) or pack.problem_of(path, packed, digest)
+            return found.damaged.get(name) or pack.find_file_problem(path, packed, digest)
         except (OSError, ValueError) as error:
             return str(error)
 
     def _path_of(self, name: str) -> Path:
-        return self.store.root.joinpath(*path_of(name).split("/"))
+        return self.store.root.joinpath(*check_path(name).split("/"))
 
     def _base_of_file(self, name: str) -> str | None:
         start = f"{self.store.bases}/"
@@ -257,8 +255,8 @@ class BaseSource:
 def _is_inside(path: Path, root: Path) -> bool:
     """Tell whether a file is there and lies below a root, also after resolving links."""
     return (
-        long_paths.is_file(path)
-        and not long_paths.is_link(path)
+        file_paths.is_file(path)
+        and not file_paths.is_link(path)
         and links.real_path(root) in links.real_path(path).parents
     )
 
@@ -273,15 +271,15 @@ def _walked(folder: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise SourceUnreadable(path=error.filename, reason=error.strerror or error) from error
 
-    if long_paths.is_link(folder):
+    if file_paths.is_link(folder):
         yield folder
         return
-    if not long_paths.is_folder(folder):
+    if not file_paths.is_folder(folder):
         return
     found = []
-    for place, folders, files in long_paths.walk(folder, refuse):
+    for place, folders, files in file_paths.walk(folder, refuse):
         found += [Path(place, name) for name in files]
-        found += [path for name in folders if long_paths.is_link(path := Path(place, name))]
+        found += [path for name in folders if file_paths.is_link(path := Path(place, name))]
     yield from sorted(found)
 
 
@@ -289,7 +287,7 @@ def _walked(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def opened(path: Path, kind: Kind | None, named: Sequence[str], command: str) -> Iterator[BaseSource]:
+def open_base_source(path: Path, kind: Kind | None, named: Sequence[str], command: str) -> Iterator[BaseSource]:
     """Recognise a source of bases and keep it open; of an archive only the chosen bases are unpacked.
 
     Args:
@@ -305,21 +303,21 @@ def opened(path: Path, kind: Kind | None, named: Sequence[str], command: str) ->
         BaseUnknown, BaseAmbiguous: it has no such base, or several.
         RegraftError: it cannot be recognised, or not be unpacked.
     """
-    with located(path, kind) as found:
+    with open_store(path, kind) as found:
         catalog = found.stores.catalog
         if found.kind not in BASE_SOURCES or catalog is None:
-            raise NotChanged(path=path, what=NAMES[found.kind], command=command, advice=_advice(found))
+            raise NotChanged(path=path, what=KIND_NAMES[found.kind], command=command, advice=_advice(found))
         if found.stores.is_copy:
             raise NotChanged(path=path, what=CATALOG_COPY, command=command, advice=COPY_ADVICE)
         _demand_quiet(found)
         rows = _read_rows(found, catalog)
-        inside = inner_folder(found.tree) if isinstance(found.tree, ZipTree) else ""
+        inside = find_inner_folder(found.tree) if isinstance(found.tree, ZipTree) else ""
         manifest = pack.read_manifest(found.tree, inside)
-        legacy = (manifest.legacy_ids if manifest is not None else {}) | reported_ids(found.tree, inside)
-        chosen = _chosen(named, {base_key(row): row for row in rows.bases}, legacy)
-        with on_disk(found, chosen) as unpacked:
+        legacy = (manifest.legacy_ids if manifest is not None else {}) | read_reported_ids(found.tree, inside)
+        chosen = _chosen(named, {base_id_text(row): row for row in rows.bases}, legacy)
+        with unpack_archive(found, chosen) as unpacked:
             store = Store(path=path, root=unpacked.tree.path, found=unpacked, chosen=frozenset(chosen))
-            pristine = manifest if found.is_archive or is_pristine(store.root) else None
+            pristine = manifest if found.is_archive or is_unchanged_pack(store.root) else None
             yield BaseSource(
                 store=store,
                 catalog=rows,
@@ -339,7 +337,7 @@ def _advice(found: Located) -> str:
 
 
 def _demand_quiet(found: Located) -> None:
-    sign = profile.sign_of_life(found.profile) if found.profile is not None else None
+    sign = profile.detect_running_app(found.profile) if found.profile is not None else None
     if sign is not None:
         raise ProfileInUse(path=found.path, sign=sign)
 
@@ -356,7 +354,7 @@ def _links(found: Located) -> tuple[str, ...]:
     tree = found.tree
     if not isinstance(tree, ZipTree):
         return ()
-    inside = inner_folder(tree)
+    inside = find_inner_folder(tree)
     names = (name for name in tree.files(found.stores.bases) if tree.is_link(name))
     return tuple(str(PurePosixPath(name).relative_to(inside or ".")) for name in names)
 
@@ -371,5 +369,5 @@ def _chosen(named: Sequence[str], bases: dict[str, Row], legacy: dict[str, str])
         BaseUnknown, BaseAmbiguous
     """
     names = {base: str(row.get("name")) for base, row in bases.items()}
-    wanted = {meant(name, names, legacy) for name in named}
+    wanted = {resolve_base(name, names, legacy) for name in named}
     return [base for base in bases if not named or base in wanted]

@@ -17,22 +17,19 @@ import apsw
 import msgspec
 
 from checks.audit.collector import Level
-from checks.audit.file_findings import CORRUPT, UNREADABLE
-from checks.audit.findings import FINDINGS
+from checks.audit.findings import CORRUPT, FINDINGS, UNREADABLE
 from checks.codex_mem import findings as codex
 from regraft.errors import PlanOutdated
-from regraft.following import OutOfOrder, differences
 from regraft.formats.codex_mem import database, health, sidecar
-from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
+from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES, Note, Status
 from regraft.formats.codex_mem.health import Memory
-from regraft.formats.codex_mem.notes import Note, Status
 from regraft.formats.codex_mem.sidecar import Held, SidecarUnreadable, Vectors
-from regraft.language import put_in, tr
-from regraft.text import argument, counted
-from repair.changes.found import many_disappeared
-from repair.changes.plan import Action, Plan, RowsChange, Unresolved
+from regraft.language import format_count, insert_at_mark, tr
+from regraft.stores.derived import OutOfOrder, compare_sorted
+from regraft.text import path_argument
+from repair.changes.plan import Action, Plan, RowsChange, Unresolved, many_disappeared
 from repair.changes.store import Store
-from repair.codex_mem import writing
+from repair.codex_mem import note_changes
 from repair.options import ReconcileOptions
 
 #: Findings that are resolved.
@@ -98,7 +95,7 @@ def _left(finding: str, reason: str, repair: str | None, project: str | None = N
 
 def _command_line(store: Store, words: Sequence[str], project: str | None = None) -> str | None:
     chosen = [] if project is None else ["--base", project]
-    return shlex.join(["regraft", *words, argument(store.path), *chosen]) if words else None
+    return shlex.join(["regraft", *words, path_argument(store.path), *chosen]) if words else None
 
 
 def _mended(store: Store, finding: str) -> str | None:
@@ -163,7 +160,7 @@ class _Follows(msgspec.Struct):
                 else:
                     odd.append((key, _problem(held)))
 
-        for one in differences(wanted, named()):
+        for one in compare_sorted(wanted, named()):
             if one.kind != "missing":
                 self._goes(one.id, one.found)
         # What names a vector's note need not be text, and is then no note's.
@@ -197,13 +194,13 @@ class _Follows(msgspec.Struct):
                 reason = tr(
                     "kept: {gone} of {all} are gone at once: the database may be older than the vectors",
                     gone=f"{lost:,}",
-                    all=counted(lost + notes, "note"),
+                    all=format_count(lost + notes, "note"),
                 )
             elif why in _BY_NAME and finding not in self.options.only:
                 reason = tr("kept: a note may use it again; --only {name} deletes it", name=finding)
             else:
                 continue
-            vectors = counted(len(self.gone.pop((why, project))), "vector")
+            vectors = format_count(len(self.gone.pop((why, project))), "vector")
             yield _left(finding, f"{vectors} {words}, {reason}", None, project)
 
     # --- metadata follow the vectors ---------------------------------------------------------------------------------
@@ -240,19 +237,23 @@ class _Follows(msgspec.Struct):
 
         def apply(db: apsw.Connection) -> None:
             before = db.total_changes()
-            with writing.metadata(db):
+            with note_changes.metadata_update(db):
                 adopted = ((one.note, one.held) for one in due if one.status is Status.READY)
-                writing.mark_ready(
+                note_changes.mark_ready(
                     db, model, ((note, had.content_hash, had.embedded_at) for note, had in adopted if had)
                 )
-                writing.withdraw_status(db, (one.note for one in due if one.status is Status.EXCLUDED))
+                note_changes.withdraw_status(db, (one.note for one in due if one.status is Status.EXCLUDED))
                 marked = (one for one in due if one.status not in (Status.READY, Status.EXCLUDED))
-                writing.mark(db, ((one.note, one.status.value) for one in marked))
+                note_changes.set_status(db, ((one.note, one.status.value) for one in marked))
             if db.total_changes() - before != len(due):
                 raise PlanOutdated(path=path, reason=tr("notes were excluded or deleted meanwhile"))
 
         return RowsChange(
-            path=path.name, actions=tuple(self._marks()), apply=apply, tables=(NOTES,), bytes=writing.SIZE * len(due)
+            path=path.name,
+            actions=tuple(self._marks()),
+            apply=apply,
+            tables=(NOTES,),
+            bytes=note_changes.METADATA_BYTES * len(due),
         )
 
     def _marks(self) -> Iterator[Action]:
@@ -261,7 +262,9 @@ class _Follows(msgspec.Struct):
             by_kind[one.project, one.status].append(one.note)
         for (project, status), notes in by_kind.items():
             name, message, finding = _MARKED[status]
-            yield _action(name, put_in(message, "{n}", counted(len(notes), "note")), project, notes, 0, finding)
+            yield _action(
+                name, insert_at_mark(message, "{n}", format_count(len(notes), "note")), project, notes, 0, finding
+            )
 
     def _vectors_change(self) -> RowsChange | None:
         if self.vectors is None or not self.gone:
@@ -278,7 +281,7 @@ class _Follows(msgspec.Struct):
         actions = tuple(
             _action(
                 "delete-embeddings",
-                tr("delete {vectors} {words}", vectors=counted(len(every), "vector"), words=words),
+                tr("delete {vectors} {words}", vectors=format_count(len(every), "vector"), words=words),
                 project,
                 every,
                 size * len(every),
@@ -299,7 +302,7 @@ class _Follows(msgspec.Struct):
         for (project, status), count in sorted(self.lacking.items()):
             name, command, message = _LACKING[status]
             repair = _command_line(self.store, [command], project) if project in known else None
-            yield _left(name, f"{counted(count, 'note')} {message}", repair, project, count)
+            yield _left(name, f"{format_count(count, 'note')} {message}", repair, project, count)
 
 
 def _problem(held: Held) -> _Why | None:

@@ -15,7 +15,7 @@ if str(REPO) not in sys.path:
     sys.path.append(str(REPO))
 
 from benchmarks.damaged_trees import Trees
-from regraft.formats import row_digest, table_pages
+from regraft.formats import table_integrity
 
 SEED = 1
 
@@ -33,7 +33,7 @@ def test_rows_of_damaged_trees_are_migrated_or_named(trees: Trees, salvage: bool
 
 def test_lost_rows_are_noticed_where_nothing_is_compared(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where pages and readings are not compared, rows go missing, and the campaign has to see that."""
-    monkeypatch.setattr(table_pages, "contradiction", lambda *_: None)
-    monkeypatch.setattr(row_digest.RowsDigest, "demand", lambda *_: None)
+    monkeypatch.setattr(table_integrity, "find_contradiction", lambda *_: None)
+    monkeypatch.setattr(table_integrity.RowsDigest, "demand", lambda *_: None)
     found = (problem for number in range(1, 20) for problem in trees.bad(number, salvage=False))
     assert next(found, None) is not None

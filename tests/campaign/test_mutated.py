@@ -24,17 +24,16 @@ from toys import change, contents
 from toys import library as small_library
 
 from checks.cherry_v2 import inspect as cherry_v2_inspect
-from regraft import config, links
-from regraft.embedders.answers import BrokenAnswer, vectors_of
-from regraft.embedders.server import ServerEmbedder
+from regraft.disk import links
+from regraft.embedders import config
+from regraft.embedders.server import BrokenAnswer, ServerEmbedder, parse_vectors
 from regraft.embedders.settings import ServerSettings
-from regraft.errors import StoreDamaged, WrongUsage
-from regraft.formats.cherry_v2.item_data import data_problem
-from regraft.formats.parquet import columns, metadata
+from regraft.errors import StoppedAtDamage, StoreDamaged, WrongUsage
+from regraft.formats.cherry_v2.catalog_reader import find_data_problem
+from regraft.formats.parquet import unit_file
 from regraft.ledger import ledger
-from regraft.schema_errors import StoppedAtDamage
-from repair.backfill.stopping import stops_whole
 from repair.changes import files
+from repair.embedding.run import report_stops
 
 
 def refused(*line: object) -> str:
@@ -79,7 +78,7 @@ def test_a_configuration_whose_aliases_stand_for_ever_more_is_refused_at_once(tm
 def test_a_part_of_a_configuration_may_be_used_twice(tmp_path: Path) -> None:
     path = configured(tmp_path / "regraft.yaml", "http://127.0.0.1:1/v1")
     path.write_text(path.read_text().replace("mine:", "mine: &one") + "  other: *one\n")
-    known = config.load(path).embedders
+    known = config.load_config(path).embedders
     assert known["other"].name == "other"
     assert known["mine"].model == known["other"].model
 
@@ -98,7 +97,7 @@ def test_a_part_of_a_configuration_may_be_used_twice(tmp_path: Path) -> None:
 )
 def test_an_answer_that_no_reader_of_json_takes_is_broken(body: bytes) -> None:
     with pytest.raises(BrokenAnswer):
-        vectors_of(body, 1, 4, embedder="mine")
+        parse_vectors(body, 1, 4, embedder="mine")
 
 
 # --- stores that are damaged where they have to be changed -----------------------------------------------------------
@@ -126,11 +125,11 @@ def test_a_store_that_is_damaged_where_it_has_to_be_changed_is_refused(tmp_path:
     "error", [apsw.SQLError("cannot UPDATE a view"), UnicodeDecodeError("utf-8", b"\xb2", 0, 1, "invalid start byte")]
 )
 def test_a_backfill_of_a_damaged_store_is_refused_where_nothing_was_written_yet(error: Exception) -> None:
-    with pytest.raises(StoreDamaged, match="nothing was changed"), stops_whole(Path("store"), "mine", lambda: 0):
+    with pytest.raises(StoreDamaged, match="nothing was changed"), report_stops(Path("store"), "mine", lambda: 0):
         raise error
     with (
         pytest.raises(StoppedAtDamage, match=r"before is whole \(vectors: 3\)"),
-        stops_whole(Path("store"), "mine", lambda: 3),
+        report_stops(Path("store"), "mine", lambda: 3),
     ):
         raise error
 
@@ -258,7 +257,7 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_what_a_step_before_has_changed_stays_where_a_backfill_cannot_go_on() -> None:
     error = apsw.CorruptError("database disk image is malformed")
     place = Path("store")
-    with pytest.raises(StoppedAtDamage, match="malformed"), stops_whole(place, "mine", lambda: 0, lambda: True):
+    with pytest.raises(StoppedAtDamage, match="malformed"), report_stops(place, "mine", lambda: 0, lambda: True):
         raise error
 
 
@@ -336,7 +335,7 @@ def test_a_link_is_not_put_in_the_place_of_a_database(tmp_path: Path) -> None:
     kept = root / ".regraft" / str(made.kept)
     kept.unlink()
     kept.symlink_to(outside)
-    detail = {"new": True, "mark": files.mark_of(path), "staged": "work/x", "made": None, "actions": [0, 1]}
+    detail = {"new": True, "mark": files.fingerprint(path), "staged": "work/x", "made": None, "actions": [0, 1]}
     codex_mem_store.run_sql(
         root / ".regraft" / "ledger.sqlite",
         "UPDATE change SET means = 'file', detail = ? WHERE change_id = ?",
@@ -349,7 +348,7 @@ def test_a_link_is_not_put_in_the_place_of_a_database(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [["file"], {}, None, 7, "folder"])
 def test_an_item_whose_type_is_none_is_the_matter_of_others(kind: object) -> None:
-    assert data_problem({"type": kind, "data": "{}"}) is None
+    assert find_data_problem({"type": kind, "data": "{}"}) is None
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
@@ -464,14 +463,14 @@ def test_a_report_that_the_disk_does_not_give_keeps_a_pack_from_being_poorer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = small_library(tmp_path)
-    right = links.opened
+    right = links.open_descriptor
 
     def failing(path: Path) -> int:
         if path.name == "report.json":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return right(path)
 
-    monkeypatch.setattr(links, "opened", failing)
+    monkeypatch.setattr(links, "open_descriptor", failing)
     assert refused("pack", library, tmp_path / "bases.zip", "--yes") == "SourceUnreadable"
     assert not (tmp_path / "bases.zip").exists()
     assert run("check", library).status == 0
@@ -492,12 +491,12 @@ def test_settings_of_another_base_in_a_parquet_file_are_refused(
 ) -> None:
     library = small_library(tmp_path)
     assert run("export", library, tmp_path / "rows.parquet").status == 0
-    read = columns.read_about
+    read = unit_file.read_metadata
 
-    def other(path: Path) -> metadata.About:
+    def other(path: Path) -> unit_file.FileMetadata:
         about = read(path)
         about.bases[0].id = f".{about.bases[0].id}"
         return about
 
-    monkeypatch.setattr(columns, "read_about", other)
+    monkeypatch.setattr(unit_file, "read_metadata", other)
     assert refused("import", tmp_path / "rows.parquet", "--to", tmp_path / "out", "--yes") == "SourceUnreadable"

@@ -38,10 +38,10 @@ from angel_store import (
 from harness import run
 
 from checks.angel_memory import findings
-from checks.angel_memory.providers import providers
+from checks.angel_memory.detect import find_providers
 from checks.audit.findings import FINDINGS
 from regraft.formats.angel_memory import chroma, database
-from regraft.formats.angel_memory import notes as angel_memory_notes
+from regraft.formats.angel_memory import database as angel_memory_notes
 from regraft.formats.angel_memory.chroma import ChromaProblem
 from regraft.formats.angel_memory.database import AngelProblem
 
@@ -531,13 +531,13 @@ def test_other_collections_are_left_alone(store: AngelStore) -> None:
 def test_no_provider_means_no_vectors(tmp_path: Path) -> None:
     store = build(tmp_path / "data", provider=None)
     assert check(store) == {}
-    assert providers(store.root).in_use is None
+    assert find_providers(store.root).in_use is None
     assert run("inspect", store.root).status == 0
 
 
 def test_an_empty_collection_is_a_change_that_is_due(store: AngelStore) -> None:
     store.fill(OTHER_PROVIDER, {})
-    used = providers(store.root)
+    used = find_providers(store.root)
     assert used.in_use is not None
     assert (used.in_use.name, used.stated, used.is_changed, used.leftovers) == (OTHER_PROVIDER, PROVIDER, True, ())
 
@@ -547,7 +547,7 @@ def test_an_empty_collection_of_long_ago_was_given_up(store: AngelStore) -> None
     now = time.time()
     store.set_state(last_updated_at=now)
     os.utime(store.chroma(OTHER_PROVIDER), (now - 2 * 86_400,) * 2)
-    used = providers(store.root)
+    used = find_providers(store.root)
     assert used.in_use is not None
     assert used.in_use.name == PROVIDER
     assert [folder.name for folder in used.leftovers] == [OTHER_PROVIDER]
@@ -565,7 +565,7 @@ def test_a_collection_that_a_stopped_sync_has_begun_is_a_change_that_is_due(
         db.execute(
             "UPDATE embeddings SET created_at = datetime(?, 'unixepoch')", (READ_AT + (60 if is_younger else -60),)
         )
-    used = providers(store.root)
+    used = find_providers(store.root)
     assert used.in_use is not None
     assert used.in_use.name == (OTHER_PROVIDER if is_younger else PROVIDER)
     assert ("angel.provider-changed" in check(store)) == is_younger
@@ -577,14 +577,14 @@ def test_of_several_empty_collections_the_latest_counts(store: AngelStore) -> No
     store.fill("two", {})
     os.utime(store.chroma("two"), (READ_AT, READ_AT))
     os.utime(store.chroma("one"), (READ_AT + 1, READ_AT + 1))
-    used = providers(store.root)
+    used = find_providers(store.root)
     assert used.in_use is not None
     assert used.in_use.name == "one"
     assert [folder.name for folder in used.leftovers] == ["two"]
 
 
 def test_the_user_may_say_which_provider_it_is(store: AngelStore) -> None:
-    used = providers(store.root, "a/b")
+    used = find_providers(store.root, "a/b")
     assert used.in_use is not None
     assert (used.in_use.name, used.is_changed, used.leftovers) == ("a_b", True, ())
 
@@ -600,7 +600,7 @@ def test_without_a_state_file_the_folder_that_is_there_counts(store: AngelStore)
     store.state_file.unlink()
     with pytest.raises(AngelProblem, match="it is missing"):
         database.read_state(store.root)
-    used = providers(store.root)
+    used = find_providers(store.root)
     assert used.in_use is not None
     assert (used.in_use.name, used.is_changed) == (PROVIDER, False)
 

@@ -31,7 +31,7 @@ from checks.audit.findings import FINDINGS, Audit, Finding
 from checks.cherry_v1 import findings as v1_findings
 from migrators.pipeline import plan as plan_module
 from migrators.pipeline.survey import BasePlanner
-from regraft.report import kb_notices
+from regraft.report import notices
 from regraft.report.notices import CODES, PATH_TOO_LONG, at_least
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
@@ -162,7 +162,7 @@ OF_SOURCES = {name: code for name, code in CODES.items() if code.finding}
 
 
 def test_codes_of_rsclaw_and_of_the_target_are_no_finding_of_a_source() -> None:
-    own = {value for name, value in vars(kb_notices).items() if name.isupper()}
+    own = {value for name, value in vars(notices).items() if name.isupper()}
     assert CODES.keys() - OF_SOURCES.keys() == own | {PATH_TOO_LONG}
 
 
@@ -512,14 +512,14 @@ def test_every_finding_is_on_its_page() -> None:
 
 
 def test_a_plan_without_a_target_is_a_dry_run(place: Path) -> None:
-    from regraft.locate import located
     from regraft.report.document import encoded
-    from regraft.report.progress import Silent
+    from regraft.report.progress import SilentProgress
+    from regraft.stores.locate import open_store
 
     source = kb(model=GONE)(whole(place / "v1"))
     dry = run("migrate", source, "--to", place / "out", "--dry-run", "--json").document
-    with located(source) as opened:
-        planned = migrators.plan_only(opened, migrators.Options(now_ms=0), Silent())
+    with open_store(source) as opened:
+        planned = migrators.plan_only(opened, migrators.Options(now_ms=0), SilentProgress())
     document = json.loads(json.dumps(encoded(planned.report)))
     for key in ("skipped", "warnings", "totals", "source"):
         assert document[key] == dry[key]

@@ -28,7 +28,7 @@ from regraft import identity
 from regraft.cli import cli
 from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing import DAMAGES
-from regraft.testing.planting import STRAY_BASE
+from regraft.testing.damage import STRAY_BASE
 
 LEVELS = ("quick", "default", "deep")
 #: Graver where v1's files can bring it back.

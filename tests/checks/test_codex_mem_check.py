@@ -30,9 +30,9 @@ from planted_codex_mem import (
 )
 
 from checks.audit.findings import FINDINGS
-from checks.codex_mem.full_text import _numbers, _packed
+from checks.codex_mem.schema import _numbers, _packed
 from regraft.formats.codex_mem import database, health, sidecar
-from regraft.formats.codex_mem.notes import Notes, Status
+from regraft.formats.codex_mem.database import Notes, Status
 
 
 @pytest.fixture
@@ -412,7 +412,7 @@ def judged(path: Path, note: str) -> tuple[Status, bool]:
 
 def test_a_note_that_changes_while_it_is_embedded_is_stale(whole: Path) -> None:
     """The vector of the text before comes after the change, and the metadata say ready."""
-    old = database.content_hash(*store.parts_of(whole, FIRST))
+    old = database.note_content_hash(*store.parts_of(whole, FIRST))
     store.edit(whole, FIRST)
     store.mark_ready(whole, FIRST)
     store.put_vector(whole, FIRST, content_hash=old)

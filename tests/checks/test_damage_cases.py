@@ -15,10 +15,9 @@ from harness import Outcome, run, snapshot
 from hypothesis import HealthCheck, given, settings
 
 from checks.audit.findings import FINDINGS
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.formats.cherry_v2.index import IndexStore
-from regraft.formats.cherry_v2.index.queries import tokens
-from regraft.formats.cherry_v2.index.search import bm25_hits
+from regraft.formats.cherry_v2.index.search import bm25_hits, tokens
 from regraft.testing import DAMAGES, DamagedCase, LibraryCase, damaged_libraries, damages, libraries
 
 few = settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -58,12 +57,12 @@ def test_a_valid_library_has_nothing_graver_than_notes_but_what_failed_in_v1(cas
 def test_a_valid_library_is_whole_to_sqlite_and_its_texts_are_found(case: LibraryCase) -> None:
     with a_place() as library:
         for path in sorted(case.write(library).rglob("*.sqlite")):
-            with sqlite.reading(path) as db:
+            with sqlite.open_readonly(path) as db:
                 assert db.execute("PRAGMA integrity_check").get == "ok"
                 assert db.execute("PRAGMA foreign_key_check").fetchall() == []
         for base in case.bases:
             if base.materials:
-                with sqlite.reading(library / "KnowledgeBase" / base.id / ".cherry" / "index.sqlite") as db:
+                with sqlite.open_readonly(library / "KnowledgeBase" / base.id / ".cherry" / "index.sqlite") as db:
                     for one in base.materials:
                         for body in one.bodies:
                             found = {hit.text for hit in bm25_hits(db, body, 1000)}

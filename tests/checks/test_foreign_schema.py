@@ -14,10 +14,10 @@ import pytest
 from harness import run, snapshot
 from planted_v2 import KB, Plant, catalog, index, library, run_sql, sql
 
-from regraft import sqlite, untouched
+from regraft.disk import untrusted_sqlite
+from regraft.errors import OtherRowsChanged, SchemaForeign
 from regraft.formats.cherry_v2.index import IndexStore
-from regraft.report.render import as_json
-from regraft.schema_errors import OtherRowsChanged, SchemaForeign
+from regraft.report.migration import as_json
 
 REFUSED = 2
 #: Findings that say what is the matter with a schema.
@@ -42,10 +42,12 @@ def rows(path: Path) -> dict[str, list[str]]:
     """Return the rows of all ordinary tables, whatever is in the schema."""
     with closing(apsw.Connection(str(path))) as db:
         found = {}
-        for name, statement in untouched.tables_of(db).items():
-            if "search_text_fts" in name or untouched.is_virtual(statement):
+        for name, statement in untrusted_sqlite.table_statements(db).items():
+            if "search_text_fts" in name or untrusted_sqlite.is_virtual(statement):
                 continue
-            columns = ", ".join(sqlite.quoted(str(row[1])) for row in db.execute(f'PRAGMA table_info("{name}")'))
+            columns = ", ".join(
+                untrusted_sqlite.quote_name(str(row[1])) for row in db.execute(f'PRAGMA table_info("{name}")')
+            )
             found[name] = sorted(map(repr, db.execute(f'SELECT {columns} FROM "{name}" NOT INDEXED')))
         return found
 
@@ -220,11 +222,11 @@ def test_rows_of_other_tables_alone_make_the_difference(tmp_path: Path) -> None:
             "CREATE VIRTUAL TABLE words USING fts5 (a)",
         ):
             db.execute(statement)
-        with untouched.others_untouched(db, tmp_path, ("OWN",)):
+        with untrusted_sqlite.change_only(db, tmp_path, ("OWN",)):
             for table in ("own", "passing", "words"):
                 db.execute(f"INSERT INTO {table} VALUES ('x')")
         for table in ("other", "keyed"):
-            with pytest.raises(OtherRowsChanged), untouched.others_untouched(db, tmp_path, ("own",)):
+            with pytest.raises(OtherRowsChanged), untrusted_sqlite.change_only(db, tmp_path, ("own",)):
                 db.execute(f"INSERT INTO {table} VALUES ('x')")
         db.execute("CREATE TABLE tree (a PRIMARY KEY, b REFERENCES tree ON UPDATE SET NULL)")
         db.execute("CREATE TABLE numbered (a, OID)")
@@ -234,7 +236,7 @@ def test_rows_of_other_tables_alone_make_the_difference(tmp_path: Path) -> None:
             ("numbered", "column OID of numbered stands in the place"),
         ):
             with pytest.raises(SchemaForeign, match=what):
-                untouched.demand_own_rules(db, tmp_path, (table,))
+                untrusted_sqlite.refuse_foreign_rules(db, tmp_path, (table,))
 
 
 # --- the catalog -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from golden_cases import CASES, Shape, as_dicts, expected_bases, migrate, source_of, v1_times
 from harness import NOW_MS, snapshot
 
-from regraft import sqlite
+from regraft.disk import sqlite
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -18,7 +18,7 @@ def test_models_and_providers_are_written_in_full(case: str, golden, tmp_path: P
     folder = golden(case)
     migrate(folder / "v1", tmp_path / "library")
     expected = json.loads((folder / "expected.json").read_text())
-    with sqlite.reading(tmp_path / "library" / "catalog.sqlite") as db:
+    with sqlite.open_readonly(tmp_path / "library" / "catalog.sqlite") as db:
         models, providers = [list(as_dicts(db, f"SELECT * FROM {table}")) for table in ("user_model", "user_provider")]
     # The application writes what differs from its own list of models; a library has none to inherit from.
     model = {

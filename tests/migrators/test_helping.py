@@ -14,11 +14,11 @@ import pytest
 from faults import Source, files_of, left_over, library, migrate, small_source, state_of, write_vectors
 from harness import Outcome
 
-from regraft import crew, early
-from regraft.crew import Crew
 from regraft.formats.cherry_v2 import index
-from regraft.formats.cherry_v2.index import digests
-from regraft.formats.fts5 import words
+from regraft.formats.cherry_v2.index import bulk
+from regraft.formats.fts5 import building
+from regraft.processes import pool, prestart
+from regraft.processes.pool import ProcessPool
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +38,22 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
 @pytest.fixture
 def helped(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Let processes help with the smallest base."""
-    monkeypatch.setattr(early, "LARGE_FILE_BYTES", 0)
-    monkeypatch.setattr(words, "LEAST_BYTES", 0)
-    monkeypatch.setattr(digests, "PART_BODIES", 1)
-    monkeypatch.setattr(crew, "cores", lambda: 3)
+    monkeypatch.setattr(prestart, "LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(building, "LEAST_BYTES", 0)
+    monkeypatch.setattr(bulk, "PART_BODIES", 1)
+    monkeypatch.setattr(pool, "usable_cores", lambda: 3)
     caplog.set_level(logging.INFO)
 
 
 def _failing(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
     """Let every job of a function fail, and return the names of all functions that were put."""
-    real, put = Crew.put, []
+    real, put = ProcessPool.put, []
 
-    def patched(helpers: Crew, function: Callable[..., Any], *given: Any) -> int:
+    def patched(helpers: ProcessPool, function: Callable[..., Any], *given: Any) -> int:
         put.append(function.__name__)
         return real(helpers, int, "no number") if function.__name__ == name else real(helpers, function, *given)
 
-    monkeypatch.setattr(Crew, "put", patched)
+    monkeypatch.setattr(ProcessPool, "put", patched)
     return put
 
 
@@ -83,7 +83,7 @@ def test_helpers_come_to_what_one_process_comes_to(
     helped = _migrated(source, tmp_path / "helped").document
     assert {*_JOBS, "sort", "make_pages"} <= set(put)
 
-    monkeypatch.setattr(crew, "cores", lambda: 1)
+    monkeypatch.setattr(pool, "usable_cores", lambda: 1)
     put.clear()
     alone = _migrated(source, tmp_path / "alone").document
     assert not put
@@ -128,7 +128,7 @@ def test_helpers_that_cannot_be_started_are_none(
     def no_process(*_: Any) -> Any:
         raise OSError("no room for a process")
 
-    monkeypatch.setattr("regraft.workers.started", no_process)
+    monkeypatch.setattr("regraft.processes.pool.start_workers", no_process)
     _migrated(source, tmp_path / "library")
 
     assert "there are no helpers: no room for a process" in caplog.text

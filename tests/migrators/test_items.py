@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from migrators.cherry_v1.draft import draft_library
-from migrators.pipeline.drafts import BaseDraft, ItemDraft, LibraryDraft, SkippedItem
-from regraft.formats.cherry_v1.layout import StatePlaces
+from migrators.pipeline.source import BaseDraft, ItemDraft, LibraryDraft, SkippedItem
+from regraft.disk.trees import FolderTree
+from regraft.formats.cherry_v1.layout import StatePaths
 from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.cherry_v2.models import ModelOverrides
 from regraft.identity import item_id
 from regraft.report import notices
 from regraft.report.notices import CODES
 from regraft.text import utf16_len
-from regraft.tree import FolderTree
 
 URL = "https://example.com/docs"
 FILE = {
@@ -62,7 +62,7 @@ def library(tmp_path: Path) -> Callable[..., LibraryDraft]:
         }
         for name, content in (("redux", state), ("files", files or []), ("notes", notes or [])):
             (tmp_path / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-        places = StatePlaces(redux="redux.json", tables={"files": "files.json", "knowledge_notes": "notes.json"})
+        places = StatePaths(redux="redux.json", tables={"files": "files.json", "knowledge_notes": "notes.json"})
         return draft_library(read_state(FolderTree(tmp_path), places), ModelOverrides())
 
     return draft

@@ -41,9 +41,9 @@ from golden_cases import as_backup
 from harness import NOW, Outcome, run
 
 from migrators.pipeline import workers
-from regraft import crew
 from regraft.errors import Interrupted
 from regraft.ledger import ledger
+from regraft.processes import pool
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends processes in native code with their parent")
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has none of these signals")
@@ -124,14 +124,14 @@ def test_a_changed_base_in_two_processes(tmp_path: Path) -> None:
     ("wanted", "bases", "count"), [(None, 4, 1), (1, 4, 1), (2, 4, 2), (64, 4, 4), (2, 1, 1), (8, 0, 1)]
 )
 def test_no_more_processes_than_bases_and_none_for_small_ones(wanted: int | None, bases: int, count: int) -> None:
-    assert workers.processes([small_job() for _ in range(bases)], wanted) == count
+    assert workers.choose_process_count([small_job() for _ in range(bases)], wanted) == count
 
 
 @pytest.mark.parametrize(("cores", "large", "count"), [(8, 6, 4), (8, 3, 3), (2, 6, 2), (None, 6, 1), (8, 0, 1)])
 def test_as_many_processes_as_pay(cores: int | None, large: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("migrators.pipeline.workers.cores", lambda: cores or 1)
     jobs = [small_job() for _ in range(3)] + [small_job(rows=1 << 20) for _ in range(large)]
-    assert workers.processes(jobs, None) == count
+    assert workers.choose_process_count(jobs, None) == count
 
 
 @pytest.mark.parametrize(
@@ -140,16 +140,16 @@ def test_as_many_processes_as_pay(cores: int | None, large: int, count: int, mon
 def test_a_base_with_most_of_all_texts_is_helped_instead(
     others: int, wanted: int | None, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "cores", lambda: cores)
+    monkeypatch.setattr(pool, "usable_cores", lambda: cores)
     monkeypatch.setattr("migrators.pipeline.workers.cores", lambda: cores or 1)
     jobs = [small_job(rows=10 << 20)] + [small_job(rows=1 << 20) for _ in range(others)]
-    assert workers.processes(jobs, wanted) == count
+    assert workers.choose_process_count(jobs, wanted) == count
 
 
 def test_one_of_many_processes_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regraft.workers._State.cores", 1)
-    assert workers.processes([small_job(rows=1 << 20) for _ in range(4)], 2) == 1
-    assert not crew.can_start()
+    monkeypatch.setattr("regraft.processes.pool._State.cores", 1)
+    assert workers.choose_process_count([small_job(rows=1 << 20) for _ in range(4)], 2) == 1
+    assert not pool.can_use_pool()
 
 
 def small_job(rows: int = 10) -> Any:

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from v1 import MODEL, Library, Row, Source, base, carried, folder, migrate, opened, pack, write_store
 from whole_rsclaw import healthy
 
-from migrators.cherry_v1.orphan_folders import FoundFolder, folders_of
-from regraft import identity, sqlite
+from migrators.cherry_v1.orphans import FoundFolder, find_folders
+from regraft import identity
 from regraft.api import migrate as migrate_in_python
-from regraft.names import vector_file_name
+from regraft.disk import sqlite
+from regraft.disk.file_paths import vector_file_name
 
 ADOPT = "--adopt-orphans"
 MODEL_ID = "acme::embed-3"
@@ -212,7 +213,7 @@ FOLDERS = {
 @pytest.mark.parametrize("name", FOLDERS)
 def test_which_paths_are_one_folder(name: str) -> None:
     paths, wanted = FOLDERS[name]
-    found = folders_of({str(at): path for at, path in enumerate(paths)})
+    found = find_folders({str(at): path for at, path in enumerate(paths)})
     assert [one.path for one in found] == wanted
     assert all(len(one.loaders) > 1 for one in found)
 
@@ -224,7 +225,7 @@ def test_which_paths_are_one_folder(name: str) -> None:
     )
 )
 def test_every_path_is_in_one_folder_at_most(paths: list[list[str]]) -> None:
-    found = folders_of({str(at): "/" + "/".join(parts) for at, parts in enumerate(paths)})
+    found = find_folders({str(at): "/" + "/".join(parts) for at, parts in enumerate(paths)})
     loaders = [loader for one in found for loader in one.loaders]
     assert len(loaders) == len(set(loaders))
     for one in found:
@@ -363,7 +364,7 @@ def rows_of(*texts: str) -> list[Row]:
 def test_only_files_that_no_base_names(tmp_path: Path) -> None:
     stores: dict[str, Any] = {"kb": rows_of("one"), "lost": rows_of("two"), "empty": [], "gone": rows_of("three")}
     source = Source([base("kb")], stores, pending=["gone"]).write(tmp_path / "v1")
-    with sqlite.writing(source / "KnowledgeBase" / "other", create=True) as db:
+    with sqlite.open_writable(source / "KnowledgeBase" / "other", create=True) as db:
         db.execute("CREATE TABLE something (id)")
     library = migrate(source, tmp_path / "library", *of("lost"))
     assert [one["legacy_id"] for one in library.report["bases"]] == ["kb", "lost"]

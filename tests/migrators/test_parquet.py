@@ -25,12 +25,11 @@ from tree_damage import one_cell_less
 from v1 import RawText, Row, base, dicts, file, floats, note, opened, sha, vector_of
 from v1 import carried as migrated
 
-from migrators.parquet import files
-from regraft import sqlite
-from regraft.formats.parquet import columns, metadata
-from regraft.formats.parquet.columns import UnitRow
-from regraft.formats.parquet.metadata import About
-from regraft.ledger import durable, ledger
+from migrators.parquet import import_plan
+from regraft.disk import durable, sqlite
+from regraft.formats.parquet import unit_file
+from regraft.formats.parquet.unit_file import FileMetadata, UnitRow
+from regraft.ledger import ledger
 
 pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
 import pyarrow as pa
@@ -104,7 +103,7 @@ def test_an_index_of_version_1_comes_back_in_version_2(tmp_path):
     if not source.is_file():
         pytest.skip("the golden index of version 1 is not here")
     back, exported, _ = there_and_back(tmp_path, source)
-    with sqlite.reading(source) as db:
+    with sqlite.open_readonly(source) as db:
         bodies = db.execute("SELECT text FROM search_text ORDER BY rowid").fetchall()
         base_id = db.execute("SELECT base_id FROM meta").get
     after = indexes_of(back)[base_id]
@@ -136,7 +135,7 @@ WHOLE = st.integers(0, 2**62)
     st.lists(
         st.builds(
             UnitRow,
-            **{name: st.none() | (TEXTS if kind == "string" else WHOLE) for name, kind in columns.COLUMNS.items()},
+            **{name: st.none() | (TEXTS if kind == "string" else WHOLE) for name, kind in unit_file.COLUMNS.items()},
             vector=VECTORS,
         )
     ),
@@ -146,30 +145,30 @@ def test_any_rows_and_any_float_come_back_bit_for_bit(tmp_path_factory, rows, gr
     """Four random bytes are any float: numbers, denormals, infinities, NaNs with a payload."""
     path = tmp_path_factory.mktemp("rows") / "rows.parquet"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "GROUP_ROWS", group)
-        with columns.writing(path, About(1, "v2", 3, [])) as target:
+        patch.setattr(unit_file, "GROUP_ROWS", group)
+        with unit_file.write_units(path, FileMetadata(1, "v2", 3, [])) as target:
             for row in rows:
                 target.add(row)
-    assert list(columns.read_rows(path)) == rows
+    assert list(unit_file.read_rows(path)) == rows
 
 
 def test_more_rows_than_bytes_can_hold_are_refused(tmp_path):
     """Rows of nothing take no room in a file, and as long to read as any."""
     path = tmp_path / "units.parquet"
-    schema = columns._schema(pa, About(1, "v2", None, []))
+    schema = unit_file._schema(pa, FileMetadata(1, "v2", None, []))
     nothing = [pa.nulls(200_000, field.type) for field in schema]
     pq.write_table(pa.table(nothing, schema=schema), path)
-    assert path.stat().st_size < 200_000 / columns.ROWS_PER_BYTE
+    assert path.stat().st_size < 200_000 / unit_file.ROWS_PER_BYTE
     refused(run("import", path, "--to", tmp_path / "back"), "it has 200,000 rows in", "no file of units has")
     assert [found.name for found in tmp_path.iterdir()] == ["units.parquet"]
 
 
 def test_nans_keep_their_payload(tmp_path):
     odd = [struct.pack("<3I", 0x7FC00000 + number, 0x7F800001, 0xFFC0BEEF) for number in range(300)]
-    with columns.writing(tmp_path / "nan.parquet", About(1, "v2", 3, [])) as target:
+    with unit_file.write_units(tmp_path / "nan.parquet", FileMetadata(1, "v2", 3, [])) as target:
         for vector in odd:
-            target.add(UnitRow(*[None] * len(columns.COLUMNS), vector))
-    assert [row.vector for row in columns.read_rows(tmp_path / "nan.parquet")] == odd
+            target.add(UnitRow(*[None] * len(unit_file.COLUMNS), vector))
+    assert [row.vector for row in unit_file.read_rows(tmp_path / "nan.parquet")] == odd
 
 
 def own_cut(source: Path, text: str, cuts: list[tuple[int, int]]) -> None:
@@ -211,7 +210,7 @@ def test_a_content_that_is_more_than_its_units_comes_back(tmp_path, cuts):
 
 def test_materials_without_units_and_bases_without_vectors_come_back(tmp_path):
     source = built(tmp_path, {"one": ["only words"], "none": []})
-    with sqlite.writing(source) as db:
+    with sqlite.open_writable(source) as db:
         db.execute("DELETE FROM embedding")
         db.execute("INSERT INTO material VALUES ('bare', 'bare.md', NULL, 1, 1)")
     before = tables_of(source)
@@ -236,7 +235,7 @@ def test_without_a_catalog_a_base_says_that_its_model_is_unknown(tmp_path):
 
 def test_bodies_without_a_usable_vector_come_back_without_one(tmp_path):
     source = built(tmp_path, {"one": ["kept", "lost", "short", "kept too"]})
-    with sqlite.writing(source) as db:
+    with sqlite.open_writable(source) as db:
         db.execute("DELETE FROM embedding WHERE embedding_text_hash = ?", (sha("lost"),))
         db.execute("UPDATE embedding SET vector_blob = x'0000' WHERE embedding_text_hash = ?", (sha("short"),))
     back, exported, imported = there_and_back(tmp_path, source)
@@ -264,8 +263,8 @@ def test_rows_that_only_a_table_or_its_index_has_are_said_to_be_damage(tmp_path,
 def test_rows_that_are_missing_when_they_are_read_again_stop_an_import(tmp_path, monkeypatch):
     source = built(tmp_path, {"one": ["first text", "second text"]})
     assert run("export", source, tmp_path / "units.parquet").status == 0
-    real = files.columns.read_rows
-    monkeypatch.setattr(files.columns, "read_rows", lambda path, groups: islice(real(path, groups), 1))
+    real = import_plan.columns.read_rows
+    monkeypatch.setattr(import_plan.columns, "read_rows", lambda path, groups: islice(real(path, groups), 1))
     done = run("import", tmp_path / "units.parquet", "--to", tmp_path / "back", "--json")
     message = said(done, "StoppedMidway", 3)
     assert f"two readings of base {BASE} gave 2 and 1 rows" in message
@@ -277,7 +276,7 @@ def test_what_still_reads_of_a_damaged_index_comes_back(tmp_path, page_of, probl
     """A page of contents is scrambled; they follow from bodies and their offsets."""
     source = built(tmp_path, {"one": ["first text", "second text"], "two": ["third text"]})
     right = tables_of(source)
-    with sqlite.reading(source) as db:
+    with sqlite.open_readonly(source) as db:
         size = db.execute("PRAGMA page_size").get
         page = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (page_of,)).get
     raw = bytearray(source.read_bytes())
@@ -291,7 +290,7 @@ def test_what_still_reads_of_a_damaged_index_comes_back(tmp_path, page_of, probl
 
 def test_damaged_rows_are_counted_and_the_rest_is_made_whole(tmp_path):
     source = built(tmp_path, {"one": ["aa", "bb", "cc"], "two": ["dd"]})
-    with sqlite.writing(source) as db:
+    with sqlite.open_writable(source) as db:
         db.execute("UPDATE search_text SET text = 'changed' WHERE text = 'bb'")
         db.execute("UPDATE search_text SET target_id = 'nobody' WHERE text = 'dd'")
     back, exported, imported = there_and_back(tmp_path, source)
@@ -309,7 +308,7 @@ def test_damaged_rows_are_counted_and_the_rest_is_made_whole(tmp_path):
 
 def test_wrong_offsets_are_made_anew(tmp_path):
     source = built(tmp_path, {"one": ["aa", "bb"], "two": ["dd"]})
-    with sqlite.writing(source) as db:
+    with sqlite.open_writable(source) as db:
         db.execute("UPDATE search_unit SET char_end = char_end + 40 WHERE unit_index = 1")
     right = tables_of(built(tmp_path / "again", {"one": ["aa", "bb"], "two": ["dd"]}))
     back, _, imported = there_and_back(tmp_path, source)
@@ -341,7 +340,8 @@ def test_v1_and_what_became_of_it_agree_in_texts_and_vectors(tmp_path, golden, c
     assert run("export", source, tmp_path / "v1.parquet", "--v1").status in (0, 1)
     # What a migration carries is in both, with the same vector; the old table may hold more.
     pairs = [
-        {(row.text, row.vector) for row in columns.read_rows(tmp_path / name)} for name in ("v1.parquet", "v2.parquet")
+        {(row.text, row.vector) for row in unit_file.read_rows(tmp_path / name)}
+        for name in ("v1.parquet", "v2.parquet")
     ]
     assert len(pairs[1]) > 10
     assert pairs[1] <= pairs[0]
@@ -355,7 +355,7 @@ def test_the_legacy_table_keeps_rows_that_no_migration_takes(tmp_path):
     for source in (tmp_path / "v1", vectors):
         done = run("export", source, tmp_path / "v1.parquet", "--v1", "--json")
         assert done.document["bases"][0]["rows"] == {"read": 4, "carried": 4, "skipped": {}}
-        found = list(columns.read_rows(tmp_path / "v1.parquet"))
+        found = list(unit_file.read_rows(tmp_path / "v1.parquet"))
         assert [(row.item, row.unit_index, row.text, row.unit_id) for row in found] == [
             ("F", 0, "one", "F_0"),
             ("F", 1, "two", "F_1"),
@@ -478,7 +478,7 @@ def test_another_file_of_a_base_takes_its_place_but_for_a_base_that_was_changed(
     imported(tmp_path)
     assert outcomes_of(imported(tmp_path, name="new.parquet")) == ["failed"]
     assert sorted(row[4] for row in indexes_of(tmp_path / "back")[BASE]["search_text"]) == ["new", "newer"]
-    with sqlite.writing(tmp_path / "back" / "KnowledgeBase" / BASE / ".cherry" / "index.sqlite") as db:
+    with sqlite.open_writable(tmp_path / "back" / "KnowledgeBase" / BASE / ".cherry" / "index.sqlite") as db:
         db.execute("UPDATE meta SET updated_at = updated_at + 1")
     with untouched(tmp_path / "back"):
         said(imported(tmp_path), "TargetBaseChanged", 2)
@@ -554,7 +554,7 @@ def test_rows_in_any_order_come_to_the_same_library(tmp_path):
 def test_a_second_import_waits_for_the_first(tmp_path):
     exported(tmp_path, ["a"])
     (tmp_path / "back" / ".regraft").mkdir(parents=True)
-    with ledger.opened(tmp_path / "back"):
+    with ledger.open_exclusive(tmp_path / "back"):
         said(imported(tmp_path), "TargetLocked", 2)
     assert not (tmp_path / "back" / "catalog.sqlite").exists()
 
@@ -565,36 +565,37 @@ def test_a_disk_without_room_is_refused(tmp_path, monkeypatch, more):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     # It is refused before the file is read for its checksum.
-    monkeypatch.setattr(files, "crc32_of", None)
+    monkeypatch.setattr(import_plan, "crc32_of", None)
     assert "100.0 kB are free" in said(imported(tmp_path, *more), "NotEnoughSpace", 2)
     assert not (tmp_path / "back").exists()
 
 
 def test_a_file_that_changes_before_its_checksum_is_taken_stops_the_import(tmp_path, monkeypatch):
     path = exported(tmp_path, ["a"])
-    read = files.crc32_of
+    read = import_plan.crc32_of
 
     def grown(file: Any) -> int:
         found = read(file)
         path.write_bytes(path.read_bytes() + b"more")
         return found
 
-    monkeypatch.setattr(files, "crc32_of", grown)
+    monkeypatch.setattr(import_plan, "crc32_of", grown)
     assert "it changed meanwhile" in said(imported(tmp_path), "StoppedMidway", 3)
     assert not (tmp_path / "back").exists() or not list((tmp_path / "back").glob("KnowledgeBase/*"))
 
 
 def test_an_answer_of_no_writes_nothing_of_an_import(tmp_path, monkeypatch):
     exported(tmp_path, ["a"])
-    monkeypatch.setattr(sys.modules["regraft.cli.import_"], "PlanView", lambda **_: lambda _: False)
+    monkeypatch.setattr(sys.modules["regraft.cli.migrate"], "PlanPrompt", lambda **_: lambda _: False)
     said(imported(tmp_path), "Declined", 2)
     assert not (tmp_path / "back").exists()
 
 
 def test_a_base_that_is_called_like_a_record_of_the_ledger_is_refused(tmp_path):
     for name in ("catalog", "report", "x" * 300):
-        with columns.writing(
-            tmp_path / "units.parquet", About(1, "v2", None, [metadata.AboutBase(name, "x", None, None, index=True)])
+        with unit_file.write_units(
+            tmp_path / "units.parquet",
+            FileMetadata(1, "v2", None, [unit_file.BaseMetadata(name, "x", None, None, index=True)]),
         ):
             pass
         said(imported(tmp_path), "SourceUnreadable", 2)
@@ -603,7 +604,7 @@ def test_a_base_that_is_called_like_a_record_of_the_ledger_is_refused(tmp_path):
 
 def test_a_file_that_changes_meanwhile_stops_the_run(tmp_path, monkeypatch):
     path = exported(tmp_path, ["a"])
-    real = columns.survey
+    real = unit_file.survey_file
 
     def and_touched(*arguments: Any) -> Any:
         found = real(*arguments)
@@ -611,7 +612,7 @@ def test_a_file_that_changes_meanwhile_stops_the_run(tmp_path, monkeypatch):
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(columns, "survey", and_touched)
+        patch.setattr(unit_file, "survey_file", and_touched)
         assert "it changed meanwhile" in said(imported(tmp_path), "StoppedMidway", 3)
     assert list(files_of(tmp_path / "back")) == [".regraft/ledger.sqlite"]
     assert outcomes_of(imported(tmp_path)) == ["failed"]
@@ -696,21 +697,21 @@ def test_a_changed_byte_is_seen(tmp_path):
     run("export", built(tmp_path, {"one": ["some text", "more text"]}), tmp_path / "units.parquet")
     whole = (tmp_path / "units.parquet").read_bytes()
     footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
-    right = list(columns.read_rows(tmp_path / "units.parquet"))
+    right = list(unit_file.read_rows(tmp_path / "units.parquet"))
     path, seen = tmp_path / "odd.parquet", 0
     for place in range(4, footer, 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
         try:
-            assert list(columns.read_rows(path)) == right, place
-        except columns.SourceUnreadable:
+            assert list(unit_file.read_rows(path)) == right, place
+        except unit_file.SourceUnreadable:
             seen += 1
     assert seen > 20
 
 
 def test_a_base_id_that_leads_elsewhere_is_refused(tmp_path):
     for name in ("../elsewhere", "a/b", "..", "", "a\0b"):
-        about = About(1, "v2", None, [metadata.AboutBase(name, "x", None, None, index=True)])
-        with columns.writing(tmp_path / "units.parquet", about):
+        about = FileMetadata(1, "v2", None, [unit_file.BaseMetadata(name, "x", None, None, index=True)])
+        with unit_file.write_units(tmp_path / "units.parquet", about):
             pass
         refused(run("import", tmp_path / "units.parquet", "--to", tmp_path / "back"), "name of a folder")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["units.parquet"]
@@ -730,7 +731,7 @@ def test_texts_that_are_no_utf8_agree_with_what_a_migration_makes_of_them(tmp_pa
     library = migrated(tmp_path, base("kb", file("f", "F")), stores={"kb": rows})
     run("export", tmp_path / "v1", tmp_path / "v1.parquet", "--v1")
     run("export", library.path, tmp_path / "v2.parquet")
-    old, new = (list(columns.read_rows(tmp_path / name)) for name in ("v1.parquet", "v2.parquet"))
+    old, new = (list(unit_file.read_rows(tmp_path / name)) for name in ("v1.parquet", "v2.parquet"))
     assert len(old) == len(odd)
     assert [(row.text, row.body_hash, row.vector) for row in old] == [
         (row.text, row.body_hash, row.vector) for row in new
@@ -752,8 +753,8 @@ def described(path: Path, settings: dict[str, Any], items: list[dict[str, Any]],
         "created_at": 7,
         "updated_at": 8,
     }
-    about = metadata.AboutBase(BASE, "Base", None, 4, index=index, settings={**usual, **settings}, items=items)
-    with columns.writing(path, About(1, "v2", None, [about])):
+    about = unit_file.BaseMetadata(BASE, "Base", None, 4, index=index, settings={**usual, **settings}, items=items)
+    with unit_file.write_units(path, FileMetadata(1, "v2", None, [about])):
         pass
     return path
 
@@ -791,9 +792,9 @@ def test_a_completed_base_without_an_index_is_refused(tmp_path):
 @pytest.mark.parametrize("data", ["{}", '{"source":"n"}', '{"a":1}', "not JSON", '{"source":1,"content":"c"}', None])
 def test_an_item_with_texts_that_nobody_can_read_is_refused(data, tmp_path):
     path = described(tmp_path / "units.parquet", {}, [item("odd", data=data)])
-    about = columns.read_about(path)
-    about.bases[0].bare_materials = [metadata.BareMaterial("odd", "odd.md", None)]
-    with columns.writing(path, about):
+    about = unit_file.read_metadata(path)
+    about.bases[0].bare_materials = [unit_file.EmptyMaterial("odd", "odd.md", None)]
+    with unit_file.write_units(path, about):
         pass
     for more in ("--dry-run", "-q"):
         refused(run("import", path, "--to", tmp_path / "back", more), "its item odd has texts, and its data")
@@ -818,9 +819,9 @@ def harmful(tmp_path: Path, rows: int, about: dict[str, Any] | None = None, **co
     """Write a file whose rows have the columns that are given, and nothing else."""
     one = {"id": BASE, "name": "b", "model": None, "dimensions": 4, "index": True}
     said_of = {"schema": 1, "layout": "v2", "dimensions": 4, "bases": [one], **(about or {})}
-    values = {name: pa.nulls(rows, getattr(pa, kind)()) for name, kind in columns.COLUMNS.items()}
+    values = {name: pa.nulls(rows, getattr(pa, kind)()) for name, kind in unit_file.COLUMNS.items()}
     values |= {"vector": pa.nulls(rows, pa.list_(pa.float32(), 4)), "base": pa.array([BASE] * rows), **columns_of}
-    table = pa.table(values).replace_schema_metadata({metadata.KEY: json.dumps(said_of)})
+    table = pa.table(values).replace_schema_metadata({unit_file.METADATA_KEY: json.dumps(said_of)})
     pq.write_table(table, tmp_path / "units.parquet", compression="zstd")
     return tmp_path / "units.parquet"
 
@@ -830,8 +831,8 @@ def test_a_dictionary_that_stands_for_gigabytes_is_read_few_rows_at_once(tmp_pat
     path = harmful(tmp_path, 3_000, text=texts)
     assert path.stat().st_size < 100_000
     sizes: list[tuple[int, int]] = []
-    monkeypatch.setattr(columns, "_look_at", lambda _, batch, *more: sizes.append((len(batch), batch.nbytes)))
-    columns.survey(path, lambda _: None)
+    monkeypatch.setattr(unit_file, "_look_at", lambda _, batch, *more: sizes.append((len(batch), batch.nbytes)))
+    unit_file.survey_file(path, lambda _: None)
     assert sum(rows for rows, _ in sizes) == 3_000
     assert max(size for _, size in sizes) < 100 << 20
 

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from large_texts import everywhere
 from parquet_bases import BASE, built, indexes_of, tables_of, there_and_back
 
-from regraft import identity, sqlite
-from regraft.formats.parquet import columns
-from regraft.formats.parquet.columns import UnitRow
-from regraft.formats.parquet.metadata import About
+from regraft import identity
+from regraft.disk import sqlite
+from regraft.formats.parquet import unit_file
+from regraft.formats.parquet.unit_file import FileMetadata, UnitRow
 from regraft.text import utf16_len
 
 pa = pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
-from migrators.parquet.rebuild import Rebuilt, verify  # noqa: E402
+from migrators.parquet.index_builder import ImportedIndex, verify_index  # noqa: E402
 
 TEXTS = st.text(st.sampled_from("a\n\0é文🎉"), max_size=12)
 
@@ -32,13 +32,13 @@ TEXTS = st.text(st.sampled_from("a\n\0é文🎉"), max_size=12)
 def pieces(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let texts of an import be large from a few bytes on, and pieces be small."""
     everywhere(patch, size)
-    names = ("migrators.parquet.large", "migrators.parquet.rebuild", "regraft.formats.parquet.cells")
-    for name in (*names, "regraft.formats.parquet.columns"):
+    names = ("migrators.parquet.index_builder", "migrators.parquet.index_builder", "regraft.formats.parquet.unit_file")
+    for name in (*names, "regraft.formats.parquet.unit_file"):
         patch.setattr(importlib.import_module(name), "LARGE_BYTES", 4)
     large = importlib.import_module(names[0])
     patch.setattr(large, "PIECE_BYTES", size)
     patch.setattr(large, "_STEP_BYTES", 3 + size)
-    patch.setattr(columns, "LARGE_GROUP_BYTES", 4)
+    patch.setattr(unit_file, "LARGE_GROUP_BYTES", 4)
 
 
 @st.composite
@@ -68,7 +68,7 @@ def materials(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def _row(said: dict[str, Any], number: int) -> UnitRow:
-    empty = dict.fromkeys((*columns.COLUMNS, columns.VECTOR))
+    empty = dict.fromkeys((*unit_file.COLUMNS, unit_file.VECTOR))
     key = identity.text_hash(said["text"])
     vector = key[:8].encode() if number % 2 else None
     return UnitRow(**{**empty, "base": BASE, "path": said["item"], "body_hash": key, "vector": vector, **said})
@@ -76,7 +76,7 @@ def _row(said: dict[str, Any], number: int) -> UnitRow:
 
 def _viewed(row: UnitRow) -> UnitRow:
     """Return a row as a file gives it where every text is large."""
-    values = {name: getattr(row, name) for name in (*columns.COLUMNS, columns.VECTOR)}
+    values = {name: getattr(row, name) for name in (*unit_file.COLUMNS, unit_file.VECTOR)}
     for name in ("text", "content"):
         if values[name] is not None:
             values[name] = memoryview(values[name].encode())
@@ -84,12 +84,12 @@ def _viewed(row: UnitRow) -> UnitRow:
 
 
 def _index(path: Path, rows: list[UnitRow]) -> tuple[dict[str, Any], int]:
-    with sqlite.writing(path, create=True) as db:
-        made = Rebuilt(BASE, NOW_MS, db)
+    with sqlite.open_writable(path, create=True) as db:
+        made = ImportedIndex(BASE, NOW_MS, db)
         for row in rows:
             made.add(row)
         made.finish([])
-    verify(path, BASE, made)
+    verify_index(path, BASE, made)
     return tables_of(path), made.remade
 
 
@@ -139,11 +139,11 @@ def test_a_large_row_stands_in_a_row_group_of_its_own(tmp_path: Path, monkeypatc
     small = [_row({"item": "one", "unit_index": number, "text": "ab"}, number) for number in range(3)]
     rows = [*small, _row({"item": "two", "unit_index": 0, "text": "much longer"}, 0), *small]
     everywhere(monkeypatch, 8)
-    monkeypatch.setattr(importlib.import_module("regraft.formats.parquet.cells"), "LARGE_BYTES", 4)
+    monkeypatch.setattr(importlib.import_module("regraft.formats.parquet.unit_file"), "LARGE_BYTES", 4)
     path = tmp_path / "rows.parquet"
-    with columns.writing(path, About(1, "v2", 2, [])) as target:
+    with unit_file.write_units(path, FileMetadata(1, "v2", 2, [])) as target:
         for row in rows:
-            values = {name: getattr(row, name) for name in (*columns.COLUMNS, columns.VECTOR)}
+            values = {name: getattr(row, name) for name in (*unit_file.COLUMNS, unit_file.VECTOR)}
             is_long = len(row.text) > 4
             target.add(UnitRow(**{**values, "text": row.text.encode() if is_long else row.text}))
             if is_long:
@@ -152,16 +152,16 @@ def test_a_large_row_stands_in_a_row_group_of_its_own(tmp_path: Path, monkeypatc
     file = pq.ParquetFile(path)
     assert [file.metadata.row_group(one).num_rows for one in range(file.num_row_groups)] == [3, 1, 3]
     assert file.read().column("text").to_pylist() == [row.text for row in rows]
-    found = [row.text for row in columns.read_rows(path)]
+    found = [row.text for row in unit_file.read_rows(path)]
     assert [one if isinstance(one, str) else bytes(one).decode() for one in found] == [row.text for row in rows]
 
 
 def test_views_of_large_texts_outlive_their_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [_row({"item": "one", "unit_index": number, "text": f"text {number} " * 5}, number) for number in range(5)]
-    with columns.writing(tmp_path / "rows.parquet", About(1, "v2", 2, [])) as target:
+    with unit_file.write_units(tmp_path / "rows.parquet", FileMetadata(1, "v2", 2, [])) as target:
         for row in rows:
             target.add(row)
     pieces(monkeypatch, 8)
-    found = list(columns.read_rows(tmp_path / "rows.parquet"))
+    found = list(unit_file.read_rows(tmp_path / "rows.parquet"))
     assert [hashlib.sha256(row.text).hexdigest() for row in found] == [row.body_hash for row in rows]
     assert [row.vector for row in found] == [row.vector for row in rows]

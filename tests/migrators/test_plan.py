@@ -21,17 +21,16 @@ from v1 import CREATED, LLM, MODEL, UPDATED, base, file, folder, note, page
 
 from migrators.cherry_v1.draft import draft_library
 from migrators.pipeline import plan as plan_module
-from migrators.pipeline.drafts import BaseDraft, LibraryDraft
-from migrators.pipeline.duplicates import read_times
-from migrators.pipeline.ownership import Owners, expand
+from migrators.pipeline.accounting import LoaderOwners, expand_folders
+from migrators.pipeline.losses import folder_read_times
 from migrators.pipeline.plan import BasePlan, plan_base
-from migrators.pipeline.source import Duplicate, Hints
+from migrators.pipeline.source import BaseDraft, Duplicate, Hints, LibraryDraft
+from regraft.disk.file_paths import FreeNames
 from regraft.formats import vector_survey
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_survey import MISSING, UNSUPPORTED, LoaderRows, StoreProblem, Survey, Tally
-from regraft.names import FreeNames
-from regraft.records import replace
+from regraft.formats.vector_survey import MISSING, UNSUPPORTED, LoaderRows, RowTally, StoreProblem, VectorSurvey
+from regraft.identity import replace
 from regraft.report.notices import Notice
 
 #: A row: its loader, the kind of its vector, its source.
@@ -55,9 +54,9 @@ def drafted(*items: Any, **fields: Any) -> BaseDraft:
     return draft
 
 
-def survey(*rows: SurveyRow, body_bytes: int = 10) -> Survey:
+def survey(*rows: SurveyRow, body_bytes: int = 10) -> VectorSurvey:
     """Return the survey of a file with these rows, numbered 1, 2, …, as reading it would."""
-    found = Survey(rows=len(rows), body_bytes=body_bytes * len(rows))
+    found = VectorSurvey(rows=len(rows), body_bytes=body_bytes * len(rows))
     before: object = object()
     for rowid, (loader, kind, source) in enumerate(rows, start=1):
         entry = found.loaders.setdefault(loader, LoaderRows())
@@ -69,10 +68,10 @@ def survey(*rows: SurveyRow, body_bytes: int = 10) -> Survey:
         entry.rows += 1
         if source is not None and source.strip():
             entry.source = source
-        tally = entry.kinds.setdefault(kind, Tally(first_rowid=rowid))
+        tally = entry.kinds.setdefault(kind, RowTally(first_rowid=rowid))
         tally.count += 1
         tally.body_bytes += body_bytes
-        if len(tally.samples) < vector_survey.SAMPLES:
+        if len(tally.samples) < vector_survey.MAX_SAMPLES:
             tally.samples.append(f"{loader}_{rowid}")
         if kind > 0:
             found.lengths[kind] = found.lengths.get(kind, 0) + 1
@@ -137,7 +136,7 @@ def rich_state() -> V1State:
     )
 
 
-def rich_survey() -> Survey:
+def rich_survey() -> VectorSurvey:
     loaders = ["N", "U", "F", "N", "D1", "D2", "F2", "shared", None, "left over", "F", "P"]
     odd = [("F", MISSING, "s"), ("U", UNSUPPORTED, "s"), ("left over", MISSING, "s"), ("D2", 20, "/docs/last")]
     return survey(*rows(*loaders), *odd)
@@ -210,7 +209,7 @@ def test_planning_knows_no_clock() -> None:
     assert (draft.created_at, draft.updated_at) == (None, None)
     assert (item.created_at, item.updated_at) == (CREATED, UPDATED)
     timeless = drafted(note("n", created_at=None, updated_at="?"))
-    plan = plan_base(timeless, Survey())
+    plan = plan_base(timeless, VectorSurvey())
     assert [(item.created_at, item.updated_at) for item in plan.items] == [(None, None)]
     v1 = [REPO / "migrators" / "cherry_v1" / f"{name}.py" for name in ("draft", "items")]
     pipeline = [
@@ -318,9 +317,9 @@ def test_the_place_of_a_child_counts_children_not_entries() -> None:
 # --- folders -------------------------------------------------------------------------------------------------------
 
 
-def children_of(*entries: Any, found: Survey, **fields: Any) -> list[tuple[str, str]]:
+def children_of(*entries: Any, found: VectorSurvey, **fields: Any) -> list[tuple[str, str]]:
     draft = drafted(folder("d", *entries, **fields))
-    expanded = expand(draft, found)
+    expanded = expand_folders(draft, found)
     assert set(expanded) <= {draft.items[0].id}
     return [(child.loader_id, child.source) for child in expanded.get(draft.items[0].id, ())]
 
@@ -350,19 +349,19 @@ def test_only_completed_folders_are_expanded(fields: dict[str, Any]) -> None:
 
 
 def test_only_folders_are_expanded() -> None:
-    assert expand(drafted(note("n", "D"), page("p", "D")), survey(*rows("D"))) == {}
+    assert expand_folders(drafted(note("n", "D"), page("p", "D")), survey(*rows("D"))) == {}
 
 
 # --- owners --------------------------------------------------------------------------------------------------------
 
 
-def owner_of(loader: str | None, found: Survey, *items: Any) -> str | None:
+def owner_of(loader: str | None, found: VectorSurvey, *items: Any) -> str | None:
     draft = drafted(*items)
-    expanded = expand(draft, found)
+    expanded = expand_folders(draft, found)
     names = {item.id: item.legacy_id for item in draft.items}
     for container, children in expanded.items():
         names |= {child.id: f"{names[container]}#{at}" for at, child in enumerate(children)}
-    owner = Owners(draft, expanded).owner(loader)
+    owner = LoaderOwners(draft, expanded).owner(loader)
     return None if owner is None else names[owner]
 
 
@@ -463,14 +462,14 @@ def test_runs_of_several_loaders_of_one_item_are_merged_in_row_order() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"model": None}])
 @pytest.mark.parametrize(
-    "found", [StoreProblem("cannot be read"), Survey(), rich_survey(), survey(*rows("F", kind=MISSING))]
+    "found", [StoreProblem("cannot be read"), VectorSurvey(), rich_survey(), survey(*rows("F", kind=MISSING))]
 )
-def test_books_always_balance(fields: dict[str, Any], found: Survey | str) -> None:
+def test_books_always_balance(fields: dict[str, Any], found: VectorSurvey | str) -> None:
     [raw] = [one for one in rich_state().bases if isinstance(one, dict) and one["id"] == "failed"]
     [draft] = draft_library(state({**raw, "model": MODEL, **fields}), ModelOverrides()).bases
     plan = plan_base(draft, found)
     assert plan.rows.balanced
-    assert plan.rows.read == (found.rows if isinstance(found, Survey) else 0)
+    assert plan.rows.read == (found.rows if isinstance(found, VectorSurvey) else 0)
     if plan.error is not None:
         assert set(plan.rows.skipped) <= {plan.error}
         assert plan.materials == ()
@@ -494,7 +493,7 @@ def test_the_model_is_to_blame_before_the_vector_file() -> None:
         (7, None, StoreProblem("does not exist", 48), 7),
     ],
 )
-def test_dimensions(stated: Any, model: Any, found: Survey | str, dimensions: int | None) -> None:
+def test_dimensions(stated: Any, model: Any, found: VectorSurvey | str, dimensions: int | None) -> None:
     assert plan_base(drafted(dimensions=stated, model=model), found).dimensions == dimensions
 
 
@@ -592,9 +591,9 @@ def test_a_folder_without_a_time_has_no_twins() -> None:
     known = survey(*rows("F", "D"))
     twins = (twin("GONE", "F", "/docs/gone", like_item=drafted(*items).items[0].id),)
     assert plan_base(drafted(*items), known, Hints(twins=twins)) == plan_base(drafted(*items), known)
-    assert read_times(drafted(*items, folder("e", "GONE", "E"))) == {"E": UPDATED}
+    assert folder_read_times(drafted(*items, folder("e", "GONE", "E"))) == {"E": UPDATED}
     earlier = folder("e", "D", "GONE", created_at=CREATED - 9, updated_at=None)
-    assert read_times(drafted(folder("d", "D"), earlier)) == {"D": CREATED - 9, "GONE": CREATED - 9}
+    assert folder_read_times(drafted(folder("d", "D"), earlier)) == {"D": CREATED - 9, "GONE": CREATED - 9}
 
 
 def test_completed_files_without_rows_are_named_once() -> None:

@@ -49,9 +49,9 @@ from preview import (
 )
 from v1 import check_library, floats, vector_of
 
-from regraft import sqlite
-from regraft.formats.cherry_preview import libsql
-from regraft.formats.cherry_preview.libsql import PREVIEW, Layout
+from regraft.disk import sqlite
+from regraft.formats import cherry_preview
+from regraft.formats.cherry_preview import PREVIEW_VECTORS, IndexLayout
 
 REAL = GOLDEN / "preview"
 #: The user's word for bases that name no model.
@@ -64,7 +64,7 @@ def flat(folder: Path, *rows: Row, **how: Any) -> Path:
 
 
 def query(path: Path, sql: str) -> Any:
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         return db.execute(sql).get
 
 
@@ -77,8 +77,10 @@ def test_an_empty_vector_index_makes_sqlite_lie_and_regraft_does_not_fall_for_it
     assert query(source, f"SELECT 1 FROM {TABLE}") is None
     assert query(source, f"SELECT EXISTS (SELECT 1 FROM {TABLE})") == 0
     assert query(source, f"SELECT count(*) FROM {TABLE} NOT INDEXED") == len(ROWS)
-    assert PREVIEW.survey(source).rows == len(ROWS)
-    assert libsql.look(source) == libsql.Look(Layout.PREVIEW, has_rows=True, has_trap=True)
+    assert PREVIEW_VECTORS.survey(source).rows == len(ROWS)
+    assert cherry_preview.summarize_file(source) == cherry_preview.IndexSummary(
+        IndexLayout.PREVIEW, has_rows=True, has_trap=True
+    )
     library = migrate(source, tmp_path / "out", *WORD)
     assert library.rows(BASE) == {**library.rows(BASE), "read": len(ROWS), "carried": len(ROWS), "skipped": {}}
     assert carried(library) == expected(ROWS)
@@ -1185,7 +1187,7 @@ def test_one_base_of_several_and_several_at_once_give_the_same(tmp_path):
 
 def test_a_profile_whose_application_runs_is_left_alone_unless_allowed(tmp_path, monkeypatch):
     source = profile(tmp_path / "in")
-    monkeypatch.setattr("regraft.formats.cherry_v1.profile.sign_of_life", lambda _: "process 7")
+    monkeypatch.setattr("regraft.formats.cherry_v1.profile.detect_running_app", lambda _: "process 7")
     done = run("migrate", source, "--to", tmp_path / "out", "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "ApplicationRunning")
     library = migrate(source, tmp_path / "out", "--while-running")
@@ -1257,7 +1259,7 @@ needs_golden = pytest.mark.skipif(not REAL.is_dir(), reason="the golden data wit
 
 
 def golden_rows() -> list[tuple[str, str, bytes]]:
-    with sqlite.reading(REAL / "index.sqlite") as db:
+    with sqlite.open_readonly(REAL / "index.sqlite") as db:
         sql = f"SELECT external_id, document, embeddings FROM {TABLE} NOT INDEXED ORDER BY rowid"
         return [(str(item), str(body), bytes(vector)) for item, body, vector in db.execute(sql)]
 

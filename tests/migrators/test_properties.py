@@ -17,21 +17,21 @@ from v1_rules import ROWS, indexed_items, names_of, owners_of, text_of, wanted_l
 
 from migrators.cherry_v1.draft import draft_library
 from migrators.pipeline import report
-from migrators.pipeline.carry import Origin, carry_base, item_rows
+from migrators.pipeline.base_writer import BaseSource, catalog_rows, write_base
 from migrators.pipeline.plan import plan_base
 from migrators.pipeline.source import Duplicate, Hints
 from migrators.pipeline.survey import BaseJob
-from migrators.pipeline.workers import Done
+from migrators.pipeline.workers import FinishedBase
+from regraft.disk.trees import FolderTree
 from regraft.formats import vector_survey
-from regraft.formats.cherry_v1 import embedjs
+from regraft.formats.cherry_v1 import layout
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.catalog import write_catalog
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_survey import LoaderRows, StoreProblem, Survey, Tally
-from regraft.records import replace
-from regraft.report import render
+from regraft.formats.vector_survey import LoaderRows, RowTally, StoreProblem, VectorSurvey
+from regraft.identity import replace
+from regraft.report import migration
 from regraft.report.document import Run, encoded
-from regraft.tree import FolderTree
 
 # --- arbitrary states ----------------------------------------------------------------------------------------------
 
@@ -151,11 +151,11 @@ HINTS = st.builds(
 
 
 @st.composite
-def surveys(draw: st.DrawFn) -> Survey | StoreProblem:
+def surveys(draw: st.DrawFn) -> VectorSurvey | StoreProblem:
     """Return what a vector file could hold of the loaders that items name."""
     if draw(st.booleans()) and draw(st.booleans()):
         return draw(st.sampled_from([StoreProblem("is a folder"), StoreProblem("lacks a column", 48)]))
-    found = Survey()
+    found = VectorSurvey()
     sources = st.one_of(st.none(), st.just("/docs/a.md"), TEXTS)
     for loader in draw(st.lists(st.one_of(st.none(), LOADERS), max_size=4, unique=True)):
         kinds = draw(
@@ -169,7 +169,7 @@ def surveys(draw: st.DrawFn) -> Survey | StoreProblem:
         for kind in kinds:
             found.rows += 1
             entry.runs.extend((found.rows, found.rows))
-            tally = entry.kinds.setdefault(kind, Tally(first_rowid=found.rows))
+            tally = entry.kinds.setdefault(kind, RowTally(first_rowid=found.rows))
             tally.count += 1
             if kind % 4 == 0:
                 found.lengths[abs(kind)] = found.lengths.get(abs(kind), 0) + 1
@@ -197,23 +197,23 @@ def test_no_state_crashes_a_plan_and_the_catalog_takes_every_one(
             assert len({item.id for item in plan.items}) == len(plan.items)
             # What tells whether a base has changed is made of its draft.
             msgspec.json.encode(replace(plan.draft, items=tuple(plan.draft.items)), order="deterministic")
-            origin = Origin(
-                tree=FolderTree(place), uploads=None, table=embedjs.VECTORS, vectors=None, earlier=place / "earlier"
+            origin = BaseSource(
+                tree=FolderTree(place), uploads=None, table=layout.VECTOR_TABLE, vectors=None, earlier=place / "earlier"
             )
-            done = carry_base(plan, origin, place / str(number), NOW_MS, lambda *_: None)
-            records.append((done.record, tuple(item_rows(plan, done))))
+            done = write_base(plan, origin, place / str(number), NOW_MS, lambda *_: None)
+            records.append((done.record, tuple(catalog_rows(plan, done))))
             work = BaseJob(number, plan.draft, "", plan=plan)
-            outcomes[plan.draft.legacy_id] = report.carried(Done(work, plan, done))
+            outcomes[plan.draft.legacy_id] = report.migrated_outcome(FinishedBase(work, plan, done))
         write_catalog(place / "catalog.sqlite", records)
         with opened(place / "catalog.sqlite") as db:
             assert db.execute("PRAGMA foreign_key_check").fetchall() == []
             assert db.execute("SELECT count(*) FROM knowledge_base").get == len(plans)
             items = sum(len(plan.items) for plan in plans)
             assert db.execute("SELECT count(*) FROM knowledge_item WHERE json_valid(data)").get == items
-    document = encoded(report.migration_report(Run(command="migrate"), library, outcomes.values()))
-    assert json.loads(render.as_json(document)) == json.loads(json.dumps(document))
-    assert render.as_text(document, verbose=True).encode()
-    assert render.as_page(document).encode()
+    document = encoded(report.build_migration_report(Run(command="migrate"), library, outcomes.values()))
+    assert json.loads(migration.as_json(document)) == json.loads(json.dumps(document))
+    assert migration.format_migration(document, verbose=True).encode()
+    assert migration.migration_page(document).encode()
 
 
 TORN = st.text(st.characters(exclude_categories=()), max_size=3)

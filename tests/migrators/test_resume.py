@@ -34,8 +34,8 @@ from faults import (
 from golden_cases import as_backup
 from harness import NOW, run
 
-from regraft import sqlite
-from regraft.ledger import durable, ledger
+from regraft.disk import durable, sqlite
+from regraft.ledger import ledger
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def outcomes(document: dict[str, Any]) -> dict[str, str]:
 
 def ids(target: Path) -> dict[str, str]:
     """Return the v2 id of every base by its name, in the catalog's order."""
-    with sqlite.reading(target / "catalog.sqlite") as db:
+    with sqlite.open_readonly(target / "catalog.sqlite") as db:
         rows = db.execute("SELECT name, id FROM knowledge_base ORDER BY rowid").fetchall()
     return {str(name).removeprefix("Base "): str(base) for name, base in rows}
 
@@ -512,7 +512,7 @@ def test_another_process_gives_the_same_bytes(source: Source, target: Path, tmp_
 def test_the_ledger_keeps_every_run(source: Source, target: Path) -> None:
     changed_source(source)
     migrate(source.folder, target)
-    with sqlite.reading(ledger.path_of(target)) as db:
+    with sqlite.open_readonly(ledger.ledger_path(target)) as db:
         runs = db.execute(
             "SELECT command, source, status, finished_at >= started_at FROM run ORDER BY rowid"
         ).fetchall()

@@ -14,7 +14,7 @@ from rsclaw_migrated import carried, items, library_of, migrate, only_base, rows
 from rsclaw_store import SAMPLE, RsclawStore, embed, markdown_file, needs_samples
 
 from regraft import identity
-from regraft.formats.rsclaw import chunk_table
+from regraft.formats.rsclaw import chunks as rsclaw_chunks
 
 
 @pytest.fixture
@@ -435,8 +435,8 @@ def test_a_chunk_that_only_the_first_reading_gives_is_named(store, monkeypatch):
     """The database is read twice: for what is decided, and for texts and vectors."""
     store.doc("Plan", ["One paragraph.", "Another one.", "A third one."])
     store.write()
-    real = chunk_table._write
-    monkeypatch.setattr(chunk_table, "_write", lambda db, chunks, mirror: real(db, islice(chunks, 1, None), mirror))
+    real = rsclaw_chunks._write
+    monkeypatch.setattr(rsclaw_chunks, "_write", lambda db, chunks, mirror: real(db, islice(chunks, 1, None), mirror))
     done = migrate(store.root)
     (base,) = done.document["bases"]
     assert (base["rows"]["read"], base["rows"]["carried"]) == (3, 2)

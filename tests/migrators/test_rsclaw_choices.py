@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rsclaw_migrated import carried, items, library_of, migrate, only_base, rows, skipped
 from rsclaw_store import RsclawStore
 
-from regraft.formats.rsclaw import carrying, selection
+from regraft.formats.rsclaw import chunks, selection
 
 VISIBILITIES: list[tuple[dict[str, Any], str | None]] = [
     ({"type": "global"}, None),
@@ -284,7 +284,7 @@ def changed_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, store
 def test_an_export_of_two_states_is_none(store, monkeypatch):
     store.doc("All", ["a"])
     root = store.write()
-    changed_after(monkeypatch, carrying, "choose", store)
+    changed_after(monkeypatch, chunks, "choose", store)
     outcome = run("export", root, store.root.parent / "rows.parquet")
     assert (outcome.status, "this redb file changed while it was read" in outcome.stderr) == (2, True)
     assert not (store.root.parent / "rows.parquet").exists()

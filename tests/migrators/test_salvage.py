@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from page_damage import Layout, Made, make
 
 from regraft.formats.cherry_v1 import salvage
-from regraft.formats.salvage_tally import SalvageTally
-from regraft.formats.vector_survey import StoreProblem
+from regraft.formats.vector_survey import SalvageTally, StoreProblem
 
 #: So many bytes of a file are changed by one bit.
 _FLIPS = 5

@@ -16,7 +16,7 @@ from harness import run
 from page_damage import Layout, Made, make
 
 from regraft.formats.cherry_v1 import salvage
-from regraft.formats.cherry_v1.embedjs import VECTORS
+from regraft.formats.cherry_v1.layout import VECTOR_TABLE
 
 BASE = "harbour"
 Pair = tuple[str, bytes]
@@ -255,7 +255,7 @@ def test_a_vector_index_of_libsql_is_no_damage(made: Made, tmp_path: Path) -> No
     statement = "CREATE INDEX near ON vectors (libsql_vector_idx(vector))"
     db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'near'", (statement,))
     db.close()
-    VECTORS.survey(path)
+    VECTOR_TABLE.survey(path)
 
     assert salvage.doubt(path) is None
 

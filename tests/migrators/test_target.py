@@ -114,7 +114,7 @@ def test_a_report_page_may_replace_an_earlier_one(library: Path, tmp_path: Path)
     page = tmp_path / "page.html"
     for _ in range(2):
         assert again(library, "--report", page).status == 1
-        assert report_html.is_page("migrate", page.read_text())
+        assert report_html.is_report_page("migrate", page.read_text())
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from v1 import CREATED, UPDATED, Library, Row, Source, base, check_index, file, folder, note, opened, pack, page
 
-from migrators.cherry_v1 import duplicates
-from regraft.report import render
+from migrators.cherry_v1 import file_matching
+from regraft.report import migration
 
 REPORT = b"# Report\n\nThe report."
 
@@ -294,10 +294,10 @@ def test_the_users_word_can_be_taken_back(tmp_path: Path) -> None:
 
 def test_the_text_and_the_page_tell_it(tmp_path: Path) -> None:
     library = migrated(tmp_path, *ITEMS, rows=ROWS, uploads=UPLOADS)
-    for shown in (render.as_text(library.report), render.as_page(library.report)):
+    for shown in (migration.format_migration(library.report), migration.migration_page(library.report)):
         assert "2 chunks more for files of which v1 had kept nothing" in shown
     plain = moved(tmp_path / "v1", tmp_path / "plain", "--no-restore-duplicates")
-    for shown in (render.as_text(plain.report), render.as_page(plain.report)):
+    for shown in (migration.format_migration(plain.report), migration.migration_page(plain.report)):
         assert "more for files" not in shown
 
 
@@ -513,20 +513,20 @@ def test_what_is_read_to_compare_files_is_bounded(tmp_path: Path, monkeypatch: p
     items = [file(name, name.upper(), name=f"{name}.md") for name in ("a", "lost_a", "b", "lost_b")]
     uploads = {"up-a.md": REPORT, "up-lost_a.md": REPORT, "up-b.md": REPORT * 2, "up-lost_b.md": REPORT * 2}
     rows = [Row("A", "of a"), Row("B", "of b")]
-    monkeypatch.setattr(duplicates, "MAX_COMPARED_BYTES", 4 * len(REPORT))
+    monkeypatch.setattr(file_matching, "MAX_COMPARED_BYTES", 4 * len(REPORT))
     library = migrated(tmp_path, *items, rows=rows, uploads=uploads)
     assert library.bodies("kb") == ["of a", "of b", "of a"]
 
 
 def test_files_that_differ_in_size_or_kind_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    real = duplicates._Digests.of
+    real = file_matching._Digests.of
 
     def watching(digests: Any, one: Any) -> bytes | None:
         read.append(one.name)
         return real(digests, one)
 
-    monkeypatch.setattr(duplicates._Digests, "of", watching)
+    monkeypatch.setattr(file_matching._Digests, "of", watching)
     items = [
         file("a", "A", name="a.md"),
         file("b", "B", name="b.pdf"),

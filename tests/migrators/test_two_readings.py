@@ -21,10 +21,10 @@ from page_damages import DAMAGES
 from sqlite_bytes import varint
 from tree_damage import Pair, fields, pointers, put_number
 
-from regraft.formats import table_pages
-from regraft.formats.cherry_v1.embedjs import VECTORS
+from regraft.formats import table_integrity
+from regraft.formats.cherry_v1.layout import VECTOR_TABLE
 from regraft.formats.large_text import LARGE_BYTES
-from regraft.formats.row_digest import RowsDiffer, RowsDigest, row_digest
+from regraft.formats.table_integrity import RowsDiffer, RowsDigest, digest_row
 from regraft.formats.vector_survey import StoreProblem
 
 BASES = ("behind", "damaged", "whole")
@@ -234,7 +234,7 @@ def test_rows_that_are_read_otherwise_the_second_time_fail_their_base(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the pages give the wrong key away before: without a look at them, the rows themselves do."""
-    monkeypatch.setattr(table_pages, "contradiction", lambda *_: None)
+    monkeypatch.setattr(table_integrity, "find_contradiction", lambda *_: None)
     source, library = source_of(made, damaged(made, "divider key"), tmp_path), tmp_path / "library"
 
     done = migrated(source, library, "--jobs", "1")
@@ -251,7 +251,7 @@ def test_rows_that_are_read_otherwise_the_second_time_fail_their_base(
 def test_with_salvage_such_a_base_has_all_of_its_rows(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_pages, "contradiction", lambda *_: None)
+    monkeypatch.setattr(table_integrity, "find_contradiction", lambda *_: None)
     monkeypatch.setattr("regraft.formats.cherry_v1.salvage.doubt", lambda *_: None)
     monkeypatch.setattr("migrators.pipeline.survey.demand_sound", lambda *_, **__: None)
     source, library = source_of(made, damaged(made, "divider key"), tmp_path), tmp_path / "library"
@@ -265,30 +265,30 @@ def test_with_salvage_such_a_base_has_all_of_its_rows(
 def test_a_row_id_that_comes_twice_is_refused_whatever_the_pages_say(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_pages, "contradiction", lambda *_: None)
+    monkeypatch.setattr(table_integrity, "find_contradiction", lambda *_: None)
     path = tmp_path / "vectors"
     path.write_bytes(damaged(made, "equal row id"))
     with pytest.raises(StoreProblem, match="its rows are out of order") as raised:
-        VECTORS.survey(path)
+        VECTOR_TABLE.survey(path)
     assert raised.value.is_damage
 
 
 def test_a_stream_has_to_reproduce_the_digest_of_its_rows(made: Made, tmp_path: Path) -> None:
     path = tmp_path / "vectors"
     path.write_bytes(made.raw)
-    found, length = VECTORS.survey(path, texts=True), 4 * made.layout.dimensions
+    found, length = VECTOR_TABLE.survey(path, texts=True), 4 * made.layout.dimensions
     for rows in found.loaders.values():
         runs, tally = list(zip(rows.runs[::2], rows.runs[1::2], strict=True)), rows.kinds[length]
         with closing(apsw.Connection(str(path))) as db:
-            assert len(list(VECTORS.rows(db, runs, length, tally.digest))) == tally.count
-            assert len(list(VECTORS.rows_and_texts(db, runs, length, tally.digest))) == tally.count
-            assert len(list(VECTORS.rows_and_texts(db, runs, None, tally.text_digest))) == tally.count
-            assert len(list(VECTORS.large_rows(db, runs, length, tally.digest, texts=False))) == tally.count
+            assert len(list(VECTOR_TABLE.rows(db, runs, length, tally.digest))) == tally.count
+            assert len(list(VECTOR_TABLE.rows_and_texts(db, runs, length, tally.digest))) == tally.count
+            assert len(list(VECTOR_TABLE.rows_and_texts(db, runs, None, tally.text_digest))) == tally.count
+            assert len(list(VECTOR_TABLE.large_rows(db, runs, length, tally.digest, texts=False))) == tally.count
             for stream in (
-                VECTORS.rows(db, runs, length, tally.digest + 1),
-                VECTORS.rows(db, [*runs, runs[0]], length, tally.digest),
-                VECTORS.rows(db, runs[1:], length, tally.digest),
-                VECTORS.large_rows(db, runs, length, tally.text_digest, texts=True),
+                VECTOR_TABLE.rows(db, runs, length, tally.digest + 1),
+                VECTOR_TABLE.rows(db, [*runs, runs[0]], length, tally.digest),
+                VECTOR_TABLE.rows(db, runs[1:], length, tally.digest),
+                VECTOR_TABLE.large_rows(db, runs, length, tally.text_digest, texts=True),
             ):
                 with pytest.raises(RowsDiffer):
                     list(stream)
@@ -318,9 +318,9 @@ def test_a_digest_holds_what_each_row_has_in_any_order() -> None:
 
 def test_of_a_large_text_only_the_length_counts() -> None:
     size = LARGE_BYTES + 1
-    held = row_digest(1, b"x" * size, size, b"aaaa")
-    assert held == row_digest(1, None, size, b"aaaa")
-    assert held != row_digest(1, None, size + 1, b"aaaa")
+    held = digest_row(1, b"x" * size, size, b"aaaa")
+    assert held == digest_row(1, None, size, b"aaaa")
+    assert held != digest_row(1, None, size + 1, b"aaaa")
 
 
 # --- what is no damage of the rows ------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_a_whole_file_contradicts_itself_in_nothing(tmp_path: Path, layout: Layo
     path = tmp_path / "vectors"
     made = make(tmp_path / "made", layout)
     path.write_bytes(made.raw)
-    assert VECTORS.survey(path).rows == len(made.rows)
+    assert VECTOR_TABLE.survey(path).rows == len(made.rows)
 
 
 def test_tables_and_columns_of_others_are_no_damage(made: Made, tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_tables_and_columns_of_others_are_no_damage(made: Made, tmp_path: Path) 
         db.execute("INSERT INTO other SELECT id, source, vector, metadata, 1, 2, 3, 4 FROM vectors")
         # Their pages stay, and nothing leads to them.
         db.execute("PRAGMA writable_schema = ON; DELETE FROM sqlite_schema WHERE tbl_name = 'other'")
-    assert VECTORS.survey(path).rows == len(made.rows)
+    assert VECTOR_TABLE.survey(path).rows == len(made.rows)
 
 
 def test_a_page_of_rows_that_nothing_leads_to_is(made: Made, tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_page_of_rows_that_nothing_leads_to_is(made: Made, tmp_path: Path) -> 
         db.execute("CREATE TABLE copy AS SELECT * FROM vectors")
         db.execute("PRAGMA writable_schema = ON; DELETE FROM sqlite_schema WHERE tbl_name = 'copy'")
     with pytest.raises(StoreProblem, match="holds rows, and no page leads to it") as raised:
-        VECTORS.survey(path)
+        VECTOR_TABLE.survey(path)
     assert (raised.value.is_damage, raised.value.vector_bytes) == (True, 4 * made.layout.dimensions)
 
 

@@ -145,7 +145,7 @@ def test_no_import_cycles():
 
 
 #: What works for every system, and is told by its caller which one it works on.
-ENGINES = ("migrators.pipeline", "checks.audit", "repair.changes", "repair.backfill")
+ENGINES = ("migrators.pipeline", "checks.audit", "repair.changes", "repair.embedding")
 #: Systems by the name of their folders. The layouts of one application know each other; nobody else does.
 FAMILIES = {
     **dict.fromkeys(("cherry_v1", "cherry_v2", "cherry_preview"), "cherry"),
@@ -245,18 +245,18 @@ def test_only_one_module_opens_sqlite_files(module):
         # It judges files of other programs, by another library as well, and not what regraft writes.
         return
     assert "sqlite3" not in {name.partition(".")[0] for name in imports(module)}
-    if module != "regraft.sqlite":
+    if module != "regraft.disk.sqlite":
         assert not any(opens_a_database(node) for node in nodes(module))
 
 
-#: Modules that write, and what with; all other modules go through them (:mod:`regraft.areas`).
+#: Modules that write, and what with; all other modules go through them (:mod:`regraft.disk.writable`).
 WRITERS = {
-    "regraft.ledger.durable": None,
+    "regraft.disk.durable": None,
     # Folders, open for nothing but to act in them.
-    "regraft.areas": {"os.open", "os.mkdir", "os.rename", "os.rmdir", "os.unlink", "os.link"},
-    "regraft.sqlite": {"apsw.Connection"},
+    "regraft.disk.writable": {"os.open", "os.mkdir", "os.rename", "os.rmdir", "os.unlink", "os.link"},
+    "regraft.disk.sqlite": {"apsw.Connection"},
     # For reading, and no link.
-    "regraft.links": {"os.open"},
+    "regraft.disk.links": {"os.open"},
     # An object of a store, for reading.
     "regraft.fleet.storage": {"self._files.open"},
     # The one library that takes a path; it is demanded first.
@@ -277,7 +277,7 @@ def test_no_other_module_writes_to_a_file_system(module):
 
 @each_module
 def test_only_one_module_lets_sqlite_open_another_file(module):
-    if module != "regraft.sqlite":
+    if module != "regraft.disk.sqlite":
         texts = (node.value for node in nodes(module) if isinstance(node, ast.Constant))
         assert not [text for text in texts if isinstance(text, str) and OTHER_FILE.match(text)]
 
@@ -323,7 +323,7 @@ def test_one_module_prints(module):
 
 @each_module
 def test_one_module_reads_json_of_any_numbers(module):
-    if module not in ("regraft.formats.json_text", "migrators.cherry_v1.file_texts"):
+    if module not in ("regraft.formats.json_text", "migrators.cherry_v1.file_matching"):
         assert {"json.loads", "json.load"}.isdisjoint(calls(module))
 
 

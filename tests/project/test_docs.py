@@ -17,7 +17,7 @@ from harness import NOW, REPO, run
 
 from regraft.cli import cli
 from regraft.errors import RegraftError, error_classes
-from regraft.kinds import NAMES
+from regraft.kinds import KIND_NAMES
 from regraft.report.notices import CODES
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
@@ -304,7 +304,7 @@ def test_troubleshooting_quotes_real_messages(page, heading):
     quoted = [quote for row in rows for quote in re.findall(r"`([^`]+)`", row)]
     assert len(quoted) > 5
     for quote in quoted:
-        assert quote in NAMES.values() or any(quote in message for message in said), quote
+        assert quote in KIND_NAMES.values() or any(quote in message for message in said), quote
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from harness import REPO, run
 import regraft
 from regraft import api
 from regraft.errors import BaseUnknown, Declined, ModelOptionInvalid, RunUnknown, SourceNotFound
-from regraft.report.progress import Silent
+from regraft.report.progress import SilentProgress
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 NOW_MS = 1_769_860_800_000
@@ -159,7 +159,7 @@ def test_errors_are_classes(library: Path, tmp_path: Path) -> None:
 
 
 def test_progress_is_told(library: Path) -> None:
-    class Heard(Silent):
+    class Heard(SilentProgress):
         stages: list[str]
 
         def start(self, what: str, rows: int, unit: str = "rows") -> None:

@@ -13,14 +13,13 @@ import pytest
 from faults import fails
 from harness import nothing_opened, snapshot
 
-from regraft import areas, sqlite
-from regraft.ledger import durable
+from regraft.disk import durable, sqlite, untrusted_sqlite, writable
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["by handles", "by paths"])
 def no_other_area(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let nothing be written but below what a test opens; as systems do it that act in open folders, and as others."""
-    monkeypatch.setattr(areas, "BY_HANDLE", request.param and areas.BY_HANDLE)
+    monkeypatch.setattr(writable, "SUPPORTS_DIR_FD", request.param and writable.SUPPORTS_DIR_FD)
     with nothing_opened():
         yield
 
@@ -79,8 +78,8 @@ ACTS = {
     "open_text": lambda store, at: durable.open_text(at, "x").close(),
     "put_bytes": lambda store, at: durable.put_bytes(at, b"x"),
     "put_text": lambda store, at: durable.put_text(at, "x"),
-    "write_text": lambda store, at: durable.write_text(at, "x", store / "temporary"),
-    "write_text by way of": lambda store, at: durable.write_text(store / "new", "x", at),
+    "write_text": lambda store, at: durable.write_text_atomically(at, "x", store / "temporary"),
+    "write_text by way of": lambda store, at: durable.write_text_atomically(store / "new", "x", at),
     "copy_file": lambda store, at: durable.copy_file(store / "inner" / "file", at),
     "copy_mode": lambda store, at: durable.copy_mode(store / "inner" / "file", at),
     "copy_times": lambda store, at: durable.copy_times(store / "inner" / "file", at),
@@ -88,7 +87,7 @@ ACTS = {
     "truncate": lambda store, at: durable.truncate(at, 0),
     "new_zip": lambda store, at: durable.new_zip(at).__enter__(),
     "temporary_folder": lambda store, at: durable.temporary_folder(at).__enter__(),
-    "writing": lambda store, at: sqlite.writing(at, create=True).__enter__(),
+    "writing": lambda store, at: sqlite.open_writable(at, create=True).__enter__(),
 }
 #: What would not change what a link leads to: the link itself goes, or is what another name is given to.
 OF_THE_LINK = {"replace to", "replace from", "remove", "remove_tree", "write_text", "make_folder", "link", "open_text"}
@@ -98,13 +97,13 @@ OF_THE_LINK = {"replace to", "replace from", "remove", "remove_tree", "write_tex
 @pytest.mark.parametrize("name", ["file", "docs", "new"])
 def test_no_write_goes_through_a_link(act: str, name: str, store: Path, victim: Path) -> None:
     (store / "way").symlink_to(victim)
-    with areas.opened(store), untouched(victim), fails("LinkInStore", match="way"):
+    with writable.allow_writes(store), untouched(victim), fails("LinkInStore", match="way"):
         ACTS[act](store, store / "way" / name)
 
 
 @pytest.mark.parametrize("act", ACTS)
 def test_no_write_leads_outside(act: str, store: Path, victim: Path) -> None:
-    with areas.opened(store), untouched(victim):
+    with writable.allow_writes(store), untouched(victim):
         for path in (store / ".." / "victim" / "file", store / "inner" / ".." / "file", victim / "new"):
             with fails("OutsideStore"):
                 ACTS[act](store, path)
@@ -114,7 +113,7 @@ def test_no_write_leads_outside(act: str, store: Path, victim: Path) -> None:
 @pytest.mark.parametrize("goal", ["file", "docs", "new"])
 def test_no_link_is_opened_for_writing(act: str, goal: str, store: Path, victim: Path) -> None:
     (store / "link").symlink_to(victim / goal)
-    with areas.opened(store), untouched(victim), pytest.raises(Exception) as caught:
+    with writable.allow_writes(store), untouched(victim), pytest.raises(Exception) as caught:
         ACTS[act](store, store / "link")
     assert caught.typename in {"LinkInStore", "NotADirectoryError"}, caught.value
 
@@ -122,10 +121,10 @@ def test_no_link_is_opened_for_writing(act: str, goal: str, store: Path, victim:
 def test_a_journal_of_another_file_is_not_worked_in(store: Path, victim: Path) -> None:
     """SQLite removes the file that such a journal names: it must not be one of the user's."""
     path = hot(store, victim / "file")
-    with areas.opened(store), untouched(victim):
-        with fails("JournalNamesAnother", match="victim"), sqlite.writing(path):
+    with writable.allow_writes(store), untouched(victim):
+        with fails("JournalNamesAnother", match="victim"), sqlite.open_writable(path):
             pass
-        with sqlite.reading(path) as db:
+        with sqlite.open_readonly(path) as db:
             assert db.execute("SELECT x FROM t").get == 1
 
 
@@ -133,14 +132,14 @@ def test_a_journal_may_go_while_a_file_is_opened(store: Path, monkeypatch: pytes
     """A writer at work removes its journal at any moment, also between two looks at it."""
     path = hot(store, store / "gone")
     journal = path.with_name(f"{path.name}-journal")
-    look = sqlite.shared_journal
+    look = untrusted_sqlite.find_shared_journal
 
     def late(seen: Path) -> str | None:
         journal.unlink(missing_ok=True)
         return look(seen)
 
-    monkeypatch.setattr(sqlite, "shared_journal", late)
-    with areas.opened(store), sqlite.writing(path) as db:
+    monkeypatch.setattr(sqlite, "find_shared_journal", late)
+    with writable.allow_writes(store), sqlite.open_writable(path) as db:
         assert db.execute("PRAGMA quick_check").get == "ok"
     assert not journal.exists()
 

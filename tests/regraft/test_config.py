@@ -14,8 +14,9 @@ import pytest
 from harness import REPO
 from planted_modules import run_in
 
-from regraft import config, keys
-from regraft.embedders.settings import PROVIDERS, Batch, LocalSettings, ServerSettings, fields
+from regraft.embedders import config
+from regraft.embedders import settings as embedders_settings
+from regraft.embedders.settings import PROVIDERS, Batch, LocalSettings, ServerSettings, settings_fields
 from regraft.errors import ConfigInvalid, RegraftError
 
 KEY = "sk-proj-Zx81kQm2Lv93Tn47"
@@ -28,7 +29,7 @@ def written(tmp_path: Path):
     def load(text: str | bytes) -> config.Config:
         path = tmp_path / "regraft.yaml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return config.load(path)
+        return config.load_config(path)
 
     return load
 
@@ -98,9 +99,9 @@ def test_what_is_not_said_has_a_default(written):
 
 def test_every_field_is_known_and_has_a_right_example(written):
     for provider, kind in PROVIDERS.items():
-        assert {field.name for field in fields(kind).values()} == set(kind.__struct_fields__) - {"name"}
+        assert {field.name for field in settings_fields(kind).values()} == set(kind.__struct_fields__) - {"name"}
         needed = "openai" if provider == "openai" else "local\n    path: p"
-        for field in fields(kind).values():
+        for field in settings_fields(kind).values():
             advice = config._advice(field).partition("`")[2].rstrip("`")
             text = one("", needed) if field.name in needed else one(f"    {advice}\n", needed)
             if field.name != "model" and provider == "openai":
@@ -130,7 +131,7 @@ def test_paths_are_those_of_the_file(written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME" if os.name != "nt" else "USERPROFILE", str(tmp_path / "home"))
     (tmp_path / "regraft.yaml").write_text(one("    tokenizer: ~/t.json\n", "local\n    path: ../models/x"))
-    found = config.load(None).embedder("a")
+    found = config.load_config(None).embedder("a")
     assert found.path.resolve() == (tmp_path.parent / "models" / "x").resolve()
     assert found.tokenizer == tmp_path / "home" / "t.json"
 
@@ -158,7 +159,7 @@ def said(error: pytest.ExceptionInfo[RegraftError], code: str) -> str:
 def test_no_file_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RegraftError) as error:
-        config.load(None).embedder("mine")
+        config.load_config(None).embedder("mine")
     assert "regraft.yaml: no embedder mine (there is no such file)" in said(error, "EmbedderUnknown")
 
 
@@ -171,13 +172,13 @@ def test_an_embedder_that_the_file_has_not(written):
 
 def test_a_file_that_was_named_and_is_not_there(tmp_path):
     with pytest.raises(RegraftError) as error:
-        config.load(tmp_path / "other.yaml")
+        config.load_config(tmp_path / "other.yaml")
     assert str(tmp_path / "other.yaml") in said(error, "SourceNotFound")
 
 
 def test_a_folder(tmp_path):
     with pytest.raises(RegraftError) as error:
-        config.load(tmp_path)
+        config.load_config(tmp_path)
     assert str(tmp_path) in said(error, "SourceUnreadable")
 
 
@@ -299,20 +300,20 @@ def test_a_key_where_yaml_itself_finds_fault(text, written):
 
 @pytest.mark.parametrize("text", NO_KEYS)
 def test_what_is_no_key(text):
-    assert not keys.looks_like_key(text)
+    assert not embedders_settings.looks_like_key(text)
 
 
 @pytest.mark.parametrize("key", [*KEYS, "hunter2", "abc"])
 def test_a_key_is_taken_out_of_a_text(key):
     for text in (key, f'{{"error": "Bad key {key}."}}', f"Bearer {key}", f"{key[:8]}***{key[-4:]}", key.upper()):
-        assert key.lower() not in keys.redacted(f"no {text} here", key).lower()
-    assert keys.redacted(f"no {key}!", key).startswith("no ")
+        assert key.lower() not in embedders_settings.redact(f"no {text} here", key).lower()
+    assert embedders_settings.redact(f"no {key}!", key).startswith("no ")
 
 
 def test_a_text_without_a_key_stays_as_it_is():
     text = "The model text-embedding-3-large does not exist (request 12)."
-    assert keys.redacted(text, KEY) == text
-    assert keys.redacted(text) == text
+    assert embedders_settings.redact(text, KEY) == text
+    assert embedders_settings.redact(text) == text
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ def test_examples_of_the_page_are_right(example, written):
 
 def test_the_page_shows_every_field():
     for kind in (*PROVIDERS.values(), Batch):
-        for name in fields(kind):
+        for name in settings_fields(kind):
             assert name == "batch" or f"| `{name}` |" in PAGE or f"| `batch.{name}` |" in PAGE
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import crews
 import pytest
 
-from regraft import crew
-from regraft.crew import Crew, JobFailed
+from regraft.processes import pool
+from regraft.processes.pool import JobFailed, ProcessPool
 
 
 def double(number: Any) -> Any:
@@ -105,13 +105,13 @@ def test_processes_that_cannot_be_started_are_a_failure() -> None:
         raise OSError("no room for a process")
 
     with pytest.raises(JobFailed, match="no room for a process"):
-        Crew(start).put(double, 1)
+        ProcessPool(start).put(double, 1)
 
 
 def test_a_process_that_is_killed_is_a_failure() -> None:
     here, there = Pipe()
     with closing(here):
-        helpers = Crew(lambda: [here])
+        helpers = ProcessPool(lambda: [here])
         job = helpers.put(double, 1)
         there.close()
         with pytest.raises(JobFailed, match="a process was killed"):
@@ -134,7 +134,7 @@ def test_what_does_not_fit_into_a_pipe_is_said_to_who_has_nothing_else_to_do(tmp
     thread.start()
     large = bytes(1 << 22)
     with closing(here):
-        helpers = Crew(lambda: [here])
+        helpers = ProcessPool(lambda: [here])
         jobs = [helpers.put(wait_for, tmp_path / "gate"), helpers.put(double, 1)]
         assert len(said) == 2
         jobs += [helpers.put(double, more) for more in (large, 1, large, large, 1)]
@@ -148,9 +148,9 @@ def test_what_does_not_fit_into_a_pipe_is_said_to_who_has_nothing_else_to_do(tmp
 
 
 def test_a_crew_of_processes_ends_with_its_context() -> None:
-    if not crew.can_start():
+    if not pool.can_use_pool():
         pytest.skip("one core alone")
-    with crew.gathered() as helpers:
+    with pool.open_pool() as helpers:
         assert not helpers.is_started
         numbers = {helpers.take(helpers.put(os.getpid)) for _ in range(8)}
         assert os.getpid() not in numbers

@@ -20,13 +20,13 @@ def lines(text: str, module: str) -> list[str]:
 def test_a_migration_says_what_it_decided(tmp_path: Path) -> None:
     first = run("migrate", SAMPLE, "--to", tmp_path / "library", "--now", NOW, "--yes", "--json", "-vv")
     assert [f"{SAMPLE} is read as v1-backup"] == [
-        line.partition(": ")[2] for line in lines(first.stderr, "regraft.locate")
+        line.partition(": ")[2] for line in lines(first.stderr, "regraft.stores.locate")
     ]
     bases = [base["id"] for base in first.document["bases"]]
     assert lines(first.stderr, SURVEY) == [
         f"{SURVEY}: base {base}: no earlier run of this target carried it" for base in bases
     ]
-    assert len(lines(first.stderr, "migrators.pipeline.publish")) == len(bases)
+    assert len(lines(first.stderr, "migrators.pipeline.publication")) == len(bases)
     again = run("migrate", SAMPLE, "--to", tmp_path / "library", "--now", NOW, "--yes", "--json", "-vv")
     said = [line for line in lines(again.stderr, SURVEY) if line.endswith("unchanged since an earlier run")]
     assert {base["outcome"] for base in again.document["bases"]} == {"unchanged", "failed"}
@@ -36,7 +36,7 @@ def test_a_migration_says_what_it_decided(tmp_path: Path) -> None:
 def test_without_it_nothing_of_the_kind_is_said(tmp_path: Path) -> None:
     run("inspect", SAMPLE, "-vv")
     for more in ((), ("-v",), ("--json",)):
-        assert lines(run("inspect", SAMPLE, *more).stderr, "regraft.locate") == []
+        assert lines(run("inspect", SAMPLE, *more).stderr, "regraft.stores.locate") == []
     assert [logging.getLogger(name).handlers for name in ("regraft", "migrators", "checks", "repair")] == [[]] * 4
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from regraft import crew, early, workers
+from regraft.processes import pool, prestart
 
-WHAT_CARRIES = ("regraft.tree_files", "regraft.formats.fts5.making")
+WHAT_CARRIES = ("regraft.disk.trees", "regraft.formats.fts5.segment")
 
 
 def loaded() -> set[str]:
@@ -25,8 +25,8 @@ def loaded() -> set[str]:
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a vector file that counts as a large one, where two cores are."""
-    monkeypatch.setattr(crew, "cores", lambda: 2)
-    monkeypatch.setattr(early, "LARGE_FILE_BYTES", 10)
+    monkeypatch.setattr(pool, "usable_cores", lambda: 2)
+    monkeypatch.setattr(prestart, "LARGE_FILE_BYTES", 10)
     folder = tmp_path / "backup" / "Data" / "KnowledgeBase"
     folder.mkdir(parents=True)
     (folder / "base").write_bytes(b"0123456789")
@@ -42,32 +42,32 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(count)
         return nullcontext()
 
-    monkeypatch.setattr(workers, "started_early", counting)
+    monkeypatch.setattr(pool, "prestart_workers", counting)
     return counts
 
 
 def test_a_crew_takes_the_processes_that_were_started_for_a_large_base(source: Path) -> None:
-    with early.helpers(["migrate", str(source), "--to", "out"]):
-        with crew.gathered() as helpers:
+    with prestart.prestart_helpers(["migrate", str(source), "--to", "out"]):
+        with pool.open_pool() as helpers:
             number = helpers.take(helpers.put(os.getpid))
             assert number != os.getpid()
             assert helpers.take(helpers.put(loaded)) == set(WHAT_CARRIES)
             assert helpers.take(helpers.put(gc.isenabled))
-        with crew.gathered() as others:
+        with pool.open_pool() as others:
             assert others.take(others.put(loaded)) < set(WHAT_CARRIES)
     assert os.name == "nt" or ended(number)
 
 
 def test_processes_that_nobody_takes_end_with_the_command(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[workers.Worker] = []
-    real = workers.Worker.__init__
+    started: list[pool.Worker] = []
+    real = pool.Worker.__init__
 
-    def noted(worker: workers.Worker, *given: Any, **named: Any) -> None:
+    def noted(worker: pool.Worker, *given: Any, **named: Any) -> None:
         real(worker, *given, **named)  # type: ignore[arg-type]
         started.append(worker)
 
-    monkeypatch.setattr(workers.Worker, "__init__", noted)
-    with pytest.raises(LookupError), early.helpers(["migrate", str(source)]):
+    monkeypatch.setattr(pool.Worker, "__init__", noted)
+    with pytest.raises(LookupError), prestart.prestart_helpers(["migrate", str(source)]):
         raise LookupError
     [worker] = started
     assert worker.end() != 0
@@ -75,7 +75,7 @@ def test_processes_that_nobody_takes_end_with_the_command(source: Path, monkeypa
 
 def test_a_profile_and_a_folder_of_an_export_are_known(source: Path, counted: list[int]) -> None:
     for folder in (source, source / "Data"):
-        with early.helpers(["migrate", "--to", "out", str(folder)]):
+        with prestart.prestart_helpers(["migrate", "--to", "out", str(folder)]):
             pass
     assert counted == [1, 1]
 
@@ -93,19 +93,19 @@ def test_a_profile_and_a_folder_of_an_export_are_known(source: Path, counted: li
     ],
 )
 def test_no_other_command_line_starts_any(line: Callable[[str], list[str]], source: Path, counted: list[int]) -> None:
-    with early.helpers(line(str(source))):
+    with prestart.prestart_helpers(line(str(source))):
         assert not counted
 
 
 def test_a_small_base_starts_none(source: Path, counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early, "LARGE_FILE_BYTES", 11)
-    with early.helpers(["migrate", str(source)]):
+    monkeypatch.setattr(prestart, "LARGE_FILE_BYTES", 11)
+    with prestart.prestart_helpers(["migrate", str(source)]):
         assert not counted
 
 
 def test_one_core_starts_none(source: Path, counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "cores", lambda: 1)
-    with early.helpers(["migrate", str(source)]):
+    monkeypatch.setattr(pool, "usable_cores", lambda: 1)
+    with prestart.prestart_helpers(["migrate", str(source)]):
         assert not counted
 
 
@@ -117,7 +117,7 @@ def test_without_a_working_directory_none_is_started(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with early.helpers(["migrate", str(source)]):
+    with prestart.prestart_helpers(["migrate", str(source)]):
         assert not counted
 
 
@@ -125,8 +125,8 @@ def test_a_command_runs_without_processes_that_cannot_be_started(source: Path, m
     def refused(*_: object) -> None:
         raise BlockingIOError
 
-    monkeypatch.setattr(workers, "Worker", refused)
-    with early.helpers(["migrate", str(source)]):
+    monkeypatch.setattr(pool, "Worker", refused)
+    with prestart.prestart_helpers(["migrate", str(source)]):
         pass
 
 

@@ -50,22 +50,12 @@ from patience import NEVER_SECONDS
 from real_server import DIMENSIONS
 
 from regraft import embedders
-from regraft.embedders import (
-    Embedder,
-    Halted,
-    ServerFailing,
-    ServerSettings,
-    TextsRejected,
-    checking,
-    counting,
-    limits,
-    opened,
-    verdicts,
-)
+from regraft.embedders import Embedder, Halted, ServerFailing, ServerSettings, TextsRejected, open_embedder, protocol
+from regraft.embedders import server as embedders_server
 from regraft.embedders import server as server_module
+from regraft.embedders.settings import redact
 from regraft.errors import AnswerUnfit, RegraftError
-from regraft.keys import redacted
-from regraft.text import shown
+from regraft.text import printable
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 pytest.importorskip("tenacity", reason="what repeats requests is not installed")
@@ -91,7 +81,7 @@ def server() -> Iterator[FaultServer]:
 def keyed(server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedder]:
     """Open an embedder that has a key."""
     monkeypatch.setenv("MY_KEY", KEY)
-    with opened(settings(server, api_key_env="MY_KEY")) as embedder:
+    with open_embedder(settings(server, api_key_env="MY_KEY")) as embedder:
         yield embedder
 
 
@@ -100,7 +90,7 @@ def settings(server: FaultServer, **more: Any) -> ServerSettings:
 
 
 def embed(server: FaultServer, *texts: str, query: bool = False, **more: Any) -> embedders.Embedded:
-    with opened(settings(server, **more)) as embedder:
+    with open_embedder(settings(server, **more)) as embedder:
         return embedder.embed(texts or TEXTS, query=query)
 
 
@@ -139,7 +129,7 @@ def test_dimensions_are_sent_and_expected(server: FaultServer) -> None:
 def test_prefixes(server: FaultServer) -> None:
     more = {"prefix": "passage: ", "query_prefix": "query: "}
     sent: list[list[str]] = []
-    with opened(settings(server, **more)) as embedder:
+    with open_embedder(settings(server, **more)) as embedder:
         embedder.embed(["a"], sending=lambda texts: sent.append(list(texts)))
         embedder.embed(["a"], query=True)
     assert server.texts == ["passage: a", "query: a"]
@@ -160,7 +150,7 @@ def test_a_server_that_counts_no_tokens(server: FaultServer) -> None:
 
 def test_several_threads_share_an_embedder(server: FaultServer) -> None:
     found: dict[int, list[bytes]] = {}
-    with opened(settings(server)) as embedder:
+    with open_embedder(settings(server)) as embedder:
 
         def ask(number: int) -> None:
             found[number] = embedder.embed([f"{number}-{part}" for part in range(3)]).vectors
@@ -190,7 +180,7 @@ def test_a_real_server(real_url: str) -> None:
         "每天早上读取河流水位。",
         "x",
     ]
-    with opened(ServerSettings(name="real", model="e5", base_url=real_url)) as embedder:
+    with open_embedder(ServerSettings(name="real", model="e5", base_url=real_url)) as embedder:
         together = embedder.embed(texts)
         alone = [embedder.embed([text]).vectors[0] for text in texts]
         numbers = struct.unpack(f"<{DIMENSIONS}f", together.vectors[0])
@@ -203,7 +193,7 @@ def test_a_real_server(real_url: str) -> None:
     # The same sentence in two languages is nearer than another.
     first, bread, chinese, _ = together.vectors
     assert cosine(first, chinese) > cosine(first, bread)
-    with opened(ServerSettings(name="real", model="e5", base_url=real_url, encoding="float")) as embedder:
+    with open_embedder(ServerSettings(name="real", model="e5", base_url=real_url, encoding="float")) as embedder:
         assert cosine(embedder.embed(texts).vectors[0], first) > 0.9999
 
 
@@ -277,7 +267,7 @@ def test_what_passes_has_a_direction(rows: list[list[float]]) -> None:
     vectors = [struct.pack("<3f", *row) for row in rows]
     good = all(1e-18 < math.hypot(*row) < 1.8e19 for row in rows)
     try:
-        checking.check(vectors, len(rows), 3, embedder="mine")
+        protocol.check(vectors, len(rows), 3, embedder="mine")
     except AnswerUnfit:
         assert not good
     else:
@@ -368,7 +358,7 @@ def test_what_may_pass_is_asked_again(name: str, server: FaultServer) -> None:
     bad, code, reason = PASSING[name]
     server.behave = [bad, bad]
     sent: list[Any] = []
-    with opened(settings(server, retries=2)) as embedder:
+    with open_embedder(settings(server, retries=2)) as embedder:
         made = embedder.embed(TEXTS, sending=sent.append)
         assert (made.vectors, made.requests, len(sent)) == (VECTORS, 3, 3)
         server.behave = [bad] * 3
@@ -389,7 +379,7 @@ def test_a_server_that_is_not_there() -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         nobody = ServerSettings(name="a", model="m", base_url=f"http://127.0.0.1:{one.getsockname()[1]}/v1", retries=1)
-        with opened(nobody) as embedder, pytest.raises(ServerFailing) as error:
+        with open_embedder(nobody) as embedder, pytest.raises(ServerFailing) as error:
             embedder.embed(["a"])
     assert (error.value.code, error.value.attempts) == ("connection", 2)
     assert "refused" in error.value.reason
@@ -414,7 +404,7 @@ def test_certificates_are_read_wherever_one_can_be_shown(
     asked: list[object] = []
     real = openai.DefaultHttpxClient
     monkeypatch.setattr(openai, "DefaultHttpxClient", lambda **all: asked.append(all["verify"]) or real(**all))
-    with opened(ServerSettings(name="a", model="m", base_url=url)):
+    with open_embedder(ServerSettings(name="a", model="m", base_url=url)):
         assert asked == [verifies]
 
 
@@ -432,7 +422,7 @@ def test_who_is_told_may_forbid(server: FaultServer) -> None:
     def once(_: object) -> None:
         said.pop()
 
-    with opened(settings(server)) as embedder, pytest.raises(IndexError):
+    with open_embedder(settings(server)) as embedder, pytest.raises(IndexError):
         embedder.embed(TEXTS, sending=once)
     assert len(server.requests) == 1
 
@@ -509,7 +499,7 @@ def test_halting_ends_the_wait(server: FaultServer) -> None:
     server.behave = rate_limited(200)
     failed: list[BaseException] = []
     asked = threading.Event()
-    with opened(settings(server)) as embedder:
+    with open_embedder(settings(server)) as embedder:
 
         def ask() -> None:
             try:
@@ -560,7 +550,7 @@ def test_the_configured_key_is_sent_and_no_other(
     for name, value in AMBIENT.items():
         monkeypatch.setenv(name, value)
     keyed.embed(TEXTS)
-    with opened(settings(server, api_key_env="OPENAI_API_KEY")) as other:
+    with open_embedder(settings(server, api_key_env="OPENAI_API_KEY")) as other:
         other.embed(TEXTS)
     sent = [request.headers["authorization"] for request in server.requests]
     assert sent == [f"Bearer {KEY}", f"Bearer {AMBIENT['OPENAI_API_KEY']}"]
@@ -626,7 +616,7 @@ def test_a_key_that_is_spelled_out_is_in_no_message(
 
 def test_other_words_than_a_key_stay() -> None:
     said = "the model embed-small takes 512 tokens at most; see https://example.org/a?b=%20c\nand &amp; so on, Straße İ"
-    assert redacted(said, KEY) == said
+    assert redact(said, KEY) == said
 
 
 def test_a_key_is_not_in_a_message_of_a_broken_connection(server: FaultServer, keyed: Embedder) -> None:
@@ -686,11 +676,11 @@ def test_line_ends_around_a_key_are_not_part_of_it(server: FaultServer, monkeypa
     ],
 )
 def test_tokens_are_estimated(text: str, tokens: int) -> None:
-    assert counting.estimate(text) == tokens
+    assert protocol.estimate(text) == tokens
 
 
 def test_tokens_of_a_text_are_those_with_its_prefix(server: FaultServer) -> None:
-    with opened(settings(server, prefix="passage:")) as embedder:
+    with open_embedder(settings(server, prefix="passage:")) as embedder:
         assert embedder.tokens("four") == 3
 
 
@@ -701,7 +691,7 @@ def test_tokens_are_counted_where_a_tokenizer_is_known(server: FaultServer, tmp_
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.enable_truncation(2)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with opened(settings(server, tokenizer=tmp_path / "tokenizer.json", prefix="two ")) as embedder:
+    with open_embedder(settings(server, tokenizer=tmp_path / "tokenizer.json", prefix="two ")) as embedder:
         assert embedder.tokens("one one two three") == 5
 
 
@@ -727,9 +717,9 @@ def test_what_is_not_installed_is_named(module: str, server: FaultServer, monkey
 
 @given(st.binary(max_size=60), st.integers(300, 599))
 def test_any_answer_has_a_verdict(body: bytes, status: int) -> None:
-    found = verdicts.verdict(status, {}, body, KEY)
+    found = embedders_server.judge_answer(status, {}, body, KEY)
     assert found.kind in ("texts", "configuration", "passing")
-    assert found.reason == shown(found.reason)
+    assert found.reason == printable(found.reason)
     assert len(found.reason) <= 200
 
 
@@ -758,7 +748,7 @@ ENDLESS = {
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_an_answer_without_an_end_is_not_read_to_it(way: str, status: int, server: FaultServer) -> None:
     coding, body = ENDLESS[way]
-    with opened(settings(server, retries=0)) as embedder:
+    with open_embedder(settings(server, retries=0)) as embedder:
         server.behave = right
         embedder.embed(TEXTS)
         server.behave = saying(status, body, Content_Encoding=coding)
@@ -781,7 +771,7 @@ def test_an_answer_is_wanted_as_it_is_and_may_be_packed_all_the_same(server: Fau
         reply = right(request)
         return Reply(body=gzip.compress(reply.body), headers={"Content-Encoding": "gzip"})
 
-    with opened(settings(server)) as embedder:
+    with open_embedder(settings(server)) as embedder:
         plain = embedder.embed(TEXTS).vectors
         server.behave = packing
         assert embedder.embed(TEXTS).vectors == plain
@@ -794,18 +784,18 @@ def test_an_answer_with_much_room_between_its_numbers_is_read(server: FaultServe
         return Reply(body=json.dumps(json.loads(reply.body), indent=24).encode())
 
     server.behave = wide
-    with opened(settings(server, encoding="float")) as embedder:
+    with open_embedder(settings(server, encoding="float")) as embedder:
         assert embedder.embed(TEXTS).vectors == [vector_of(text) for text in TEXTS]
 
 
 def test_what_an_answer_may_take_grows_with_what_was_asked_for() -> None:
-    assert limits.answer_bytes(1, 1024) > 1024 * 30
-    assert limits.answer_bytes(64, 1024) < 64 * 1024 * 100
-    assert limits.answer_bytes(1, None) > limits.answer_bytes(1, 1024)
+    assert embedders_server.max_answer_bytes(1, 1024) > 1024 * 30
+    assert embedders_server.max_answer_bytes(64, 1024) < 64 * 1024 * 100
+    assert embedders_server.max_answer_bytes(1, None) > embedders_server.max_answer_bytes(1, 1024)
 
 
 def test_the_beginning_of_a_long_error_is_enough(server: FaultServer) -> None:
     server.behave = saying(400, b'{"error": {"message": "context length exceeded"}}' + b" " * (1 << 20))
-    with opened(settings(server, retries=0)) as embedder, pytest.raises(TextsRejected) as error:
+    with open_embedder(settings(server, retries=0)) as embedder, pytest.raises(TextsRejected) as error:
         embedder.embed(TEXTS)
     assert error.value.code == "context_length_exceeded"

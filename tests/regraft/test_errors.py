@@ -587,7 +587,7 @@ LEDGERS: dict[str, Callable[[Path], object]] = {
 def test_a_ledger_that_cannot_be_read(name: str, more: tuple[str, ...], source: Source, tmp_path: Path) -> None:
     target = tmp_path / "library"
     migrate(source.folder, target)
-    LEDGERS[name](ledger.path_of(target))
+    LEDGERS[name](ledger.ledger_path(target))
     advice = "migrate to another folder"
     with untouched(target, source.folder):
         refused("LedgerUnreadable", "migrate", source.folder, "--to", target, *more, names=target, advice=advice)
@@ -644,7 +644,7 @@ def test_a_target_that_another_run_holds(source: Source, tmp_path: Path) -> None
     target = tmp_path / "library"
     migrate(source.folder, target)
     changed_source(source)
-    with ledger.opened(target), untouched(target):
+    with ledger.open_exclusive(target), untouched(target):
         refused(
             "TargetLocked", "migrate", source.folder, "--to", target, names=target, advice="wait until it has finished"
         )
@@ -808,7 +808,7 @@ def test_ctrl_c_while_a_command_loads_is_one_line(monkeypatch: pytest.MonkeyPatc
     def interrupted(self: object, name: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.OnDemand, "__getitem__", interrupted)
+    monkeypatch.setattr(cli.LazyCommands, "__getitem__", interrupted)
     done = run("history", ".", "--json")
     assert (done.status, done.document["error"]["code"]) == (errors.INTERRUPTED, "Interrupted")
     assert done.stderr.split() == f"regraft: {done.document['error']['message']}".split()

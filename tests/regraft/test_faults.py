@@ -48,14 +48,14 @@ from golden_cases import as_backup
 from harness import NOW, Outcome, run
 from stand_ins import KILLED, MOMENTS, Disk, FailingFlush, FullDisk, die, on_disk
 
-from migrators.pipeline import publish
-from regraft import areas, tree
+from migrators.pipeline import publication
+from regraft.disk import durable, trees, writable
 from regraft.errors import Interrupted, SourceUnreadable, StoppedMidway
-from regraft.formats.cherry_v1 import embedjs
+from regraft.formats.cherry_v1 import layout
 from regraft.formats.cherry_v2 import index
 from regraft.formats.vector_survey import StoreProblem
 from regraft.formats.vector_table import VectorTable
-from regraft.ledger import durable, ledger
+from regraft.ledger import ledger
 from regraft.ledger.ledger import Ledger
 
 
@@ -108,7 +108,7 @@ class Journey:
 
 
 def ledger_is_settled(target: Path) -> bool:
-    with ledger.opened(target) as book:
+    with ledger.open_exclusive(target) as book:
         return book.open_steps() == []
 
 
@@ -168,7 +168,10 @@ def place(tmp_path: Path) -> Iterator[Path]:
     if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < 32 << 20:
         yield tmp_path
         return
-    with tempfile.TemporaryDirectory(prefix="regraft-tests-", dir=memory) as folder, areas.opened(Path(folder)):
+    with (
+        tempfile.TemporaryDirectory(prefix="regraft-tests-", dir=memory) as folder,
+        writable.allow_writes(Path(folder)),
+    ):
         yield Path(folder)
 
 
@@ -192,7 +195,7 @@ def interrupt(*_: object, **__: object) -> None:
 def finished_of(target: Path) -> int:
     """Return how many bases the ledger has as done, also of those without a folder."""
     known = ledger.read_entries(target) if target.exists() else {}
-    return len(publish.base_entries(known))
+    return len(publication.base_entries(known))
 
 
 # --- killed --------------------------------------------------------------------------------------------------------
@@ -478,7 +481,7 @@ def test_an_archive_that_cannot_be_extracted(
     pipeline, target = journeys["first"], tmp_path / "library"
     backup = as_backup(pipeline.source, tmp_path / "backup.zip")
     with monkeypatch.context() as patch, untouched(backup):
-        patch.setattr(tree.ZipTree, "extract", no_space)
+        patch.setattr(trees.ZipTree, "extract", no_space)
         done = migrate(backup, target, "--json")
     stopped(done, target, os.strerror(errno.ENOSPC), pipeline, "while extracting")
     assert migrate(backup, target).status == 1
@@ -490,7 +493,7 @@ def test_no_room_to_look_into_an_archive(
     command: str, journeys: dict[str, Journey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backup = as_backup(journeys["first"].source, tmp_path / "backup.zip")
-    monkeypatch.setattr(tree.ZipTree, "extract", no_space)
+    monkeypatch.setattr(trees.ZipTree, "extract", no_space)
     more = ("--to", tmp_path / "library", "--dry-run") if command == "migrate" else ()
     with untouched(tmp_path):
         message = said(run(command, backup, *more, "--json"), "StoppedBySystem", STOPPED)
@@ -564,7 +567,7 @@ def test_damage_of_a_text_fails_its_base_and_no_other(tmp_path: Path) -> None:
     source = small_source(tmp_path / "source")
     late_damage(source.vectors("beta"))
     with pytest.raises(StoreProblem, match="malformed"):
-        embedjs.VECTORS.survey(source.vectors("beta"))
+        layout.VECTOR_TABLE.survey(source.vectors("beta"))
     target = tmp_path / "library"
     with untouched(source.folder):
         done = migrate(source.folder, target, "--json")
@@ -608,19 +611,19 @@ class Unreadable(io.RawIOBase):
 def test_an_upload_that_cannot_be_read_harms_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = small_source(tmp_path / "source")
     target = tmp_path / "library"
-    real, real_crc32 = tree.FolderTree.open, tree.FolderTree.crc32
+    real, real_crc32 = trees.FolderTree.open, trees.FolderTree.crc32
 
-    def opened(self: tree.FolderTree, name: str) -> Any:
+    def opened(self: trees.FolderTree, name: str) -> Any:
         return Unreadable() if name.endswith("f2.txt") else real(self, name)
 
-    def crc32(self: tree.FolderTree, name: str) -> int:
+    def crc32(self: trees.FolderTree, name: str) -> int:
         if name.endswith("f2.txt"):
             raise SourceUnreadable(path=name, reason=os.strerror(errno.EIO))
         return real_crc32(self, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tree.FolderTree, "open", opened)
-        patch.setattr(tree.FolderTree, "crc32", crc32)
+        patch.setattr(trees.FolderTree, "open", opened)
+        patch.setattr(trees.FolderTree, "crc32", crc32)
         done = migrate(source.folder, target, "--base", "beta", "--json")
     assert done.status == 1
     (base,) = done.document["bases"]
@@ -705,7 +708,7 @@ def test_a_catalog_that_cannot_be_written_leaves_the_old_one(
         raise apsw.FullError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(publish, "write_catalog", full)
+        patch.setattr(publication, "write_catalog", full)
         done = pipeline.run(target, "--json")
     stopped(done, target, "database or disk is full", pipeline, "at the catalog")
     assert (target / "catalog.sqlite").read_bytes() == before

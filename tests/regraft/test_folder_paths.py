@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regraft.folder_paths import ChildPaths, FolderPrefixes, safe_segment, segments
+from regraft.disk.file_paths import ChildPaths, FolderPrefixes, path_segments, safe_segment
 from regraft.text import utf16_len
 
 
@@ -36,7 +36,7 @@ def fold(text: str) -> str:
     ],
 )
 def test_segments_are_those_of_any_system(path: str, parts: list[str]) -> None:
-    assert segments(path) == parts
+    assert path_segments(path) == parts
 
 
 @pytest.mark.parametrize(

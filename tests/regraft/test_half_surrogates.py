@@ -19,7 +19,7 @@ from v1 import Row, Source, base, file, folder
 from regraft import identity
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.catalog_reader import read_catalog
-from repair.cherry_v2.rescue.catalog import Statements
+from repair.cherry_v2.catalog_changes import CatalogStatements
 
 HALF = b"half \xed\xa0\xbd"
 READ = "half \ufffd"
@@ -183,7 +183,7 @@ def test_rows_with_halves_of_pairs_are_changed_where_they_are_what_was_read(stor
     a_source(store)
     path = store / "catalog.sqlite"
     row = next(one for one in read_catalog(path).items[KB] if one["type"] == "file")
-    statements = Statements(path)
+    statements = CatalogStatements(path)
     statements.set_path(KB, row, "new.txt")
     apply = statements.applied()
     with closing(apsw.Connection(str(path))) as db:

@@ -14,7 +14,8 @@ import pytest
 from click.shell_completion import ShellComplete
 from harness import NOW, REPO, run
 
-from regraft.cli import cli, overview
+from regraft import cli as regraft_cli
+from regraft.cli import cli
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 COMMANDS = sorted(cli.commands)
@@ -30,7 +31,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_command_stands_in_one_group_with_a_whole_line() -> None:
     text = run("--help").stdout
     titles = re.findall(r"^(\S.*):$", text, re.MULTILINE)
-    assert titles == ["Options", *overview.GROUPS]
+    assert titles == ["Options", *regraft_cli.COMMAND_GROUPS]
     listed = re.findall(r"^  ([a-z-]+)  +(\S.*)$", text.partition("\nMove:")[2], re.MULTILINE)
     assert sorted(name for name, _ in listed) == COMMANDS
     assert all(line.endswith(".") and "…" not in line and "..." not in line for _, line in listed)
@@ -38,7 +39,7 @@ def test_every_command_stands_in_one_group_with_a_whole_line() -> None:
 
 
 def test_no_command_is_in_two_groups() -> None:
-    names = [name for group in overview.GROUPS.values() for name in group]
+    names = [name for group in regraft_cli.COMMAND_GROUPS.values() for name in group]
     assert len(names) == len(set(names))
 
 

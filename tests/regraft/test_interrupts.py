@@ -18,8 +18,8 @@ from toys import library as small_library
 
 from regraft.errors import BackfillInterrupted, SourceUnreadable
 from repair.changes import session as changes_session
-from repair.cherry_v2.pack import catalog
-from repair.cherry_v2.pack import run as packing
+from repair.cherry_v2 import pack
+from repair.cherry_v2 import pack as packing
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has none of these signals")
 
@@ -176,7 +176,7 @@ Finalised()
 def test_a_stop_is_said_where_cleaning_up_after_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query that a stop leaves open keeps a file attached; nobody is told that the file is damaged for it."""
     library = small_library(tmp_path)
-    real = catalog._models
+    real = pack._models
 
     def stopped(db: apsw.Connection, *more: Any) -> Iterator[Any]:
         yield next(real(db, *more))
@@ -184,7 +184,7 @@ def test_a_stop_is_said_where_cleaning_up_after_it_failed(tmp_path: Path, monkey
         left_open.fetchone()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(catalog, "_models", stopped)
+    monkeypatch.setattr(pack, "_models", stopped)
     with untouched(tmp_path):
         done = run("pack", library, tmp_path / "bases.zip", "--json")
     assert (done.status, done.document["error"]["code"]) == (130, "Interrupted")

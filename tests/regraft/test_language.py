@@ -14,7 +14,7 @@ import pytest
 from generations import profile
 from harness import REPO
 
-from regraft import kept_text, language
+from regraft import language
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 NOW = "2026-01-31T12:00:00Z"
@@ -203,7 +203,7 @@ def test_counted_things_and_labels_are_aligned_by_columns(library: Path) -> None
 
 
 def test_kept_text_is_translated_by_the_messages_that_it_was_made_of() -> None:
-    again = kept_text.translated
+    again = language.translate_text
     assert again("nothing was written", "zh") == "没有写入任何内容"
     assert again("Next: regraft check x", "zh") == "下一步：regraft check x"
     assert again("copy its folder, 1,204 files", "zh") == "复制它的文件夹，1,204 个文件"
@@ -237,6 +237,6 @@ def test_a_second_run_speaks_its_own_language(tmp_path: Path) -> None:
 
 
 def test_a_blank_parts_chinese_from_latin() -> None:
-    assert language.filled("上面的{count:,}个", {"count": 3}) == "上面的 3 个"
-    assert language.filled("{path} 是{names}。", {"path": "/a", "names": "v2 备份"}) == "/a 是 v2 备份。"
-    assert language.filled("知识库{name!r}", {"name": "社区"}) == "知识库'社区'"
+    assert language.fill_template("上面的{count:,}个", {"count": 3}) == "上面的 3 个"
+    assert language.fill_template("{path} 是{names}。", {"path": "/a", "names": "v2 备份"}) == "/a 是 v2 备份。"
+    assert language.fill_template("知识库{name!r}", {"name": "社区"}) == "知识库'社区'"

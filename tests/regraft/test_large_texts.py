@@ -19,7 +19,7 @@ from v1 import PLAIN, RawText, Row, Source, base, file, note, page
 from migrators.pipeline import run as run_stage
 from migrators.pipeline import workers
 from regraft.formats import large_text
-from regraft.formats.large_text import LargeText, utf16_units
+from regraft.formats.large_text import LargeText, count_utf16_units
 from regraft.text import decode_utf8, utf16_len
 
 BYTES = st.lists(
@@ -57,7 +57,7 @@ def test_pieces_are_what_all_bytes_at_once_would_be(piece: int, raw: bytes) -> N
     expected = decode_utf8(raw)
     assert b"".join(pieces).decode() == expected
     assert all(one.decode() is not None for one in pieces)
-    assert sum(map(utf16_units, pieces)) == utf16_len(expected)
+    assert sum(map(count_utf16_units, pieces)) == utf16_len(expected)
 
 
 @pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
@@ -129,7 +129,7 @@ def test_large_texts_of_several_bases_are_not_carried_at_once(tmp_path: Path, mo
         {"a": [Row("N", "a long text")], "b": [Row("M", "another one")]},
     ).write(tmp_path / "v1")
     counts = []
-    real = workers.processes
+    real = workers.choose_process_count
     monkeypatch.setattr(run_stage, "processes", lambda *args: counts.append(real(*args)) or counts[-1])
     assert run("migrate", source, "--to", tmp_path / "out", "--now", NOW, "-y", "--jobs", "4").status == 0
     assert counts == [1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from regraft.embedders import Halted, LocalSettings, TextsRejected, local, opened
+from regraft.embedders import Halted, LocalSettings, TextsRejected, local, open_embedder
 from regraft.errors import AnswerUnfit, RegraftError
 
 np: Any = pytest.importorskip("numpy", reason="local models need numpy")
@@ -59,7 +59,7 @@ def close(one: bytes, other: bytes) -> bool:
 
 def holds_to_the_protocol(folder: Path, **more: Any) -> None:
     """Hold an embedder of the tiny model to what every embedder does."""
-    with opened(LocalSettings(name="mine", path=folder, query_prefix="query ", **more)) as embedder:
+    with open_embedder(LocalSettings(name="mine", path=folder, query_prefix="query ", **more)) as embedder:
         sent: list[Any] = []
         made = embedder.embed(["river gauge", "bread"], sending=sent.append)
         assert [len(vector) for vector in made.vectors] == [24, 24]
@@ -75,20 +75,20 @@ def holds_to_the_protocol(folder: Path, **more: Any) -> None:
 
 @pytest.mark.parametrize("library", [None, "model2vec"])
 def test_model2vec(library: str | None, model2vec_folder: Path) -> None:
-    assert local.library_of(model2vec_folder) == "model2vec"
+    assert local.model_library(model2vec_folder) == "model2vec"
     holds_to_the_protocol(model2vec_folder, library=library)
 
 
 @pytest.mark.parametrize("library", [None, "sentence-transformers"])
 def test_sentence_transformers(library: str | None, sentence_folder: Path) -> None:
-    assert local.library_of(sentence_folder) == "sentence-transformers"
+    assert local.model_library(sentence_folder) == "sentence-transformers"
     holds_to_the_protocol(sentence_folder, library=library)
 
 
 def test_several_threads_share_a_model(model2vec_folder: Path) -> None:
     found: dict[int, list[bytes]] = {}
     texts = ["river gauge", "bread water", "the river"]
-    with opened(LocalSettings(name="mine", path=model2vec_folder)) as embedder:
+    with open_embedder(LocalSettings(name="mine", path=model2vec_folder)) as embedder:
         expected = embedder.embed(texts).vectors
 
         def ask(number: int) -> None:
@@ -103,13 +103,16 @@ def test_several_threads_share_a_model(model2vec_folder: Path) -> None:
 
 
 def test_a_text_without_a_known_word_has_no_direction(model2vec_folder: Path) -> None:
-    with opened(LocalSettings(name="mine", path=model2vec_folder)) as embedder, pytest.raises(AnswerUnfit) as error:
+    with (
+        open_embedder(LocalSettings(name="mine", path=model2vec_folder)) as embedder,
+        pytest.raises(AnswerUnfit) as error,
+    ):
         embedder.embed(["bread", "xyzzy"])
     assert (error.value.fault, error.value.position) == ("zero_vector", 1)
 
 
 def test_what_the_library_raises_is_about_the_texts(model2vec_folder: Path) -> None:
-    with opened(LocalSettings(name="mine", path=model2vec_folder)) as embedder:
+    with open_embedder(LocalSettings(name="mine", path=model2vec_folder)) as embedder:
         assert isinstance(embedder, local.LocalEmbedder)
         embedder._more = {"batch_size": 0}
         with pytest.raises(TextsRejected) as error:
@@ -127,7 +130,7 @@ def test_the_model_has_the_name_of_its_folder_unless_it_is_given_one(tmp_path: P
 
 
 def refused(path: Path, **more: Any) -> str:
-    with pytest.raises(RegraftError) as error, opened(LocalSettings(name="mine", path=path, **more)):
+    with pytest.raises(RegraftError) as error, open_embedder(LocalSettings(name="mine", path=path, **more)):
         pass
     assert (error.value.code, error.value.exit_status) == ("ModelUnreadable", 2)
     assert str(error.value).startswith(f"{path}: no model that ")
@@ -152,7 +155,7 @@ def test_a_folder_with_something_else(model2vec_folder: Path, tmp_path: Path) ->
 def test_a_tokenizer_of_its_own_that_is_broken(model2vec_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("{}")
     settings = LocalSettings(name="mine", path=model2vec_folder, tokenizer=tmp_path / "t.json")
-    with pytest.raises(RegraftError) as error, opened(settings):
+    with pytest.raises(RegraftError) as error, open_embedder(settings):
         pass
     assert str(error.value).startswith(f"{tmp_path / 't.json'}: no model that tokenizers can load")
 
@@ -170,7 +173,7 @@ def test_a_tokenizer_of_its_own_that_is_broken(model2vec_folder: Path, tmp_path:
 def test_which_library_a_folder_is_for(config: object, library: str, tmp_path: Path) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
-    assert local.library_of(tmp_path) == library
+    assert local.model_library(tmp_path) == library
 
 
 @pytest.mark.parametrize("library", ["model2vec", "sentence-transformers"])
@@ -179,13 +182,13 @@ def test_a_library_that_is_not_installed_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, library.replace("-", "_"), None)
     settings = LocalSettings(name="mine", path=tmp_path, library=library)
-    with pytest.raises(RegraftError) as error, opened(settings):
+    with pytest.raises(RegraftError) as error, open_embedder(settings):
         pass
     assert error.value.code == "WrongUsage"
     assert f'pip install "regraft[{library}]"' in str(error.value)
 
 
 def test_vectors_are_little_endian_float32(model2vec_folder: Path) -> None:
-    with opened(LocalSettings(name="mine", path=model2vec_folder)) as embedder:
+    with open_embedder(LocalSettings(name="mine", path=model2vec_folder)) as embedder:
         raw = embedder.embed(["bread"]).vectors[0]
     assert list(struct.unpack("<6f", raw)) == pytest.approx(MATRIX[WORDS.index("bread")].tolist())

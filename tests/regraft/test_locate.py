@@ -14,13 +14,13 @@ from typing import Any
 import codex_mem_store
 import pytest
 
+from regraft.disk.trees import FolderTree, ZipTree
 from regraft.errors import ArchiveUnsafe, BrokenJson, SourceNotFound, SourceUnreadable, SourceUnrecognised
-from regraft.formats.cherry_v1.layout import STATE_KEY, StatePlaces
+from regraft.formats.cherry_v1.layout import STATE_KEY, StatePaths
 from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import sidecar
-from regraft.kinds import NAMES, SYSTEMS, V1_SOURCES, Kind
-from regraft.locate import Located, located
-from regraft.tree import FolderTree, ZipTree
+from regraft.kinds import KIND_NAMES, SYSTEMS, V1_SOURCES, Kind
+from regraft.stores.locate import Located, open_store
 
 KNOWLEDGE = {"bases": []}
 REDUX = {"knowledge": KNOWLEDGE, "llm": {"providers": []}}
@@ -64,13 +64,13 @@ def zipped(folder: Path, inside: str = "") -> Path:
 
 
 def find(path: Path, kind: Kind | None = None) -> Located:
-    with located(path, kind) as found:
+    with open_store(path, kind) as found:
         assert found.path == path or found.path == path.parent
         return found
 
 
 def unrecognised(path: Path, kind: Kind | None = None) -> str:
-    with pytest.raises(SourceUnrecognised) as caught, located(path, kind):
+    with pytest.raises(SourceUnrecognised) as caught, open_store(path, kind):
         pass
     assert caught.value.exit_status == 2
     message = str(caught.value)
@@ -162,7 +162,7 @@ FILES = {"index": Kind.INDEX, "preview": Kind.PREVIEW, "vectors": Kind.V1_VECTOR
 
 
 def test_every_kind_is_tried_here_and_has_a_name() -> None:
-    assert {*FOLDERS, *FILES.values(), *SYSTEMS, Kind.PACK} == set(Kind) == set(NAMES)
+    assert {*FOLDERS, *FILES.values(), *SYSTEMS, Kind.PACK} == set(Kind) == set(KIND_NAMES)
     assert set(V1_SOURCES) <= set(Kind)
 
 
@@ -174,7 +174,7 @@ def test_folders_and_their_archives(tmp_path: Path, kind: Kind, build: Callable[
     inside = {"folder": None, "zip": "", "zip of its folder": "My backup/", "zip of two folders": "a/b/"}[form]
     path = folder if inside is None else zipped(folder, inside)
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
-    with located(path) as found:
+    with open_store(path) as found:
         assert (found.kind, found.path) == (kind, path)
         assert isinstance(found.tree, FolderTree if form == "folder" else ZipTree)
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
@@ -254,17 +254,17 @@ def test_single_json_files(tmp_path: Path, name: str, content: Any, kind: Kind, 
 
 def test_places_of_a_backup(tmp_path: Path) -> None:
     v1_backup(tmp_path / "source")
-    expected = StatePlaces(backup="data.json", is_backup=True, vectors="Data/KnowledgeBase", uploads="Data/Files")
+    expected = StatePaths(backup="data.json", is_backup=True, vectors="Data/KnowledgeBase", uploads="Data/Files")
     assert find(tmp_path / "source").places == expected
     assert find(tmp_path / "source" / "data.json").places == expected
-    below = StatePlaces(backup="in/data.json", is_backup=True, vectors="in/Data/KnowledgeBase", uploads="in/Data/Files")
+    below = StatePaths(backup="in/data.json", is_backup=True, vectors="in/Data/KnowledgeBase", uploads="in/Data/Files")
     assert find(zipped(tmp_path / "source", "in/")).places == below
 
 
 def test_a_slim_backup_has_neither_vectors_nor_uploads(tmp_path: Path) -> None:
     put(tmp_path, "data.json", DATA)
     put(tmp_path, "Data/")
-    assert find(tmp_path).places == StatePlaces(backup="data.json", is_backup=True)
+    assert find(tmp_path).places == StatePaths(backup="data.json", is_backup=True)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_places_of_an_export(tmp_path: Path, redux: str, tables: str) -> None:
     put(tmp_path, "Files/f.md")
     found = find(tmp_path)
     assert found.kind is Kind.V1_EXPORT
-    assert found.places == StatePlaces(
+    assert found.places == StatePaths(
         redux=redux,
         tables={"files": f"{tables}files.json", "knowledge_notes": f"{tables}knowledge_notes.json"},
         vectors="Data/KnowledgeBase",
@@ -300,7 +300,7 @@ def test_places_of_an_export_of_2_0_in_a_profile(tmp_path: Path) -> None:
     put_slices(profile / "migration_temp")
     put(profile, "Data/KnowledgeBase/base")
     put(profile, "Data/Files/")
-    expected = StatePlaces(
+    expected = StatePaths(
         slices="migration_temp/redux_export",
         tables={"files": "migration_temp/dexie_export/files.json"},
         vectors="Data/KnowledgeBase",
@@ -351,7 +351,7 @@ def test_tables_alone_are_no_export(tmp_path: Path) -> None:
 def test_an_export_without_tables_and_uploads(tmp_path: Path) -> None:
     put(tmp_path, "redux.json", REDUX)
     put(tmp_path, "KnowledgeBase/base")
-    assert find(tmp_path).places == StatePlaces(redux="redux.json", vectors="KnowledgeBase")
+    assert find(tmp_path).places == StatePaths(redux="redux.json", vectors="KnowledgeBase")
 
 
 def test_the_first_table_folder_wins(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_places_of_a_knowledge_slice(tmp_path: Path, names: list[str], knowledge
     for path in (tmp_path, tmp_path / knowledge):
         found = find(path)
         assert found.kind is Kind.V1_KNOWLEDGE
-        assert found.places == StatePlaces(knowledge=knowledge, vectors=vectors)
+        assert found.places == StatePaths(knowledge=knowledge, vectors=vectors)
 
 
 def test_a_redux_state_of_any_name_beside_the_vectors(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_the_ledger_alone_tells_a_library(tmp_path: Path) -> None:
 
 def test_an_archive_stays_open_only_while_it_is_used(tmp_path: Path) -> None:
     v1_backup(tmp_path / "source")
-    with located(zipped(tmp_path / "source")) as found:
+    with open_store(zipped(tmp_path / "source")) as found:
         with found.tree.open("data.json") as file:
             assert file.read(1) == b"{"
         tree = found.tree
@@ -460,8 +460,8 @@ def test_an_archive_stays_open_only_while_it_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [Kind.V1_BACKUP, Kind.V1_EXPORT, Kind.LIBRARY, Kind.V1_PROFILE, Kind.BASE])
 def test_a_kind_that_a_folder_cannot_be_is_refused(tmp_path: Path, kind: Kind) -> None:
     put(tmp_path, "notes.txt", b"x")
-    assert unrecognised(tmp_path, kind) == f"it does not hold what {NAMES[kind]} holds"
-    assert unrecognised(zipped(tmp_path), kind) == f"it does not hold what {NAMES[kind]} holds"
+    assert unrecognised(tmp_path, kind) == f"it does not hold what {KIND_NAMES[kind]} holds"
+    assert unrecognised(zipped(tmp_path), kind) == f"it does not hold what {KIND_NAMES[kind]} holds"
 
 
 def test_a_library_without_a_catalog_can_be_forced(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_a_backup_inside_a_profile_can_be_forced(tmp_path: Path) -> None:
 def test_a_kind_that_a_json_file_is_not_is_refused(tmp_path: Path) -> None:
     path = put(tmp_path, "redux.json", REDUX)
     said = unrecognised(path, Kind.V1_BACKUP)
-    assert said == f"{NAMES[Kind.V1_EXPORT]}, not {NAMES[Kind.V1_BACKUP]}"
+    assert said == f"{KIND_NAMES[Kind.V1_EXPORT]}, not {KIND_NAMES[Kind.V1_BACKUP]}"
 
 
 @pytest.mark.parametrize("tables", ["index", "vectors", "preview", "catalog"])
@@ -496,7 +496,7 @@ def test_a_catalog_is_no_index_whatever_the_user_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", FILES.values())
 def test_a_damaged_database_is_located_on_the_users_word(tmp_path: Path, kind: Kind) -> None:
     path = put(tmp_path, "file.sqlite", b"SQLite format 3\0" + bytes(4000))
-    with pytest.raises(SourceUnreadable) as caught, located(path):
+    with pytest.raises(SourceUnreadable) as caught, open_store(path):
         pass
     assert caught.value.exit_status == 2
     assert str(caught.value).startswith(f"{path}: cannot be read (")
@@ -509,7 +509,7 @@ def test_a_damaged_database_is_located_on_the_users_word(tmp_path: Path, kind: K
 def test_nothing_there(tmp_path: Path) -> None:
     path = tmp_path / "missing.zip"
     for kind in (None, Kind.V1_BACKUP):
-        with pytest.raises(SourceNotFound) as caught, located(path, kind):
+        with pytest.raises(SourceNotFound) as caught, open_store(path, kind):
             pass
         assert caught.value.exit_status == 2
         assert str(caught.value) == f"{path}: there is nothing at this path; check the spelling."
@@ -564,7 +564,7 @@ def test_folders_and_archives_of_other_kinds(tmp_path: Path, names: list[str], f
 )
 def test_broken_json_files(tmp_path: Path, content: bytes, reason: str) -> None:
     path = put(tmp_path, "knowledge.json", content)
-    with pytest.raises(BrokenJson) as caught, located(path):
+    with pytest.raises(BrokenJson) as caught, open_store(path):
         pass
     assert caught.value.exit_status == 2
     message = str(caught.value)
@@ -577,7 +577,7 @@ def test_a_truncated_archive(tmp_path: Path) -> None:
     v1_backup(tmp_path / "source")
     path = zipped(tmp_path / "source")
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(SourceUnreadable, match="damaged or incomplete zip archive") as caught, located(path):
+    with pytest.raises(SourceUnreadable, match="damaged or incomplete zip archive") as caught, open_store(path):
         pass
     assert caught.value.exit_status == 2
 
@@ -587,7 +587,7 @@ def test_an_unsafe_archive(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as target:
         target.writestr("data.json", json.dumps(DATA))
         target.writestr("../escape", b"")
-    with pytest.raises(ArchiveUnsafe, match=r"\.\./escape leads out of the archive") as caught, located(path):
+    with pytest.raises(ArchiveUnsafe, match=r"\.\./escape leads out of the archive") as caught, open_store(path):
         pass
     assert caught.value.exit_status == 2
 
@@ -603,7 +603,7 @@ def test_the_folder_that_some_systems_add_to_an_archive_is_passed_over(tmp_path:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes as POSIX systems have them")
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SourceUnreadable, match="not a file"), located(tmp_path / "pipe"):
+    with pytest.raises(SourceUnreadable, match="not a file"), open_store(tmp_path / "pipe"):
         pass
 
 
@@ -613,7 +613,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 def test_a_database_of_codex_mem_is_told_by_its_tables(tmp_path: Path) -> None:
     path = codex_mem_store.write(tmp_path / "data")
     for place in (path, path.parent):
-        with located(place) as found:
+        with open_store(place) as found:
             assert (found.kind, found.path, found.tree.path) == (Kind.CODEX_MEM, path, path.parent)
     renamed = path.rename(tmp_path / "notes")
     assert find(renamed).kind is Kind.CODEX_MEM

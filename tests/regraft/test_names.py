@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regraft.names import FreeNames, material_name, sanitise, split_extension, vector_file_name
+from regraft.disk.file_paths import FreeNames, sanitize_material_name, sanitize_name, split_extension, vector_file_name
 
 QUICK = settings(max_examples=200, deadline=None)
 
@@ -44,25 +44,25 @@ def is_legal(name: str) -> bool:
 
 @pytest.mark.parametrize("character", sorted(ILLEGAL))
 def test_every_illegal_character_becomes_an_underscore(character: str) -> None:
-    assert sanitise(f"a{character}b") == "a_b"
+    assert sanitize_name(f"a{character}b") == "a_b"
 
 
 @pytest.mark.parametrize("character", [" ", "'", "%", ";", "~", "\x7f", "\x80", "中", "\U0001f600", "\u202e"])
 def test_other_characters_stay(character: str) -> None:
-    assert sanitise(f"a{character}b") == f"a{character}b"
+    assert sanitize_name(f"a{character}b") == f"a{character}b"
 
 
 @pytest.mark.parametrize("device", sorted(DEVICES))
 @pytest.mark.parametrize("spell", [str.lower, str.upper, str.title])
 def test_reserved_devices_lose_their_stem_and_keep_their_extension(device: str, spell) -> None:
-    assert sanitise(spell(device)) == "_"
-    assert sanitise(f"{spell(device)}.txt") == "_.txt"
-    assert sanitise(f"{spell(device)}.tar.gz") == "_.tar.gz"
+    assert sanitize_name(spell(device)) == "_"
+    assert sanitize_name(f"{spell(device)}.txt") == "_.txt"
+    assert sanitize_name(f"{spell(device)}.tar.gz") == "_.tar.gz"
 
 
 @pytest.mark.parametrize("name", ["CONS", "COM0", "COM10", "LPT", "AUXILIARY.md", "xCON", "a.con", "_CON.txt", "CON_"])
 def test_what_only_resembles_a_device_stays(name: str) -> None:
-    assert sanitise(name) == name
+    assert sanitize_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -89,28 +89,28 @@ def test_what_only_resembles_a_device_stays(name: str) -> None:
     ],
 )
 def test_sanitised_names(name: str, legal: str) -> None:
-    assert sanitise(name) == legal
+    assert sanitize_name(name) == legal
 
 
 @QUICK
 @given(NAMES)
 def test_material_names_are_legal_by_windows_rules(name: str) -> None:
-    legal = material_name(name)
+    legal = sanitize_material_name(name)
     assert is_legal(legal) if name else legal == ""
     assert PureWindowsPath(legal).name == legal
     assert legal not in (".", "..")
-    assert material_name(legal) == legal
+    assert sanitize_material_name(legal) == legal
 
 
 @pytest.mark.parametrize("name", [".cherry", ".CHERRY", ".Cherry"])
 def test_the_folder_of_the_index_is_taken_from_the_start(name: str) -> None:
-    assert material_name(f"{name} .") == name
+    assert sanitize_material_name(f"{name} .") == name
     assert taken_in_turn([name, name, ".cherry_x"]) == [f"{name}_1", f"{name}_2", ".cherry_x"]
 
 
 def test_trimming_never_lays_bare_a_device() -> None:
-    assert material_name("CON ") == "_"
-    assert material_name("nul\u00a0. ") == "_"
+    assert sanitize_material_name("CON ") == "_"
+    assert sanitize_material_name("nul\u00a0. ") == "_"
 
 
 # --- vector files --------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ REQUESTS = st.lists(
             st.sampled_from(["", "_1", "_2", "_1_1"]),
             st.sampled_from(["", ".md", ".MD", ".pdf", ".PDF", ".xls", ".txt", "." + "e" * 120]),
         ),
-        NAMES.map(material_name).filter(bool),
+        NAMES.map(sanitize_material_name).filter(bool),
     ),
     max_size=12,
 )

@@ -18,12 +18,13 @@ import pytest
 from faults import posix
 
 from migrators.pipeline import preflight
-from regraft import areas, clock, links, long_paths, names, sqlite, streams, workers
-from regraft.cli import terminal
+from regraft import identity
+from regraft.cli import output
+from regraft.disk import durable, file_paths, links, sqlite, writable
 from regraft.errors import TargetOverlapsSource
 from regraft.fleet import manifest
 from regraft.formats.cherry_v1 import profile
-from regraft.ledger import durable, lock_file
+from regraft.processes import pool, streams
 
 pytestmark = posix
 
@@ -31,7 +32,7 @@ pytestmark = posix
 @pytest.fixture
 def by_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Act by whole paths, as where the system knows no folders by handle."""
-    monkeypatch.setattr(areas, "BY_HANDLE", False)
+    monkeypatch.setattr(writable, "SUPPORTS_DIR_FD", False)
 
 
 # --- SQLite's addresses ----------------------------------------------------------------------------------------------
@@ -69,15 +70,15 @@ def test_long_paths_of_windows_take_the_layer_of_sqlite_that_opens_them(monkeypa
     ],
 )
 def test_a_path_of_windows_has_an_extended_form(path: str, extended: str) -> None:
-    assert long_paths.extended_form(path) == extended
-    assert long_paths.plain(extended) == path
+    assert file_paths.extended_form(path) == extended
+    assert file_paths.plain_path(extended) == path
 
 
 def test_only_long_paths_are_extended_and_only_where_there_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert long_paths.extended("/" + "x" * 300) == "/" + "x" * 300
-    monkeypatch.setattr(long_paths, "LIMIT", 247)
-    assert long_paths.extended("/" + "x" * 246) == "/" + "x" * 246
-    assert long_paths.extended("/" + "x" * 247) == "\\\\?\\/" + "x" * 247
+    assert file_paths.extended_path("/" + "x" * 300) == "/" + "x" * 300
+    monkeypatch.setattr(file_paths, "MAX_PLAIN_LENGTH", 247)
+    assert file_paths.extended_path("/" + "x" * 246) == "/" + "x" * 246
+    assert file_paths.extended_path("/" + "x" * 247) == "\\\\?\\/" + "x" * 247
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -258,9 +259,9 @@ def test_a_share_that_knows_no_full_flush_is_flushed_as_far_as_it_can(
 
 def test_a_lock_file_excludes_a_second_process_and_goes_with_the_first(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with lock_file.held(path), pytest.raises(lock_file.LockHeld), lock_file.held(path):
+    with sqlite.hold_lock(path), pytest.raises(sqlite.LockHeld), sqlite.hold_lock(path):
         pass
-    with lock_file.held(path):
+    with sqlite.hold_lock(path):
         assert path.exists()
     assert not path.exists()
 
@@ -282,7 +283,7 @@ def test_a_lock_file_that_cannot_be_removed_while_it_is_open_is_removed_afterwar
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("the system does not list open files")
     monkeypatch.setattr(os, "unlink", unlink)
-    with lock_file.held(path):
+    with sqlite.hold_lock(path):
         pass
     assert not path.exists()
 
@@ -303,7 +304,7 @@ def test_a_running_application_is_seen_by_reading_its_lock_where_nothing_else_te
         raise PermissionError(errno.EACCES, "another process has locked a portion of the file")
 
     monkeypatch.setattr(os, "read", locked)
-    sign = profile.sign_of_life(tmp_path)
+    sign = profile.detect_running_app(tmp_path)
     assert sign is not None
     assert "leveldb/LOCK" in sign
 
@@ -322,7 +323,7 @@ def test_a_running_application_is_seen_by_reading_its_lock_where_nothing_else_te
     ],
 )
 def test_every_year_has_a_time(milliseconds: int, written: str) -> None:
-    assert clock.iso_time(milliseconds) == written
+    assert identity.iso_time(milliseconds) == written
 
 
 @pytest.mark.parametrize(
@@ -376,13 +377,13 @@ def test_more_pipes_than_windows_waits_for_are_waited_for_in_parts() -> None:
         for end in (end for pair in pairs for end in pair):
             stack.callback(end.close)
         mine = [pair[0] for pair in pairs]
-        assert workers.ready(mine, 0.0, most=4) == []
+        assert pool.wait_for_pipes(mine, 0.0, most=4) == []
         late = threading.Timer(0.01, pairs[8][1].send, ("late",))
         late.start()
-        assert workers.ready(mine, 60.0, most=4) == [mine[8]]
+        assert pool.wait_for_pipes(mine, 60.0, most=4) == [mine[8]]
         late.join()
         pairs[0][1].send("first")
-        assert workers.ready(mine, 60.0, most=4) == [mine[0], mine[8]]
+        assert pool.wait_for_pipes(mine, 60.0, most=4) == [mine[0], mine[8]]
 
 
 class Console:
@@ -405,7 +406,7 @@ class Console:
     ("mode", "can_change", "reads"), [(7, False, True), (3, True, True), (3, False, False), (None, True, False)]
 )
 def test_a_console_without_vt_mode_gets_no_escape_sequences(mode: int | None, can_change: bool, reads: bool) -> None:
-    assert terminal.reads_escapes(1, Console(mode, can_change=can_change)) is reads
+    assert output.enable_escapes(1, Console(mode, can_change=can_change)) is reads
 
 
 def test_a_target_in_the_source_is_seen_in_another_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,7 +416,7 @@ def test_a_target_in_the_source_is_seen_in_another_spelling(tmp_path: Path, monk
     other = tmp_path / "backup" / "library"
     preflight.check_target(other, [source], source)
 
-    monkeypatch.setattr(names.sys, "platform", "darwin")
+    monkeypatch.setattr(file_paths.sys, "platform", "darwin")
     assert links.is_at_or_below(other, source)
     with pytest.raises(TargetOverlapsSource):
         preflight.check_target(other, [source], source)

@@ -15,14 +15,13 @@ from faults import REFUSED, untouched
 from planted_v2 import library
 from restored import NEW, Embedder, restored_by
 
-from regraft.errors import LedgerUnreadable
+from regraft.disk.trees import FolderTree
+from regraft.errors import LedgerUnreadable, PackUnreadable
 from regraft.formats.cherry_v2 import pack
 from regraft.formats.codex_mem import sidecar
-from regraft.move_errors import PackUnreadable
-from regraft.system import SidecarProblem
-from regraft.tree import FolderTree
-from repair.backfill import queue
-from repair.backfill.sharing import _take_back
+from regraft.stores.systems import SidecarProblem
+from repair.embedding import queue
+from repair.embedding.queue import _take_back
 
 # --- a base that waits for its vectors -------------------------------------------------------------------------------
 
@@ -108,12 +107,12 @@ QUEUES = {
 @pytest.mark.parametrize("how", QUEUES)
 def test_a_queue_of_a_stranger_is_made_anew(how: str, tmp_path: Path) -> None:
     path = tmp_path / "backfill.sqlite"
-    with queue.opened(path) as one:
+    with queue.open_queue(path) as one:
         one.fill("base", ["a"])
     with closing(apsw.Connection(str(path))) as db:
         for statement in [QUEUES[how]] if "BEGIN" in QUEUES[how] else QUEUES[how].split("; "):
             db.execute(statement)
-    with pytest.raises(queue.QueueUnreadable), queue.opened(path):
+    with pytest.raises(queue.QueueUnreadable), queue.open_queue(path):
         pass
     _take_back(path)
     assert not path.exists()
@@ -121,7 +120,7 @@ def test_a_queue_of_a_stranger_is_made_anew(how: str, tmp_path: Path) -> None:
 
 def test_a_damaged_queue_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "backfill.sqlite"
-    with queue.opened(path) as one:
+    with queue.open_queue(path) as one:
         one.fill("base", [f"{number:04}" for number in range(2000)])
     raw = path.read_bytes()
     path.write_bytes(raw[:4096] + b"\xa5" * (len(raw) - 4096))

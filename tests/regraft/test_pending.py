@@ -14,7 +14,7 @@ from harness import NOW, run, snapshot
 from profiles import profile
 from v1 import Row, Source, base, file
 
-from regraft.pending import pending_in
+from regraft.stores.write_checks import find_pending_change
 
 STATES = {
     "staged": ("Data/restore-journal.json", {"version": 1, "state": "staged"}, "a restore is staged"),
@@ -118,10 +118,10 @@ def test_what_is_pending_is_told(tmp_path: Path, case: str) -> None:
 def test_a_record_that_is_no_file_is_pending(tmp_path: Path) -> None:
     made = live(tmp_path / "p")
     (made / "Data" / "restore-journal.json").mkdir()
-    assert "is not a file" in str(pending_in(made))
+    assert "is not a file" in str(find_pending_change(made))
     (made / "Data" / "restore-journal.json").rmdir()
     (made / "data-reset.pending.json").symlink_to(made / "nowhere")
-    assert "is not a file" in str(pending_in(made))
+    assert "is not a file" in str(find_pending_change(made))
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="who may read everything")
@@ -129,7 +129,7 @@ def test_a_record_that_may_not_be_read_is_pending(tmp_path: Path) -> None:
     made = live(tmp_path / "p")
     write(made, *SETTLED[0])
     (made / SETTLED[0][0]).chmod(0)
-    assert "cannot be read (Permission denied)" in str(pending_in(made))
+    assert "cannot be read (Permission denied)" in str(find_pending_change(made))
 
 
 @pytest.mark.parametrize(("name", "content"), SETTLED)

@@ -14,10 +14,10 @@ from rescued import actions, left
 from stranded import DATABASE, base_of, contents, index_of, profile, settled, sql, tables
 from v1 import Row, Source, base, dicts, file, folder, opened
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.errors import PlanOutdated
-from regraft.ledger.changes import ChangeLog
-from repair.cherry_v2 import readable_paths
+from regraft.ledger.ledger import ChangeLog
+from repair.cherry_v2 import item_paths
 
 NAME = "item.path-is-id"
 SET_PATH = "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', '{}') WHERE id = '{}'"
@@ -206,10 +206,10 @@ def test_a_kill_between_catalog_and_index_is_mended_by_the_next_run(
 
 
 def test_rows_that_changed_meanwhile_are_not_overwritten(early: Path) -> None:
-    made = readable_paths.NewPaths(base_of("kb"), {}, {items(early)[0]["id"]: "x"})
-    change = readable_paths.catalog_change(early, DATABASE, [made])
+    made = item_paths.NewPaths(base_of("kb"), {}, {items(early)[0]["id"]: "x"})
+    change = item_paths.plan_catalog_change(early, DATABASE, [made])
     assert change is not None
-    with pytest.raises(PlanOutdated, match="has another path now"), sqlite.writing(early / DATABASE) as db:
+    with pytest.raises(PlanOutdated, match="has another path now"), sqlite.open_writable(early / DATABASE) as db:
         change.apply(db)
 
 

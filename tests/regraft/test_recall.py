@@ -9,7 +9,7 @@ import pytest
 from angel_store import SAMPLES, AngelStore, build, double_short_id, needs_samples, untouched
 from harness import Outcome, run
 
-from regraft.embedders.counting import estimate
+from regraft.embedders.protocol import estimate
 from regraft.ranking.angel_memory import Span, recall
 
 LINES = [f"line {number} of the log" for number in range(1, 11)]

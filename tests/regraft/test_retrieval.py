@@ -18,7 +18,7 @@ from v1 import Library, Row, base, carried, file, note, opened
 
 from regraft import identity
 from regraft.cli import cli
-from regraft.formats.cherry_v2.item_names import item_name
+from regraft.formats.cherry_v2.catalog_reader import item_name
 
 TEXTS = [f"needle number {at:02d} {'x' * at}" for at in range(16)]
 QUERY = "0.5, 0.25, 0.125, 1"

@@ -24,9 +24,9 @@ from search_model import ENDS, SEGMENTED, UNSEGMENTED, exact_cosine, model_words
 from v1 import floats
 
 import regraft
-from regraft import sqlite
-from regraft.formats.cherry_v2.index.queries import compiled
-from regraft.ranking.rsclaw_index import cases_of
+from regraft.disk import sqlite
+from regraft.formats.cherry_v2.index.search import compile_query
+from regraft.ranking.rsclaw import cases_of
 
 WORDS = (
     *("river gauge", "river", "gauge river", "the old mill", "知识库", "知识库搜索", "天气", "天", "用 知识库 the"),
@@ -164,7 +164,7 @@ def test_as_many_hits_as_are_wanted(store: RsclawStore, query_file: Path) -> Non
 
 def test_full_text_takes_no_characters_for_the_same_that_are_not_kept() -> None:
     """A character that the trigram index folds is a case of what it is folded to, for all letters that there are."""
-    with sqlite.scratch() as db:
+    with sqlite.open_scratch() as db:
         db.execute("CREATE VIRTUAL TABLE folded USING fts5 (text, content = '', tokenize = 'trigram')")
         db.execute("CREATE VIRTUAL TABLE term USING fts5vocab (folded, instance)")
         letters = [point for point in range(1, 0x20000) if chr(point).isalnum()]
@@ -186,10 +186,10 @@ def test_full_text_takes_no_characters_for_the_same_that_are_not_kept() -> None:
 def test_other_cases_of_a_word_count_as_in_an_index_of_all_text(text: str, store: RsclawStore) -> None:
     store.doc("Cases", [text, text.lower(), text.upper(), f"{text}\0{text}"])
     chunks, query = chunks_of(store), text.split(maxsplit=1)[0]
-    with sqlite.scratch() as db:
+    with sqlite.open_scratch() as db:
         db.execute("CREATE VIRTUAL TABLE whole USING fts5 (text, tokenize = 'trigram')")
         db.executemany("INSERT INTO whole (text) VALUES (?)", [(chunk["indexed_text"],) for chunk in chunks])
-        words = " OR ".join(f'"{term}"' for term in compiled(query).terms)
+        words = " OR ".join(f'"{term}"' for term in compile_query(query).terms)
         ranked = "SELECT rowid, -bm25(whole) FROM whole WHERE whole MATCH ? ORDER BY bm25(whole), rowid"
         expected = [(chunks[int(str(row)) - 1]["id"], score) for row, score in db.execute(ranked, (words,))]
     assert len(expected) >= 3

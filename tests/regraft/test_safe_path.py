@@ -23,7 +23,7 @@ from harness import NOW, NOW_MS, REPO
 from lacking import configured, library, taken_away
 from planted_modules import plant, run_in
 
-from regraft import early, interpreters
+from regraft.processes import interpreters, prestart
 
 SCRIPT = Path(sys.executable).with_name("regraft.exe" if os.name == "nt" else "regraft")
 SAMPLE = REPO / "sample_v1" / "backup"
@@ -88,7 +88,7 @@ def test_migrating_several_bases_at_once(here: Path) -> None:
 
 def test_migrating_a_source_with_a_large_file(here: Path) -> None:
     with (here / "backup" / "Data" / "KnowledgeBase" / "large").open("wb") as file:
-        file.truncate(early.LARGE_FILE_BYTES)
+        file.truncate(prestart.LARGE_FILE_BYTES)
     done = regraft(here, "migrate", "backup", "--to", "out", "--jobs", 1, "--yes", "--json", "--now", NOW)
     assert bases_done(done).count("written") > 1
 
@@ -390,7 +390,7 @@ def test_windows_looks_for_programs_and_libraries_elsewhere(monkeypatch: pytest.
         monkeypatch.setenv(name, "0")
     monkeypatch.setattr(ctypes, "WinDLL", Kernel, raising=False)
     monkeypatch.setattr(interpreters.os, "name", "nt")
-    interpreters.secure()
+    interpreters.secure_import_path()
     told = os.environ.get(interpreters._NO_PROGRAMS)
     monkeypatch.undo()
     assert (asked, told) == (["kernel32", ""], "1")

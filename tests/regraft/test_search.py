@@ -33,25 +33,26 @@ from search_model import (
 )
 from v1 import floats, sha
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.errors import QueryTooLong
-from regraft.formats.cherry_v2.index.queries import compiled, tokens
+from regraft.formats.cherry_v2.index.schema import dimensions_of
 from regraft.formats.cherry_v2.index.search import (
     Hit,
     bm25_hits,
+    compile_query,
     fused,
     hybrid_hits,
+    tokens,
     vector_blob,
     vector_hits,
 )
-from regraft.formats.cherry_v2.index.vector_lengths import dimensions_of
 
 GOLDEN = HERE / "golden"
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[apsw.Connection]:
-    with sqlite.reading(path, vectors=True) as db:
+    with sqlite.open_readonly(path, vectors=True) as db:
         yield db
 
 
@@ -134,12 +135,12 @@ def test_tokens_are_runs_of_letters_digits_and_underscores(query, found):
     ],
 )
 def test_a_query_is_cut_into_words_and_windows(query, terms, shorts):
-    asked = compiled(query)
+    asked = compile_query(query)
     assert (list(asked.terms), list(asked.shorts)) == (terms, shorts)
 
 
 def test_short_words_have_no_limit():
-    assert len(compiled(" ".join(map(chr, range(0x4E00, 0x4E00 + 300)))).shorts) == 300
+    assert len(compile_query(" ".join(map(chr, range(0x4E00, 0x4E00 + 300)))).shorts) == 300
 
 
 _QUERIES = st.text(st.sampled_from(sorted(UNSEGMENTED | SEGMENTED) + list(ENDS) * 2), max_size=14)
@@ -147,7 +148,7 @@ _QUERIES = st.text(st.sampled_from(sorted(UNSEGMENTED | SEGMENTED) + list(ENDS) 
 
 @given(query=_QUERIES)
 def test_a_query_is_cut_as_the_model_cuts_it(query):
-    asked = compiled(query)
+    asked = compile_query(query)
     assert (list(asked.tokens), list(asked.terms), list(asked.shorts)) == model_query(query)
 
 

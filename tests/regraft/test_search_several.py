@@ -13,10 +13,10 @@ from harness import Outcome, run, snapshot
 from v1 import Library, Row, base, carried, file
 
 from regraft.errors import ModelDiffers, QueryNotEmbedded, SourceUnreadable
-from regraft.locate import located
-from regraft.ranking import several_bases
+from regraft.ranking import fusion
 from regraft.ranking.cherry_v2 import Mode, Request
-from regraft.ranking.several_bases import Answers
+from regraft.ranking.fusion import Answers
+from regraft.stores.locate import open_store
 
 NAMES = ("one", "two", "three")
 
@@ -176,8 +176,8 @@ def test_an_embedder_is_asked_for_the_bases_of_its_model_alone(library):
             raise ModelDiffers(embedder="mine", model="m", reason=f"the base's model is {model_id}")
         return (0.5, 0.25, 0.125, 1)
 
-    with located(library.path, None) as source:
-        found = several_bases.search(source, None, Request(query="needle", embed=embed))
+    with open_store(library.path, None) as source:
+        found = fusion.search(source, None, Request(query="needle", embed=embed))
     assert isinstance(found, Answers)
     assert [answer.mode for answer in found.answers] == [Mode.HYBRID, Mode.BM25, Mode.HYBRID]
     assert found.notes == ("Base two: searched by words: the embedder is of another model",)
@@ -196,6 +196,6 @@ def test_an_embedder_that_serves_no_base_is_its_own_error_and_no_damage_of_a_bas
     def embed(_: str | None) -> tuple[float, ...]:
         raise error
 
-    with located(library.path, None) as source, pytest.raises(type(error)) as caught:
-        several_bases.search(source, None, Request(query="needle", embed=embed))
+    with open_store(library.path, None) as source, pytest.raises(type(error)) as caught:
+        fusion.search(source, None, Request(query="needle", embed=embed))
     assert caught.value is error

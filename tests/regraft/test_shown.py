@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regraft.errors import SourceNotFound
-from regraft.report import render
-from regraft.text import LONGEST_SHOWN, in_json, one_line, shown, shown_lines
+from regraft.report import migration
+from regraft.text import LONGEST_SHOWN, escape_json, one_line, printable, printable_lines
 
 HIDDEN = ("Cc", "Cf", "Zl", "Zp", "Cs", "Co")
 ANY_TEXT = st.text(st.characters(categories=(*HIDDEN, "L", "M", "N", "P", "S", "Zs", "Cn")), max_size=60)
@@ -24,14 +24,14 @@ def hidden(text: str) -> set[str]:
 
 def test_every_character_that_hides_is_an_escape() -> None:
     every = [chr(point) for point in range(0x110000) if unicodedata.category(chr(point)) in HIDDEN]
-    assert [one for one in every if shown(one) != one.encode("unicode_escape").decode()] == []
+    assert [one for one in every if printable(one) != one.encode("unicode_escape").decode()] == []
 
 
 @pytest.mark.parametrize(
     "plain", ["", "plain", "a b", r"C:\x1b", "é 中文 עברית العربية", "e\u0301", "🎉", "❤\ufe0f", "ｗｉｄｅ"]
 )
 def test_what_can_be_seen_stays(plain: str) -> None:
-    assert shown(plain) == plain
+    assert printable(plain) == plain
 
 
 @pytest.mark.parametrize(
@@ -52,39 +52,39 @@ def test_what_can_be_seen_stays(plain: str) -> None:
     ],
 )
 def test_what_is_shown(text: str, seen: str) -> None:
-    assert shown(text) == seen
+    assert printable(text) == seen
 
 
 @given(ANY_TEXT)
 def test_nothing_is_hidden_and_shown_text_stays(text: str) -> None:
-    seen = shown(text)
+    seen = printable(text)
     assert hidden(seen) <= {"\u200c", "\u200d"}
-    assert shown(seen) == seen
-    assert hidden(shown(text, None, lines=True)) <= {"\u200c", "\u200d", "\n", "\t"}
+    assert printable(seen) == seen
+    assert hidden(printable(text, None, lines=True)) <= {"\u200c", "\u200d", "\n", "\t"}
     assert "\n" not in one_line(text)
 
 
 @given(ANY_TEXT)
 def test_json_says_the_same(text: str) -> None:
-    written = render.as_json({"text": text})
+    written = migration.as_json({"text": text})
     assert hidden(written) <= {"\u200c", "\u200d", "\n"}
     paired = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     assert json.loads(written) == {"text": paired}
 
 
 def test_json_has_no_number_that_json_has_not() -> None:
-    assert json.loads(render.as_json({"a": [float("inf"), float("nan"), 1.5], "b": (1, -float("inf"))})) == {
+    assert json.loads(migration.as_json({"a": [float("inf"), float("nan"), 1.5], "b": (1, -float("inf"))})) == {
         "a": [None, None, 1.5],
         "b": [1, None],
     }
-    assert in_json('"\x7f"') == r'"\u007f"'
+    assert escape_json('"\x7f"') == r'"\u007f"'
 
 
 def test_a_long_text_ends() -> None:
-    assert shown("x" * 1_000_000) == "x" * LONGEST_SHOWN + "…(1,000,000 characters)"
-    assert shown("abc", 2) == "ab…(3 characters)"
+    assert printable("x" * 1_000_000) == "x" * LONGEST_SHOWN + "…(1,000,000 characters)"
+    assert printable("abc", 2) == "ab…(3 characters)"
     assert len(one_line("a\n" * 1_000_000, 100)) < 200
-    assert len(shown_lines(["x" * 1_000_000])) < 20_000
+    assert len(printable_lines(["x" * 1_000_000])) < 20_000
 
 
 def test_errors_show_their_facts() -> None:

@@ -17,9 +17,9 @@ from faults import small_source, untouched
 from harness import NOW, REPO, run
 from planted_v2 import index, library, run_sql
 
-from regraft import cli, streams
+from regraft import cli
 from regraft.errors import OutputLost
-from regraft.ledger import interrupts
+from regraft.processes import interrupts, streams
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 FULL = "No space left on device"
@@ -59,7 +59,7 @@ def swapped(stdout: io.TextIOWrapper | None, stderr: io.TextIOWrapper | None) ->
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str]]:
     """Run the command as its script does, with a given stdout; return its exit status and what stderr was given."""
-    monkeypatch.setattr(interrupts, "install", lambda: None)
+    monkeypatch.setattr(interrupts, "install_handlers", lambda: None)
     monkeypatch.setattr(streams, "_fill_closed", lambda: None)
 
     def run_main(stdout: io.TextIOWrapper | None, *arguments: object, stderr: object = ...) -> tuple[int, str]:
@@ -148,7 +148,7 @@ def test_a_migration_stands_whose_page_cannot_be_written(
         raise OSError(errno.ENOSPC, FULL, str(path))
 
     page = tmp_path / "page.html"
-    monkeypatch.setattr("regraft.report.html.write", no_space)
+    monkeypatch.setattr("regraft.report.html.write_page", no_space)
     done = run("migrate", source, "--to", tmp_path / "library", "--report", page, "--now", NOW, *options)
     assert (done.status, done.stderr) == (3, f"regraft: {OutputLost(output=page, reason=FULL)}\n")
     assert not page.exists()
@@ -174,7 +174,7 @@ def test_a_question_that_nobody_sees_is_not_asked(
 
     store = library(tmp_path)
     run_sql(index(store), f"INSERT INTO embedding SELECT '{'ab' * 32}', vector_blob, 0 FROM embedding LIMIT 1")
-    monkeypatch.setattr("regraft.cli.changing.sys.stdin", Terminal("y\n"))
+    monkeypatch.setattr("regraft.cli.changes.sys.stdin", Terminal("y\n"))
     for make, reason in ((full, FULL), (without_reader, "Broken pipe")):
         with untouched(store):
             status, said = main(make(), "gc", store)
@@ -191,9 +191,9 @@ def test_a_pipe_that_does_not_wait_gets_everything() -> None:
                                stdout=subprocess.PIPE)  # fmt: skip
     os.close(reader)
     with swapped(text_file(io.FileIO(writer, "w")), text_file(io.FileIO(os.devnull, "w"))):
-        streams.guard()
+        streams.protect_streams()
         sys.stdout.write("x" * 1_000_000)
-        assert streams.lost_output() is None
+        assert streams.find_lost_output() is None
     assert process.communicate()[0] == b"1000000\n"
 
 

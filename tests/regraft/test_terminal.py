@@ -13,8 +13,8 @@ import pytest
 from harness import NOW, run
 from pseudo_terminal import SAMPLE, on_terminal
 
-from regraft.cli import terminal
-from regraft.report.progress import Bar, stage
+from regraft.cli import output
+from regraft.report.progress import ProgressBar, stage
 
 posix = pytest.mark.skipif(os.name == "nt", reason="a pseudo-terminal as POSIX systems have it")
 RED = "\x1b[31m"
@@ -54,17 +54,17 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_end_at_words(text: str) -> None:
     lines = text.split("|")
     line = ("" if "，" in text else " ").join([lines[0], *(one.strip() for one in lines[1:])])
-    assert terminal.wrapped(line, 40).split("\n") == lines
-    assert terminal.wrapped(f"{line}\n", 40).split("\n") == [*lines, ""]
+    assert output.wrap_line(line, 40).split("\n") == lines
+    assert output.wrap_line(f"{line}\n", 40).split("\n") == [*lines, ""]
 
 
 def test_names_of_the_command_line_are_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal._words_with_blanks.cache_clear()
+    output._words_with_blanks.cache_clear()
     monkeypatch.setattr(sys, "argv", ["regraft", "check", "/a folder/of mine"])
     try:
-        text = terminal.wrapped("it has been found that in /a folder/of mine nothing is", 40)
+        text = output.wrap_line("it has been found that in /a folder/of mine nothing is", 40)
     finally:
-        terminal._words_with_blanks.cache_clear()
+        output._words_with_blanks.cache_clear()
     assert text.split("\n") == ["it has been found that in", "  /a folder/of mine nothing is"]
 
 
@@ -75,7 +75,7 @@ def test_a_terminal_gets_what_fits_and_the_same_words(width: int, library: Path)
         shown = on_terminal(width, command, library, NO_COLOR="1")
         assert shown.split() == run(command, library).stdout.split(), command
         for line in shown.splitlines():
-            fits = terminal.columns(line) <= width
+            fits = output.columns(line) <= width
             assert fits or "regraft " in line or str(library) in line or len(line.split()) == 1, line
 
 
@@ -134,7 +134,7 @@ def test_colours_elsewhere_only_where_they_are_asked_for(library: Path, monkeypa
     ],
 )
 def test_what_is_coloured(text: str, words: list[str]) -> None:
-    coloured = terminal.coloured(text)
+    coloured = output.colorize(text)
     assert re.findall("\x1b\\[3[0-9]m(.*?)\x1b\\[0m", coloured) == words
 
 
@@ -146,7 +146,7 @@ def test_what_is_coloured(text: str, words: list[str]) -> None:
     [("texts", 0, "2/4 texts, "), ("rows", 5000, "2/4 rows, 5.0 kB, "), ("bytes", 0, "2 bytes of 4 bytes, ")],
 )
 def test_a_bar_counts_by_its_unit(unit: str, size: int, counts: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bar = Bar()
+    bar = ProgressBar()
     with stage(bar, "Working", 4, unit):
         bar.at("a name that is long, as names of bases and of files are")
         bar.step(2, size)
@@ -164,5 +164,5 @@ def test_check_and_compare_show_how_far_they_are(command: str, library: Path) ->
     paths = [library] if command == "check" else [SAMPLE, library]
     shown = on_terminal(80, command, *paths, stream="stderr")
     assert "ing   0%" in shown
-    assert max(map(terminal.columns, shown.replace("\r", "\n").splitlines())) <= 80
+    assert max(map(output.columns, shown.replace("\r", "\n").splitlines())) <= 80
     assert on_terminal(80, command, *paths, "-q", stream="stderr") == ""

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from harness import REPO, run
 
-from regraft import holes, links
+from regraft.disk import checksums, links
+from regraft.disk.trees import FolderTree, ZipTree, is_plain_name, join_path, open_tree
+from regraft.disk.zip_directory import BOMB_BYTES
 from regraft.errors import ArchiveEncrypted, ArchiveUnsafe, RegraftError, SourceUnreadable
-from regraft.tree import FolderTree, ZipTree, is_plain_name, join, open_tree
-from regraft.zip_directory import BOMB_BYTES
 
 WAL_START = b"\x37\x7f\x06\x82"
 JOURNAL_START = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
@@ -101,8 +101,8 @@ def linked(link: Path, target: Path) -> None:
 
 
 def test_joining() -> None:
-    assert join("", "a") == "a"
-    assert join("a/b", "c") == "a/b/c"
+    assert join_path("", "a") == "a"
+    assert join_path("a/b", "c") == "a/b/c"
 
 
 @pytest.mark.parametrize("name", ["a", ".._up", "...", "a..b", " ", "中", ".hidden"])
@@ -275,7 +275,7 @@ def test_links_that_lead_out_are_not_followed_and_are_named(with_links: Path, na
 
 def test_links_of_ones_own_are_followed_where_that_is_wanted(with_links: Path) -> None:
     tree = FolderTree(with_links)
-    with links.followed(True):
+    with links.follow_links(True):
         assert (tree.kind("linked"), tree.kind("linked/base"), tree.kind("file")) == ("folder", "file", "file")
         assert (tree.size("file"), tree.problem("file")) == (7, "")
         with tree.local("linked/base", None) as place:
@@ -286,7 +286,7 @@ def test_links_of_ones_own_are_followed_where_that_is_wanted(with_links: Path) -
 def test_links_to_nothing_and_in_a_circle_are_nothing(with_links: Path) -> None:
     tree = FolderTree(with_links)
     for wanted in (False, True):
-        with links.followed(wanted):
+        with links.follow_links(wanted):
             assert tree.kind("dangling") is None
             assert tree.kind("loop") is None
 
@@ -310,7 +310,7 @@ def sparse(path: Path, parts: dict[int, bytes], size: int) -> Path:
             file.write(content)
         file.truncate(size)
     with path.open("rb") as file:
-        if sum(end - begin for begin, end in holes.data_ranges(file.fileno(), size)) > size // 2:
+        if sum(end - begin for begin, end in checksums.data_ranges(file.fileno(), size)) > size // 2:
             pytest.skip("this file system makes no holes")
     return path
 
@@ -332,7 +332,7 @@ def test_a_checksum_passes_over_holes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 100_000])
 def test_a_checksum_of_zeros(tmp_path: Path, size: int) -> None:
-    assert holes._with_zeros(zlib.crc32(b"before"), size) == zlib.crc32(b"before" + bytes(size))
+    assert checksums._with_zeros(zlib.crc32(b"before"), size) == zlib.crc32(b"before" + bytes(size))
 
 
 def test_an_archive_of_holes_is_refused(tmp_path: Path) -> None:
@@ -604,7 +604,7 @@ def test_no_single_damaged_byte_escapes_as_another_error(tmp_path: Path, packing
 
 
 def read_everything(tree: ZipTree, folder: str) -> None:
-    for name in (join(folder, child) for child in tree.children(folder)):
+    for name in (join_path(folder, child) for child in tree.children(folder)):
         if tree.kind(name) == "folder":
             read_everything(tree, name)
         else:

@@ -11,7 +11,7 @@ from harness import NOW, run
 from stand_ins import KILLED
 
 from migrators.pipeline import session
-from migrators.pipeline.publish import Target
+from migrators.pipeline.publication import TargetLibrary
 
 
 def killed(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch, place: type, name: str) -> None:
@@ -74,7 +74,7 @@ def test_a_base_that_is_in_its_place_makes_it_a_library(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "library"
-    killed(source, target, monkeypatch, Target, "publish_catalog")
+    killed(source, target, monkeypatch, TargetLibrary, "publish_catalog")
     assert run("inspect", target, "--json").document["source"]["kind"] == "library"
 
 

@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from migrators.cherry_v1.draft import draft_library
-from migrators.pipeline.drafts import BaseDraft, LibraryDraft, SkippedBase
 from migrators.pipeline.plan import plan_base
+from migrators.pipeline.source import BaseDraft, LibraryDraft, SkippedBase
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.catalog import BaseRow
-from regraft.formats.cherry_v2.defaults import Settings
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.cherry_v2.values import read_number, read_settings, read_time, whole_number
-from regraft.formats.vector_survey import Survey
+from regraft.formats.cherry_v2.settings import Settings, read_number, read_time, read_v1_settings, read_whole_number
+from regraft.formats.vector_survey import VectorSurvey
 from regraft.identity import base_id
 from regraft.report import notices
 from regraft.report.notices import CODES, Notice
@@ -97,17 +96,17 @@ def test_what_is_no_finite_number(value: Any) -> None:
     ],
 )
 def test_whole_numbers(value: Any, minimum: int, number: int | None) -> None:
-    found = whole_number(value, minimum=minimum)
+    found = read_whole_number(value, minimum=minimum)
     assert found == number
     assert found is None or type(found) is int
 
 
 def test_texts_are_whole_numbers_only_where_that_is_asked_for() -> None:
-    assert whole_number("1024", minimum=1) is None
-    assert whole_number(" 1024 ", minimum=1, text=True) == 1024
-    assert whole_number("1e3", minimum=1, text=True) == 1000
-    assert whole_number("10.5", minimum=1, text=True) is None
-    assert whole_number("0", minimum=1, text=True) is None
+    assert read_whole_number("1024", minimum=1) is None
+    assert read_whole_number(" 1024 ", minimum=1, text=True) == 1024
+    assert read_whole_number("1e3", minimum=1, text=True) == 1000
+    assert read_whole_number("10.5", minimum=1, text=True) is None
+    assert read_whole_number("0", minimum=1, text=True) is None
 
 
 # --- times ---------------------------------------------------------------------------------------------------------
@@ -145,9 +144,9 @@ def test_times_fit_the_catalog(value: float) -> None:
 def test_a_number_beyond_all_measure_is_no_crash(value: int) -> None:
     # JavaScript reads it as infinite: it is no number here either.
     assert read_number(value) is None
-    assert whole_number(value, minimum=1) is None
+    assert read_whole_number(value, minimum=1) is None
     assert read_time(value) is None
-    assert read_settings({"chunkSize": value}) == (Settings(), ["chunkSize"])
+    assert read_v1_settings({"chunkSize": value}) == (Settings(), ["chunkSize"])
 
 
 # --- settings ------------------------------------------------------------------------------------------------------
@@ -206,7 +205,7 @@ def test_a_number_beyond_all_measure_is_no_crash(value: int) -> None:
     ],
 )
 def test_settings(raw: dict[str, Any], expected: Settings, invalid: list[str]) -> None:
-    assert read_settings(raw) == (expected, invalid)
+    assert read_v1_settings(raw) == (expected, invalid)
 
 
 JUNK = st.one_of(
@@ -222,7 +221,7 @@ JUNK = st.one_of(
 @QUICK
 @given(st.dictionaries(st.sampled_from(["chunkSize", "chunkOverlap", "threshold", "documentCount"]), JUNK))
 def test_whatever_v1_had_the_settings_are_valid(raw: dict[str, Any]) -> None:
-    found, invalid = read_settings(raw)
+    found, invalid = read_v1_settings(raw)
     assert found.chunk_size >= 1
     assert 0 <= found.chunk_overlap < found.chunk_size
     assert found.threshold is None or 0 <= found.threshold <= 1
@@ -356,7 +355,7 @@ def test_file_processor(provider: Any, processor: str | None) -> None:
 def test_only_a_base_with_a_file_processor_reserves_names(processor: Any, note: str) -> None:
     draft = only(preprocessProvider=processor, items=[upload("1", "paper.pdf"), upload("2", "paper.md")])
     assert [item.data["relativePath"] for item in draft.items] == ["paper.pdf", note]
-    assert codes(plan_base(draft, Survey()).notices) == [
+    assert codes(plan_base(draft, VectorSurvey()).notices) == [
         notices.MISSING_STORE,
         *([notices.RENAMED] if processor else []),
     ]
@@ -370,14 +369,14 @@ def upload(name: str, origin_name: str) -> dict[str, Any]:
 def test_renamed_files_are_counted_once_for_the_base() -> None:
     draft = only(items=[upload(str(n), name) for n, name in enumerate(["a.md", "A.md", "b.md", "a.md", "a?.md"])])
     assert [item.data["relativePath"] for item in draft.items] == ["a.md", "A_1.md", "b.md", "a_2.md", "a_.md"]
-    [said] = [said for said in plan_base(draft, Survey()).notices if said.code == notices.RENAMED]
+    [said] = [said for said in plan_base(draft, VectorSurvey()).notices if said.code == notices.RENAMED]
     assert (said.base, said.count, said.severity) == ("b1", 2, "note")
 
 
 def test_every_base_has_names_of_its_own() -> None:
     drafted = library(base(items=[upload("1", "a.md")]), base(id="b2", items=[upload("2", "a.md")]))
     assert [draft.items[0].data["relativePath"] for draft in drafted.bases] == ["a.md", "a.md"]
-    plans = [plan_base(draft, Survey()) for draft in drafted.bases]
+    plans = [plan_base(draft, VectorSurvey()) for draft in drafted.bases]
     assert plans[0].taken_names == plans[1].taken_names == {".cherry", "a.md"}
 
 

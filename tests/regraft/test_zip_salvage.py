@@ -14,7 +14,8 @@ import pytest
 from harness import run, snapshot
 from v1 import Row, Source, base, file, note, opened, pack, vector_of
 
-from regraft import areas, zip_salvage
+from regraft.disk import writable as disk_writable
+from regraft.disk import zip_salvage
 
 MEMBERS = {
     "a.txt": b"a text" * 1000,
@@ -55,12 +56,12 @@ def archive(
     return bytes(target.data) if isinstance(target, _Stream) else target.getvalue()
 
 
-def salvaged(folder: Path, data: bytes) -> tuple[dict[str, bytes], zip_salvage.Salvage]:
+def salvaged(folder: Path, data: bytes) -> tuple[dict[str, bytes], zip_salvage.ZipSalvage]:
     """Return the members that are whole, as Python's own reader gives them, and what was found."""
     path, new = folder / "damaged.zip", folder / "new.zip"
     path.write_bytes(data)
-    with areas.opened(folder):
-        found = zip_salvage.salvage(path, new)
+    with disk_writable.allow_writes(folder):
+        found = zip_salvage.salvage_zip(path, new)
     assert path.read_bytes() == data
     with zipfile.ZipFile(new) as made:
         assert made.testzip() is None

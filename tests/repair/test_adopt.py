@@ -14,9 +14,10 @@ from harness import NOW, REPO, run
 from planted_v2 import KB, OTHER, index, library, plant, run_sql
 from v1 import dicts, opened
 
-from regraft import api, identity, sqlite
+from regraft import api, identity
+from regraft.disk import sqlite
 from regraft.errors import WrongUsage
-from regraft.formats.cherry_v2 import okf
+from regraft.formats import okf
 
 MODEL = "acme::embed-3"
 ADOPT = ("--only", "index.orphan", "--adopt")
@@ -128,7 +129,7 @@ def test_the_sample(tmp_path: Path) -> None:
 
 def test_a_processed_file_has_both_its_paths(store: Path) -> None:
     raw = store / "KnowledgeBase" / KB / "raw"
-    with sqlite.reading(index(store)) as db:
+    with sqlite.open_readonly(index(store)) as db:
         path = str(db.execute("SELECT relative_path FROM material WHERE relative_path LIKE '%.pdf'").get)
     made = path.removesuffix(".pdf") + ".md"
     run_sql(index(store), f"UPDATE material SET relative_path = '{made}' WHERE relative_path = '{path}'")
@@ -232,7 +233,7 @@ def _of_another_name(store: Path) -> None:
 
 
 def _with_an_item_of_another(store: Path) -> None:
-    with sqlite.reading(index(store)) as db:
+    with sqlite.open_readonly(index(store)) as db:
         item = db.execute("SELECT min(material_id) FROM material").get
     run_sql(
         store / "catalog.sqlite",
@@ -347,4 +348,4 @@ def test_the_same_by_a_program(store: Path) -> None:
     report = api.repair(store, only=["index.orphan"], adopt=True, model=MODEL)
     assert [one.action for one in report.actions] == ["insert-base"]
     assert rows(store, "knowledge_base")[KB]["name"] == "docs"
-    assert identity.time_of("no id") is None
+    assert identity.uuid7_time("no id") is None

@@ -16,7 +16,7 @@ from planted_v2 import KB, KB_ROW, OTHER, PLANTED, catalog, index, library, run_
 from v1 import dicts, opened
 
 from regraft import api
-from repair.cherry_v2.adopt.items import Container
+from repair.cherry_v2.orphan_folders import ListedFolder
 
 MODEL = "acme::embed-3"
 ADOPT = ("--only", "material.orphan", "--adopt")
@@ -135,7 +135,7 @@ def test_files_of_a_tombstone_come_back_into_it(store: Path) -> None:
     ],
 )
 def test_the_source_of_a_file_follows_from_its_folder(source: str | None, rest: str, wanted: str | None) -> None:
-    assert Container("id", source).source_of(rest) == wanted
+    assert ListedFolder("id", source).source_of(rest) == wanted
 
 
 @pytest.mark.parametrize(

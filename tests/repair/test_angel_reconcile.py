@@ -24,8 +24,8 @@ from stand_ins import KILLED, die
 from toys import contents, library, quick_disk
 
 from checks.audit.findings import Finding
+from regraft.disk import durable
 from regraft.formats.angel_memory import database
-from regraft.ledger import durable
 from repair.angel_memory import collection as writing
 from repair.angel_memory import reconcile as reconciling
 from repair.angel_memory.collection import ChromaFailed

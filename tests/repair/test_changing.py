@@ -53,7 +53,8 @@ from toys import (
     watched,
 )
 
-from regraft import identity, sqlite
+from regraft import identity
+from regraft.disk import sqlite, untrusted_sqlite
 from regraft.errors import (
     ChangesStopped,
     Interrupted,
@@ -61,9 +62,9 @@ from regraft.errors import (
     StoreNotWritable,
 )
 from regraft.ledger import ledger
-from repair.changes import apply, changesets
+from repair.changes import changesets, execution
 from repair.changes import undo as undoing
-from repair.changes.apply import ChangeExecutor
+from repair.changes.execution import ChangeExecutor
 from repair.changes.plan import Plan, RowsChange
 from repair.changes.run import Planner
 
@@ -333,7 +334,7 @@ def test_a_later_database_in_use_stops_a_run_that_changed_something(
         ):
             change(store)
     change(store)
-    assert [run.status for run in undoing.history(store)] == ["finished", "stopped"]
+    assert [run.status for run in undoing.list_past_runs(store)] == ["finished", "stopped"]
 
 
 @posix
@@ -392,7 +393,7 @@ def test_regrafts_own_folder_may_be_no_file(store: Path) -> None:
 
 def test_another_run_keeps_this_one_out(store: Path) -> None:
     change(store, toys.planner(toys.renamed))
-    with untouched(store), ledger.opened(store), fails("TargetLocked"):
+    with untouched(store), ledger.open_exclusive(store), fails("TargetLocked"):
         change(store)
 
 
@@ -444,8 +445,8 @@ def test_what_another_program_put_there_meanwhile_stays_and_so_does_what_was_the
     whole = (store / toys.INDEX).read_bytes()
     assert killed(disk, at, lambda: change(store, command))
     (store / toys.INDEX).write_text("theirs")
-    with ledger.opened(store) as book:
-        apply.recover(store, book)
+    with ledger.open_exclusive(store) as book:
+        execution.recover(store, book)
     assert (store / toys.INDEX).read_text() == "theirs"
     (kept,) = keeps(store)
     assert (store / ".regraft" / kept).read_bytes() == whole
@@ -506,9 +507,9 @@ def test_what_a_log_has_goes_into_the_copy_of_a_folder(store: Path) -> None:
     other.execute("UPDATE meta SET updated_at = 77")
     copy = shutil.copytree(store, store.with_name("copy"))
     other.close()
-    assert sqlite.companions(copy / OLD_INDEX)
+    assert untrusted_sqlite.find_companions(copy / OLD_INDEX)
     change(copy, toys.planner(toys.another_folder))
-    assert not sqlite.companions(copy / OLD_INDEX)
+    assert not untrusted_sqlite.find_companions(copy / OLD_INDEX)
     assert toys.value(copy, OLD_INDEX, "SELECT updated_at FROM meta") == 77
 
 
@@ -522,7 +523,7 @@ def rows_change(store: Path, path: str, tables: tuple[str, ...], *statements: st
 
 
 def kept_as(store: Path) -> list[str]:
-    with ledger.opened(store) as book:
+    with ledger.open_exclusive(store) as book:
         return [change.means for change in book.changes.every()]
 
 
@@ -549,7 +550,7 @@ def test_what_a_changeset_cannot_take_back_is_done_on_a_copy(store: Path) -> Non
 
 def test_a_changeset_that_fails_its_proof_is_not_relied_on(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(store)
-    monkeypatch.setattr(changesets, "proven", lambda db, changeset: None)
+    monkeypatch.setattr(changesets, "verify_revert", lambda db, changeset: None)
     change(store, toys.planner(toys.bodies))
     assert kept_as(store) == ["file"]
     undo(store)
@@ -696,4 +697,4 @@ def test_what_is_not_mended_is_taken_back(store: Path) -> None:
         change(store, lambda _: plan)
     assert contents(store) == before
     assert keeps(store) == set()
-    assert [(one.status, one.undo.state) for one in undoing.history(store)] == [("stopped", "undone")]
+    assert [(one.status, one.undo.state) for one in undoing.list_past_runs(store)] == [("stopped", "undone")]

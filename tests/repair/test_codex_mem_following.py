@@ -20,7 +20,7 @@ from faults import REFUSED, forked, give_up_rights, posix, said, untouched
 from harness import run
 from toys import QuickDisk, killed, moments, quick_disk, steps_of
 
-from regraft import areas, sqlite
+from regraft.disk import sqlite, writable
 from regraft.formats.codex_mem import database, sidecar
 
 NOTE, OTHER, LATER = made.note_id(0, 0), made.note_id(1, 0), "2026-05-01T00:00:00Z"
@@ -331,7 +331,7 @@ def test_a_note_whose_status_was_withdrawn_is_embedded_once_it_is_searchable_aga
 def test_nothing_else_of_an_excluded_note_can_be_written(path: Path, change: str) -> None:
     excluded(path)
     statement = f"UPDATE memory_items SET {change} WHERE id = ?"
-    with areas.opened(path.parent), sqlite.writing(path) as db, database.excluded_guarded(db):
+    with writable.allow_writes(path.parent), sqlite.open_writable(path) as db, database.excluded_guarded(db):
         with pytest.raises(apsw.ConstraintError, match="only the status"):
             db.execute(statement, (NOTE,))
         db.execute("UPDATE memory_items SET embedding_status = 'not_applicable' WHERE id = ?", (NOTE,))

@@ -17,13 +17,13 @@ from faults import REFUSED, fails, posix, said, untouched
 from harness import NOW_MS, run
 from toys import QuickDisk, killed, moments, quick_disk, steps_of
 
-from regraft import sqlite
+from regraft.disk import sqlite, untrusted_sqlite
 from regraft.formats.codex_mem import database
 from regraft.report.document import encoded
-from regraft.report.progress import Silent
+from regraft.report.progress import SilentProgress
 from repair.changes import changesets
 from repair.changes.run import run_command
-from repair.codex_mem import migration, writing
+from repair.codex_mem import note_changes
 
 EXCLUDED = made.note_id(0, 6)
 
@@ -50,8 +50,8 @@ def disk() -> Iterator[QuickDisk]:
 
 def migrate(path: Path, **more: Any) -> dict[str, Any]:
     """Do what a command does first whose work needs the columns."""
-    planner = partial(migration.plan, now_ms=NOW_MS)
-    return encoded(run_command("backfill", path, planner, progress=Silent(), **more))
+    planner = partial(note_changes.plan_migration, now_ms=NOW_MS)
+    return encoded(run_command("backfill", path, planner, progress=SilentProgress(), **more))
 
 
 def recorded(path: Path) -> list[tuple[Any, ...]]:
@@ -125,7 +125,7 @@ def test_what_the_applications_log_holds_is_migrated_too(path: Path, tmp_path: P
         killed_there = tmp_path / "killed"
         shutil.copytree(path.parent, killed_there)
     found = killed_there / path.name
-    assert sqlite.companions(found)
+    assert untrusted_sqlite.find_companions(found)
     with same_words(found):
         migrate(found)
     assert made.note_id(0, 40) in made.searchable(found)
@@ -302,10 +302,14 @@ def test_a_kill_of_repair_at_any_step_leaves_the_old_or_the_new_index(
 
 def test_metadata_are_written_past_the_triggers_and_never_to_an_excluded_note(path: Path) -> None:
     made.migrate(path)
-    with same_words(path), sqlite.writing(path) as db:
-        with sqlite.transaction(db), writing.metadata(db):
-            writing.mark(db, ((note, "pending") for note in (*made.searchable(path), EXCLUDED)))
-        with pytest.raises(apsw.ConstraintError, match="excluded"), sqlite.transaction(db), writing.metadata(db):
+    with same_words(path), sqlite.open_writable(path) as db:
+        with sqlite.transaction(db), note_changes.metadata_update(db):
+            note_changes.set_status(db, ((note, "pending") for note in (*made.searchable(path), EXCLUDED)))
+        with (
+            pytest.raises(apsw.ConstraintError, match="excluded"),
+            sqlite.transaction(db),
+            note_changes.metadata_update(db),
+        ):
             db.execute("UPDATE memory_items SET embedding_status = 'pending'")
         assert db.execute("SELECT name FROM temp.sqlite_schema").get is None
     statuses = made.rows(path, "SELECT DISTINCT searchable, embedding_status FROM memory_items ORDER BY 1")

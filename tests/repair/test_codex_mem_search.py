@@ -20,7 +20,7 @@ from faults import said, untouched
 from harness import run
 from lacking import configured
 
-from regraft import sqlite
+from regraft.disk import untrusted_sqlite
 from regraft.embedders import server as server_module
 from regraft.formats.codex_mem import database
 from regraft.ranking.codex_mem import words
@@ -368,7 +368,7 @@ def test_the_log_of_a_writer_is_searched_too(path: Path) -> None:
     with closing(apsw.Connection(str(path))) as db:
         db.execute("PRAGMA wal_autocheckpoint = 0")
         store.add_note(db, 0, 40, title="zeppelin")
-        assert sqlite.companions(path)
+        assert untrusted_sqlite.find_companions(path)
         assert ids(searched(path, NONE)) == [note_id(0, 40)]
 
 

@@ -17,9 +17,9 @@ from deaths import Patched, dies, killed
 from faults import fails, files_of, posix
 from toys import change, contents, keeps, kept_by_ledger, planner, quick_disk, undo
 
-from regraft.ledger import durable
+from regraft.disk import durable
 from regraft.ledger import ledger as ledgers
-from regraft.ledger.changes import ChangeLog
+from regraft.ledger.ledger import ChangeLog
 from repair.changes.plan import Plan
 from repair.changes.store import Store
 

@@ -21,8 +21,7 @@ from stand_ins import Disk, on_disk
 from toys import change, planner, undo
 
 from regraft import identity
-from regraft.ledger.changes import ChangeLog
-from regraft.ledger.ledger import Ledger
+from regraft.ledger.ledger import ChangeLog, Ledger
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which file is flushed")
 

@@ -29,9 +29,9 @@ from faults import (
 from harness import REPO
 from toys import quick_disk
 
-from migrators.pipeline.publish import Target
-from regraft import areas, identity, sqlite
-from regraft.ledger import durable
+from migrators.pipeline.publication import TargetLibrary
+from regraft import identity
+from regraft.disk import durable, sqlite, writable
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Ledger
 
@@ -169,7 +169,7 @@ def journeys(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Journey]:
 
 def last_run(target: Path) -> tuple[str | None, dict[str, str]]:
     """Return how the last run ended, and the states of its steps by what they are about."""
-    with sqlite.reading(ledgers.path_of(target)) as db:
+    with sqlite.open_readonly(ledgers.ledger_path(target)) as db:
         run = db.execute("SELECT run_id, status FROM run ORDER BY rowid DESC LIMIT 1").fetchone()
         steps = (
             [] if run is None else db.execute("SELECT subject, state FROM step WHERE run_id = ?", run[:1]).fetchall()
@@ -179,8 +179,8 @@ def last_run(target: Path) -> tuple[str | None, dict[str, str]]:
 
 def recover(target: Path) -> None:
     """Settle what a killed run left, as the next run does before anything else."""
-    with areas.opened(target), ledgers.opened(target) as ledger:
-        Target(target, "the-next-run").recover(ledger)
+    with writable.allow_writes(target), ledgers.open_exclusive(target) as ledger:
+        TargetLibrary(target, "the-next-run").recover(ledger)
 
 
 @posix
@@ -286,7 +286,7 @@ def test_what_another_run_has_staged_is_its_own_until_the_next_one_settles_it(
     target = journey.target(tmp_path)
     foreign = target / ".regraft" / "staging" / "20200101T000000Z-abcdef" / BASE
     shutil.copytree(target / "KnowledgeBase" / BASE, foreign)
-    with ledgers.opened(target):
+    with ledgers.open_exclusive(target):
         refused = migrate(journey.source, target, "--json")
         assert refused.document["error"]["code"] == "TargetLocked"
         assert foreign.exists()

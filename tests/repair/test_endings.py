@@ -13,7 +13,7 @@ from planted_v2 import KB, OTHER, index, library, plant
 from stranded import profile, some_source
 from toys import rows_of
 
-from regraft.records import replace
+from regraft.identity import replace
 from repair import fix
 from repair.changes.plan import Plan
 from repair.changes.store import Store

@@ -14,7 +14,7 @@ from faults import posix, untouched
 from harness import Outcome, run_as_given
 from toys import QuickDisk, killed, quick_disk, steps_of
 
-from regraft.cli import changing
+from regraft.cli import changes
 
 EVERY = pytest.mark.parametrize("name", CASES)
 AT_ONCE = pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.embeds])
@@ -67,7 +67,7 @@ def test_a_dry_run_writes_nothing_and_says_what_is_done(name: str, work: Work) -
 
 @EVERY
 def test_what_a_person_declines_changes_nothing(name: str, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changing, "confirmed", lambda *_, **__: False)
+    monkeypatch.setattr(changes, "confirm_plan", lambda *_, **__: False)
     before, own = work.contents(), work.own()
     declined = run_as_given(*work.arguments)
     assert (declined.status, declined.stdout) == (2, "")

@@ -23,8 +23,8 @@ import stranded
 from faults import untouched
 from harness import NOW, run, run_as_given
 
-from regraft.cli import changing
-from repair.changes import rehearsal
+from regraft.cli import changes
+from repair.changes import steps
 
 #: Damage of rsclaw.
 _LOOSE, _STALE = "a file that nothing names", "a snapshot that lacks a chunk"
@@ -206,7 +206,7 @@ def test_a_person_is_shown_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
         seen.extend(lines)
         return False
 
-    monkeypatch.setattr(changing, "confirmed", declines)
+    monkeypatch.setattr(changes, "confirm_plan", declines)
     before = contents(root)
     assert run_as_given("fix", root, "--now", NOW).status == 2
     assert contents(root) == before
@@ -218,7 +218,7 @@ def test_a_person_is_shown_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_copy_that_has_no_room_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = memory(tmp_path)
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(rehearsal.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    monkeypatch.setattr(steps.shutil, "disk_usage", lambda _: usage._replace(free=10))
     with untouched(root):
         refused = run("fix", root, "--dry-run", "--json", "--now", NOW)
     assert refused.status == 2

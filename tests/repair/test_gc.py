@@ -39,10 +39,10 @@ from planted_v2 import (
 from stand_ins import KILLED, die
 from v1 import PLAIN, UNTYPED, Row, Source, base, file, vector_of, write_store
 
-from regraft import clock, identity, sqlite
-from regraft.formats.cherry_v2.index import reclaim
-from regraft.ledger import durable
-from regraft.ledger.changes import ChangeLog
+from regraft import identity
+from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.formats.cherry_v2.index import store as index_store
+from regraft.ledger.ledger import ChangeLog
 from repair.options import GRACE_DAYS
 
 DAY_MS = 86_400_000
@@ -83,8 +83,12 @@ def contents(target: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(target.rglob("*")):
         name = path.relative_to(target).as_posix()
-        if path.is_file() and not name.startswith(".regraft/") and not name.endswith(sqlite.TRACES):
-            found[name] = rows_of(path) if sqlite.is_database(path) else path.read_bytes()
+        if (
+            path.is_file()
+            and not name.startswith(".regraft/")
+            and not name.endswith(untrusted_sqlite.COMPANION_SUFFIXES)
+        ):
+            found[name] = rows_of(path) if untrusted_sqlite.is_database(path) else path.read_bytes()
     return found
 
 
@@ -508,8 +512,8 @@ def test_vectors_stay_where_the_catalog_may_have_lost_the_model(store: Path) -> 
 
 
 def later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    now = clock.now_ms()
-    monkeypatch.setattr(clock, "now_ms", lambda: now + round(days * DAY_MS))
+    now = identity.now_ms()
+    monkeypatch.setattr(identity, "now_ms", lambda: now + round(days * DAY_MS))
 
 
 def kept(target: Path) -> list[Path]:
@@ -573,7 +577,7 @@ def test_an_odd_grace_keeps_what_was_just_done(grace: str, store: Path) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reclaim, "FREE_BYTES", 100_000)
+    monkeypatch.setattr(index_store, "FREE_BYTES", 100_000)
 
 
 @pytest.mark.usefixtures("small")
@@ -955,7 +959,7 @@ def watched(patch: pytest.MonkeyPatch, at: int) -> Tripwire:
     """Watch what a run does to the ledger, to files, and to the space in them."""
     wire = Tripwire(patch, die, at)
     wire.watch(ChangeLog, "record_actions", "intend", "settle").watch(os, "replace", "link", "rmdir", "unlink")
-    return wire.watch(durable, "replace", "remove_tree", "sync_file").watch(reclaim, "sizes")
+    return wire.watch(durable, "replace", "remove_tree", "sync_file").watch(index_store, "database_sizes")
 
 
 # --- an invariant ----------------------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ from lacking import KB, OTHER, OTHER_TEXTS, library
 from older import make_version_1
 from planted_v2 import run_sql
 
-from regraft import identity, sqlite
+from regraft import identity
+from regraft.disk import sqlite
 from regraft.formats.cherry_v2.catalog_generation import Generation, OrderKeys, read_tables
 
 #: Profiles that the application itself made.
@@ -81,7 +82,7 @@ def back(store: Path, before: list[str]) -> None:
 
 
 def generation_of(path: Path) -> Generation:
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         return read_tables(path, db).generation
 
 
@@ -406,7 +407,7 @@ def test_export_and_import(store: Path, tmp_path: Path) -> None:
     file, back_again = tmp_path / "units.parquet", tmp_path / "back"
     assert run("export", store, file).status == 0
     assert run("import", file, "--to", back_again, "--now", NOW).status == 0
-    with sqlite.reading(back_again / "catalog.sqlite") as db:
+    with sqlite.open_readonly(back_again / "catalog.sqlite") as db:
         row = db.execute("SELECT id, capabilities, supports_streaming FROM user_model").fetchall()
         columns = {row[1] for row in db.execute("PRAGMA table_info(knowledge_base)")}
     assert row == [(PRESET, '["embedding"]', 1)]
@@ -523,7 +524,7 @@ def test_keys_go_on_behind_the_last_of_their_provider(tmp_path: Path) -> None:
         " ('own::a', 'own', 'a', 'a', 'a0V', 1, 1), ('own::b', 'own', 'b', 'b', x'7a7a', 1, 1)"
     )
     store = profile(tmp_path / "profile", "2.1", more)
-    with sqlite.reading(store / "Data" / "cherrystudio.sqlite") as db:
+    with sqlite.open_readonly(store / "Data" / "cherrystudio.sqlite") as db:
         keys = OrderKeys(db)
     assert [keys.next_model("own") for _ in range(2)] == ["a1", "a2"]
     assert [keys.next_model("acme") for _ in range(2)] == ["a0", "a1"]

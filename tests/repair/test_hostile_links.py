@@ -18,9 +18,9 @@ from harness import NOW, REPO, Outcome, nothing_opened, run
 from planted_v2 import KB, library, plant
 from profiles import profile
 
-from regraft import areas
-from regraft.ledger import durable, ledger
-from repair.changes import apply, undo
+from regraft.disk import durable, writable
+from regraft.ledger import ledger
+from repair.changes import execution, undo
 
 pytestmark = posix
 
@@ -209,14 +209,14 @@ def test_angel_memory_with_a_link(command: str, name: str, tmp_path: Path) -> No
 def test_a_link_that_comes_while_a_run_is_at_work(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All was well when the run began: what is written next is looked at again."""
     own = place / "library" / ".regraft"
-    real = apply.ChangeExecutor.make
+    real = execution.ChangeExecutor.make
 
-    def make(self: apply.ChangeExecutor, change: object) -> None:
+    def make(self: execution.ChangeExecutor, change: object) -> None:
         own.rename(place / "victim" / "own")
         own.symlink_to(place / "victim" / "docs", target_is_directory=True)
         real(self, change)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(apply.ChangeExecutor, "make", make)
+    monkeypatch.setattr(execution.ChangeExecutor, "make", make)
     done = run("repair", place / "library", "--yes", "--json")
     assert done.status == 2, done
     assert sorted(one.name for one in (place / "victim" / "docs").iterdir()) == ["plan"]
@@ -228,13 +228,13 @@ def test_a_root_that_becomes_a_link_to_somewhere_else(place: Path) -> None:
     root, other = place / "root", place / "victim"
     (place / "first").mkdir()
     root.symlink_to(place / "first", target_is_directory=True)
-    with nothing_opened(), areas.opened(root):
+    with nothing_opened(), writable.allow_writes(root):
         durable.put_text(root / "a", "x")
         root.unlink()
         root.symlink_to(other, target_is_directory=True)
-        with untouched(other), pytest.raises(areas.LinkInStore):
+        with untouched(other), pytest.raises(writable.LinkInStore):
             durable.put_text(root / "letter", "x")
-        with untouched(other), pytest.raises(areas.LinkInStore):
+        with untouched(other), pytest.raises(writable.LinkInStore):
             durable.remove_tree(root / "docs")
     assert (place / "first" / "a").read_text() == "x"
 
@@ -246,7 +246,7 @@ Act = Callable[[Path, ledger.Ledger], object]
     "path", ["out/letter", "out/docs", "out/new", "KnowledgeBase/out/letter"], ids=lambda path: path.replace("/", " ")
 )
 @pytest.mark.parametrize("state", ["intended", "undoing", "done"])
-@pytest.mark.parametrize("act", [apply.recover, lambda root, book: undo.take_back(root, book, RUN)])
+@pytest.mark.parametrize("act", [execution.recover, lambda root, book: undo.undo_changes(root, book, RUN)])
 def test_a_change_that_leads_out_by_a_link(act: Act, state: str, path: str, place: Path) -> None:
     """What the ledger says may be plain: the link is in the store."""
     store = place / "library"
@@ -255,7 +255,7 @@ def test_a_change_that_leads_out_by_a_link(act: Act, state: str, path: str, plac
     kept = store / ".regraft" / "undo" / RUN / "000001"
     kept.parent.mkdir(parents=True)
     kept.write_text("theirs")
-    with areas.opened(store), ledger.opened(store) as book:
+    with writable.allow_writes(store), ledger.open_exclusive(store) as book:
         book.begin_run("repair", str(store), RUN)
         detail = {"new": True, "mark": None, "staged": f"work/{RUN}/000001", "made": None, "actions": [0, 0]}
         number = book.changes.intend(RUN, "file", path, f"undo/{RUN}/000001", detail)

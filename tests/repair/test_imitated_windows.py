@@ -141,20 +141,20 @@ def test_a_pack_is_written_and_leaves_nothing_beside_it(tmp_path: Path, windows:
     for _ in range(2):
         assert run("pack", library, target, "--now", NOW, "--json").status == 0
         assert [path.name for path in target.parent.iterdir()] == ["bases.zip"]
-    with zipfile.ZipFile(target) as archive:
-        assert archive.testzip() is None
-        index = next(name for name in archive.namelist() if name.endswith("index.sqlite"))
-        assert archive.read(index) == planted_v2.index(library).read_bytes()
+    with zipfile.ZipFile(target) as pack:
+        assert pack.testzip() is None
+        index = next(name for name in pack.namelist() if name.endswith("index.sqlite"))
+        assert pack.read(index) == planted_v2.index(library).read_bytes()
     (target.parent / "other.zip").write_bytes(b"theirs")
     assert run("pack", library, target.parent / "other.zip", "--now", NOW, "--json").status == 2
     assert (target.parent / "other.zip").read_bytes() == b"theirs"
 
 
 def test_two_packs_never_write_one_file(tmp_path: Path, windows: Windows) -> None:
-    from repair.cherry_v2.pack import archive
+    from repair.cherry_v2 import pack
 
     library, target = planted_v2.library(tmp_path), tmp_path / "bases.zip"
-    with archive.areas.opened(tmp_path, entries_only=True), archive._temporary(target) as part:
+    with pack.areas.opened(tmp_path, entries_only=True), pack._temporary(target) as part:
         part.write_bytes(b"half of it")
         refused = run("pack", library, target, "--now", NOW, "--json")
         assert (refused.status, refused.document["error"]["code"]) == (2, "TargetLocked")
@@ -207,8 +207,8 @@ def test_files_at_long_paths_are_migrated_checked_packed_and_installed(tmp_path:
     [raw] = (library / "KnowledgeBase").glob("*/raw/n*.txt")
     assert len(str(raw)) > imitated_windows.LONGEST
     assert raw.read_bytes() == ("n" * 150 + ".txt").encode()
-    with zipfile.ZipFile(tmp_path / "bases.zip") as archive:
-        assert [name for name in archive.namelist() if name.endswith("n.txt")]
+    with zipfile.ZipFile(tmp_path / "bases.zip") as pack:
+        assert [name for name in pack.namelist() if name.endswith("n.txt")]
     assert len(list(profile.rglob("n*n.txt"))) == 1
 
 

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from planted_v2 import KB, OTHER, index, library, plant, run_sql
 from reconciled import state
 
-from regraft import identity, links
-from regraft.formats.cherry_v2.defaults import Settings
-from regraft.formats.cherry_v2.index.units import cut as sliced
+from regraft import identity
+from regraft.disk import links
+from regraft.formats.cherry_v2.index.schema import cut_units as sliced
+from regraft.formats.cherry_v2.settings import Settings
 from regraft.report import progress
 from regraft.report.document import encoded
-from regraft.testing.texts import texts
+from regraft.testing.strategies import texts
 from regraft.text import is_blank, utf16_len
 from repair.changes.run import run_command
 from repair.cherry_v2 import indexing
-from repair.cherry_v2.indexing.cutting import cut
-from repair.cherry_v2.indexing.texts import LARGEST_FILE, NoText, text_of
+from repair.cherry_v2.item_texts import LARGEST_FILE, NoText, cut_text, read_item_text
 
 RUSSIAN = "Сегодня хорошая погода, а завтра дождь"
 DELIMITER = Settings(chunk_size=20, chunk_overlap=3, chunk_strategy="delimiter", chunk_separator="---")
@@ -48,7 +48,7 @@ def store(healthy: Path, tmp_path: Path) -> Iterator[Path]:
 def filled(store: Path, *, dry_run: bool = False) -> dict[str, Any]:
     """Index what has no unit, and return the run's document."""
     planner = partial(indexing.plan, now_ms=NOW_MS)
-    return encoded(run_command("backfill", store, planner, dry_run=dry_run, progress=progress.Silent()))
+    return encoded(run_command("backfill", store, planner, dry_run=dry_run, progress=progress.SilentProgress()))
 
 
 def actions(document: dict[str, Any]) -> dict[str, int]:
@@ -84,7 +84,7 @@ def bodies(store: Path, material: str, base: str = KB) -> list[str]:
 @example("\ufeff\x85\ufeff", 1, 0, "structured", "\\n\\n")
 def test_units_are_slices_of_the_text_and_nothing_but_separators_is_lost(text, size, overlap, strategy, separator):
     settings = Settings(size, min(overlap, size - 1), chunk_strategy=strategy, chunk_separator=separator)
-    spans = cut(text, settings)
+    spans = cut_text(text, settings)
     units = sliced("m", text, spans)
     assert all(not is_blank(unit.text) and len(unit.text) <= size for unit in units)
     assert [span[0] for span in spans] == sorted(span[0] for span in spans)
@@ -101,22 +101,27 @@ def test_units_are_slices_of_the_text_and_nothing_but_separators_is_lost(text, s
 
 def test_a_separator_ends_every_unit_and_what_is_too_long_is_cut_further():
     text = "🎉 one---two🎉--- ---" + "x" * 30
-    assert [unit.text for unit in sliced("m", text, cut(text, DELIMITER))] == ["🎉 one", "two🎉", "x" * 20, "x" * 13]
+    assert [unit.text for unit in sliced("m", text, cut_text(text, DELIMITER))] == [
+        "🎉 one",
+        "two🎉",
+        "x" * 20,
+        "x" * 13,
+    ]
 
 
 def test_a_blank_text_has_no_units():
-    assert cut(" \n\u3000\ufeff\n", Settings()) == []
+    assert cut_text(" \n\u3000\ufeff\n", Settings()) == []
 
 
 def test_headings_are_kept_with_what_follows():
     text = "\n\n".join(f"## Part {number}\n\n{'Some words. ' * 12}" for number in range(4))
-    units = [unit.text for unit in sliced("m", text, cut(text, Settings(chunk_size=200, chunk_overlap=0)))]
+    units = [unit.text for unit in sliced("m", text, cut_text(text, Settings(chunk_size=200, chunk_overlap=0)))]
     assert [unit[:9] for unit in units] == [f"## Part {number}" for number in range(4)]
 
 
 def test_a_long_text_without_any_break_is_cut_in_windows():
     text = "知识" * 30_000
-    units = sliced("m", text, cut(text, Settings(chunk_size=500, chunk_overlap=0)))
+    units = sliced("m", text, cut_text(text, Settings(chunk_size=500, chunk_overlap=0)))
     assert "".join(unit.text for unit in units) == text
     assert utf16_len(text) == units[-1].char_end
 
@@ -124,7 +129,7 @@ def test_a_long_text_without_any_break_is_cut_in_windows():
 def test_a_missing_splitter_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "semantic_text_splitter", None)
     with fails("WrongUsage", match=r"texts without units need semantic_text_splitter.*regraft\[indexing\]"):
-        cut("text", Settings())
+        cut_text("text", Settings())
 
 
 # --- where texts come from -------------------------------------------------------------------------------------------
@@ -149,7 +154,7 @@ def item(kind: str, **data: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_a_file_is_read_as_text(name, content, text, guessed, tmp_path):
     (tmp_path / name).write_bytes(content)
-    found = text_of(item("file", relativePath=name), tmp_path)
+    found = read_item_text(item("file", relativePath=name), tmp_path)
     assert (found.text.strip(), found.guessed) == (text.strip(), guessed)
 
 
@@ -166,7 +171,7 @@ def test_a_file_is_read_as_text(name, content, text, guessed, tmp_path):
 def test_a_file_that_is_no_text_says_so(name, content, reason, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(NoText, match=reason):
-        text_of(item("file", relativePath=name), tmp_path)
+        read_item_text(item("file", relativePath=name), tmp_path)
 
 
 @pytest.mark.parametrize("path", ["gone.txt", "../outside.txt", "folder", None, "x" * 300])
@@ -175,7 +180,7 @@ def test_a_path_that_leads_to_no_file_is_followed_nowhere(path, tmp_path):
     (inside / "folder").mkdir(parents=True)
     (tmp_path / "outside.txt").write_text("secret")
     with pytest.raises(NoText, match="its file is not in raw/"):
-        text_of(item("file", relativePath=path), inside)
+        read_item_text(item("file", relativePath=path), inside)
 
 
 def test_a_link_that_leads_out_is_not_followed(tmp_path):
@@ -186,7 +191,7 @@ def test_a_link_that_leads_out_is_not_followed(tmp_path):
     (inside / "b.txt").symlink_to(inside / "b.txt")
     for name in ("a.txt", "b.txt", "half \ud83d a pair.txt"):
         with pytest.raises(NoText, match="its file is not in raw/"):
-            text_of(item("file", relativePath=name), inside)
+            read_item_text(item("file", relativePath=name), inside)
 
 
 def test_a_file_that_is_too_large_or_may_not_be_read(tmp_path, monkeypatch):
@@ -194,35 +199,35 @@ def test_a_file_that_is_too_large_or_may_not_be_read(tmp_path, monkeypatch):
     with file.open("wb") as opened:
         opened.truncate(LARGEST_FILE + 1)
     with pytest.raises(NoText, match="is larger than 256 MiB"):
-        text_of(item("file", relativePath="a.txt"), tmp_path)
+        read_item_text(item("file", relativePath="a.txt"), tmp_path)
     file.write_text("x")
 
     def refuse(_path: Path) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(links, "opened", refuse)
+    monkeypatch.setattr(links, "open_descriptor", refuse)
     with pytest.raises(NoText, match=r"cannot be read \(Permission denied\)"):
-        text_of(item("file", relativePath="a.txt"), tmp_path)
+        read_item_text(item("file", relativePath="a.txt"), tmp_path)
 
 
 def test_what_a_file_processor_made_goes_before_the_upload(tmp_path):
     (tmp_path / "a.txt").write_text("upload")
     processed = item("file", relativePath="a.txt", indexedRelativePath="a.md")
-    assert text_of(processed, tmp_path).text == "upload"
+    assert read_item_text(processed, tmp_path).text == "upload"
     (tmp_path / "a.md").write_text("processed")
-    assert text_of(processed, tmp_path).text == "processed"
+    assert read_item_text(processed, tmp_path).text == "processed"
 
 
 def test_snapshots_go_before_what_a_note_holds(tmp_path):
     note = item("note", source="s", content="content", relativePath="n.md")
-    assert text_of(note, tmp_path).text == "content"
+    assert read_item_text(note, tmp_path).text == "content"
     (tmp_path / "n.md").write_text('---\ntype: "Note"\n---\nsnapshot')
-    assert text_of(note, tmp_path).text == "snapshot"
-    assert text_of(item("url", url="u", relativePath="n.md"), tmp_path).text == "snapshot"
-    assert text_of(item("note", content="half \ud83d a pair"), tmp_path).text == "half \ufffd a pair"
+    assert read_item_text(note, tmp_path).text == "snapshot"
+    assert read_item_text(item("url", url="u", relativePath="n.md"), tmp_path).text == "snapshot"
+    assert read_item_text(item("note", content="half \ud83d a pair"), tmp_path).text == "half \ufffd a pair"
     for lacking, reason in ((item("url", url="u"), "no snapshot"), (item("directory"), "no text itself")):
         with pytest.raises(NoText, match=reason):
-            text_of(lacking, tmp_path)
+            read_item_text(lacking, tmp_path)
 
 
 # --- texts without units ---------------------------------------------------------------------------------------------
@@ -458,7 +463,7 @@ def test_another_base_is_left_alone(store):
     for base in (KB, OTHER):
         run_sql(index(store, base), "DELETE FROM search_unit")
     planner = partial(indexing.plan, now_ms=NOW_MS)
-    report = run_command("backfill", store, planner, bases=(OTHER,), progress=progress.Silent())
+    report = run_command("backfill", store, planner, bases=(OTHER,), progress=progress.SilentProgress())
     assert {action.base for action in report.actions} == {OTHER}
 
 
@@ -472,14 +477,14 @@ def test_a_text_that_changes_meanwhile_stops_the_run(store):
         return made
 
     with fails("PlanOutdated", match="the text of i1 is another one now"):
-        run_command("backfill", store, planner, progress=progress.Silent())
+        run_command("backfill", store, planner, progress=progress.SilentProgress())
     (raw(store) / "plain.txt").write_text("plain text")
     assert state(store) == before
 
 
 def test_a_damaged_index_is_said(store, monkeypatch):
     plant("no units", store)
-    monkeypatch.setattr("repair.cherry_v2.indexing.planning._NO_UNITS", "SELECT nothing FROM nowhere")
+    monkeypatch.setattr("repair.cherry_v2.indexing._NO_UNITS", "SELECT nothing FROM nowhere")
     [(finding, reason)] = left(filled(store))
     assert finding == "material.no-units"
     assert reason.startswith("the index cannot be read as a whole")

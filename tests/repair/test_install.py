@@ -35,10 +35,11 @@ from harness import GOLDEN, NOW, NOW_MS, REPO, Outcome, run
 from profiles import KEYS, changed, profile, rows, tables
 from stand_ins import KILLED, Disk, FullDisk, die, on_disk
 
-from regraft import api, identity, sqlite
-from regraft.ledger import changes, durable, ledger
-from repair.changes import apply
-from repair.cherry_v2.install import copying
+from regraft import api, identity
+from regraft.disk import durable, sqlite
+from regraft.ledger import ledger
+from repair.changes import execution
+from repair.cherry_v2.install import base_copy
 from repair.cherry_v2.source import BaseSource
 
 ALPHA, BETA, GAMMA = (identity.base_id(name) for name in ("alpha", "beta", "gamma"))
@@ -226,7 +227,7 @@ def test_a_file_in_the_trash_may_be_called_like_a_backup(tmp_path):
     trash.mkdir(parents=True)
     for name in ("a.md", "a.md.backup"):
         (trash / name).write_text(name)
-    apply.forget(tmp_path, trash / "a.md")
+    execution.delete_undo_data(tmp_path, trash / "a.md")
     assert [path.name for path in trash.iterdir()] == ["a.md.backup"]
 
 
@@ -665,7 +666,7 @@ def test_a_running_application(case):
 
 
 def test_a_database_that_somebody_writes_to(case, monkeypatch):
-    monkeypatch.setattr("regraft.sqlite.BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr("regraft.disk.sqlite.BUSY_TIMEOUT_MS", 1)
     with closing(apsw.Connection(str(case.database))) as db:
         db.execute("BEGIN IMMEDIATE")
         said(case.install(), "StoreBusy", REFUSED)
@@ -674,14 +675,14 @@ def test_a_database_that_somebody_writes_to(case, monkeypatch):
 
 
 def test_a_read_only_database(case, monkeypatch):
-    real = sqlite.writing
+    real = sqlite.open_writable
 
     def writing(path: Path, **options: Any) -> Any:
         if path == case.database:
             raise apsw.ReadOnlyError("attempt to write a readonly database")
         return real(path, **options)
 
-    monkeypatch.setattr(sqlite, "writing", writing)
+    monkeypatch.setattr(sqlite, "open_writable", writing)
     stopped(case, "StoreNotWritable")
 
 
@@ -700,13 +701,13 @@ def test_no_room_is_told_before_a_base_is_read_whole(case, monkeypatch):
 
 
 def test_a_library_that_is_written_to_meanwhile(case, monkeypatch):
-    real = apply.back_up
+    real = execution.back_up
 
     def write_too(path: Path, new: Path) -> None:
         real(path, new)
         case.catalog("UPDATE knowledge_item SET created_at = 1")
 
-    monkeypatch.setattr(apply, "back_up", write_too)
+    monkeypatch.setattr(execution, "back_up", write_too)
     before = tables(case.profile)
     assert case.install().status in (REFUSED, STOPPED)
     assert tables(case.profile) == before
@@ -742,8 +743,8 @@ def one_base(place: Path) -> Path:
 
 def wire(patch: pytest.MonkeyPatch, spring: Callable[[], object], at: int) -> Tripwire:
     found = Tripwire(patch, spring, at)
-    found.watch(os, "mkdir", "replace", "rmdir", "unlink").watch(copying, "_copy").watch(apply, "back_up")
-    return found.watch(ledger.Ledger, "begin_run", "end_run").watch(changes.ChangeLog, "intend", "settle")
+    found.watch(os, "mkdir", "replace", "rmdir", "unlink").watch(base_copy, "_copy").watch(execution, "back_up")
+    return found.watch(ledger.Ledger, "begin_run", "end_run").watch(ledger.ChangeLog, "intend", "settle")
 
 
 @pytest.mark.slow

@@ -24,13 +24,12 @@ from stand_ins import KILLED, die
 
 from checks.audit.findings import Finding
 from regraft import identity
+from regraft.disk import durable
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.index import IndexStore
-from regraft.ledger import durable
-from regraft.ledger.changes import ChangeLog
-from regraft.ledger.ledger import Ledger
+from regraft.ledger.ledger import ChangeLog, Ledger
 from regraft.report.document import encoded
-from regraft.report.progress import Silent
+from regraft.report.progress import SilentProgress
 from repair.changes.plan import Plan
 from repair.changes.run import run_command, undo_run
 from repair.changes.store import Store
@@ -57,11 +56,11 @@ def plan(store: Store, only: Iterable[str] = ()) -> Plan:
     found: dict[str | None, list[Finding]] = defaultdict(list)
     for finding in store.findings():
         found[finding.base].append(finding)
-    return Plan(*rules_catalog.changes(store, found, frozenset(only)))
+    return Plan(*rules_catalog.plan_catalog(store, found, frozenset(only)))
 
 
 def mend(store: Path, *only: str, dry_run: bool = False) -> dict[str, Any]:
-    report = run_command("repair", store, lambda found: plan(found, only), dry_run=dry_run, progress=Silent())
+    report = run_command("repair", store, lambda found: plan(found, only), dry_run=dry_run, progress=SilentProgress())
     return encoded(report)
 
 
@@ -127,7 +126,7 @@ def test_what_is_planted_is_mended_or_said(name: str, store: Path) -> None:
     assert is_left or done["actions"]
     assert mend(store)["actions"] == []
     if done["undo"] is not None:
-        undo_run(store, None, progress=Silent())
+        undo_run(store, None, progress=SilentProgress())
     assert state(store) == before
 
 
@@ -248,7 +247,7 @@ def test_what_is_inside_a_file_or_nothing_moves_to_the_top(store: Path) -> None:
     mend(store)
     assert (groups(store)["a"], groups(store)["b"]) == (None, None)
     assert findings(store) == []
-    undo_run(store, None, progress=Silent())
+    undo_run(store, None, progress=SilentProgress())
     assert state(store) == before
 
 
@@ -491,7 +490,7 @@ def test_several_findings_are_mended_in_one_change(store: Path) -> None:
     document = mend(store)
     assert {action["finding"] for action in document["actions"]} == {PLANTED[name].finding for name in names}
     assert MENDED.isdisjoint(findings(store))
-    undo_run(store, document["undo"], progress=Silent())
+    undo_run(store, document["undo"], progress=SilentProgress())
     assert state(store) == before
 
 
@@ -562,7 +561,7 @@ def _planned(store: Path) -> Plan:
         made.append(plan(found))
         return made[0]
 
-    run_command("repair", store, planner, dry_run=True, progress=Silent())
+    run_command("repair", store, planner, dry_run=True, progress=SilentProgress())
     return made[0]
 
 
@@ -601,7 +600,7 @@ def test_any_items_are_mended_as_far_as_they_can_be(rows: list[dict[str, Any]], 
         assert MENDED.intersection(findings(store)) == {one["finding"] for one in document["left"]}
         assert mend(store)["actions"] == []
         if document["undo"] is not None:
-            undo_run(store, None, progress=Silent())
+            undo_run(store, None, progress=SilentProgress())
         assert state(store) == before
 
 
@@ -650,5 +649,5 @@ def test_in_a_real_profile_only_the_rows_of_the_knowledge_base_change(tmp_path: 
         assert db.execute("PRAGMA foreign_key_check").fetchall() == []
         assert db.execute("PRAGMA integrity_check").get == "ok"
         assert db.execute("PRAGMA journal_mode").get == "wal"
-    undo_run(profile, document["undo"], progress=Silent())
+    undo_run(profile, document["undo"], progress=SilentProgress())
     assert state(profile) == before

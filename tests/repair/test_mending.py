@@ -18,7 +18,7 @@ from planted_v2 import run_sql
 
 from regraft import identity
 from regraft.formats.cherry_v2.index import IndexStore
-from regraft.testing import MaterialInput, materials
+from regraft.testing import MaterialInput, strategies
 from repair.changes import changesets, files
 from repair.cherry_v2.rules import planner
 
@@ -79,11 +79,11 @@ def repair(path: Path, *options: object) -> dict[str, Any]:
 
 def mended(path: Path, *options: object) -> dict[str, int]:
     """Repair, check that undo takes all of it back, repair again, and return what was done."""
-    before = files.mark_of(path)
+    before = files.fingerprint(path)
     done = repair(path, *options)
     if done["undo"] is not None:
         assert run("undo", path, "-q").status == 0
-        assert files.mark_of(path) == before
+        assert files.fingerprint(path) == before
         assert repair(path, *options)["actions"] == done["actions"]
     return {action["action"]: action["count"] for action in done["actions"]}
 
@@ -380,7 +380,7 @@ def could_be_right(blob: bytes) -> bool:
     return len(blob) == 4 * DIMENSIONS and any(blob)
 
 
-SOUND = materials(DIMENSIONS)
+SOUND = strategies(DIMENSIONS)
 damages = st.lists(st.tuples(st.sampled_from(sorted(DAMAGES)), st.integers(0, 9)), min_size=1, max_size=6)
 
 
@@ -396,7 +396,7 @@ def test_damage_in_any_combination(given_materials: list[MaterialInput], planted
                 store.rebuild_material(f"m{number}", f"m{number}", one.content, one.units, vectors, NOW_MS)
         for name, row in planted:
             plant(path, name, row)
-        before, mark = right_vectors(path), files.mark_of(path)
+        before, mark = right_vectors(path), files.fingerprint(path)
         planned = repair(path, "--dry-run")
         done = repair(path)
         assert done["actions"] == planned["actions"]
@@ -410,4 +410,4 @@ def test_damage_in_any_combination(given_materials: list[MaterialInput], planted
         assert repair(path)["actions"] == []
         for _ in range(undos):
             assert run("undo", path, "-q").status == 0
-        assert files.mark_of(path) == mark
+        assert files.fingerprint(path) == mark

@@ -14,13 +14,13 @@ from stranded import profile, some_source
 
 from checks.cherry_v2 import index_file
 from migrators.pipeline import survey, workers
-from regraft import steady
+from regraft.disk import sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v2 import index
-from regraft.formats.parquet import columns, stored
+from regraft.formats.parquet import row_sources, unit_file
 from regraft.formats.vector_table import VectorTable
-from regraft.records import replace
-from repair.cherry_v2.rescue import carrying
+from regraft.identity import replace
+from repair.cherry_v2.rescue import v1_files
 
 MEANWHILE = "it changed meanwhile"
 
@@ -103,11 +103,11 @@ def test_an_export_and_an_audit_of_what_is_written_to(
     migrate(source.folder, target, "--base", "beta")
     (place,) = target.rglob("index.sqlite")
     with monkeypatch.context() as patch:
-        then(patch, stored, "look", lambda: os.utime(place))
+        then(patch, row_sources, "look", lambda: os.utime(place))
         done = run("export", target, tmp_path / "units.parquet", "--json")
-        assert (done.status, done.document["bases"][0]["problem"]) == (1, steady.MOVED)
+        assert (done.status, done.document["bases"][0]["problem"]) == (1, sqlite.CHANGED_DURING_READ)
     with monkeypatch.context() as patch:
-        then(patch, index_file._Audit, "run", lambda: os.utime(place))
+        then(patch, index_file._IndexAudit, "run", lambda: os.utime(place))
         done = run("check", target, "--json")
     found = [one["message"] for one in done.document["findings"] if one["name"] == "file.unreadable"]
     assert (done.status, [MEANWHILE in message for message in found]) == (1, [True])
@@ -115,7 +115,7 @@ def test_an_export_and_an_audit_of_what_is_written_to(
 
 
 def test_an_import_of_what_is_written_to(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, real = tmp_path / "units.parquet", columns.read_rows
+    path, real = tmp_path / "units.parquet", unit_file.read_rows
     migrate(source.folder, tmp_path / "library", "--base", "beta")
     run("export", tmp_path / "library", path)
 
@@ -124,7 +124,7 @@ def test_an_import_of_what_is_written_to(source: Source, tmp_path: Path, monkeyp
         os.utime(path, ns=(1, 1))
         raise SourceUnreadable(path=path, reason="damaged")
 
-    monkeypatch.setattr(columns, "read_rows", torn)
+    monkeypatch.setattr(unit_file, "read_rows", torn)
     assert MEANWHILE in said(run("import", path, "--to", tmp_path / "back", "--json"), "StoppedMidway", STOPPED)
     assert left_over(tmp_path / "back") == []
 
@@ -139,7 +139,7 @@ def test_a_rescue_of_what_is_written_to(moment: str, tmp_path: Path, monkeypatch
             os.utime(path)
 
     with monkeypatch.context() as patch:
-        owner, name = {"it is planned": (VectorTable, "survey"), "it is carried": (carrying, "carry_base")}[moment]
+        owner, name = {"it is planned": (VectorTable, "survey"), "it is carried": (v1_files, "carry_base")}[moment]
         then(patch, owner, name, touched)
         done = run("rescue", made, "--json", "--yes")
     if moment == "it is planned":

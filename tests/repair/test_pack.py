@@ -23,8 +23,8 @@ from profiles import profile, rows, tables
 from stand_ins import KILLED, die
 
 from regraft import identity
+from repair.cherry_v2 import pack as cherry_v2_pack
 from repair.cherry_v2 import source as base_source
-from repair.cherry_v2.pack import archive
 from repair.cherry_v2.source import BaseSource
 
 needs_profiles = pytest.mark.skipif(
@@ -376,20 +376,20 @@ def test_no_room(library, target, monkeypatch):
 
 
 def test_a_source_that_is_written_to_meanwhile(library, target, monkeypatch):
-    real = archive._add
+    real = cherry_v2_pack._add
 
     def add(packed: Any, member: Any, *more: Any) -> Any:
         if member.name.endswith("index.sqlite"):
             os.utime(member.path, ns=(1, 1))
         return real(packed, member, *more)
 
-    monkeypatch.setattr(archive, "_add", add)
+    monkeypatch.setattr(cherry_v2_pack, "_add", add)
     said(pack(library, target), "PlanOutdated", REFUSED)
     assert list(target.parent.iterdir()) == []
 
 
 def test_what_does_not_read_back_is_not_put_there(library, target, monkeypatch):
-    real = archive.durable.sync_file
+    real = cherry_v2_pack.durable.sync_file
 
     def flip(path: Path) -> None:
         real(path)
@@ -397,19 +397,19 @@ def test_what_does_not_read_back_is_not_put_there(library, target, monkeypatch):
         whole[whole.index(b"SQLite format 3") + 5000] ^= 1
         path.write_bytes(whole)
 
-    monkeypatch.setattr(archive.durable, "sync_file", flip)
+    monkeypatch.setattr(cherry_v2_pack.durable, "sync_file", flip)
     said(pack(library, target), "CopyDiffers", STOPPED)
     assert list(target.parent.iterdir()) == []
 
 
 def test_a_file_that_comes_meanwhile_stays(library, target, monkeypatch):
-    real = archive._read_back
+    real = cherry_v2_pack._read_back
 
     def read_back(*arguments: Any) -> None:
         real(*arguments)
         target.write_text("mine")
 
-    monkeypatch.setattr(archive, "_read_back", read_back)
+    monkeypatch.setattr(cherry_v2_pack, "_read_back", read_back)
     said(pack(library, target), "PackThere", REFUSED)
     assert [path.read_bytes() for path in target.parent.iterdir()] == [b"mine"]
 
@@ -418,7 +418,7 @@ def test_interrupted_it_leaves_nothing(library, target, monkeypatch):
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(archive, "_read_back", interrupt)
+    monkeypatch.setattr(cherry_v2_pack, "_read_back", interrupt)
     assert said(pack(library, target), "Interrupted", 130)
     assert list(target.parent.iterdir()) == []
 
@@ -427,7 +427,7 @@ def test_interrupted_it_leaves_nothing(library, target, monkeypatch):
 @pytest.mark.parametrize("step", ["_add", "_read_back", "_put"])
 def test_killed_it_leaves_no_pack_and_the_next_run_writes_it(library, target, monkeypatch, step):
     with monkeypatch.context() as patch:
-        patch.setattr(archive, step, lambda *_: die())
+        patch.setattr(cherry_v2_pack, step, lambda *_: die())
         # What it had in its temporary folder is the system's to clear.
         patch.setattr(tempfile, "tempdir", str(library.parent))
         assert forked(lambda: pack(library, target)) == KILLED
@@ -438,16 +438,16 @@ def test_killed_it_leaves_no_pack_and_the_next_run_writes_it(library, target, mo
 
 @posix
 def test_two_at_once(library, target, monkeypatch):
-    real = archive._read_back
+    real = cherry_v2_pack._read_back
     second = []
 
     def read_back(*arguments: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(archive, "_read_back", real)
+            patch.setattr(cherry_v2_pack, "_read_back", real)
             second.append(pack(library, target))
         real(*arguments)
 
-    monkeypatch.setattr(archive, "_read_back", read_back)
+    monkeypatch.setattr(cherry_v2_pack, "_read_back", read_back)
     assert pack(library, target).status == 0
     assert said(second[0], "TargetLocked", REFUSED)
 

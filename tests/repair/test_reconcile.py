@@ -19,12 +19,11 @@ from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, catalog, data, index, l
 from reconciled import findings, state
 from stand_ins import KILLED, die
 
-from regraft import identity, sqlite
+from regraft import identity
+from regraft.disk import durable, sqlite
 from regraft.formats.cherry_v2.index import IndexStore
-from regraft.ledger import durable
-from regraft.ledger.changes import ChangeLog
-from regraft.ledger.ledger import Ledger
-from regraft.testing.planting import STRAY_BASE
+from regraft.ledger.ledger import ChangeLog, Ledger
+from regraft.testing.damage import STRAY_BASE
 
 MENDED = {"material.orphan", "material.path"}
 #: What lets reconcile delete materials.

@@ -18,9 +18,8 @@ from harness import run
 from planted_v2 import KB, MATERIAL, OTHER, PLANTED, index, library, run_sql, several
 from stand_ins import KILLED, die
 
-from regraft.ledger import durable
-from regraft.ledger.changes import ChangeLog
-from regraft.ledger.ledger import Ledger
+from regraft.disk import durable
+from regraft.ledger.ledger import ChangeLog, Ledger
 from repair.changes import files
 from repair.cherry_v2.rules import planner
 
@@ -55,7 +54,7 @@ def actions(document: dict[str, Any]) -> dict[str, int]:
 def state(target: Path) -> dict[str, object]:
     """Return what the rows of every database say, and the bytes of every other file of the store."""
     databases = [path for path in target.rglob("*.sqlite") if ".regraft" not in path.parts]
-    found: dict[str, object] = {str(path.relative_to(target)): files.mark_of(path) for path in databases}
+    found: dict[str, object] = {str(path.relative_to(target)): files.fingerprint(path) for path in databases}
     raw = {name: content for name, content in files_of(target / "KnowledgeBase").items() if "/raw/" in name}
     return {**found, **raw}
 
@@ -260,7 +259,7 @@ def test_a_catalog_that_cannot_be_read_keeps_paths(store: Path) -> None:
 
 
 def test_a_busy_index_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regraft.sqlite.BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr("regraft.disk.sqlite.BUSY_TIMEOUT_MS", 1)
     PLANTED["another body"].damage(store)
     with closing(apsw.Connection(str(index(store)))) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -38,12 +38,12 @@ from stranded import (
 )
 from v1 import LLM, MODEL, Row, Source, base, dicts, file, folder, note, opened, pack, vector_of
 
-from migrators.pipeline.drafts import ItemDraft
-from regraft import identity, sqlite
+from migrators.pipeline.source import ItemDraft
+from regraft import identity
+from regraft.disk import sqlite
 from regraft.formats.cherry_v2 import index
-from regraft.ledger.changes import ChangeLog
-from regraft.ledger.ledger import Ledger
-from regraft.records import replace
+from regraft.identity import replace
+from regraft.ledger.ledger import ChangeLog, Ledger
 from repair.cherry_v2.rescue.matching import match_items
 
 

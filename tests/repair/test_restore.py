@@ -24,7 +24,7 @@ from stranded import base_of, profile, some_source
 from regraft import identity
 from regraft.report import progress
 from regraft.report.document import encoded
-from repair.changes.store import recognised
+from repair.changes.store import open_for_change
 from repair.cherry_v2.restore import RestoredBase, RestoreOptions, model_change, restore
 
 
@@ -178,7 +178,7 @@ def test_a_dry_run_writes_nothing(store):
 
     with untouched(store):
         options = RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS)
-        document = encoded(restore(store, options, look, dry_run=True, progress=progress.Silent()))
+        document = encoded(restore(store, options, look, dry_run=True, progress=progress.SilentProgress()))
     assert (seen, embedder.sent) == ([15], [])
     assert actions(document) == {"write-base": 15, "insert-model": 1, "insert-base": 1 + len(items(store, KB))}
     assert left(document) == [("embedding.missing", "15 bodies without a vector")]
@@ -445,7 +445,7 @@ def test_a_base_that_changes_while_it_is_embedded_is_not_put_in_place(store):
         put_item(store, "i1", "note", source="New", content="a new note")
 
     with fails("PlanOutdated", match="changed while its texts were embedded"):
-        restore(store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.Silent())
+        restore(store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.SilentProgress())
     again = Embedder()
     restored_by(store, again)
     assert again.sent == ["a new note"]
@@ -463,7 +463,7 @@ def test_a_damaged_vector_is_not_put_in_place(store):
         run_sql(path, "UPDATE embedding SET vector_blob = x'00' WHERE rowid = 1")
 
     with fails("VerificationFailed", STOPPED):
-        restore(store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.Silent())
+        restore(store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.SilentProgress())
 
 
 def test_a_log_beside_the_filled_index_is_worked_in(store):
@@ -479,7 +479,7 @@ def test_a_log_beside_the_filled_index_is_worked_in(store):
         for suffix in ("", "-wal"):
             Path(f"{path}.copy{suffix}").replace(f"{path}{suffix}")
 
-    restore(store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.Silent())
+    restore(store, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.SilentProgress())
     assert found(store) == []
     assert sorted(path.name for path in index(store, NEW).parent.iterdir()) == ["index.sqlite"]
 
@@ -513,7 +513,9 @@ def test_kills_at_every_step_lose_nothing_that_was_paid(store, tmp_path, monkeyp
                 embedder.fill(path)
                 log.write_text(str(len(embedder.sent)))
 
-            restore(place, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.Silent())
+            restore(
+                place, RestoreOptions(base=KB, wanted=MODEL, now_ms=NOW_MS), fill, progress=progress.SilentProgress()
+            )
 
         status = forked(work)
         assert status in (KILLED, 0)
@@ -582,7 +584,7 @@ def test_a_profile_of_another_time_is_refused(stranded):
 
 
 def changed(store: Path, base: str, model: str = "acme::embed-9", dimensions: int = 3) -> Any:
-    with recognised(store, None, "backfill") as there:
+    with open_for_change(store, None, "backfill") as there:
         return model_change(there, base, model, dimensions, NOW_MS)
 
 

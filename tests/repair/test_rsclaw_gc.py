@@ -15,7 +15,8 @@ from rsclaw_checks import check, flipped, row_at, untouched
 from rsclaw_store import RsclawStore
 from whole_rsclaw import doc, entry, healthy
 
-from regraft import api, areas
+from regraft import api
+from regraft.disk import writable
 from regraft.errors import PlanOutdated
 from regraft.formats.redb import RedbInUse
 
@@ -404,7 +405,7 @@ def test_commands_that_a_kb_does_not_take(store: RsclawStore, command: str) -> N
 def test_a_kb_that_rsclaw_opens_after_the_plan_is_left_alone(store: RsclawStore) -> None:
     root = store.write()
     before = files(root)
-    with (root / "kb.redb").open("rb") as held, areas.opened(root):
+    with (root / "kb.redb").open("rb") as held, writable.allow_writes(root):
 
         def opens(_: object) -> bool:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -425,7 +426,7 @@ def test_a_kb_that_was_written_to_after_the_plan_is_left_alone(store: RsclawStor
         store.write()
         return True
 
-    with areas.opened(root), pytest.raises(PlanOutdated):
+    with writable.allow_writes(root), pytest.raises(PlanOutdated):
         api.gc(root, only=["kb.file-orphan"], now_ms=store.now_ms, confirm=adds)
     assert (root / ORPHAN).exists()
 
@@ -437,7 +438,7 @@ def test_a_file_that_was_written_to_after_the_plan_is_left_alone(store: RsclawSt
         (root / ORPHAN).write_bytes(b"more")
         return True
 
-    with areas.opened(root), pytest.raises(PlanOutdated):
+    with writable.allow_writes(root), pytest.raises(PlanOutdated):
         api.gc(root, only=["kb.file-orphan"], now_ms=store.now_ms, confirm=writes)
     assert (root / ORPHAN).read_bytes() == b"more"
 
@@ -450,7 +451,7 @@ def test_rsclaw_cannot_open_a_kb_that_is_being_changed(store: RsclawStore, monke
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         refused.append(True)
 
-    monkeypatch.setattr("repair.changes.run.make_all", make)
+    monkeypatch.setattr("repair.changes.run.apply_changes", make)
     monkeypatch.setattr("repair.changes.run.check_resolved", lambda *_: [])
     assert gc(root).status == 0
     assert refused == [True]

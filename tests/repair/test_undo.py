@@ -42,9 +42,9 @@ from toys import (
     write,
 )
 
-from regraft import clock
+from regraft import identity
 from regraft.ledger import ledger
-from repair.changes import apply
+from repair.changes import execution
 from repair.changes import undo as undoing
 from repair.changes.plan import Plan, RowsChange
 
@@ -66,7 +66,7 @@ def store(whole: Path, tmp_path: Path) -> Path:
 
 
 def states(root: Path) -> list[str]:
-    return [f"{run.command} {run.undo.state}" for run in undoing.history(root)]
+    return [f"{run.command} {run.undo.state}" for run in undoing.list_past_runs(root)]
 
 
 # --- kills -----------------------------------------------------------------------------------------------------------
@@ -295,8 +295,8 @@ def test_opening_a_database_is_no_change(store: Path) -> None:
 
 def test_a_run_that_expired_cannot_be_taken_back(store: Path) -> None:
     done = change(store)
-    with ledger.opened(store) as book:
-        apply.expire(store, book, book.changes.changes_of(done["undo"])[:1])
+    with ledger.open_exclusive(store) as book:
+        execution.expire_changes(store, book, book.changes.changes_of(done["undo"])[:1])
     assert states(store) == ["toy expired"]
     with fails("RunUnknown"):
         undo(store, done["undo"])
@@ -356,8 +356,8 @@ def test_the_rest_of_an_undo_that_is_stopped_can_be_taken_back_later(
 def older(store: Path) -> Path:
     """Give a store the ledger of a regraft that only migrated."""
     (store / ".regraft").mkdir()
-    with ledger.opened(store) as book:
-        book.begin_run("migrate", "v1", clock.new_run_id())
+    with ledger.open_exclusive(store) as book:
+        book.begin_run("migrate", "v1", identity.new_run_id())
         book.end_run("finished")
     path = store / ".regraft" / "ledger.sqlite"
     write(path, "DROP TABLE change", "DROP TABLE action", "UPDATE ledger SET version = 1")
@@ -422,13 +422,13 @@ def test_history_names_what_a_killed_run_did_and_nothing_else(store: Path, disk:
     steps = steps_of(disk, lambda: change(copy))
     # The third change is the first of a file.
     assert killed(disk, steps.index("replace") + 1, lambda: change(store))
-    (found,) = undoing.history(store)
+    (found,) = undoing.list_past_runs(store)
     assert (found.status, found.undo.state) == ("running", "unsettled")
     assert "the next command settles" in run("history", store).stdout
     with untouched(store):
         undo(store, dry_run=True)
     again = change(store)
-    _, found = undoing.history(store)
+    _, found = undoing.list_past_runs(store)
     assert (found.status, found.undo.state) == ("stopped", "possible")
     assert [one.message for one in found.actions] == ["bodies", "call them renamed"]
     assert [one["message"] for one in again["actions"]][:1] == [f"write {RAW}/a.txt"]
@@ -469,7 +469,7 @@ def test_no_run_leads_out_of_the_store(command: str, name: str, store: Path) -> 
     victim.mkdir()
     (victim / "thesis.txt").write_text("years")
     change(store)
-    write(ledger.path_of(store), f"INSERT INTO run VALUES ('{name}', 'repair', 'x', 'finished', 1, 2)")
+    write(ledger.ledger_path(store), f"INSERT INTO run VALUES ('{name}', 'repair', 'x', 'finished', 1, 2)")
     with untouched(store), untouched(victim):
         done = run(command, store, "--json", *([] if command == "history" else ["--yes"]))
     assert (done.status, done.document["error"]["code"]) == (REFUSED, "LedgerUnreadable")
@@ -484,7 +484,7 @@ def test_no_link_below_the_ledger_is_emptied(store: Path) -> None:
     victim.mkdir()
     (victim / "thesis.txt").write_text("years")
     change(store)
-    write(ledger.path_of(store), f"INSERT INTO run VALUES ('{LINKED}', 'repair', 'x', 'finished', 1, 2)")
+    write(ledger.ledger_path(store), f"INSERT INTO run VALUES ('{LINKED}', 'repair', 'x', 'finished', 1, 2)")
     (store / ".regraft" / "undo" / LINKED).symlink_to(victim)
     with untouched(victim):
         done = run("repair", store, "--json", "--yes")

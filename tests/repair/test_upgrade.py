@@ -42,11 +42,10 @@ from preview import (
 from stand_ins import die
 from tree_damage import one_cell_less
 
+from regraft.disk import durable
 from regraft.formats.cherry_v2.index import older as older_index
-from regraft.ledger import durable
-from regraft.ledger.changes import ChangeLog
-from regraft.ledger.ledger import Ledger
-from repair.changes import apply, files
+from regraft.ledger.ledger import ChangeLog, Ledger
+from repair.changes import execution, files
 
 golden = pytest.mark.skipif(
     not (GOLDEN / "index_v1").is_dir(),
@@ -362,7 +361,7 @@ def test_a_file_that_may_not_be_written_is_refused(target: Path, monkeypatch: py
 
 def test_a_profile_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = profile(tmp_path / "profile")
-    monkeypatch.setattr("regraft.formats.cherry_v1.profile.sign_of_life", lambda _: "process 7")
+    monkeypatch.setattr("regraft.formats.cherry_v1.profile.detect_running_app", lambda _: "process 7")
     with untouched(folder):
         assert "process 7" in said(run("upgrade", folder, "--json"), "ApplicationOpen", 2)
 
@@ -388,7 +387,7 @@ def _watched(patch: pytest.MonkeyPatch, at: int) -> list[str]:
     places = [
         *((ChangeLog, name) for name in ("intend", "settle", "record_actions")),
         *((Ledger, name) for name in ("begin_run", "end_run")),
-        *((files, "swap"), (files, "mark_of"), (durable, "replace"), (durable, "sync_file"), (apply, "clean")),
+        *((files, "swap"), (files, "mark_of"), (durable, "replace"), (durable, "sync_file"), (execution, "clean")),
     ]
     for owner, name in places:
         _watch(patch, owner, name, steps, at)

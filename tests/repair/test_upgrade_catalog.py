@@ -13,7 +13,7 @@ from harness import run
 from lacking import KB, OTHER, library
 from planted_v2 import run_sql
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.formats.cherry_v2.catalog_generation import Generation, read_tables
 
 
@@ -24,12 +24,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generation_of(path: Path) -> Generation:
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         return read_tables(path, db).generation
 
 
 def contents(path: Path) -> dict[str, list[Any]]:
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         tables = [str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         return {
             table: [
@@ -81,7 +81,7 @@ def test_damaged_rows_of_an_earlier_library_stay_as_they_are(made: Path, tmp_pat
         f"UPDATE knowledge_item SET group_id = 'gone' WHERE base_id = '{OTHER}'",
     )
     assert run("upgrade", store, "-y").status == 0
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         row = db.execute(f"SELECT status, CAST(name AS BLOB) FROM knowledge_base WHERE id = '{KB}'").fetchone()
         groups = db.execute(f"SELECT group_id FROM knowledge_item WHERE base_id = '{OTHER}'").fetchall()
     assert (row, set(groups)) == (("failed", b"\xff"), {("gone",)})

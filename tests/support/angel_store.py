@@ -22,7 +22,7 @@ import harness
 from harness import run, snapshot
 
 from regraft.formats.angel_memory import database as angel_memory_database
-from regraft.formats.angel_memory import notes as angel_memory_notes
+from regraft.formats.angel_memory import database as angel_memory_notes
 
 #: Data folders that the system itself wrote.
 SAMPLES = harness.SAMPLES / "angel_memory"

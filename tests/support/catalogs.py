@@ -18,11 +18,10 @@ from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 from jinja2.ext import babel_extract
 
-from regraft.cli import cli
-from regraft.cli.help_text import paragraphs
+from regraft.cli import cli, help_paragraphs
 from regraft.errors import error_classes
 from regraft.language import DOMAIN
-from regraft.report.registry import Severity
+from regraft.report.notices import Severity
 
 #: Of the head of a catalog: what changes with every run, and what is about other projects.
 _UNKEPT = (
@@ -152,7 +151,7 @@ def _of_errors() -> Iterator[tuple[str, str]]:
 
 def _of_help() -> Iterator[tuple[str, str]]:
     for command in [cli, *(cli.commands[name] for name in cli.commands)]:
-        for paragraph in paragraphs(command.help or ""):
+        for paragraph in help_paragraphs(command.help or ""):
             yield "regraft/cli", paragraph
 
 

@@ -23,7 +23,7 @@ from harness import NOW, Outcome, run
 from index_damage import IndexFile, damaged
 from lacking import configured
 
-from regraft import sqlite
+from regraft.disk import untrusted_sqlite
 
 #: What a command line names instead of the configuration of an embedder.
 CONFIG = Path("CONFIG")
@@ -217,9 +217,14 @@ class Work:
         """Return what every file holds but regraft's own: rows of databases, and bytes."""
         files = (path for path in sorted(self.root.rglob("*")) if path.is_file() and ".regraft" not in path.parts)
         named = {
-            path.relative_to(self.root).as_posix(): path for path in files if not path.name.endswith(sqlite.TRACES)
+            path.relative_to(self.root).as_posix(): path
+            for path in files
+            if not path.name.endswith(untrusted_sqlite.COMPANION_SUFFIXES)
         }
-        return {name: rows_of(path) if sqlite.is_database(path) else path.read_bytes() for name, path in named.items()}
+        return {
+            name: rows_of(path) if untrusted_sqlite.is_database(path) else path.read_bytes()
+            for name, path in named.items()
+        }
 
 
 def rows_of(path: Path) -> dict[str, list[str]]:
@@ -232,15 +237,17 @@ def rows_of(path: Path) -> dict[str, list[str]]:
         with closing(apsw.Connection(str(Path(folder) / "copy"))) as db:
             found = {}
             for name, statement in db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall():
-                columns = [row[1] for row in db.execute(f"PRAGMA table_info({sqlite.quoted(name)})")]
-                wanted = [sqlite.quoted(column) for column in columns if column != "fts_rowid"]
+                columns = [row[1] for row in db.execute(f"PRAGMA table_info({untrusted_sqlite.quote_name(name)})")]
+                wanted = [untrusted_sqlite.quote_name(column) for column in columns if column != "fts_rowid"]
                 if name.endswith("_fts_docsize"):
                     # How many texts are in it is all that does not hang on its numbers.
                     wanted = ["count(*)"]
                 elif "_fts" in name or "VIRTUAL" in statement or name in ("note_short_id_seq", "sqlite_sequence"):
                     # Undo never lowers a counter of ids that were given out.
                     continue
-                found[name] = sorted(map(repr, db.execute(f"SELECT {', '.join(wanted)} FROM {sqlite.quoted(name)}")))
+                found[name] = sorted(
+                    map(repr, db.execute(f"SELECT {', '.join(wanted)} FROM {untrusted_sqlite.quote_name(name)}"))
+                )
             return found
 
 

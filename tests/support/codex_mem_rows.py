@@ -12,7 +12,7 @@ from typing import Any
 import codex_mem_store as made
 from harness import run
 
-from regraft import sqlite
+from regraft.disk import sqlite
 
 
 def full_text(path: Path) -> dict[str, list[tuple[Any, ...]]]:
@@ -30,7 +30,7 @@ def full_text(path: Path) -> dict[str, list[tuple[Any, ...]]]:
 
 def every_row(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Return all that a file holds: every row of every table with its number, and the schema."""
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         tables = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table' ORDER BY name").fetchall()
         found = {"": list(db.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY rowid"))}
         for name, sql in tables:

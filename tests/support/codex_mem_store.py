@@ -14,7 +14,7 @@ import apsw
 import harness
 from fault_server import vector_of
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.formats.codex_mem import database, sidecar
 
 #: Of the vectors that :func:`embed` writes: those that the fault server makes.
@@ -215,7 +215,7 @@ def run_sql(path: Path, sql: str, *values: Any, triggers: bool = True) -> None:
 
 def rows(path: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
     """Return what a query of a file gives, without a trace."""
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         return list(db.execute(query, values))
 
 
@@ -323,7 +323,7 @@ def embed(
 
 def codex_mem_columns(path: Path) -> list[str]:
     """Return which columns of migration 006 a database has."""
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         return database.columns_there(db)
 
 
@@ -338,7 +338,7 @@ def put_vector(path: Path, note: str, *, vector_for: Callable[[str], bytes] = ve
     parts = parts_of(path, note)
     row = {
         "note_id": note,
-        "content_hash": database.content_hash(*parts),
+        "content_hash": database.note_content_hash(*parts),
         "content_version": database.CONTENT_VERSION,
         "vector": vector_for(database.source_text(*parts)),
         "embedded_at": EMBEDDED,
@@ -357,7 +357,7 @@ def mark_ready(path: Path, note: str, model: str = MODEL) -> None:
         eligible=1,
         status="ready",
         model_id=model,
-        content_hash=database.content_hash(*parts_of(path, note)),
+        content_hash=database.note_content_hash(*parts_of(path, note)),
         content_version=database.CONTENT_VERSION,
         embedded_at=EMBEDDED,
         error_code=None,
@@ -374,7 +374,7 @@ def mark_failed(path: Path, note: str, code: str = "rejected") -> None:
         note,
         eligible=1,
         status="failed",
-        content_hash=database.content_hash(*parts_of(path, note)),
+        content_hash=database.note_content_hash(*parts_of(path, note)),
         content_version=database.CONTENT_VERSION,
         error_code=code,
         error_at=EMBEDDED,

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from regraft import crew
-from regraft.crew import Crew
+from regraft.processes import pool
+from regraft.processes.pool import ProcessPool
 
 
 @contextmanager
-def of_threads(count: int) -> Iterator[Crew]:
+def of_threads(count: int) -> Iterator[ProcessPool]:
     """Give a crew of so many threads, which are started with its first job, and end them afterwards."""
     pipes = [Pipe() for _ in range(count)]
     threads = [threading.Thread(target=serve, args=(there,)) for _, there in pipes]
@@ -24,7 +24,7 @@ def of_threads(count: int) -> Iterator[Crew]:
         return [here for here, _ in pipes]
 
     try:
-        yield Crew(start)
+        yield ProcessPool(start)
     finally:
         for here, _ in pipes:
             here.close()
@@ -36,6 +36,6 @@ def of_threads(count: int) -> Iterator[Crew]:
 def serve(there: Connection) -> None:
     """Do jobs until the pipe is closed."""
     try:
-        crew.serve(there)
+        pool.serve_jobs(there)
     except (EOFError, OSError):
         there.close()

@@ -6,26 +6,26 @@ import os
 import signal
 from pathlib import Path
 
-from repair.backfill.budget import Leave, Permit
-from repair.backfill.fleet.keeper import Keeping, Kind, Terms
-from repair.backfill.fleet.on_ray import RaySender
-from repair.backfill.fleet.sender import Lengths
+from repair.embedding.answers import AnswerKeeper, SendingTerms, TextKind
+from repair.embedding.budget import Permit, SpendingAccount
+from repair.embedding.fleet_sending import RaySender
+from repair.embedding.sender import VectorLengths
 
 
 class Deadly:
     """Lets requests leave; once, when the third one was settled, the process is killed before its answer is kept."""
 
-    def __init__(self, leave: Leave, mark: Path) -> None:
+    def __init__(self, leave: SpendingAccount, mark: Path) -> None:
         self._leave = leave
         self._mark = mark
         self._count = 0
 
     def reserve(self, tokens: int) -> Permit:
-        """See :class:`repair.backfill.budget.Leave`."""
+        """See :class:`repair.embedding.budget.SpendingAccount`."""
         return self._leave.reserve(tokens)
 
     def settle(self, reserved: int, tokens: int) -> None:
-        """See :class:`repair.backfill.budget.Leave`."""
+        """See :class:`repair.embedding.budget.SpendingAccount`."""
         self._count += 1
         if self._count == 3:
             try:
@@ -37,7 +37,7 @@ class Deadly:
         self._leave.settle(reserved, tokens)
 
     def give_back(self, tokens: int) -> None:
-        """See :class:`repair.backfill.budget.Leave`."""
+        """See :class:`repair.embedding.budget.SpendingAccount`."""
         self._leave.give_back(tokens)
 
 
@@ -46,7 +46,7 @@ class DeadlySender(RaySender):
 
     mark = Path()
 
-    def __init__(self, terms: Terms, keeper: Keeping, kind: Kind, dimensions: Lengths) -> None:
+    def __init__(self, terms: SendingTerms, keeper: AnswerKeeper, kind: TextKind, dimensions: VectorLengths) -> None:
         given = keeper.leave
         mark = self.mark
         keeper.leave = lambda kind: Deadly(given(kind), mark)  # type: ignore[method-assign]

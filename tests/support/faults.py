@@ -29,12 +29,12 @@ from harness import NOW, Outcome, consenting, run
 from patience import NEVER_SECONDS
 
 from migrators.parquet import run as imported
-from migrators.parquet.rebuild import Rebuilt
-from migrators.pipeline import publish
+from migrators.parquet.index_builder import ImportedIndex
+from migrators.pipeline import publication
+from regraft.disk import durable
 from regraft.errors import RegraftError
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index.bulk import IndexBuilder
-from regraft.ledger import durable
 from regraft.ledger.ledger import Ledger
 
 DIMENSIONS = 8
@@ -420,8 +420,8 @@ class Tripwire:
     def watch_all(self) -> Tripwire:
         """Watch whatever changes the target: the ledger, what is built, moved and flushed, and what is removed."""
         self.watch(Ledger, "begin_run", "intend", "done", "drop", "end_run")
-        self.watch(IndexBuilder, "finish").watch(index, "verify").watch(publish, "write_catalog")
-        self.watch(Rebuilt, "finish").watch(imported, "verify")
+        self.watch(IndexBuilder, "finish").watch(index, "verify").watch(publication, "write_catalog")
+        self.watch(ImportedIndex, "finish").watch(imported, "verify")
         return self.watch(durable, "sync_tree").watch(os, "unlink", "rmdir").watch_files()
 
 

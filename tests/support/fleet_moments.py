@@ -19,12 +19,12 @@ from campaign import disk
 from campaign.disk import Operation
 from pytest import MonkeyPatch
 
-from regraft.cli import in_process
-from regraft.fleet.commands import Job
-from regraft.fleet.engine import Ended, LocalPool
-from regraft.fleet.results import Order, Row
+from regraft.cli import fleet_worker
+from regraft.fleet.engine import LocalPool, TaskResult
+from regraft.fleet.jobs import LibraryJob
+from regraft.fleet.results import FleetOrder, ResultRow
 from regraft.fleet.run import Fleet
-from regraft.fleet.storage import Place, place_of
+from regraft.fleet.storage import StoragePath, storage_path
 from regraft.report.document import Run
 
 
@@ -75,17 +75,17 @@ def taken(source: Path) -> Moment | None:
     return msgspec.json.decode(first, type=Moment)
 
 
-def watched(job: Job, watching: Watching) -> Ended:
+def watched(job: LibraryJob, watching: Watching) -> TaskResult:
     """Do a job, and see what it asks of the disk below its target's parent."""
     with disk.watched(watching, str(Path(str(job.target)).parent)):
-        return in_process.run(job)
+        return fleet_worker.run_job(job)
 
 
-def work(job: Job) -> Ended:
+def work(job: LibraryJob) -> TaskResult:
     """Do a job; at the moment that is planned for this attempt, do what is planned."""
     moment = taken(Path(job.source))
     if moment is None:
-        return in_process.run(job)
+        return fleet_worker.run_job(job)
 
     def do() -> None:
         if not moment.command:
@@ -95,15 +95,15 @@ def work(job: Job) -> Ended:
     return watched(job, Watching(moment.operation, do))
 
 
-def work_in_store(job: Job) -> Ended:
+def work_in_store(job: LibraryJob) -> TaskResult:
     """Do a job over object storage; at the request that is planned for this attempt, this process is killed."""
     moment = taken(Path(job.source))
     if moment is None:
-        return in_process.run(job)
+        return fleet_worker.run_job(job)
     with MonkeyPatch.context() as patched:
-        files = Counted(place_of(str(job.target))._files, moment.operation)
-        patched.setattr(Place, "_files", files)
-        return in_process.run(job)
+        files = Counted(storage_path(str(job.target))._files, moment.operation)
+        patched.setattr(StoragePath, "_files", files)
+        return fleet_worker.run_job(job)
 
 
 class Counted:
@@ -128,12 +128,14 @@ def work_until_killed(order: str, results: str, count: int) -> None:
     """Work on a fleet (the order in JSON) with two processes, and be killed when so many libraries have ended."""
     ended = iter(range(1, count))
 
-    def watch(_: Row) -> None:
+    def watch(_: ResultRow) -> None:
         if next(ended, None) is None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     fleet = Fleet(
-        order=msgspec.json.decode(order, type=Order), path=Path(results), pool=lambda: LocalPool(in_process.run, 2)
+        order=msgspec.json.decode(order, type=FleetOrder),
+        path=Path(results),
+        pool=lambda: LocalPool(fleet_worker.run_job, 2),
     )
     fleet.run(Run(command="fleet migrate"), watch)
 

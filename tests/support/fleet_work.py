@@ -10,12 +10,12 @@ from typing import Any
 
 from pytest import MonkeyPatch
 
-from regraft import crew, workers
-from regraft.fleet.commands import Job
-from regraft.fleet.engine import Ended, Task, Waiting, Work
+from regraft.fleet.engine import PendingTask, Task, TaskResult, Work
+from regraft.fleet.jobs import LibraryJob
+from regraft.processes import pool
 
 
-def work(job: Job) -> Ended:
+def work(job: LibraryJob) -> TaskResult:
     """End as the source's name says; ``once``: only the first time."""
     source = Path(job.source)
     trouble = source.name.partition(" ")[2]
@@ -27,7 +27,7 @@ def work(job: Job) -> Ended:
         trouble, (0, None)
     )
     document = {} if code is None else {"error": {"code": code, "message": f"{trouble}."}}
-    return Ended(status=status, document=document, seconds=0.1)
+    return TaskResult(status=status, document=document, seconds=0.1)
 
 
 def _is_first(source: Path) -> bool:
@@ -48,14 +48,14 @@ class HerePool:
         self.count, self.memory = count, 1 << 40
         self._work = work
         self._jobs: dict[int, Any] = {}
-        self.at_work: dict[int, tuple[Waiting, float]] = {}
+        self.at_work: dict[int, tuple[PendingTask, float]] = {}
 
-    def give(self, task: Task, one: Waiting) -> None:
+    def give(self, task: Task, one: PendingTask) -> None:
         """Take note of a task."""
         self.at_work[task.number] = one, 0.0
         self._jobs[task.number] = task.job
 
-    def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
         """Do the first task."""
         number = next(iter(self.at_work))
         one, _ = self.at_work.pop(number)
@@ -65,19 +65,21 @@ class HerePool:
         """Do nothing."""
 
 
-def helped(job: Job) -> Ended:
+def helped(job: LibraryJob) -> TaskResult:
     """Tell how many cores this process has, and whether another one of its own has done something for it."""
-    workers.be_given(job.cores)
+    pool.set_core_limit(job.cores)
     helper = None
-    if crew.can_start():
-        with crew.gathered() as helpers:
+    if pool.can_use_pool():
+        with pool.open_pool() as helpers:
             helper = helpers.take(helpers.put(os.getpid))
-    return Ended(
-        status=0, document={"totals": {"cores": crew.cores(), "helped": helper not in (None, os.getpid())}}, seconds=0.1
+    return TaskResult(
+        status=0,
+        document={"totals": {"cores": pool.usable_cores(), "helped": helper not in (None, os.getpid())}},
+        seconds=0.1,
     )
 
 
 def put_in_place(monkeypatch: MonkeyPatch) -> None:
     """Let fleets do everything in this process, which stays what it is."""
     monkeypatch.setattr("regraft.cli.fleet.LocalPool", HerePool)
-    monkeypatch.setattr(workers, "be_given", lambda _: None)
+    monkeypatch.setattr(pool, "set_core_limit", lambda _: None)

@@ -15,7 +15,7 @@ from unittest.mock import ANY
 import apsw
 from harness import NOW, NOW_MS, run
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.text import utf16_len
 
 CASES = ("basic", "directory", "unicode")
@@ -75,7 +75,7 @@ class Shape:
         self.item_keys = {value: key for key, value in self.ids["items"].items()}
 
     def bases(self) -> list[dict[str, Any]]:
-        with sqlite.reading(self.library / "catalog.sqlite") as db:
+        with sqlite.open_readonly(self.library / "catalog.sqlite") as db:
             found = list(as_dicts(db, "SELECT * FROM knowledge_base ORDER BY rowid"))
             return [self.base(db, row) for row in found]
 
@@ -111,7 +111,7 @@ class Shape:
         path = folder / ".cherry" / "index.sqlite"
         if not path.exists():
             return {"index": None, "raw": raw}
-        with sqlite.reading(path) as db:
+        with sqlite.open_readonly(path) as db:
             assert db.execute("SELECT schema_version, base_id FROM meta").fetchall() == [(2, base_id)]
             materials = [self.material(db, *row) for row in db.execute("SELECT * FROM material ORDER BY rowid")]
             embeddings = sorted(

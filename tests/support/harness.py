@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import settings
 
-from regraft import areas
 from regraft.cli import cli
+from regraft.disk import writable
 
 
 def examples(searched: int) -> int:
@@ -55,12 +55,12 @@ class Outcome:
 @contextmanager
 def nothing_opened() -> Iterator[None]:
     """Take back, for a command, what tests may write: it has to open what it changes."""
-    lent, areas._areas[:] = list(areas._areas), []
+    lent, writable._areas[:] = list(writable._areas), []
     try:
         yield
-        assert areas._areas == [], "an area stays open"
+        assert writable._areas == [], "an area stays open"
     finally:
-        areas._areas[:] = lent
+        writable._areas[:] = lent
 
 
 #: Commands that ask before they change what is there.

@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-from regraft import areas, long_paths, sqlite, workers
-from regraft.ledger import durable
+from regraft.disk import durable, file_paths, sqlite, writable
+from regraft.processes import pool
 
 #: The longest path, in characters, without the prefix.
 LONGEST = 259
@@ -231,11 +231,11 @@ def _no_handle(windows: Windows, real: Callable[..., Any]) -> Callable[..., Any]
 
 def _patch_modules(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(sys.modules, "fcntl", None)
-    patch.setattr(areas, "fcntl", None)
-    patch.setattr(areas, "BY_HANDLE", False)
-    patch.setattr(long_paths, "LIMIT", 247)
+    patch.setattr(writable, "fcntl", None)
+    patch.setattr(writable, "SUPPORTS_DIR_FD", False)
+    patch.setattr(file_paths, "MAX_PLAIN_LENGTH", 247)
     patch.setattr(durable.time, "sleep", lambda _: None)
     # A process that is started would be one of Linux.
-    patch.setattr(workers, "can_start", lambda: False)
+    patch.setattr(pool, "can_start_processes", lambda: False)
     uri = sqlite._uri
     patch.setattr(sqlite, "_uri", lambda path, **options: uri(path, **options).replace("%5C%5C%3F%5C", ""))

@@ -16,8 +16,9 @@ from harness import NOW, Outcome, run
 from patience import NEVER_SECONDS
 from planted_v2 import index
 
-from regraft import identity, sqlite
-from regraft.embedders import counting
+from regraft import identity
+from regraft.disk import sqlite
+from regraft.embedders import protocol
 
 KB, OTHER = identity.base_id("kb"), identity.base_id("other")
 #: Of every base of the library.
@@ -37,7 +38,7 @@ LACKING = [text for number, text in enumerate(TEXTS) if number % 3]
 #: The texts that lack a vector, as a queue calls them.
 KEYS = sorted(map(identity.text_hash, LACKING))
 #: The others, as they are compared with what a server says, in two requests: the shortest ones first.
-COMPARED = sorted(set(TEXTS) - set(LACKING), key=lambda text: (counting.estimate(text), text))
+COMPARED = sorted(set(TEXTS) - set(LACKING), key=lambda text: (protocol.estimate(text), text))
 
 
 def library(place: Path, vector_for: Callable[[str], bytes | None] = vector_of, *options: object) -> Path:
@@ -104,7 +105,7 @@ def many(store: Path, count: int = 60) -> list[str]:
 
 def vectors(store: Path, base: str = KB) -> dict[str, bytes]:
     """Return the vector of every text that has one."""
-    with sqlite.reading(index(store, base)) as db:
+    with sqlite.open_readonly(index(store, base)) as db:
         return dict(
             db.execute("SELECT DISTINCT text, vector_blob FROM search_text JOIN embedding USING (embedding_text_hash)")
         )
@@ -120,7 +121,7 @@ def all_vectors(texts: Iterable[str] = TEXTS) -> dict[str, bytes]:
 
 def queue_rows(path: Path) -> list[tuple[object, ...]]:
     """Return all that a queue says."""
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         return db.execute("SELECT * FROM job ORDER BY scope, key").fetchall()
 
 

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from migrators.pipeline import carry, workers
+from migrators.pipeline import base_writer, workers
 from regraft.formats import large_text, vector_table
 from regraft.formats.cherry_v2.index import bulk
 
@@ -14,7 +14,7 @@ from regraft.formats.cherry_v2.index import bulk
 def in_pieces(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let texts be large from a few bytes on, and pieces be small."""
     verify = importlib.import_module("regraft.formats.cherry_v2.index.verify")
-    for module in (large_text, bulk, verify, carry, vector_table, workers):
+    for module in (large_text, bulk, verify, base_writer, vector_table, workers):
         patch.setattr(module, "LARGE_BYTES", 4)
     for module in (large_text, bulk):
         patch.setattr(module, "PIECE_BYTES", size)
@@ -22,9 +22,9 @@ def in_pieces(patch: pytest.MonkeyPatch, size: int) -> None:
 
 def everywhere(patch: pytest.MonkeyPatch, size: int) -> None:
     in_pieces(patch, size)
-    for name in ("checks.cherry_v2.texts", "regraft.formats.parquet.stored"):
+    for name in ("checks.cherry_v2.detect", "regraft.formats.parquet.row_sources"):
         patch.setattr(importlib.import_module(name), "LARGE_BYTES", 4)
-    patch.setattr(importlib.import_module("checks.cherry_v2.large_texts"), "PIECE_BYTES", size)
-    stored = importlib.import_module("regraft.formats.parquet.stored")
+    patch.setattr(importlib.import_module("checks.cherry_v2.detect"), "PIECE_BYTES", size)
+    stored = importlib.import_module("regraft.formats.parquet.row_sources")
     patch.setattr(stored, "_IS_LARGE", "(typeof(t.text) = 'text' AND octet_length(t.text) > 4)")
     patch.setattr(stored, "_SMALL", f"CASE WHEN NOT {stored._IS_LARGE} THEN {stored._TEXT.format('t.text')} END")

@@ -13,7 +13,7 @@ from pathlib import Path
 import apsw
 from sqlite_bytes import WORDS, local_bytes, varint
 
-from regraft.records import replace
+from regraft.identity import replace
 
 SCHEMA = """CREATE TABLE vectors (
             id              TEXT PRIMARY KEY,

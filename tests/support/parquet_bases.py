@@ -8,7 +8,7 @@ from typing import Any
 from harness import NOW, NOW_MS, run, snapshot
 from v1 import vector_of
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.formats.cherry_v2 import index
 
 BASE = "11111111-2222-4333-8444-555555555555"
@@ -25,7 +25,7 @@ TABLES = {
 
 
 def tables_of(path: Path) -> dict[str, Any]:
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         return {name: db.execute(f"SELECT {what} FROM {name} ORDER BY 1").fetchall() for name, what in TABLES.items()}
 
 

@@ -16,7 +16,7 @@ from planted_v1 import whole
 
 from regraft import identity
 from regraft.testing import DAMAGES, Planted
-from regraft.testing.planting import STRAY_BASE
+from regraft.testing.damage import STRAY_BASE
 
 KB = identity.base_id("kb")
 OLD = 1_600_000_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness import run
 
-from regraft import sqlite
+from regraft.disk import untrusted_sqlite
 from repair.changes import files
 
 
@@ -18,5 +18,7 @@ def state(store: Path) -> dict[str, str | None]:
     """Return what the rows and files of a store are, in any order, besides regraft's own."""
     paths = [path for path in sorted(store.rglob("*")) if path.is_file() and ".regraft" not in path.parts]
     return {
-        str(path.relative_to(store)): files.mark_of(path) for path in paths if not path.name.endswith(sqlite.TRACES)
+        str(path.relative_to(store)): files.fingerprint(path)
+        for path in paths
+        if not path.name.endswith(untrusted_sqlite.COMPANION_SUFFIXES)
     }

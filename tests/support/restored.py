@@ -48,4 +48,4 @@ def restored_by(
     store: Path, embedder: Embedder, *, base: str | None = KB, wanted: RestoredBase = MODEL, **more: Any
 ) -> Any:
     options = RestoreOptions(base=base, wanted=wanted, now_ms=NOW_MS)
-    return encoded(restore(store, options, embedder.fill, progress=progress.Silent(), **more))
+    return encoded(restore(store, options, embedder.fill, progress=progress.SilentProgress(), **more))

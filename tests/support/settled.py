@@ -19,9 +19,9 @@ from repair.changes import undo as undoing
 
 def assert_settled(root: Path, where: object) -> None:
     """Assert that the ledger leaves nothing open, and that just what it names is kept."""
-    with ledger.opened(root) as book:
+    with ledger.open_exclusive(root) as book:
         assert book.changes.open_changes() == [], where
-    assert {run.status for run in undoing.history(root)} <= {"finished", "stopped", "interrupted"}, where
+    assert {run.status for run in undoing.list_past_runs(root)} <= {"finished", "stopped", "interrupted"}, where
     assert keeps(root) == kept_by_ledger(root), where
 
 

@@ -20,11 +20,10 @@ import apsw
 from patience import NEVER_SECONDS
 
 from migrators.pipeline import workers as pipeline_workers
-from regraft import workers
-from regraft.cli import OnDemand
+from regraft.cli import LazyCommands
 from regraft.errors import BooksDoNotBalance, VerificationFailed
-from regraft.ledger import interrupts
 from regraft.ledger.ledger import Ledger
+from regraft.processes import interrupts, pool
 
 #: What a killed process leaves as its exit status.
 KILLED = 137
@@ -37,7 +36,7 @@ def die() -> None:
 
 def begin_as_in_a_terminal() -> None:
     """Let a process that was just started heed stops, however the tests were started, and not outlive them."""
-    for number in interrupts.STOPS:
+    for number in interrupts.STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -190,20 +189,20 @@ def raise_BooksDoNotBalance(*_: object) -> None:
     raise BooksDoNotBalance(base="alpha", read=3, carried=2, skipped=0)
 
 
-def fill_up_in_process(job: pipeline_workers.Job, teller: Any) -> object:
+def fill_up_in_process(job: pipeline_workers.WriteJob, teller: Any) -> object:
     """Work on a base until the disk is full."""
     with on_disk(FullDisk(20)):
         return real_work(job, teller)
 
 
-def talk_and_fail(job: pipeline_workers.Job, teller: Any) -> object:
+def talk_and_fail(job: pipeline_workers.WriteJob, teller: Any) -> object:
     """Report more steps than a pipe holds, and then fail."""
     for _ in range(5_000):
         teller.tell(job.work.draft.name)
     raise VerificationFailed(base="alpha", reason="texts or vectors differ")
 
 
-def held(job: pipeline_workers.Job, wait: Callable[[], object]) -> None:
+def held(job: pipeline_workers.WriteJob, wait: Callable[[], object]) -> None:
     """Tell through a pipe beside the target that a process has come to a base, and hold it there.
 
     The pipe is open for as long as the process lives.
@@ -213,12 +212,12 @@ def held(job: pipeline_workers.Job, wait: Callable[[], object]) -> None:
     wait()
 
 
-def hold_in_native_code(job: pipeline_workers.Job, *_: object) -> None:
+def hold_in_native_code(job: pipeline_workers.WriteJob, *_: object) -> None:
     """Hold a process where no thread of it can do anything, nor a stop reach it."""
     held(job, lambda: ctypes.PyDLL(None).sleep(1_000_000))
 
 
-def hold_without_the_system(job: pipeline_workers.Job, *_: object) -> None:
+def hold_without_the_system(job: pipeline_workers.WriteJob, *_: object) -> None:
     """Hold a process that the system does not end with its parent."""
     ctypes.CDLL(None).prctl(1, 0)
     held(job, threading.Event().wait)
@@ -248,13 +247,13 @@ def terminate_twice() -> None:
 
 def terminate_while_text_runs() -> None:
     """Let a signal come while a command is loaded, in the midst of code that Python runs out of a text."""
-    load = OnDemand.__getitem__
+    load = LazyCommands.__getitem__
 
-    def loaded(commands: OnDemand, name: str) -> Any:
+    def loaded(commands: LazyCommands, name: str) -> Any:
         exec("import signal; signal.raise_signal(signal.SIGTERM)")
         return load(commands, name)
 
-    OnDemand.__getitem__ = loaded  # type: ignore[method-assign]
+    LazyCommands.__getitem__ = loaded  # type: ignore[method-assign]
 
 
 def ignore_that_the_terminal_goes() -> None:
@@ -263,7 +262,7 @@ def ignore_that_the_terminal_goes() -> None:
     stop_when_a_base_is_done(signal.SIGHUP)
 
 
-def stay(job: pipeline_workers.Job, teller: Any) -> object:
+def stay(job: pipeline_workers.WriteJob, teller: Any) -> object:
     """Build a base, and then stay at it until the run is over."""
     real_work(job, teller)
     return threading.Event().wait()
@@ -271,15 +270,15 @@ def stay(job: pipeline_workers.Job, teller: Any) -> object:
 
 def interrupt_what_is_half_made() -> None:
     """Let Ctrl-C come when a process has begun and nobody is yet there to end it."""
-    start = workers.Worker.__init__
+    start = pool.Worker.__init__
     # The threads of libraries let it through, too.
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 
-    def started(worker: workers.Worker, *given: Any, **named: Any) -> None:
+    def started(worker: pool.Worker, *given: Any, **named: Any) -> None:
         start(worker, *given, **named)
         os.kill(os.getpid(), signal.SIGINT)
 
-    workers.Worker.__init__ = started  # type: ignore[method-assign]
+    pool.Worker.__init__ = started  # type: ignore[method-assign]
 
 
 real_work = pipeline_workers._in_process
@@ -290,20 +289,20 @@ real_work = pipeline_workers._in_process
 
 def with_patience() -> None:
     """Wait for the other run as long as it takes."""
-    from repair.backfill import run, sharing
+    from repair.embedding import queue, run
 
-    sharing.PATIENCE = run.PATIENCE = NEVER_SECONDS
+    queue.WAIT_SECONDS = run.PATIENCE = NEVER_SECONDS
 
 
 def with_short_leases() -> None:
     """Let claims expire soon, and be renewed sooner."""
-    from repair.backfill import filling, queue
+    from repair.embedding import filling, queue
 
     queue.LEASE_MS = filling.LEASE_MS = 2000
 
 
 def with_little_patience() -> None:
     """Wait not so long for what was sent when the run is interrupted."""
-    from repair.backfill import filling
+    from repair.embedding import filling
 
     filling._LAST_WAIT = 1.0

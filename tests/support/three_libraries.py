@@ -10,7 +10,7 @@ from harness import Outcome, run_as_given
 from lacking import KB, LACKING, OTHER, OTHER_TEXTS, TEXTS, all_vectors, vectors
 from planted_v2 import index
 
-from regraft import sqlite
+from regraft.disk import sqlite
 
 NAMES = ("anna", "boris", "clara")
 #: What each library lacks, and what clara has besides, without vectors.
@@ -49,6 +49,6 @@ def embeddings(store: Path) -> list[tuple[Any, ...]]:
     """Return all vectors of a library by the hashes of their texts, with their lengths."""
     found = []
     for base in (KB, OTHER):
-        with sqlite.reading(index(store, base)) as db:
+        with sqlite.open_readonly(index(store, base)) as db:
             found += db.execute("SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY 1").fetchall()
     return found

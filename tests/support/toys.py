@@ -17,14 +17,14 @@ from faults import Source, Tripwire, forked, item, write_vectors
 from harness import NOW, run
 from stand_ins import KILLED, die
 
-from regraft import identity, sqlite
+from regraft import identity
+from regraft.disk import sqlite, untrusted_sqlite
 from regraft.ledger import ledger
-from regraft.ledger.changes import ChangeLog
-from regraft.ledger.ledger import Ledger
+from regraft.ledger.ledger import ChangeLog, Ledger
 from regraft.report.document import encoded
-from regraft.report.progress import Silent
+from regraft.report.progress import SilentProgress
 from repair.changes.changesets import LARGEST_CHANGESET
-from repair.changes.copies import copy_database
+from repair.changes.files import copy_database
 from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange
 from repair.changes.run import Planner, run_command, undo_run
 from repair.changes.store import Store
@@ -57,24 +57,35 @@ def contents(root: Path) -> dict[str, object]:
     """Return what every file holds: rows of databases without ``fts_rowid``, and bytes."""
     paths = (path for path in sorted(root.rglob("*")) if path.is_file())
     names = {path.relative_to(root).as_posix(): path for path in paths}
-    own = (name for name in names if not name.startswith(".regraft/") and not name.endswith(sqlite.TRACES))
-    return {name: rows_of(names[name]) if sqlite.is_database(names[name]) else names[name].read_bytes() for name in own}
+    own = (
+        name
+        for name in names
+        if not name.startswith(".regraft/") and not name.endswith(untrusted_sqlite.COMPANION_SUFFIXES)
+    )
+    return {
+        name: rows_of(names[name]) if untrusted_sqlite.is_database(names[name]) else names[name].read_bytes()
+        for name in own
+    }
 
 
 def rows_of(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows of every ordinary table, and the schema; a full-text index must match its bodies."""
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         schema = db.execute("SELECT name, type, sql FROM sqlite_schema WHERE name NOT LIKE '%fts\\_%' ESCAPE '\\'")
         found: dict[str, list[tuple[Any, ...]]] = {"": sorted(schema.fetchall())}
         for (table,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'"):
-            names = [row[1] for row in db.execute(f"PRAGMA table_info({sqlite.quoted(table)})")]
+            names = [row[1] for row in db.execute(f"PRAGMA table_info({untrusted_sqlite.quote_name(table)})")]
             if not table.startswith("search_text_fts"):
-                columns = ", ".join(f"CAST({sqlite.quoted(name)} AS BLOB)" for name in names if name != "fts_rowid")
-                found[table] = sorted(db.execute(f"SELECT {columns} FROM {sqlite.quoted(table)}").fetchall(), key=repr)
+                columns = ", ".join(
+                    f"CAST({untrusted_sqlite.quote_name(name)} AS BLOB)" for name in names if name != "fts_rowid"
+                )
+                found[table] = sorted(
+                    db.execute(f"SELECT {columns} FROM {untrusted_sqlite.quote_name(table)}").fetchall(), key=repr
+                )
     if "search_text" in found:
         with tempfile.TemporaryDirectory() as folder:
             copy_database(path, copy := Path(folder) / "copy.sqlite")
-            with sqlite.writing(copy) as db:
+            with sqlite.open_writable(copy) as db:
                 db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
     return found
 
@@ -88,7 +99,7 @@ def keeps(root: Path) -> set[str]:
 
 def kept_by_ledger(root: Path) -> set[str]:
     """Return what the ledger says is kept, all files of it."""
-    with ledger.opened(root) as book:
+    with ledger.open_exclusive(root) as book:
         changes = [change for change in book.changes.every() if change.state == "done" and change.kept is not None]
     own = root / ".regraft"
     tops = [own / str(change.kept) for change in changes]
@@ -118,7 +129,7 @@ def done(what: str, **more: Any) -> tuple[Action, ...]:
 
 def value(root: Path, path: str, query: str) -> object:
     """Return one value of a database."""
-    with sqlite.reading(root / path) as db:
+    with sqlite.open_readonly(root / path) as db:
         return db.execute(query).get
 
 
@@ -227,7 +238,7 @@ def another_index(store: Store) -> list[Change]:
 
     def make(new: Path) -> None:
         copy_database(store.root / INDEX, new)
-        with sqlite.writing(new) as db:
+        with sqlite.open_writable(new) as db:
             db.execute("UPDATE meta SET updated_at = 5")
 
     return [FileChange(path=INDEX, actions=done("another index"), make=make, bytes=1000)]
@@ -254,12 +265,12 @@ COPIES = planner(another_index, renamed_on_copy, gone(f"{RAW}/b.txt", trash=Fals
 
 def change(root: Path, command: Planner = EVERYTHING, **more: Any) -> dict[str, Any]:
     """Run a toy command."""
-    return encoded(run_command("toy", root, command, progress=Silent(), **more))
+    return encoded(run_command("toy", root, command, progress=SilentProgress(), **more))
 
 
 def undo(root: Path, run_id: str | None = None, **more: Any) -> dict[str, Any]:
     """Take a run back."""
-    return encoded(undo_run(root, run_id, progress=Silent(), **more))
+    return encoded(undo_run(root, run_id, progress=SilentProgress(), **more))
 
 
 # --- moments -------------------------------------------------------------------------------------------------------

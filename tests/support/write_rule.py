@@ -127,7 +127,7 @@ READING = [
     "import shutil\nshutil.disk_usage(a)",
     "open(a), open(a, 'rb'), path.open(), path.open('rb'), path.open(encoding='utf-8')",
     "text.replace('a', 'b')",
-    "from regraft.records import replace\nreplace(a, b=c)",
+    "from regraft.identity import replace\nreplace(a, b=c)",
     "import zipfile\nzipfile.ZipFile(a)",
     "self.tree.open(name)",
     "import apsw\ndef f(db: apsw.Connection) -> apsw.Connection | None: ...",

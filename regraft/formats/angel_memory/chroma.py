@@ -17,7 +17,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.formats import json_text
 from regraft.language import tr
 
@@ -75,7 +75,7 @@ def reading(path: Path) -> Iterator[apsw.Connection]:
     if not path.is_file():
         raise FileNotFoundError(path)
     try:
-        with sqlite.reading(path, beside_writers=True) as db:
+        with sqlite.open_readonly(path, beside_writers=True) as db:
             _check_layout(db)
             yield db
     except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError) as error:

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from regraft.formats.angel_memory import chroma, database
 from regraft.kinds import Kind
 from regraft.language import tr
-from regraft.located import Located
-from regraft.system import System
+from regraft.stores.systems import Located, System
 
 
 class AngelMemory(System):

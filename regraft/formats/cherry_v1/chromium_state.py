@@ -12,15 +12,14 @@ from typing import Any
 
 import msgspec
 
+from regraft.disk.trees import Tree, join_path
 from regraft.errors import SourceUnreadable
 from regraft.formats import chromium
 from regraft.formats.cherry_v1.layout import STATE_KEY
 from regraft.formats.chromium import StorageChanged, StorageDamaged, StoredText, StoreRows
-from regraft.language import tr
+from regraft.language import format_count, tr
 from regraft.report import notices
 from regraft.report.notices import Notice
-from regraft.text import counted
-from regraft.tree import Tree, join
 
 DATABASE = "CherryStudio"
 APPLICATION_ORIGIN = "file://"
@@ -36,7 +35,7 @@ class ChromiumState(msgspec.Struct, frozen=True):
     notices: tuple[Notice, ...] = ()
 
 
-def read_chromium(
+def read_chromium_state(
     tree: Tree, local_storage: str, indexed_db: str | None, tables: tuple[str, ...], work: Path
 ) -> ChromiumState:
     """Read v1's state from a profile or a backup of version 6.
@@ -62,7 +61,7 @@ def read_chromium(
         raise SourceUnreadable(path=f"{tree.path}/{local_storage}", reason=reason)
     reader = _Reader(tree, indexed_db, tables, work)
     if found.passed_over:
-        reader.found_notices.append(damage(found.passed_over, local_storage))
+        reader.found_notices.append(damage_notice(found.passed_over, local_storage))
     if not found.value:
         return ChromiumState(None, notices=tuple(reader.found_notices))
     stored = reader.choose(found.value)
@@ -70,7 +69,7 @@ def read_chromium(
     return ChromiumState(bytearray(stored.text.encode("utf-8", "surrogatepass")), rows, tuple(reader.found_notices))
 
 
-def origin_folder(origin: str) -> str:
+def indexed_db_folder(origin: str) -> str:
     """Return what Chromium calls the IndexedDB folder of an origin: ``file://`` is ``file__0.indexeddb.leveldb``."""
     scheme, _, rest = origin.partition("://")
     host, _, port = rest.partition(":")
@@ -92,7 +91,9 @@ class _Reader:
         self._tables = tables
         self._work = work
         self._folders = (
-            [] if indexed_db is None else [join(indexed_db, name) for name in _databases(tree.children(indexed_db))]
+            []
+            if indexed_db is None
+            else [join_path(indexed_db, name) for name in _databases(tree.children(indexed_db))]
         )
         #: What was read of a folder; None where it has no database of the application.
         self._read: dict[str, _Tables | None] = {}
@@ -126,7 +127,7 @@ class _Reader:
         return found.rows or {}
 
     def _folder_of(self, origin: str) -> str | None:
-        wanted = origin_folder(origin)
+        wanted = indexed_db_folder(origin)
         return next((folder for folder in self._folders if folder.rpartition("/")[2] == wanted), None)
 
     def _tables_of(self, folder: str | None) -> _Tables | None:
@@ -152,7 +153,7 @@ class _Reader:
                     ),
                 ),
             )
-        damaged = (damage(found.passed_over, folder),) if found.passed_over else ()
+        damaged = (damage_notice(found.passed_over, folder),) if found.passed_over else ()
         if found.value is None:
             # Where places are damaged, the database may well be in one of them.
             return _Tables(None, damaged) if damaged else None
@@ -160,11 +161,11 @@ class _Reader:
         return _Tables(rows, (*damaged, *_lost_rows(found.value)))
 
 
-def damage(places: int, folder: str) -> Notice:
+def damage_notice(places: int, folder: str) -> Notice:
     """Say that damaged places were passed over."""
     message = tr(
         "{damaged_places} in {folder} passed over; what was written or deleted last may not show",
-        damaged_places=counted(places, "damaged place"),
+        damaged_places=format_count(places, "damaged place"),
         folder=folder,
     )
     return Notice(code=notices.STORAGE_DAMAGED, message=message, count=places)
@@ -178,7 +179,7 @@ def _lost_rows(stores: dict[str, StoreRows]) -> Iterator[Notice]:
                 message=tr("table {name} cannot be read: {problem}", name=name, problem=store.problem),
             )
         elif store.passed_over:
-            message = tr("table {name}: {rows} cannot be read", name=name, rows=counted(store.passed_over, "row"))
+            message = tr("table {name}: {rows} cannot be read", name=name, rows=format_count(store.passed_over, "row"))
             yield Notice(code=notices.TABLE_UNREADABLE, message=message)
 
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from regraft.tree import Tree, join
+from regraft.disk.trees import Tree, join_path
+from regraft.formats.vector_table import VectorTable
 
 VECTORS_FOLDER = "KnowledgeBase"
 #: What a preview build put behind the names of vector files that it had read.
-RENAMED = ".embedjs.bak"
+RENAMED_SUFFIX = ".embedjs.bak"
 #: The key of the Redux state.
 STATE_KEY = "persist:cherry-studio"
 #: The tables of Dexie that hold something of knowledge bases.
@@ -27,7 +28,7 @@ LOCAL_STORAGE = "Local Storage/leveldb"
 BROWSER_PROFILE = "Default"
 
 
-class StatePlaces(msgspec.Struct, frozen=True):
+class StatePaths(msgspec.Struct, frozen=True):
     """Where a source keeps its state, as names in its tree; None where it has no such thing.
 
     ``backup`` is a ``data.json``; else ``redux`` is a state by slice, ``slices`` a folder with a file for each slice,
@@ -58,13 +59,13 @@ class StatePlaces(msgspec.Struct, frozen=True):
         return (self.backup or self.redux or self.slices or self.knowledge or self.local_storage) is not None
 
 
-def vector_file_in(tree: Tree, folder: str, name: str) -> str:
+def find_vector_file(tree: Tree, folder: str, name: str) -> str:
     """Return the name, in a folder of a source, of the vector file that v1 called ``name``.
 
     A preview build renamed vector files that it had read: ``<name>.embedjs.bak`` is the file where ``name`` is none.
     """
-    if tree.kind(join(folder, name)) != "file" and tree.kind(join(folder, name + RENAMED)) == "file":
-        return name + RENAMED
+    if tree.kind(join_path(folder, name)) != "file" and tree.kind(join_path(folder, name + RENAMED_SUFFIX)) == "file":
+        return name + RENAMED_SUFFIX
     return name
 
 
@@ -72,46 +73,46 @@ def _first_folder(tree: Tree, *names: str) -> str | None:
     return next((name for name in names if tree.kind(name) == "folder"), None)
 
 
-def chromium_places(tree: Tree, folder: str) -> StatePlaces:
+def locate_profile_state(tree: Tree, folder: str) -> StatePaths:
     """Return where a profile, or a backup of version 6, keeps its state and its ``Data/``."""
     # A folder below Chromium's own root has its data beside that, or in it.
     roots = [folder, folder.rpartition("/")[0]] if folder.rpartition("/")[2] == BROWSER_PROFILE else [folder]
 
     def data(name: str) -> str | None:
-        return _first_folder(tree, *(join(root, f"Data/{name}") for root in roots))
+        return _first_folder(tree, *(join_path(root, f"Data/{name}") for root in roots))
 
-    storage = _first_folder(tree, join(folder, LOCAL_STORAGE), join(folder, "Local Storage"))
-    return StatePlaces(
-        local_storage=storage or join(folder, LOCAL_STORAGE),
+    storage = _first_folder(tree, join_path(folder, LOCAL_STORAGE), join_path(folder, "Local Storage"))
+    return StatePaths(
+        local_storage=storage or join_path(folder, LOCAL_STORAGE),
         profile=folder,
-        indexed_db=_first_folder(tree, join(folder, "IndexedDB")),
-        is_backup=tree.kind(join(folder, "metadata.json")) == "file",
+        indexed_db=_first_folder(tree, join_path(folder, "IndexedDB")),
+        is_backup=tree.kind(join_path(folder, "metadata.json")) == "file",
         vectors=data(VECTORS_FOLDER),
         uploads=data("Files"),
     )
 
 
-def file_places(tree: Tree, folder: str, **state: str) -> StatePlaces:
+def locate_file_state(tree: Tree, folder: str, **state: str) -> StatePaths:
     """Return where a backup of the versions 1 to 5, an export or a knowledge file keeps its state and its data.
 
     ``state`` is one of ``backup``, ``redux`` and ``knowledge``, with the name of the file.
     """
 
     def first_folder(*names: str) -> str | None:
-        return _first_folder(tree, *(join(folder, name) for name in names))
+        return _first_folder(tree, *(join_path(folder, name) for name in names))
 
     tables: dict[str, str] = {}
     if "backup" not in state:
         for table in TABLES:
             for place in _TABLE_FOLDERS:
-                name = join(join(folder, place) if place else folder, f"{table}.json")
+                name = join_path(join_path(folder, place) if place else folder, f"{table}.json")
                 if table not in tables and tree.kind(name) == "file" and name not in state.values():
                     tables[table] = name
     vectors = first_folder(f"Data/{VECTORS_FOLDER}", VECTORS_FOLDER)
     if vectors is None and "backup" not in state:
         vectors = folder
     uploads = first_folder("Data/Files", "Files")
-    return StatePlaces(
+    return StatePaths(
         backup=state.get("backup"),
         redux=state.get("redux"),
         knowledge=state.get("knowledge"),
@@ -122,32 +123,55 @@ def file_places(tree: Tree, folder: str, **state: str) -> StatePlaces:
     )
 
 
-def vector_places(tree: Tree, folder: str) -> Iterator[StatePlaces]:
+def locate_vector_folders(tree: Tree, folder: str) -> Iterator[StatePaths]:
     """Yield where a folder can have vector files and uploads that no state lies beside, first choice first."""
     for vectors in (f"Data/{VECTORS_FOLDER}", VECTORS_FOLDER, ""):
-        name = join(folder, vectors) if vectors else folder
+        name = join_path(folder, vectors) if vectors else folder
         if tree.kind(name) == "folder":
-            uploads = _first_folder(tree, join(folder, "Data/Files"), join(folder, "Files"))
-            yield StatePlaces(vectors=name, uploads=uploads)
+            uploads = _first_folder(tree, join_path(folder, "Data/Files"), join_path(folder, "Files"))
+            yield StatePaths(vectors=name, uploads=uploads)
 
 
-def export_places(tree: Tree, folder: str) -> StatePlaces | None:
+def locate_export_state(tree: Tree, folder: str) -> StatePaths | None:
     """Return where a ``migration_temp`` of 2.0.x keeps its state, None where the folder is none.
 
     Vector files and uploads are in the profile that it lies in, or beside the slices.
     """
-    slices, above = join(folder, SLICES_FOLDER), folder.rpartition("/")
-    if tree.kind(join(slices, "knowledge.json")) != "file":
+    slices, above = join_path(folder, SLICES_FOLDER), folder.rpartition("/")
+    if tree.kind(join_path(slices, "knowledge.json")) != "file":
         return None
     roots = [above[0], folder] if above[2] == EXPORT_FOLDER else [folder]
 
     def data(name: str) -> str | None:
-        return _first_folder(tree, *(join(root, place) for root in roots for place in (f"Data/{name}", name)))
+        return _first_folder(tree, *(join_path(root, place) for root in roots for place in (f"Data/{name}", name)))
 
-    tables = {table: join(folder, f"{TABLES_FOLDER}/{table}.json") for table in TABLES}
-    return StatePlaces(
+    tables = {table: join_path(folder, f"{TABLES_FOLDER}/{table}.json") for table in TABLES}
+    return StatePaths(
         slices=slices,
         tables={table: name for table, name in tables.items() if tree.kind(name) == "file"},
         vectors=data(VECTORS_FOLDER) or folder,
         uploads=data("Files"),
     )
+
+
+# The v1 vector file of a base: one table ``vectors`` written by embedjs through libSQL (``docs/formats/v1.md``).
+
+
+def parse_chunk_number(row_id: bytes, loader: bytes) -> int:
+    """Return n of a row id ``<loader id>_<n>``, or -1."""
+    if not row_id.startswith(loader) or row_id[len(loader) : len(loader) + 1] != b"_":
+        return -1
+    digits = row_id[len(loader) + 1 :]
+    return int(digits) if digits.isdigit() and len(digits) <= 15 else -1
+
+
+VECTOR_TABLE = VectorTable(
+    name="vectors",
+    loader=(("uniqueLoaderId", "uniqueLoaderId"),),
+    source=(("source", "source"),),
+    row_id=(("id", "id"),),
+    body="pageContent",
+    vector="vector",
+    needed=("pageContent", "uniqueLoaderId", "source", "vector"),
+    number=parse_chunk_number,
+)

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from regraft import links
+from regraft.disk import links
 from regraft.formats import json_text
 from regraft.language import tr
-from regraft.text import shown
+from regraft.text import printable
 
 APPLICATION = "CherryStudio"
 #: The application's own settings, which can name another folder for its data.
@@ -40,7 +40,7 @@ def default_folders() -> list[Path]:
     return [place / APPLICATION for place in (*named, *places)]
 
 
-def known_places() -> dict[Path, str]:
+def list_data_folders() -> dict[Path, str]:
     """Return every folder where the application may keep its data on this system, each with why, for a person.
 
     The folders that its settings name come first. Portable programs have their data beside them: such a program is
@@ -55,7 +55,7 @@ def known_places() -> dict[Path, str]:
     return {**usual, **beside, **places}
 
 
-def moved_to(path: Path) -> list[Path]:
+def find_configured_folders(path: Path) -> list[Path]:
     """Return the data folders that the application's settings name in place of ``path``.
 
     ``path`` is the settings' own folder or file, or a default folder; of any other path, and of a folder that they
@@ -99,7 +99,7 @@ def _programs(config: Path) -> Iterator[Path]:
 
 def _entries(config: Path) -> list[Any]:
     try:
-        message: Any = json_text.loads(links.content(config)) if config.is_file() else None
+        message: Any = json_text.loads(links.read_bytes(config)) if config.is_file() else None
     except (OSError, ValueError):
         return []
     named = message.get("appDataPath") if isinstance(message, dict) else None
@@ -115,7 +115,7 @@ def _absolute(value: object) -> Iterator[Path]:
 # --- is it running? ------------------------------------------------------------------------------------------------
 
 
-def sign_of_life(profile: Path) -> str | None:
+def detect_running_app(profile: Path) -> str | None:
     """Return what shows that an application is using a profile, for a person; None where nothing does.
 
     Nothing is locked or written: a process that holds a lock is asked for, not waited for.
@@ -164,7 +164,7 @@ def _singleton(folder: Path) -> str | None:
         return tr(
             "{singleton_lock} names another computer, {host}; if this is a copy, delete that file first",
             singleton_lock=SINGLETON_LOCK,
-            host=shown(host),
+            host=printable(host),
         )
     return (
         tr("process {pid}", pid=pid)
@@ -232,7 +232,7 @@ def _holder(lock: Path) -> str | None:
     Raises:
         OSError: that cannot be told.
     """
-    with links.reading(lock) as file:
+    with links.open_for_reading(lock) as file:
         try:
             import fcntl  # noqa: PLC0415 - not there on Windows
         except ImportError:

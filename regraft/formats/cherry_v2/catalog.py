@@ -10,8 +10,8 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import sqlite
-from regraft.formats.cherry_v2.order_keys import order_key
+from regraft.disk import sqlite
+from regraft.formats.order_keys import order_key
 
 TABLES = (
     """CREATE TABLE user_provider (
@@ -159,18 +159,18 @@ def write_catalog(path: Path, records: Iterable[tuple[BaseRecord, Iterable[ItemR
     Raises:
         apsw.Error: it cannot be written.
     """
-    with sqlite.writing(path, create=True) as db:
+    with sqlite.open_writable(path, create=True) as db:
         db.pragma("synchronous", "OFF")
         _write(db, records)
 
 
-def prove(records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
+def check_records(records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
     """Find out whether a catalog takes these bases and items, in a temporary file at most.
 
     Raises:
         apsw.ConstraintError, TypeError, OverflowError: it does not.
     """
-    with sqlite.scratch() as db:
+    with sqlite.open_scratch() as db:
         db.execute("PRAGMA foreign_keys = ON")
         _write(db, records)
 

@@ -19,8 +19,8 @@ from regraft.errors import ProfileUnknown
 from regraft.formats import json_text
 from regraft.formats.cherry_v2.catalog import EMBEDDING, ModelRow
 from regraft.formats.cherry_v2.catalog_reader import Row
-from regraft.formats.cherry_v2.order_keys import key_after
-from regraft.language import joined, tr
+from regraft.formats.order_keys import key_after
+from regraft.language import join_list, tr
 from regraft.text import is_blank
 
 #: One row that changes: the statement, and its values.
@@ -35,7 +35,7 @@ _TIMES = ("created_at", "updated_at")
 #: What earlier generations keep of a search, which follows from the model: it is never taken from another catalog.
 _DERIVED = ("search_mode", "hybrid_alpha")
 #: The columns that a row is given, by table, parents first; the rest is left to its default.
-GIVEN: Mapping[str, tuple[str, ...]] = {
+INSERTED_COLUMNS: Mapping[str, tuple[str, ...]] = {
     PROVIDERS: ("provider_id", "name", "is_enabled", "order_key", *_TIMES),
     MODELS: (
         *("id", "provider_id", "model_id", "name", "group", "capabilities", "supports_streaming", "order_key"),
@@ -53,7 +53,7 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
 #: Columns that a generation may lack although a row has a value for them.
 _SPARED = {MODELS: ("supports_streaming",), BASES: _DERIVED}
 #: What a model that has no preset must have, else every read of the models fails.
-MODEL_NEEDS = ("name", "capabilities", "supports_streaming")
+REQUIRED_MODEL_COLUMNS = ("name", "capabilities", "supports_streaming")
 
 
 class Generation(StrEnum):
@@ -67,7 +67,7 @@ class Generation(StrEnum):
     THIRD = "2.1"
 
 
-def generation_of(columns: Mapping[str, Collection[str]]) -> Generation:
+def detect_generation(columns: Mapping[str, Collection[str]]) -> Generation:
     """Tell a generation by the columns of each table that is there."""
     models, bases = columns.get(MODELS, ()), columns.get(BASES, ())
     if "preset_model_id" not in models:
@@ -80,7 +80,7 @@ def generation_of(columns: Mapping[str, Collection[str]]) -> Generation:
     return Generation.SECOND if "api_features" in columns.get(PROVIDERS, ()) else Generation.THIRD
 
 
-class Tables(msgspec.Struct, frozen=True):
+class CatalogTables(msgspec.Struct, frozen=True):
     """The tables of one catalog as they are there: names of columns with whether a row must have a value of its own."""
 
     path: Path
@@ -89,7 +89,7 @@ class Tables(msgspec.Struct, frozen=True):
     @property
     def generation(self) -> Generation:
         """Return the generation that the catalog is of."""
-        return generation_of(self.columns)
+        return detect_generation(self.columns)
 
     def demand(self, table: str, needed: Collection[str]) -> None:
         """Refuse a catalog without a table, or without a column of it.
@@ -103,10 +103,10 @@ class Tables(msgspec.Struct, frozen=True):
         missing = [name for name in needed if name not in there]
         if missing:
             raise ProfileUnknown(
-                path=self.path, what=tr("a table {table} without {missing}", table=table, missing=joined(missing))
+                path=self.path, what=tr("a table {table} without {missing}", table=table, missing=join_list(missing))
             )
 
-    def insertable(self, table: str, used: Collection[str] | None = None) -> tuple[str, ...]:
+    def insertable_columns(self, table: str, used: Collection[str] | None = None) -> tuple[str, ...]:
         """Return the columns that a new row of a table is given.
 
         Args:
@@ -116,7 +116,7 @@ class Tables(msgspec.Struct, frozen=True):
         Raises:
             ProfileUnknown: the table or a used column is missing, or a column must have a value that nobody knows.
         """
-        given, spared = GIVEN[table], _SPARED.get(table, ())
+        given, spared = INSERTED_COLUMNS[table], _SPARED.get(table, ())
         self.demand(table, [name for name in given if name not in spared and (used is None or name in used)])
         there = self.columns[table]
         self._demand_no_other(table, [name for name, is_needed in there.items() if is_needed and name not in given])
@@ -127,7 +127,7 @@ class Tables(msgspec.Struct, frozen=True):
             what = tr(
                 "a table {table} that needs {unknown}, and else is that of {generation}",
                 table=table,
-                unknown=joined(unknown),
+                unknown=join_list(unknown),
                 generation=self.generation,
             )
             raise ProfileUnknown(path=self.path, what=what)
@@ -137,31 +137,31 @@ class Tables(msgspec.Struct, frozen=True):
         values = {"search_mode": "bm25" if model is None else "hybrid", "hybrid_alpha": None}
         return {name: value for name, value in values.items() if name in self.columns.get(BASES, ())}
 
-    def inserting(self, table: str, row: Row) -> Statement:
+    def insert_statement(self, table: str, row: Row) -> Statement:
         """Return what inserts a row; of a base what follows from its model is filled in.
 
         Raises:
             ProfileUnknown: see :meth:`insertable`.
         """
-        names = self.insertable(table, {name for name, value in row.items() if value is not None})
+        names = self.insertable_columns(table, {name for name, value in row.items() if value is not None})
         whole = {**row, **self.derived(row.get("embedding_model_id"))} if table == BASES else row
         listed = ", ".join(f'"{name}"' for name in names)
         statement = f'INSERT INTO "{table}" ({listed}) VALUES ({", ".join("?" * len(names))})'
         return statement, tuple(whole.get(name) for name in names)
 
 
-def read_tables(path: Path, db: apsw.Connection) -> Tables:
+def read_tables(path: Path, db: apsw.Connection) -> CatalogTables:
     """Read what tables and columns the catalog at ``path`` has.
 
     Raises:
         apsw.Error: it cannot be read.
     """
     found = {}
-    for table in GIVEN:
+    for table in INSERTED_COLUMNS:
         columns = db.execute(f"PRAGMA table_info('{table}')").fetchall()
         if columns:
             found[table] = {str(row[1]): _is_needed(*row[3:5]) for row in columns}
-    return Tables(path, found)
+    return CatalogTables(path, found)
 
 
 def _is_needed(not_null: Any, default: Any) -> bool:
@@ -171,7 +171,7 @@ def _is_needed(not_null: Any, default: Any) -> bool:
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
-def model_of(row: Row, capabilities: tuple[str, ...] = EMBEDDING) -> ModelRow:
+def read_model(row: Row, capabilities: tuple[str, ...] = EMBEDDING) -> ModelRow:
     """Return a model in full from its row in any catalog, where what it inherits from the application is null.
 
     Args:
@@ -199,7 +199,7 @@ def _listed(capabilities: Any) -> tuple[str, ...]:
     return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list | tuple) else ()
 
 
-def model_values(model: ModelRow, key: str, now_ms: int) -> Row:
+def make_model_row(model: ModelRow, key: str, now_ms: int) -> Row:
     """Return the row of a new model: complete by itself, with ``key`` as its place and ``now_ms`` as its times."""
     return {
         "id": model.id,
@@ -214,7 +214,7 @@ def model_values(model: ModelRow, key: str, now_ms: int) -> Row:
     }
 
 
-def provider_values(provider: str, name: str, key: str, now_ms: int, *, is_enabled: bool = False) -> Row:
+def make_provider_row(provider: str, name: str, key: str, now_ms: int, *, is_enabled: bool = False) -> Row:
     """Return the row of a new provider of the user's own; it has no keys."""
     values = {"provider_id": provider, "name": name, "is_enabled": int(is_enabled), "order_key": key}
     return {**values, **dict.fromkeys(_TIMES, now_ms)}
@@ -261,9 +261,9 @@ def copy_definitions(source: apsw.Connection, copy: apsw.Connection, tables: Ite
             copy.execute(str(sql))
 
 
-def dangling(db: apsw.Connection) -> Iterator[tuple[str, str, int]]:
+def find_dangling_references(db: apsw.Connection) -> Iterator[tuple[str, str, int]]:
     """Yield the references of a catalog's tables that lead nowhere: the table, what it refers to, and the row."""
-    for name in GIVEN:
+    for name in INSERTED_COLUMNS:
         if db.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,)).get is not None:
             for table, rowid, parent, _ in db.execute(f"PRAGMA foreign_key_check('{name}')"):
                 yield str(table), str(parent), rowid if isinstance(rowid, int) else -1

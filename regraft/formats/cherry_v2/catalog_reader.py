@@ -6,14 +6,21 @@ no API key is ever held.
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
 import msgspec
 
-from regraft import sqlite
-from regraft.language import tr
+from regraft.disk import sqlite, untrusted_sqlite
+from regraft.formats import json_text
+from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
+from regraft.language import join_list, tr
+from regraft.text import is_blank, lenient_text, replace_surrogates, trim, utf16_len
 
 #: A row by the names of those columns that are there; values are of any type.
 Row = dict[str, Any]
@@ -50,7 +57,7 @@ class StoredCatalog(msgspec.Struct, frozen=True, kw_only=True):
     models: list[Row] | None = None
 
 
-def base_key(row: Row) -> str:
+def base_id_text(row: Row) -> str:
     """Return a base's id as findings give it."""
     return str(row.get("id"))
 
@@ -66,7 +73,7 @@ def read_catalog(path: Path, *, data: bool = True) -> StoredCatalog:
         CatalogProblem: it is missing, no SQLite file, damaged, or has no table of bases.
     """
     try:
-        with sqlite.reading(path) as db:
+        with sqlite.open_readonly(path) as db:
             bases, items, providers, models = (_rows(db, table, data=data) for table in _COLUMNS)
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         if sqlite.is_write_failure(error):
@@ -89,7 +96,203 @@ def _rows(db: apsw.Connection, table: str, *, data: bool) -> list[Row] | None:
         return []
     source = f"{table} NOT INDEXED ORDER BY rowid"
     try:
-        rows = db.execute(f"SELECT {', '.join(map(sqlite.quoted, columns))} FROM {source}").fetchall()
+        rows = db.execute(f"SELECT {', '.join(map(untrusted_sqlite.quote_name, columns))} FROM {source}").fetchall()
     except UnicodeDecodeError:
-        rows = list(sqlite.lenient_rows(db, columns, source))
+        rows = list(untrusted_sqlite.read_lenient_rows(db, columns, source))
     return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+# Single rows of a catalog of any build, whatever their texts hold (``docs/formats/catalog.md``).
+#
+# Only named columns are read, and only rows that are asked for: a catalog may have a great many items, with whole notes
+# in them. Text that is no UTF-8 is read as by :func:`regraft.text.lenient_text`.
+
+
+_BASE_COLUMNS = (
+    *("id", "name", "status", "error", "embedding_model_id", "dimensions", "rerank_model_id", "threshold"),
+    "document_count",
+)
+_ITEM_COLUMNS = ("id", "base_id", "type", "status", "data")
+
+
+class CatalogLookup:
+    """Rows of an open catalog by the names of those columns that are there.
+
+    Every method raises :class:`CatalogProblem` where the catalog is damaged.
+    """
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._base_columns = self._there("knowledge_base", _BASE_COLUMNS)
+        self._item_columns = self._there("knowledge_item", _ITEM_COLUMNS)
+        if "id" not in self._base_columns:
+            raise CatalogProblem(tr("has no table `knowledge_base`"))
+
+    def bases(self) -> list[Row]:
+        """Return all bases, in the order of their rows."""
+        return self._rows("knowledge_base", self._base_columns, "ORDER BY rowid", ())
+
+    def items(self, ids: Iterable[str]) -> dict[str, Row] | None:
+        """Return items by their ids, without those that are not there; None where there is no table of items."""
+        if "id" not in self._item_columns:
+            return None
+        wanted = json.dumps(sorted(set(ids)))
+        condition = "WHERE id IN (SELECT value FROM json_each(?))"
+        return {str(row["id"]): row for row in self._rows("knowledge_item", self._item_columns, condition, (wanted,))}
+
+    def _there(self, table: str, columns: tuple[str, ...]) -> tuple[str, ...]:
+        with _damage_named():
+            there = {str(row[1]).lower() for row in self._db.execute(f"PRAGMA table_info('{table}')")}
+        return tuple(name for name in columns if name in there)
+
+    def _rows(self, table: str, columns: tuple[str, ...], rest: str, values: tuple[str, ...]) -> list[Row]:
+        read = ", ".join(
+            f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END" for name in columns
+        )
+        with _damage_named():
+            rows = self._db.execute(f"SELECT {read} FROM {table} {rest}", values).fetchall()
+        plain = ((lenient_text(value) if isinstance(value, bytes) else value for value in row) for row in rows)
+        return [dict(zip(columns, row, strict=True)) for row in plain]
+
+
+@contextmanager
+def open_catalog(path: Path) -> Iterator[CatalogLookup]:
+    """Open a catalog on disk, without a trace.
+
+    Raises:
+        CatalogProblem: it is missing, no SQLite file, damaged, or has no table of bases.
+    """
+    with ExitStack() as opened:
+        with _damage_named():
+            db = opened.enter_context(sqlite.open_readonly(path))
+        yield CatalogLookup(db)
+
+
+@contextmanager
+def _damage_named() -> Iterator[None]:
+    try:
+        yield
+    except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        if sqlite.is_write_failure(error):
+            raise
+        raise CatalogProblem(tr("cannot be read: {error}", error=error)) from error
+
+
+def read_item_data(row: Row) -> Mapping[str, Any]:
+    """Return what an item's column ``data`` holds; empty where that is no JSON object."""
+    try:
+        data = json_text.loads(row.get("data") or "{}")
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+# What an item of a catalog holds: the texts that each type has (``docs/formats/catalog.md``, "`data`").
+
+
+#: Texts that the data of each type has, and those that it may have.
+DATA_FIELDS = {
+    "file": (("source", "relativePath"), ("indexedRelativePath",)),
+    "url": (("source", "url"), ("relativePath",)),
+    "note": (("source", "content"), ("relativePath",)),
+    "directory": (("source",), ("relativePath",)),
+}
+
+
+def parse_item_data(item: Row) -> dict[str, Any]:
+    """Return what an item holds; nothing where that is no JSON object."""
+    text = item.get("data")
+    try:
+        found = json_text.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def list_unknown_fields(item: Row) -> list[str]:
+    """Return what an item's data hold that those of its type do not; nobody here throws that away."""
+    needed, more = DATA_FIELDS.get(str(item.get("type")), ((), ()))
+    return sorted(parse_item_data(item).keys() - {*needed, *more})
+
+
+def find_data_problem(item: Row) -> str | None:
+    """Return what keeps the application from reading an item's data; None where nothing does."""
+    kind = item.get("type")
+    if not isinstance(kind, str) or kind not in DATA_FIELDS or "data" not in item:
+        return None  # the type itself is what is wrong
+    data = parse_item_data(item)
+    if not data:
+        return tr("its data is not a JSON object")
+    wrong = _without_text(kind, data)
+    if wrong:
+        return tr("its data has no text for {wrong}", wrong=join_list(wrong))
+    if list_unknown_fields(item):
+        return tr(
+            "its data has {unknown_fields}, which no {kind} has",
+            unknown_fields=join_list(list_unknown_fields(item)),
+            kind=kind,
+        )
+    if kind == "note" and utf16_len(data["content"].encode("utf-8", "replace").decode()) > MAX_NOTE_UNITS:
+        return tr("its content is longer than {max_note_units:,} units", max_note_units=MAX_NOTE_UNITS)
+    return None
+
+
+def _without_text(kind: str, data: dict[str, Any]) -> list[str]:
+    """Return the fields of an item's data that should be texts and are none, or are blank ones."""
+    needed, more = DATA_FIELDS[kind]
+    wrong = [name for name in needed if not isinstance(data.get(name), str)]
+    wrong += [name for name in more if not isinstance(data.get(name, ""), str)]
+    # Only what a note holds may be empty: a path or an address has to lead somewhere.
+    return wrong + [name for name in needed if name not in ("content", *wrong) and is_blank(data[name])]
+
+
+def find_data_damage(item: Row) -> str | None:
+    """Return the same, but for what a later release may write besides."""
+    more = list_unknown_fields(item)
+    known = {name: value for name, value in parse_item_data(item).items() if name not in more}
+    return find_data_problem({**item, "data": json.dumps(known)} if more else item)
+
+
+# What the application calls an item in its lists (``docs/search.md``, "Names of items").
+
+
+_SEPARATORS = re.compile(r"[/\\]+")
+_LINE_ENDS = re.compile("\r\n|[\n\r\u2028\u2029]")
+
+
+def item_name(kind: object, data: Mapping[str, Any]) -> str | None:
+    """Return the name of an item, None where nothing says it.
+
+    A url is called by its address; a note by its file without ``.md``, else by the first line of its source or text;
+    everything else by the last part of its path.
+
+    Args:
+        kind: the item's type.
+        data: what its column ``data`` holds.
+    """
+    names: tuple[str, ...]
+    source, path = data.get("source"), data.get("relativePath")
+    match kind:
+        case "url":
+            names = (_text(data.get("url")), _text(source))
+        case "note":
+            names = (_last(path).removesuffix(".md"), _first_line(source), _first_line(data.get("content")))
+        case _:
+            names = (_last(path), _last(source))
+    return next((replace_surrogates(name) for name in names if name), None)
+
+
+def _text(value: object) -> str:
+    return trim(value) if isinstance(value, str) else ""
+
+
+def _last(path: object) -> str:
+    """Return the last part of a path of either system; empty where there is none."""
+    parts = _SEPARATORS.split(path) if isinstance(path, str) else []
+    return next((part for part in reversed(parts) if not is_blank(part)), "")
+
+
+def _first_line(value: object) -> str:
+    """Return the first line that is not blank."""
+    lines = _LINE_ENDS.split(value) if isinstance(value, str) else []
+    return next(filter(None, map(trim, lines)), "")

@@ -6,19 +6,22 @@ base. Names are those of a source's tree.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
 
+from regraft.disk.trees import FolderTree, Tree, ZipTree, join_path
 from regraft.errors import SourceUnreadable
-from regraft.formats.cherry_preview.libsql import Layout, Look, look_in
+from regraft.formats import json_text
+from regraft.formats.cherry_preview import IndexLayout, IndexSummary, summarize_member
 from regraft.formats.cherry_v1.layout import VECTORS_FOLDER
+from regraft.identity import replace
 from regraft.language import tr
-from regraft.records import replace
-from regraft.tree import FolderTree, Tree, ZipTree, join
 
 CATALOG_FILE = "catalog.sqlite"
 PROFILE_DATABASE = "cherrystudio.sqlite"
@@ -38,7 +41,7 @@ _LEVELS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Store:
+class StoreFile:
     """A file that holds one base: its name in the tree, and what it is at a glance."""
 
     #: The base's id, by the place where the file lies; None where that says nothing.
@@ -46,16 +49,16 @@ class Store:
     name: str
     #: The folder of the base's raw files.
     raw: str
-    look: Look
+    look: IndexSummary
 
 
 class Stores(msgspec.Struct, frozen=True):
     """The stores of a source, one for each base, in the order of their names."""
 
     #: Those of preview builds, and those that nobody can read.
-    preview: tuple[Store, ...] = ()
+    preview: tuple[StoreFile, ...] = ()
     #: Those in the v2 layout.
-    current: tuple[Store, ...] = ()
+    current: tuple[StoreFile, ...] = ()
     #: The catalog beside or above them, None where there is none.
     catalog: str | None = None
     #: The database that a beta left in the root of a profile, beside the live one in ``Data/``; it is never read.
@@ -71,7 +74,7 @@ class Stores(msgspec.Struct, frozen=True):
     @property
     def has_preview(self) -> bool:
         """Tell whether any store is known to be one of a preview build."""
-        return any(store.look.layout is Layout.PREVIEW for store in self.preview)
+        return any(store.look.layout is IndexLayout.PREVIEW for store in self.preview)
 
 
 def is_uuid(text: str) -> bool:
@@ -79,7 +82,7 @@ def is_uuid(text: str) -> bool:
     return _UUID.fullmatch(text) is not None
 
 
-def rooted(path: Path) -> tuple[FolderTree, str]:
+def open_surrounding_tree(path: Path) -> tuple[FolderTree, str]:
     """Return a tree in which what belongs to ``path`` can be named too, and the name of ``path`` in it.
 
     What belongs to a base's file or folder is its ``raw/`` and the catalog of its library or profile, which lie above.
@@ -106,18 +109,18 @@ def find_stores(tree: Tree, inside: str) -> Stores:
         tree: a folder or an archive.
         inside: the name in it of what is looked at; empty for all of it.
     """
-    single = next((name for name in _single_names(inside) if is_index(tree, name)), None)
+    single = next((name for name in _single_names(inside) if is_index_file(tree, name)), None)
     if single is not None:
         # The tree may begin at the base's own folder, whose name then stands in no name.
         whole = single if isinstance(tree, ZipTree) else f"{tree.path.absolute().as_posix()}/{single}"
-        stores, bases = [_known(_store(tree, base_id_of(whole), single))], KNOWLEDGE_FOLDER
+        stores, bases = [_known(_store(tree, base_id_from_path(whole), single))], KNOWLEDGE_FOLDER
     else:
         folders = _folders_of_bases(tree, inside)
         stores, bases = list(_chosen(tree, folders)), folders[0]
     catalog = _catalog(tree, inside)
     return Stores(
-        preview=tuple(one for one in stores if one.look.layout in (Layout.PREVIEW, Layout.UNREADABLE)),
-        current=tuple(one for one in stores if one.look.layout is Layout.CURRENT),
+        preview=tuple(one for one in stores if one.look.layout in (IndexLayout.PREVIEW, IndexLayout.UNREADABLE)),
+        current=tuple(one for one in stores if one.look.layout is IndexLayout.CURRENT),
         catalog=catalog,
         stale_copy=_stale_copy(tree, catalog),
         bases=bases,
@@ -125,7 +128,7 @@ def find_stores(tree: Tree, inside: str) -> Stores:
     )
 
 
-def with_catalog(stores: Stores, catalog: str, bases: Collection[str]) -> Stores:
+def replace_catalog(stores: Stores, catalog: str, bases: Collection[str]) -> Stores:
     """Return the stores of a catalog that the user named in place of the one of its folder.
 
     Args:
@@ -142,26 +145,26 @@ def with_catalog(stores: Stores, catalog: str, bases: Collection[str]) -> Stores
     )
 
 
-def is_index(tree: Tree, name: str) -> bool:
+def is_index_file(tree: Tree, name: str) -> bool:
     """Tell whether a base's file is there; one that nobody may look for counts as there, and cannot be read."""
     return tree.kind(name) == "file" or (name.endswith(INDEX_FILE) and tree.is_denied(name))
 
 
 def _folders_of_bases(tree: Tree, inside: str) -> list[str]:
-    below = [join(inside, name) for name in (f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)]
+    below = [join_path(inside, name) for name in (f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)]
     return [folder for folder in below if tree.kind(folder) == "folder"] or [inside]
 
 
 def _single_names(inside: str) -> tuple[str, ...]:
     """Return the files that are one base's where ``inside`` is that file or its folder."""
-    return (inside, join(inside, INDEX_FILE), join(inside, _INDEX_NAME))
+    return (inside, join_path(inside, INDEX_FILE), join_path(inside, _INDEX_NAME))
 
 
 def _catalog(tree: Tree, inside: str) -> str | None:
     places = [inside, *(str(parent) for parent in PurePosixPath(inside).parents)]
     # The application opens the one in `Data/`; only a beta has one in the profile's root alone.
     names = (LIVE_DATABASE, PROFILE_DATABASE, CATALOG_FILE)
-    found = (join("" if place == "." else place, name) for place in places for name in names)
+    found = (join_path("" if place == "." else place, name) for place in places for name in names)
     return next((name for name in found if tree.kind(name) == "file"), None)
 
 
@@ -169,11 +172,11 @@ def _stale_copy(tree: Tree, catalog: str | None) -> str | None:
     """Return the database of a beta beside the live one, which nothing reads."""
     if catalog is None or PurePosixPath(catalog).parts[-2:] != (DATA_FOLDER, PROFILE_DATABASE):
         return None
-    beside = join(PurePosixPath(catalog).parent.parent.as_posix().removeprefix("."), PROFILE_DATABASE)
+    beside = join_path(PurePosixPath(catalog).parent.parent.as_posix().removeprefix("."), PROFILE_DATABASE)
     return beside if tree.kind(beside) == "file" else None
 
 
-def profile_of(path: Path) -> Path:
+def find_profile(path: Path) -> Path:
     """Return the profile whose ``Data`` folder a path is; any other path as it is."""
     if path.name != DATA_FOLDER:
         return path
@@ -186,7 +189,7 @@ def profile_of(path: Path) -> Path:
     return path if is_itself or (path / "metadata.json").is_file() else path.parent
 
 
-def base_id_of(name: str) -> str | None:
+def base_id_from_path(name: str) -> str | None:
     """Return the id that a file's place gives its base: its folder's or its own name, None where that says nothing."""
     path = PurePosixPath(name)
     if path.parent.name == _INDEX_FOLDER:
@@ -199,17 +202,17 @@ def _flat_id(name: str) -> str:
     return path.stem if path.suffix.lower() in _DATABASE_SUFFIXES else name
 
 
-def _store(tree: Tree, base_id: str | None, name: str) -> Store:
+def _store(tree: Tree, base_id: str | None, name: str) -> StoreFile:
     folder = PurePosixPath(name).parent
     if folder.name == _INDEX_FOLDER:
         raw = folder.parent / RAW_FOLDER
     else:
         raw = folder / base_id / RAW_FOLDER if folder.name == KNOWLEDGE_FOLDER and base_id else folder / RAW_FOLDER
     try:
-        look = look_in(tree, name)
+        look = summarize_member(tree, name)
     except SourceUnreadable as error:
-        look = Look(Layout.UNREADABLE, problem=str(error.facts["reason"]))
-    return Store(base_id=base_id, name=name, raw=str(raw), look=look)
+        look = IndexSummary(IndexLayout.UNREADABLE, problem=str(error.facts["reason"]))
+    return StoreFile(base_id=base_id, name=name, raw=str(raw), look=look)
 
 
 class _Files(msgspec.Struct):
@@ -223,44 +226,86 @@ def _files(tree: Tree, folders: list[str]) -> dict[str, _Files]:
     found: dict[str, _Files] = {}
     for folder in folders:
         for child in tree.children(folder):
-            place = join(folder, child)
+            place = join_path(folder, child)
             if tree.kind(place) == "file":
                 found.setdefault(_flat_id(child), _Files()).flat.append(place)
-            elif is_index(tree, join(place, INDEX_FILE)):
-                found.setdefault(child, _Files()).indexes.append(join(place, INDEX_FILE))
+            elif is_index_file(tree, join_path(place, INDEX_FILE)):
+                found.setdefault(child, _Files()).indexes.append(join_path(place, INDEX_FILE))
     return dict(sorted(found.items()))
 
 
-def _chosen(tree: Tree, folders: list[str]) -> Iterator[Store]:
+def _chosen(tree: Tree, folders: list[str]) -> Iterator[StoreFile]:
     for base_id, files in _files(tree, folders).items():
         stores = [_known(_store(tree, base_id, name)) for name in files.indexes]
         # Beside the folders of bases there may lie anything: v1's vector files, the application's own lists.
         flat = (_store(tree, base_id, name) for name in files.flat)
-        stores += [one for one in flat if one.look.layout is not Layout.UNREADABLE or is_uuid(base_id)]
+        stores += [one for one in flat if one.look.layout is not IndexLayout.UNREADABLE or is_uuid(base_id)]
         if stores:
             yield min(stores, key=_rank)
 
 
-def _known(store: Store) -> Store:
+def _known(store: StoreFile) -> StoreFile:
     """Return a file in a base's own folder as its store, whatever it holds."""
-    if store.look.layout is not Layout.OTHER or not store.name.endswith(_INDEX_NAME):
+    if store.look.layout is not IndexLayout.OTHER or not store.name.endswith(_INDEX_NAME):
         return store
-    return replace(store, look=Look(Layout.UNREADABLE, problem=tr("it holds none of the known tables")))
+    return replace(store, look=IndexSummary(IndexLayout.UNREADABLE, problem=tr("it holds none of the known tables")))
 
 
-def _rank(store: Store) -> int:
+def _rank(store: StoreFile) -> int:
     """Return which of several stores of one base stands for it: the lowest; a tie goes to the first."""
     look = store.look
     order = (
-        look.layout is Layout.CURRENT and look.has_rows,
-        look.layout is Layout.PREVIEW and look.has_rows,
-        look.layout is Layout.PREVIEW,
-        look.layout is Layout.CURRENT,
-        look.layout is Layout.UNREADABLE,
+        look.layout is IndexLayout.CURRENT and look.has_rows,
+        look.layout is IndexLayout.PREVIEW and look.has_rows,
+        look.layout is IndexLayout.PREVIEW,
+        look.layout is IndexLayout.CURRENT,
+        look.layout is IndexLayout.UNREADABLE,
     )
     return order.index(True) if True in order else len(order)
 
 
-def is_index_place(path: Path) -> bool:
+def is_index_path(path: Path) -> bool:
     """Tell whether a file lies where the index of a base does, whatever it holds."""
     return path.absolute().match(INDEX_FILE)
+
+
+# The report that a migration leaves in a library, as far as others read it (``docs/formats/library.md``).
+
+
+REPORT_FILE = "report.json"
+REPORT_PAGE = "report.html"
+
+#: A report that is larger, in bytes, is none of ours.
+_LARGEST = 256 << 20
+
+
+def read_report_bytes(tree: Tree, folder: str = "") -> bytes:
+    """Return the report beside a library's catalog; nothing where there is none, or none that can be ours.
+
+    Raises:
+        SourceUnreadable: the disk fails: nobody knows whether there is one.
+    """
+    name = join_path(folder, REPORT_FILE)
+    try:
+        if tree.kind(name) != "file" or tree.size(name) > _LARGEST:
+            return b""
+        with tree.open(name) as file:
+            return file.read()
+    except OSError as error:
+        cause = error.__cause__ if isinstance(error, SourceUnreadable) else error
+        if isinstance(cause, OSError) and cause.errno == errno.EIO:
+            raise SourceUnreadable(path=name, reason=cause.strerror) from error
+        return b""
+
+
+def read_reported_ids(tree: Tree, folder: str = "") -> dict[str, str]:
+    """Return the ids of bases by their v1 ids, as the report of the last migration gives them.
+
+    Raises:
+        SourceUnreadable: as for :func:`report_bytes`.
+    """
+    try:
+        reported: Any = json_text.loads(read_report_bytes(tree, folder))
+        return {old: new for old, new in reported["ids"]["bases"].items() if isinstance(new, str)}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, ModelRow, ProviderRow
+from regraft.identity import replace
 from regraft.language import tr
-from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank, trim
@@ -75,7 +75,7 @@ def _objects(values: Any) -> Iterator[dict[str, Any]]:
     return (value for value in values if isinstance(value, dict)) if isinstance(values, list) else iter(())
 
 
-class Models:
+class ModelResolver:
     """The models of a source, and those re-created for its bases so far.
 
     Args:
@@ -203,7 +203,7 @@ class Models:
             choice, notices=(*choice.notices, Notice(code=notices.PROVIDER_RETIRED, message=message, base=legacy_base))
         )
 
-    def unused_words(self) -> Iterator[Notice]:
+    def unused_overrides(self) -> Iterator[Notice]:
         """Say which of the user's words met no base: a typing error, most likely."""
         for old in (*self._word.mapped, *sorted(self._word.recreated)):
             if old not in self._used:

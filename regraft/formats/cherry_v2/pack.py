@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from regraft import __version__, links
-from regraft.errors import SourceUnreadable
+from regraft import __version__
+from regraft.disk import links
+from regraft.disk.trees import CHUNK_BYTES, Tree, join_path
+from regraft.errors import PackUnreadable, SourceUnreadable
 from regraft.language import tr
 from regraft.ledger.values import Count
-from regraft.move_errors import PackUnreadable
-from regraft.tree import CHUNK_BYTES, Tree, join
 
 #: The name of the manifest in a pack.
 MANIFEST = "pack.json"
@@ -77,7 +77,7 @@ def read_manifest(tree: Tree, inside: str = "") -> Manifest | None:
     Raises:
         PackUnreadable: it is there, and broken or of a later regraft.
     """
-    name = join(inside, MANIFEST)
+    name = join_path(inside, MANIFEST)
     if tree.kind(name) != "file":
         return None
     path = f"{tree.path}/{name}"
@@ -99,7 +99,7 @@ def read_manifest(tree: Tree, inside: str = "") -> Manifest | None:
     return found
 
 
-def problem_of(path: Path, packed: PackedFile, digest: str | None = None) -> str | None:
+def find_file_problem(path: Path, packed: PackedFile, digest: str | None = None) -> str | None:
     """Return why a file is not the one that was packed; None where it is.
 
     ``digest`` is its SHA-256 where that is known; else it is read.
@@ -112,14 +112,14 @@ def problem_of(path: Path, packed: PackedFile, digest: str | None = None) -> str
     size = path.stat().st_size
     if size != packed.bytes:
         return tr("it has {size:,} bytes, not {bytes:,}", size=size, bytes=packed.bytes)
-    return None if (digest or digest_of(path)) == packed.sha256 else tr("its bytes do not match their checksum")
+    return None if (digest or hash_file(path)) == packed.sha256 else tr("its bytes do not match their checksum")
 
 
-def digest_of(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file in hex.
 
     Raises:
         OSError: it cannot be read.
     """
-    with links.reading(path, buffering=0) as file:
+    with links.open_for_reading(path, buffering=0) as file:
         return hashlib.file_digest(file, "sha256", _bufsize=CHUNK_BYTES).hexdigest()

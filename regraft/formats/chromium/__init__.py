@@ -4,8 +4,8 @@
 profile needs; whatever the bytes, they return or raise :class:`StorageDamaged` (or OSError, for a disk that fails).
 """
 
-from regraft.formats.chromium.damage import Found, StorageChanged, StorageDamaged
 from regraft.formats.chromium.indexed_db import StoreRows, read_stores
+from regraft.formats.chromium.leveldb import Found, StorageChanged, StorageDamaged
 from regraft.formats.chromium.local_storage import StoredText, read_key
 
 __all__ = ["Found", "StorageChanged", "StorageDamaged", "StoreRows", "StoredText", "read_key", "read_stores"]

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from regraft.formats.chromium.damage import Found, Malformed, StorageDamaged
-from regraft.formats.chromium.leveldb import LevelDb, read_leveldb
-from regraft.formats.chromium.leveldb_log import Record
+from regraft.disk.trees import Tree
+from regraft.formats.chromium.leveldb import Found, LevelDb, Malformed, Record, StorageDamaged, read_leveldb
 from regraft.language import tr
-from regraft.tree import Tree
 
 COMPARATOR = "leveldb.BytewiseComparator"
 _UTF_16, _LATIN_1 = 0, 1

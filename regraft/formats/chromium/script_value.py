@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from regraft.formats.chromium.damage import Bytes, Malformed
+from regraft.formats.chromium.leveldb import Bytes, Malformed
 from regraft.language import tr
 
 VERSION_TAG = 0xFF

@@ -16,15 +16,14 @@ import apsw
 import msgspec
 from msgspec import Struct
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import sidecar
-from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES
-from regraft.formats.codex_mem.notes import Counts, Notes, total
+from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES, Counts, Notes, total
 from regraft.formats.codex_mem.sidecar import Meta, SidecarOfOtherVersion, SidecarUnreadable, Vectors
+from regraft.identity import replace
 from regraft.language import tr
-from regraft.records import replace
-from regraft.system import SidecarProblem
+from regraft.stores.systems import SidecarProblem
 
 
 class State(StrEnum):
@@ -81,7 +80,7 @@ def opened(database: Path) -> Iterator[Memory]:
     """
     place = codex_mem_database.sidecar_of(database)
     with ExitStack() as stack:
-        db = stack.enter_context(sqlite.reading(database, beside_writers=True))
+        db = stack.enter_context(sqlite.open_readonly(database, beside_writers=True))
         vectors, problem, is_readable, version = None, None, True, None
         try:
             vectors = Vectors(*stack.enter_context(sidecar.reading(place)))

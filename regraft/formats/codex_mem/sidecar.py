@@ -15,9 +15,9 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.language import tr
-from regraft.system import SidecarProblem
+from regraft.stores.systems import SidecarProblem
 
 #: The layout's version: a file of another one is not read.
 VERSION = 1
@@ -92,7 +92,7 @@ def create(path: Path, model_id: str, dimensions: int | None, now: str, *, rebui
         now: the time, RFC 3339.
         rebuilding: whether it takes the place of another one.
     """
-    with sqlite.writing(path, create=True) as db, sqlite.transaction(db):
+    with sqlite.open_writable(path, create=True) as db, sqlite.transaction(db):
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         for statement in _TABLES:
             db.execute(statement)
@@ -163,7 +163,7 @@ def reading(path: Path) -> Iterator[tuple[apsw.Connection, Meta]]:
         raise FileNotFoundError(path)
     with ExitStack() as stack:
         try:
-            db = stack.enter_context(sqlite.reading(path, vectors=True, beside_writers=True))
+            db = stack.enter_context(sqlite.open_readonly(path, vectors=True, beside_writers=True))
             meta = read_meta(db)
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             raise SidecarUnreadable(tr("it cannot be read ({error})", error=error)) from error

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import apsw
 
-from regraft import links, sqlite
+from regraft.disk import links, sqlite
+from regraft.disk.trees import FolderTree
+from regraft.errors import ProjectUnknown
 from regraft.formats.codex_mem import database
 from regraft.kinds import Kind
 from regraft.language import tr
-from regraft.located import Located
-from regraft.system import System
-from regraft.system_errors import ProjectUnknown
-from regraft.text import shown
-from regraft.tree import FolderTree
+from regraft.stores.systems import Located, System
+from regraft.text import printable
 
 
 class CodexMem(System):
@@ -47,7 +46,7 @@ class CodexMem(System):
         notes = database.database_of(path)
         if notes is None or not notes.is_file():
             return None
-        return tr("the vectors of {notes}: give that", notes=shown(notes))
+        return tr("the vectors of {notes}: give that", notes=printable(notes))
 
     def located(self, path: Path) -> Located:
         """See :class:`System`."""
@@ -66,7 +65,7 @@ class CodexMem(System):
 
     def part_names(self, found: Located) -> dict[str, str]:
         """See :class:`System`."""
-        with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.reading(found.path) as db:
+        with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.open_readonly(found.path) as db:
             return {key: project.name for key, project in database.projects(db).items()}
         return {}
 

@@ -7,7 +7,6 @@ other as the index's one segment. Where anything is other than this page says, t
 
 from __future__ import annotations
 
-from regraft.formats.fts5.splice import Index
-from regraft.formats.fts5.words import LEAST_BYTES, Sorting, pays, sorting
+from regraft.formats.fts5.building import LEAST_BYTES, Index, Sorting, pays, sorting
 
 __all__ = ["LEAST_BYTES", "Index", "Sorting", "pays", "sorting"]

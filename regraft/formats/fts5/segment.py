@@ -6,15 +6,39 @@ import struct
 from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from regraft.formats.fts5 import varints
-from regraft.formats.fts5.jobs import CHARACTER_BITS, CODE_POINTS, Page
-from regraft.formats.fts5.runs import Doclists, changes, mark_step
-from regraft.formats.fts5.trigrams import CHARACTERS
-from regraft.formats.fts5.varints import Bytes, Numbers, Varints
+from regraft.disk import durable
+from regraft.formats.fts5 import runs
+from regraft.formats.fts5.records import (
+    CHARACTER_BITS,
+    CODE_POINTS,
+    Page,
+    RangeJob,
+    Run,
+    SortJob,
+    SpliceRefused,
+    read_runs,
+    read_texts,
+    write_pages,
+)
+from regraft.formats.fts5.runs import (
+    CHARACTERS,
+    ROWS_END,
+    Bytes,
+    Doclists,
+    Folding,
+    Numbers,
+    Varints,
+    changes,
+    mark_step,
+    read_run,
+    trigrams_of,
+    write_run,
+)
 from regraft.formats.sqlite_pages.records import put_varint
 
 #: Before each term: it is one of the index itself, not of an index of prefixes.
@@ -134,7 +158,7 @@ class _Part:
 
     def _write(self, rows: Numbers) -> None:
         """Write every doclist behind the other, and keep where each begins."""
-        row_bytes = varints.lengths_of(rows)
+        row_bytes = runs.lengths_of(rows)
         head_bytes = row_bytes.astype(np.int64)
         self._head_bytes = 2 + self._name_bytes - self._shared
         head_bytes[self._terms] += self._head_bytes
@@ -165,7 +189,7 @@ class _Part:
         return b"".join(parts)
 
     def _put_heads(self, stream: Bytes, rows: Varints, starts: Numbers) -> None:
-        varints.put_some(stream, rows)
+        runs.put_some(stream, rows)
         self._put_terms(stream, starts[self._terms])
 
     def _put_terms(self, stream: Bytes, starts: Numbers) -> None:
@@ -178,10 +202,10 @@ class _Part:
     def _list(self) -> None:
         """Write how far each term is behind the one before it, as pages list them."""
         distances = np.diff(self._term_offsets)
-        sizes = varints.lengths_of(distances)
+        sizes = runs.lengths_of(distances)
         ends = np.cumsum(sizes, dtype=np.int64)
         listed = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-        varints.put_all(listed, Varints(distances, sizes, ends))
+        runs.put_all(listed, Varints(distances, sizes, ends))
         self._listed, self._listed_at = listed.tobytes(), np.concatenate(([0], ends))
 
     # --- where pages begin -------------------------------------------------------------------------------------------
@@ -352,3 +376,58 @@ def _shared(names: Bytes, before: bytes) -> Numbers:
     others = np.concatenate((first[np.newaxis], names))[:-1]
     shared: Numbers = np.argmin(names == others, axis=1)
     return shared
+
+
+# Sorts the trigrams of texts into runs, and makes pages of a range of all runs (``docs/formats/fts5.md``).
+
+
+def sort(job: SortJob) -> list[tuple[Run, list[int]]]:
+    """Write the runs of texts and return each with samples of its trigrams, at equal distances.
+
+    There is one, or several where one number has no room for their keys.
+
+    Raises:
+        SpliceRefused, UnicodeError: that cannot be done with these texts, or with this SQLite.
+        apsw.Error, OSError: files cannot be read or written.
+    """
+    texts = list(read_texts(job.texts))
+    for (before, _), (rowid, _) in pairwise([(0, ""), *texts]):
+        if not before < rowid < ROWS_END:
+            raise SpliceRefused("the numbers of the rows do not rise, or are too high")
+    runs = list(_runs(texts, job.into, job))
+    durable.remove(job.texts)
+    return runs
+
+
+def _runs(texts: list[tuple[int, str]], into: Path, job: SortJob) -> Iterator[tuple[Run, list[int]]]:
+    found = trigrams_of([text for _, text in texts], _folding(job.arguments))
+    if found is not None:
+        rows = np.fromiter((rowid for rowid, _ in texts), dtype=np.int64, count=len(texts))
+        yield write_run(found, rows, into, job.page_bytes)
+        return
+    # Fewer texts take fewer bits.
+    if len(texts) == 1:
+        raise SpliceRefused("a text is too long, of too many different characters")
+    middle = len(texts) // 2
+    for letter, some in (("a", texts[:middle]), ("b", texts[middle:])):
+        yield from _runs(some, into.with_name(f"{into.name}{letter}"), job)
+
+
+@cache
+def _folding(arguments: str) -> Folding:
+    """Return what this process has learned of a tokenizer."""
+    return Folding(arguments)
+
+
+def make_pages(job: RangeJob) -> int:
+    """Write the pages over a range of trigrams and return their number.
+
+    Raises:
+        SpliceRefused: the runs are not what they should be.
+        OSError: files cannot be read or written.
+    """
+    parts = (read_run(run, job.low, job.high, job.page_bytes) for run in read_runs(job.runs))
+    # What one trigram has in one run after the other is sorted as it stands; there may be very much of it.
+    some = parts if job.high == job.low + 1 else iter([Doclists.of_all(list(parts))])
+    with durable.open_binary(job.into, "xb") as file:
+        return write_pages(file, pages_of(some, job.page_bytes))

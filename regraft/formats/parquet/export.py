@@ -11,28 +11,27 @@ import apsw
 import msgspec
 from msgspec import Struct
 
-from regraft import links, steady
-from regraft.base_names import meant
+from regraft.disk import links, sqlite
+from regraft.disk.file_paths import vector_file_name
+from regraft.disk.trees import join_path
 from regraft.errors import SourceNotMigratable, SourceUnreadable, TargetNotWritable, WrongUsage
-from regraft.formats.cherry_v1 import embedjs
-from regraft.formats.cherry_v1.layout import vector_file_in
+from regraft.formats.cherry_v1 import layout as cherry_v1_layout
+from regraft.formats.cherry_v1.layout import find_vector_file
 from regraft.formats.cherry_v1.state import read_state
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
-from regraft.formats.cherry_v2.index.vector_lengths import stated_dimensions
-from regraft.formats.cherry_v2.layout import Store
-from regraft.formats.parquet import chunks, columns, legacy, metadata, stored
-from regraft.formats.parquet.columns import UnitRow
-from regraft.formats.parquet.metadata import About, AboutBase
-from regraft.formats.parquet.stored import BaseLook
+from regraft.formats.cherry_v2.index.schema import catalog_dimensions
+from regraft.formats.cherry_v2.layout import StoreFile
+from regraft.formats.parquet import row_sources, unit_file
+from regraft.formats.parquet.row_sources import BaseSummary
+from regraft.formats.parquet.unit_file import BaseMetadata, FileMetadata, UnitRow
 from regraft.formats.vector_survey import StoreProblem
-from regraft.kinds import NAMES, V1_SOURCES, Kind
-from regraft.language import joined, tr
-from regraft.locate import Located
-from regraft.names import vector_file_name
+from regraft.identity import resolve_base
+from regraft.kinds import KIND_NAMES, V1_SOURCES, Kind
+from regraft.language import format_count, join_list, tr
 from regraft.report.document import Report
 from regraft.report.progress import Progress, stage
-from regraft.text import counted, shown, whole
-from regraft.tree import join
+from regraft.stores.locate import Located
+from regraft.text import printable, replace_surrogates
 
 #: Kinds whose bases have an index of the current layout.
 V2_KINDS = (Kind.LIBRARY, Kind.PACK, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
@@ -68,25 +67,25 @@ class ExportReport(Report, kw_only=True):
     bases: list[ExportedBase]
 
 
-class Part(msgspec.Struct):
+class BaseExport(msgspec.Struct):
     """One base on its way into a file, and what became of it."""
 
-    about: AboutBase
+    about: BaseMetadata
     #: Its index or vector file on disk; None where it has none.
     file: Path | None = None
-    look: BaseLook | None = None
+    look: BaseSummary | None = None
     rows: int = 0
     vectors: int = 0
     problem: str | None = None
     #: What told the state of the file before anything of it was read.
-    mark: steady.Mark = ()
+    mark: sqlite.FileState = ()
     #: Streams its rows, once it was looked at.
-    rows_of: Callable[[Path, AboutBase, BaseLook], Iterator[UnitRow]] = stored.rows
+    rows_of: Callable[[Path, BaseMetadata, BaseSummary], Iterator[UnitRow]] = row_sources.read_index_rows
 
     @property
     def has_moved(self) -> bool:
         """Tell whether the file was written to since it was looked at."""
-        return self.file is not None and steady.mark_of(self.file) != self.mark
+        return self.file is not None and sqlite.read_file_state(self.file) != self.mark
 
     @property
     def vector_bytes(self) -> int | None:
@@ -95,7 +94,7 @@ class Part(msgspec.Struct):
 
     def report(self) -> ExportedBase:
         """Return the base's part of the command's document."""
-        look = self.look or BaseLook()
+        look = self.look or BaseSummary()
         return ExportedBase(
             id=self.about.id,
             name=self.about.name,
@@ -108,21 +107,21 @@ class Part(msgspec.Struct):
             problem=self.problem,
         )
 
-    def _skipped(self, look: BaseLook) -> dict[str, int]:
+    def _skipped(self, look: BaseSummary) -> dict[str, int]:
         orphans = {name: count for name, count in look.left_out.items() if name == "body.orphan"}
         skipped = {**look.skipped, **orphans}
         unread = look.bodies - self.rows - sum(skipped.values())
         return {**skipped, "unreadable": unread} if unread else skipped
 
 
-class Parts(msgspec.Struct):
+class SourceExport(msgspec.Struct):
     """All bases of a source that go into one file."""
 
     layout: str
-    bases: list[Part]
+    bases: list[BaseExport]
     catalog: StoredCatalog = msgspec.field(default_factory=StoredCatalog)
 
-    def about(self) -> About:
+    def about(self) -> FileMetadata:
         """Return the file's metadata.
 
         Raises:
@@ -131,8 +130,8 @@ class Parts(msgspec.Struct):
         dimensions = self._dimensions()
         models = self._models()
         keys = {row.get("provider_id") for row in models}
-        return About(
-            schema=metadata.SCHEMA,
+        return FileMetadata(
+            schema=unit_file.SCHEMA_VERSION,
             layout=self.layout,
             dimensions=dimensions,
             bases=[part.about for part in self.bases],
@@ -143,7 +142,7 @@ class Parts(msgspec.Struct):
     def _dimensions(self) -> int | None:
         sized = [(part.about.id, part.vector_bytes) for part in self.bases if part.vector_bytes]
         if len({size for _, size in sized}) > 1:
-            listed = joined(tr("{base_id} has {size}", base_id=base_id, size=size // 4) for base_id, size in sized)
+            listed = join_list(tr("{base_id} has {size}", base_id=base_id, size=size // 4) for base_id, size in sized)
             problem = tr(
                 "one file holds vectors of one length, but the bases differ in dimensions: {listed}", listed=listed
             )
@@ -167,7 +166,7 @@ def export(
     *,
     from_v1: bool = False,
     visible_to: tuple[str, ...] = (),
-) -> Parts:
+) -> SourceExport:
     """Write the units of a source to ``target``, all of the file or nothing; the source is only read.
 
     Args:
@@ -185,12 +184,12 @@ def export(
         TargetNotWritable: something else is there.
         OSError: the file cannot be written.
     """
-    columns.arrow()
+    unit_file.import_arrow()
     _check_kind(source, from_v1=from_v1)
     if visible_to and source.kind is not Kind.RSCLAW:
-        problem = tr("--visible-to is for documents of {kind}", kind=NAMES[Kind.RSCLAW])
+        problem = tr("--visible-to is for documents of {kind}", kind=KIND_NAMES[Kind.RSCLAW])
         raise WrongUsage(problem=problem, hint=tr("leave it out"))
-    columns.check_target(target)
+    unit_file.check_target(target)
     root = source.tree.path if source.kind is Kind.RSCLAW else source.path
     if root.is_dir() and links.is_at_or_below(target, root):
         raise TargetNotWritable(path=target, reason=tr("it lies in the source"))
@@ -198,7 +197,7 @@ def export(
         parts = _parts(source, bases, keep, from_v1=from_v1, visible_to=visible_to)
         about = parts.about()
         total = sum(part.look.bodies for part in parts.bases if part.look)
-        with stage(progress, "Writing", total, "texts"), columns.writing(target, about) as file:
+        with stage(progress, "Writing", total, "texts"), unit_file.write_units(target, about) as file:
             for part in parts.bases:
                 progress.at(part.about.name)
                 for row in _rows(part):
@@ -219,18 +218,18 @@ def _check_kind(source: Located, *, from_v1: bool) -> None:
         advice = tr("give --v1 to export its old table, or migrate it first")
     elif source.kind in V2_KINDS:
         advice = tr("leave out --v1, or name v1's part of it with --kind v1-profile")
-    raise SourceNotMigratable(path=source.path, what=NAMES[source.kind], advice=advice)
+    raise SourceNotMigratable(path=source.path, what=KIND_NAMES[source.kind], advice=advice)
 
 
 def _parts(
     source: Located, bases: tuple[str, ...], keep: ExitStack, *, from_v1: bool, visible_to: tuple[str, ...]
-) -> Parts:
+) -> SourceExport:
     if source.kind is Kind.RSCLAW:
         return _kb_parts(source, bases, visible_to, keep)
     return _v1_parts(source, bases, keep) if from_v1 else _v2_parts(source, bases, keep)
 
 
-def _rows(part: Part) -> Iterator[UnitRow]:
+def _rows(part: BaseExport) -> Iterator[UnitRow]:
     """Stream a base's rows; damage ends it, with what was read until then."""
     if part.file is None or part.look is None:
         return
@@ -241,19 +240,19 @@ def _rows(part: Part) -> Iterator[UnitRow]:
             raise
         part.problem = tr("cannot be read to its end: {error}", error=error)
     if part.has_moved:
-        part.problem = steady.MOVED
+        part.problem = sqlite.CHANGED_DURING_READ
 
 
-def _chosen(parts: list[Part], bases: tuple[str, ...]) -> list[Part]:
+def _chosen(parts: list[BaseExport], bases: tuple[str, ...]) -> list[BaseExport]:
     names = {part.about.id: str(part.about.name) for part in parts}
-    wanted = {meant(name, names) for name in bases}
+    wanted = {resolve_base(name, names) for name in bases}
     return [part for part in parts if not bases or part.about.id in wanted]
 
 
 # --- v2 ------------------------------------------------------------------------------------------------------------
 
 
-def _v2_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts:
+def _v2_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> SourceExport:
     stores = source.stores
     catalog = _catalog_of(source, keep)
     files = {_id_of(source, store): store.name for store in (*stores.current, *stores.preview)}
@@ -265,7 +264,7 @@ def _v2_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts
             _look_into(part, source, files[part.about.id], keep)
         elif source.is_slim:
             part.problem = tr("a slim backup has neither its texts nor its vectors")
-    return Parts("v2", chosen, catalog)
+    return SourceExport("v2", chosen, catalog)
 
 
 def _catalog_of(source: Located, keep: ExitStack) -> StoredCatalog:
@@ -275,36 +274,38 @@ def _catalog_of(source: Located, keep: ExitStack) -> StoredCatalog:
     try:
         return read_catalog(keep.enter_context(source.tree.local(name, None)))
     except CatalogProblem as problem:
-        raise SourceUnreadable(path=f"{shown(source.path)}: {name}", reason=problem) from problem
+        raise SourceUnreadable(path=f"{printable(source.path)}: {name}", reason=problem) from problem
 
 
-def _stored_base(base_id: str, row: Row | None, catalog: StoredCatalog) -> Part:
+def _stored_base(base_id: str, row: Row | None, catalog: StoredCatalog) -> BaseExport:
     """Return a base by its row in the catalog, None where it has none."""
     if row is None:
-        return Part(AboutBase(id=base_id, name=base_id, model=None, dimensions=None, index=False))
+        return BaseExport(BaseMetadata(id=base_id, name=base_id, model=None, dimensions=None, index=False))
     items = None if catalog.items is None else catalog.items.get(base_id, [])
     name, model = str(row.get("name") or base_id), row.get("embedding_model_id")
     model = model if isinstance(model, str) else None
-    return Part(AboutBase(id=base_id, name=name, model=model, dimensions=None, index=False, settings=row, items=items))
+    return BaseExport(
+        BaseMetadata(id=base_id, name=name, model=model, dimensions=None, index=False, settings=row, items=items)
+    )
 
 
-def _id_of(source: Located, store: Store) -> str:
+def _id_of(source: Located, store: StoreFile) -> str:
     """Return a base's id by its place; that of an index file anywhere else stands in itself."""
     if store.base_id is not None:
         # A folder's name need not be UTF-8, and a Parquet file holds nothing else.
-        return store.base_id if whole(store.base_id) == store.base_id else shown(store.base_id)
+        return store.base_id if replace_surrogates(store.base_id) == store.base_id else printable(store.base_id)
     try:
         with source.tree.local(store.name, None) as file:
-            return stored.own_id(file) or source.path.stem
+            return row_sources.read_base_id(file) or source.path.stem
     except _DAMAGE:
         return source.path.stem
 
 
-def _look_into(part: Part, source: Located, name: str, keep: ExitStack) -> None:
+def _look_into(part: BaseExport, source: Located, name: str, keep: ExitStack) -> None:
     try:
         part.file = keep.enter_context(source.tree.local(name, None))
-        part.mark = steady.mark_of(part.file)
-        part.look = stored.look(part.file, stated_dimensions(part.about.settings))
+        part.mark = sqlite.read_file_state(part.file)
+        part.look = row_sources.summarize_index(part.file, catalog_dimensions(part.about.settings))
     except _DAMAGE as error:
         part.problem = tr("its index cannot be read: {error}", error=error)
         return
@@ -318,19 +319,21 @@ def _look_into(part: Part, source: Located, name: str, keep: ExitStack) -> None:
 # --- v1 ------------------------------------------------------------------------------------------------------------
 
 
-def _v1_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> Parts:
+def _v1_parts(source: Located, bases: tuple[str, ...], keep: ExitStack) -> SourceExport:
     if source.kind is Kind.V1_VECTORS:
-        only = Part(AboutBase(id=source.path.name, name=source.path.name, model=None, dimensions=None, index=True))
+        only = BaseExport(
+            BaseMetadata(id=source.path.name, name=source.path.name, model=None, dimensions=None, index=True)
+        )
         named = [(only, source.path.name)]
     else:
         folder = source.places.vectors or ""
         named = [(_legacy_base(raw), vector_file_name(raw["id"])) for raw in _legacy_bases(source)]
-        named = [(part, join(folder, vector_file_in(source.tree, folder, name))) for part, name in named]
+        named = [(part, join_path(folder, find_vector_file(source.tree, folder, name))) for part, name in named]
     chosen = _chosen([part for part, _ in named], bases)
     for part, name in named:
         if part in chosen:
             _survey(part, source, name, keep)
-    return Parts("v1", chosen)
+    return SourceExport("v1", chosen)
 
 
 def _legacy_bases(source: Located) -> list[dict[str, Any]]:
@@ -338,45 +341,50 @@ def _legacy_bases(source: Located) -> list[dict[str, Any]]:
     return [raw for raw in bases if isinstance(raw, dict) and isinstance(raw.get("id"), str)]
 
 
-def _legacy_base(raw: dict[str, Any]) -> Part:
+def _legacy_base(raw: dict[str, Any]) -> BaseExport:
     model = raw.get("model")
     named = [model.get(key) for key in ("provider", "id")] if isinstance(model, dict) else []
     known = "::".join(map(str, named)) if named and all(named) else None
-    return Part(
-        AboutBase(id=raw["id"], name=str(raw.get("name") or raw["id"]), model=known, dimensions=None, index=True)
+    return BaseExport(
+        BaseMetadata(id=raw["id"], name=str(raw.get("name") or raw["id"]), model=known, dimensions=None, index=True)
     )
 
 
-def _survey(part: Part, source: Located, name: str, keep: ExitStack) -> None:
+def _survey(part: BaseExport, source: Located, name: str, keep: ExitStack) -> None:
     if source.tree.kind(name) != "file":
         part.problem = tr("its vector file does not exist")
         return
     try:
         part.file = keep.enter_context(source.tree.local(name, None))
-        part.mark = steady.mark_of(part.file)
-        part.rows_of = legacy.rows
-        survey = embedjs.VECTORS.survey(part.file)
+        part.mark = sqlite.read_file_state(part.file)
+        part.rows_of = row_sources.read_v1_rows
+        survey = cherry_v1_layout.VECTOR_TABLE.survey(part.file)
     except StoreProblem as problem:
         part.problem = tr("its vector file {problem}", problem=problem)
         return
     except _DAMAGE as error:
         part.problem = tr("its vector file cannot be read: {error}", error=error)
         return
-    part.look = BaseLook(vector_bytes=survey.vector_bytes, bodies=survey.rows)
+    part.look = BaseSummary(vector_bytes=survey.vector_bytes, bodies=survey.rows)
     part.about.dimensions = (survey.vector_bytes or 0) // 4 or None
 
 
 # --- rsclaw --------------------------------------------------------------------------------------------------------
 
 
-def _kb_parts(source: Located, bases: tuple[str, ...], visible_to: tuple[str, ...], keep: ExitStack) -> Parts:
-    written = keep.enter_context(chunks.written(source, visible_to))
-    part = Part(chunks.about(written), file=written.path, look=chunks.look(written), rows_of=chunks.rows)
-    part.mark = steady.mark_of(written.path)
+def _kb_parts(source: Located, bases: tuple[str, ...], visible_to: tuple[str, ...], keep: ExitStack) -> SourceExport:
+    written = keep.enter_context(row_sources.open_chunks(source, visible_to))
+    part = BaseExport(
+        row_sources.describe_base(written),
+        file=written.path,
+        look=row_sources.summarize_chunks(written),
+        rows_of=row_sources.read_chunk_rows,
+    )
+    part.mark = sqlite.read_file_state(written.path)
     if written.damaged_pages:
         part.problem = tr(
             "{pages} of its database damaged: {chunks} lost with them",
-            pages=counted(written.damaged_pages, "page"),
-            chunks=counted(written.lost, "chunk"),
+            pages=format_count(written.damaged_pages, "page"),
+            chunks=format_count(written.lost, "chunk"),
         )
-    return Parts("rsclaw", _chosen([part], bases))
+    return SourceExport("rsclaw", _chosen([part], bases))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from regraft.formats.redb.damage import PageDamage
 from regraft.formats.redb.errors import (
     NotRedb,
+    PageDamage,
     RedbChanged,
     RedbDamaged,
     RedbError,
@@ -15,8 +15,8 @@ from regraft.formats.redb.errors import (
     RedbTooOld,
     RedbTooShort,
 )
+from regraft.formats.redb.pages import Table
 from regraft.formats.redb.reader import RedbFile, read_redb
-from regraft.formats.redb.tables import Table
 
 __all__ = [
     "NotRedb",

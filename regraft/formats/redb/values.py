@@ -83,7 +83,7 @@ _PLAIN = {
 }
 
 
-def plain(name: str) -> Codec | None:
+def plain_value(name: str) -> Codec | None:
     """Return the codec of a type that has no other types in it; None where there is none of this name."""
     return _PLAIN.get(name)
 

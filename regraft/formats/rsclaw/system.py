@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from regraft import links
+from regraft.disk import links
+from regraft.disk.trees import FolderTree
 from regraft.errors import SourceUnreadable
-from regraft.formats.cherry_v1.layout import StatePlaces
+from regraft.formats.cherry_v1.layout import StatePaths
 from regraft.formats.rsclaw import database
 from regraft.kinds import Kind
-from regraft.located import Located
-from regraft.system import System
-from regraft.tree import FolderTree
+from regraft.stores.systems import Located, System
 
 
 class Rsclaw(System):
@@ -35,8 +34,8 @@ class Rsclaw(System):
         if found == path:
             return links.real_path(path) if path.is_symlink() else path
         try:
-            return links.checked(path, found)
-        except links.LeadsOut as error:
+            return links.check_inside(path, found)
+        except links.LinkLeadsOut as error:
             raise SourceUnreadable(path=found, reason=error.strerror) from error
 
     def has_name(self, path: Path) -> bool:
@@ -45,11 +44,11 @@ class Rsclaw(System):
 
     def located(self, path: Path) -> Located:
         """See :class:`System`."""
-        return Located(kind=self.kind, path=path, tree=FolderTree(path.parent), places=StatePlaces(vectors=""))
+        return Located(kind=self.kind, path=path, tree=FolderTree(path.parent), places=StatePaths(vectors=""))
 
     def alone(self, found: Located) -> AbstractContextManager[None]:
         """See :class:`System`."""
-        from regraft.formats.redb.holding import held  # noqa: PLC0415 - only where something is changed
+        from regraft.formats.redb.reader import held  # noqa: PLC0415 - only where something is changed
 
         return held(found.path)
 

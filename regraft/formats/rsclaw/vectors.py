@@ -6,6 +6,7 @@ Such numbers are rare, and are rounded here from the decimal itself.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from array import array
@@ -13,10 +14,12 @@ from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 
-from regraft.formats.vector_numbers import LARGEST_NORM, numbers_of
+from regraft.disk import links
+from regraft.formats.vector_checks import LARGEST_NORM, read_floats
 
 _NUMBERS = msgspec.json.Decoder(list[float | None])
 _TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -75,7 +78,7 @@ def _flaw_of_large(json: bytes) -> Flaw | None:
     if _LONG not in forms and (b"e" not in forms or b"e0" not in forms):
         return None
     try:
-        numbers = numbers_of(float32_bytes(json))
+        numbers = read_floats(float32_bytes(json))
     except NotNumbers:  # beyond double precision, too
         return Flaw.NOT_FINITE
     if not all(map(math.isfinite, numbers)):
@@ -153,3 +156,50 @@ def _beside(single: float, step: int) -> float:
     if bits & 0x7FFFFFFF == (0x7F7FFFFF if step > 0 else 0):
         return single
     return float(array("f", array("I", [bits + step]).tobytes())[0])
+
+
+# The markdown files of a KB: a block of YAML, a blank line, and the body (``docs/formats/rsclaw.md``, "Markdown").
+#
+# The YAML is never interpreted: what it says stands in the database, too, and a date in it has to stay text.
+
+
+_BEGIN, _END = b"---\n", b"\n---\n"
+#: A block of YAML is looked for in so many bytes.
+_MOST_HEAD = 1 << 20
+_PIECE = 1 << 20
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file's body is: where it begins, its length in bytes, and the SHA-256 of them in hex."""
+
+    start: int
+    size: int
+    sha256: str
+
+
+def body_of(path: Path) -> Body:
+    """Read a file and return what its body is; memory does not grow with it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with links.open_for_reading(path) as file:
+        head = file.read(_MOST_HEAD)
+        start = body_start(head)
+        digest, size = hashlib.sha256(head[start:]), len(head) - start
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            size += len(piece)
+    return Body(start=start, size=size, sha256=digest.hexdigest())
+
+
+def body_start(head: bytes) -> int:
+    """Return where the body begins in the first bytes of a file: 0 where no block of YAML is."""
+    if not head.startswith(_BEGIN):
+        return 0
+    # An empty block ends where it begins.
+    end = head.find(_END, len(_BEGIN) - 1)
+    if end < 0:
+        return 0
+    start = end + len(_END)
+    return start + (head[start : start + 1] == b"\n")

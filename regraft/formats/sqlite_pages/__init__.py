@@ -24,10 +24,10 @@ of times, whatever the file says.
 
 from __future__ import annotations
 
-from regraft.formats.sqlite_pages.file import PageFile
-from regraft.formats.sqlite_pages.found import Counts, Coverage, Flaw, FoundRow, Origin, Refusal
+from regraft.formats.sqlite_pages.pages import PageFile
 from regraft.formats.sqlite_pages.reading import Reading, found_rows
 from regraft.formats.sqlite_pages.records import Class, Shape, Text, Value
+from regraft.formats.sqlite_pages.trees import Counts, Coverage, Flaw, FoundRow, Origin, Refusal
 
 __all__ = [
     "Class",

@@ -7,14 +7,24 @@ from itertools import islice
 
 import msgspec
 
-from regraft.formats.sqlite_pages import scan
-from regraft.formats.sqlite_pages.chains import Chains
-from regraft.formats.sqlite_pages.file import PageFile
-from regraft.formats.sqlite_pages.found import Counts, Coverage, Flaw, FoundRow, Origin, Refusal
-from regraft.formats.sqlite_pages.pages import Cell, Kind, TreePage, record_cell, tree_page
+from regraft.formats.sqlite_pages import trees
+from regraft.formats.sqlite_pages.pages import Cell, Kind, PageFile, TreePage, record_cell, tree_page
 from regraft.formats.sqlite_pages.records import Class, Field, Malformed, Shape, Text, Value, fields_of, value_of
-from regraft.formats.sqlite_pages.trees import TreeCover, Visit, Walker, free_pages, is_pointer_map
-from regraft.records import replace
+from regraft.formats.sqlite_pages.trees import (
+    Chains,
+    Counts,
+    Coverage,
+    Flaw,
+    FoundRow,
+    Origin,
+    Refusal,
+    TreeCover,
+    Visit,
+    Walker,
+    free_pages,
+    is_pointer_map,
+)
+from regraft.identity import replace
 
 #: What ``sqlite_schema`` holds: type, name, table, root, statement.
 _SCHEMA = Shape(
@@ -306,7 +316,7 @@ class Reading:
         tables = [shape for shape in self._shapes if not shape.is_index]
         page = tree_page(data, number, self.file.usable) if self._owners[number] or self._shaped[number] else None
         blocks = page.free_blocks(data, self.file.usable) or [] if page is not None else []
-        for at, shape, counts in scan.rows_on(data, tables):
+        for at, shape, counts in trees.rows_on(data, tables):
             if page is not None and page.leads_to(at, blocks):
                 continue
             cell = self._cell(data, at, Kind.TABLE_LEAF, shape.most_bytes)

@@ -4,16 +4,278 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from hashlib import blake2b
+from itertools import islice, pairwise
 
 import msgspec
 
-from regraft.formats.sqlite_pages.file import PageFile
-from regraft.formats.sqlite_pages.found import Coverage
-from regraft.formats.sqlite_pages.pages import Kind, TreePage, child_cell, left_child, tree_page
-from regraft.formats.sqlite_pages.records import Malformed, signed, varint
-from regraft.records import replace
+from regraft.formats.sqlite_pages.pages import (
+    Cell,
+    Kind,
+    PageFile,
+    TreePage,
+    child_cell,
+    left_child,
+    start_of_row,
+    tree_page,
+)
+from regraft.formats.sqlite_pages.records import Malformed, Shape, Value, fields_of, signed, varint
+from regraft.identity import replace
+
+# Rows found by what they look like, on pages whose header is gone (``docs/formats/sqlite-pages.md``, "By shape").
+
+
+#: Where the pointers of a leaf begin.
+_POINTERS = 8
+#: So many headers at least are tried on a page, and on a larger one a try for so many bytes.
+_LEAST_TRIES, _BYTES_A_TRY = 256, 16
+
+
+def rows_on(data: bytes, shapes: Sequence[Shape]) -> list[tuple[int, Shape, bool]]:
+    """Return where rows of some tables begin on a page, each with its table and whether it counts.
+
+    The size before a record, the row's number and the header that adds up to that size prove a row. Where what is left
+    of the page's pointers leads to some of them, the others do not count: they are what was deleted or moved.
+    """
+    found: list[tuple[int, Shape]] = []
+    for shape in shapes:
+        found.extend((start, shape) for start in _starts(data, shape))
+    found.sort(key=lambda one: one[0])
+    if not found:
+        return []
+    first = found[0][0]
+    pointers = set(struct.unpack_from(f">{max(0, first - _POINTERS) // 2}H", data, _POINTERS))
+    has_pointers = any(start in pointers for start, _ in found)
+    return [(start, shape, not has_pointers or start in pointers) for start, shape in found]
+
+
+def _starts(data: bytes, shape: Shape) -> Iterator[int]:
+    # Where nearly every byte seems to begin a header, nothing was a row.
+    for match in islice(shape.pattern.finditer(data), max(_LEAST_TRIES, len(data) // _BYTES_A_TRY)):
+        at = match.start()
+        try:
+            fields, payload = fields_of(data[at : at + data[at]])
+        except Malformed:
+            continue
+        if payload > shape.most_bytes or not shape.fits(fields):
+            continue
+        start = start_of_row(data, at, payload)
+        if start is not None:
+            yield start
+
+
+# What is found in a damaged file: rows, what speaks for them, and what was refused.
+
+
+class Origin(StrEnum):
+    """How a row was found, the strongest first."""
+
+    #: On a page that the tree of its table reaches from its root.
+    TREE = "tree"
+    #: On a page that looks like one of the table, while the tree above it is gone.
+    SHAPE = "shape"
+    #: On a page that the list of free pages names, or in a part of a page that no longer counts.
+    FREE = "free"
+    #: On a last page that is not all there, or behind the end that the header states.
+    TORN = "torn"
+
+
+class Flaw(StrEnum):
+    """What is wrong with the overflow chain of a row."""
+
+    #: Pages of it are pages of another row's as well. All values are there, one row's or the other's.
+    SHARED = "shared"
+    #: Pages of it are on the list of free pages. All values are there.
+    FREED = "freed"
+    #: It goes on where the row ends. All values are there.
+    LONG = "long"
+    #: It is cut, a circle, or leads out of the file or to a page of a tree. Values that it should hold are None.
+    BROKEN = "broken"
+
+
+class Refusal(StrEnum):
+    """Why a place where a row should be gave none."""
+
+    #: What points to it leads out of the area of cells, or it is no cell.
+    CELL = "cell"
+    #: The part of the file where it was is not there.
+    CUT = "cut"
+    #: Its record is not one of the table.
+    RECORD = "record"
+    #: The table's own proof says that it is none of its rows.
+    FOREIGN = "foreign"
+
+
+class FoundRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row, or the key of an index with the number of its row.
+
+    Attributes:
+        table: the name of its shape.
+        rowid: the number of the row.
+        values: what its columns hold; an index's without the number of the row.
+        page: the page that its cell is on.
+        origin: how it was found.
+        flaw: what is wrong with its overflow chain.
+        run: rows of a tree with one run have nothing damaged between them; 0 begins at the tree's start. -1 elsewhere.
+        overflow: whether it has pages of its own besides.
+    """
+
+    table: str
+    rowid: int
+    values: tuple[Value, ...]
+    page: int
+    origin: Origin
+    flaw: Flaw | None = None
+    run: int = -1
+    overflow: bool = False
+
+
+class Coverage(msgspec.Struct):
+    """What an intact tree tells of the numbers of rows: each interval is (after, up to), and all in it are found.
+
+    ``is_whole`` where nothing of the tree is damaged; ``last_run`` is the run at its end. ``missing`` is how many row
+    numbers belong on leaves that the tree names and that are not there, as far as it sets bounds.
+    """
+
+    intervals: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    is_whole: bool = False
+    last_run: int = 0
+    missing: int = 0
+
+    def add(self, low: int, high: int) -> None:
+        """Take an interval that follows on those before."""
+        if self.intervals and self.intervals[-1][1] == low:
+            self.intervals[-1] = (self.intervals[-1][0], high)
+        else:
+            self.intervals.append((low, high))
+
+
+class Counts(msgspec.Struct):
+    """How much of a file was read as what.
+
+    ``pages`` counts pages of the wanted tables by origin; ``overflow`` those that their rows go on in, ``inner`` those
+    of other tables and the inner ones of trees, ``free`` those on the list of free pages. ``refused`` counts places
+    without a row by table and reason.
+    """
+
+    pages: Counter[Origin] = msgspec.field(default_factory=Counter)
+    overflow: int = 0
+    inner: int = 0
+    free: int = 0
+    refused: Counter[tuple[str, Refusal]] = msgspec.field(default_factory=Counter)
+
+
+# Overflow chains: followed, and checked against those of other rows (``docs/formats/sqlite-pages.md``).
+
+
+#: How strong rows are against each other, two bits of a page's counter each.
+_TIERS = {Origin.TREE: 0, Origin.SHAPE: 1, Origin.FREE: 2, Origin.TORN: 2}
+_SEVERAL = 2
+#: Chains that many rows claim are not read again and again.
+_MOST_READS = 8
+#: A row that goes on over more pages is not read only to see what it looks like.
+_FEW_PAGES = 8
+
+
+class Chains:
+    """The overflow chains of a file.
+
+    Chains are claimed first, all of them: only then it is known whose pages are whose. Every page is read a bounded
+    number of times, however many rows claim it.
+    """
+
+    def __init__(self, file: PageFile, owners: array[int]) -> None:
+        self._file = file
+        self._owners = owners
+        self._uses = bytearray(file.pages + 1)
+        self._reads = bytearray(file.pages + 1)
+        #: What the cell was that claimed the chain beginning at a page: the same cell twice is one row.
+        self._heads = array("Q", bytes(8 * (file.pages + 1)))
+        self._free = bytearray(file.pages + 1)
+
+    def trust_free(self, free: bytearray) -> None:
+        """Take these pages for free, so that no row is to have one."""
+        self._free = free
+
+    def claim(self, cell: Cell, origin: Origin) -> None:
+        """Enter the pages of a cell's chain."""
+        tier = _TIERS[origin]
+        said = b"%d %d " % (tier, cell.rowid)
+        mark = int.from_bytes(blake2b(said + cell.local, digest_size=8).digest(), "big")
+        if not 0 < cell.first <= self._file.pages or self._heads[cell.first] == mark:
+            return
+        self._heads[cell.first] = mark
+        number, left, shift = cell.first, self._most_pages(cell), 2 * tier
+        while left and 0 < number <= self._file.pages and not self._owners[number]:
+            uses = self._uses[number] >> shift & 3
+            if uses == _SEVERAL:
+                return
+            self._uses[number] += 1 << shift
+            number = self._next(self._file.page(number))
+            left -= 1
+
+    def is_claimed(self, number: int) -> bool:
+        """Tell whether a row that is found has a page."""
+        return bool(self._uses[number])
+
+    def beginning(self, cell: Cell) -> tuple[bytes, bool]:
+        """Return the record of a cell and whether that is all of it; of a long one only what lies on its own page."""
+        if self._most_pages(cell) > _FEW_PAGES:
+            return cell.local, False
+        parts, number = [cell.local], cell.first
+        missing = cell.payload - len(cell.local)
+        while missing > 0 and 0 < number <= self._file.pages:
+            data = self._file.page(number)
+            parts.append(data[4 : 4 + min(self._file.usable - 4, missing)])
+            missing -= len(parts[-1]) or missing
+            number = self._next(data)
+        record = b"".join(parts)
+        return record, len(record) == cell.payload
+
+    def read(self, cell: Cell, origin: Origin) -> tuple[bytes, Flaw | None]:
+        """Return the record of a cell, and what is wrong with its chain; of a broken one as much as there is."""
+        parts, missing = [cell.local], cell.payload - len(cell.local)
+        number, flaw = cell.first, None
+        room, seen = self._file.usable - 4, set[int]()
+        while missing:
+            if number in seen or not self._may_read(number):
+                return b"".join(parts), Flaw.BROKEN
+            seen.add(number)
+            flaw = flaw or self._flaw_of(number, origin)
+            data = self._file.page(number)
+            part = data[4 : 4 + min(room, missing)]
+            if len(part) < min(room, missing):
+                return b"".join(parts), Flaw.BROKEN
+            parts.append(part)
+            missing -= len(part)
+            number = self._next(data)
+        if cell.first and number:
+            flaw = flaw or Flaw.LONG
+        return b"".join(parts), flaw
+
+    def _most_pages(self, cell: Cell) -> int:
+        return -(-(cell.payload - len(cell.local)) // (self._file.usable - 4))
+
+    def _may_read(self, number: int) -> bool:
+        if not 0 < number <= self._file.pages or self._owners[number] or self._reads[number] >= _MOST_READS:
+            return False
+        self._reads[number] += 1
+        return True
+
+    def _flaw_of(self, number: int, origin: Origin) -> Flaw | None:
+        uses, tier = self._uses[number], _TIERS[origin]
+        claims = sum(uses >> 2 * stronger & 3 for stronger in range(tier + 1))
+        if claims > 1:
+            return Flaw.SHARED
+        return Flaw.FREED if self._free[number] and origin in (Origin.TREE, Origin.SHAPE) else None
+
+    @staticmethod
+    def _next(data: bytes) -> int:
+        return int.from_bytes(data[:4], "big") if len(data) >= 4 else 0
+
 
 #: SQLite goes no deeper.
 _MOST_DEPTH = 20

@@ -17,25 +17,30 @@ import msgspec
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import is_tombstone
-from checks.cherry_v2.index_file import path_problem
-from regraft.folder_paths import ROOT_PREFIX, safe_segment, segments
-from regraft.formats.cherry_preview.libsql import Layout
+from checks.cherry_v2.raw_files import find_path_problem
+from regraft.disk.file_paths import ROOT_PREFIX, fold_name, path_segments, safe_segment
+from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2.catalog_generation import ITEMS, PROVIDERS
-from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
-from regraft.formats.cherry_v2.item_data import data_of
-from regraft.language import tr
-from regraft.names import fold
-from regraft.text import argument, counted
-from repair.changes.found import by_base
-from repair.changes.plan import Action, Plan, Unresolved
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text, parse_item_data
+from regraft.language import format_count, tr
+from regraft.text import path_argument
+from repair.changes.plan import Action, Plan, Unresolved, group_by_base
 from repair.changes.store import Store
-from repair.cherry_v2.adopt.folder import FoundMaterial, OrphanFolder, Unfit, demand_one_length, read_folder
-from repair.cherry_v2.adopt.items import Container, listed_kinds, material_rows
-from repair.cherry_v2.adopt.soundness import demand_readable, demand_sound
-from repair.cherry_v2.catalogs import catalog_of
-from repair.cherry_v2.new_model import ModelUnfit, insert_model
-from repair.cherry_v2.rescue.catalog import TABLES, Statements, rehearsed
-from repair.cherry_v2.rules.evidence import evidence_of
+from repair.cherry_v2.base_models import ModelUnusable, insert_model
+from repair.cherry_v2.catalog_changes import CATALOG_TABLES, CatalogStatements, make_catalog_change, read_store_catalog
+from repair.cherry_v2.orphan_folders import (
+    FolderUnusable,
+    FoundMaterial,
+    ListedFolder,
+    OrphanFolder,
+    count_by_type,
+    demand_one_length,
+    demand_readable_index,
+    demand_sound_index,
+    make_material_rows,
+    read_folder,
+)
+from repair.cherry_v2.rules.evidence import open_evidence
 from repair.options import RepairOptions
 
 #: Findings that must be gone once a base is completed.
@@ -57,13 +62,13 @@ def plan(
         SourceUnreadable: the catalog cannot be read.
         ProfileUnknown: it is of another generation than this regraft knows.
     """
-    catalog = catalog_of(store)
+    catalog = read_store_catalog(store)
     if catalog.items is None:
         return Plan()
-    planner = _Planner(store, options, catalog)
-    findings = by_base(store.findings())
+    planner = _MaterialPlanner(store, options, catalog)
+    findings = group_by_base(store.findings())
     for row in catalog.bases:
-        found = findings.get(base_key(row), [])
+        found = findings.get(base_id_text(row), [])
         one = _Base.of(row, found)
         is_chosen = store.wants(one.key) and one.key in store.stores and one.key not in without
         if is_chosen and (one.has_failed or (one.has_orphans and not failed_only)):
@@ -81,7 +86,7 @@ class _Base(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, row: Row, findings: list[Finding]) -> _Base:
         """Return a base by its row and what was found in it."""
         return cls(
-            key=base_key(row),
+            key=base_id_text(row),
             row=row,
             has_failed=row.get("status") == "failed" and isinstance(row.get("id"), str),
             has_orphans=any(one.name == v2.MATERIAL_ORPHAN for one in findings),
@@ -94,28 +99,28 @@ class _Base(msgspec.Struct, frozen=True, kw_only=True):
         return [name for name, is_there in wanted if is_there]
 
 
-def _demand_current(layout: Layout) -> None:
+def _demand_current(layout: IndexLayout) -> None:
     """Refuse an index that has to be upgraded first.
 
     Raises:
         Unfit
     """
-    if layout is not Layout.CURRENT:
-        raise Unfit(tr("its index is of an older layout; regraft upgrade brings it to the current one first"))
+    if layout is not IndexLayout.CURRENT:
+        raise FolderUnusable(tr("its index is of an older layout; regraft upgrade brings it to the current one first"))
 
 
 class _Folders(msgspec.Struct):
     """Folders that the catalog lists for one base: usable as they are, and left behind by the upgrade."""
 
-    containers: dict[str, Container] = msgspec.field(default_factory=dict)
+    containers: dict[str, ListedFolder] = msgspec.field(default_factory=dict)
     #: By the prefix that each gets; None where several would get it.
     tombstones: dict[str, Row | None] = msgspec.field(default_factory=dict)
 
 
-class _Planner:
+class _MaterialPlanner:
     def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog) -> None:
         self._store, self._options, self._catalog = store, options, catalog
-        self._statements = Statements(store.root / str(store.catalog))
+        self._statements = CatalogStatements(store.root / str(store.catalog))
         self._models = {row.get("id") for row in catalog.models or ()}
         #: The base and the status of every item that has a row.
         self._listed = {
@@ -134,7 +139,9 @@ class _Planner:
         """
         if self._actions:
             catalog = str(self._store.catalog)
-            self._plan.changes.append(rehearsed(self._statements, catalog, self._actions, (*TABLES, PROVIDERS)))
+            self._plan.changes.append(
+                make_catalog_change(self._statements, catalog, self._actions, (*CATALOG_TABLES, PROVIDERS))
+            )
         return self._plan
 
     def add(self, base: _Base, findings: list[Finding]) -> None:
@@ -142,14 +149,14 @@ class _Planner:
         try:
             one = self._store.stores[base.key]
             _demand_current(one.look.layout)
-            demand_readable(findings)
+            demand_readable_index(findings)
             folder = read_folder(base.key, self._store.root / one.name, self._store.root / one.raw)
-            with evidence_of(self._store, base.key, findings) as evidence:
+            with open_evidence(self._store, base.key, findings) as evidence:
                 orphans = list(self._orphans(base, folder))
                 folders = self._folders(base.key)
                 named = self._named(base.key)
-                rows = list(material_rows(folder, evidence, orphans, folders.containers, named)) if orphans else []
-        except (Unfit, apsw.Error, OSError, UnicodeDecodeError, ValueError, TypeError) as problem:
+                rows = list(make_material_rows(folder, evidence, orphans, folders.containers, named)) if orphans else []
+        except (FolderUnusable, apsw.Error, OSError, UnicodeDecodeError, ValueError, TypeError) as problem:
             for name in base.findings:
                 self._leave(name, base.key, tr("nothing is listed again: {problem}", problem=problem))
             return
@@ -160,7 +167,7 @@ class _Planner:
         if base.has_failed:
             try:
                 self._complete(base, folder, findings)
-            except (Unfit, ModelUnfit) as problem:
+            except (FolderUnusable, ModelUnusable) as problem:
                 reason = tr("it is not completed from its index: {problem}", problem=problem)
                 self._leave(v2.BASE_FAILED, base.key, reason, repair=self._with_model(base, folder))
 
@@ -174,7 +181,7 @@ class _Planner:
 
     def _orphans(self, base: _Base, folder: OrphanFolder) -> Iterator[FoundMaterial]:
         """Yield the materials that get an item; say of the others why not."""
-        named = {fold(path) for path in self._named(base.key)}
+        named = {fold_name(path) for path in self._named(base.key)}
         for material in folder.materials:
             owner, status = self._listed.get(material.item, (None, None))
             reason = None
@@ -182,9 +189,9 @@ class _Planner:
                 reason = tr("its item is being deleted: the application finishes that")
             elif owner is not None and owner != base.key:
                 reason = tr("its item is of another base ({elsewhere})", elsewhere=owner)
-            elif owner is None and path_problem(material.path.encode("utf-8", "surrogatepass")) is not None:
+            elif owner is None and find_path_problem(material.path.encode("utf-8", "surrogatepass")) is not None:
                 reason = tr("its path is none below raw/; regraft repair gives it one")
-            elif owner is None and fold(material.path) in named:
+            elif owner is None and fold_name(material.path) in named:
                 reason = tr('another item has its path, "{path}"', path=material.path)
             elif owner is None:
                 yield material
@@ -196,7 +203,9 @@ class _Planner:
 
     def _named(self, base: str) -> set[str]:
         paths = (
-            data_of(item).get(key) for item in self._items(base) for key in ("relativePath", "indexedRelativePath")
+            parse_item_data(item).get(key)
+            for item in self._items(base)
+            for key in ("relativePath", "indexedRelativePath")
         )
         return {path for path in paths if isinstance(path, str) and path}
 
@@ -206,17 +215,17 @@ class _Planner:
         for item in folders:
             if item.get("status") == "deleting":
                 continue
-            data = data_of(item)
+            data = parse_item_data(item)
             prefix, source = data.get("relativePath"), data.get("source")
-            container = Container(str(item["id"]), source if isinstance(source, str) else None)
+            container = ListedFolder(str(item["id"]), source if isinstance(source, str) else None)
             if isinstance(prefix, str) and prefix:
                 found.containers[prefix] = container
             elif isinstance(source, str) and is_tombstone(item):
-                prefix = safe_segment((segments(source) or [ROOT_PREFIX])[-1])
+                prefix = safe_segment((path_segments(source) or [ROOT_PREFIX])[-1])
                 found.tombstones[prefix] = None if prefix in found.tombstones else item
         for prefix, row in found.tombstones.items():
             if row is not None and prefix not in found.containers:
-                found.containers[prefix] = Container(str(row["id"]), data_of(row)["source"])
+                found.containers[prefix] = ListedFolder(str(row["id"]), parse_item_data(row)["source"])
         return found
 
     def _list(self, base: _Base, rows: list[Row], folders: _Folders) -> None:
@@ -230,7 +239,7 @@ class _Planner:
                 self._expand(base.key, container, prefixes[group], count)
         for row in rows:
             self._statements.insert(ITEMS, row)
-        message = tr("list {items} again, as its index and files tell", items=listed_kinds(rows))
+        message = tr("list {items} again, as its index and files tell", items=count_by_type(rows))
         size = self._statements.bytes - before
         self._actions.append(
             Action(
@@ -253,18 +262,20 @@ class _Planner:
 
     def _promise_files(self, base: str, rows: list[Row], findings: list[Finding], raw: Path) -> None:
         """Promise that no file is missing, where those that are lie in folders: these have no file by design."""
-        virtual = [data_of(row)["relativePath"] for row in rows if row["group_id"] is not None]
+        virtual = [parse_item_data(row)["relativePath"] for row in rows if row["group_id"] is not None]
         missing = sum(one.count for one in findings if one.name == v2.RAW_MISSING)
         if missing and missing == sum(not (raw / path).is_file() for path in virtual):
             self._plan.resolves.add((v2.RAW_MISSING, base))
 
     def _expand(self, base: str, container: Row, prefix: str, count: int) -> None:
         """Complete a folder that the upgrade left behind, with the files that lie in it."""
-        data = data_of(container)
+        data = parse_item_data(container)
         if "relativePath" not in data:
             self._statements.set_path(base, container, prefix)
         self._statements.complete_item(base, container)
-        message = tr("expand the folder {source} into {files}", source=data["source"], files=counted(count, "file"))
+        message = tr(
+            "expand the folder {source} into {files}", source=data["source"], files=format_count(count, "file")
+        )
         subject = str(container["id"])
         self._actions.append(
             Action(action="complete-folder", message=message, base=base, subject=subject, finding=v2.ITEM_TOMBSTONE)
@@ -279,19 +290,19 @@ class _Planner:
             Unfit, ModelUnfit: its index is not complete, or no model is known for its vectors.
         """
         if not folder.materials:
-            raise Unfit(tr("its index is empty"))
-        demand_sound(findings)
+            raise FolderUnusable(tr("its index is empty"))
+        demand_sound_index(findings)
         demand_one_length(folder)
         if folder.dimensions is None:
-            raise Unfit(tr("its index has no vectors"))
+            raise FolderUnusable(tr("its index has no vectors"))
         if folder.bare:
-            bodies = counted(sum(folder.bare.values()), "body")
-            raise Unfit(tr("{bodies} without a vector", bodies=bodies))
+            bodies = format_count(sum(folder.bare.values()), "body")
+            raise FolderUnusable(tr("{bodies} without a vector", bodies=bodies))
         model = base.row.get("embedding_model_id")
         if model is None:
             model = self._options.model
             if model is None:
-                raise Unfit(tr("the catalog does not say which model made its vectors"))
+                raise FolderUnusable(tr("the catalog does not say which model made its vectors"))
             self._actions += insert_model(
                 self._statements,
                 model,
@@ -303,7 +314,7 @@ class _Planner:
             )
             self._models.add(model)
         elif model not in self._models:
-            raise Unfit(tr("its model {model} does not exist", model=model))
+            raise FolderUnusable(tr("its model {model} does not exist", model=model))
         self._statements.complete_base(base.row, folder.dimensions, model)
         message = tr(
             "complete the base from its index, with vectors of {dimensions} dimensions; nothing is embedded",
@@ -318,4 +329,4 @@ class _Planner:
         if not is_lost or folder.dimensions is None or folder.bare:
             return None
         words = ["--only", v2.BASE_FAILED, "--base", base.key, "--model"]
-        return f"{shlex.join(['regraft', 'repair', argument(self._store.path), *words])} PROVIDER::MODEL"
+        return f"{shlex.join(['regraft', 'repair', path_argument(self._store.path), *words])} PROVIDER::MODEL"

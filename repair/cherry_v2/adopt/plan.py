@@ -12,24 +12,29 @@ import msgspec
 from checks.cherry_v2 import audit as checked
 from checks.cherry_v2 import findings as v2
 from regraft.errors import NotChanged, WrongUsage
-from regraft.formats.cherry_preview.libsql import Layout
+from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS, PROVIDERS
-from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text
 from regraft.formats.cherry_v2.layout import is_uuid
-from regraft.kinds import NAMES as NAMES_OF_KINDS
-from regraft.language import joined, tr
-from regraft.text import argument, counted, path_text
-from repair.changes.found import Findings, by_base
-from repair.changes.plan import Action, Plan, Unresolved
+from regraft.kinds import KIND_NAMES as NAMES_OF_KINDS
+from regraft.language import format_count, join_list, tr
+from regraft.text import path_argument, path_text
+from repair.changes.plan import Action, FindingsByBase, Plan, Unresolved, group_by_base
 from repair.changes.store import Store
 from repair.cherry_v2.adopt import materials
-from repair.cherry_v2.adopt.folder import OrphanFolder, Unfit, demand_one_length, read_folder
-from repair.cherry_v2.adopt.items import base_row, item_rows, listed_kinds
-from repair.cherry_v2.adopt.soundness import demand_sound
-from repair.cherry_v2.catalogs import catalog_of
-from repair.cherry_v2.new_model import ModelUnfit, insert_model
-from repair.cherry_v2.rescue.catalog import TABLES, Statements, rehearsed
-from repair.cherry_v2.rules.evidence import evidence_of
+from repair.cherry_v2.base_models import ModelUnusable, insert_model
+from repair.cherry_v2.catalog_changes import CATALOG_TABLES, CatalogStatements, make_catalog_change, read_store_catalog
+from repair.cherry_v2.orphan_folders import (
+    FolderUnusable,
+    OrphanFolder,
+    count_by_type,
+    demand_one_length,
+    demand_sound_index,
+    make_base_row,
+    make_item_rows,
+    read_folder,
+)
+from repair.cherry_v2.rules.evidence import open_evidence
 from repair.options import RepairOptions
 
 #: What is listed again, by the finding that ``--only`` names.
@@ -51,7 +56,7 @@ def demand_alone(options: RepairOptions) -> None:
     if options.adopt and (len(named) != 1 or len(options.only) != 1):
         raise WrongUsage(
             problem=tr("--adopt lists folders or materials again, and nothing else is repaired with it"),
-            hint=tr("give {lines}", lines=joined(lines, tr(" or "))),
+            hint=tr("give {lines}", lines=join_list(lines, tr(" or "))),
         )
     if not options.adopt and named:
         name, remover = named[0], _REMOVERS[named[0]]
@@ -75,7 +80,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
         raise NotChanged(path=store.path, what=what, command="repair", advice=advice)
     if v2.MATERIAL_ORPHAN in options.only:
         return materials.plan(store, options)
-    return _Planner(store, options, catalog_of(store, data=False), by_base(store.findings())).plan()
+    return _FolderPlanner(store, options, read_store_catalog(store, data=False), group_by_base(store.findings())).plan()
 
 
 class _Adopted(msgspec.Struct):
@@ -87,11 +92,11 @@ class _Adopted(msgspec.Struct):
     left: list[Unresolved] = msgspec.field(default_factory=list)
 
 
-class _Planner:
-    def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog, findings: Findings) -> None:
+class _FolderPlanner:
+    def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog, findings: FindingsByBase) -> None:
         self._store, self._options, self._catalog, self._findings = store, options, catalog, findings
         self._models = {row.get("id") for row in catalog.models or ()}
-        self._statements = Statements(store.root / str(store.catalog))
+        self._statements = CatalogStatements(store.root / str(store.catalog))
         self._actions: list[Action] = []
         #: The base of every item that there is.
         self._owners = {item.get("id"): base for base, items in (catalog.items or {}).items() for item in items}
@@ -102,13 +107,13 @@ class _Planner:
         for path in found:
             try:
                 self._add(self._adopted(path))
-            except (Unfit, ModelUnfit) as problem:
+            except (FolderUnusable, ModelUnusable) as problem:
                 self._leave(path, str(problem))
             except (apsw.Error, OSError, UnicodeDecodeError, ValueError, TypeError) as error:
                 self._leave(path, tr("its index cannot be read: {error}", error=error))
         if self._actions:
             catalog = str(self._store.catalog)
-            change = rehearsed(self._statements, catalog, self._actions, (*TABLES, PROVIDERS))
+            change = make_catalog_change(self._statements, catalog, self._actions, (*CATALOG_TABLES, PROVIDERS))
             self._plan.changes.append(change)
             if not any(one.finding == v2.INDEX_ORPHAN for one in self._plan.left) and not self._store.chosen:
                 self._plan.resolves.add((v2.INDEX_ORPHAN, None))
@@ -120,9 +125,9 @@ class _Planner:
             raise NotChanged(
                 path=self._store.path, what=what, command="repair", advice=tr("nobody can tell what it names")
             )
-        named = {base_key(row) for row in self._catalog.bases}
+        named = {base_id_text(row) for row in self._catalog.bases}
         bases = self._store.root / self._store.bases
-        for finding, path in checked.strays(bases, named, self._store.stores):
+        for finding, path in checked.find_strays(bases, named, self._store.stores):
             if finding == v2.INDEX_ORPHAN and (self._store.found.stores.is_whole or path.name in self._store.stores):
                 yield path
 
@@ -140,20 +145,20 @@ class _Planner:
         """
         one = self._store.stores.get(path.name)
         if one is None:
-            raise Unfit(tr("it has no index, so that nothing tells what was in it"))
+            raise FolderUnusable(tr("it has no index, so that nothing tells what was in it"))
         if not is_uuid(path.name):
-            raise Unfit(tr("its name is no id of a base"))
-        if one.look.layout is Layout.PREVIEW:
-            raise Unfit(
+            raise FolderUnusable(tr("its name is no id of a base"))
+        if one.look.layout is IndexLayout.PREVIEW:
+            raise FolderUnusable(
                 tr("its index is that of a preview build; regraft upgrade brings it to the current layout first")
             )
-        demand_sound(self._findings.get(path.name, ()))
+        demand_sound_index(self._findings.get(path.name, ()))
         folder = read_folder(path.name, self._store.root / one.name, self._store.root / one.raw)
         demand_one_length(folder)
-        with evidence_of(self._store, path.name, self._findings.get(path.name, ())) as evidence:
-            items = [item for item in item_rows(folder, evidence) if self._is_new(item)]
+        with open_evidence(self._store, path.name, self._findings.get(path.name, ())) as evidence:
+            items = [item for item in make_item_rows(folder, evidence) if self._is_new(item)]
         model = self._options.model
-        adopted = _Adopted(folder, items, base_row(folder, items, model))
+        adopted = _Adopted(folder, items, make_base_row(folder, items, model))
         if folder.dimensions is not None and model is None:
             adopted.left.append(self._without_model(folder))
         if folder.dimensions is not None and model is not None and folder.bare:
@@ -168,11 +173,11 @@ class _Planner:
         """
         owner = self._owners.get(item["id"])
         if owner is not None and owner != item["base_id"]:
-            raise Unfit(tr("the item {item} is one of base {owner}", item=item["id"], owner=owner))
+            raise FolderUnusable(tr("the item {item} is one of base {owner}", item=item["id"], owner=owner))
         return owner is None
 
     def _without_model(self, folder: OrphanFolder) -> Unresolved:
-        line = shlex.join(["regraft", "repair", argument(self._store.path), *OPTIONS, "--model"])
+        line = shlex.join(["regraft", "repair", path_argument(self._store.path), *OPTIONS, "--model"])
         reason = tr(
             "nothing says which model made its vectors of {dimensions} dimensions, so that it is listed as failed; who "
             "knows it gives {line} PROVIDER::MODEL, after regraft undo where the base is listed already",
@@ -210,7 +215,7 @@ class _Planner:
 
 
 def _action(adopted: _Adopted, size: int) -> Action:
-    listed = listed_kinds(adopted.items)
+    listed = count_by_type(adopted.items)
     message = tr("list the base with {listed}, as its index and files tell", listed=listed or tr("no item"))
     return Action(
         action="insert-base",
@@ -225,5 +230,5 @@ def _action(adopted: _Adopted, size: int) -> Action:
 
 def _without_vectors(folder: OrphanFolder) -> Unresolved:
     count = sum(folder.bare.values())
-    reason = tr("{bodys} without a vector; regraft backfill makes them", bodys=counted(count, "body"))
+    reason = tr("{bodys} without a vector; regraft backfill makes them", bodys=format_count(count, "body"))
     return Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=folder.base, count=count, severity="error")

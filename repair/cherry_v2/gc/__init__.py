@@ -1,6 +1,65 @@
 """Removing what nothing reaches: rows, files and folders, and what earlier runs kept (``docs/commands.md``, "gc")."""
 
-from repair.cherry_v2.gc.choice import NAMES
-from repair.cherry_v2.gc.collecting import plan
+from __future__ import annotations
+
+from collections.abc import Container
+
+from checks.audit.collector import Level
+from checks.cherry_v2 import findings as v2
+from repair.changes import undo
+from repair.changes.plan import FileChange, Plan, group_by_base
+from repair.changes.store import Store
+from repair.cherry_v2.catalog_changes import read_store_catalog
+from repair.cherry_v2.gc import files, rows
+from repair.cherry_v2.gc.rows import NAMES, is_damage, leave_damaged
+from repair.cherry_v2.protection import Protection
+from repair.options import GcOptions
+
+# The plan of ``regraft gc``: what nothing reaches, where that can be told.
+#
+# Rules: ``docs/commands.md``, "gc".
+
+
+def plan(store: Store, options: GcOptions) -> Plan:
+    """Return what is going to be removed; nothing is written.
+
+    Raises:
+        SourceUnreadable: the catalog cannot be read, so that nobody can tell what its items name.
+        LedgerUnreadable
+    """
+    catalog = None if store.catalog is None else read_store_catalog(store)
+    protection = Protection(store, catalog, options.spared)
+    made, gone = files.plan_folders(store, catalog, options)
+    # What is in a folder that goes, goes with it.
+    findings = [one for one in store.findings(Level.QUICK) if one.base not in gone]
+    damage = list(filter(is_damage, findings))
+    damaged = {one.base for one in damage}
+    made.left += map(leave_damaged, damage)
+    sound = _chosen_indexes(store, damaged | gone)
+    of_bases = group_by_base(findings)
+    for base, name in sound.items():
+        file = rows.IndexGarbage(
+            store=store, base=base, name=name, found=of_bases.get(base, []), protected=protection.reason(base)
+        )
+        made.add(_plan_index(file, options))
+    made.add(files.plan_raw(store, catalog, options, damaged, protection))
+    proving = {base: name for base, name in sound.items() if (v2.VECTOR_UNEXPECTED, base) not in made.resolves}
+    made.add(files.plan_leftovers(store, catalog, options, proving))
+    # What may be refused comes first: a file that somebody has open.
+    made.changes.sort(key=lambda change: isinstance(change, FileChange))
+    return undo.add_expired_runs(made, store, options)
+
+
+def _chosen_indexes(store: Store, without: Container[str | None]) -> dict[str, str]:
+    """Return the index files of the chosen bases, below the store's root, but for some."""
+    return {base: one.name for base, one in store.stores.items() if store.wants(base) and base not in without}
+
+
+def _plan_index(file: rows.IndexGarbage, options: GcOptions) -> Plan:
+    made = file.plan(options)
+    if options.vacuum:
+        made.add(rows.plan_space(file, made))
+    return made
+
 
 __all__ = ["NAMES", "plan"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import apsw
@@ -12,20 +16,93 @@ import msgspec
 from checks.cherry_v2 import audit as checked
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import raw_files
-from regraft import long_paths, sqlite
-from regraft.formats.cherry_preview.libsql import Layout
-from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
-from regraft.formats.cherry_v2.item_data import data_of
+from checks.cherry_v2.raw_files import walk_files
+from regraft import identity
+from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
+from regraft.formats import okf
+from regraft.formats.cherry_preview import IndexLayout
+from regraft.formats.cherry_v1.layout import VECTOR_TABLE
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text, parse_item_data
 from regraft.formats.cherry_v2.layout import RAW_FOLDER
-from regraft.language import tr
-from regraft.text import counted, path_text, shown
-from repair.changes.plan import Plan, Unresolved
+from regraft.formats.vector_survey import StoreProblem, VectorSurvey
+from regraft.formats.vector_table import check_file
+from regraft.language import format_count, tr
+from regraft.report.notices import MISSING_MODEL, MISSING_STORE
+from regraft.text import one_line, path_text, printable
+from repair.changes.plan import FileChange, Plan, Unresolved, move_to_trash
 from repair.changes.store import Store
-from repair.changes.trash import trashed
-from repair.cherry_v2.gc.choice import is_wanted
-from repair.cherry_v2.gc.copies import Copies
+from repair.cherry_v2.gc.rows import is_wanted
 from repair.cherry_v2.protection import Protection
 from repair.options import GcOptions
+
+# Whether the text of a raw file that no item names is anywhere else in its base, so that nothing is lost with it.
+
+
+#: Larger files are compared with files only, and not read as a text.
+_LARGEST_TEXT = 64 << 20
+#: A text that an index has for an item.
+_TEXT = """SELECT m.material_id, CAST(c.text AS BLOB) FROM content c
+  JOIN material m ON m.current_content_hash = c.content_hash WHERE c.content_hash = ?"""
+
+
+class CopyFinder:
+    """Finds other copies of raw files of one base: a file that an item names, or the indexed text of an item.
+
+    Args:
+        store: the store.
+        base: the base's id.
+        items: its items.
+        raw: its folder of raw files.
+    """
+
+    def __init__(self, store: Store, base: str, items: list[Row], raw: Path) -> None:
+        self._raw = raw
+        self._listed = {item.get("id") for item in items if item.get("status") != "deleting"}
+        self._named = {
+            parse_item_data(item).get(key) for item in items for key in ("relativePath", "indexedRelativePath")
+        }
+        one = store.stores.get(base)
+        self._index = None if one is None else store.root / one.name
+
+    def of(self, name: str) -> str | None:
+        """Return what else holds the bytes or the text of a file, for a person; None where nothing is known to."""
+        path = self._raw / name
+        try:
+            return self._file_like(path) or self._text_like(path)
+        except (apsw.Error, OSError, UnicodeDecodeError):
+            return None
+
+    @cached_property
+    def _by_size(self) -> dict[int, list[Path]]:
+        found: dict[int, list[Path]] = defaultdict(list)
+        for name, _ in walk_files(self._raw):
+            if name in self._named and not (self._raw / name).is_symlink():
+                found[(self._raw / name).lstat().st_size].append(self._raw / name)
+        return found
+
+    def _file_like(self, path: Path) -> str | None:
+        candidates = self._by_size.get(path.lstat().st_size, [])
+        digest = _hash_file(path) if candidates else None
+        found = next((one for one in candidates if _hash_file(one) == digest), None)
+        return None if found is None else f"raw/{found.relative_to(self._raw).as_posix()}"
+
+    def _text_like(self, path: Path) -> str | None:
+        if self._index is None or path.lstat().st_size > _LARGEST_TEXT:
+            return None
+        text = links.read_bytes(path).decode()
+        bodies = {identity.text_hash(one): one.encode() for one in (text, okf.strip_block(text))}
+        with sqlite.open_readonly(self._index) as db:
+            for key, body in bodies.items():
+                for material, stored in db.execute(_TEXT, (key,)):
+                    if stored == body and material in self._listed:
+                        return tr("the indexed text of item {item}", item=material)
+        return None
+
+
+def _hash_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
 
 #: Tables of an index that hold texts and vectors, and what they belong to.
 _HOLDING = ("material", "content", "search_unit", "search_text", "embedding")
@@ -45,26 +122,26 @@ def plan_raw(
     made = Plan()
     if catalog is None or catalog.items is None or not is_wanted(options, v2.RAW_ORPHAN):
         return made
-    items = _by_base(catalog)
+    items = _items_by_base(catalog)
     for row in catalog.bases:
-        base = base_key(row)
+        base = base_id_text(row)
         if store.wants(base) and base not in damaged and isinstance(row.get("id"), str):
             raw = _RawFiles(store=store, base=base, items=items.get(base, []), options=options, protection=protection)
             made.add(raw.plan(_raw_folder(store, base, row)))
     return made
 
 
-def _by_base(catalog: StoredCatalog) -> dict[str, list[Row]]:
+def _items_by_base(catalog: StoredCatalog) -> dict[str, list[Row]]:
     return {str(base): rows for base, rows in (catalog.items or {}).items()}
 
 
-def why_kept(store: Store, path: Path) -> str | None:
+def find_reason_to_keep(store: Store, path: Path) -> str | None:
     """Return why a file or folder is not moved, None where nothing speaks against it."""
     try:
         path.relative_to(store.root).as_posix().encode()
         if path.is_symlink():
             return tr("it is a link, and links are not followed")
-        if _youngest(path) > store.now_ms / 1000 - raw_files.YOUNG:
+        if _latest_change(path) > store.now_ms / 1000 - raw_files.YOUNG_SECONDS:
             return tr("something in it is younger than an hour") if path.is_dir() else tr("it is younger than an hour")
     except UnicodeEncodeError:
         return tr("its name is not UTF-8")
@@ -73,7 +150,7 @@ def why_kept(store: Store, path: Path) -> str | None:
     return None
 
 
-def _youngest(path: Path) -> float:
+def _latest_change(path: Path) -> float:
     """Return the latest time of change of a file, or of a folder and all in it."""
 
     def fail(error: OSError) -> None:
@@ -82,8 +159,8 @@ def _youngest(path: Path) -> float:
     latest = path.lstat().st_mtime
     if not path.is_dir():
         return latest
-    for folder, folders, names in long_paths.walk(path, fail):
-        latest = max(latest, *(long_paths.lstat(Path(folder, name)).st_mtime for name in (*folders, *names)), 0)
+    for folder, folders, names in file_paths.walk(path, fail):
+        latest = max(latest, *(file_paths.lstat(Path(folder, name)).st_mtime for name in (*folders, *names)), 0)
     return latest
 
 
@@ -104,30 +181,32 @@ class _RawFiles(msgspec.Struct, kw_only=True):
         made = Plan()
         names = []
         if raw is not None and raw.is_dir():
-            names = sorted(raw_files.orphans(raw, self.items, self.store.now_ms))
+            names = sorted(raw_files.find_orphan_files(raw, self.items, self.store.now_ms))
         if raw is None or not names:
             return made
-        why_not = _why_unknown(raw, self.items) or self.protection.reason(self.base)
+        why_not = _find_unknown_names(raw, self.items) or self.protection.reason(self.base)
         if why_not is not None:
-            reason = tr("{files} in raw/: {reason}", files=counted(len(names), "file"), reason=why_not)
+            reason = tr("{files} in raw/: {reason}", files=format_count(len(names), "file"), reason=why_not)
             return Plan(left=[Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=self.base, count=len(names))])
-        why = _named_otherwise(self.store, self.base, self.items)
-        copies = Copies(self.store, self.base, self.items, raw)
+        why = _make_name_test(self.store, self.base, self.items)
+        copies = CopyFinder(self.store, self.base, self.items, raw)
         is_named = v2.RAW_ORPHAN in self.options.only
         for name in names:
-            kept = why(name) or why_kept(self.store, raw / name)
+            kept = why(name) or find_reason_to_keep(self.store, raw / name)
             copy = None if is_named or kept is not None else copies.of(name)
             if kept is None and not is_named and copy is None:
                 kept = tr("kept: no other copy of it is known; --only {name} removes it", name=v2.RAW_ORPHAN)
             if kept is not None:
-                reason = f"raw/{shown(name)}: {kept}"
+                reason = f"raw/{printable(name)}: {kept}"
                 left = Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=self.base, subject=path_text(name))
                 made.left.append(left)
             else:
                 message = tr("move raw/{name}, which no item names, to the trash", name=name)
                 if copy is not None:
                     message = tr("{message_}: {copy} is the same", message_=message, copy=copy)
-                made.changes.append(trashed(self.store, raw / name, "trash-file", v2.RAW_ORPHAN, message, self.base))
+                made.changes.append(
+                    move_to_trash(self.store, raw / name, "trash-file", v2.RAW_ORPHAN, message, self.base)
+                )
         if not made.left:
             made.resolves.add((v2.RAW_ORPHAN, self.base))
         return made
@@ -138,33 +217,33 @@ def _raw_folder(store: Store, base: str, row: Row) -> Path | None:
     known = store.stores.get(base)
     if known is not None:
         return store.root / known.raw
-    if not store.found.stores.is_whole or row.get("status") == "completed" or not checked.is_name(base):
+    if not store.found.stores.is_whole or row.get("status") == "completed" or not checked.is_folder_name(base):
         return None
     return store.root / store.bases / base / RAW_FOLDER
 
 
-def _why_unknown(raw: Path, items: list[Row]) -> str | None:
+def _find_unknown_names(raw: Path, items: list[Row]) -> str | None:
     """Return why nobody can tell which files items name, None where that is known."""
     if raw.is_symlink() or raw.parent.is_symlink():
         return tr("the folder is a link, and links are not followed")
     for item in items:
-        data = data_of(item)
+        data = parse_item_data(item)
         paths = (data.get(key) for key in ("relativePath", "indexedRelativePath"))
         if not data or any(not isinstance(path, str | None) for path in paths):
             return tr("what item {get} names cannot be read", get=item.get("id"))
     return None
 
 
-def _named_otherwise(store: Store, base: str, items: list[Row]) -> Callable[[str], str | None]:
+def _make_name_test(store: Store, base: str, items: list[Row]) -> Callable[[str], str | None]:
     """Return what tells why a file that no item names may be meant all the same."""
     known: set[str] = set()
     folders: tuple[str, ...] = ()
     for item in items:
-        data = data_of(item)
+        data = parse_item_data(item)
         known |= {_folded(data[key]) for key in ("relativePath", "indexedRelativePath") if data.get(key)}
         if item.get("type") == "directory" and data.get("relativePath"):
             folders += (_folded(data["relativePath"]).rstrip("/") + "/",)
-    indexed = {_folded(path) for path in _indexed(store, base, {str(item.get("id")) for item in items})}
+    indexed = {_folded(path) for path in _read_indexed_paths(store, base, {str(item.get("id")) for item in items})}
 
     def why(name: str) -> str | None:
         folded = _folded(name)
@@ -181,12 +260,12 @@ def _folded(path: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
-def _indexed(store: Store, base: str, items: set[str]) -> Iterator[str]:
+def _read_indexed_paths(store: Store, base: str, items: set[str]) -> Iterator[str]:
     """Return the paths of the materials of these items."""
     known = store.stores.get(base)
     if known is None:
         return
-    with sqlite.reading(store.root / known.name) as db:
+    with sqlite.open_readonly(store.root / known.name) as db:
         for key, path in db.execute("SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material"):
             if (key or b"").decode("utf-8", "replace") in items:
                 yield (path or b"").decode("utf-8", "replace")
@@ -200,55 +279,373 @@ def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions
     made, gone = Plan(), set[str]()
     if catalog is None or not is_wanted(options, v2.INDEX_ORPHAN) or not store.found.stores.is_whole:
         return made, gone
-    found, items = list(_unnamed(store, catalog)), _by_base(catalog)
+    found, items = list(_find_unnamed_folders(store, catalog)), _items_by_base(catalog)
     for path in found:
         if not store.wants(path.name):
             continue
-        kept = _why_claimed(items.get(path.name)) or why_kept(store, path)
+        kept = _find_claim(items.get(path.name)) or find_reason_to_keep(store, path)
         if kept is None and v2.INDEX_ORPHAN not in options.only and _holds_anything(store, path):
             kept = tr("kept: it can be listed again; --only {name} removes it", name=v2.INDEX_ORPHAN)
         if kept is not None:
-            reason = tr("the folder {name} stays: {kept}", name=shown(path.name), kept=kept)
+            reason = tr("the folder {name} stays: {kept}", name=printable(path.name), kept=kept)
             made.left.append(Unresolved(finding=v2.INDEX_ORPHAN, reason=reason, subject=path_text(path.name)))
         else:
             message = tr("move the folder {name}, which no row of the catalog names, to the trash", name=path.name)
-            made.changes.append(trashed(store, path, "trash-folder", v2.INDEX_ORPHAN, message))
+            made.changes.append(move_to_trash(store, path, "trash-folder", v2.INDEX_ORPHAN, message))
             gone.add(path.name)
     if gone and len(gone) == len(found):
         made.resolves.add((v2.INDEX_ORPHAN, None))
     return made, gone
 
 
-def _unnamed(store: Store, catalog: StoredCatalog) -> Iterator[Path]:
+def _find_unnamed_folders(store: Store, catalog: StoredCatalog) -> Iterator[Path]:
     """Yield the folders of bases that no row names; without a table of items, nobody can tell."""
     if catalog.items is None:
         return
-    named = {base_key(row) for row in catalog.bases}
-    strays = checked.strays(store.root / store.bases, named, store.stores)
+    named = {base_id_text(row) for row in catalog.bases}
+    strays = checked.find_strays(store.root / store.bases, named, store.stores)
     yield from (path for finding, path in strays if finding == v2.INDEX_ORPHAN)
 
 
-def _why_claimed(items: list[Row] | None) -> str | None:
+def _find_claim(items: list[Row] | None) -> str | None:
     """Return why a folder may be of a base all the same: it has ``items``."""
     if items is None:
         return None
-    return tr("{items} of the catalog still belong to it", items=counted(len(items), "item"))
+    return tr("{items} of the catalog still belong to it", items=format_count(len(items), "item"))
 
 
 def _holds_anything(store: Store, path: Path) -> bool:
     """Whether a base's folder has a text, a vector or a file; what cannot be read counts as one."""
     one = store.stores.get(path.name)
     index = None if one is None else store.root / one.name
-    own = set() if index is None else {index, *sqlite.companions(index)}
+    own = set() if index is None else {index, *untrusted_sqlite.find_companions(index)}
     has_files = any(file not in own for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
     if has_files or one is None:
         return has_files
-    return one.look.layout is not Layout.CURRENT or _has_rows(store.root / one.name)
+    return one.look.layout is not IndexLayout.CURRENT or _has_rows(store.root / one.name)
 
 
 def _has_rows(index: Path) -> bool:
     try:
-        with sqlite.reading(index) as db:
+        with sqlite.open_readonly(index) as db:
             return any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").get for table in _HOLDING)
     except (apsw.Error, OSError, UnicodeDecodeError):
         return True
+
+
+# Vector files that v1 left: each goes to the trash once one index of the store has every one of its vectors.
+#
+# A row counts where its vector is usable (``docs/rules.md``, "Rows"). Its text must be a body of the index, whose unit is
+# there, and the bytes of that body's vector must be those of the row.
+
+
+#: Rows held against an index at once.
+_BATCH = 200
+_ALL_ROWS = ((-(1 << 63), (1 << 63) - 1),)
+#: Characters of a text that are quoted.
+_QUOTED = 40
+#: Bodies and their vectors by hash: JSON in, so that a batch is one statement.
+_BODIES = """
+    SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.vector_blob
+      FROM json_each(?) wanted
+      CROSS JOIN search_text t ON t.embedding_text_hash = wanted.value
+      JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
+     WHERE EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
+
+
+_HAS_TEXT = "SELECT 1 FROM search_text WHERE embedding_text_hash = ? AND text = ? LIMIT 1"
+
+
+class Proof(msgspec.Struct):
+    """How far the usable vectors of a file are in an index."""
+
+    base: str
+    proven: int = 0
+    #: What the first row that is not there lacks, for a person; None where all are.
+    first: str | None = None
+
+
+class _VectorFile(msgspec.Struct):
+    """A vector file that v1 left, and the bases whose indexes have all of its vectors."""
+
+    path: Path
+    survey: VectorSurvey
+    provers: set[str]
+    #: How far the best index goes, where none has all.
+    best: Proof | None
+
+    @property
+    def base(self) -> str:
+        """Return the id that regraft gives to the base of such a file."""
+        return identity.base_id(self.path.name)
+
+    @property
+    def usable(self) -> int:
+        """Return how many of its rows have a usable vector."""
+        return sum(self.survey.lengths.values())
+
+
+def plan_leftovers(store: Store, catalog: StoredCatalog | None, options: GcOptions, indexes: dict[str, str]) -> Plan:
+    """Return what moves the vector files that v1 left.
+
+    Args:
+        store: where they are.
+        catalog: its rows, None where there is none.
+        options: whether they are meant.
+        indexes: the index files that are whole and keep their vectors, below the store's root, by the base's id.
+    """
+    if not is_wanted(options, v2.LEFTOVER) or not store.found.stores.is_whole:
+        return Plan()
+    made = Plan()
+    for one in _decide_files(store, catalog, _proving_indexes(store, catalog, indexes), options):
+        if isinstance(one, FileChange):
+            made.changes.append(one)
+        else:
+            made.left.append(one)
+    made.resolves = {(v2.LEFTOVER, None)} if made.changes and not made.left else set()
+    # Which of the other files are of chosen bases, nobody knows.
+    made.left = [one for one in made.left if store.wants(one.base)]
+    return made
+
+
+def _proving_indexes(store: Store, catalog: StoredCatalog | None, indexes: dict[str, str]) -> dict[str, Path]:
+    """Return the indexes that count as proof: of completed bases, where a catalog says which these are."""
+    completed = set(indexes)
+    if catalog is not None:
+        completed = {base_id_text(row) for row in catalog.bases if row.get("status") == "completed"}
+    return {base: store.root / name for base, name in indexes.items() if base in completed}
+
+
+def _survey_file(store: Store, path: Path, proving: dict[str, Path]) -> _VectorFile | Unresolved:
+    kept = find_reason_to_keep(store, path)
+    if kept is not None:
+        return _leave_file(path, kept)
+    try:
+        survey = VECTOR_TABLE.survey(path)
+        return _VectorFile(path, survey, *_find_proof(path, survey, proving))
+    except StoreProblem as problem:
+        return _leave_file(path, tr("it {problem}", problem=problem))
+
+
+def _leave_file(path: Path, why: str, base: str | None = None, count: int = 1) -> Unresolved:
+    name = path_text(path.name)
+    return Unresolved(
+        finding=v2.LEFTOVER,
+        reason=tr("the vector file {name} of v1 stays: {why}", name=name, why=why),
+        base=base,
+        subject=name,
+        count=count,
+    )
+
+
+def _is_stranded(store: Store, row: Row) -> bool:
+    """Tell whether a base still needs what v1 left: it failed at the upgrade, or its index is missing."""
+    return row.get("error") in (MISSING_MODEL, MISSING_STORE) or base_id_text(row) not in store.stores
+
+
+def _find_owners(files: list[_VectorFile], named: set[str]) -> dict[Path, str]:
+    """Return which base was made of which file: each of one at most, those that leave no choice first.
+
+    The ids of regraft follow from v1's; those of the application say nothing.
+    """
+    owners: dict[Path, str] = {}
+    for file in sorted(files, key=lambda file: len(file.provers)):
+        free = {file.base} & file.provers if file.base in named else file.provers - set(owners.values())
+        if free:
+            owners[file.path] = min(free)
+    return _drop_disputed(owners, files)
+
+
+def _drop_disputed(owners: dict[Path, str], files: list[_VectorFile]) -> dict[Path, str]:
+    """Return which bases are of which files; where several have but the one base, nobody can tell whose it is."""
+    shared = set().union(*(file.provers for file in files if file.path not in owners))
+    sure = {file.path for file in files if file.base in file.provers}
+    return {path: base for path, base in owners.items() if base not in shared or path in sure}
+
+
+def _decide_files(
+    store: Store, catalog: StoredCatalog | None, proving: dict[str, Path], options: GcOptions
+) -> Iterator[FileChange | Unresolved]:
+    """Yield of each file what moves it, or why it stays."""
+    strays = checked.find_strays(store.root / store.bases, store.names, store.stores)
+    looked = [_survey_file(store, path, proving) for finding, path in strays if finding == v2.LEFTOVER]
+    owners = _find_owners([one for one in looked if isinstance(one, _VectorFile) and one.usable], set(store.names))
+    in_doubt = proving if _has_stranded(store, catalog) else {}
+    for one in looked:
+        if isinstance(one, _VectorFile):
+            yield (
+                _leave_unproven(one)
+                or _leave_with_other_texts(one, proving, options)
+                or _decide_file(store, one, owners.get(one.path), in_doubt)
+            )
+        else:
+            yield one
+
+
+def _has_stranded(store: Store, catalog: StoredCatalog | None) -> bool:
+    return catalog is not None and any(_is_stranded(store, row) for row in catalog.bases)
+
+
+def _leave_unproven(file: _VectorFile) -> Unresolved | None:
+    """Return that a file stays whose vectors no index has, each of them; None where one has, or there are no rows."""
+    usable, path = file.usable, file.path
+    if not file.survey.rows:
+        return None
+    if not usable:
+        rows = file.survey.rows
+        return _leave_file(
+            path,
+            tr("none of its {rows} has a usable vector, so that nothing proves it", rows=format_count(rows, "row")),
+            None,
+            rows,
+        )
+    if file.best is not None:
+        proven, first = file.best.proven, tr("; for example, {first}", first=file.best.first)
+        base = file.best.base if proven else None
+        return _leave_file(
+            path,
+            tr(
+                "{proven:,} of its {vectors} are in v2{first}",
+                proven=proven,
+                vectors=format_count(usable, "vector"),
+                first=first,
+            ),
+            base,
+            usable - proven,
+        )
+    return (
+        None if file.provers else _leave_file(path, tr("no index is whole that could have its vectors"), None, usable)
+    )
+
+
+def _leave_with_other_texts(file: _VectorFile, proving: dict[str, Path], options: GcOptions) -> Unresolved | None:
+    """Return that a file stays whose rows without a usable vector have texts that no index has.
+
+    None where there are none, and where the finding is named.
+    """
+    if v2.LEFTOVER in options.only or file.usable == file.survey.rows:
+        return None
+    lost = min((_count_lost_texts(file.path, proving[base]) for base in file.provers), default=0)
+    if not lost:
+        return None
+    rows = format_count(lost, "row")
+    reason = tr(
+        "{rows} without a usable vector have texts that are not in v2; --only {name} removes it all the same",
+        rows=rows,
+        name=v2.LEFTOVER,
+    )
+    return _leave_file(file.path, reason, None, lost)
+
+
+def _count_lost_texts(path: Path, index: Path) -> int:
+    """Count the rows of a file whose text is not a body of an index; rows without a text do not count."""
+    lost = 0
+    with sqlite.open_readonly(path) as db, sqlite.open_readonly(index) as v2_index:
+        for (raw,) in db.execute(f"SELECT CAST({VECTOR_TABLE.body} AS BLOB) FROM {VECTOR_TABLE.name} NOT INDEXED"):
+            text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else ""
+            known = not text or v2_index.execute(_HAS_TEXT, (identity.text_hash(text), text)).get is not None
+            lost += not known
+    return lost
+
+
+def _decide_file(
+    store: Store, file: _VectorFile, owner: str | None, in_doubt: dict[str, Path]
+) -> FileChange | Unresolved:
+    """Return what moves a file whose vectors are proven, or why it stays.
+
+    Args:
+        store: where it is.
+        file: the file.
+        owner: the base that was made of it.
+        in_doubt: the indexes of bases that may have been made of another file, where one still needs its own.
+    """
+    usable, path = file.usable, file.path
+    more = file.survey.rows - usable
+    where = (
+        tr("its {vectors} are in v2, byte for byte", vectors=format_count(usable, "vector"))
+        if file.survey.rows
+        else tr("it has no rows")
+    )
+    if file.survey.rows and owner is None:
+        return _leave_file(
+            path, tr("{where}, but of a base that was made of another file", where=where), min(file.provers), usable
+        )
+    if owner in in_doubt and owner != file.base and not _has_no_more(in_doubt[owner], file):
+        reason = tr(
+            "{where}, but it may be that of a base which failed at the upgrade: bring those back first", where=where
+        )
+        return _leave_file(path, reason, owner, usable)
+    rest = tr("; {rows} without a usable vector were never carried", rows=format_count(more, "row")) if more else ""
+    message = tr(
+        "move the vector file {name} of v1 to the trash: {where}{rest}",
+        name=printable(path.name),
+        where=where,
+        rest=rest,
+    )
+    return move_to_trash(store, path, "trash-vector-file", v2.LEFTOVER, message, owner)
+
+
+def _has_no_more(index: Path, file: _VectorFile) -> bool:
+    """Tell whether an index has no vector beyond those of a file, all of which it has."""
+    with sqlite.open_readonly(index) as db:
+        return int(db.execute("SELECT count(*) FROM embedding NOT INDEXED").get or 0) <= file.usable
+
+
+# --- proof -----------------------------------------------------------------------------------------------------------
+
+
+def _find_proof(path: Path, survey: VectorSurvey, indexes: dict[str, Path]) -> tuple[set[str], Proof | None]:
+    """Return the bases whose indexes have all vectors; where none has, the proof by the one that comes closest.
+
+    Raises:
+        StoreProblem: the file cannot be read.
+    """
+    proofs = [_compare_with_index(path, survey, base, index, stop=True) for base, index in sorted(indexes.items())]
+    complete = {proof.base for proof in proofs if proof.first is None}
+    if complete or not proofs:
+        return complete, None
+    likely = identity.base_id(path.name)
+    best = max(proofs, key=lambda proof: (proof.proven, proof.base == likely))
+    return set(), _compare_with_index(path, survey, best.base, indexes[best.base], stop=False)
+
+
+def _compare_with_index(path: Path, survey: VectorSurvey, base: str, index: Path, *, stop: bool) -> Proof:
+    """Hold the rows of a file against an index; with ``stop`` until the first that differs."""
+    proof = Proof(base)
+    check_file(path)
+    try:
+        with sqlite.open_readonly(path) as db, sqlite.open_readonly(index) as v2_index:
+            rows = (
+                row for length in survey.lengths for row in VECTOR_TABLE.rows(db, _ALL_ROWS, length, any_number=True)
+            )
+            for body, vector, has in _match_rows(rows, v2_index):
+                if has == vector:
+                    proof.proven += 1
+                    continue
+                proof.first = proof.first or _describe_lack(body, has)
+                if stop:
+                    break
+    except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        proof.first = proof.first or tr("one of the two cannot be read: {error}", error=error)
+    return proof
+
+
+def _describe_lack(body: str, has: object) -> str:
+    """Return what is missing of a text, for a person."""
+    quoted = one_line(body[:_QUOTED]) + ("…" if len(body) > _QUOTED else "")
+    if has is None:
+        return tr("the text “{quoted}” is not in it", quoted=quoted)
+    return tr("the text “{quoted}” has another vector in it", quoted=quoted)
+
+
+def _match_rows(rows: Iterable[tuple[str, bytes]], index: apsw.Connection) -> Iterator[tuple[str, bytes, object]]:
+    """Return each text with its vector, and with the one that an index has for it, None where it has none."""
+    more = iter(rows)
+    while batch := list(itertools.islice(more, _BATCH)):
+        texts = {identity.text_hash(body): body for body, _ in batch}
+        found = {
+            key: vector
+            for key, text, vector in index.execute(_BODIES, (msgspec.json.encode(list(texts)).decode(),))
+            if text == texts[key].encode()
+        }
+        yield from ((body, vector, found.get(identity.text_hash(body))) for body, vector in batch)

@@ -14,36 +14,39 @@ import msgspec
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
-from regraft import links, long_paths, sqlite
+from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
 from regraft.errors import NotEnoughSpace, SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.catalog_generation import (
     ASSISTANT_LINKS,
     MODELS,
     PROVIDERS,
     OrderKeys,
-    model_values,
-    provider_values,
+    make_model_row,
+    make_provider_row,
     read_tables,
 )
 from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.formats.cherry_v2.layout import DATA_FOLDER
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.language import together, tr
+from regraft.identity import replace
+from regraft.language import format_count, join_parts, tr
 from regraft.ledger.values import WORK
-from regraft.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
-from regraft.records import replace
-from regraft.report.progress import human_bytes
-from regraft.text import counted, decode_halves, one_line
-from repair.changes.copies import damage_of
+from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
+from regraft.text import decode_halves, format_bytes, one_line
+from repair.changes.files import find_damage
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.catalogs import demand_profile
-from repair.cherry_v2.install import assistants, external
-from repair.cherry_v2.install.copying import FolderCopy, is_same, listed
-from repair.cherry_v2.install.models import ModelMissing, read_models
-from repair.cherry_v2.install.rekeying import NewIds
-from repair.cherry_v2.install.rows import NewBase, NewRows, Rehearsal, demand_insertable
-from repair.cherry_v2.rescue.held import demand_known_version
+from repair.cherry_v2.catalog_changes import demand_known_version, demand_profile
+from repair.cherry_v2.install import profile_rows
+from repair.cherry_v2.install.base_copy import CopyIds, FolderCopy, is_same_base_folder, list_files
+from repair.cherry_v2.install.profile_rows import (
+    ModelMissing,
+    NewBase,
+    NewRows,
+    RowsRehearsal,
+    demand_insertable,
+    read_models,
+)
 from repair.cherry_v2.source import BaseSource
 
 #: Where a profile has its bases.
@@ -85,7 +88,7 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
     """
     if options.name is not None and len(source.chosen) != 1:
         raise WrongUsage(
-            problem=tr("--name names one base, and {bases} are chosen", bases=counted(len(source.chosen), "base")),
+            problem=tr("--name names one base, and {bases} are chosen", bases=format_count(len(source.chosen), "base")),
             hint=tr("choose it with --base"),
         )
     database = demand_profile(
@@ -101,8 +104,8 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
     source.demand_whole()
     demand_known_version(store)
     try:
-        with sqlite.reading(path) as db, sqlite.reading(source.rows) as rows:
-            damage = damage_of(db)
+        with sqlite.open_readonly(path) as db, sqlite.open_readonly(source.rows) as rows:
+            damage = find_damage(db)
             if damage is not None:
                 raise SourceUnreadable(path=path, reason=damage)
             return _Planner(store, path, db, source, rows, options).plan()
@@ -118,7 +121,7 @@ def _demand_early_room(store: Store, path: Path, source: BaseSource, options: In
     """
     needed = 0
     # What cannot be read is told by whoever reads all of it.
-    with suppress(apsw.Error, UnicodeDecodeError), sqlite.reading(path) as db:
+    with suppress(apsw.Error, UnicodeDecodeError), sqlite.open_readonly(path) as db:
         models = read_models(db, source, options.models, options.providers)
         for base in source.chosen:
             there = db.execute("SELECT 1 FROM knowledge_base WHERE id = ?", (base,)).get is not None
@@ -128,10 +131,10 @@ def _demand_early_room(store: Store, path: Path, source: BaseSource, options: In
                 models.embedding(base, source.bases[base].get("embedding_model_id"))
                 place = store.root / (store.bases or BASES) / base
                 new = () if os.path.lexists(place) else source.files(base).files
-                needed += sum(long_paths.lstat(one).st_size for one in new)
+                needed += sum(file_paths.lstat(one).st_size for one in new)
     free = shutil.disk_usage(store.root).free
     if needed > free:
-        raise NotEnoughSpace(path=store.root, needed=human_bytes(needed), free=human_bytes(free))
+        raise NotEnoughSpace(path=store.root, needed=format_bytes(needed), free=format_bytes(free))
 
 
 class _Planner:
@@ -159,7 +162,7 @@ class _Planner:
     def plan(self) -> Plan:
         findings = self._library.findings()
         coming = [one for one in map(self._coming, self._sound(findings)) if one is not None]
-        with closing(Rehearsal(self._db, self._source, self._tables)) as rehearsal:
+        with closing(RowsRehearsal(self._db, self._source, self._tables)) as rehearsal:
             new = [made for one in coming if (made := self._base(one, rehearsal)) is not None]
             for one in new:
                 self._folder(one)
@@ -213,7 +216,7 @@ class _Planner:
         """Return a base that comes as a new one; None where that is there already."""
         query = "SELECT id, created_at FROM knowledge_item WHERE base_id = ?"
         created = {item: time if isinstance(time, int) else None for item, time in self._source.execute(query, (base,))}
-        ids = NewIds(base, created)
+        ids = CopyIds(base, created)
         copy = NewBase(ids.base, base, new_ids=ids, external_as_files=self._options.external_as_files)
         there = self._there(copy)
         if there is None:
@@ -228,12 +231,12 @@ class _Planner:
     def _there(self, new: NewBase) -> str | None:
         """Return what of a base the profile has already; None where nothing keeps it from coming."""
         place, has_files = self._place(new.id), bool(self._library.files(new.origin).files)
-        if long_paths.is_link(place) or (long_paths.exists(place) and not self._is_same_folder(new, place)):
+        if file_paths.is_link(place) or (file_paths.exists(place) and not self._is_same_folder(new, place)):
             return tr("a folder of base {id}", id=new.id)
         if self._has_row(new.id):
             if self._items(self._db, new.id) != self._own_items(new):
                 return tr("base {id}", id=new.id)
-            return _SAME if long_paths.exists(place) or not has_files else None
+            return _SAME if file_paths.exists(place) or not has_files else None
         for row in self._own_items(new):
             if self._db.execute("SELECT 1 FROM knowledge_item WHERE id = ?", (row["id"],)).get is not None:
                 return tr("item {id}", id=row["id"])
@@ -242,9 +245,9 @@ class _Planner:
     def _is_same_folder(self, new: NewBase, place: Path) -> bool:
         if new.new_ids is not None:
             # Its rows differ by their ids; that it is ours is told by whose it says that it is.
-            return self._has_row(new.id) and long_paths.is_file(place / INDEX_FILE)
+            return self._has_row(new.id) and file_paths.is_file(place / INDEX_FILE)
         own = self._library.folder(new.origin)
-        return long_paths.exists(own) and is_same(own, place)
+        return file_paths.exists(own) and is_same_base_folder(own, place)
 
     def _own_items(self, new: NewBase) -> list[Row]:
         rows = self._items(self._source, new.origin)
@@ -253,7 +256,7 @@ class _Planner:
 
     def _items(self, db: apsw.Connection, base: str) -> list[Row]:
         where = "knowledge_item WHERE base_id = ? ORDER BY id"
-        rows = sqlite.lenient_rows(db, _ITEM, where, (base,), decode_halves)
+        rows = untrusted_sqlite.read_lenient_rows(db, _ITEM, where, (base,), decode_halves)
         return [dict(zip(_ITEM, row, strict=True)) for row in rows]
 
     def _place(self, base: str) -> Path:
@@ -265,7 +268,7 @@ class _Planner:
 
     # --- one base -----------------------------------------------------------------------------------------------------
 
-    def _base(self, coming: NewBase, rehearsal: Rehearsal) -> NewBase | None:
+    def _base(self, coming: NewBase, rehearsal: RowsRehearsal) -> NewBase | None:
         """Return a base as it is inserted; what keeps it out is said."""
         base = coming.origin
         row = self._library.bases[base]
@@ -289,11 +292,11 @@ class _Planner:
             )
         return new
 
-    def _stays_out(self, new: NewBase, rehearsal: Rehearsal) -> bool:
+    def _stays_out(self, new: NewBase, rehearsal: RowsRehearsal) -> bool:
         """Whether the profile or its file system refuses a base, which is said."""
         refused = rehearsal.refused_items(new)
         if refused:
-            self._leave(new.origin, v2.ITEM_FOREIGN, external.refusal(refused))
+            self._leave(new.origin, v2.ITEM_FOREIGN, profile_rows.describe_refused_items(refused))
             return True
         if new.external_as_files and not self._are_files_there(new.origin):
             return True
@@ -315,7 +318,7 @@ class _Planner:
         for file in self._library.files(new.origin).files:
             # Where it is made is longer than where it will be.
             name = file.relative_to(folder)
-            if not long_paths.takes(self._store.own / WORK / _RUN / name, root):
+            if not file_paths.fits_system(self._store.own / WORK / _RUN / name, root):
                 return one_line(name.as_posix())
         return None
 
@@ -326,21 +329,25 @@ class _Planner:
         there = {
             path.relative_to(folder).as_posix() for path in self._library.files(base).files if folder in path.parents
         }
-        lost = [row for row in rows if row.get("type") == external.EXTERNAL and external.file_of(row) not in there]
-        staged = external.unfinished(rows)
+        lost = [
+            row
+            for row in rows
+            if row.get("type") == profile_rows.EXTERNAL and profile_rows.external_file_path(row) not in there
+        ]
+        staged = profile_rows.unfinished_external_items(rows)
         lost = [row for row in lost if row not in staged]
         if lost:
             message = tr(
                 "{items} of the type external without a file in it ({names}), which can come as no file",
-                items=counted(len(lost), "item"),
-                names=external.names_of(lost),
+                items=format_count(len(lost), "item"),
+                names=profile_rows.name_some_items(lost),
             )
             self._leave(base, v2.RAW_MISSING, message)
         elif staged:
             message = tr(
                 "{items} that the application had not finished or was deleting ({names}), left out",
-                items=counted(len(staged), "item"),
-                names=external.names_of(staged),
+                items=format_count(len(staged), "item"),
+                names=profile_rows.name_some_items(staged),
             )
             self._leave(base, v2.ITEM_FOREIGN, message)
         return not lost
@@ -351,20 +358,22 @@ class _Planner:
     def _folder(self, base: NewBase) -> None:
         found = self._library.files(base.origin)
         if found.links:
-            message = tr("{links} in its folder, not followed and not copied", links=counted(len(found.links), "link"))
+            message = tr(
+                "{links} in its folder, not followed and not copied", links=format_count(len(found.links), "link")
+            )
             self._made.left.append(
                 Unresolved(
                     finding=v2.RAW_MISSING, reason=message, base=base.id, subject=found.links[0], count=len(found.links)
                 )
             )
-        own = listed(found.files)
+        own = list_files(found.files)
         if not own or self._place(base.id).exists():
             return
         size = sum(mark[0] for _, mark in own)
         name = f"{self._bases}/{base.id}"
         action = Action(
             action="copy-base",
-            message=tr("copy its folder, {files}", files=counted(len(own), "file")),
+            message=tr("copy its folder, {files}", files=format_count(len(own), "file")),
             base=base.id,
             subject=name,
             count=len(own),
@@ -383,7 +392,7 @@ class _Planner:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def _insert(self, bases: tuple[NewBase, ...], rehearsal: Rehearsal) -> None:
+    def _insert(self, bases: tuple[NewBase, ...], rehearsal: RowsRehearsal) -> None:
         if not bases:
             return
         new_links = self._links(bases)
@@ -394,7 +403,7 @@ class _Planner:
         rehearsal.demand(PROVIDERS, providers)
         rehearsal.demand(MODELS, models)
         rehearsal.demand(ASSISTANT_LINKS, new_links)
-        mark = sqlite.file_mark(self._library.rows)
+        mark = untrusted_sqlite.database_mark(self._library.rows)
         rows = NewRows(
             tables=self._tables,
             catalog=self._library.rows,
@@ -430,7 +439,7 @@ class _Planner:
         """Return the rows that link assistants with bases, as they were in v1."""
         # What assistants had in v1 is the base of that id, not a copy of it.
         ids = {base.id for base in bases if base.new_ids is None}
-        found = assistants.links(self._store, self._db, lambda old: self._new_base_of(old, ids))
+        found = profile_rows.find_assistant_links(self._store, self._db, lambda old: self._new_base_of(old, ids))
         times = dict.fromkeys(("created_at", "updated_at"), self._options.now_ms)
         return tuple({"assistant_id": one, "knowledge_base_id": base, **times} for one, base in found)
 
@@ -439,13 +448,13 @@ class _Planner:
         needed = {model.provider_id for model in self._models.new.values() if model.id in used}
         for provider in sorted(needed & self._models.recreated):
             name = self._library.providers.get(provider, {}).get("name")
-            yield provider_values(provider, str(name or provider), keys.next_provider(), self._options.now_ms)
+            yield make_provider_row(provider, str(name or provider), keys.next_provider(), self._options.now_ms)
 
     def _model_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:
         """Yield the rows of the models that come with bases, each behind the last of its provider."""
         for model in self._models.new.values():
             if model.id in used:
-                yield model_values(model, keys.next_model(model.provider_id), self._options.now_ms)
+                yield make_model_row(model, keys.next_model(model.provider_id), self._options.now_ms)
 
     def _insert_provider(self, provider: str) -> Action:
         return Action(
@@ -474,14 +483,14 @@ class _Planner:
         query = f"SELECT count(*), {size} FROM knowledge_item WHERE base_id = ?"
         (count, held), *_ = self._source.execute(query, (base.origin,))
         model = tr("without a model") if base.model is None else tr("with the model {model}", model=base.model)
-        parts = [tr("list it {model} and {items}", model=model, items=counted(count, "item"))]
+        parts = [tr("list it {model} and {items}", model=model, items=format_count(count, "item"))]
         if base.new_ids is not None:
             parts.append(tr(", as a new base of {origin}", origin=base.origin))
         if base.name is not None:
             parts.append(tr(", under the name {name}", name=one_line(base.name)))
         return Action(
             action="insert-base",
-            message=together(parts),
+            message=join_parts(parts),
             base=base.id,
             subject=None if base.new_ids is None else base.origin,
             count=1 + count,

@@ -11,33 +11,82 @@ import msgspec
 from msgspec import structs
 
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import is_tombstone, path_of
-from migrators.pipeline.drafts import BaseDraft, ItemDraft
-from migrators.pipeline.folders import lay_out
-from migrators.pipeline.plan import plan_base
-from migrators.pipeline.plan_model import BasePlan, ItemPlan, MaterialPlan
+from checks.cherry_v2.catalog_rows import get_indexed_path, is_tombstone
+from migrators.pipeline.plan import BasePlan, ItemPlan, MaterialPlan, assign_raw_paths, plan_base
+from migrators.pipeline.source import BaseDraft, ItemDraft
+from regraft.disk import sqlite, untrusted_sqlite
+from regraft.disk.file_paths import FreeNames
+from regraft.disk.trees import SourceReadFailed
+from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v2.catalog import ModelRow
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog
+from regraft.formats.cherry_v2.index.opening import READ_ERRORS, check_identity
+from regraft.formats.cherry_v2.index.schema import choose_vector_length, count_vector_lengths
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_survey import StoreProblem, Survey
+from regraft.formats.vector_survey import StoreProblem, VectorSurvey
+from regraft.identity import replace
 from regraft.language import tr
-from regraft.locate import RAW_FOLDER
-from regraft.names import FreeNames
-from regraft.records import replace
 from regraft.report import notices
 from regraft.report.notices import Notice
-from regraft.text import argument, is_blank
-from regraft.tree_files import SourceFailed
+from regraft.stores.locate import RAW_FOLDER
+from regraft.text import is_blank, path_argument
 from repair.changes.plan import Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.rescue.carrying import NewSnapshot, V1File, read_through
-from repair.cherry_v2.rescue.held import Held
-from repair.cherry_v2.rescue.matching import fit_children, match_items
-from repair.cherry_v2.rescue.source import V1Left
-from repair.cherry_v2.taken_paths import is_safe, snapshot_names, taken_paths
+from repair.cherry_v2.item_paths import find_taken_paths, free_snapshot_names, is_safe_path
+from repair.cherry_v2.rescue.matching import match_folder_files, match_items
+from repair.cherry_v2.rescue.v1_files import MigratedFile, NewSnapshot, V1Data, read_texts
+
+# What an index file of a profile holds already, and whether this regraft knows the profile's layout.
 
 
-class Base(msgspec.Struct, frozen=True, kw_only=True):
+class IndexContents(msgspec.Struct, frozen=True):
+    """What an index file holds: the paths of its materials by their ids, and the length of its vectors in bytes."""
+
+    #: Whether there are rows that a new file would take away.
+    has_rows: bool = False
+    materials: dict[str, str] = msgspec.field(default_factory=dict)
+    vector_bytes: int | None = None
+
+    def lacks(self, item: Row) -> bool:
+        """Tell whether an item that is completed has no text here."""
+        is_to_have = item.get("type") in ("file", "url", "note") and item.get("status") == "completed"
+        return is_to_have and item.get("id") not in self.materials
+
+
+_TABLES = ("material", "search_unit", "search_text", "embedding")
+
+
+def read_index_contents(path: Path, base_id: str, dimensions: int | None) -> IndexContents | None:
+    """Read what the index of a base holds; None where there is no file.
+
+    Args:
+        path: the index file.
+        base_id: the id of the base.
+        dimensions: those of the catalog; without them the vectors have the length that most of them have.
+
+    Raises:
+        RegraftError: it is damaged, of another version or base, or a log of it lies there alone.
+    """
+    if not untrusted_sqlite.is_database(path) and untrusted_sqlite.find_companions(path):
+        # SQLite would work it into whatever file comes in this place.
+        raise SourceUnreadable(path=path, reason=tr("only its log or journal is whole"))
+    if not path.exists():
+        return None
+    try:
+        with sqlite.open_readonly(path) as db:
+            if db.execute("SELECT 1 FROM sqlite_schema").get is None:
+                return IndexContents()
+            check_identity(db, path, base_id)
+            has_rows = any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").get is not None for table in _TABLES)
+            rows = untrusted_sqlite.read_lenient_rows(db, ("material_id", "relative_path"), "material")
+            materials = {str(material): str(path) for material, path in rows}
+            lengths = count_vector_lengths(db)
+            return IndexContents(has_rows, materials, choose_vector_length(lengths, dimensions) if lengths else None)
+    except READ_ERRORS as error:
+        raise SourceUnreadable(path=path, reason=error) from error
+
+
+class StrandedBase(msgspec.Struct, frozen=True, kw_only=True):
     """A base of the profile in which something may be missing: its rows, and what its index holds (None: no file)."""
 
     key: str
@@ -45,7 +94,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
     items: list[Row]
     #: The name of its index below the store's root.
     index: str
-    held: Held | None
+    held: IndexContents | None
     #: The gravest finding that it may be rescued from.
     finding: str
 
@@ -82,12 +131,12 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Rescued(msgspec.Struct, kw_only=True):
+class RescuedBase(msgspec.Struct, kw_only=True):
     """What comes back of a base."""
 
-    base: Base
+    base: StrandedBase
     #: What is carried: the materials that its index lacks, of items with the profile's ids and paths.
-    v1: V1File
+    v1: MigratedFile
     draft: BaseDraft
     #: The profile's rows by the ids of the plan's items.
     rows: dict[str, Row]
@@ -148,7 +197,7 @@ class RescuePlanner:
     """Looks at one base after the other; what stays as it is comes together in ``left``."""
 
     def __init__(
-        self, store: Store, v1: V1Left, catalog: StoredCatalog, model_overrides: ModelOverrides, now_ms: int
+        self, store: Store, v1: V1Data, catalog: StoredCatalog, model_overrides: ModelOverrides, now_ms: int
     ) -> None:
         self._store = store
         self._v1 = v1
@@ -157,7 +206,7 @@ class RescuePlanner:
         self._now = now_ms
         self.left: list[Unresolved] = []
 
-    def look(self, base: Base, draft: BaseDraft) -> Rescued | None:
+    def look(self, base: StrandedBase, draft: BaseDraft) -> RescuedBase | None:
         """Return what comes back of a base; None where nothing can."""
         try:
             return self._look(base, draft)
@@ -167,7 +216,7 @@ class RescuePlanner:
             self.left.append(base.left(str(problem)))
         return None
 
-    def _look(self, base: Base, draft: BaseDraft) -> Rescued:
+    def _look(self, base: StrandedBase, draft: BaseDraft) -> RescuedBase:
         self._check_model(base, draft)
         if base.has_texts_alone:
             raise _Stays(
@@ -185,13 +234,13 @@ class RescuePlanner:
         if base.held is not None and base.held.vector_bytes not in (None, planned.vector_bytes):
             raise _Stays(tr("its index has vectors of another length than v1's file"))
         planned = replace(planned, items=tuple(map(name, planned.items)))
-        whole = V1File(tree=file.tree, path=file.path, table=file.table, plan=planned, mark=file.mark)
+        whole = MigratedFile(tree=file.tree, path=file.path, table=file.table, plan=planned, mark=file.mark)
         missing = tuple(self._missing(base, planned, rows))
         bare = tuple(_without_snapshot(base, planned))
         names = _snapshot_names(base, planned)
         try:
-            v1, snapshots = read_through(whole.carrying((*missing, *bare)), names, self._raw(base), base.materials)
-        except SourceFailed as failed:
+            v1, snapshots = read_texts(whole.carrying((*missing, *bare)), names, self._raw(base), base.materials)
+        except SourceReadFailed as failed:
             raise _Stays(
                 tr(
                     "its vector file {vector_file} cannot be read: {failed}",
@@ -199,16 +248,16 @@ class RescuePlanner:
                     failed=failed,
                 )
             ) from failed
-        return Rescued(
+        return RescuedBase(
             base=base, v1=v1.carrying(missing), draft=draft, rows=rows, snapshots=snapshots, notices=planned.notices
         )
 
-    def _planned(self, base: Base, own: BaseDraft, found: Survey) -> BasePlan:
+    def _planned(self, base: StrandedBase, own: BaseDraft, found: VectorSurvey) -> BasePlan:
         """Plan a base beside what it has; what a run that was stopped put into the index is no one else's."""
         hints, listed = self._v1.hints(own, found, self._now), {row.get("id") for row in base.items}
 
         def plan(materials: Iterable[str]) -> BasePlan:
-            return plan_base(own, found, hints, taken=taken_paths(base.items, materials, self._raw(base)))
+            return plan_base(own, found, hints, taken=find_taken_paths(base.items, materials, self._raw(base)))
 
         known = [path for key, path in base.materials.items() if key in listed]
         planned = plan(known)
@@ -216,12 +265,12 @@ class RescuePlanner:
         others = [path for key, path in base.materials.items() if key not in coming]
         return plan([*known, *others]) if others else planned
 
-    def _raw(self, base: Base) -> Path:
+    def _raw(self, base: StrandedBase) -> Path:
         return self._store.root / self._store.bases / base.key / RAW_FOLDER
 
     # --- its model --------------------------------------------------------------------------------------------------
 
-    def _check_model(self, base: Base, draft: BaseDraft) -> None:
+    def _check_model(self, base: StrandedBase, draft: BaseDraft) -> None:
         """Refuse a base that cannot have v1's vectors, as far as its model tells."""
         model, wanted = base.row.get("embedding_model_id"), draft.embedding.model
         if wanted is None:
@@ -251,7 +300,7 @@ class RescuePlanner:
             raise _Stays(tr("{gone}: add the provider in the application first, or {mapped}", gone=gone, mapped=mapped))
         if wanted.id not in self._word.recreated:
             again = f"--recreate-model '{wanted.id}'"
-            command = shlex.join(["regraft", "rescue", argument(self._store.path), "--recreate-model", wanted.id])
+            command = shlex.join(["regraft", "rescue", path_argument(self._store.path), "--recreate-model", wanted.id])
             message = tr(
                 "its model {id} is not in the profile: add it in the application, or {again}, or {mapped}",
                 id=wanted.id,
@@ -263,15 +312,15 @@ class RescuePlanner:
     # --- its draft with the profile's ids -----------------------------------------------------------------------------
 
     def _adopted(
-        self, base: Base, draft: BaseDraft, survey: Survey
+        self, base: StrandedBase, draft: BaseDraft, survey: VectorSurvey
     ) -> tuple[BaseDraft, dict[str, Row], Callable[[ItemPlan], ItemPlan]]:
         """Give a draft the profile's ids: return it, the rows by these ids, and what names the files of folders."""
-        matched = match_items(base.items, draft.items, lay_out(draft, {}).files)
+        matched = match_items(base.items, draft.items, assign_raw_paths(draft, {}).files)
         pairs = [(row, item) for row, item in matched.pairs if _has_safe_path(row)]
         rows = {row["id"]: row for row, _ in pairs}
         items = tuple(self._item(base, item, row) for row, item in pairs)
         own = replace(draft, id=base.key, items=items)
-        own, children, unsure = fit_children(
+        own, children, unsure = match_folder_files(
             own, survey, base.items, lambda folder: is_tombstone(rows[folder]), base.materials
         )
         for row in [*matched.unsure, *unsure]:
@@ -288,27 +337,27 @@ class RescuePlanner:
         def named(item: ItemPlan) -> ItemPlan:
             row = children.get(item.id)
             if row is not None:
-                data = {**item.data, "relativePath": path_of(row) or row["id"]}
+                data = {**item.data, "relativePath": get_indexed_path(row) or row["id"]}
                 item = structs.replace(item, id=row["id"], data=data)
             # Uploads are copied by themselves.
             return structs.replace(item, upload=None)
 
         return own, {**rows, **{row["id"]: row for row in children.values()}}, named
 
-    def _item(self, base: Base, item: ItemDraft, row: Row) -> ItemDraft:
+    def _item(self, base: StrandedBase, item: ItemDraft, row: Row) -> ItemDraft:
         """Return an item with its row's id and path; a snapshot that is gone has none, and is written anew."""
         data = {key: value for key, value in item.data.items() if key != "relativePath"}
-        path = path_of(row)
+        path = get_indexed_path(row)
         if path is not None and (item.type == "file" or self._is_raw_file(base, path)):
             data["relativePath"] = path
         return structs.replace(item, id=row["id"], data=data, file_name=None)
 
-    def _is_raw_file(self, base: Base, path: Any) -> bool:
-        return is_safe(path) and (self._raw(base) / path).is_file()
+    def _is_raw_file(self, base: StrandedBase, path: Any) -> bool:
+        return is_safe_path(path) and (self._raw(base) / path).is_file()
 
     # --- what is missing ----------------------------------------------------------------------------------------------
 
-    def _missing(self, base: Base, planned: BasePlan, rows: dict[str, Row]) -> Iterator[MaterialPlan]:
+    def _missing(self, base: StrandedBase, planned: BasePlan, rows: dict[str, Row]) -> Iterator[MaterialPlan]:
         """Yield the materials that the index lacks, of items that are to have one."""
         taken = set(base.materials.values())
         for material in planned.materials:
@@ -329,19 +378,19 @@ def _why_unfit(path: Any, taken: set[str]) -> str | None:
     """Return why a text cannot have a path; None where it can."""
     if path in taken:
         return tr("another text in its index has that")
-    return None if is_safe(path) else tr("it leads out of the base")
+    return None if is_safe_path(path) else tr("it leads out of the base")
 
 
-def _snapshot_names(base: Base, planned: BasePlan) -> FreeNames:
+def _snapshot_names(base: StrandedBase, planned: BasePlan) -> FreeNames:
     prefixes = [
         item.data["relativePath"] for item in planned.items if item.type == "directory" and "relativePath" in item.data
     ]
     # What a run that was stopped has left on disk is used again.
-    known = taken_paths(base.items, base.materials.values())
-    return snapshot_names(known, prefixes, reserve_processed=not is_blank(base.row.get("file_processor_id")))
+    known = find_taken_paths(base.items, base.materials.values())
+    return free_snapshot_names(known, prefixes, reserve_processed=not is_blank(base.row.get("file_processor_id")))
 
 
-def _without_snapshot(base: Base, planned: BasePlan) -> Iterator[MaterialPlan]:
+def _without_snapshot(base: StrandedBase, planned: BasePlan) -> Iterator[MaterialPlan]:
     """Yield the materials that a run which was stopped put into the index, before it wrote their snapshots."""
     for material in planned.materials:
         item = planned.items[material.item]
@@ -350,5 +399,5 @@ def _without_snapshot(base: Base, planned: BasePlan) -> Iterator[MaterialPlan]:
 
 
 def _has_safe_path(row: Row) -> bool:
-    path = path_of(row)
-    return row.get("type") != "file" if path is None else is_safe(path)
+    path = get_indexed_path(row)
+    return row.get("type") != "file" if path is None else is_safe_path(path)

@@ -13,14 +13,13 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import structs
 
-from migrators.pipeline.drafts import BaseDraft, ItemDraft
-from migrators.pipeline.ownership import Child, expand
+from migrators.pipeline.accounting import FolderFile, expand_folders
+from migrators.pipeline.source import BaseDraft, ItemDraft
 from regraft import identity
-from regraft.formats.cherry_v2.catalog_reader import Row
-from regraft.formats.cherry_v2.item_data import data_of
-from regraft.formats.vector_survey import Survey
-from regraft.records import replace
-from regraft.text import whole
+from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
+from regraft.formats.vector_survey import VectorSurvey
+from regraft.identity import replace
+from regraft.text import replace_surrogates
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -38,14 +37,14 @@ class _Rule(Generic[D]):
 
 
 @dataclass(frozen=True)
-class Matched(Generic[D]):
+class MatchResult(Generic[D]):
     """Rows with what they are in v1, in v1's order, and rows that may be any of several."""
 
     pairs: list[tuple[Row, D]]
     unsure: list[Row]
 
 
-def _matched(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]) -> Matched[D]:
+def _matched(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]) -> MatchResult[D]:
     of: dict[int, int] = {}
     unsure: set[int] = set()
     for rule in rules:
@@ -58,7 +57,7 @@ def _matched(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]
             else:
                 unsure.update(left[key])
     pairs = [(rows[of[at]], draft) for at, draft in enumerate(drafts) if at in of]
-    return Matched(pairs, [rows[at] for at in sorted(unsure - set(of.values()))])
+    return MatchResult(pairs, [rows[at] for at in sorted(unsure - set(of.values()))])
 
 
 def _is_sure(rows: int, drafts: int, *, in_order: bool) -> bool:
@@ -81,7 +80,7 @@ def _grouped(
 # --- bases -----------------------------------------------------------------------------------------------------------
 
 
-def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) -> Matched[BaseDraft]:
+def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) -> MatchResult[BaseDraft]:
     """Tell which base of v1 each row is: by its id, by all that it has, by name and time, or, renamed, by its time."""
 
     def content(row: Row) -> tuple[Hashable, ...]:
@@ -109,7 +108,7 @@ def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) 
             _Rule(
                 lambda row: (row.get("name"), *_set(row), content(row)) if content(row) else None,
                 lambda draft: (
-                    (whole(draft.name), *_draft_set(draft), tuple(map(_drafted_item, draft.items)))
+                    (replace_surrogates(draft.name), *_draft_set(draft), tuple(map(_drafted_item, draft.items)))
                     if draft.created_at is None and draft.items
                     else None
                 ),
@@ -123,7 +122,7 @@ def _named(row: Row) -> tuple[Hashable, ...]:
 
 
 def _draft_named(draft: BaseDraft) -> tuple[Hashable, ...]:
-    return whole(draft.name), draft.created_at
+    return replace_surrogates(draft.name), draft.created_at
 
 
 def _set(row: Row) -> tuple[Hashable, ...]:
@@ -141,7 +140,7 @@ def _draft_set(draft: BaseDraft) -> tuple[Hashable, ...]:
 _DETAIL = {"file": "relativePath", "url": "url", "note": "content"}
 
 
-def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft], names: Mapping[str, str]) -> Matched[ItemDraft]:
+def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft], names: Mapping[str, str]) -> MatchResult[ItemDraft]:
     """Tell which item of v1 each row of a base is; files of folders are told by :func:`fit_children`.
 
     ``names`` are the names in ``raw/`` that a migration gives the files, by the drafts' ids.
@@ -156,13 +155,13 @@ def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft], names: Mapping
         [
             _Rule(lambda row: row.get("id"), lambda draft: draft.id),
             _Rule(
-                lambda row: (_seen_item(row), _detail(row, data_of(row))),
+                lambda row: (_seen_item(row), _detail(row, parse_item_data(row))),
                 lambda draft: (_drafted_item(draft), detail(draft)),
                 in_order=True,
             ),
             _Rule(_seen_item, _drafted_item),
             _Rule(
-                lambda row: (*_seen_item(row)[:2], _detail(row, data_of(row))),
+                lambda row: (*_seen_item(row)[:2], _detail(row, parse_item_data(row))),
                 lambda draft: (*_drafted_item(draft)[:2], detail(draft)) if draft.created_at is None else None,
             ),
         ],
@@ -178,11 +177,11 @@ def _seen_item(row: Row) -> tuple[Hashable, ...]:
 
 
 def _source(row: Row) -> str | None:
-    return _text(data_of(row).get("source"))
+    return _text(parse_item_data(row).get("source"))
 
 
 def _drafted_item(draft: ItemDraft) -> tuple[Hashable, ...]:
-    return draft.type, whole(draft.data["source"]), draft.created_at
+    return draft.type, replace_surrogates(draft.data["source"]), draft.created_at
 
 
 def _detail(row: Row, data: dict[str, Any]) -> Hashable:
@@ -190,15 +189,15 @@ def _detail(row: Row, data: dict[str, Any]) -> Hashable:
 
 
 def _text(value: Any) -> str | None:
-    return whole(value) if isinstance(value, str) else None
+    return replace_surrogates(value) if isinstance(value, str) else None
 
 
 # --- files of folders ------------------------------------------------------------------------------------------------
 
 
-def fit_children(
+def match_folder_files(
     draft: BaseDraft,
-    survey: Survey,
+    survey: VectorSurvey,
     rows: Sequence[Row],
     is_open: Callable[[str], bool],
     texts: Collection[str],
@@ -213,7 +212,7 @@ def fit_children(
         The base without them; the rows of listed files by the ids that planning derives for these; and the rows that
         may be any of several.
     """
-    expanded, listed = expand(draft, survey), _listed(rows)
+    expanded, listed = expand_folders(draft, survey), _listed(rows)
     items: list[ItemDraft] = []
     known: dict[str, Row] = {}
     unsure: list[Row] = []
@@ -228,7 +227,7 @@ def fit_children(
         twins = _twins(item, survey, own)
         fitted = structs.replace(item, entries=tuple(_entries(item, children, kept, twins)))
         items.append(fitted)
-        again = expand(replace(draft, items=(fitted,)), survey).get(item.id, ())
+        again = expand_folders(replace(draft, items=(fitted,)), survey).get(item.id, ())
         known.update(zip((child.id for child in again), kept.values(), strict=True))
         known.update((row["id"], row) for row in twins.values())
         unsure += [row for row in matched.unsure if row["id"] not in known]
@@ -244,7 +243,7 @@ def _listed(rows: Sequence[Row]) -> dict[Any, list[Row]]:
     return listed
 
 
-def _one_each(item: ItemDraft, survey: Survey, listed: list[Row], texts: Collection[str]) -> list[Row]:
+def _one_each(item: ItemDraft, survey: VectorSurvey, listed: list[Row], texts: Collection[str]) -> list[Row]:
     """Return the rows of files that a folder lists, of those of one entry that came again just one."""
     entries = _entries_by_source(item, survey)
     superseded: set[int] = set()
@@ -259,12 +258,12 @@ def _one_each(item: ItemDraft, survey: Survey, listed: list[Row], texts: Collect
     return [row for at, row in enumerate(listed) if at not in superseded]
 
 
-def _entries_by_source(item: ItemDraft, survey: Survey) -> dict[Hashable, list[str]]:
+def _entries_by_source(item: ItemDraft, survey: VectorSurvey) -> dict[Hashable, list[str]]:
     entries: dict[Hashable, list[str]] = defaultdict(list)
     for entry in item.entries:
         found = survey.loaders.get(entry)
         if found is not None and found.source is not None:
-            entries[whole(found.source)].append(entry)
+            entries[replace_surrogates(found.source)].append(entry)
     return entries
 
 
@@ -272,7 +271,7 @@ def _weight(row: Row, texts: Collection[str]) -> tuple[bool, bool]:
     return row["id"] in texts, row.get("status") == "completed"
 
 
-def _twins(item: ItemDraft, survey: Survey, listed: list[Row]) -> dict[str, Row]:
+def _twins(item: ItemDraft, survey: VectorSurvey, listed: list[Row]) -> dict[str, Row]:
     """Return the rows of files that were given those of their twin: their ids are regraft's own, whoever listed them.
 
     By their entries; an entry that comes again is not looked for.
@@ -282,11 +281,13 @@ def _twins(item: ItemDraft, survey: Survey, listed: list[Row]) -> dict[str, Row]
     return {entry: ids[child] for entry, child in made.items() if entry not in survey.loaders and child in ids}
 
 
-_SAME_ID: _Rule[Child] = _Rule(lambda row: row.get("id"), lambda child: child.id)
-_SAME_SOURCE: _Rule[Child] = _Rule(_source, lambda child: whole(child.source), in_order=True)
+_SAME_ID: _Rule[FolderFile] = _Rule(lambda row: row.get("id"), lambda child: child.id)
+_SAME_SOURCE: _Rule[FolderFile] = _Rule(_source, lambda child: replace_surrogates(child.source), in_order=True)
 
 
-def _entries(item: ItemDraft, children: Sequence[Child], kept: dict[int, Row], twins: dict[str, Row]) -> Iterable[str]:
+def _entries(
+    item: ItemDraft, children: Sequence[FolderFile], kept: dict[int, Row], twins: dict[str, Row]
+) -> Iterable[str]:
     """Return the entries of a folder that stand for files that are listed, in their order."""
     by_loader, told = {child.loader_id: child for child in children}, set(twins)
     for entry in dict.fromkeys(item.entries):

@@ -9,24 +9,279 @@ from pathlib import Path
 import msgspec
 
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import is_tombstone
-from migrators.pipeline.drafts import BaseDraft
+from checks.cherry_v2.catalog_rows import get_indexed_path, is_tombstone
+from migrators.pipeline import preflight
+from migrators.pipeline.plan import ItemPlan
+from migrators.pipeline.source import BaseDraft
+from regraft.disk.trees import is_plain_name
 from regraft.errors import RegraftError, SourceNotMigratable
-from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_key
-from regraft.formats.cherry_v2.index.vector_lengths import stated_dimensions
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text, parse_item_data
+from regraft.formats.cherry_v2.index.schema import catalog_dimensions
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.language import tr
+from regraft.language import format_count, tr
 from regraft.report import notices
-from regraft.tree import is_plain_name
-from repair.changes.plan import Plan, Unresolved
+from regraft.stores.locate import RAW_FOLDER
+from repair.changes.plan import Action, FileChange, Plan, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.catalogs import catalog_of, demand_profile
-from repair.cherry_v2.rescue.base import Base, RescuePlanner
-from repair.cherry_v2.rescue.catalog import TABLES, rehearsed
-from repair.cherry_v2.rescue.changes import Maker
-from repair.cherry_v2.rescue.held import Held, demand_known_version, held_by
+from repair.cherry_v2.catalog_changes import (
+    CATALOG_TABLES,
+    CatalogStatements,
+    demand_known_version,
+    demand_profile,
+    make_catalog_change,
+    read_store_catalog,
+)
+from repair.cherry_v2.item_paths import is_safe_path
+from repair.cherry_v2.rescue import v1_files
+from repair.cherry_v2.rescue.base import IndexContents, RescuedBase, RescuePlanner, StrandedBase, read_index_contents
 from repair.cherry_v2.rescue.matching import match_bases
-from repair.cherry_v2.rescue.source import V1Left, read_v1
+from repair.cherry_v2.rescue.v1_files import V1Data, read_v1
+
+# What brings a base back: its files, each in one step, and the rows of the profile's database.
+
+
+#: What a fresh index must not have, whatever v1's rows are; odd vectors are v1's own.
+_FRESH = frozenset(
+    {
+        *(v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.META_MISSING, v2.META_BASE),
+        *(v2.CONTENT_HASH, v2.CONTENT_ORPHAN, v2.NO_CONTENT, v2.PATH_UNSAFE, v2.MATERIAL_PATH),
+        *(v2.UNIT_OFFSETS, v2.UNIT_ID, v2.UNIT_GAP, v2.UNIT_CONTENT, v2.NO_BODY, v2.BODY_ID, v2.BODY_HASH),
+        *(v2.BODY_ORPHAN, v2.BODY_ROWID, v2.FTS_DESYNC, v2.VECTOR_MISSING, v2.VECTOR_ORPHAN, v2.VECTOR_LENGTH),
+        v2.BASE_DIMENSIONS,
+    }
+)
+
+
+class RescuePlanBuilder:
+    """Turns what comes back of every base into a plan; ``rows`` are the actions of the one change of rows."""
+
+    def __init__(self, store: Store, v1: V1Data, catalog: StoredCatalog, now_ms: int) -> None:
+        self._store = store
+        self._v1 = v1
+        self._models = {row.get("id") for row in catalog.models or ()}
+        self._now = now_ms
+        self.plan = Plan()
+        self.statements = CatalogStatements(store.root / str(store.catalog))
+        self.rows: list[Action] = []
+
+    def bring_back(self, rescued: RescuedBase) -> None:
+        """Add the changes of one base, and say what of it stays."""
+        index = list(self._index(rescued))
+        if index or rescued.new or rescued.completed or rescued.base.is_failed:
+            self.plan.changes += [*index, *self._uploads(rescued), *self._snapshots(rescued)]
+            self._base_row(rescued)
+            self._item_rows(rescued)
+            self._promise(rescued)
+            worth = [message for message in rescued.notices if notices.at_least(message.severity, "warning")]
+            self.plan.left += [
+                Unresolved(
+                    finding=notices.CODES[message.code].finding,
+                    reason=message.message,
+                    base=rescued.base.key,
+                    count=message.count,
+                    severity=message.severity,
+                )
+                for message in worth
+                if message.code != notices.NOT_MIGRATED
+            ]
+        self._say_left(rescued)
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def _index(self, rescued: RescuedBase) -> Iterator[FileChange]:
+        base, plan = rescued.base, rescued.plan
+        if base.held is not None and not plan.materials:
+            return
+        path = self._store.root / base.index
+        size = preflight.estimate_base_bytes(plan)
+        message = tr(
+            "carry {chunks} of {texts} into its index",
+            chunks=format_count(plan.units, "chunk"),
+            texts=format_count(len(plan.materials), "text"),
+        )
+        action = Action(
+            action="write-index",
+            message=message,
+            base=base.key,
+            subject=base.index,
+            count=plan.units,
+            bytes=size,
+            finding=base.finding,
+        )
+        if base.is_bare:
+            yield FileChange(
+                path=base.index, actions=(action,), make=v1_files.index_writer(rescued.v1, self._now), bytes=size
+            )
+        else:
+            make = v1_files.extended_index_writer(rescued.v1, path, self._now)
+            yield FileChange(path=base.index, actions=(action,), make=make, bytes=2 * size + path.stat().st_size)
+
+    def _uploads(self, rescued: RescuedBase) -> Iterator[FileChange]:
+        """Yield the uploads that are missing and that v1 still has."""
+        key = rescued.base.key
+        uploads = {item.legacy_id: item.upload for item in rescued.draft.items}
+        taken = set()
+        for item in rescued.plan.items:
+            upload = uploads.get(item.legacy_id or "")
+            path = parse_item_data(rescued.rows.get(item.id, {})).get("relativePath")
+            found = self._v1.upload(upload) if upload is not None and is_safe_path(path) else None
+            name = f"{self._store.bases}/{key}/{RAW_FOLDER}/{path}"
+            if found is None or upload is None or name in taken or (self._store.root / name).exists():
+                continue
+            taken.add(name)
+            tree, folder, size = found
+            action = Action(
+                action="restore-upload",
+                message=tr("copy {path} from v1's files", path=path),
+                base=key,
+                subject=name,
+                count=1,
+                bytes=size,
+                finding=v2.RAW_MISSING,
+            )
+            yield FileChange(
+                path=name, actions=(action,), make=v1_files.upload_copier(tree, folder, upload), bytes=size
+            )
+
+    def _snapshots(self, rescued: RescuedBase) -> Iterator[FileChange]:
+        key = rescued.base.key
+        for one in rescued.snapshots:
+            if not one.is_there:
+                name = f"{self._store.bases}/{key}/{RAW_FOLDER}/{one.path}"
+                action = Action(
+                    action="write-snapshot",
+                    message=tr("write the snapshot {path}", path=one.path),
+                    base=key,
+                    subject=name,
+                    count=1,
+                    bytes=one.bytes,
+                )
+                yield FileChange(
+                    path=name,
+                    actions=(action,),
+                    make=v1_files.snapshot_writer(rescued.v1, one, self._now),
+                    bytes=one.bytes,
+                )
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _base_row(self, rescued: RescuedBase) -> None:
+        """Complete the base's row, and insert its model where the user says that it is that one."""
+        base, plan, model = rescued.base, rescued.plan, rescued.draft.embedding.model
+        if model is None or (not base.is_failed and base.row.get("dimensions") == plan.dimensions):
+            return
+        if model.id not in self._models and self._store.catalog is not None:
+            self._models.add(model.id)
+            self.statements.insert_model(model, self._now)
+            message = tr("add the model {id}, as --recreate-model says", id=model.id)
+            self.rows.append(Action(action="add-model", message=message, base=base.key, subject=model.id))
+        self.statements.complete_base(base.row, plan.dimensions, model.id)
+        message = tr("complete the base, with vectors of {dimensions} dimensions", dimensions=plan.dimensions)
+        self.rows.append(Action(action="complete-base", message=message, base=base.key, finding=base.finding))
+
+    def _item_rows(self, rescued: RescuedBase) -> None:
+        key, items, new = rescued.base.key, rescued.plan.items, rescued.new
+        for one in rescued.snapshots:
+            row = rescued.rows[items[one.material.item].id]
+            if parse_item_data(row).get("relativePath") != one.path:
+                self.statements.set_path(key, row, one.path)
+        for item in rescued.completed:
+            self.statements.complete_item(key, rescued.rows[item.id])
+            files = sum(one.group_id == item.id for one in new)
+            if item.type == "directory":
+                self._set_prefix(rescued, item)
+                message = tr(
+                    "expand the folder {source} into {files}",
+                    source=item.data["source"],
+                    files=format_count(files, "file"),
+                )
+                self.rows.append(
+                    Action(
+                        action="complete-folder", message=message, base=key, subject=item.id, finding=v2.ITEM_TOMBSTONE
+                    )
+                )
+            else:
+                self.rows.append(
+                    Action(
+                        action="complete-item",
+                        message=tr("complete the file {source}", source=item.data["source"]),
+                        base=key,
+                        subject=item.id,
+                    )
+                )
+        for item in new:
+            self.statements.insert_item(key, item, rescued.rows[str(item.group_id)])
+        if new:
+            message = tr("list {files} of its folders", files=format_count(len(new), "file"))
+            self.rows.append(Action(action="insert-items", message=message, base=key, subject=None, count=len(new)))
+
+    def _set_prefix(self, rescued: RescuedBase, item: ItemPlan) -> None:
+        """Give a folder that comes back its prefix; one that it has stays."""
+        row = rescued.rows[item.id]
+        if "relativePath" not in parse_item_data(row):
+            self.statements.set_path(rescued.base.key, row, item.data["relativePath"])
+
+    # --- what is true afterwards --------------------------------------------------------------------------------------
+
+    def _promise(self, rescued: RescuedBase) -> None:
+        """Name the findings that are gone afterwards."""
+        base = rescued.base
+        names = {base.finding} & {v2.BASE_FAILED, v2.BASE_NO_INDEX}
+        if rescued.completed and not _tombstones(rescued):
+            names.add(v2.ITEM_TOMBSTONE)
+        if base.finding == v2.ITEM_NO_MATERIAL and not _without_text(rescued):
+            names.add(v2.ITEM_NO_MATERIAL)
+        if base.is_bare and (rescued.plan.materials or base.held is None):
+            names |= _FRESH
+        self.plan.resolves |= {(name, base.key) for name in names}
+
+    def _say_left(self, rescued: RescuedBase) -> None:
+        """Say which folders stay as they are, and of which items v1 has no text."""
+        key = rescued.base.key
+        ids = {item.legacy_id: item.id for item in rescued.plan.items if item.legacy_id is not None}
+        told = {
+            ids.get(str(message.item)): message.message
+            for message in rescued.notices
+            if message.code == notices.NOT_MIGRATED
+        }
+        for folder in _tombstones(rescued):
+            why = told.get(folder, tr("v1 has no rows of its files"))
+            self.plan.left.append(
+                Unresolved(finding=v2.ITEM_TOMBSTONE, reason=why, base=key, subject=folder, severity="warning")
+            )
+        without = _without_text(rescued)
+        if without:
+            message = tr(
+                "v1 has no rows of {completed_items}", completed_items=format_count(len(without), "completed item")
+            )
+            self.plan.left.append(
+                Unresolved(
+                    finding=v2.ITEM_NO_MATERIAL,
+                    reason=message,
+                    base=key,
+                    subject=without[0],
+                    count=len(without),
+                    severity="note",
+                )
+            )
+
+
+def _tombstones(rescued: RescuedBase) -> list[str]:
+    """Return the ids of the folders that stay failed."""
+    done = {item.id for item in rescued.completed}
+    return [str(row.get("id")) for row in rescued.base.items if is_tombstone(row) and row.get("id") not in done]
+
+
+def _without_text(rescued: RescuedBase) -> list[str]:
+    """Return the ids of completed items that have no text in the index and need one, as ``check`` sees it."""
+    there = rescued.texts
+    return [
+        str(row.get("id"))
+        for row in rescued.base.items
+        if row.get("status") == "completed"
+        and row.get("id") not in there
+        and (row.get("type") == "file" or (row.get("type") in ("url", "note") and get_indexed_path(row) is not None))
+    ]
 
 
 class RescueOptions(msgspec.Struct, frozen=True):
@@ -54,7 +309,7 @@ def plan(store: Store, options: RescueOptions) -> Plan:
     """
     advice = tr("give the application's profile folder; regraft migrate tries failed bases of a library again")
     database = demand_profile(store, command="rescue", advice=advice)
-    catalog = catalog_of(store)
+    catalog = read_store_catalog(store)
     stranded, left = _stranded(store, catalog)
     made = Plan(left=left)
     v1 = _v1(store, options, stranded) if stranded else None
@@ -64,7 +319,7 @@ def plan(store: Store, options: RescueOptions) -> Plan:
     drafts, unsure = _drafts(catalog, v1)
     made.left += _without_draft(stranded, drafts, unsure)
     planner = RescuePlanner(store, v1, catalog, options.model_overrides, options.now_ms)
-    maker = Maker(store, v1, catalog, options.now_ms)
+    maker = RescuePlanBuilder(store, v1, catalog, options.now_ms)
     for base in stranded:
         rescued = planner.look(base, drafts[base.key]) if base.key in drafts else None
         if rescued is not None:
@@ -74,11 +329,11 @@ def plan(store: Store, options: RescueOptions) -> Plan:
     if made.changes or maker.statements.made:
         demand_known_version(store)
     if maker.statements.made:
-        made.changes.append(rehearsed(maker.statements, database, maker.rows, TABLES))
+        made.changes.append(make_catalog_change(maker.statements, database, maker.rows, CATALOG_TABLES))
     return made
 
 
-def _v1(store: Store, options: RescueOptions, stranded: list[Base]) -> V1Left | None:
+def _v1(store: Store, options: RescueOptions, stranded: list[StrandedBase]) -> V1Data | None:
     """Return what v1 left; None where there is nothing and no upgrade need have been."""
     try:
         return read_v1(store, options.v1, options.model_overrides, options.keep, salvage=options.salvage)
@@ -91,21 +346,21 @@ def _v1(store: Store, options: RescueOptions, stranded: list[Base]) -> V1Left | 
 # --- which bases -----------------------------------------------------------------------------------------------------
 
 
-def _stranded(store: Store, catalog: StoredCatalog) -> tuple[list[Base], list[Unresolved]]:
+def _stranded(store: Store, catalog: StoredCatalog) -> tuple[list[StrandedBase], list[Unresolved]]:
     """Return the bases in which something may be missing that v1 has, and which cannot be looked into."""
-    found: list[Base] = []
+    found: list[StrandedBase] = []
     left: list[Unresolved] = []
     for row in catalog.bases:
-        key = base_key(row)
+        key = base_id_text(row)
         if not store.wants(key) or not isinstance(row.get("id"), str) or not is_plain_name(key):
             continue
         items = (catalog.items or {}).get(key, [])
         one = store.stores.get(key)
         name = f"{store.bases}/{key}/.cherry/index.sqlite" if one is None else one.name
         try:
-            held = held_by(store.root / name, key, stated_dimensions(row))
+            held = read_index_contents(store.root / name, key, catalog_dimensions(row))
         except RegraftError as error:
-            if _finding(row, items, Held()) is not None:
+            if _finding(row, items, IndexContents()) is not None:
                 left.append(
                     Unresolved(
                         finding=v2.UNREADABLE, reason=tr("its index stays as it is: {error}", error=error), base=key
@@ -114,11 +369,11 @@ def _stranded(store: Store, catalog: StoredCatalog) -> tuple[list[Base], list[Un
             continue
         finding = _finding(row, items, held)
         if finding is not None:
-            found.append(Base(key=key, row=row, items=items, index=name, held=held, finding=finding))
+            found.append(StrandedBase(key=key, row=row, items=items, index=name, held=held, finding=finding))
     return found, left
 
 
-def _finding(row: Row, items: list[Row], held: Held | None) -> str | None:
+def _finding(row: Row, items: list[Row], held: IndexContents | None) -> str | None:
     """Return the gravest finding that a base may be rescued from."""
     if row.get("status") == "failed":
         return v2.BASE_FAILED if row.get("error") in (notices.MISSING_MODEL, notices.MISSING_STORE) else None
@@ -131,13 +386,15 @@ def _finding(row: Row, items: list[Row], held: Held | None) -> str | None:
     return v2.ITEM_TOMBSTONE if any(map(is_tombstone, items)) else None
 
 
-def _drafts(catalog: StoredCatalog, v1: V1Left) -> tuple[dict[str, BaseDraft], set[str]]:
+def _drafts(catalog: StoredCatalog, v1: V1Data) -> tuple[dict[str, BaseDraft], set[str]]:
     """Tell what each base was in v1; and which bases may be any of several."""
     matched = match_bases(catalog.bases, v1.library.bases, catalog.items or {})
-    return {base_key(row): draft for row, draft in matched.pairs}, {base_key(row) for row in matched.unsure}
+    return {base_id_text(row): draft for row, draft in matched.pairs}, {base_id_text(row) for row in matched.unsure}
 
 
-def _without_draft(stranded: list[Base], drafts: dict[str, BaseDraft], unsure: set[str]) -> Iterator[Unresolved]:
+def _without_draft(
+    stranded: list[StrandedBase], drafts: dict[str, BaseDraft], unsure: set[str]
+) -> Iterator[Unresolved]:
     """Yield the bases of which nobody can tell what they were in v1."""
     for base in stranded:
         if base.key not in drafts and base.finding != v2.ITEM_NO_MATERIAL:
@@ -146,7 +403,7 @@ def _without_draft(stranded: list[Base], drafts: dict[str, BaseDraft], unsure: s
             )
 
 
-def _unused_words(v1: V1Left, model_overrides: ModelOverrides) -> list[Unresolved]:
+def _unused_words(v1: V1Data, model_overrides: ModelOverrides) -> list[Unresolved]:
     """Say which of the user's words met no base; that a model is mapped to and made again is a word for that base."""
     message = [notice.message for notice in v1.library.notices if notice.code == notices.OPTION_UNUSED]
     return [

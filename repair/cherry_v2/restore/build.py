@@ -17,27 +17,35 @@ import msgspec
 from checks.audit.collector import FindingCollector
 from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import path_of
-from checks.cherry_v2.index_file import Expected, audit_index, path_problem
-from regraft import clock, links, sqlite
+from checks.cherry_v2.catalog_rows import get_indexed_path
+from checks.cherry_v2.index_file import ExpectedIndex, audit_index
+from checks.cherry_v2.raw_files import find_path_problem
+from regraft import identity
+from regraft.disk import durable, links, sqlite, untrusted_sqlite
+from regraft.disk.file_paths import FreeNames
 from regraft.errors import LedgerUnreadable, NotRestored, VerificationFailed
-from regraft.formats.cherry_v2 import okf
-from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats import okf
+from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
 from regraft.formats.cherry_v2.index.bulk import IndexBuilder
-from regraft.formats.cherry_v2.item_data import data_of
 from regraft.formats.cherry_v2.settings import read_base_settings
-from regraft.language import in_english, tr
-from regraft.ledger import durable
+from regraft.language import document_in_english, tr
 from regraft.ledger.values import Count
-from regraft.locate import INDEX_FILE, RAW_FOLDER
-from regraft.names import FreeNames
 from regraft.report.progress import Progress, stage
-from regraft.text import is_blank, whole
-from repair.cherry_v2.indexing.cutting import Span, cut
-from repair.cherry_v2.indexing.texts import BLANK, NoText, file_of, text_of
-from repair.cherry_v2.restore.items import ItemCopy, Leaf, copies, is_going, new_id, problem_of
-from repair.cherry_v2.restore.options import RestoredBase
-from repair.cherry_v2.restore.source import OldIndex, Source, opened_index
+from regraft.stores.locate import INDEX_FILE, RAW_FOLDER
+from regraft.text import is_blank, replace_surrogates
+from repair.cherry_v2.item_texts import BLANK, NoText, Span, cut_text, find_raw_file, read_item_text
+from repair.cherry_v2.restore.source import (
+    ItemCopy,
+    OldIndex,
+    RestoredBase,
+    RestoredItem,
+    RestoreSource,
+    copy_items,
+    is_being_deleted,
+    item_problem,
+    new_item_id,
+    open_old_index,
+)
 
 #: What is built is told by this file, in one folder with it.
 _RECORD = "restored.json"
@@ -46,7 +54,7 @@ _LARGEST_RECORD = 1 << 30
 _BASE, _NEW = "base", "new"
 
 
-class Missing(msgspec.Struct, frozen=True):
+class NotCarried(msgspec.Struct, frozen=True):
     """What does not come along, or not as it was: the finding that is nearest, why, and the item."""
 
     finding: str
@@ -55,12 +63,12 @@ class Missing(msgspec.Struct, frozen=True):
     severity: str = "warning"
 
 
-class Restored(msgspec.Struct, frozen=True):
+class BuiltBase(msgspec.Struct, frozen=True):
     """A base that is built: its id and that of the old one, its items, and what is to be copied for it."""
 
     base: str
     source: str
-    #: What the old base was like (:meth:`repair.cherry_v2.restore.source.Source.mark`).
+    #: What the old base was like (:meth:`repair.cherry_v2.restore.source.RestoreSource.mark`).
     mark: str
     items: tuple[ItemCopy, ...]
     #: Files below ``raw/`` of the old base that come along.
@@ -69,7 +77,7 @@ class Restored(msgspec.Struct, frozen=True):
     texts: Count
     units: Count
     bodies: Count
-    left: tuple[Missing, ...]
+    left: tuple[NotCarried, ...]
     #: Encodings that were guessed, by the files that were read so.
     guessed: dict[str, str]
     #: The model of its vectors; "" where an earlier release built it.
@@ -84,7 +92,7 @@ class Restored(msgspec.Struct, frozen=True):
         return self.folder(staged) / INDEX_FILE
 
 
-def build(source: Source, wanted: RestoredBase, staged: Path, now_ms: int, progress: Progress) -> Restored:
+def build_base(source: RestoreSource, wanted: RestoredBase, staged: Path, now_ms: int, progress: Progress) -> BuiltBase:
     """Build the new base in the folder ``staged``, or find it built there.
 
     Args:
@@ -113,7 +121,7 @@ def build(source: Source, wanted: RestoredBase, staged: Path, now_ms: int, progr
             restored = builder.run(mark, progress)
         _keep_vectors(new / _BASE / INDEX_FILE, staged, wanted)
         _verify(new / _BASE / INDEX_FILE, restored.base)
-        durable.put_bytes(new / _RECORD, msgspec.json.encode(in_english(msgspec.to_builtins(restored))))
+        durable.put_bytes(new / _RECORD, msgspec.json.encode(document_in_english(msgspec.to_builtins(restored))))
         durable.sync_tree(new)
         durable.replace(new, place)
     finally:
@@ -121,7 +129,7 @@ def build(source: Source, wanted: RestoredBase, staged: Path, now_ms: int, progr
     return restored
 
 
-def _found(record: Path, mark: str, source: str, base: str) -> Restored:
+def _found(record: Path, mark: str, source: str, base: str) -> BuiltBase:
     """Return what the record of a base says that an earlier run built.
 
     Raises:
@@ -138,17 +146,17 @@ def _found(record: Path, mark: str, source: str, base: str) -> Restored:
     return found
 
 
-def _decoded(record: Path) -> Restored:
+def _decoded(record: Path) -> BuiltBase:
     if record.is_symlink() or not record.is_file() or record.stat().st_size > _LARGEST_RECORD:
         raise OSError(errno.EINVAL, tr("it is not an ordinary file, or far too large"))
-    return msgspec.json.decode(links.content(record), type=Restored)
+    return msgspec.json.decode(links.read_bytes(record), type=BuiltBase)
 
 
-def _unfit(found: Restored, mark: str, source: str, base: str) -> str | None:
+def _unfit(found: BuiltBase, mark: str, source: str, base: str) -> str | None:
     if (found.mark, found.source, found.base) != (mark, source, base):
         return tr("it is of another base")
     paths = (*found.files, *found.guessed, *(item.path for item in found.items if item.path is not None))
-    outside = [path for path in paths if path_problem(path.encode("utf-8", "surrogatepass")) is not None]
+    outside = [path for path in paths if find_path_problem(path.encode("utf-8", "surrogatepass")) is not None]
     if outside:
         return tr("it names {outside!r}, which is not a path below raw/", outside=outside[0])
     if any(one.finding not in FINDINGS for one in found.left):
@@ -167,8 +175,8 @@ def _keep_vectors(index: Path, staged: Path, wanted: RestoredBase) -> None:
             continue
         with (
             suppress(*sqlite.CONTENT_ERRORS),
-            sqlite.writing(index) as db,
-            sqlite.attached(db, place, "earlier"),
+            sqlite.open_writable(index) as db,
+            sqlite.attach_readonly(db, place, "earlier"),
             sqlite.transaction(db),
         ):
             db.execute(
@@ -196,7 +204,7 @@ def _model_of(index: Path) -> str | None:
     return None
 
 
-def paid_dimensions(source: Source, model_id: str, restoring: Path) -> int | None:
+def paid_dimensions(source: RestoreSource, model_id: str, restoring: Path) -> int | None:
     """Return how many dimensions the vectors have that an earlier run paid for to restore a base; None: there are none.
 
     Args:
@@ -207,14 +215,14 @@ def paid_dimensions(source: Source, model_id: str, restoring: Path) -> int | Non
     for place in _built_indexes(restoring):
         if _model_of(place) != model_id or _decoded(place.parents[2] / _RECORD).source != source.key:
             continue
-        with suppress(*sqlite.CONTENT_ERRORS), sqlite.reading(place) as db:
+        with suppress(*sqlite.CONTENT_ERRORS), sqlite.open_readonly(place) as db:
             size: Any = db.execute("SELECT length(vector_blob) FROM embedding LIMIT 1").get
             if isinstance(size, int) and size > 0 and size % 4 == 0:
                 return size // 4
     return None
 
 
-def demand_text(source: Source, wanted: RestoredBase) -> None:
+def demand_text(source: RestoreSource, wanted: RestoredBase) -> None:
     """Refuse a base none of whose items has a text, without building anything.
 
     Raises:
@@ -226,7 +234,7 @@ def demand_text(source: Source, wanted: RestoredBase) -> None:
 
 def _verify(index: Path, base: str) -> None:
     ledger = FindingCollector()
-    audit_index(index, Expected(base=base, folder=base, has_model=True), ledger)
+    audit_index(index, ExpectedIndex(base=base, folder=base, has_model=True), ledger)
     for finding in ledger.findings():
         if finding.severity == "error" and finding.name != v2.VECTOR_MISSING:
             raise VerificationFailed(base=base, reason=finding.message)
@@ -235,7 +243,7 @@ def _verify(index: Path, base: str) -> None:
 class _Builder:
     """Builds one base; used once."""
 
-    def __init__(self, source: Source, wanted: RestoredBase, folder: Path, now_ms: int) -> None:
+    def __init__(self, source: RestoreSource, wanted: RestoredBase, folder: Path, now_ms: int) -> None:
         self._source = source
         self._base = wanted.base_id(source.key)
         self._model_id = wanted.model_id
@@ -246,16 +254,16 @@ class _Builder:
         self._names = FreeNames(reserve_processed=not is_blank(source.row.get("file_processor_id")))
         self._paths: set[str] = set()
         self._files: dict[str, None] = {}
-        self._left: list[Missing] = []
+        self._left: list[NotCarried] = []
         self._guessed: dict[str, str] = {}
 
-    def run(self, mark: str, progress: Progress) -> Restored:
+    def run(self, mark: str, progress: Progress) -> BuiltBase:
         rows: list[Row] = []
-        leaves: dict[str, Leaf] = {}
+        leaves: dict[str, RestoredItem] = {}
         with ExitStack() as stack:
-            catalog = stack.enter_context(sqlite.reading(self._source.catalog))
-            old = stack.enter_context(opened_index(self._source))
-            db = stack.enter_context(sqlite.writing(self._index, create=True))
+            catalog = stack.enter_context(sqlite.open_readonly(self._source.catalog))
+            old = stack.enter_context(open_old_index(self._source))
+            db = stack.enter_context(sqlite.open_writable(self._index, create=True))
             self._take_names(catalog)
             index = IndexBuilder(db, self._base, self._now)
             for row, data in self._rows(catalog):
@@ -270,15 +278,15 @@ class _Builder:
                     "its index cannot be read as a whole ({problem}): what is missing in it came from raw/",
                     problem=old.problem,
                 )
-                self._left.insert(0, Missing(v2.UNREADABLE, message))
+                self._left.insert(0, NotCarried(v2.UNREADABLE, message))
         texts = sum(leaf.missing is None for leaf in leaves.values())
         if rows and not texts:
             raise self._without_texts(next((str(leaf.missing) for leaf in leaves.values()), None))
-        return Restored(
+        return BuiltBase(
             base=self._base,
             source=self._source.key,
             mark=mark,
-            items=tuple(copies(self._base, rows, leaves)),
+            items=tuple(copy_items(self._base, rows, leaves)),
             files=tuple(self._files),
             texts=texts,
             units=index.tallies.units,
@@ -295,7 +303,7 @@ class _Builder:
             NotRestored: there are items, and none has one.
         """
         first, is_empty = None, True
-        with sqlite.reading(self._source.catalog) as catalog, opened_index(self._source) as old:
+        with sqlite.open_readonly(self._source.catalog) as catalog, open_old_index(self._source) as old:
             for row, data in self._rows(catalog):
                 is_empty = False
                 if row["type"] == "directory":
@@ -315,56 +323,60 @@ class _Builder:
         return NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
 
     def _take_names(self, catalog: apsw.Connection) -> None:
-        for (data,) in sqlite.lenient_rows(catalog, ("data",), "knowledge_item WHERE base_id = ?", (self._source.key,)):
-            found = data_of({"data": data})
+        for (data,) in untrusted_sqlite.read_lenient_rows(
+            catalog, ("data",), "knowledge_item WHERE base_id = ?", (self._source.key,)
+        ):
+            found = parse_item_data({"data": data})
             for key in ("relativePath", "indexedRelativePath"):
                 if isinstance(found.get(key), str):
-                    self._names.take(whole(found[key]))
+                    self._names.take(replace_surrogates(found[key]))
 
     def _rows(self, catalog: apsw.Connection) -> Iterator[tuple[Row, Any]]:
         """Yield the rows that are copied, each with what it holds."""
         going = 0
         for row in self._source.items:
-            if is_going(row):
+            if is_being_deleted(row):
                 going += 1
                 continue
-            ((data,),) = sqlite.lenient_rows(catalog, ("data",), "knowledge_item WHERE id = ?", (row.get("id"),))
-            problem = problem_of({**row, "data": data})
+            ((data,),) = untrusted_sqlite.read_lenient_rows(
+                catalog, ("data",), "knowledge_item WHERE id = ?", (row.get("id"),)
+            )
+            problem = item_problem({**row, "data": data})
             if problem is None:
                 yield row, data
             else:
                 self._left.append(
-                    Missing(v2.ITEM_DATA, tr("an item stays behind: {problem}", problem=problem), str(row.get("id")))
+                    NotCarried(v2.ITEM_DATA, tr("an item stays behind: {problem}", problem=problem), str(row.get("id")))
                 )
         if going:
             self._left.append(
-                Missing(v2.MATERIAL_ORPHAN, tr("items that are being deleted stay behind"), severity="note")
+                NotCarried(v2.MATERIAL_ORPHAN, tr("items that are being deleted stay behind"), severity="note")
             )
 
     # --- one item ----------------------------------------------------------------------------------------------------
 
-    def _leaf(self, item: Row, old: OldIndex, index: IndexBuilder) -> Leaf:
-        leaf = Leaf({key: value for key, value in item.items() if key != "data"}, new_id(self._base, item))
+    def _leaf(self, item: Row, old: OldIndex, index: IndexBuilder) -> RestoredItem:
+        leaf = RestoredItem({key: value for key, value in item.items() if key != "data"}, new_item_id(self._base, item))
         self._take_files(item)
         try:
             text, spans = self._text(item, old)
         except NoText as reason:
             leaf.missing = str(reason)
             if item.get("status") != "idle":
-                self._left.append(Missing(v2.ITEM_NO_MATERIAL, leaf.missing, leaf.id))
-            path = path_of(item)
+                self._left.append(NotCarried(v2.ITEM_NO_MATERIAL, leaf.missing, leaf.id))
+            path = get_indexed_path(item)
             if path is not None and (path == item["id"] or self._problem(path) is not None):
                 leaf.path = leaf.id
             return leaf
         path = self._path(item, leaf.id, text)
-        leaf.path = None if path == path_of(item) else path
-        index.add_cut(leaf.id, path, text, spans)
+        leaf.path = None if path == get_indexed_path(item) else path
+        index.add_units(leaf.id, path, text, spans)
         return leaf
 
     def _take_files(self, item: Row) -> None:
-        data = data_of(item)
+        data = parse_item_data(item)
         for path in (data.get("relativePath"), data.get("indexedRelativePath")):
-            file = file_of(path, self._source.raw)
+            file = find_raw_file(path, self._source.raw)
             if file is not None and not file.is_symlink():
                 self._files[str(path)] = None
 
@@ -378,30 +390,30 @@ class _Builder:
         text, spans = ("", None) if there is None else (there.text, there.spans)
         if there is None or not there.is_right:
             try:
-                found = text_of(item, self._source.raw)
+                found = read_item_text(item, self._source.raw)
                 text, spans = found.text, None
                 if found.guessed is not None:
-                    self._guessed[str(path_of(item))] = found.guessed
+                    self._guessed[str(get_indexed_path(item))] = found.guessed
             except NoText:
                 if there is None:
                     raise
-        spans = cut(text, self._settings) if spans is None else spans
+        spans = cut_text(text, self._settings) if spans is None else spans
         if not spans:
             raise NoText(BLANK)
         return text, spans
 
     @staticmethod
     def _problem(path: str) -> str | None:
-        return path_problem(path.encode("utf-8", "surrogatepass"))
+        return find_path_problem(path.encode("utf-8", "surrogatepass"))
 
     def _path(self, item: Row, key: str, text: str) -> str:
         """Return the path of an item's text; the snapshot of a url or note that is not there is written."""
-        own = path_of(item)
+        own = get_indexed_path(item)
         if own is not None and (own == item["id"] or self._problem(own) is not None or own in self._paths):
             own = None
         if item["type"] == "file":
             path = key if own is None else own
-        elif own is not None and file_of(own, self._source.raw) is not None:
+        elif own is not None and find_raw_file(own, self._source.raw) is not None:
             path = own
         else:
             path = self._snapshot(item, text, own)
@@ -414,12 +426,12 @@ class _Builder:
         path = self._names.take(f"{shot.stem}.md") if path is None else path
         place = self._raw / path
         durable.make_folders(place.parent, flush=False)
-        durable.put_text(place, shot.block(clock.iso_time(self._now)) + text)
+        durable.put_text(place, shot.block(identity.iso_time(self._now)) + text)
         return path
 
 
 def _shot(item: Row, text: str) -> okf.Snapshot:
-    data = data_of(item)
+    data = parse_item_data(item)
     if item["type"] == "url":
-        return okf.url_snapshot(whole(data["url"]), text)
-    return okf.note_snapshot(whole(data["source"]))
+        return okf.url_snapshot(replace_surrogates(data["url"]), text)
+    return okf.note_snapshot(replace_surrogates(data["source"]))

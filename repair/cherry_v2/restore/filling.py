@@ -12,29 +12,27 @@ import msgspec
 from msgspec import structs
 
 from checks.cherry_v2 import findings as v2
-from regraft import embedders, sqlite
+from regraft import embedders
+from regraft.disk import sqlite
 from regraft.embedders import Embedder, TextsRejected
-from regraft.embedders.settings import EmbedderSettings
-from regraft.embedders.snippet import DEFAULT, Need, suggested
+from regraft.embedders.settings import DEFAULT_NEED, EmbedderSettings, ModelNeed, suggest_config
 from regraft.errors import Declined, DimensionsMissing, EveryTextRejected
-from regraft.formats.cherry_v2.catalog_reader import base_key
+from regraft.formats.cherry_v2.catalog_reader import base_id_text
 from regraft.language import tr
 from regraft.report.progress import Progress
-from regraft.suggestion import Suggestion
-from regraft.text import argument
-from repair.backfill.budget import Budget, Limits
-from repair.backfill.embedding import Embedding, Part
-from repair.backfill.outcome import Outcome, embedding_report, estimated
-from repair.backfill.report import EmbeddingReport, ScopeReport
-from repair.backfill.stopping import stops_whole
-from repair.backfill.unnamed import StandIn
-from repair.backfill.workers import CONTROL
-from repair.changes.store import recognised
-from repair.cherry_v2.backfill import scope as backfill_scope
-from repair.cherry_v2.catalogs import catalog_of
+from regraft.report.suggestion import Suggestion
+from regraft.text import path_argument
+from repair.changes.store import open_for_change
+from repair.cherry_v2 import index_vectors as backfill_scope
+from repair.cherry_v2.catalog_changes import read_store_catalog
 from repair.cherry_v2.restore import RestoredBase, RestoreOptions, restore
-from repair.cherry_v2.restore.run import demand_restorable, whole_of
+from repair.cherry_v2.restore.run import containing_store, demand_restorable
 from repair.cherry_v2.restore.source import read_source
+from repair.embedding.budget import BudgetedEmbedder, Limits
+from repair.embedding.report import EmbeddingReport, ScopeOutcome, ScopeReport, estimate_outcome, make_embedding_report
+from repair.embedding.run import EmbeddingRun, FillPart, report_stops
+from repair.embedding.survey import UnnamedEmbedder
+from repair.embedding.workers import CONTROL_TEXT
 
 #: How long vectors are that are only imagined, where nobody has said how long they are to be.
 _IMAGINED = 1024
@@ -55,7 +53,7 @@ class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     config: Path | None = None
 
 
-def restored(
+def restore_with_vectors(
     asked: RestoreRequest,
     *,
     dry_run: bool,
@@ -77,34 +75,34 @@ def restored(
         RegraftError: see :func:`repair.cherry_v2.restore.restore`.
     """
     if dry_run:
-        is_unnamed = isinstance(asked.settings, StandIn)
+        is_unnamed = isinstance(asked.settings, UnnamedEmbedder)
         if asked.dimensions is None and not is_unnamed:
             raise DimensionsMissing(base=asked.model_id)
         looking = _Filler(asked=asked, embedder=None, progress=progress, show_plan=show_plan)
         done = looking.restored(asked.dimensions or _IMAGINED)
         return _with_suggestion(done, asked) if is_unnamed else done
-    with embedders.opened(asked.settings) as embedder:
+    with embedders.open_embedder(asked.settings) as embedder:
         filler = _Filler(asked=asked, embedder=embedder, progress=progress, show_plan=show_plan)
-        with stops_whole(asked.path, asked.settings.name, lambda: filler.written):
+        with report_stops(asked.path, asked.settings.name, lambda: filler.written):
             return filler.restored(asked.dimensions or filler.dimensions(embedder))
 
 
-def suggestion_of(asked: RestoreRequest) -> Suggestion:
+def make_suggestion(asked: RestoreRequest) -> Suggestion:
     """Return what to write into a configuration that names no embedder."""
-    words = ["regraft", "restore", argument(asked.path), "--model", asked.model_id]
+    words = ["regraft", "restore", path_argument(asked.path), "--model", asked.model_id]
     given = {"--base": asked.base, "--dimensions": asked.dimensions, "--name": asked.name, "--config": asked.config}
     for option, value in given.items():
         words += [] if value is None else [option, str(value)]
-    need = Need(model_id=asked.model_id, dimensions=asked.dimensions)
-    return suggested([need], asked.config, shlex.join(words))
+    need = ModelNeed(model_id=asked.model_id, dimensions=asked.dimensions)
+    return suggest_config([need], asked.config, shlex.join(words))
 
 
 def _with_suggestion(done: EmbeddingReport, asked: RestoreRequest) -> EmbeddingReport:
     scopes = [structs.replace(scope, dimensions=asked.dimensions) for scope in done.scopes]
-    return structs.replace(done, embedder=None, scopes=scopes, suggestion=suggestion_of(asked))
+    return structs.replace(done, embedder=None, scopes=scopes, suggestion=make_suggestion(asked))
 
 
-def stood_in(path: Path, base: str | None, kind: Any, model_id: str | None, dimensions: int | None) -> Need:
+def suggest_model(path: Path, base: str | None, kind: Any, model_id: str | None, dimensions: int | None) -> ModelNeed:
     """Return of which model a base is going to be that nobody has named an embedder for.
 
     It is what the user says, else the base's own model, else that of another base of the store.
@@ -112,16 +110,16 @@ def stood_in(path: Path, base: str | None, kind: Any, model_id: str | None, dime
     Raises:
         RegraftError: see :func:`repair.cherry_v2.restore.restore`.
     """
-    root, key = whole_of(path, base)
-    with recognised(root, kind if root == path else None, "restore") as store:
+    root, key = containing_store(path, base)
+    with open_for_change(root, kind if root == path else None, "restore") as store:
         source = read_source(store, key)
-        others = sorted(catalog_of(store, data=False).bases, key=lambda row: base_key(row) != source.key)
+        others = sorted(read_store_catalog(store, data=False).bases, key=lambda row: base_id_text(row) != source.key)
     label = str(source.row.get("name"))
     models = [str(row["embedding_model_id"]) for row in others if row.get("embedding_model_id")]
-    model = model_id or next(iter(models), DEFAULT.model_id)
+    model = model_id or next(iter(models), DEFAULT_NEED.model_id)
     lengths = (row.get("dimensions") for row in others if row.get("embedding_model_id") == model)
     known = next((length for length in lengths if isinstance(length, int) and length > 0), None)
-    return Need(model_id=model, dimensions=dimensions or known, label=label)
+    return ModelNeed(model_id=model, dimensions=dimensions or known, label=label)
 
 
 class _Filler(msgspec.Struct, kw_only=True):
@@ -131,7 +129,7 @@ class _Filler(msgspec.Struct, kw_only=True):
     embedder: Embedder | None
     progress: Progress
     show_plan: Callable[[ScopeReport], bool]
-    outcome: Outcome | None = None
+    outcome: ScopeOutcome | None = None
 
     @property
     def written(self) -> int:
@@ -147,7 +145,7 @@ class _Filler(msgspec.Struct, kw_only=True):
         """
         known = demand_restorable(self.asked.path, self._options(_IMAGINED))
         try:
-            return known or len(Budget(embedder, Limits()).embedded((CONTROL,))[0]) // 4
+            return known or len(BudgetedEmbedder(embedder, Limits()).embedded((CONTROL_TEXT,))[0]) // 4
         except TextsRejected as rejected:
             raise EveryTextRejected(embedder=embedder.settings.name, reason=rejected.reason) from rejected
 
@@ -170,18 +168,18 @@ class _Filler(msgspec.Struct, kw_only=True):
             # That they are not there yet is what is shown.
             left = [one for one in done.left if one.finding != v2.VECTOR_MISSING]
             done = structs.replace(done, left=left)
-        return embedding_report(done, asked.settings, self.outcome)
+        return make_embedding_report(done, asked.settings, self.outcome)
 
     def _fill(self, index: Path, dimensions: int) -> None:
         asked = self.asked
-        with sqlite.reading(index) as db:
+        with sqlite.open_readonly(index) as db:
             base: Any = db.execute("SELECT base_id FROM meta").get
         label = asked.name or tr("The new base")
-        opened = partial(backfill_scope.opened, index, str(base), label=label, dimensions=dimensions)
+        opened = partial(backfill_scope.open_index_scope, index, str(base), label=label, dimensions=dimensions)
         settings = asked.settings
         with opened() as scope:
             tokens_of = embedders.counter(settings)
-            self.outcome = outcome = estimated(
+            self.outcome = outcome = estimate_outcome(
                 scope, settings, tokens_of, name=scope.label, model_id=asked.model_id, dimensions=dimensions
             )
         if self.embedder is None or not outcome.survey.lacking:
@@ -189,8 +187,8 @@ class _Filler(msgspec.Struct, kw_only=True):
         if not self.show_plan(outcome.report()):
             raise Declined(path=asked.path)
         # The new base has no vectors yet: what comes back must not depend on where in a request a text stands.
-        part = Part(outcome=outcome, sample=(), opened=partial(opened, writable=True))
-        root, _ = whole_of(asked.path, asked.base)
+        part = FillPart(outcome=outcome, sample=(), opened=partial(opened, writable=True))
+        root, _ = containing_store(asked.path, asked.base)
         kind = asked.kind if root == asked.path else None
-        with recognised(root, kind, "restore") as store:
-            Embedding(path=asked.path, store=store, parts=[part], progress=self.progress).run(self.embedder)
+        with open_for_change(root, kind, "restore") as store:
+            EmbeddingRun(path=asked.path, store=store, parts=[part], progress=self.progress).run(self.embedder)

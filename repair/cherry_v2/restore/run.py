@@ -9,25 +9,20 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from regraft import areas
-from regraft.boundary_errors import ConsentMissing
-from regraft.errors import Declined
-from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, rooted
+from regraft.disk import durable, writable
+from regraft.errors import ConsentMissing, Declined
+from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, open_surrounding_tree
 from regraft.kinds import Kind
-from regraft.ledger import durable
 from regraft.report.progress import Progress
-from repair.changes import apply, files
+from repair.changes import execution, files
 from repair.changes.plan import Plan
-from repair.changes.report import ChangeReport
-from repair.changes.run import run_command
-from repair.changes.session import session, settle_remains
-from repair.changes.store import Store, demand_quiet, recognised
-from repair.cherry_v2.catalogs import catalog_of
-from repair.cherry_v2.restore.build import Restored, build, demand_text, paid_dimensions
-from repair.cherry_v2.restore.options import RestoredBase
-from repair.cherry_v2.restore.publish import discard, place_of, plan
-from repair.cherry_v2.restore.rows import new_rows
-from repair.cherry_v2.restore.source import read_source
+from repair.changes.run import ChangeReport, run_command
+from repair.changes.session import open_session, recover_if_interrupted
+from repair.changes.store import Store, demand_not_running, open_for_change
+from repair.cherry_v2.catalog_changes import read_store_catalog
+from repair.cherry_v2.restore.build import BuiltBase, build_base, demand_text, paid_dimensions
+from repair.cherry_v2.restore.publish import build_folder, discard_build, new_rows, publish_plan
+from repair.cherry_v2.restore.source import RestoredBase, read_source
 
 #: Fills vectors into the index that it is given, and returns once another run would send nothing more. It raises to
 #: leave the base to another run, which goes on. In a dry run the index lies elsewhere, and is only looked at.
@@ -60,14 +55,14 @@ def restore(
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
     """
-    root, base = whole_of(path, options.base)
+    root, base = containing_store(path, options.base)
     kind = options.kind if root == path else None
-    with recognised(root, kind, _COMMAND) as store:
+    with open_for_change(root, kind, _COMMAND) as store:
         if dry_run:
             with durable.temporary_folder() as work:
                 source = read_source(store, base)
-                place_of(source, options.wanted)
-                restored = build(source, options.wanted, work, options.now_ms, progress)
+                build_folder(source, options.wanted)
+                restored = build_base(source, options.wanted, work, options.now_ms, progress)
                 fill(restored.index(work))
                 planner = partial(_plan, base=base, options=options, restored=restored, staged=work)
                 return run_command(_COMMAND, root, planner, kind=kind, dry_run=True, progress=progress)
@@ -77,13 +72,13 @@ def restore(
     except (Declined, ConsentMissing):
         # What an earlier run has paid for stays for a later one.
         if is_new:
-            with areas.opened(store.root):
-                discard(staged)
+            with writable.allow_writes(store.root):
+                discard_build(staged)
         raise
     planner = partial(_plan, base=base, options=options, restored=restored, staged=staged)
     done = run_command(_COMMAND, root, planner, kind=kind, progress=progress, show_plan=show_plan)
-    with areas.opened(store.root):
-        discard(staged)
+    with writable.allow_writes(store.root):
+        discard_build(staged)
     return done
 
 
@@ -97,47 +92,47 @@ def demand_restorable(path: Path, options: RestoreOptions) -> int | None:
         NotRestored: that was done already, the base has no text, or the catalog cannot have its model.
         RegraftError: as for :func:`restore`.
     """
-    root, base = whole_of(path, options.base)
-    with recognised(root, options.kind if root == path else None, _COMMAND) as store:
+    root, base = containing_store(path, options.base)
+    with open_for_change(root, options.kind if root == path else None, _COMMAND) as store:
         source = read_source(store, base)
-        for row in catalog_of(store, data=False).bases:
+        for row in read_store_catalog(store, data=False).bases:
             if isinstance(row.get("dimensions"), int):
-                place_of(source, structs.replace(options.wanted, dimensions=row["dimensions"]))
-        known = paid_dimensions(source, options.wanted.model_id, store.own / apply.RESTORING)
+                build_folder(source, structs.replace(options.wanted, dimensions=row["dimensions"]))
+        known = paid_dimensions(source, options.wanted.model_id, store.own / execution.RESTORING)
         if known is None:
             new_rows(source, options.wanted, (), options.now_ms)
             demand_text(source, options.wanted)
         return known
 
 
-def whole_of(path: Path, base: str | None) -> tuple[Path, str | None]:
+def containing_store(path: Path, base: str | None) -> tuple[Path, str | None]:
     """Return the library or profile of a base's folder or index file, and the base's id; anything else as it is."""
     place = path.absolute()
     if any((place / name).is_file() for name in (CATALOG_FILE, PROFILE_DATABASE)):
         return path, base
     folder = next((one for one in (place, *place.parents) if one.parent.name == KNOWLEDGE_FOLDER), None)
-    return (path, base) if folder is None else (rooted(folder)[0].path, base or folder.name)
+    return (path, base) if folder is None else (open_surrounding_tree(folder)[0].path, base or folder.name)
 
 
-def _plan(store: Store, base: str | None, options: RestoreOptions, restored: Restored, staged: Path) -> Plan:
-    return plan(read_source(store, base), options.wanted, restored, staged, options.now_ms)
+def _plan(store: Store, base: str | None, options: RestoreOptions, restored: BuiltBase, staged: Path) -> Plan:
+    return publish_plan(read_source(store, base), options.wanted, restored, staged, options.now_ms)
 
 
-def _built(store: Store, base: str | None, options: RestoreOptions, progress: Progress) -> tuple[Restored, Path, bool]:
+def _built(store: Store, base: str | None, options: RestoreOptions, progress: Progress) -> tuple[BuiltBase, Path, bool]:
     """Build the base; return it, where it lies, and whether no earlier run had begun it."""
-    demand_quiet(store)
-    settle_remains(store)
+    demand_not_running(store)
+    recover_if_interrupted(store)
     source = read_source(store, base)
     base_id = options.wanted.base_id(source.key)
     if base_id in source.bases:
         # A run that was killed once the base was in its place has left what it had built.
-        discard(store.own / apply.RESTORING / base_id)
-    staged = place_of(source, options.wanted)
+        discard_build(store.own / execution.RESTORING / base_id)
+    staged = build_folder(source, options.wanted)
     is_new = not staged.exists()
     # What the catalog refuses is refused before anything is paid for.
     new_rows(source, options.wanted, (), options.now_ms)
-    with session(store):
+    with open_session(store):
         try:
-            return build(source, options.wanted, staged, options.now_ms, progress), staged, is_new
+            return build_base(source, options.wanted, staged, options.now_ms, progress), staged, is_new
         finally:
-            files.prune(staged, store.own)
+            files.remove_empty_folders(staged, store.own)

@@ -7,8 +7,8 @@ dozens of tables and columns that nobody here knows: rows are changed by named c
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,197 @@ import apsw
 import msgspec
 
 from checks.cherry_v2 import findings as v2
-from regraft import sqlite
+from checks.cherry_v2 import schema
+from checks.cherry_v2.catalog_rows import ACTIVE, find_folder_problem, find_status_problem, has_newer_type
+from regraft.disk import sqlite, untrusted_sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v1 import profile
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, base_key, read_catalog
-from regraft.formats.cherry_v2.item_data import data_problem
-from regraft.language import joined, put_in, tr
-from regraft.text import counted
-from repair.changes.found import Findings, Mends
-from repair.changes.plan import Action, RowsChange, Unresolved
+from regraft.formats.cherry_v2.catalog_reader import (
+    DATA_FIELDS,
+    CatalogProblem,
+    Row,
+    base_id_text,
+    find_data_problem,
+    read_catalog,
+)
+from regraft.language import format_count, insert_at_mark, join_list, tr
+from regraft.text import is_blank
+from repair.changes import schema_objects
+from repair.changes.plan import Action, FindingsByBase, ResolvedFindings, RowsChange, Unresolved
+from repair.changes.schema_objects import plan_drops, split_repairable
 from repair.changes.store import Store
-from repair.cherry_v2.rules import bases
-from repair.cherry_v2.rules import data as rules_data
-from repair.cherry_v2.rules import items as rules_items
-from repair.cherry_v2.rules.evidence import Evidence, evidence_of
-from repair.cherry_v2.rules.items import Items
+from repair.cherry_v2.rules import evidence as rules_data
+from repair.cherry_v2.rules import evidence as rules_evidence
+from repair.cherry_v2.rules.evidence import Evidence, open_evidence
+
+# Mending the status of items and the folders that they are in, from what is indexed and from one another.
+#
+# Rules: ``docs/formats/catalog.md``, "What follows from what". An item that somebody was working on is ``failed`` with
+# ``indexing_interrupted``, as the application has it after a crash.
+
+
+INTERRUPTED = "indexing_interrupted"
+#: The error of an item that failed and does not say why.
+NO_REASON = "No reason was recorded for this failure."
+#: Statuses that stay, and the error that goes with each.
+_FINAL: dict[Any, tuple[str, str | None]] = {"deleting": ("deleting", None), "failed": ("failed", NO_REASON)}
+#: Statuses of a folder that follow from what is inside.
+_FOLLOWING = ("processing", "completed")
+
+#: Tells whether an item is indexed; None where nobody knows.
+IsIndexed = Callable[[str], bool | None]
+
+
+class ItemRepairs(msgspec.Struct):
+    """The items of one base while they are mended; rows are changed in place."""
+
+    rows: list[Row]
+    #: By the number of a row in ``rows``: the finding for which its status changes.
+    statuses: dict[int, str] = msgspec.field(default_factory=dict)
+    #: By the number of a row: what was wrong with its folder, for a person.
+    moves: dict[int, str] = msgspec.field(default_factory=dict)
+    #: What stays: finding, reason, and the item's id.
+    left: list[tuple[str, str, str]] = msgspec.field(default_factory=list)
+
+    def leave(self, finding: str, reason: str, row: Row) -> None:
+        """Say of a row why it stays as it is."""
+        self.left.append((finding, reason, str(row.get("id"))))
+
+
+def repair_statuses(items: ItemRepairs, is_running: bool, is_indexed: IsIndexed) -> None:
+    """Give every item a status that goes with its error and its type."""
+    children = _children_by_folder(items.rows)
+    for number, row in enumerate(items.rows):
+        if find_status_problem(row, is_running) is None:
+            continue
+        inside = [child.get("status") for child in children.get(row.get("id"), ())]
+        found = _derive_status(row, any(status != "deleting" for status in inside), is_indexed)
+        if found is None:
+            reason = (
+                tr("its type is {get}", get=row.get("type"))
+                if row.get("type") not in DATA_FIELDS
+                else tr("its index cannot be read")
+            )
+            items.leave(v2.ITEM_STATUS, tr("{reason}, so that nobody knows how it is doing", reason=reason), row)
+            continue
+        row["status"], row["error"] = found
+        items.statuses[number] = v2.ITEM_STATUS
+
+
+def _derive_status(row: Row, has_children: bool, is_indexed: IsIndexed) -> tuple[str, str | None] | None:
+    """Return status and error of an item; None where nobody knows them."""
+    status, kind = row.get("status"), row.get("type")
+    error = None if is_blank(row.get("error")) else str(row.get("error"))
+    if kind not in DATA_FIELDS:
+        return None
+    if status in _FINAL:
+        return _FINAL[status]
+    if error is None and (status in ("idle", "completed") or (status, kind) == ("processing", "directory")):
+        return str(status), None
+    is_done = _is_done(row, has_children, is_indexed)
+    if is_done:
+        # The status of a folder follows from what is inside, once that is known.
+        return "completed", None
+    return None if is_done is None else ("failed", error or INTERRUPTED)
+
+
+def _is_done(row: Row, has_children: bool, is_indexed: IsIndexed) -> bool | None:
+    """Tell whether an item came to its end; None where nobody knows."""
+    status = row.get("status")
+    if row.get("type") == "directory":
+        return has_children and status != "preparing"
+    return False if status in ACTIVE else is_indexed(str(row.get("id")))
+
+
+def repair_folders(items: ItemRepairs) -> None:
+    """Move to the top what is in no folder that there is; of folders inside themselves, the oldest."""
+    by_id = {row.get("id"): row for row in items.rows}
+    inside_itself: list[Row] = []
+    for number, row in enumerate(items.rows):
+        problem = None if row.get("group_id") is None else find_folder_problem(row, by_id)
+        if problem is None:
+            continue
+        above = by_id.get(row.get("group_id"))
+        if above is not None and above.get("type") not in DATA_FIELDS:
+            items.leave(v2.ITEM_CONTAINER, tr("the item that it is in is of type {get}", get=above.get("type")), row)
+        elif above is not None and above.get("type") == "directory":
+            inside_itself.append(row)
+        else:
+            row["group_id"] = None
+            items.moves[number] = problem
+    _open_circles(items, inside_itself, by_id)
+
+
+def _open_circles(items: ItemRepairs, inside_itself: list[Row], by_id: dict[Any, Row]) -> None:
+    """Move the oldest of folders that are inside one another to the top."""
+    places = {row.get("id"): number for number, row in enumerate(items.rows)}
+    for row in inside_itself:
+        circle = _circle(row, by_id)
+        if any(one.get("type") not in DATA_FIELDS for one in circle):
+            items.leave(v2.ITEM_CONTAINER, tr("one of the items that it is in is of an unknown type"), row)
+        elif circle:
+            # Ids of items begin with the time at which they were made, and a folder is made before what is inside.
+            oldest = min(circle, key=lambda one: str(one.get("id")))
+            oldest["group_id"] = None
+            items.moves[places[oldest.get("id")]] = tr("inside itself")
+
+
+def _circle(row: Row, by_id: dict[Any, Row]) -> list[Row]:
+    """Return the folders that lie inside one another on the way up from an item; nothing where the way ends."""
+    way: list[Row] = []
+    seen: dict[Any, int] = {}
+    above: Row | None = row
+    while above is not None:
+        key = above.get("id")
+        if key in seen:
+            return way[seen[key] :]
+        seen[key] = len(way)
+        way.append(above)
+        above = by_id.get(above.get("group_id")) if above.get("group_id") is not None else None
+    return []
+
+
+def update_folder_statuses(items: ItemRepairs, changed: Iterable[int] | None) -> None:
+    """Give folders the status that follows from what is inside.
+
+    Args:
+        items: the items.
+        changed: numbers of rows whose folders, and who themselves, may be out of step; None: every folder is looked at.
+    """
+    children = _children_by_folder(items.rows)
+    places = {row.get("id"): number for number, row in enumerate(items.rows)}
+    waiting = list(range(len(items.rows)) if changed is None else _with_folders(items.rows, changed, places))
+    while waiting:
+        number = waiting.pop()
+        row = items.rows[number]
+        if row.get("type") != "directory" or row.get("status") not in _FOLLOWING:
+            continue
+        own = children.get(row.get("id"), ())
+        if any(map(has_newer_type, own)):
+            continue  # How a newer application counts such a child nobody here knows.
+        inside = {child.get("status") for child in own}
+        wanted = "processing" if ACTIVE.intersection(inside) else "completed"
+        if row.get("status") != wanted:
+            row["status"] = wanted
+            items.statuses.setdefault(number, v2.ITEM_CONTAINER)
+            waiting += _with_folders(items.rows, [number], places)
+
+
+def _with_folders(rows: list[Row], numbers: Iterable[int], places: dict[Any, int]) -> Iterator[int]:
+    for number in numbers:
+        yield number
+        folder = places.get(rows[number].get("group_id"))
+        if folder is not None:
+            yield folder
+
+
+def _children_by_folder(rows: list[Row]) -> dict[Any, list[Row]]:
+    found: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.get("group_id") is not None:
+            found[row["group_id"]].append(row)
+    return found
+
 
 #: Findings that are mended.
 NAMES = (v2.ITEM_STATUS, v2.ITEM_DATA, v2.ITEM_CONTAINER, v2.BASE_STATUS, v2.BASE_DIMENSIONS)
@@ -39,9 +215,9 @@ _TABLES = ("knowledge_base", "knowledge_item")
 _ITEM = ("id", "group_id", "type", "status", "error")
 
 
-def changes(
-    store: Store, findings: Findings, only: frozenset[str], *, model: str | None = None
-) -> tuple[list[RowsChange], list[Unresolved], Mends]:
+def plan_catalog(
+    store: Store, findings: FindingsByBase, only: frozenset[str], *, model: str | None = None
+) -> tuple[list[RowsChange], list[Unresolved], ResolvedFindings]:
     """Return what resolves the catalog: at most one change, what stays as it is, and what is gone afterwards.
 
     Args:
@@ -53,7 +229,9 @@ def changes(
     wanted = _wanted(findings, (only or frozenset(NAMES)).intersection(NAMES))
     if store.catalog is None or not wanted:
         return [], [], set()
-    made = _Mender(store, findings, store.root / store.catalog, drops_lengths=v2.VECTOR_LENGTH in only, model=model)
+    made = _CatalogRepair(
+        store, findings, store.root / store.catalog, drops_lengths=v2.VECTOR_LENGTH in only, model=model
+    )
     try:
         made.mend(wanted)
     except (CatalogProblem, apsw.Error, OSError, UnicodeDecodeError) as problem:
@@ -63,7 +241,7 @@ def changes(
     return made.changes(store.catalog), made.left(), made.resolves(wanted)
 
 
-def _wanted(findings: Findings, names: frozenset[str]) -> dict[str, set[str]]:
+def _wanted(findings: FindingsByBase, names: frozenset[str]) -> dict[str, set[str]]:
     """Return which of these findings each base has, where it has any."""
     wanted = {
         base: {finding.name for finding in found if finding.name in names}
@@ -73,7 +251,7 @@ def _wanted(findings: Findings, names: frozenset[str]) -> dict[str, set[str]]:
     return {base: of_base for base, of_base in wanted.items() if of_base}
 
 
-class _Edit(msgspec.Struct, frozen=True, kw_only=True):
+class _RowEdit(msgspec.Struct, frozen=True, kw_only=True):
     """New values of some columns of a row, with those that are there."""
 
     table: str
@@ -82,7 +260,7 @@ class _Edit(msgspec.Struct, frozen=True, kw_only=True):
     new: dict[str, Any]
 
 
-class _Data(msgspec.Struct):
+class _DataEdits(msgspec.Struct):
     """Items of a base whose data are derived when they are written, so that no plan holds the texts of notes."""
 
     base: str
@@ -90,16 +268,18 @@ class _Data(msgspec.Struct):
     digests: dict[int, bytes] = msgspec.field(default_factory=dict)
 
 
-class _Mender:
-    def __init__(self, store: Store, findings: Findings, path: Path, *, drops_lengths: bool, model: str | None) -> None:
+class _CatalogRepair:
+    def __init__(
+        self, store: Store, findings: FindingsByBase, path: Path, *, drops_lengths: bool, model: str | None
+    ) -> None:
         self._store = store
         self._model = model
         #: Whether the same run drops vectors of another length than most.
         self._drops_lengths = drops_lengths
         self._findings = findings
         self._path = path
-        self._edits: list[_Edit] = []
-        self._data: list[_Data] = []
+        self._edits: list[_RowEdit] = []
+        self._data: list[_DataEdits] = []
         self._actions: Counter[tuple[str, str, str, str, str]] = Counter()
         self._left: dict[tuple[str, str, str], list[str]] = {}
         self._bytes = 0
@@ -111,7 +291,7 @@ class _Mender:
         actions = tuple(
             Action(
                 action=action,
-                message=put_in(message, "{n}", counted(count, noun)),
+                message=insert_at_mark(message, "{n}", format_count(count, noun)),
                 base=base,
                 subject=None,
                 count=count,
@@ -135,7 +315,7 @@ class _Mender:
             for (name, reason, base), subjects in self._left.items()
         ]
 
-    def resolves(self, wanted: Mapping[str, set[str]]) -> Mends:
+    def resolves(self, wanted: Mapping[str, set[str]]) -> ResolvedFindings:
         """Return what is gone afterwards."""
         stays = {(name, base) for name, _, base in self._left}
         return {(name, base) for base, names in wanted.items() for name in names if (name, base) not in stays}
@@ -145,11 +325,11 @@ class _Mender:
     def mend(self, wanted: Mapping[str, set[str]]) -> None:
         """Work out what becomes of the bases with these findings."""
         catalog = read_catalog(self._path, data=False)
-        is_running = profile.sign_of_life(self._store.root) is not None
+        is_running = profile.detect_running_app(self._store.root) is not None
         models = None if catalog.models is None else {row.get("id") for row in catalog.models}
-        with sqlite.reading(self._path) as db:
+        with sqlite.open_readonly(self._path) as db:
             for row in catalog.bases:
-                base = base_key(row)
+                base = base_id_text(row)
                 names = wanted.get(base, set())
                 if not names:
                     continue
@@ -161,7 +341,7 @@ class _Mender:
                         self._mend_data(db, row, evidence)
 
     def _evidence(self, base: str) -> AbstractContextManager[Evidence]:
-        return evidence_of(self._store, base, self._findings.get(base, ()), drops_lengths=self._drops_lengths)
+        return open_evidence(self._store, base, self._findings.get(base, ()), drops_lengths=self._drops_lengths)
 
     def _leave(self, name: str, reason: str, base: str, subject: object) -> None:
         self._left.setdefault((name, reason, base), []).append(str(subject))
@@ -169,10 +349,10 @@ class _Mender:
     def _mend_base(
         self, db: apsw.Connection, row: Row, models: set[Any] | None, names: set[str], evidence: Evidence
     ) -> None:
-        base = base_key(row)
-        resolves: dict[str, Callable[[], bases.Columns | str]] = {
-            v2.BASE_STATUS: lambda: bases.mended(row, models, evidence, self._model),
-            v2.BASE_DIMENSIONS: lambda: bases.dimensions(evidence),
+        base = base_id_text(row)
+        resolves: dict[str, Callable[[], rules_evidence.Columns | str]] = {
+            v2.BASE_STATUS: lambda: rules_evidence.repair_base(row, models, evidence, self._model),
+            v2.BASE_DIMENSIONS: lambda: rules_evidence.repair_dimensions(evidence),
         }
         for name, mend in resolves.items():
             found = mend() if name in names else {}
@@ -181,23 +361,23 @@ class _Mender:
             elif found:
                 rowid = db.execute("SELECT rowid FROM knowledge_base WHERE id IS ?", (row.get("id"),)).get
                 self._edits.append(
-                    _Edit(table="knowledge_base", rowid=rowid, old={key: row[key] for key in found}, new=found)
+                    _RowEdit(table="knowledge_base", rowid=rowid, old={key: row[key] for key in found}, new=found)
                 )
                 row.update(found)
-                values = joined(f"{key} {'NULL' if value is None else value}" for key, value in found.items())
+                values = join_list(f"{key} {'NULL' if value is None else value}" for key, value in found.items())
                 self._actions["update-bases", tr("set {values}", values=values), "base", base, name] += 1
 
     def _mend_items(
         self, db: apsw.Connection, base_row: Row, names: set[str], is_running: bool, evidence: Evidence
     ) -> None:
-        base = base_key(base_row)
+        base = base_id_text(base_row)
         rowids, items = self._items(db, base_row.get("id"))
         before = list(map(dict, items.rows))
         if v2.ITEM_STATUS in names:
-            rules_items.mend_statuses(items, is_running, evidence.has_material)
+            repair_statuses(items, is_running, evidence.has_material)
         if v2.ITEM_CONTAINER in names:
-            rules_items.mend_folders(items)
-        rules_items.follow_children(items, None if v2.ITEM_CONTAINER in names else list(items.statuses))
+            repair_folders(items)
+        update_folder_statuses(items, None if v2.ITEM_CONTAINER in names else list(items.statuses))
         for finding, reason, subject in items.left:
             self._leave(finding, reason, base, subject)
         for number in sorted({*items.statuses, *items.moves}):
@@ -206,7 +386,7 @@ class _Mender:
             if not new:
                 continue  # it came out as it was
             self._edits.append(
-                _Edit(table="knowledge_item", rowid=rowids[number], old={name: old[name] for name in new}, new=new)
+                _RowEdit(table="knowledge_item", rowid=rowids[number], old={name: old[name] for name in new}, new=new)
             )
             self._count_item(base, row, items.statuses.get(number), items.moves.get(number))
 
@@ -214,7 +394,7 @@ class _Mender:
         """Count what becomes of an item: another status, for a finding; another folder, for what was wrong with it."""
         noun = "folder" if row["type"] == "directory" else "item"
         if finding is not None:
-            error = f" ({row['error']})" if row["error"] in (rules_items.INTERRUPTED, rules_items.NO_REASON) else ""
+            error = f" ({row['error']})" if row["error"] in (INTERRUPTED, NO_REASON) else ""
             self._actions[
                 "update-items",
                 tr("set {{n}} to {status}{error}", status=row["status"], error=error),
@@ -226,22 +406,22 @@ class _Mender:
             message = tr("move {{n}} to the top: {problem}", problem=problem)
             self._actions["move-items", message, noun, base, v2.ITEM_CONTAINER] += 1
 
-    def _items(self, db: apsw.Connection, base: Any) -> tuple[list[int], Items]:
+    def _items(self, db: apsw.Connection, base: Any) -> tuple[list[int], ItemRepairs]:
         rowids: list[int] = []
         rows: list[Row] = []
-        for rowid, *values in sqlite.lenient_rows(db, ("rowid", *_ITEM), _OF_BASE, (base,)):
+        for rowid, *values in untrusted_sqlite.read_lenient_rows(db, ("rowid", *_ITEM), _OF_BASE, (base,)):
             rowids.append(rowid)
             rows.append(dict(zip(_ITEM, values, strict=True)))
-        return rowids, Items(rows)
+        return rowids, ItemRepairs(rows)
 
     def _mend_data(self, db: apsw.Connection, base_row: Row, evidence: Evidence) -> None:
-        base = base_key(base_row)
-        made = _Data(base)
+        base = base_id_text(base_row)
+        made = _DataEdits(base)
         for rowid, item in _with_data(db, _OF_BASE, base_row.get("id")):
-            problem = data_problem(item)
+            problem = find_data_problem(item)
             if problem is None:
                 continue
-            text = rules_data.mended(item, evidence)
+            text = rules_data.repair_item_data(item, evidence)
             if text is None:
                 self._leave(
                     v2.ITEM_DATA,
@@ -260,7 +440,7 @@ class _Mender:
 
     def _apply(self, db: apsw.Connection) -> None:
         for edit in self._edits:
-            where = sqlite.still(db, edit.old)
+            where = untrusted_sqlite.unchanged_condition(db, edit.old)
             columns = ", ".join(f'"{name}" = ?' for name in edit.new)
             values = (*edit.new.values(), edit.rowid, *edit.old.values())
             db.execute(f"UPDATE {edit.table} SET {columns} WHERE rowid = ? AND {where}", values)
@@ -269,10 +449,10 @@ class _Mender:
             with self._evidence(data.base) as evidence:
                 self._apply_data(db, data, evidence)
 
-    def _apply_data(self, db: apsw.Connection, data: _Data, evidence: Evidence) -> None:
+    def _apply_data(self, db: apsw.Connection, data: _DataEdits, evidence: Evidence) -> None:
         for rowid, digest in data.digests.items():
             found = next(_with_data(db, "knowledge_item WHERE rowid = ?", rowid), None)
-            text = None if found is None else rules_data.mended(found[1], evidence)
+            text = None if found is None else rules_data.repair_item_data(found[1], evidence)
             self._demand(text is not None and _digest(text) == digest)
             db.execute("UPDATE knowledge_item SET data = ? WHERE rowid = ?", (text, rowid))
 
@@ -286,9 +466,30 @@ _OF_BASE = "knowledge_item NOT INDEXED WHERE base_id IS ? ORDER BY rowid"
 
 
 def _with_data(db: apsw.Connection, where: str, value: Any) -> Iterator[tuple[int, Row]]:
-    for rowid, *values in sqlite.lenient_rows(db, ("rowid", "id", "type", "data"), where, (value,)):
+    for rowid, *values in untrusted_sqlite.read_lenient_rows(db, ("rowid", "id", "type", "data"), where, (value,)):
         yield rowid, dict(zip(("id", "type", "data"), values, strict=True))
 
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+# Taking triggers and views out of a catalog that its layout does not have.
+
+
+def plan_definitions(
+    store: Store, findings: FindingsByBase, only: frozenset[str]
+) -> tuple[list[RowsChange], list[Unresolved], ResolvedFindings]:
+    """Return what takes foreign triggers and views out of the catalog, what stays, and what is gone afterwards.
+
+    Args:
+        store: the store; nothing is written.
+        findings: what the audit found, by base; what is about the catalog's schema is about no base.
+        only: names of the findings that are to be mended.
+    """
+    found = [one for one in findings.get(None, ()) if one.name in schema_objects.NAMES and one.name in only]
+    wanted, left = split_repairable(found)
+    if store.catalog is None or not wanted:
+        return [], left, set()
+    made = plan_drops(store.root, store.catalog, wanted, None, schema.find_foreign_in_catalog)
+    return [] if made is None else [made], left, {(name, None) for name in wanted}

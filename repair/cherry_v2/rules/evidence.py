@@ -5,22 +5,28 @@ Whatever cannot be read, or is damaged itself, tells nothing. Rules: ``docs/form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
 
 from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.index_file import path_problem
-from regraft import identity, links, sqlite
-from regraft.formats import json_text
-from regraft.formats.cherry_v2 import okf
-from regraft.names import PROCESSED_EXTENSIONS
-from regraft.text import decode_utf8
+from checks.cherry_v2.catalog_rows import MODES, find_base_problem
+from checks.cherry_v2.raw_files import find_path_problem
+from regraft import identity
+from regraft.disk import links, sqlite
+from regraft.disk.file_paths import PROCESSED_EXTENSIONS
+from regraft.formats import json_text, okf
+from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
+from regraft.formats.cherry_v2.catalog_reader import DATA_FIELDS, Row, find_data_problem, parse_item_data
+from regraft.language import tr
+from regraft.report.notices import MISSING_MODEL, MISSING_STORE
+from regraft.text import decode_utf8, is_blank, replace_surrogates, utf16_cut, utf16_len
 from repair.changes.store import Store
 
 Result = TypeVar("Result")
@@ -67,7 +73,7 @@ class Evidence:
         raw = self._asked(
             lambda db: db.execute("SELECT CAST(relative_path AS BLOB) FROM material WHERE material_id = ?", (item,)).get
         )
-        return raw.decode() if raw is not None and path_problem(raw) is None else None
+        return raw.decode() if raw is not None and find_path_problem(raw) is None else None
 
     def text_of(self, item: str) -> str | None:
         """Return the text that is indexed of an item; None where there is none, or not the one of its hash."""
@@ -84,13 +90,13 @@ class Evidence:
 
     def snapshot(self, path: str | None) -> Snapshot | None:
         """Return a file of ``raw/``; None where there is none."""
-        if self._raw is None or path is None or path_problem(path.encode("utf-8", "replace")) is not None:
+        if self._raw is None or path is None or find_path_problem(path.encode("utf-8", "replace")) is not None:
             return None
         file = self._raw / path
         try:
             if not file.is_file() or file.stat().st_size > _LARGEST_SNAPSHOT:
                 return None
-            text = decode_utf8(links.content(file))
+            text = decode_utf8(links.read_bytes(file))
         except (OSError, ValueError):
             return None
         body = okf.strip_block(text)
@@ -166,7 +172,7 @@ def _fields(block: str) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def evidence_of(
+def open_evidence(
     store: Store, base: str, findings: Iterable[Finding], *, drops_lengths: bool = False
 ) -> Iterator[Evidence]:
     """Open what there is of a base.
@@ -182,9 +188,197 @@ def evidence_of(
         db = None
         if one is not None and DAMAGE.isdisjoint(finding.name for finding in findings):
             try:
-                db = stack.enter_context(sqlite.reading(store.root / one.name))
+                db = stack.enter_context(sqlite.open_readonly(store.root / one.name))
             except _UNREADABLE:
                 db = None
         yield Evidence(
             db, None if one is None else store.root / one.raw, is_missing=one is None, drops_lengths=drops_lengths
         )
+
+
+# Mending what an item holds: a field that is missing, from those that are there, its material and its snapshot.
+#
+# Rules: ``docs/formats/catalog.md``, "What follows from what". A field that nothing tells is never made up.
+
+
+ItemData = dict[str, Any]
+
+
+def repair_item_data(item: Row, evidence: Evidence) -> str | None:
+    """Return the data of an item as it has to be, as JSON; None where that cannot be derived."""
+    stored = item.get("data")
+    readable = {**item, "data": stored.decode("utf-8", "replace")} if isinstance(stored, bytes) else item
+    data = parse_item_data(readable)
+    needed, more = DATA_FIELDS[str(item.get("type"))]
+    for name in (*needed, *more):
+        # Only what a note holds may be empty.
+        if not isinstance(data.get(name), str) or (name != "content" and name in needed and is_blank(data[name])):
+            data.pop(name, None)
+    _REPAIR_BY_TYPE[str(item.get("type"))](data, str(item.get("id")), evidence)
+    in_order = {name: data[name] for name in (*needed, *more) if name in data} | data
+    text = _as_json(in_order)
+    return text if find_data_problem({**item, "data": text}) is None else None
+
+
+def _as_json(data: ItemData) -> str:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # an unpaired surrogate, which only JSON can hold
+        return json.dumps(data, separators=(",", ":"))
+    return text
+
+
+def _repair_file(data: ItemData, item: str, evidence: Evidence) -> None:
+    path = evidence.path_of(item)
+    if path is not None and path != data.get("indexedRelativePath"):
+        if "relativePath" not in data:
+            # The material may be of what was made of the file: then its path is not the file's.
+            if evidence.may_be_processed(path):
+                return
+            data["relativePath"] = path
+        elif path != data["relativePath"]:
+            data.setdefault("indexedRelativePath", path)
+    # A virtual path tells nothing of where the file came from.
+    if data.get("relativePath") not in (None, item):
+        data.setdefault("source", data["relativePath"])
+
+
+def _repair_url(data: ItemData, item: str, evidence: Evidence) -> None:
+    _repair_snapshot_path(data, item, evidence)
+    address = data.get("url", data.get("source"))
+    if address is None:
+        snapshot = evidence.snapshot(data.get("relativePath"))
+        address = None if snapshot is None else snapshot.fields.get("resource")
+    if address is not None:
+        data.setdefault("source", address)
+        data.setdefault("url", address)
+
+
+def _repair_note(data: ItemData, item: str, evidence: Evidence) -> None:
+    _repair_snapshot_path(data, item, evidence)
+    snapshot = None
+    if "source" not in data or "content" not in data:
+        snapshot = evidence.snapshot(data.get("relativePath"))
+    if "content" not in data:
+        text = evidence.text_of(item)
+        text = snapshot.body if text is None and snapshot is not None else text
+        if text is None:
+            return
+        data["content"] = text
+    if "source" not in data:
+        title = None if snapshot is None else snapshot.fields.get("title")
+        data["source"] = data["content"] if is_blank(title) else title
+    _shorten_note(data, item, evidence)
+
+
+def _shorten_note(data: ItemData, item: str, evidence: Evidence) -> None:
+    """Cut a note that is too long for the application, where its index has all of it."""
+    content = replace_surrogates(data["content"])
+    if utf16_len(content) > MAX_NOTE_UNITS:
+        indexed = evidence.text_of(item)
+        if indexed is not None and identity.text_hash(indexed) == identity.text_hash(content):
+            data["content"] = utf16_cut(content, MAX_NOTE_UNITS)
+
+
+def _repair_snapshot_path(data: ItemData, item: str, evidence: Evidence) -> None:
+    path = evidence.path_of(item)
+    if path not in (None, item):
+        data.setdefault("relativePath", path)
+
+
+def _repair_directory(_data: ItemData, _item: str, _evidence: Evidence) -> None:
+    """Nothing tells where a folder lay: its files may come from folders below it."""
+
+
+_REPAIR_BY_TYPE = {"file": _repair_file, "url": _repair_url, "note": _repair_note, "directory": _repair_directory}
+
+
+# Mending rows of ``knowledge_base`` from what there is of the base: its index, its vectors, its model.
+#
+# Rules: ``docs/formats/catalog.md``, "What follows from what". A completed base always has an index; a failed one has one
+# only where its texts were carried by themselves (``migrate --carry-text``), without a vector.
+
+
+Columns = dict[str, Any]
+
+
+def repair_base(
+    row: Row, models: Collection[Any] | None, evidence: Evidence, model: str | None = None
+) -> Columns | str:
+    """Return the columns of a base that have to change, or why that cannot be told.
+
+    Args:
+        row: the base.
+        models: ids of the models that there are; None where that is not known.
+        evidence: what there is of it.
+        model: the model of its vectors, as a person says, where it has none.
+    """
+    new = dict(row)
+    reason = _repair_base_status(new, models, evidence)
+    vectors = evidence.vectors()
+    if not _is_length(new.get("dimensions")):
+        new["dimensions"] = vectors or None
+    if reason is None and new["status"] == "completed":
+        reason = _repair_model(new, vectors, models, model) or _repair_search_mode(new, vectors)
+    if reason is None and find_base_problem(new) is not None:
+        reason = find_base_problem(new)
+    return reason if reason is not None else {name: new[name] for name in new if new[name] != row.get(name)}
+
+
+def repair_dimensions(evidence: Evidence) -> Columns | str:
+    """Return the dimensions that the vectors of a base have, or why that cannot be told."""
+    found = evidence.vectors(by_majority=False)
+    return {"dimensions": found} if found else tr("its vectors are not all of one length")
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _repair_base_status(new: Row, models: Collection[Any] | None, evidence: Evidence) -> str | None:
+    status, error = new.get("status"), new.get("error")
+    if (status == "completed" and error is None) or (status == "failed" and not is_blank(error)):
+        return None
+    if evidence.is_readable:
+        new["status"], new["error"] = "completed", None
+    elif not evidence.is_missing:
+        return tr("its index cannot be read, so that nobody knows whether it failed")
+    else:
+        new["status"] = "failed"
+        new["error"] = _why_failed(new.get("embedding_model_id"), models) if is_blank(error) else error
+    return None
+
+
+def _why_failed(model: Any, models: Collection[Any] | None) -> str:
+    """Return the error of a base without an index, by its model and those that there are."""
+    is_gone = model is None or (models is not None and model not in models)
+    return MISSING_MODEL if is_gone else MISSING_STORE
+
+
+def _repair_model(new: Row, vectors: int | None, models: Collection[Any] | None, model: str | None) -> str | None:
+    """Give a completed base with vectors the model that a person says they are of."""
+    if new.get("embedding_model_id") is not None or vectors == 0:
+        return None
+    if model is None:
+        return tr("it has no model, and which one made its vectors is not known; regraft repair --model ID says it")
+    if models is not None and model not in models:
+        return tr("the catalog has no model {model}: add it in the application first", model=model)
+    if vectors is None:
+        return tr("its vectors are not all of one length")
+    new["embedding_model_id"], new["dimensions"] = model, vectors
+    return None
+
+
+def _repair_search_mode(new: Row, vectors: int | None) -> str | None:
+    """Make model, dimensions and search mode of a completed base go together."""
+    if new.get("embedding_model_id") is None:
+        new["dimensions"] = None
+        if "search_mode" in new:
+            new["search_mode"] = "bm25"
+    elif new["dimensions"] is None:
+        return tr("its vectors are not all of one length") if vectors is None else tr("it has no vectors to tell by")
+    # Only a base that is searched in this mode has the share of its two lanes.
+    if "search_mode" in new and new["search_mode"] not in MODES and new.get("hybrid_alpha") is not None:
+        new["search_mode"] = "hybrid"
+    return None

@@ -1,7 +1,7 @@
 """Mending one index file: all its findings in one order, in one transaction (``docs/findings.md``, "v2 data").
 
 Contents come first, then the places of units in them, then bodies, then ids, which follow from all these, then the
-full-text index. Everything is worked out in temporary tables (:mod:`repair.cherry_v2.rules.workbench`): the planner
+full-text index. Everything is worked out in temporary tables (:mod:`repair.cherry_v2.rules.rows`): the planner
 does that over the file as it is, the change does it again over the file that it writes to, and both have to come to the
 same.
 """
@@ -10,23 +10,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import apsw
 import msgspec
 
+from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2 import vectors
-from regraft import guarding, sqlite
+from regraft import identity
+from regraft.disk import sqlite, untrusted_sqlite
 from regraft.errors import PlanOutdated
-from regraft.formats import table_pages
-from regraft.formats.cherry_v2.index import SCHEMA_VERSION, vector_lengths
-from regraft.language import tr
-from regraft.text import counted
+from regraft.formats import table_integrity
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION, schema
+from regraft.language import format_count, tr
 from repair.changes.plan import Action, RowsChange, Unresolved
-from repair.cherry_v2.rules import keys
-from repair.cherry_v2.rules import texts as rules_texts
-from repair.cherry_v2.rules.workbench import Job, lay_out, write_back
+from repair.cherry_v2.rules import rows as rules_rows
+from repair.cherry_v2.rules import rows as rules_texts
+from repair.cherry_v2.rules.rows import RowRepair, create_tables, write_back
 
 #: Findings of an index file that are mended.
 NAMES = (
@@ -75,7 +77,7 @@ _EMPTY_FULL_TEXT = (
 _ROW_BYTES = 400
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class IndexRepair(msgspec.Struct, frozen=True, kw_only=True):
     """An index file that is to be mended, and what lies around it."""
 
     base: str
@@ -96,7 +98,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     renamed: tuple[tuple[int, str], ...] = ()
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class IndexRepairOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What mending a file comes to."""
 
     actions: tuple[Action, ...]
@@ -116,15 +118,15 @@ def _tables(action: str) -> Sequence[str]:
     return ("embedding",) if action == "delete-embeddings" else _ACTIONS[action][3]
 
 
-def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Unresolved, ...]]:
+def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tuple[Unresolved, ...]]:
     """Return what mends an index file, None where nothing can be mended, and what stays as it is.
 
     Raises:
         apsw.Error, OSError: it cannot be read.
     """
     path = root / target.path
-    with sqlite.reading(path, vectors=True) as db:
-        broken = table_pages.disagreement(db, _ROWS_OF)
+    with sqlite.open_readonly(path, vectors=True) as db:
+        broken = table_integrity.find_inconsistency(db, _ROWS_OF)
         if broken is not None:
             reason = tr("SQLite itself finds the file damaged ({broken}): a backup of it helps", broken=broken)
             return None, tuple(
@@ -132,7 +134,7 @@ def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Unresol
                 for name in sorted(target.wanted.intersection(target.found))
             )
         db.execute("PRAGMA query_only = 0")
-        planned = _worked_out(db, target)
+        planned = _repair_rows(db, target)
     if planned is None:
         reason = tr("two rows would have one id afterwards: a person has to look at them")
         names = sorted(target.wanted.intersection(target.found))
@@ -141,8 +143,8 @@ def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Unresol
         return None, planned.left
 
     def apply(db: apsw.Connection) -> None:
-        sqlite.load_vectors(db)
-        if _worked_out(db, target) != planned:
+        sqlite.load_vector_extension(db)
+        if _repair_rows(db, target) != planned:
             raise PlanOutdated(path=path, reason=tr("other rows would be mended now than were planned"))
         _write(db, target)
 
@@ -157,7 +159,7 @@ def change(root: Path, target: Target) -> tuple[RowsChange | None, tuple[Unresol
     return made, planned.left
 
 
-def _write(db: apsw.Connection, target: Target) -> None:
+def _write(db: apsw.Connection, target: IndexRepair) -> None:
     if v2.META_MISSING in target.wanted.intersection(target.found) and target.folder is not None:
         times = "typeof(created_at) = 'integer'"
         db.execute(
@@ -168,40 +170,40 @@ def _write(db: apsw.Connection, target: Target) -> None:
     db.executemany("UPDATE material SET relative_path = ? WHERE rowid = ?", rows)
     write_back(db)
     if target.wanted.intersection(target.found, (v2.FTS_DESYNC, v2.BODY_ROWID)):
-        with guarding.below_the_surface(db):
+        with untrusted_sqlite.allow_schema_writes(db):
             for statement in _EMPTY_FULL_TEXT:
                 db.execute(statement)
 
 
-def _worked_out(db: apsw.Connection, target: Target) -> Outcome | None:
+def _repair_rows(db: apsw.Connection, target: IndexRepair) -> IndexRepairOutcome | None:
     """Mend the rows in the temporary tables; None where two of them would have one id."""
-    job = Job(db, target.wanted, frozenset(target.found))
-    lay_out(db)
+    job = RowRepair(db, target.wanted, frozenset(target.found))
+    create_tables(db)
     # Numbers prove bodies and texts; they are gone over again by the places that are right then.
-    keys.order_units(job)
-    keys.link_bodies(job)
-    rules_texts.mend_contents(job)
-    keys.link_contents(job)
-    rules_texts.mend_places(job)
-    keys.number_units(job)
+    rules_rows.order_units(job)
+    rules_rows.link_bodies(job)
+    rules_texts.repair_contents(job)
+    rules_rows.link_contents(job)
+    rules_texts.repair_offsets(job)
+    rules_rows.number_units(job)
     rules_texts.write_bodies(job)
-    keys.rekey_units(job)
-    keys.rekey_bodies(job)
+    rules_rows.rekey_units(job)
+    rules_rows.rekey_bodies(job)
     rebuilds = any(job.done[action] for action in _CHANGE_TEXTS) or job.wants(v2.FTS_DESYNC) or job.wants(v2.BODY_ROWID)
     if rebuilds:
-        keys.number_bodies(job)
+        rules_rows.number_bodies(job)
         job.done["rebuild-full-text"] += 1
-    if keys.clashes(job):
+    if rules_rows.has_id_clash(job):
         return None
     vectors_gone = list(_drop_vectors(job, target))
-    _other_mends(job, target)
+    _count_other_repairs(job, target)
     actions = (*_actions(job, target), *vectors_gone)
     left = [*(_left(target, name, reason, count) for (name, reason), count in job.left.items())]
-    left += _aside(job, target) if actions else []
-    return Outcome(actions=actions, left=tuple(left), bytes=_size(job), rebuilds=rebuilds)
+    left += _find_consequences(job, target) if actions else []
+    return IndexRepairOutcome(actions=actions, left=tuple(left), bytes=_size(job), rebuilds=rebuilds)
 
 
-def _other_mends(job: Job, target: Target) -> None:
+def _count_other_repairs(job: RowRepair, target: IndexRepair) -> None:
     if job.wants(v2.META_MISSING):
         if target.folder is None:
             job.leave(v2.META_MISSING, tr("the file is in no base's folder, so that nobody knows the base's id"))
@@ -211,7 +213,7 @@ def _other_mends(job: Job, target: Target) -> None:
     job.done["rename-materials"] += len(target.renamed)
 
 
-def _actions(job: Job, target: Target) -> Iterator[Action]:
+def _actions(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
     for name, (finding, message, noun, _) in _ACTIONS.items():
         count = job.done[name]
         if count:
@@ -220,7 +222,7 @@ def _actions(job: Job, target: Target) -> Iterator[Action]:
                 mended = v2.BODY_ROWID
             yield Action(
                 action=name,
-                message=message.format(n=counted(count, noun)),
+                message=message.format(n=format_count(count, noun)),
                 base=target.base,
                 subject=None,
                 count=count,
@@ -229,25 +231,25 @@ def _actions(job: Job, target: Target) -> Iterator[Action]:
             )
 
 
-def _left(target: Target, finding: str, reason: str, count: int) -> Unresolved:
+def _left(target: IndexRepair, finding: str, reason: str, count: int) -> Unresolved:
     return Unresolved.registered(finding, reason, base=target.base, count=count)
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------
 
 
-def _drop_vectors(job: Job, target: Target) -> Iterator[Action]:
+def _drop_vectors(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
     """Drop vectors that can never be right, so that they are embedded anew; what may be right stays."""
     wanted = {flaw for flaw in FLAWS if job.wants(flaw)}
     if not wanted:
         return
     db = job.db
-    lengths = vector_lengths.lengths_of(db)
+    lengths = schema.count_vector_lengths(db)
     # The catalog gets the dimensions that all vectors have: no vector is of a wrong length then.
     is_corrected = len(lengths) == 1 and job.wants(v2.BASE_DIMENSIONS)
     dimensions = None if is_corrected else target.dimensions
     reason = _why_lengths_are_kept(lengths, dimensions, is_chosen=target.is_partial)
-    for one in vectors.judge(db, vector_lengths.expected_length(lengths, dimensions)):
+    for one in detect.classify_vectors(db, schema.choose_vector_length(lengths, dimensions)):
         if one.finding in wanted:
             db.execute(
                 "INSERT INTO temp.m_vector SELECT rowid, ?1, ifnull(length(CAST(vector_blob AS BLOB)), 0)"
@@ -260,7 +262,9 @@ def _drop_vectors(job: Job, target: Target) -> Iterator[Action]:
     for flaw, count, size in db.execute(
         "SELECT flaw, count(*), sum(bytes) FROM temp.m_vector GROUP BY flaw ORDER BY flaw"
     ):
-        message = tr("delete {vectors} that can never be right, to be embedded anew", vectors=counted(count, "vector"))
+        message = tr(
+            "delete {vectors} that can never be right, to be embedded anew", vectors=format_count(count, "vector")
+        )
         yield Action(
             action="delete-embeddings",
             message=message,
@@ -281,9 +285,9 @@ def _why_lengths_are_kept(lengths: Counter[int], dimensions: int | None, *, is_c
         is_chosen: whether the user named the finding.
     """
     if dimensions is None:
-        usual = vector_lengths.expected_length(lengths, None)
+        usual = schema.choose_vector_length(lengths, None)
         return None if 2 * lengths[usual] > lengths.total() else tr("which of the lengths is the base's is not known")
-    if is_chosen or not vector_lengths.contradicts(lengths, dimensions):
+    if is_chosen or not schema.lengths_contradict(lengths, dimensions):
         return None
     return tr(
         "most vectors do not have the {dimensions} dimensions of the catalog, so that all are kept; --only "
@@ -293,7 +297,7 @@ def _why_lengths_are_kept(lengths: Counter[int], dimensions: int | None, *, is_c
 
 
 #: What mends can bring to light or settle besides what they are for: name, noun, reason, and how many rows.
-_ASIDE = (
+_CONSEQUENCES = (
     (
         v2.UNIT_CONTENT,
         "unit",
@@ -328,22 +332,22 @@ _ASIDE = (
     ),
 )
 #: Findings of other commands that are said as they are after the mends.
-ASIDE = frozenset(name for name, *_ in _ASIDE)
+CONSEQUENCES = frozenset(name for name, *_ in _CONSEQUENCES)
 
 
-def _aside(job: Job, target: Target) -> Iterator[Unresolved]:
+def _find_consequences(job: RowRepair, target: IndexRepair) -> Iterator[Unresolved]:
     """Return what of other commands' findings is left after the mends, or comes to light by them."""
     job.db.execute("CREATE INDEX temp.m_body_hash ON m_body (ifnull(new_hash, hash))")
     has_model = job.count("SELECT count(*) FROM main.embedding") if target.has_model is None else target.has_model
-    for name, noun, which, sql in _ASIDE:
+    for name, noun, which, sql in _CONSEQUENCES:
         if name == v2.VECTOR_MISSING and not has_model:
             continue
         count = job.count(sql)
         if count > target.found.get(name, 0) or (count and not target.is_partial):
-            yield _left(target, name, f"{counted(count, noun)} {which}", count)
+            yield _left(target, name, f"{format_count(count, noun)} {which}", count)
 
 
-def _size(job: Job) -> int:
+def _size(job: RowRepair) -> int:
     """Return about how many bytes the rows hold that are changed."""
     bodies = "new_id IS NOT NULL OR new_target IS NOT NULL OR new_hash IS NOT NULL OR new_number IS NOT NULL"
     texts = job.count(
@@ -357,3 +361,129 @@ def _size(job: Job) -> int:
     rows += job.count(f"SELECT count(*) FROM temp.m_body WHERE {bodies}")
     vectors_gone = job.count("SELECT sum(bytes) FROM temp.m_vector")
     return 2 * texts + contents + _ROW_BYTES * rows + vectors_gone
+
+
+# Writing units again that are gone while their bodies are still there (``docs/findings.md``, ``body.orphan``).
+#
+# A body names its unit by an id that is the hash of the unit's material, content, number and offsets. Where the text of a
+# material holds the body, and its offsets with one of the missing numbers give that id, the unit is proven.
+
+
+#: Places of one body in one text that are tried, and tries in all: what is not proven by then stays as it is.
+_MOST_PLACES = 20
+_MOST_TRIES = 2_000_000
+_ORPHANS = """SELECT t.target_id, t.text, t.created_at FROM search_text t
+  WHERE t.target_type = 'search_unit' AND t.kind = 'body' AND typeof(t.text) = 'text' AND typeof(t.target_id) = 'text'
+    AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id) ORDER BY t.rowid"""
+_TEXTS = """SELECT m.material_id, c.content_hash, CAST(c.text AS BLOB) FROM material m
+  JOIN content c ON c.content_hash = m.current_content_hash WHERE typeof(m.material_id) = 'text' ORDER BY m.rowid"""
+_NUMBERS = "SELECT unit_index FROM search_unit WHERE material_id = ? AND unit_type = 'chunk'"
+_INSERT = """INSERT INTO search_unit
+  (unit_id, material_id, content_hash, unit_type, unit_index, title, char_start, char_end, locator_json, created_at)
+  VALUES (?, ?, ?, 'chunk', ?, NULL, ?, ?, NULL, ?)"""
+
+
+class LostUnit(NamedTuple):
+    """A unit that is gone, with the columns that follow from its body and its material."""
+
+    unit: str
+    material: str
+    content: str
+    number: int
+    start: int
+    end: int
+    created_at: int
+
+
+def find_lost_units(db: apsw.Connection) -> tuple[list[LostUnit], int]:
+    """Return the units of an open index that their bodies prove, and how many bodies prove none.
+
+    Raises:
+        apsw.Error: the index is damaged.
+    """
+    orphans = {str(target): (str(text), created_at) for target, text, created_at in db.execute(_ORPHANS)}
+    found: list[LostUnit] = []
+    tries = _MOST_TRIES
+    if not orphans:
+        return [], 0
+    for material, content, raw in db.execute(_TEXTS):
+        text = raw.decode("utf-8", "surrogatepass") if isinstance(raw, bytes) else ""
+        inside = {target: body for target, body in orphans.items() if body[0] in text}
+        tries -= len(orphans)
+        numbers = _find_missing_numbers(db, str(material), len(inside)) if inside else []
+        for target, (body, created_at) in inside.items():
+            for start, end in islice(_find_offsets(text, body), _MOST_PLACES):
+                tries -= len(numbers)
+                number = _find_number(target, str(material), str(content), numbers, (start, end))
+                if number is not None:
+                    unit = LostUnit(
+                        unit=target,
+                        material=str(material),
+                        content=str(content),
+                        number=number,
+                        start=start,
+                        end=end,
+                        created_at=created_at,
+                    )
+                    found.append(unit)
+                    del orphans[target]
+                    break
+        if tries < 0 or not orphans:
+            break
+    return found, len(orphans)
+
+
+def _find_number(unit: str, material: str, content: str, numbers: list[int], place: tuple[int, int]) -> int | None:
+    """Return the number with which the offsets of a body give the id of its unit; None where none does."""
+    ids = ((one, identity.unit_id(material, content, one, *place)) for one in numbers)
+    return next((one for one, derived in ids if derived == unit), None)
+
+
+def _find_missing_numbers(db: apsw.Connection, material: str, more: int) -> list[int]:
+    """Return the numbers that units of a material may have had: the gaps, and as many behind as bodies are there."""
+    there = {number for (number,) in db.execute(_NUMBERS, (material,)) if isinstance(number, int)}
+    highest = max(there, default=-1) + more
+    return [number for number in range(highest + 1) if number not in there]
+
+
+def _find_offsets(text: str, body: str) -> Iterator[tuple[int, int]]:
+    """Yield where a text holds a body, in UTF-16 units."""
+    at = text.find(body)
+    width = _count_utf16(body)
+    while at >= 0:
+        start = _count_utf16(text[:at])
+        yield start, start + width
+        at = text.find(body, at + 1)
+
+
+def _count_utf16(text: str) -> int:
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def plan_lost_units(root: Path, name: str, base: str) -> tuple[RowsChange | None, int]:
+    """Return what writes the lost units of an index again, None where none is proven, and how many bodies stay orphans.
+
+    Args:
+        root: the store's root.
+        name: the index, below it.
+        base: the base's id.
+
+    Raises:
+        apsw.Error, OSError: it cannot be read.
+    """
+    path = root / name
+    with sqlite.open_readonly(path) as db:
+        units, others = find_lost_units(db)
+    if not units:
+        return None, others
+
+    def apply(db: apsw.Connection) -> None:
+        if find_lost_units(db)[0] != units:
+            raise PlanOutdated(path=path, reason=tr("other units would be written again now than were planned"))
+        db.executemany(_INSERT, units)
+
+    message = tr(
+        "write {units} again, which the ids that their bodies name prove", units=format_count(len(units), "unit")
+    )
+    action = Action(action="write-units", message=message, base=base, count=len(units), finding=v2.BODY_ORPHAN)
+    return RowsChange(path=name, actions=(action,), apply=apply, tables=("search_unit",)), others

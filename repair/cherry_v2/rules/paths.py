@@ -18,18 +18,16 @@ import apsw
 import msgspec
 
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2.catalog_rows import path_of
-from checks.cherry_v2.index_file import stored_problem
-from regraft import links, sqlite
+from checks.cherry_v2.catalog_rows import get_indexed_path
+from checks.cherry_v2.raw_files import find_stored_path_problem
+from regraft.disk import durable, links, sqlite
+from regraft.disk.file_paths import RESERVED_NAME, FreeNames, fold_name, sanitize_material_name
 from regraft.errors import PlanOutdated
-from regraft.formats.cherry_v2.catalog_reader import Row
-from regraft.formats.cherry_v2.item_data import data_of
-from regraft.language import tr
-from regraft.ledger import durable
-from regraft.names import RESERVED_NAME, FreeNames, fold, material_name
-from regraft.text import counted, decode_utf8
+from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
+from regraft.language import format_count, tr
+from regraft.text import decode_utf8
 from repair.changes.plan import Action, FileChange, RowsChange, Unresolved
-from repair.cherry_v2.taken_paths import is_safe
+from repair.cherry_v2.item_paths import is_safe_path
 
 _SEPARATORS = re.compile(r"[/\\]+")
 
@@ -43,7 +41,7 @@ class ItemPath(msgspec.Struct, frozen=True, kw_only=True):
     new: str
 
 
-class Renamed(msgspec.Struct):
+class PathRepairs(msgspec.Struct):
     """What becomes of the unsafe paths of one base."""
 
     #: Row numbers of materials with their new paths.
@@ -61,7 +59,7 @@ class _Material(msgspec.Struct, frozen=True):
     raw: bytes
 
 
-def renamed(root: Path, base: str, index: str, raw: str, items: Sequence[Row] | None) -> Renamed:
+def plan_paths(root: Path, base: str, index: str, raw: str, items: Sequence[Row] | None) -> PathRepairs:
     """Find new paths for the materials of one base whose paths are unsafe.
 
     Args:
@@ -76,13 +74,13 @@ def renamed(root: Path, base: str, index: str, raw: str, items: Sequence[Row] | 
     """
     by_id = {str(item.get("id")): item for item in items or ()}
     unsafe, taken = _materials(root / index)
-    found = Renamed()
-    files = FileRename(root, raw, base)
-    names = set(filter(None, map(path_of, by_id.values())))
+    found = PathRepairs()
+    files = FileRenames(root, raw, base)
+    names = set(filter(None, map(get_indexed_path, by_id.values())))
     for material in unsafe:
         item = by_id.get(material.id, {})
-        path = path_of(item)
-        if path is None or not is_safe(path):
+        path = get_indexed_path(item)
+        if path is None or not is_safe_path(path):
             new = files.free_name(material.raw, taken | names)
             found.items += _new_paths(material.id, item, path, new)
         elif path in taken:
@@ -100,24 +98,24 @@ def renamed(root: Path, base: str, index: str, raw: str, items: Sequence[Row] | 
 def _new_paths(key: str, item: Row, old: str | None, new: str) -> Iterator[ItemPath]:
     """Yield the new path of an item, where it had one."""
     if old is not None:
-        name = "indexedRelativePath" if data_of(item).get("indexedRelativePath") else "relativePath"
+        name = "indexedRelativePath" if parse_item_data(item).get("indexedRelativePath") else "relativePath"
         yield ItemPath(item=key, key=name, old=old, new=new)
 
 
 def _materials(index: Path) -> tuple[list[_Material], set[str]]:
     unsafe, taken = [], set()
-    with sqlite.reading(index) as db:
+    with sqlite.open_readonly(index) as db:
         for rowid, key, raw in db.execute(
             "SELECT rowid, CAST(material_id AS BLOB), CAST(relative_path AS BLOB) FROM material ORDER BY rowid"
         ):
-            if stored_problem(raw) is None:
+            if find_stored_path_problem(raw) is None:
                 taken.add(decode_utf8(raw or b""))
             else:
                 unsafe.append(_Material(rowid, (key or b"").decode("utf-8", "replace"), raw or b""))
     return unsafe, taken
 
 
-class FileRename:
+class FileRenames:
     """The files below one base's ``raw/``: which names are free, and what has to move."""
 
     def __init__(self, root: Path, raw: str, base: str) -> None:
@@ -129,7 +127,7 @@ class FileRename:
     def free_name(self, old: bytes, taken: set[str]) -> str:
         """Return a safe path like an unsafe one, which nothing has."""
         parts = [part for part in _SEPARATORS.split(old.decode("utf-8", "replace")) if part not in ("", ".", "..")]
-        *folders, name = map(material_name, parts or ["untitled"])
+        *folders, name = map(sanitize_material_name, parts or ["untitled"])
         prefix = self._prefix(folders)
         source = self._inside(old)
         names = FreeNames()
@@ -143,10 +141,10 @@ class FileRename:
     def _prefix(self, folders: list[str]) -> str:
         """Return what a path in these folders begins with; nothing where they may not be made, or lead out."""
         folder = "/".join(folders)
-        is_usable = folder and fold(folders[0]) != RESERVED_NAME and self._is_inside(self._folder / folder)
+        is_usable = folder and fold_name(folders[0]) != RESERVED_NAME and self._is_inside(self._folder / folder)
         return f"{folder}/" if is_usable else ""
 
-    def move(self, old: bytes, new: str, found: Renamed, removed: list[FileChange]) -> None:
+    def move(self, old: bytes, new: str, found: PathRepairs, removed: list[FileChange]) -> None:
         """Plan that a material's file, if it is there, gets its new name; the old one goes by ``removed``."""
         source = self._inside(old)
         target = self._folder / new
@@ -208,12 +206,12 @@ def _is_copy(source: Path, other: Path) -> bool:
 # --- the catalog -----------------------------------------------------------------------------------------------------
 
 
-def catalog_change(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) -> RowsChange | None:
+def plan_item_paths(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) -> RowsChange | None:
     """Return what gives items their new paths, by their base; None where none gets one."""
     actions = tuple(
         Action(
             action="rename-items",
-            message=tr("give {items} a path below raw/", items=counted(len(of_base), "item")),
+            message=tr("give {items} a path below raw/", items=format_count(len(of_base), "item")),
             base=base,
             subject=None,
             count=len(of_base),

@@ -18,31 +18,30 @@ from msgspec import structs
 from checks.audit.collector import Level
 from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
-from checks.cherry_v2 import foreign_schema
-from regraft.formats.cherry_preview.libsql import Layout
+from checks.cherry_v2 import schema
+from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2 import layout
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_key, read_catalog
-from regraft.formats.cherry_v2.index.vector_lengths import stated_dimensions
-from regraft.language import tr
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, base_id_text, read_catalog
+from regraft.formats.cherry_v2.index.schema import catalog_dimensions
+from regraft.language import format_count, tr
 from regraft.report import notices
-from regraft.text import argument, counted
-from repair.changes import foreign_definitions
-from repair.changes.foreign_definitions import joined
-from repair.changes.found import Findings, by_base
-from repair.changes.plan import Plan, RowsChange, Unresolved
+from regraft.text import path_argument
+from repair.changes import schema_objects
+from repair.changes.plan import FindingsByBase, Plan, RowsChange, Unresolved, group_by_base
+from repair.changes.schema_objects import merge_changes
 from repair.changes.store import Store
-from repair.cherry_v2 import adopt, attach, from_source, readable_paths, salvage
+from repair.cherry_v2 import adopt, base_models, from_source, item_paths, salvage
+from repair.cherry_v2.item_paths import NewPaths, find_new_paths, read_material_paths
 from repair.cherry_v2.protection import Protection
-from repair.cherry_v2.readable_paths import NewPaths, materials_of, new_paths
 from repair.cherry_v2.rules import catalog as rules_catalog
-from repair.cherry_v2.rules import definitions, index, lost_units
+from repair.cherry_v2.rules import index
 from repair.cherry_v2.rules import paths as rules_paths
-from repair.cherry_v2.rules.index import Target
-from repair.cherry_v2.rules.paths import Renamed
+from repair.cherry_v2.rules.index import IndexRepair
+from repair.cherry_v2.rules.paths import PathRepairs
 from repair.cherry_v2.salvage import DamagedIndex
 from repair.options import RepairOptions
 
-_OF_INDEX: tuple[str, ...] = (*foreign_definitions.NAMES, v2.BODY_ORPHAN, *index.NAMES)
+_OF_INDEX: tuple[str, ...] = (*schema_objects.NAMES, v2.BODY_ORPHAN, *index.NAMES)
 #: Findings that are mended.
 NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
 #: Findings that are mended only where they are asked for by name.
@@ -59,31 +58,31 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     if options.source is not None:
         return from_source.plan(store, options)
     adopt.demand_alone(options)
-    attach.demand_model(options)
+    base_models.demand_model(options)
     if options.adopt:
         return adopt.plan(store, options)
     if v2.VECTOR_UNEXPECTED in options.only:
-        return attach.plan(store, options)
+        return base_models.plan_attach(store, options)
     if v2.BASE_FAILED not in options.only or store.catalog is None:
-        return _repaired(store, options)
+        return _plan_repairs(store, options)
     made = adopt.materials.plan(store, options, failed_only=True)
     others = options.only - {v2.BASE_FAILED}
     if others:
-        made.add(_repaired(store, structs.replace(options, only=others)))
+        made.add(_plan_repairs(store, structs.replace(options, only=others)))
         rows = [one for one in made.changes if isinstance(one, RowsChange)]
         files = [one for one in made.changes if not isinstance(one, RowsChange)]
-        made.changes = [*map(joined, _by_path(rows)), *files]
+        made.changes = [*map(merge_changes, _by_path(rows)), *files]
     return made
 
 
-def _repaired(store: Store, options: RepairOptions) -> Plan:
+def _plan_repairs(store: Store, options: RepairOptions) -> Plan:
     # What only SQLite's own check sees is damage, too.
     level = Level.DEEP if options.salvage else Level.DEFAULT
-    return _Planner(store, options, by_base(store.findings(level))).plan()
+    return _Planner(store, options, group_by_base(store.findings(level))).plan()
 
 
 class _Planner:
-    def __init__(self, store: Store, options: RepairOptions, findings: Findings) -> None:
+    def __init__(self, store: Store, options: RepairOptions, findings: FindingsByBase) -> None:
         self._store = store
         self._options = options
         self._wanted = options.wanted(NAMES)
@@ -100,14 +99,14 @@ class _Planner:
     def plan(self) -> Plan:
         made = self._plan
         self._of_damaged()
-        moved: dict[str, Renamed] = {}
+        moved: dict[str, PathRepairs] = {}
         indexes = list(self._of_indexes(moved))
         readable = self._readable_paths() if v2.ITEM_PATH_IS_ID in self._options.only else []
         made.changes += chain.from_iterable(one.made for one in moved.values())
         made.changes += self._of_catalog(moved, readable)
         made.changes += chain.from_iterable(one.removed for one in moved.values())
         indexes += filter(None, map(self._with_paths, readable))
-        made.changes += map(joined, _by_path(indexes))
+        made.changes += map(merge_changes, _by_path(indexes))
         made.changes += chain.from_iterable(one.removed_last for one in moved.values())
         self._leave_others(moved)
         return made
@@ -140,9 +139,9 @@ class _Planner:
                 self._plan.level = Level.DEEP
                 self._plan.add(salvage.plan(damaged))
             else:
-                self._plan.left += salvage.offer(damaged)
+                self._plan.left += salvage.suggest_salvage(damaged)
 
-    def _damaged(self, base: str, one: layout.Store) -> DamagedIndex:
+    def _damaged(self, base: str, one: layout.StoreFile) -> DamagedIndex:
         items = None if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
         row = self._row(base)
         return DamagedIndex(
@@ -155,16 +154,21 @@ class _Planner:
             now_ms=self._options.now_ms,
         )
 
-    def _of_indexes(self, moved: dict[str, Renamed]) -> Iterator[RowsChange]:
+    def _of_indexes(self, moved: dict[str, PathRepairs]) -> Iterator[RowsChange]:
         for base, one in self._store.stores.items():
             is_whole = base not in self._damaged_ones or not self._options.salvage
-            if self._store.wants(base) and one.look.layout is Layout.CURRENT and base in self._findings and is_whole:
+            if (
+                self._store.wants(base)
+                and one.look.layout is IndexLayout.CURRENT
+                and base in self._findings
+                and is_whole
+            ):
                 try:
                     yield from self._of_index(base, one, moved)
                 except (apsw.Error, OSError, UnicodeDecodeError) as error:
                     self._leave_all(base, tr("the index cannot be read as a whole: {error}", error=error), None)
 
-    def _of_index(self, base: str, one: layout.Store, moved: dict[str, Renamed]) -> Iterator[RowsChange]:
+    def _of_index(self, base: str, one: layout.StoreFile, moved: dict[str, PathRepairs]) -> Iterator[RowsChange]:
         found = self._counts(base)
         wanted = self._wanted.intersection(found, _OF_INDEX)
         if not wanted:
@@ -172,9 +176,9 @@ class _Planner:
         if not index.BLOCKING.isdisjoint(found):
             self._leave_blocked(base, found)
             return
-        dropped = foreign_definitions.change(self._store.root, one.name, wanted, base, foreign_schema.of_index)
+        dropped = schema_objects.plan_drops(self._store.root, one.name, wanted, base, schema.find_foreign_in_index)
         if dropped is not None:
-            self._plan.resolves |= {(name, base) for name in wanted.intersection(foreign_definitions.NAMES)}
+            self._plan.resolves |= {(name, base) for name in wanted.intersection(schema_objects.NAMES)}
             yield dropped
         units, others = self._lost_units(base, one, found)
         if units is not None:
@@ -186,7 +190,7 @@ class _Planner:
         if wanted - kept:
             yield from self._mended(base, one, found, wanted - kept, moved, self._wanted - kept)
 
-    def _lost_units(self, base: str, one: layout.Store, found: dict[str, int]) -> tuple[RowsChange | None, int]:
+    def _lost_units(self, base: str, one: layout.StoreFile, found: dict[str, int]) -> tuple[RowsChange | None, int]:
         """Return what writes units again: first of all, as what else is repaired may take their proof away.
 
         Where a unit lacks its body or has a wrong id, a body without a unit may be its body: that is repaired first.
@@ -195,17 +199,17 @@ class _Planner:
             return None, 0
         if v2.BODY_ORPHAN not in self._options.only and not {v2.NO_BODY, v2.UNIT_ID}.isdisjoint(found):
             return None, 0
-        return lost_units.change(self._store.root, one.name, base)
+        return index.plan_lost_units(self._store.root, one.name, base)
 
     def _leave_for_units(self, base: str, wanted: frozenset[str], others: int) -> None:
         """Say that what else is wrong waits until units are written again, and which bodies no unit is proven of."""
         self._said.add(base)
         if others:
-            reason = tr("{bodies} whose unit nothing proves", bodies=counted(others, "body"))
+            reason = tr("{bodies} whose unit nothing proves", bodies=format_count(others, "body"))
             self._plan.left.append(Unresolved.registered(v2.BODY_ORPHAN, reason, base=base, count=others))
         else:
             self._plan.resolves.add((v2.BODY_ORPHAN, base))
-        repair = shlex.join(["regraft", "repair", argument(self._store.path), "--base", base])
+        repair = shlex.join(["regraft", "repair", path_argument(self._store.path), "--base", base])
         reason = tr("units are written again first; the next regraft repair goes on")
         stays = (one for one in self._findings[base] if one.name in wanted and one.name in index.NAMES)
         self._plan.left += [Unresolved.of(one, reason, repair=repair) for one in stays]
@@ -228,16 +232,16 @@ class _Planner:
     def _mended(
         self,
         base: str,
-        one: layout.Store,
+        one: layout.StoreFile,
         found: dict[str, int],
         wanted: frozenset[str],
-        moved: dict[str, Renamed],
+        moved: dict[str, PathRepairs],
         allowed: frozenset[str],
     ) -> Iterator[RowsChange]:
         """Yield what mends the rows of an index, and say what of them stays."""
-        renames = self._renamed(base, one) if v2.PATH_UNSAFE in wanted else Renamed()
+        renames = self._renamed(base, one) if v2.PATH_UNSAFE in wanted else PathRepairs()
         target = self._target(base, one, found, renames, allowed)
-        change, left = index.change(self._store.root, target)
+        change, left = index.plan_index(self._store.root, target)
         self._plan.left += [*renames.left, *(self._with_command(one) for one in left)]
         if change is not None:
             self._said.add(base)
@@ -246,25 +250,25 @@ class _Planner:
             self._plan.resolves |= {(name, base) for name in wanted - of_these}
             yield change
 
-    def _renamed(self, base: str, one: layout.Store) -> Renamed:
+    def _renamed(self, base: str, one: layout.StoreFile) -> PathRepairs:
         store, catalog = self._store, self._catalog
         if store.catalog is not None and (catalog is None or catalog.items is None):
             reason = tr("the catalog cannot be read, which has the path, too")
-            return Renamed(left=[Unresolved.registered(v2.PATH_UNSAFE, reason, base=base)])
+            return PathRepairs(left=[Unresolved.registered(v2.PATH_UNSAFE, reason, base=base)])
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
-        return rules_paths.renamed(store.root, base, one.name, one.raw, items)
+        return rules_paths.plan_paths(store.root, base, one.name, one.raw, items)
 
     def _target(
-        self, base: str, one: layout.Store, found: dict[str, int], renames: Renamed, wanted: frozenset[str]
-    ) -> Target:
+        self, base: str, one: layout.StoreFile, found: dict[str, int], renames: PathRepairs, wanted: frozenset[str]
+    ) -> IndexRepair:
         row = self._row(base)
         is_known = row is not None and row.get("status") == "completed"
-        return Target(
+        return IndexRepair(
             base=base,
             path=one.name,
             folder=base if one.base_id is not None and one.name.endswith(layout.INDEX_FILE) else None,
             has_model=row.get("embedding_model_id") is not None if row is not None and is_known else None,
-            dimensions=stated_dimensions(row),
+            dimensions=catalog_dimensions(row),
             found=found,
             wanted=wanted,
             now_ms=self._options.now_ms,
@@ -274,7 +278,7 @@ class _Planner:
 
     def _row(self, base: str) -> Row | None:
         rows = [] if self._catalog is None else self._catalog.bases
-        return next((row for row in rows if base_key(row) == base), None)
+        return next((row for row in rows if base_id_text(row) == base), None)
 
     def _leave_blocked(self, base: str, found: Collection[str]) -> None:
         upgrades = {v2.UNREADABLE, v2.CORRUPT}.isdisjoint(found)
@@ -284,7 +288,7 @@ class _Planner:
         )
 
     def _leave_all(self, base: str, reason: str, command: str | None) -> None:
-        repair = None if command is None else f"regraft {command} {shlex.quote(argument(self._store.path))}"
+        repair = None if command is None else f"regraft {command} {shlex.quote(path_argument(self._store.path))}"
         names = self._wanted.intersection(_OF_INDEX)
         stays = (finding for finding in self._findings[base] if finding.name in names)
         self._plan.left += [Unresolved.of(finding, reason, repair=repair) for finding in stays]
@@ -311,43 +315,43 @@ class _Planner:
     def _paths_of(self, base: str) -> NewPaths:
         one = self._store.stores.get(base)
         paths = NewPaths(base)
-        if not index.BLOCKING.isdisjoint(self._counts(base)) or (one and one.look.layout is not Layout.CURRENT):
+        if not index.BLOCKING.isdisjoint(self._counts(base)) or (one and one.look.layout is not IndexLayout.CURRENT):
             paths.leave(tr("its index is damaged, or of another layout: that has to be mended first"), None)
             return paths
         items = [] if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
-        self._materials[base] = {} if one is None else materials_of(self._store.root / one.name)
+        self._materials[base] = {} if one is None else read_material_paths(self._store.root / one.name)
         raw = self._store.root / self._store.bases / base / layout.RAW_FOLDER
-        return new_paths(base, items, self._materials[base], raw)
+        return find_new_paths(base, items, self._materials[base], raw)
 
     def _with_paths(self, paths: NewPaths) -> RowsChange | None:
         one = self._store.stores.get(paths.base)
         if one is None or paths.base not in self._materials:
             return None
-        return readable_paths.index_change(self._store.root, one.name, paths, self._materials[paths.base])
+        return item_paths.plan_index_change(self._store.root, one.name, paths, self._materials[paths.base])
 
     # --- the catalog and what is not mended -----------------------------------------------------------------------
 
-    def _of_catalog(self, moved: Mapping[str, Renamed], readable: list[NewPaths]) -> list[RowsChange]:
+    def _of_catalog(self, moved: Mapping[str, PathRepairs], readable: list[NewPaths]) -> list[RowsChange]:
         changes: list[RowsChange] = []
-        for mender in (definitions.changes, partial(rules_catalog.changes, model=self._options.model)):
+        for mender in (rules_catalog.plan_definitions, partial(rules_catalog.plan_catalog, model=self._options.model)):
             more, left, resolves = mender(self._store, self._findings, self._wanted)
             changes += more
             self._plan.left += left
             self._plan.resolves |= resolves
         if self._store.catalog is not None:
             paths = {base: one.items for base, one in moved.items()}
-            last = rules_paths.catalog_change(self._store.root, self._store.catalog, paths)
+            last = rules_paths.plan_item_paths(self._store.root, self._store.catalog, paths)
             changes += [] if last is None else [last]
-            last = readable_paths.catalog_change(self._store.root, self._store.catalog, readable)
+            last = item_paths.plan_catalog_change(self._store.root, self._store.catalog, readable)
             changes += [] if last is None else [last]
-        return [joined(changes)] if changes else []
+        return [merge_changes(changes)] if changes else []
 
     def _with_command(self, left: Unresolved) -> Unresolved:
         """Return what is left with the command line that the audit has for it."""
         found = (one.repair for one in self._findings[left.base] if one.name == left.finding)
         return structs.replace(left, repair=next(found, None))
 
-    def _leave_others(self, moved: Mapping[str, Renamed]) -> None:
+    def _leave_others(self, moved: Mapping[str, PathRepairs]) -> None:
         """Say what was found and is not mended by this command."""
         if self._options.only:
             return
@@ -370,13 +374,13 @@ class _Planner:
             return finding.repair
         base = ("--base", str(finding.base)) if self._store.found.stores.is_whole else ()
         words = (*FINDINGS[v2.VECTOR_UNEXPECTED].command, model, *base)
-        return shlex.join(["regraft", words[0], argument(self._store.path), *words[1:]])
+        return shlex.join(["regraft", words[0], path_argument(self._store.path), *words[1:]])
 
     def _is_told(self, finding: Finding, paths: int) -> bool:
         """Tell whether a finding goes with what is mended of its base: so many materials get other ``paths``."""
         if finding.base in self._damaged_ones and (finding.name in salvage.DAMAGED or self._options.salvage):
             return True
-        if finding.name in index.ASIDE:
+        if finding.name in index.CONSEQUENCES:
             return finding.base in self._said
         # Vectors are expected of a base that gets the model that they are of.
         if finding.name == v2.VECTOR_UNEXPECTED and self._options.model is not None:

@@ -10,14 +10,14 @@ import pytest
 from faults import said
 from harness import REPO, run
 
-from checks.systems import every_finding
-from regraft import pages
+from checks.systems import load_findings
+from regraft.cli import pages
 from regraft.errors import error_classes
-from regraft.report.registry import EVERY_CODE
+from regraft.report.notices import EVERY_CODE
 
 
 def test_every_finding_code_and_error_is_explained():
-    names = [*every_finding(), *EVERY_CODE, *(error.__name__ for error in error_classes())]
+    names = [*load_findings(), *EVERY_CODE, *(error.__name__ for error in error_classes())]
     document = run("explain", *names, "--json").document
     assert {one["name"] for one in document["explained"]} == set(names)
     assert all(one["meaning"] for one in document["explained"])
@@ -42,9 +42,9 @@ def test_what_nothing_is_called_is_refused_with_the_nearest_names():
 
 def test_pages_are_listed_and_read():
     listed = run("explain").stdout.split()
-    assert set(pages.names()) <= set(listed)
-    assert run("explain", "--json").document["pages"] == pages.names()
-    for name in pages.names():
+    assert set(pages.page_names()) <= set(listed)
+    assert run("explain", "--json").document["pages"] == pages.page_names()
+    for name in pages.page_names():
         text = run("explain", name).stdout
         assert text.startswith("# ")
         assert "[[[cog" not in text

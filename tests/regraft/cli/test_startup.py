@@ -66,7 +66,7 @@ print(gc.get_count()[0] < 10)
 
 def test_a_look_at_v1_data_loads_its_adapter_alone():
     modules = loaded_by("inspect", str(SAMPLE))
-    assert "checks.cherry_v1.adapter" in modules
+    assert "checks.cherry_v1.inspect" in modules
     assert "checks.cherry_v2.audit" not in modules
     for package in (*OTHERS, *LIBRARIES, "migrators", "repair", "regraft.ranking"):
         assert not parts_of(package, modules), package

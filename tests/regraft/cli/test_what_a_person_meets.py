@@ -21,10 +21,10 @@ import toys
 from faults import fails, forked, give_up_rights, posix, untouched
 from harness import NOW, run
 
-from checks.systems import every_finding
+from checks.systems import load_findings
 from regraft import __version__
 from regraft.errors import error_classes
-from regraft.report.registry import EVERY_CODE
+from regraft.report.notices import EVERY_CODE
 
 # --- the command line -----------------------------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ def test_help_and_version_work_as_words() -> None:
 
 
 def test_explain_always_ends_with_what_to_do() -> None:
-    names = [*every_finding(), *EVERY_CODE, *(error.__name__ for error in error_classes())]
+    names = [*load_findings(), *EVERY_CODE, *(error.__name__ for error in error_classes())]
     explained = run("explain", "--json", *names).document["explained"]
     assert {one["name"] for one in explained} == set(names)
     assert [one["name"] for one in explained if not one["remedy"]] == []

@@ -13,16 +13,16 @@ from fleet_work import HerePool, helped
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regraft import crew, workers
-from regraft.fleet import engine, manifest, memory
-from regraft.fleet.commands import Job
-from regraft.fleet.engine import Ended, LocalPool, Task, Waiting
+from regraft.fleet import engine, manifest
+from regraft.fleet.engine import LocalPool, PendingTask, Task, TaskResult
+from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
-from regraft.fleet.results import Order
+from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet, is_retried
+from regraft.processes import pool as processes_pool
 from regraft.report.document import Run
 
-FINE = Ended(status=0, document={}, seconds=0.1)
+FINE = TaskResult(status=0, document={}, seconds=0.1)
 
 
 class Watched(HerePool):
@@ -34,7 +34,7 @@ class Watched(HerePool):
         self.begun: list[Task] = []
         self.at_once: list[list[Task]] = []
 
-    def give(self, task: Task, one: Waiting) -> None:
+    def give(self, task: Task, one: PendingTask) -> None:
         super().give(task, one)
         self.begun.append(task)
         self.at_once.append([each for each in self.begun if each.number in self.at_work])
@@ -54,7 +54,7 @@ def tasks(count: int, most_memory: int) -> st.SearchStrategy[list[Task]]:
 def test_cores_and_memory_are_never_given_twice(case: tuple[int, list[Task]]) -> None:
     count, found = case
     pool = Watched(count, 100)
-    ended = list(engine.done(found, pool, attempts=1, is_retried=lambda _: False))
+    ended = list(engine.run_tasks(found, pool, attempts=1, is_retried=lambda _: False))
     assert sorted(task.number for task, _ in ended) == [task.number for task in found]
     for together in pool.at_once:
         assert len(together) == 1 or sum(task.cores for task in together) <= count
@@ -68,7 +68,7 @@ def test_small_ones_take_what_a_large_one_leaves() -> None:
     sizes = [(100, 3), (50, 2), (10, 1)]
     found = [Task(number=number, job=None, bytes=size, cores=cores) for number, (size, cores) in enumerate(sizes)]
     pool = Watched(4, 100)
-    assert len(list(engine.done(found, pool, attempts=1, is_retried=lambda _: False))) == 3
+    assert len(list(engine.run_tasks(found, pool, attempts=1, is_retried=lambda _: False))) == 3
     assert [task.number for task in pool.begun] == [0, 2, 1]
 
 
@@ -76,27 +76,29 @@ def test_what_has_to_wait_waits_at_least_so_long(monkeypatch: pytest.MonkeyPatch
     now = [0.0]
     monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(engine.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + max(seconds, 0.001)))
-    held = Ended(status=3, document={}, seconds=0.1, wait_seconds=42.0)
+    held = TaskResult(status=3, document={}, seconds=0.1, wait_seconds=42.0)
     answers = iter([held, FINE])
     begun: list[float] = []
 
     class Pool(HerePool):
-        def give(self, task: Task, one: Waiting) -> None:
+        def give(self, task: Task, one: PendingTask) -> None:
             super().give(task, one)
             begun.append(now[0])
 
     pool = Pool(lambda _: next(answers), 1)
-    [(_, ended)] = engine.done([Task(number=0, job=None)], pool, attempts=2, is_retried=lambda one: one.status == 3)
+    [(_, ended)] = engine.run_tasks(
+        [Task(number=0, job=None)], pool, attempts=2, is_retried=lambda one: one.status == 3
+    )
     assert (ended.status, ended.attempts) == (0, 2)
     assert begun[1] - begun[0] >= 42.0
 
 
-@pytest.mark.parametrize(("first", "attempts"), [(Ended(status=None, document={}, seconds=0.1), 3), (FINE, 1)])
-def test_a_lock_of_one_that_was_killed_is_waited_for(first: Ended, attempts: int) -> None:
+@pytest.mark.parametrize(("first", "attempts"), [(TaskResult(status=None, document={}, seconds=0.1), 3), (FINE, 1)])
+def test_a_lock_of_one_that_was_killed_is_waited_for(first: TaskResult, attempts: int) -> None:
     """Where a machine was lost, its process may be at work for a while longer."""
-    locked = Ended(status=2, document={"error": {"code": "TargetLocked", "message": ""}}, seconds=0.1)
+    locked = TaskResult(status=2, document={"error": {"code": "TargetLocked", "message": ""}}, seconds=0.1)
     answers = iter([first, locked, FINE] if first.status is None else [locked])
-    [(_, ended)] = engine.done(
+    [(_, ended)] = engine.run_tasks(
         [Task(number=0, job=None)],
         HerePool(lambda _: next(answers), 1),
         attempts=3,
@@ -109,16 +111,16 @@ def test_a_lock_of_one_that_was_killed_is_waited_for(first: Ended, attempts: int
 # --- large libraries -------------------------------------------------------------------------------------------------
 
 
-def jobs_of(sizes: dict[str, int], cores: int, tmp_path: Path) -> dict[str, Job]:
+def jobs_of(sizes: dict[str, int], cores: int, tmp_path: Path) -> dict[str, LibraryJob]:
     """Return the jobs that a fleet gives out for libraries of these sizes."""
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, LibraryJob] = {}
 
-    def work(job: Job) -> Ended:
+    def work(job: LibraryJob) -> TaskResult:
         jobs[job.source] = job
         return FINE
 
     libraries = tuple(Library(source=name, bytes=size) for name, size in sizes.items())
-    order = Order(command="check", options=("--deep",), libraries=libraries, id="f")
+    order = FleetOrder(command="check", options=("--deep",), libraries=libraries, id="f")
     pool = partial(HerePool, work, cores)
     Fleet(order=order, path=tmp_path / "out.parquet", pool=pool).run(Run(command="fleet check"))
     return jobs
@@ -127,7 +129,7 @@ def jobs_of(sizes: dict[str, int], cores: int, tmp_path: Path) -> dict[str, Job]
 def test_a_library_that_is_much_of_all_has_several_cores(tmp_path: Path) -> None:
     jobs = jobs_of({"large": 6 << 30, "small": 1 << 30, "smaller": 1 << 30}, 4, tmp_path)
     assert {name: job.cores for name, job in jobs.items()} == {"large": 3, "small": 1, "smaller": 1}
-    assert jobs["large"] == Job(command="check", options=("--deep",), source="large", fleet="f", cores=3)
+    assert jobs["large"] == LibraryJob(command="check", options=("--deep",), source="large", fleet="f", cores=3)
 
 
 def test_small_libraries_have_one_core_each(tmp_path: Path) -> None:
@@ -135,32 +137,34 @@ def test_small_libraries_have_one_core_each(tmp_path: Path) -> None:
 
 
 def test_a_process_with_several_cores_has_helpers_and_one_with_one_has_none(tmp_path: Path) -> None:
-    jobs = [Job(command="check", options=(), source="x", cores=cores) for cores in (1, 2, 1)]
+    jobs = [LibraryJob(command="check", options=(), source="x", cores=cores) for cores in (1, 2, 1)]
     found: list[Any] = []
     with closing(LocalPool(helped, 2)) as pool:
         for number, job in enumerate(jobs):
-            [(_, ended)] = engine.done([Task(number=number, job=job)], pool, attempts=1, is_retried=lambda _: False)
+            [(_, ended)] = engine.run_tasks(
+                [Task(number=number, job=job)], pool, attempts=1, is_retried=lambda _: False
+            )
             found.append(ended.document["totals"])
-    several = min(2, crew.cores())
+    several = min(2, processes_pool.usable_cores())
     one = {"cores": 1, "helped": False}
     assert found == [one, {"cores": several, "helped": several > 1}, one]
 
 
 def test_a_process_has_the_cores_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers._State, "cores", 1)
-    assert (crew.cores(), crew.can_start()) == (1, False)
-    monkeypatch.setattr(workers._State, "cores", 1 << 20)
-    assert 1 <= crew.cores() < 1 << 20
+    monkeypatch.setattr(processes_pool._State, "cores", 1)
+    assert (processes_pool.usable_cores(), processes_pool.can_use_pool()) == (1, False)
+    monkeypatch.setattr(processes_pool._State, "cores", 1 << 20)
+    assert 1 <= processes_pool.usable_cores() < 1 << 20
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_library_takes_more_memory_the_larger_it_is_and_the_more_help_it_has() -> None:
-    small = memory.planned(0, 1)
+    small = engine.planned_memory(0, 1)
     assert 100 << 20 < small < 300 << 20
-    assert memory.planned(1 << 30, 1) > small
-    assert memory.planned(0, 2) > small
+    assert engine.planned_memory(1 << 30, 1) > small
+    assert engine.planned_memory(0, 2) > small
 
 
 @pytest.mark.parametrize(
@@ -206,7 +210,7 @@ def test_what_the_system_says_of_memory_counts(
             raise FileNotFoundError(path) from error
 
     monkeypatch.setattr(Path, "read_text", read)
-    assert memory.available() == expected
+    assert engine.available_memory() == expected
 
 
 def test_a_system_that_says_nothing_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,19 +219,19 @@ def test_a_system_that_says_nothing_has_enough(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Path, "read_text", nothing)
     monkeypatch.setattr("os.sysconf", nothing, raising=False)
-    assert memory.available() > 1 << 39
+    assert engine.available_memory() > 1 << 39
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 
 def test_sizes_are_looked_up_where_nobody_has_said_them(bucket: str, tmp_path: Path) -> None:
-    from regraft.fleet.storage import place_of
+    from regraft.fleet.storage import storage_path
 
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").write_bytes(b"12345")
-    place_of(f"{bucket}/x/one").put(b"123")
-    place_of(f"{bucket}/x/two").put(b"4567")
+    storage_path(f"{bucket}/x/one").put(b"123")
+    storage_path(f"{bucket}/x/two").put(b"4567")
     names = [str(tmp_path / "a"), str(tmp_path / "missing"), f"{bucket}/x", f"{bucket}/x/two", f"{bucket}-no/x"]
     found = [Library(source=name) for name in names]
-    assert list(manifest.sizes([*found, Library(source="told", bytes=9)])) == [5, 0, 7, 4, 0, 9]
+    assert list(manifest.source_sizes([*found, Library(source="told", bytes=9)])) == [5, 0, 7, 4, 0, 9]

@@ -18,14 +18,14 @@ from fleet_libraries import NOW, content, libraries_in, rows_in
 from fleet_work import TROUBLE
 from harness import REPO, Outcome, run, run_as_given, snapshot
 
-from regraft.cli import in_process
+from regraft.cli import fleet_worker
+from regraft.errors import FleetInterrupted
 from regraft.fleet import engine, results
-from regraft.fleet.engine import Ended, LocalPool, Task
-from regraft.fleet.errors import FleetInterrupted
+from regraft.fleet.engine import LocalPool, Task, TaskResult
 from regraft.fleet.manifest import Library
-from regraft.fleet.results import Order
-from regraft.fleet.run import Fleet, is_retried, report_of
-from regraft.fleet.tally import Tally
+from regraft.fleet.metrics import Tally
+from regraft.fleet.results import FleetOrder
+from regraft.fleet.run import Fleet, is_retried, make_report
 from regraft.report.document import Run
 
 SAMPLE = REPO / "sample_v1" / "backup"
@@ -111,7 +111,7 @@ def test_libraries_are_not_changed_without_consent(
     pattern, out = str(migrated[0] / "libraries" / "*"), tmp_path / "out.parquet"
     done = fleet("repair", pattern, "--results", out, "--json")
     assert (done.status, done.document["error"]["code"], list(tmp_path.iterdir())) == (2, "ConsentMissing", [])
-    monkeypatch.setattr("regraft.cli.fleet.confirmed", lambda lines, **_: "over 3 libraries" not in lines[0])
+    monkeypatch.setattr("regraft.cli.fleet.confirm_plan", lambda lines, **_: "over 3 libraries" not in lines[0])
     done = fleet("repair", pattern, "--results", out, "--json")
     assert (done.status, done.document["error"]["code"], list(tmp_path.iterdir())) == (2, "Declined", [])
     assert fleet("repair", pattern, "--results", out, "-q", "--", "--dry-run").status in (0, 1)
@@ -142,7 +142,7 @@ def test_resume_works_on_what_did_not_end_well(backups: Path, tmp_path: Path) ->
 def test_a_stop_leaves_a_journal_from_which_the_next_run_goes_on(backups: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     names = ("anna", "clara")
-    order = Order(
+    order = FleetOrder(
         command="migrate",
         options=("--now", NOW),
         libraries=tuple(Library(source=str(backups / name), target=str(tmp_path / name)) for name in names),
@@ -151,7 +151,7 @@ def test_a_stop_leaves_a_journal_from_which_the_next_run_goes_on(backups: Path, 
     def stop(_: object) -> None:
         raise KeyboardInterrupt
 
-    work = Fleet(order=order, path=out, pool=lambda: LocalPool(in_process.run, 1))
+    work = Fleet(order=order, path=out, pool=lambda: LocalPool(fleet_worker.run_job, 1))
     with pytest.raises(FleetInterrupted, match=r"libraries: 1\), go on with: regraft fleet resume .*out\.parquet"):
         work.run(Run(command="fleet migrate"), stop)
     assert not out.exists()
@@ -171,7 +171,7 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "done", stopped)
+    monkeypatch.setattr(engine, "run_tasks", stopped)
     done = fleet("check", backups, "--results", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (130, "FleetInterrupted")
     assert done.stderr.count("\n") == 1
@@ -184,8 +184,8 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(
 
 def trouble(tmp_path: Path, *troubles: str, attempts: int = 3) -> list[dict[str, Any]]:
     """Return the rows of libraries that get into trouble while they are worked on."""
-    libraries = tuple(Library(source=str(tmp_path / f"{number} {one}")) for number, one in enumerate(troubles))
-    order = Order(command="check", options=(), libraries=libraries)
+    read_manifest = tuple(Library(source=str(tmp_path / f"{number} {one}")) for number, one in enumerate(troubles))
+    order = FleetOrder(command="check", options=(), libraries=read_manifest)
     out = tmp_path / "out.parquet"
     pool = partial(LocalPool, TROUBLE, 2)
     work = Fleet(order=order, path=out, pool=pool, attempts=attempts, pause_seconds=0.01)
@@ -220,37 +220,37 @@ def test_a_process_has_its_next_task_before_somebody_writes_down_how_one_ended()
         count = 1
 
         def __init__(self) -> None:
-            self.at_work: dict[Any, tuple[engine.Waiting, float]] = {}
+            self.at_work: dict[Any, tuple[engine.PendingTask, float]] = {}
 
-        def give(self, task: Task, one: engine.Waiting) -> None:
+        def give(self, task: Task, one: engine.PendingTask) -> None:
             given.append(task.number)
             self.at_work[task.number] = one, 0.0
 
-        def answers(self, seconds: float) -> Iterator[tuple[engine.Waiting, Ended]]:
+        def answers(self, seconds: float) -> Iterator[tuple[engine.PendingTask, TaskResult]]:
             for number in list(self.at_work):
-                yield self.at_work.pop(number)[0], Ended(status=0, document={}, seconds=0)
+                yield self.at_work.pop(number)[0], TaskResult(status=0, document={}, seconds=0)
 
         def close(self) -> None:
             """Nothing is open."""
 
     tasks = [Task(number=number, job=None) for number in range(3)]
-    ends = engine.done(tasks, AtOnce(), attempts=1, is_retried=is_retried)
+    ends = engine.run_tasks(tasks, AtOnce(), attempts=1, is_retried=is_retried)
     assert [(task.number, list(given)) for task, _ in ends] == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2])]
 
 
 def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
-    from regraft.fleet.run import exit_status
+    from regraft.fleet.run import fleet_exit_status
 
     def status(*statuses: int | None) -> int:
-        ends = [Ended(status=one, document={}, seconds=0) for one in statuses]
+        ends = [TaskResult(status=one, document={}, seconds=0) for one in statuses]
         library, task = Library(source="x"), Task(number=0, job=None)
         tally = Tally()
         for end in ends:
-            tally.add(results.rows_of(library, task, "check", end))
-        return exit_status(report_of(Run(command="fleet check"), tally))
+            tally.add(results.result_rows(library, task, "check", end))
+        return fleet_exit_status(make_report(Run(command="fleet check"), tally))
 
     assert [status(0), status(0, 1), status(1, 2, 0), status(2, 3), status(None, 0)] == [0, 1, 2, 3, 3]
-    assert is_retried(Ended(status=3, document={}, seconds=0))
+    assert is_retried(TaskResult(status=3, document={}, seconds=0))
 
 
 #: Options of a library, and what is said of them.
@@ -312,8 +312,8 @@ def test_results_of_somebody_else_bring_no_such_options(
     monkeypatch.chdir(tmp_path / "here")
     for number, order in enumerate(
         (
-            Order(command=command, options=tuple(words), libraries=(library,)),
-            Order(command=command, options=(), libraries=(library, own)),
+            FleetOrder(command=command, options=tuple(words), libraries=(library,)),
+            FleetOrder(command=command, options=(), libraries=(library, own)),
         )
     ):
         out = tmp_path / f"{number}.parquet"
@@ -358,7 +358,7 @@ def test_two_runs_do_not_work_on_one_fleet(backups: Path, tmp_path: Path) -> Non
     out = tmp_path / "out.parquet"
     assert fleet("check", f"{backups}/ann*", "--results", out, "-q").status == 1
     before = snapshot(tmp_path)
-    with results.held(out):
+    with results.lock_results(out):
         done = fleet("resume", out, "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
     assert "another process is at work" in done.document["error"]["message"]
@@ -367,15 +367,15 @@ def test_two_runs_do_not_work_on_one_fleet(backups: Path, tmp_path: Path) -> Non
 
 def test_a_torn_line_of_a_journal_is_passed_over(tmp_path: Path) -> None:
     out, library = tmp_path / "out.parquet", Library(source="x")
-    order = Order(command="check", options=(), libraries=(library, library, library))
-    ended = Ended(status=0, document={}, seconds=0)
-    rows = [results.rows_of(library, Task(number=number, job=None), "check", ended) for number in range(3)]
+    order = FleetOrder(command="check", options=(), libraries=(library, library, library))
+    ended = TaskResult(status=0, document={}, seconds=0)
+    rows = [results.result_rows(library, Task(number=number, job=None), "check", ended) for number in range(3)]
     with closing(results.Journal(out, order, [rows[0]])) as journal:
         journal.add(rows[2])
-    path = results.journal_of(out)
+    path = results.journal_path(out)
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([*lines[:2], b'[{"libr', *lines[2:]]))
-    assert results.read(out) == (order, {0: rows[0], 2: rows[2]})
+    assert results.read_results(out) == (order, {0: rows[0], 2: rows[2]})
 
 
 # --- manifests -------------------------------------------------------------------------------------------------------
@@ -408,9 +408,9 @@ def in_parquet(folder: Path) -> Path:
 
 @pytest.mark.parametrize("table", [in_csv, in_json, in_parquet])
 def test_a_table_says_source_target_and_options(table: Callable[[Path], Path], tmp_path: Path) -> None:
-    from regraft.fleet.manifest import libraries
+    from regraft.fleet.manifest import read_manifest
 
-    found = libraries(str(table(tmp_path)), str(tmp_path / "targets"), "", needs_target=True)
+    found = read_manifest(str(table(tmp_path)), str(tmp_path / "targets"), "", needs_target=True)
     assert found == [
         Library(
             source=str(tmp_path / "one"),
@@ -485,7 +485,7 @@ def test_relative_paths_mean_the_same_to_who_resumes(
 ) -> None:
     monkeypatch.chdir(backups)
     assert fleet("check", "ann*", "--results", tmp_path / "out.parquet", "-q").status == 1
-    order, _ = results.read(tmp_path / "out.parquet")
+    order, _ = results.read_results(tmp_path / "out.parquet")
     assert order.libraries == (Library(source=str(backups / "anna")),)
 
 

@@ -33,12 +33,12 @@ from lacking import (
 from planted_v2 import index
 from three_libraries import MORE, NAMES, WANTED, backfill, embeddings, is_filled, names_beside, resume, rows_in
 
-from regraft import areas
+from regraft.disk import writable
 from regraft.fleet import versions
 from regraft.fleet.engine import LocalPool
-from regraft.fleet.storage import place_of
+from regraft.fleet.storage import storage_path
 from regraft.formats.codex_mem import database, sidecar
-from repair.backfill.workers import CONTROL
+from repair.embedding.workers import CONTROL_TEXT
 
 # --- what is sent ----------------------------------------------------------------------------------------------------
 
@@ -66,22 +66,22 @@ def test_each_text_is_sent_once_and_each_library_filled(
 
 
 def test_libraries_in_a_store_are_filled_and_published(stores: Path, bucket: str, tmp_path: Path) -> None:
-    places = {name: place_of(f"{bucket}/{name}") for name in NAMES}
-    with areas.opened(tmp_path):
+    places = {name: storage_path(f"{bucket}/{name}") for name in NAMES}
+    with writable.allow_writes(tmp_path):
         for name, place in places.items():
-            versions.publish(place, stores / name, versions.NONE)
-    before = place_of(bucket).objects()
+            versions.publish_version(place, stores / name, versions.NO_VERSION)
+    before = storage_path(bucket).objects()
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server)
         words = ("--results", tmp_path / "out.parquet", "--config", config, "--workers", 1, "--json", "-y")
         dry = run_as_given("fleet", "backfill", bucket, *words, "--dry-run")
-        assert (dry.status, server.texts, place_of(bucket).objects()) == (0, [], before)
+        assert (dry.status, server.texts, storage_path(bucket).objects()) == (0, [], before)
         done = run_as_given("fleet", "backfill", bucket, *words)
     assert done.status == 0, done
     assert dry.document["sent"]["distinct"] == done.document["sent"]["distinct"] == len(WANTED) + 2
-    with areas.opened(tmp_path):
+    with writable.allow_writes(tmp_path):
         for name, place in places.items():
-            assert versions.fetch(place, tmp_path / "fetched" / name).number == 2
+            assert versions.fetch_library(place, tmp_path / "fetched" / name).number == 2
             assert is_filled(tmp_path / "fetched" / name)
     assert run("undo", tmp_path / "fetched" / "anna", "--yes").status == 0
     assert not is_filled(tmp_path / "fetched" / "anna")
@@ -215,7 +215,7 @@ def test_many_texts_that_are_rejected_are_not_sent_again_to_fill(stores: Path, t
     assert (done.status, done.document["libraries"]) == (1, {"all": 3, "worth-reading": 3})
     assert done.document["sent"]["failed"] == len(bad)
     # Once, while they were sent.
-    assert server.texts.count(CONTROL) == 1
+    assert server.texts.count(CONTROL_TEXT) == 1
     assert json.loads(rows_in(stores)["anna"]["totals"])["failed"] == len(bad)
 
 
@@ -417,7 +417,7 @@ def test_nothing_is_sent_without_consent(stores: Path, tmp_path: Path, monkeypat
         before = snapshot(tmp_path)
         command = ("fleet", "backfill", stores, "--results", tmp_path / "out.parquet", "--config", config, "--json")
         missing = run_as_given(*command)
-        monkeypatch.setattr("regraft.cli.fleet.confirmed", declined)
+        monkeypatch.setattr("regraft.cli.fleet.confirm_plan", declined)
         done = run_as_given(*command)
     codes = [one.document["error"]["code"] for one in (missing, done)]
     assert (missing.status, done.status, codes) == (2, 2, ["ConsentMissing", "Declined"])

@@ -19,9 +19,9 @@ from planted_v2 import index
 from three_libraries import NAMES, WANTED, backfill, is_filled, names_beside, resume, rows_in
 
 from regraft import identity
-from regraft.fleet.engine import Ended, Task, Waiting
-from repair.backfill.filling import Filling
-from repair.backfill.workers import Answer
+from regraft.fleet.engine import PendingTask, Task, TaskResult
+from repair.embedding.filling import Filling
+from repair.embedding.workers import BatchResult
 
 
 def of_another_length(stores: Path, tmp_path: Path, name: str) -> None:
@@ -136,7 +136,7 @@ def test_a_fill_that_a_full_disk_stopped_goes_on_where_it_is_tried_again(
     written = Filling._write
     calls: list[object] = []
 
-    def full_once(filling: Filling, answers: list[Answer]) -> None:
+    def full_once(filling: Filling, answers: list[BatchResult]) -> None:
         written(filling, answers)
         calls.append(answers)
         if len(calls) == 2:
@@ -173,7 +173,7 @@ def test_texts_that_a_library_got_meanwhile_are_of_the_next_run(stores: Path, tm
 class Stopped(fleet_work.HerePool):
     """Is stopped by Ctrl-C before a library has ended."""
 
-    def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
         """Stop."""
         signal.raise_signal(signal.SIGINT)
         yield from super().answers(seconds)
@@ -217,7 +217,7 @@ def test_results_that_cannot_be_written_keep_no_texts(
         for name in ("texts.sqlite", "compared.sqlite"):
             (folder / name).write_text("a text of somebody")
         with monkeypatch.context() as patch:
-            patch.setattr("regraft.fleet.results.write", full)
+            patch.setattr("regraft.fleet.results.write_results", full)
             assert resume(stores).status == 3
         assert [path.name for path in folder.iterdir()] == ["answers.sqlite"]
         # It had its limit, and the next one has it anew.
@@ -234,7 +234,7 @@ def test_texts_that_a_killed_run_gathered_go_with_the_next_end(
         assert backfill(stores, config, "--limit", 2).status == 0
         folder = tmp_path / "out.parquet.backfill"
         (folder / "compared.sqlite").write_text("a text of somebody")
-        monkeypatch.setattr("regraft.cli.fleet.confirmed", lambda *_, **__: False)
+        monkeypatch.setattr("regraft.cli.fleet.confirm_plan", lambda *_, **__: False)
         assert resume(stores).document["error"]["code"] == "Declined"
         assert [path.name for path in folder.iterdir()] == ["answers.sqlite"]
 
@@ -248,7 +248,7 @@ def test_the_settings_of_the_embedder_are_held_once(
     class Noting(fleet_work.HerePool):
         """Takes note of the settings that each task has."""
 
-        def give(self, task: Task, one: Waiting) -> None:
+        def give(self, task: Task, one: PendingTask) -> None:
             """Take note of a task."""
             told.append(task.job.embedder)
             super().give(task, one)

@@ -18,7 +18,7 @@ from fault_server import FaultServer, Reply, Request, right
 from harness import Outcome, run_as_given
 from lacking import LACKING, all_vectors, configured, library, many, taken_away, vectors
 
-from repair.backfill.fleet.on_ray import RaySending
+from repair.embedding.fleet_sending import RaySending
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 pytest.importorskip("ray.data", reason="what Ray Data needs is not installed")
@@ -89,7 +89,7 @@ def test_a_worker_that_is_killed_leaves_no_text_without_an_answer(
     joined: str, stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sending = partial(RaySending, sender=DeadlySender.dying_at(tmp_path / "died"))
-    monkeypatch.setattr("regraft.cli.fleet_backfill.RaySending", sending)
+    monkeypatch.setattr("regraft.cli.fleet.RaySending", sending)
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server, parallel=1, batch={"texts": 2})
         done = backfill(stores, config, joined, "--no-probe")

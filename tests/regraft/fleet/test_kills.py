@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from regraft import areas
-from regraft.fleet import staging, versions
-from regraft.fleet.commands import Job
-from regraft.fleet.engine import Ended
-from regraft.fleet.storage import Place, place_of
+from regraft.disk import writable
+from regraft.fleet import jobs, versions
+from regraft.fleet.engine import TaskResult
+from regraft.fleet.jobs import LibraryJob
+from regraft.fleet.storage import StoragePath, storage_path
 
 pytest.importorskip("fsspec")
 
@@ -42,28 +42,28 @@ class Mortal:
         return request
 
 
-def repaired(arguments: tuple[str, ...]) -> Ended:
+def repaired(arguments: tuple[str, ...]) -> TaskResult:
     """Change a library as a command does: once."""
     library = Path(arguments[-1])
     (library / "index.sqlite").write_bytes(b"repaired")
     (library / "raw" / "new.txt").write_bytes(b"new")
-    return Ended(status=0, document={}, seconds=0.1)
+    return TaskResult(status=0, document={}, seconds=0.1)
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Place:
+def library(tmp_path: Path) -> StoragePath:
     """Publish a library."""
-    place = place_of(f"memory://{tmp_path.name}/anna")
+    place = storage_path(f"memory://{tmp_path.name}/anna")
     folder = tmp_path / "first"
     (folder / "raw").mkdir(parents=True)
     for name in ("index.sqlite", "catalog.sqlite", "raw/a.txt", "raw/b.txt"):
         (folder / name).write_text(name)
-    with areas.opened(tmp_path):
-        assert versions.publish(place, folder, versions.NONE)
+    with writable.allow_writes(tmp_path):
+        assert versions.publish_version(place, folder, versions.NO_VERSION)
     return place
 
 
-def deaths(place: Place, monkeypatch: pytest.MonkeyPatch, *, is_after: bool) -> Iterator[int]:
+def deaths(place: StoragePath, monkeypatch: pytest.MonkeyPatch, *, is_after: bool) -> Iterator[int]:
     """Kill the work on a library at its first request, at its second one, and so on, until it comes to its end."""
     files = place._files
     stored, folders = dict(files.store), list(files.pseudo_dirs)
@@ -76,12 +76,14 @@ def deaths(place: Place, monkeypatch: pytest.MonkeyPatch, *, is_after: bool) -> 
         yield requests
 
 
-def is_killed(place: Place, files: Mortal, monkeypatch: pytest.MonkeyPatch) -> bool:
+def is_killed(place: StoragePath, files: Mortal, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Work on a library, and tell whether the process was killed on the way."""
     with monkeypatch.context() as patched:
-        patched.setattr(Place, "_files", files)
+        patched.setattr(StoragePath, "_files", files)
         try:
-            ended = staging.done(Job(command="repair", options=(), source=place.url, fleet="f"), repaired)
+            ended = jobs.run_library_job(
+                LibraryJob(command="repair", options=(), source=place.url, fleet="f"), repaired
+            )
         except Killed:
             return True
     assert ended.status == 0
@@ -90,30 +92,30 @@ def is_killed(place: Place, files: Mortal, monkeypatch: pytest.MonkeyPatch) -> b
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 def test_whenever_a_process_is_killed_the_next_one_comes_to_what_one_run_comes_to(
-    library: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_after: bool
+    library: StoragePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_after: bool
 ) -> None:
-    before = versions.latest(library)
+    before = versions.latest_version(library)
     count = 0
     for count in deaths(library, monkeypatch, is_after=is_after):
         # What counts is whole, the old or the new.
         there = tmp_path / f"{count} killed"
-        with areas.opened(there):
-            version = versions.fetch(library, there)
+        with writable.allow_writes(there):
+            version = versions.fetch_library(library, there)
         is_new = (there / "index.sqlite").read_bytes() == b"repaired"
         assert (there / "raw" / "new.txt").exists() == is_new
         assert version.number == before.number + is_new
 
-        ended = staging.done(Job(command="repair", options=(), source=library.url, fleet="f"), repaired)
+        ended = jobs.run_library_job(LibraryJob(command="repair", options=(), source=library.url, fleet="f"), repaired)
         assert ended.status == 0, count
-        last = versions.latest(library)
+        last = versions.latest_version(library)
         assert last.number == before.number + 1
         assert sorted(last.files) == ["catalog.sqlite", "index.sqlite", "raw/a.txt", "raw/b.txt", "raw/new.txt"]
         assert not any("lease" in name for name in library.objects())
         # What is left of the one that was killed goes with the next version.
-        with areas.opened(there):
-            versions.fetch(library, there / "again")
+        with writable.allow_writes(there):
+            versions.fetch_library(library, there / "again")
             (there / "again" / "index.sqlite").write_bytes(b"repaired again")
-            assert versions.publish(library, there / "again", last)
+            assert versions.publish_version(library, there / "again", last)
         folders = {name.split("/")[1] for name in library.objects() if name.count("/") > 1}
-        assert folders == {versions.latest(library).folder}
+        assert folders == {versions.latest_version(library).folder}
     assert count > 10

@@ -21,14 +21,14 @@ from faults import left_over, untouched
 from fleet_libraries import IN_FOLDER, OF_ARCHIVE, ONE_IN, Source, make
 from harness import NOW, REPO, nothing_opened, snapshot
 
-from regraft import areas, sqlite, workers
+from regraft.disk import sqlite, writable
 from regraft.fleet import results, versions
-from regraft.fleet.engine import Ended, LocalPool, Pool
+from regraft.fleet.engine import LocalPool, Pool, RayPool, TaskResult
 from regraft.fleet.manifest import Library
-from regraft.fleet.on_ray import RayPool
-from regraft.fleet.results import Order, Row
-from regraft.fleet.run import Fleet, job_of
-from regraft.fleet.storage import place_of
+from regraft.fleet.results import FleetOrder, ResultRow
+from regraft.fleet.run import Fleet, make_job
+from regraft.fleet.storage import storage_path
+from regraft.processes import pool as processes_pool
 from regraft.report.document import Run
 
 if sys.platform != "linux":
@@ -49,18 +49,18 @@ class Herd:
 
     folder: Path
     sources: list[Source]
-    ends: list[Ended]
+    ends: list[TaskResult]
     #: How many operations each command asks of its target's disk.
     operations: list[int]
 
-    def order(self, targets: Path) -> Order:
+    def order(self, targets: Path) -> FleetOrder:
         """Return the order to migrate all of them into a folder."""
         return order_of([source.path for source in self.sources], targets)
 
 
-def order_of(sources: list[Path], targets: Path) -> Order:
+def order_of(sources: list[Path], targets: Path) -> FleetOrder:
     libraries = tuple(Library(source=str(path), target=str(targets / path.name)) for path in sources)
-    return Order(command="migrate", options=("--now", NOW), libraries=libraries)
+    return FleetOrder(command="migrate", options=("--now", NOW), libraries=libraries)
 
 
 def one_after_the_other(folder: Path, count: int) -> Herd:
@@ -70,11 +70,11 @@ def one_after_the_other(folder: Path, count: int) -> Herd:
     ends, operations = [], []
     with pytest.MonkeyPatch.context() as patch:
         # As in the processes of a fleet.
-        patch.setattr(workers._State, "cores", 1)
+        patch.setattr(processes_pool._State, "cores", 1)
         for library in order.libraries:
             watching = Watching()
             with nothing_opened():
-                ends.append(watched(job_of(order, library), watching))
+                ends.append(watched(make_job(order, library), watching))
             operations.append(watching.count)
     return Herd(folder, sources, ends, operations)
 
@@ -93,9 +93,9 @@ def pool(request: pytest.FixtureRequest) -> partial[Pool]:
     return partial(RayPool, WORK, request.getfixturevalue("joined"), 2)
 
 
-def rows_of(path: Path) -> list[list[Row]]:
+def rows_of(path: Path) -> list[list[ResultRow]]:
     """Return the rows of each library: each has its own, once."""
-    order, found = results.read(path)
+    order, found = results.read_results(path)
     assert sorted(found) == list(range(len(order.libraries)))
     assert [sum(row.base is None for row in found[number]) for number in sorted(found)] == [1] * len(found)
     return [found[number] for number in sorted(found)]
@@ -127,7 +127,7 @@ def test_one_source_in_five_is_damaged_and_damage_shows(herd: Herd) -> None:
             assert shown(end) != shown(whole[source.kind]), source
 
 
-def shown(end: Ended) -> tuple[int | None, object, set[str]]:
+def shown(end: TaskResult) -> tuple[int | None, object, set[str]]:
     """Return how a command ended, what it has counted, and what it said of it."""
     return end.status, end.document.get("totals"), {one["code"] for one in end.document.get("warnings", ())}
 
@@ -146,7 +146,7 @@ def test_a_fleet_whose_processes_are_killed_leaves_what_one_after_the_other_leav
             assert found[0].attempts == min(times + 1, 3), herd.sources[number]
             assert (found[0].outcome == "killed") == (times == 3), herd.sources[number]
         # What was killed each time is what is left, beside what was refused.
-        again = Fleet(order=order, path=out, pool=pool, known=results.read(out)[1], pause_seconds=0.01)
+        again = Fleet(order=order, path=out, pool=pool, known=results.read_results(out)[1], pause_seconds=0.01)
         again.run(Run(command="fleet resume"))
 
     rows = rows_of(out)
@@ -182,7 +182,7 @@ def planned_kills(herd: Herd) -> dict[int, int]:
     return killed
 
 
-def assert_same(herd: Herd, number: int, found: list[Row], order: Order) -> None:
+def assert_same(herd: Herd, number: int, found: list[ResultRow], order: FleetOrder) -> None:
     """Assert that a library is what the command alone has made of it, byte for byte, and that its rows say so."""
     source, alone = herd.sources[number], herd.ends[number]
     target = Path(str(order.libraries[number].target))
@@ -234,7 +234,7 @@ def report_of(library: Path) -> dict[str, Any]:
 
 def assert_each_base_once(library: Path) -> None:
     """Assert that no base was put into its place twice, and that all runs have ended."""
-    with sqlite.reading(library / ".regraft" / "ledger.sqlite") as db:
+    with sqlite.open_readonly(library / ".regraft" / "ledger.sqlite") as db:
         steps = db.execute(
             "SELECT subject, count(*) FROM step"
             " WHERE state = 'done' AND subject NOT IN ('catalog', 'report') GROUP BY subject"
@@ -245,7 +245,7 @@ def assert_each_base_once(library: Path) -> None:
     assert {status for (status,) in runs} <= {"finished", "stopped"}
 
 
-def assert_nothing_beside(order: Order, herd: Herd) -> None:
+def assert_nothing_beside(order: FleetOrder, herd: Herd) -> None:
     """Assert that beside the libraries there is nothing in their folder."""
     folder = Path(str(order.libraries[0].target)).parent
     assert {path.name for path in folder.iterdir()} == {path.name for path in (herd.folder / "alone").iterdir()}
@@ -266,7 +266,7 @@ def test_a_fleet_that_is_killed_itself_is_gone_on_with_and_does_nothing_twice(he
     assert killed.returncode == -signal.SIGKILL
     assert not out.exists()
 
-    _, there = results.read(out)
+    _, there = results.read_results(out)
     known = dict(there)
     assert len(known) == count
     work = Fleet(order=order, path=out, pool=partial(LocalPool, WORK, 2), known=there, pause_seconds=0.01)
@@ -298,30 +298,30 @@ def test_in_a_store_libraries_are_those_on_disk_whenever_processes_are_killed(
     libraries = tuple(
         Library(source=str(source.path), target=f"{bucket}/{source.path.name}") for source in herd.sources
     )
-    order = Order(command="migrate", options=("--now", NOW), libraries=libraries, id="1")
+    order = FleetOrder(command="migrate", options=("--now", NOW), libraries=libraries, id="1")
     out, pool = tmp_path / "out.parquet", partial(RayPool, IN_STORE, joined, 2)
     with untouched(herd.folder / "sources", herd.folder / "alone"):
         Fleet(order=order, path=out, pool=pool, pause_seconds=0.01).run(Run(command="fleet migrate"))
 
-    there = place_of(bucket).objects()
+    there = storage_path(bucket).objects()
     for number, found in enumerate(rows_of(out)):
         source, alone = herd.sources[number], herd.ends[number]
         own = found[0]
         assert (own.exit_status, own.attempts) == (alone.status, 1 + (number in killed)), (source, own.message)
         assert own.code == (alone.document.get("error") or {}).get("code")
         reference = herd.folder / "alone" / source.path.name
-        place = place_of(f"{bucket}/{source.path.name}")
-        assert (versions.latest(place).number == 1) == reference.exists()
+        place = storage_path(f"{bucket}/{source.path.name}")
+        assert (versions.latest_version(place).number == 1) == reference.exists()
         if reference.exists():
-            with areas.opened(tmp_path):
-                versions.fetch(place, tmp_path / "fetched" / source.path.name)
+            with writable.allow_writes(tmp_path):
+                versions.fetch_library(place, tmp_path / "fetched" / source.path.name)
             assert content(tmp_path / "fetched" / source.path.name) == content(reference), source
     assert [left_of(source.path) for source in herd.sources] == [0] * len(herd.sources)
     assert [name for name in there if re.search(r"/lease-\d{6}\.json$", name)] == []
     # What is done is done: another fleet finds nothing left to do, and publishes nothing.
     again = msgspec.structs.replace(order, id="2")
     Fleet(order=again, path=tmp_path / "twice.parquet", pool=pool).run(Run(command="fleet migrate"))
-    assert place_of(bucket).objects() == there
+    assert storage_path(bucket).objects() == there
 
 
 # --- two fleets ------------------------------------------------------------------------------------------------------

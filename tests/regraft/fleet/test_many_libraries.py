@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from harness import run_as_given, snapshot
 
+from regraft.disk import sqlite
 from regraft.errors import WrongUsage
 from regraft.fleet import results
-from regraft.fleet.engine import Ended, Task, Waiting
+from regraft.fleet.engine import PendingTask, Task, TaskResult
 from regraft.fleet.manifest import Library
-from regraft.fleet.results import Journal, Order, Row
+from regraft.fleet.results import FleetOrder, Journal, ResultRow
 from regraft.fleet.run import Fleet, FleetReport
-from regraft.ledger import lock_file
 from regraft.report.document import Run, encoded
 
 COUNT = 50
@@ -34,24 +34,24 @@ class InstantPool:
     count, memory = 7, 1 << 40
 
     def __init__(self) -> None:
-        self.at_work: dict[Any, tuple[Waiting, float]] = {}
+        self.at_work: dict[Any, tuple[PendingTask, float]] = {}
 
-    def give(self, task: Task, one: Waiting) -> None:
+    def give(self, task: Task, one: PendingTask) -> None:
         self.at_work[task.number] = one, 0.0
 
-    def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
         ready, self.at_work = self.at_work, {}
         for number, (one, _) in ready.items():
             counts = {"read": number, "carried": number - number % 2, "skipped": {"orphan": number % 2}}
             bases = [{"id": f"{number}-{place}", "status": "completed", "rows": counts} for place in range(number % 3)]
             document = {"bases": bases, "totals": {"rows": counts}, "left": [{"finding": "base.failed", "count": 2}]}
-            yield one, Ended(status=STATUS.get(number % 5, 0), document=document, seconds=float(number % 10))
+            yield one, TaskResult(status=STATUS.get(number % 5, 0), document=document, seconds=float(number % 10))
 
     def close(self) -> None:
         self.at_work.clear()
 
 
-def order_of(folder: Path) -> Order:
+def order_of(folder: Path) -> FleetOrder:
     """Return an order of libraries whose sizes are in no order, some with options of their own."""
     libraries = []
     for number in range(COUNT):
@@ -59,17 +59,19 @@ def order_of(folder: Path) -> Order:
         source.write_bytes(b"x" * (number * 37 % COUNT))
         options = ("--base", f"{number}") if number % 7 == 0 else ()
         libraries.append(Library(source=str(source), target=str(folder / f"t{number}"), options=options))
-    return Order(command="migrate", options=("--carry-text",), libraries=tuple(libraries))
+    return FleetOrder(command="migrate", options=("--carry-text",), libraries=tuple(libraries))
 
 
 @pytest.fixture
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Order, Path, list[list[Row]], FleetReport]:
+def written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[FleetOrder, Path, list[list[ResultRow]], FleetReport]:
     """Run a fleet whose results take many row groups; give what became of each library, as the journal was told."""
     monkeypatch.setattr(results, "_GROUP_ROWS", 8)
-    told: list[list[Row]] = []
+    told: list[list[ResultRow]] = []
     add = Journal.add
 
-    def added(journal: Journal, rows: list[Row]) -> None:
+    def added(journal: Journal, rows: list[ResultRow]) -> None:
         told.append(rows)
         add(journal, rows)
 
@@ -79,22 +81,24 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Order, Pat
     return order, out, told, report
 
 
-def test_results_in_parts_are_those_that_were_told(written: tuple[Order, Path, list[list[Row]], FleetReport]) -> None:
+def test_results_in_parts_are_those_that_were_told(
+    written: tuple[FleetOrder, Path, list[list[ResultRow]], FleetReport],
+) -> None:
     order, out, told, _ = written
     assert pq.ParquetFile(out).metadata.num_row_groups > 10
     in_order = sorted(told, key=lambda rows: rows[0].library)
     assert told != in_order
     rows = [row for found in in_order for row in found]
-    columns = {name: [getattr(row, name) for row in rows] for name in Row.__struct_fields__}
+    columns = {name: [getattr(row, name) for row in rows] for name in ResultRow.__struct_fields__}
     assert pq.read_table(out).to_pydict() == columns
 
-    same, known = results.read(out)
+    same, known = results.read_results(out)
     assert same == order
     assert known == {found[0].library: found for found in told}
     assert known.good == {found[0].library for found in told if found[0].outcome == "done"}
 
 
-def test_the_report_is_what_the_rows_say(written: tuple[Order, Path, list[list[Row]], FleetReport]) -> None:
+def test_the_report_is_what_the_rows_say(written: tuple[FleetOrder, Path, list[list[ResultRow]], FleetReport]) -> None:
     _, _, told, report = written
     own = sorted((found[0] for found in told), key=lambda row: row.library)
     document = encoded(report)
@@ -113,9 +117,11 @@ def test_metadata_do_not_grow_with_libraries(tmp_path: Path) -> None:
         libraries = tuple(Library(source=str(tmp_path / f"{number}")) for number in range(count))
         out = tmp_path / f"{count}.parquet"
         pool = InstantPool
-        Fleet(order=Order(command="check", options=(), libraries=libraries), path=out, pool=pool).run(Run(command="x"))
+        Fleet(order=FleetOrder(command="check", options=(), libraries=libraries), path=out, pool=pool).run(
+            Run(command="x")
+        )
         sizes.append(len(pq.read_schema(out).metadata[b"regraft.fleet"]))
-        assert results.read(out)[0].libraries == libraries
+        assert results.read_results(out)[0].libraries == libraries
     assert sizes[0] == sizes[1]
 
 
@@ -124,7 +130,7 @@ def test_libraries_that_end_together_are_flushed_together_before_anything_is_wai
 ) -> None:
     flushed: list[int] = []
     order, out = order_of(tmp_path), tmp_path / "out.parquet"
-    journal, sync = results.journal_of(out), os.fsync
+    journal, sync = results.journal_path(out), os.fsync
 
     def lines() -> int:
         return journal.read_bytes().count(b"\n") - 1 if journal.exists() else 0
@@ -134,7 +140,7 @@ def test_libraries_that_end_together_are_flushed_together_before_anything_is_wai
         flushed.append(lines())
 
     class Looked(InstantPool):
-        def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+        def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
             assert not lines() or flushed[-1] == lines()
             yield from super().answers(seconds)
 
@@ -145,12 +151,13 @@ def test_libraries_that_end_together_are_flushed_together_before_anything_is_wai
 
 def test_a_journal_that_somebody_else_wrote_meanwhile_is_not_taken_for_the_one_that_was_read(tmp_path: Path) -> None:
     order, out = order_of(tmp_path), tmp_path / "out.parquet"
-    ended = Ended(status=0, document={}, seconds=0.0)
+    ended = TaskResult(status=0, document={}, seconds=0.0)
     rows = [
-        results.rows_of(order.libraries[number], Task(number=number, job=None), "migrate", ended) for number in range(2)
+        results.result_rows(order.libraries[number], Task(number=number, job=None), "migrate", ended)
+        for number in range(2)
     ]
     with closing(Journal(out, order, rows)):
-        _, known = results.read(out)
+        _, known = results.read_results(out)
     assert (known[1], len(known), 2 in known) == (rows[1], 2, False)
     with closing(Journal(out, order, rows[1:])):
         before = snapshot(tmp_path)
@@ -163,7 +170,7 @@ def test_a_journal_that_somebody_else_wrote_meanwhile_is_not_taken_for_the_one_t
 
 def in_parquet(path: Path, **columns: list[Any]) -> None:
     """Write a file that says it is of a fleet, with columns in the place of those that it had."""
-    whole = {name: [None] for name in Row.__struct_fields__} | {
+    whole = {name: [None] for name in ResultRow.__struct_fields__} | {
         "library": [0],
         "source": ["x"],
         "command": ["check"],
@@ -203,15 +210,15 @@ def test_rows_that_are_none_are_refused_when_they_are_read(columns: dict[str, An
 
 def test_a_line_of_a_journal_with_a_library_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
     order, out = order_of(tmp_path), tmp_path / "out.parquet"
-    ended = Ended(status=0, document={}, seconds=0.0)
-    [row] = results.rows_of(order.libraries[0], Task(number=0, job=None), "migrate", ended)
+    ended = TaskResult(status=0, document={}, seconds=0.0)
+    [row] = results.result_rows(order.libraries[0], Task(number=0, job=None), "migrate", ended)
     Journal(out, order, [[row]]).close()
-    with results.journal_of(out).open("ab") as file:
+    with results.journal_path(out).open("ab") as file:
         for number in (COUNT, -1):
-            [other] = results.rows_of(order.libraries[0], Task(number=number, job=None), "migrate", ended)
+            [other] = results.result_rows(order.libraries[0], Task(number=number, job=None), "migrate", ended)
             file.write(results.msgspec.json.encode([other]) + b"\n")
         file.write(b"[]\n")
-    assert results.read(out) == (order, {0: [row]})
+    assert results.read_results(out) == (order, {0: [row]})
 
 
 # --- what strangers wrote --------------------------------------------------------------------------------------------
@@ -232,7 +239,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("case", STRANGE)
 def test_a_journal_that_no_fleet_wrote_is_refused(tmp_path: Path, case: str) -> None:
-    results.journal_of(tmp_path / "out.parquet").write_text(STRANGE[case] + "\n")
+    results.journal_path(tmp_path / "out.parquet").write_text(STRANGE[case] + "\n")
     before = snapshot(tmp_path)
     done = run_as_given("fleet", "resume", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
@@ -242,25 +249,25 @@ def test_a_journal_that_no_fleet_wrote_is_refused(tmp_path: Path, case: str) -> 
 
 @pytest.mark.parametrize("counts", ['{"a": 1e3}', '{"a": -1}', '{"a": 99999999999999999999}', "[1]"])
 def test_a_row_whose_counts_are_none_is_worked_on_again(tmp_path: Path, counts: str) -> None:
-    order = Order(command="check", options=(), libraries=(Library(source="/x"), Library(source="/y")))
-    ended = Ended(status=0, document={}, seconds=1.0)
+    order = FleetOrder(command="check", options=(), libraries=(Library(source="/x"), Library(source="/y")))
+    ended = TaskResult(status=0, document={}, seconds=1.0)
     rows = [
-        results.rows_of(order.libraries[number], Task(number=number, job=None), "check", ended) for number in (0, 1)
+        results.result_rows(order.libraries[number], Task(number=number, job=None), "check", ended) for number in (0, 1)
     ]
     with closing(results.Journal(tmp_path / "out.parquet", order, rows)):
         pass
-    journal = results.journal_of(tmp_path / "out.parquet")
+    journal = results.journal_path(tmp_path / "out.parquet")
     first, second, third, _ = journal.read_text().split("\n")
     spoiled = second.replace('"findings":"{}"', f'"findings":{json.dumps(counts)}')
     assert spoiled != second
     journal.write_text("\n".join((first, spoiled, third, "")))
-    assert list(results.read(tmp_path / "out.parquet")[1]) == [1]
+    assert list(results.read_results(tmp_path / "out.parquet")[1]) == [1]
 
 
 def test_what_has_an_error_is_never_well() -> None:
     error = {"error": {"code": "AnswerUnfit", "message": "."}}
-    ended = Ended(status=1, document=error, seconds=1.0)
-    [row] = results.rows_of(Library(source="x"), Task(number=0, job=None), "backfill", ended)
+    ended = TaskResult(status=1, document=error, seconds=1.0)
+    [row] = results.result_rows(Library(source="x"), Task(number=0, job=None), "backfill", ended)
     assert (row.outcome, row.code) == ("refused", "AnswerUnfit")
     assert row.outcome not in results.GOOD
 
@@ -270,9 +277,9 @@ def test_a_lock_that_another_one_has_made_anew_is_not_had(tmp_path: Path, monkey
     out = tmp_path / "out.parquet"
     with monkeypatch.context() as patched:
         numbers = iter([1, 2])
-        patched.setattr(lock_file, "_file_number", lambda _: next(numbers))
-        with pytest.raises(WrongUsage, match="another process is at work"), results.held(out):
+        patched.setattr(sqlite, "_file_number", lambda _: next(numbers))
+        with pytest.raises(WrongUsage, match="another process is at work"), results.lock_results(out):
             pass
-    with results.held(out):
+    with results.lock_results(out):
         pass
     assert list(tmp_path.iterdir()) == []

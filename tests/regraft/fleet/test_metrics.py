@@ -17,16 +17,14 @@ from fleet_work import TROUBLE
 from harness import REPO, Outcome, run_as_given, snapshot
 from prometheus_client.parser import text_fd_to_metric_families
 
-from regraft import __version__, clock
-from regraft.errors import WrongUsage
+from regraft import __version__, identity
+from regraft.errors import FleetInterrupted, WrongUsage
 from regraft.fleet import results
-from regraft.fleet.engine import Ended, LocalPool, Task, Waiting
-from regraft.fleet.errors import FleetInterrupted
+from regraft.fleet.engine import LocalPool, PendingTask, Task, TaskResult
 from regraft.fleet.manifest import Library
-from regraft.fleet.metrics import Metrics
-from regraft.fleet.results import Order
+from regraft.fleet.metrics import BUCKETS, Metrics
+from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
-from regraft.fleet.tally import BUCKETS
 from regraft.report.document import Run
 
 SAMPLE = REPO / "sample_v1" / "backup"
@@ -124,7 +122,7 @@ def at_work(tmp_path: Path, *troubles: str, attempts: int = 3) -> tuple[Fleet, P
     out, path = tmp_path / "out.parquet", tmp_path / "fleet.prom"
     metrics = Metrics(path, out, command="check", engine="local", libraries=len(libraries))
     work = Fleet(
-        order=Order(command="check", options=(), libraries=libraries),
+        order=FleetOrder(command="check", options=(), libraries=libraries),
         path=out,
         pool=partial(LocalPool, TROUBLE, 2),
         attempts=attempts,
@@ -158,7 +156,7 @@ def test_a_run_that_is_stopped_has_its_metrics_and_the_next_one_counts_on(tmp_pa
     assert by_label(values, "libraries_ended_total") == {"done": 2}
     assert [values[name, ()] for name in ("libraries", "libraries_left", "finished", "workers")] == [4, 2, 0, 0]
 
-    _, known = results.read(work.path)
+    _, known = results.read_results(work.path)
     again, _ = at_work(tmp_path, "fine", "fine", "refused", "fine")
     again.known = known
     worked: list[object] = []
@@ -174,12 +172,12 @@ class SlowPool:
     count, memory = 2, 1 << 40
 
     def __init__(self, path: Path) -> None:
-        self.at_work: dict[Any, tuple[Waiting, float]] = {}
+        self.at_work: dict[Any, tuple[PendingTask, float]] = {}
         self.time = 0
         self.texts: dict[int, str] = {}
         self._path = path
 
-    def give(self, task: Task, one: Waiting) -> None:
+    def give(self, task: Task, one: PendingTask) -> None:
         self.at_work[task.number] = one, self.time
 
     def answers(self, seconds: float) -> Any:
@@ -188,7 +186,7 @@ class SlowPool:
         for number in list(self.at_work):
             if number or self.time >= 3_600:
                 one, _ = self.at_work.pop(number)
-                yield one, Ended(status=0, document={}, seconds=1.0)
+                yield one, TaskResult(status=0, document={}, seconds=1.0)
 
     def close(self) -> None:
         self.at_work.clear()
@@ -200,7 +198,7 @@ def test_the_file_is_kept_up_to_date_while_nothing_ends_and_not_more_often_than_
     work, path = at_work(tmp_path, "slow", "fast", "fast")
     pool = SlowPool(path)
     # The time of writing is part of the text: with the pool's clock, no two writes have the same text.
-    monkeypatch.setattr(clock, "now_ms", lambda: 1000 * (START + pool.time))
+    monkeypatch.setattr(identity, "now_ms", lambda: 1000 * (START + pool.time))
     work.metrics = Metrics(path, work.path, command="check", engine="local", libraries=3, now=lambda: pool.time)
     work.pool = lambda: pool
     work.run(Run(command="fleet check"))
@@ -221,7 +219,7 @@ def test_where_the_file_cannot_be_written_any_more_libraries_are_worked_on(
     (tmp_path / "metrics").mkdir()
     ended = results.Journal.add
 
-    def removed(journal: results.Journal, rows: list[results.Row]) -> None:
+    def removed(journal: results.Journal, rows: list[results.ResultRow]) -> None:
         ended(journal, rows)
         shutil.rmtree(tmp_path / "metrics")
 
@@ -313,7 +311,7 @@ def test_without_the_library_metrics_say_what_to_install(
 
 def test_where_no_process_is_to_be_had_nothing_is_written(backups: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
-    with results.held(out):
+    with results.lock_results(out):
         before = snapshot(tmp_path)
         done = fleet("check", backups, "--results", out, "--metrics", tmp_path / "fleet.prom", "--json")
         assert "another process is at work" in done.document["error"]["message"]

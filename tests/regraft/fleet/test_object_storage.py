@@ -16,12 +16,11 @@ from fleet_libraries import NOW, content, libraries_in
 from fleet_work import put_in_place
 from harness import REPO, Outcome, run, run_as_given, snapshot
 
-from regraft import areas
-from regraft.fleet import leases, staging, versions
-from regraft.fleet.commands import Job
-from regraft.fleet.engine import Ended
-from regraft.fleet.storage import Place, place_of
-from regraft.ledger import durable
+from regraft.disk import durable, writable
+from regraft.fleet import jobs, versions
+from regraft.fleet.engine import TaskResult
+from regraft.fleet.jobs import LibraryJob
+from regraft.fleet.storage import StoragePath, storage_path
 
 SAMPLE = REPO / "sample_v1"
 
@@ -64,15 +63,15 @@ def migrated(backups: Path, bucket: str, tmp_path: Path) -> str:
 
 def fetched(url: str, folder: Path) -> Path:
     """Copy a library of a store to a folder."""
-    with areas.opened(folder):
-        versions.fetch(place_of(url), folder)
+    with writable.allow_writes(folder):
+        versions.fetch_library(storage_path(url), folder)
     return folder
 
 
 def test_processes_of_a_fleet_work_in_a_store(in_processes: None, backups: Path, bucket: str, tmp_path: Path) -> None:
     done = fleet("migrate", backups, "--to", bucket, "--results", tmp_path / "out.parquet", "-q", "--workers", 2)
     assert done.status == 1
-    assert {name.split("/")[0] for name in place_of(bucket).objects()} == {"anna", "boris"}
+    assert {name.split("/")[0] for name in storage_path(bucket).objects()} == {"anna", "boris"}
 
 
 def test_a_library_in_a_store_is_the_one_on_disk(backups: Path, migrated: str, tmp_path: Path) -> None:
@@ -82,16 +81,16 @@ def test_a_library_in_a_store_is_the_one_on_disk(backups: Path, migrated: str, t
 
 
 def test_what_is_done_is_not_done_again(backups: Path, migrated: str, tmp_path: Path) -> None:
-    there = place_of(migrated).objects()
+    there = storage_path(migrated).objects()
     done = fleet(
         "migrate", backups, "--to", migrated, "--results", tmp_path / "again.parquet", "-q", "--", "--now", NOW
     )
-    assert (done.status, place_of(migrated).objects()) == (1, there)
+    assert (done.status, storage_path(migrated).objects()) == (1, there)
 
 
 def test_a_dry_run_leaves_nothing(backups: Path, bucket: str, tmp_path: Path) -> None:
     done = fleet("migrate", backups, "--to", bucket, "--results", tmp_path / "dry.parquet", "-q", "--", "--dry-run")
-    assert (done.status, place_of(bucket).objects()) == (1, {})
+    assert (done.status, storage_path(bucket).objects()) == (1, {})
 
 
 @pytest.mark.parametrize("kind", ["folder", "pattern", "csv", "jsonl", "parquet"])
@@ -102,13 +101,13 @@ def test_a_manifest_may_lie_in_a_store(migrated: str, bucket: str, tmp_path: Pat
     }
     manifest = {"folder": migrated, "pattern": f"{migrated}/*"}.get(kind, f"{bucket}/list.{kind}")
     if kind in texts:
-        place_of(manifest).put(texts[kind].encode())
+        storage_path(manifest).put(texts[kind].encode())
     elif kind == "parquet":
         import pyarrow as pa
 
         table = pa.table({"source": [f"{migrated}/anna", "libraries/boris"], "bytes": [5000, None]})
         pq.write_table(table, tmp_path / "list.parquet")
-        place_of(bucket).upload([(tmp_path / "list.parquet", "list.parquet")])
+        storage_path(bucket).upload([(tmp_path / "list.parquet", "list.parquet")])
     done = fleet("check", manifest, "--results", tmp_path / "out.parquet", "-q", "--", "--now", NOW)
     assert done.status == 1
     found = libraries_in(tmp_path / "out.parquet")
@@ -119,15 +118,15 @@ def test_a_manifest_may_lie_in_a_store(migrated: str, bucket: str, tmp_path: Pat
 
 
 def test_repairs_are_published_as_the_next_version(migrated: str, tmp_path: Path) -> None:
-    place = place_of(f"{migrated}/anna")
+    place = storage_path(f"{migrated}/anna")
     library = fetched(place.url, tmp_path / "damaged")
     index = next(library.rglob("index.sqlite"))
     with closing(sqlite3.connect(index)) as db, db:
         db.execute("DELETE FROM search_text_fts WHERE rowid IN (SELECT min(rowid) FROM search_text_fts)")
-    with areas.opened(library):
-        assert versions.publish(place, library, versions.latest(place))
+    with writable.allow_writes(library):
+        assert versions.publish_version(place, library, versions.latest_version(place))
     done = fleet("repair", f"{migrated}/a*", "--results", tmp_path / "out.parquet", "-q", "--yes")
-    assert (done.status, versions.latest(place).number) == (1, 3)
+    assert (done.status, versions.latest_version(place).number) == (1, 3)
     alone = run("repair", library, "--yes", "--json")
     assert alone.status == 1
     mended = fetched(place.url, tmp_path / "mended")
@@ -135,47 +134,49 @@ def test_repairs_are_published_as_the_next_version(migrated: str, tmp_path: Path
     # What takes it back came along.
     assert run("undo", mended, "--yes").status == 0
     assert fleet("repair", f"{migrated}/a*", "--results", tmp_path / "b.parquet", "-q", "--yes").status == 1
-    assert versions.latest(place).number == 3
+    assert versions.latest_version(place).number == 3
 
 
 def test_exports_go_to_a_store_and_over_what_they_wrote_before(migrated: str, bucket: str, tmp_path: Path) -> None:
     for name in ("one", "two"):
         done = fleet("export", migrated, "--to", f"{bucket}/units", "--results", tmp_path / f"{name}.parquet", "-q")
         assert done.status == 0, libraries_in(tmp_path / f"{name}.parquet")
-    place = place_of(f"{bucket}/units")
+    place = storage_path(f"{bucket}/units")
     place.download([("anna.parquet", tmp_path / "anna.parquet")])
     assert pq.read_table(tmp_path / "anna.parquet").num_rows > 10
-    place_of(f"{bucket}/units/anna.parquet").put(b"a stranger's")
+    storage_path(f"{bucket}/units/anna.parquet").put(b"a stranger's")
     done = fleet("export", migrated, "--to", f"{bucket}/units", "--results", tmp_path / "three.parquet", "-q")
     row = libraries_in(tmp_path / "three.parquet")["anna"]
     assert (done.status, row["code"]) == (2, "TargetNotWritable")
     assert row["message"].startswith(f"{bucket}/units/anna.parquet: cannot be written (it is there already")
-    assert place_of(f"{bucket}/units/anna.parquet").content() == b"a stranger's"
+    assert storage_path(f"{bucket}/units/anna.parquet").content() == b"a stranger's"
 
 
 def test_sources_in_a_store_are_read_only(backups: Path, bucket: str, tmp_path: Path) -> None:
     files = [path for path in (backups / "anna").rglob("*") if path.is_file()]
-    place_of(f"{bucket}/backups/anna").upload((path, path.relative_to(backups / "anna").as_posix()) for path in files)
-    place_of(f"{bucket}/backups").upload([(backups / "boris.zip", "boris.zip")])
-    before = place_of(bucket).objects()
+    storage_path(f"{bucket}/backups/anna").upload(
+        (path, path.relative_to(backups / "anna").as_posix()) for path in files
+    )
+    storage_path(f"{bucket}/backups").upload([(backups / "boris.zip", "boris.zip")])
+    before = storage_path(bucket).objects()
     done = fleet(
         "migrate", f"{bucket}/backups", "--to", tmp_path / "libraries", "--results", tmp_path / "out.parquet", "-q",
         "--", "--now", NOW,
     )  # fmt: skip
-    assert (done.status, place_of(bucket).objects()) == (1, before)
+    assert (done.status, storage_path(bucket).objects()) == (1, before)
     for name, source in (("anna", backups / "anna"), ("boris", backups / "boris.zip")):
         run("migrate", source, "--to", tmp_path / name, "--now", NOW)
         assert content(tmp_path / "libraries" / name) == content(tmp_path / name)
 
 
 def test_a_target_that_is_not_a_library_is_refused_as_on_disk(backups: Path, bucket: str, tmp_path: Path) -> None:
-    place_of(f"{bucket}/libraries/anna/holiday.jpg").put(b"1")
-    before = place_of(bucket).objects()
+    storage_path(f"{bucket}/libraries/anna/holiday.jpg").put(b"1")
+    before = storage_path(bucket).objects()
     manifest = tmp_path / "one.jsonl"
     manifest.write_text(f'{{"source": "backups/anna", "target": "{bucket}/libraries/anna"}}\n')
     fleet("migrate", manifest, "--results", tmp_path / "out.parquet", "-q")
     [row] = libraries_in(tmp_path / "out.parquet").values()
-    assert (row["outcome"], place_of(bucket).objects()) == ("refused", before)
+    assert (row["outcome"], storage_path(bucket).objects()) == ("refused", before)
     assert str(bucket) in row["message"]
 
 
@@ -196,7 +197,7 @@ def test_a_store_that_is_away_stops_its_libraries_and_resume_goes_on(
     assert rows["anna"]["message"].startswith(f"{bucket}/anna/regraft-library could not be read or written (")
     files.clear_instance_cache()
     assert fleet("resume", out, "-q").status == 1
-    assert {name.split("/")[0] for name in place_of(bucket).objects()} == {"anna", "boris"}
+    assert {name.split("/")[0] for name in storage_path(bucket).objects()} == {"anna", "boris"}
 
 
 def test_a_bucket_that_is_not_there_is_refused(backups: Path, bucket: str, tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_what_cannot_be_meant_is_refused_and_nothing_written(bucket: str, tmp_pa
     done = fleet(*(word.format(**names) for word in words), "--results", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
     assert message in done.document["error"]["message"]
-    assert (snapshot(tmp_path), place_of(bucket).objects()) == (before, {})
+    assert (snapshot(tmp_path), storage_path(bucket).objects()) == (before, {})
 
 
 def test_without_a_client_nothing_is_begun(backups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +271,8 @@ def test_a_target_may_be_a_file_as_a_url(backups: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["..zip", "...zip", "a\\..\\b.zip"])
 def test_an_object_without_a_name_for_a_target_is_refused(bucket: str, tmp_path: Path, name: str) -> None:
-    place_of(f"{bucket}/x").put(b"")
-    (place_of(bucket) / "in" / name).put(b"zip")
+    storage_path(f"{bucket}/x").put(b"")
+    (storage_path(bucket) / "in" / name).put(b"zip")
     done = fleet(
         "migrate", f"{bucket}/in/*.zip", "--to", tmp_path / "out", "--results", tmp_path / "out.parquet", "--json"
     )  # fmt: skip
@@ -281,21 +282,21 @@ def test_an_object_without_a_name_for_a_target_is_refused(bucket: str, tmp_path:
 
 
 def test_a_mistake_in_a_table_of_a_store_is_said_with_its_row(bucket: str, tmp_path: Path) -> None:
-    place_of(f"{bucket}/list.csv").put(b"source,place\nx,y\n")
+    storage_path(f"{bucket}/list.csv").put(b"source,place\nx,y\n")
     done = fleet("check", f"{bucket}/list.csv", "--results", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
     assert "list.csv, library 1: place is none of its columns" in done.document["error"]["message"]
 
 
 def test_a_library_whose_version_would_lead_out_is_refused(bucket: str) -> None:
-    place_of(f"{bucket}/a/regraft-library/000001.json").put(b"{}")
-    ended = staging.done(Job(command="check", options=(), source=f"{bucket}/a"), pytest.fail)
+    storage_path(f"{bucket}/a/regraft-library/000001.json").put(b"{}")
+    ended = jobs.run_library_job(LibraryJob(command="check", options=(), source=f"{bucket}/a"), pytest.fail)
     assert (ended.status, ended.document["error"]["code"]) == (2, "LibraryUnsafe")
 
 
 def test_an_archive_that_is_gone_is_missed(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "size", lambda _: 5)
-    ended = staging.done(Job(command="check", options=(), source=f"{bucket}/a.zip"), pytest.fail)
+    monkeypatch.setattr(StoragePath, "size", lambda _: 5)
+    ended = jobs.run_library_job(LibraryJob(command="check", options=(), source=f"{bucket}/a.zip"), pytest.fail)
     assert (ended.status, ended.document["error"]["code"]) == (2, "SourceNotFound")
 
 
@@ -308,33 +309,33 @@ def test_what_a_process_that_was_killed_left_is_removed(
     monkeypatch.setattr(tempfile, "tempdir", str(copies))
     seen: list[int] = []
 
-    def look(arguments: tuple[str, ...]) -> Ended:
+    def look(arguments: tuple[str, ...]) -> TaskResult:
         library = Path(arguments[-1])
         seen.append(sum(path.name == library.name for path in copies.rglob("*")))
         shutil.copytree(library, library.parent.parent.parent / "left by a kill" / library.name)
-        return Ended(status=2, document={}, seconds=0.1)
+        return TaskResult(status=2, document={}, seconds=0.1)
 
     with monkeypatch.context() as patched:
         patched.setattr(durable, "remove_tree", lambda *_: None)
         for _ in range(2):
-            staging.done(job(migrated, fleet="f"), look)
-    staging.done(job(migrated, fleet="f"), look)
+            jobs.run_library_job(job(migrated, fleet="f"), look)
+    jobs.run_library_job(job(migrated, fleet="f"), look)
     assert seen[-1] == 1
     (copies / "regraft-fleet-f" / "x").mkdir(parents=True)
-    staging.clear("f")
+    jobs.remove_copies("f")
     assert list(copies.iterdir()) == []
 
 
 # --- two at once -----------------------------------------------------------------------------------------------------
 
 
-def job(migrated: str, **options: Any) -> Job:
-    return Job(command="repair", options=(), source=f"{migrated}/anna", **options)
+def job(migrated: str, **options: Any) -> LibraryJob:
+    return LibraryJob(command="repair", options=(), source=f"{migrated}/anna", **options)
 
 
 def test_what_another_fleet_works_on_waits_for_it(migrated: str) -> None:
-    with leases.held(place_of(f"{migrated}/anna"), "another"):
-        ended = staging.done(job(migrated, fleet="this"), lambda _: pytest.fail("it was worked on"))
+    with versions.hold_lease(storage_path(f"{migrated}/anna"), "another"):
+        ended = jobs.run_library_job(job(migrated, fleet="this"), lambda _: pytest.fail("it was worked on"))
     assert (ended.status, ended.document["error"]["code"]) == (3, "LibraryHeld")
     assert 0 < ended.wait_seconds <= 61
 
@@ -343,49 +344,51 @@ def test_of_two_that_work_on_a_library_one_publishes_and_the_other_comes_after_i
     migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One was long asleep, and its lease has run out; both do their work on the same version."""
-    place = place_of(f"{migrated}/anna")
+    place = storage_path(f"{migrated}/anna")
 
     def changing(name: str) -> Any:
-        def run(arguments: tuple[str, ...]) -> Ended:
+        def run(arguments: tuple[str, ...]) -> TaskResult:
             (Path(arguments[-1]) / name).write_text(name)
-            return Ended(status=0, document={}, seconds=0.1)
+            return TaskResult(status=0, document={}, seconds=0.1)
 
         return run
 
-    def asleep(arguments: tuple[str, ...]) -> Ended:
+    def asleep(arguments: tuple[str, ...]) -> TaskResult:
         with monkeypatch.context() as patched:
-            patched.setattr(leases, "_demand_free", lambda *_: None)
-            assert staging.done(job(migrated, fleet="this"), changing("this")).status == 0
+            patched.setattr(versions, "_demand_free", lambda *_: None)
+            assert jobs.run_library_job(job(migrated, fleet="this"), changing("this")).status == 0
         return changing("asleep")(arguments)
 
-    ended = staging.done(job(migrated, fleet="asleep"), asleep)
+    ended = jobs.run_library_job(job(migrated, fleet="asleep"), asleep)
     assert (ended.status, ended.document["error"]["code"]) == (3, "LibraryChanged")
-    version = versions.latest(place)
+    version = versions.latest_version(place)
     assert version.number == 2
     assert "this" in version.files
     assert "asleep" not in version.files
     assert all("lease" not in name for name in place.objects())
-    assert staging.done(job(migrated, fleet="asleep"), changing("asleep")).status == 0
-    assert versions.latest(place).files.keys() >= {"this", "asleep"}
+    assert jobs.run_library_job(job(migrated, fleet="asleep"), changing("asleep")).status == 0
+    assert versions.latest_version(place).files.keys() >= {"this", "asleep"}
 
 
 def test_what_was_stopped_or_refused_is_not_published(migrated: str) -> None:
-    place = place_of(f"{migrated}/anna")
+    place = storage_path(f"{migrated}/anna")
 
-    def stopped(arguments: tuple[str, ...]) -> Ended:
+    def stopped(arguments: tuple[str, ...]) -> TaskResult:
         (Path(arguments[-1]) / "half").write_text("half")
-        return Ended(status=3, document={"error": {"code": "StoppedBySystem", "message": arguments[-1]}}, seconds=0.1)
+        return TaskResult(
+            status=3, document={"error": {"code": "StoppedBySystem", "message": arguments[-1]}}, seconds=0.1
+        )
 
-    ended = staging.done(job(migrated), stopped)
+    ended = jobs.run_library_job(job(migrated), stopped)
     assert (ended.status, ended.document["error"]["message"]) == (3, f"{migrated}/anna")
-    assert versions.latest(place).number == 1
+    assert versions.latest_version(place).number == 1
 
 
 def test_a_disk_that_is_full_stops_a_library(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Place, "download", full)
-    ended = staging.done(job(migrated), lambda _: pytest.fail("it was worked on"))
+    monkeypatch.setattr(StoragePath, "download", full)
+    ended = jobs.run_library_job(job(migrated), lambda _: pytest.fail("it was worked on"))
     assert (ended.status, ended.document["error"]["code"]) == (3, "StoppedBySystem")
     assert "No space left" in ended.document["error"]["message"]

@@ -11,9 +11,9 @@ from fleet_work import TROUBLE
 from harness import run_as_given
 
 from regraft.fleet import results
+from regraft.fleet.engine import RayPool
 from regraft.fleet.manifest import Library
-from regraft.fleet.on_ray import RayPool
-from regraft.fleet.results import Order
+from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
 from regraft.report.document import Run
 
@@ -32,8 +32,8 @@ def test_a_cluster_comes_to_what_one_machine_comes_to(joined: str, tmp_path: Pat
             "--", "--now", "2026-01-31T12:00:00Z",
         )  # fmt: skip
         assert done.status == 1, done.stderr
-    order, local = results.read(tmp_path / "local.parquet")
-    same, on_ray = results.read(tmp_path / "ray.parquet")
+    order, local = results.read_results(tmp_path / "local.parquet")
+    same, on_ray = results.read_results(tmp_path / "ray.parquet")
     assert (order.libraries, on_ray.keys()) == (same.libraries, local.keys())
     for number, rows in local.items():
         for one, other in zip(rows, on_ray[number], strict=True):
@@ -48,11 +48,11 @@ def test_a_cluster_comes_to_what_one_machine_comes_to(joined: str, tmp_path: Pat
 def test_a_worker_that_is_killed_takes_only_its_library_along(joined: str, tmp_path: Path) -> None:
     troubles = ("fine", "killed", "killed once", "full once", "refused")
     libraries = tuple(Library(source=str(tmp_path / f"{number} {one}")) for number, one in enumerate(troubles))
-    order, out = Order(command="check", options=(), libraries=libraries), tmp_path / "out.parquet"
+    order, out = FleetOrder(command="check", options=(), libraries=libraries), tmp_path / "out.parquet"
     pool = partial(RayPool, TROUBLE, joined, 2)
     Fleet(order=order, path=out, pool=pool, attempts=2, pause_seconds=0.01).run(Run(command="fleet check"))
 
-    rows = [found[0] for _, found in sorted(results.read(out)[1].items())]
+    rows = [found[0] for _, found in sorted(results.read_results(out)[1].items())]
     assert [row.outcome for row in rows] == ["done", "killed", "done", "done", "refused"]
     assert [row.attempts for row in rows] == [1, 2, 2, 2, 1]
 

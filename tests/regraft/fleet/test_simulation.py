@@ -14,7 +14,7 @@ import pytest
 from benchmarks.fleet_parts import PARTS
 from benchmarks.fleet_simulation import Assumed, Attempt, Course, Driver, Libraries, line_of, simulated
 from regraft.fleet import engine
-from regraft.fleet.engine import Ended, Task, Waiting
+from regraft.fleet.engine import PendingTask, Task, TaskResult
 
 
 class VirtualPool:
@@ -22,22 +22,22 @@ class VirtualPool:
 
     def __init__(self, count: int, attempts: dict[tuple[int, int], Attempt]) -> None:
         self.count, self.memory, self._attempts = count, 1 << 40, attempts
-        self.at_work: dict[Any, tuple[Waiting, float]] = {}
+        self.at_work: dict[Any, tuple[PendingTask, float]] = {}
         self.now = 0.0
         self.begun: list[tuple[int, int]] = []
         self._given = 0
 
-    def give(self, task: Task, one: Waiting) -> None:
+    def give(self, task: Task, one: PendingTask) -> None:
         self._given += 1
         seconds, fails = self._attempts[task.number, one.attempt]
         self.at_work[self.now + seconds, self._given, fails] = one, self.now
         self.begun.append((task.number, one.attempt))
 
-    def answers(self, seconds: float) -> Iterator[tuple[Waiting, Ended]]:
+    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
         self.now = max(self.now, min(self.now + seconds, min(self.at_work)[0]))
         for key in sorted(key for key in self.at_work if key[0] <= self.now):
             one, begun = self.at_work.pop(key)
-            yield one, Ended(status=None if key[2] else 0, document={}, seconds=key[0] - begun)
+            yield one, TaskResult(status=None if key[2] else 0, document={}, seconds=key[0] - begun)
 
     def close(self) -> None:
         self.at_work.clear()
@@ -65,7 +65,7 @@ def test_the_simulation_begins_what_the_engine_begins(seed: int, workers: int, m
     pool = VirtualPool(workers, attempts)
     monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: pool.now, sleep=pool.sleep))
     tasks = [Task(number=number, job=None, bytes=size) for number, size in enumerate(sizes)]
-    ended = list(engine.done(tasks, pool, attempts=3, is_retried=lambda _: False))
+    ended = list(engine.run_tasks(tasks, pool, attempts=3, is_retried=lambda _: False))
 
     course = simulated(sizes, lambda number, tried: attempts[number, tried], workers, is_traced=True)
 

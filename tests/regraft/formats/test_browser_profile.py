@@ -32,7 +32,7 @@ from faults import files_of, line, untouched
 from harness import NOW, run
 from patience import NEVER_SECONDS
 
-from regraft.records import replace
+from regraft.identity import replace
 
 #: Names that no base has any more: in Latin-1, and not. No part of them comes twice, so that they stay whole in a
 #: packed table.

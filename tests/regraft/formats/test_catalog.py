@@ -16,8 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from v1 import LLM, MODEL, Library, Row, Source, base, carried, file, folder, migrate, note, opened, pack, page
 
-from regraft.formats.cherry_v2 import order_keys
-from regraft.formats.cherry_v2.order_keys import key_after, order_key
+from regraft.formats import order_keys
+from regraft.formats.order_keys import key_after, order_key
 
 # --- rows ----------------------------------------------------------------------------------------------------------
 

@@ -37,8 +37,8 @@ from chromium_files import (
 )
 from leveldb_files import BYTEWISE, Entry, Folder, TableSpec, added, batch, log, removed, varint
 
+from regraft.disk.trees import FolderTree
 from regraft.formats.chromium import Found, StorageDamaged, StoredText, StoreRows, read_key, read_stores
-from regraft.tree import FolderTree
 
 KEY = "persist:cherry-studio"
 ORIGINS = ("file://", "http://127.0.0.1:8765")

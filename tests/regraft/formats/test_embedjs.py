@@ -18,14 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regraft import sqlite
-from regraft.formats.cherry_v1 import embedjs
-from regraft.formats.cherry_v1.embedjs import VECTORS
-from regraft.formats.vector_numbers import is_finite
-from regraft.formats.vector_survey import MISSING, UNSUPPORTED, StoreProblem, Survey
+from regraft.disk import sqlite
+from regraft.formats.cherry_v1 import layout
+from regraft.formats.cherry_v1.layout import VECTOR_TABLE
+from regraft.formats.vector_checks import is_finite
+from regraft.formats.vector_survey import MISSING, UNSUPPORTED, StoreProblem, VectorSurvey
 from regraft.formats.vector_table import check_file
 
-rows, survey = VECTORS.rows, VECTORS.survey
+rows, survey = VECTOR_TABLE.rows, VECTOR_TABLE.survey
 
 #: As embedjs writes it.
 SCHEMA = """CREATE TABLE vectors (id TEXT PRIMARY KEY, pageContent TEXT UNIQUE, uniqueLoaderId TEXT NOT NULL,
@@ -55,11 +55,11 @@ def simple(count: int, loader: str = "L") -> list[Row]:
 
 
 def streamed(path: Path, runs: list[tuple[int, int]], vector_bytes: int) -> list[tuple[str, bytes]]:
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         return list(rows(db, runs, vector_bytes))
 
 
-def runs_of(found: Survey, loader: str | None) -> list[tuple[int, int]]:
+def runs_of(found: VectorSurvey, loader: str | None) -> list[tuple[int, int]]:
     flat = list(found.loaders[loader].runs)
     return list(zip(flat[::2], flat[1::2], strict=True))
 
@@ -104,7 +104,7 @@ def test_survey_of_a_plain_store(tmp_path: Path) -> None:
 
 def test_an_empty_table_has_no_vectors(tmp_path: Path) -> None:
     found = survey(store(tmp_path / "base", []))
-    assert found == Survey()
+    assert found == VectorSurvey()
     assert found.vector_bytes is None
 
 
@@ -187,9 +187,9 @@ def test_vectors_that_are_not_finite_are_a_kind_of_their_own(tmp_path: Path, vec
     }
     assert (found.lengths, found.vector_bytes) == ({8: 3}, 8)
     assert streamed(path, [(1, 3)], 8) == [("b", floats(1, 1))]
-    with sqlite.reading(path) as db:
-        every = list(embedjs.VECTORS.rows(db, [(1, 3)], 8, any_number=True))
-        texts = list(embedjs.VECTORS.rows_and_texts(db, [(1, 3)], 8))
+    with sqlite.open_readonly(path) as db:
+        every = list(layout.VECTOR_TABLE.rows(db, [(1, 3)], 8, any_number=True))
+        texts = list(layout.VECTOR_TABLE.rows_and_texts(db, [(1, 3)], 8))
     assert every == [("a", vector), ("b", floats(1, 1)), ("c", vector)]
     assert texts == [("a", None), ("b", floats(1, 1)), ("c", None)]
 
@@ -238,7 +238,7 @@ def test_tallies_by_kind(tmp_path: Path) -> None:
 
 
 def test_most_vectors_decide_and_the_first_row_breaks_a_tie(tmp_path: Path) -> None:
-    def of(name: str, *lengths: int) -> Survey:
+    def of(name: str, *lengths: int) -> VectorSurvey:
         table = [(f"L_{n}", f"t{n}", "L", "s", floats(*[1.0] * length)) for n, length in enumerate(lengths)]
         return survey(store(tmp_path / name, table))
 
@@ -427,7 +427,7 @@ def test_bodies_that_are_no_text_are_read_as_text(tmp_path: Path, body: Any, tex
 
 def test_rows_come_one_by_one(tmp_path: Path) -> None:
     path = store(tmp_path / "base", simple(3))
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         stream = rows(db, [(1, 3)], 8)
         assert isinstance(stream, Iterator)
         assert next(stream)[0] == "text 0"
@@ -435,7 +435,7 @@ def test_rows_come_one_by_one(tmp_path: Path) -> None:
         stream.close()
 
 
-VECTORS = st.one_of(
+VECTOR_TABLE = st.one_of(
     st.none(),
     st.sampled_from([b"", "text", 7, b"123", floats(1), floats(0, 0), floats(1, 2), floats(3, 4), floats(1, 2, 3)]),
 )
@@ -445,7 +445,7 @@ TABLES = st.lists(
         st.one_of(st.none(), st.text(st.characters(codec="utf-8"), max_size=6)),
         st.sampled_from(["A", "B", "Ç", "", None, 3]),
         st.sampled_from(["s", " ", None]),
-        VECTORS,
+        VECTOR_TABLE,
     ),
     max_size=25,
 )
@@ -647,7 +647,7 @@ def test_rows_in_the_log_are_read_and_the_log_is_left_alone(tmp_path: Path) -> N
     work.mkdir()
     found = survey(path, work)
     assert found.rows == 5
-    with sqlite.reading(path, work=work) as db:
+    with sqlite.open_readonly(path, work=work) as db:
         assert len(list(work.iterdir())) == 1
         assert [body for body, _ in rows(db, runs_of(found, "L"), 8)] == [f"text {n}" for n in range(5)]
     assert state_of(path.parent) == before
@@ -722,5 +722,5 @@ def test_a_file_that_somebody_writes_is_still_read(tmp_path: Path) -> None:
 
 def test_nothing_can_be_written_through_a_reading_connection(tmp_path: Path) -> None:
     for path in (store(tmp_path / "plain", simple(1)), with_log(tmp_path)):
-        with sqlite.reading(path) as db, pytest.raises(apsw.ReadOnlyError):
+        with sqlite.open_readonly(path) as db, pytest.raises(apsw.ReadOnlyError):
             db.execute("DELETE FROM vectors")

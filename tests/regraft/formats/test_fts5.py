@@ -18,16 +18,26 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from regraft import areas, crew, sqlite
-from regraft.crew import Crew
+from regraft.disk import sqlite, writable
 from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
-from regraft.formats.fts5 import Index, Sorting, words
-from regraft.formats.fts5.jobs import Page, read_pages, write_pages
-from regraft.formats.fts5.records import AVERAGES, STRUCTURE, IndexSegment, SpliceRefused, Structure, varints
-from regraft.testing.texts import texts
+from regraft.formats.fts5 import Index, Sorting, building
+from regraft.formats.fts5.records import (
+    AVERAGES,
+    STRUCTURE,
+    IndexSegment,
+    Page,
+    SpliceRefused,
+    Structure,
+    read_pages,
+    varints,
+    write_pages,
+)
+from regraft.processes import pool
+from regraft.processes.pool import ProcessPool
+from regraft.testing.strategies import texts
 
 _ENGLISH = [
     f"The keeper of light {number} writes: wind from the west, {number * 7} lamps, A_b%c" for number in range(60)
@@ -59,7 +69,7 @@ _CORPORA = {
 
 
 def _file(path: Path, bodies: list[str]) -> None:
-    with areas.opened(path.parent), sqlite.writing(path, create=True) as db:
+    with writable.allow_writes(path.parent), sqlite.open_writable(path, create=True) as db:
         for statement in (*schema.TABLES, schema.ROWID_INDEX, schema.FULL_TEXT):
             db.execute(statement)
         db.executemany(
@@ -82,11 +92,11 @@ class _Filling:
         path, scratch = self.folder / "spliced.sqlite", self.folder / "scratch"
         _file(path, self.bodies)
         scratch.mkdir()
-        with areas.opened(self.folder), crews.of_threads(1) as helpers, sqlite.writing(path) as db:
+        with writable.allow_writes(self.folder), crews.of_threads(1) as helpers, sqlite.open_writable(path) as db:
             made = Sorting(
                 scratch,
                 helpers,
-                arguments=schema.WORDS,
+                arguments=schema.FULL_TEXT_ARGUMENTS,
                 run_characters=self.run_characters,
                 range_bytes=self.run_characters,
             )
@@ -125,7 +135,7 @@ def _answers(path: Path, queries: list[str]) -> list[object]:
 def _plain(folder: Path, bodies: list[str]) -> Path:
     path = folder / "plain.sqlite"
     _file(path, bodies)
-    with areas.opened(folder), sqlite.writing(path) as db:
+    with writable.allow_writes(folder), sqlite.open_writable(path) as db:
         rebuild_full_text(db)
     return path
 
@@ -166,7 +176,7 @@ def test_a_spliced_index_follows_what_is_changed_later(
     path, is_spliced = _Filling(folder, bodies, 40).run()
     assert is_spliced
 
-    with areas.opened(folder), sqlite.writing(path) as db, schema.full_text_kept(db):
+    with writable.allow_writes(folder), sqlite.open_writable(path) as db, schema.full_text_triggers(db):
         for edit in edits:
             db.execute("DELETE FROM search_text WHERE fts_rowid = ?", (edit,))
             db.execute("UPDATE search_text SET text = text || 'changed' WHERE fts_rowid = ?", (edit + 1,))
@@ -184,19 +194,19 @@ def test_a_spliced_index_follows_what_is_changed_later(
 
 
 def test_several_processes_fill_an_index_of_many_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    if crew.cores() == 1:
+    if pool.usable_cores() == 1:
         pytest.skip("one core alone")
     bodies = [f"{number} {_ENGLISH[number % 60]} {_CHINESE[number % 60]} " * 60 for number in range(1_100)]
     path = tmp_path / "index.sqlite"
     _file(path, bodies)
     before = set(tmp_path.iterdir())
 
-    with caplog.at_level(logging.INFO), areas.opened(tmp_path), sqlite.writing(path) as db:
+    with caplog.at_level(logging.INFO), writable.allow_writes(tmp_path), sqlite.open_writable(path) as db:
         rebuild_full_text(db)
         _demand_sound(db)
         segments = db.execute("SELECT count(DISTINCT segid) FROM search_text_fts_idx").get
 
-    assert sum(len(body.encode()) for body in bodies) > words.LEAST_BYTES
+    assert sum(len(body.encode()) for body in bodies) > building.LEAST_BYTES
     assert segments == 1
     assert "alone" not in caplog.text
     assert set(tmp_path.iterdir()) == before
@@ -204,7 +214,7 @@ def test_several_processes_fill_an_index_of_many_texts(tmp_path: Path, caplog: p
 
 def test_fts5_looks_through_an_index_where_it_is_asked_to(tmp_path: Path) -> None:
     path, _ = _Filling(tmp_path, _ENGLISH).run()
-    with areas.opened(tmp_path):
+    with writable.allow_writes(tmp_path):
         index.verify_full_text(path, "base")
         with closing(apsw.Connection(str(path))) as db:
             db.execute("UPDATE search_text SET text = 'other words' WHERE fts_rowid = 7")
@@ -220,7 +230,7 @@ def _spliced(folder: Path, bodies: list[str], *, page_bytes: int, run_characters
     """Return a file with an index from sorted words and one that FTS5 filled, with pages of some length."""
     path, scratch = folder / "both.sqlite", folder / "scratch"
     scratch.mkdir()
-    with areas.opened(folder), crews.of_threads(1) as helpers, sqlite.writing(path, create=True) as db:
+    with writable.allow_writes(folder), crews.of_threads(1) as helpers, sqlite.open_writable(path, create=True) as db:
         db.execute("CREATE TABLE bodies (id INTEGER PRIMARY KEY, text TEXT)")
         db.executemany("INSERT INTO bodies VALUES (?, ?)", enumerate(bodies, 1))
         for name in ("ours", "theirs"):
@@ -230,7 +240,7 @@ def _spliced(folder: Path, bodies: list[str], *, page_bytes: int, run_characters
         made = Sorting(
             scratch,
             helpers,
-            arguments=schema.WORDS,
+            arguments=schema.FULL_TEXT_ARGUMENTS,
             run_characters=run_characters,
             range_bytes=1,
             page_bytes=page_bytes,
@@ -354,7 +364,7 @@ class _Refused:
     """An index of English texts that is to be filled from other things than its texts."""
 
     folder: Path
-    arguments: str = schema.WORDS
+    arguments: str = schema.FULL_TEXT_ARGUMENTS
     scratch: str = "."
 
     def run(self, rows: list[tuple[int, str]], before: str = "SELECT 1") -> None:
@@ -363,7 +373,7 @@ class _Refused:
         _file(path, _ENGLISH)
         with closing(apsw.Connection(str(path))) as db:
             db.execute(before)
-        with areas.opened(self.folder), crews.of_threads(1) as helpers, sqlite.writing(path) as db:
+        with writable.allow_writes(self.folder), crews.of_threads(1) as helpers, sqlite.open_writable(path) as db:
             made = Sorting(self.folder / self.scratch, helpers, arguments=self.arguments)
             for number, body in rows:
                 made.add(number, body)
@@ -374,12 +384,20 @@ class _Refused:
 _NUMBERED = list(enumerate(_ENGLISH, 1))
 _OTHER_FORMAT = "UPDATE search_text_fts_config SET v = 5 WHERE k = 'version'"
 _REFUSED = {
-    "rows that do not rise": (schema.WORDS, [(-number, body) for number, body in _NUMBERED], "do not rise"),
-    "rows that are too high": (schema.WORDS, [(number << 40, body) for number, body in _NUMBERED], "too high"),
-    "missing rows": (schema.WORDS, _NUMBERED[1:], "not as many rows"),
-    "other words": (schema.WORDS, [(number, "zzzz" * 9) for number, _ in _NUMBERED], "rows instead of"),
+    "rows that do not rise": (
+        schema.FULL_TEXT_ARGUMENTS,
+        [(-number, body) for number, body in _NUMBERED],
+        "do not rise",
+    ),
+    "rows that are too high": (
+        schema.FULL_TEXT_ARGUMENTS,
+        [(number << 40, body) for number, body in _NUMBERED],
+        "too high",
+    ),
+    "missing rows": (schema.FULL_TEXT_ARGUMENTS, _NUMBERED[1:], "not as many rows"),
+    "other words": (schema.FULL_TEXT_ARGUMENTS, [(number, "zzzz" * 9) for number, _ in _NUMBERED], "rows instead of"),
     "another tokenizer": ("text, tokenize = 'unicode61'", _NUMBERED, "does not make trigrams"),
-    "half a character": (schema.WORDS, [*_NUMBERED[1:], (61, "\ud800")], "surrogates not allowed"),
+    "half a character": (schema.FULL_TEXT_ARGUMENTS, [*_NUMBERED[1:], (61, "\ud800")], "surrogates not allowed"),
 }
 
 
@@ -406,8 +424,8 @@ def test_a_process_that_is_killed_leaves_the_work_to_fts5(tmp_path: Path, caplog
     path = tmp_path / "index.sqlite"
     _file(path, _ENGLISH)
     here, there = Pipe()
-    with caplog.at_level(logging.INFO), areas.opened(tmp_path), sqlite.writing(path) as db:
-        made = Sorting(tmp_path, Crew(lambda: [here]), arguments=schema.WORDS)
+    with caplog.at_level(logging.INFO), writable.allow_writes(tmp_path), sqlite.open_writable(path) as db:
+        made = Sorting(tmp_path, ProcessPool(lambda: [here]), arguments=schema.FULL_TEXT_ARGUMENTS)
         made.add(1, _ENGLISH[0])
         there.close()
         assert not made.splice_into(db, _INDEX, lambda _: None)
@@ -421,8 +439,8 @@ def test_a_process_that_is_killed_at_work_leaves_it_to_fts5(tmp_path: Path, capl
     path = tmp_path / "index.sqlite"
     _file(path, _ENGLISH)
     here, there = Pipe()
-    with caplog.at_level(logging.INFO), areas.opened(tmp_path), sqlite.writing(path) as db:
-        made = Sorting(tmp_path, Crew(lambda: [here]), arguments=schema.WORDS)
+    with caplog.at_level(logging.INFO), writable.allow_writes(tmp_path), sqlite.open_writable(path) as db:
+        made = Sorting(tmp_path, ProcessPool(lambda: [here]), arguments=schema.FULL_TEXT_ARGUMENTS)
         made.add(1, _ENGLISH[0])
         made.end()
         there.close()
@@ -497,7 +515,7 @@ def test_a_list_of_segments_of_another_form_is_refused(record: bytes, reason: st
 
 
 def test_records_have_the_numbers_that_fts5_gives_them(tmp_path: Path) -> None:
-    with sqlite.reading(_plain(tmp_path, _ENGLISH)) as db:
+    with sqlite.open_readonly(_plain(tmp_path, _ENGLISH)) as db:
         structure = bytes(db.execute("SELECT block FROM search_text_fts_data WHERE id = ?", (STRUCTURE,)).get)
         averages = bytes(db.execute("SELECT block FROM search_text_fts_data WHERE id = ?", (AVERAGES,)).get)
 

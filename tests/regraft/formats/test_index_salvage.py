@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from index_damage import BASE, DAMAGES, DIMENSIONS, KEYS, NOW_MS, PAGE, IndexFile, Rows, damaged, rows_of, write
 
-from regraft import areas, identity
+from regraft import identity
+from regraft.disk import writable
 from regraft.formats.cherry_v2.salvage import Expected, Refused, Tally, salvaged
 from regraft.formats.index import IndexStore
 
@@ -32,7 +33,7 @@ CONTENT = 2
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     place = tmp_path_factory.mktemp("salvage")
-    with areas.opened(place):
+    with writable.allow_writes(place):
         yield place
 
 

@@ -28,7 +28,7 @@ from v1 import sha, vector_of
 from regraft import errors, identity
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import IndexStore, opening
-from regraft.formats.cherry_v2.index import rebuild as rebuilding
+from regraft.formats.cherry_v2.index import store as rebuilding
 from regraft.text import utf16_len
 
 PROFILE = GOLDEN / "profile_upgraded"
@@ -215,7 +215,7 @@ def test_create_and_read_only_exclude_each_other(path: Path) -> None:
 
 
 def test_a_file_that_another_program_has_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regraft.sqlite.BUSY_TIMEOUT_MS", 20)
+    monkeypatch.setattr("regraft.disk.sqlite.BUSY_TIMEOUT_MS", 20)
     IndexStore(path, BASE, create=True).close()
     with direct(path) as db:
         db.execute("BEGIN EXCLUSIVE")
@@ -712,7 +712,7 @@ def test_reading_beside_an_own_writer_keeps_its_lock(path: Path) -> None:
 
 
 def test_writers_wait_for_each_other_and_then_say_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regraft.sqlite.BUSY_TIMEOUT_MS", 20)
+    monkeypatch.setattr("regraft.disk.sqlite.BUSY_TIMEOUT_MS", 20)
     with IndexStore(path, BASE, create=True) as store:
         put(store, "a", "old")
         with direct(path) as db:

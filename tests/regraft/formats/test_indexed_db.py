@@ -47,18 +47,10 @@ from chromium_files import (
 from harness import HERE, snapshot
 from leveldb_files import BYTEWISE, Folder, TableSpec, batch, varint
 
+from regraft.disk.trees import FolderTree, ZipTree
 from regraft.formats.chromium import Found, StorageDamaged, StoreRows, read_stores
-from regraft.formats.chromium.damage import Malformed
-from regraft.formats.chromium.idb_coding import (
-    ExternalObject,
-    Places,
-    Prefix,
-    external_objects,
-    row_order,
-    split_key,
-)
-from regraft.formats.chromium.leveldb import LevelDb
-from regraft.tree import FolderTree, ZipTree
+from regraft.formats.chromium.indexed_db import ExternalObject, Places, Prefix, external_objects, row_order, split_key
+from regraft.formats.chromium.leveldb import LevelDb, Malformed
 
 STORES = {FILES: "files", BLOCKS: "message_blocks", NOTES: "knowledge_notes"}
 WANTED = ("files", "knowledge_notes")

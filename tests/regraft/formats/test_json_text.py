@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regraft.formats import json_text
-from regraft.formats.json_text import MOST_DIGITS, JsonProblem, decode, fields, harmless, is_null, loads, unwrapped
+from regraft.formats.json_text import (
+    MAX_EXACT_DIGITS,
+    JsonProblem,
+    decode,
+    is_null,
+    loads,
+    read_fields,
+    replace_lone_surrogates,
+    unwrap_string,
+)
 
 QUICK = settings(max_examples=examples(120), deadline=None)
 
@@ -135,18 +144,18 @@ def test_every_spelling_of_a_text_reads_as_that_text(text: tuple[bytes, str]) ->
 @given(spelled_texts())
 def test_text_is_mended_in_place_and_keeps_its_length(text: tuple[bytes, str]) -> None:
     buffer = bytearray(text[0])
-    view = harmless(buffer)
+    view = replace_lone_surrogates(buffer)
     assert len(buffer) == len(text[0])
     assert bytes(view) == bytes(buffer)
     again = bytearray(buffer)
-    harmless(again)
+    replace_lone_surrogates(again)
     assert again == buffer
 
 
 def test_healthy_text_is_not_touched() -> None:
     healthy = r'{"a":"\ud83d\ude00 \\ud83d 中"}'.encode()
     buffer = bytearray(healthy)
-    assert bytes(harmless(buffer)) == healthy
+    assert bytes(replace_lone_surrogates(buffer)) == healthy
     assert buffer == healthy
 
 
@@ -158,7 +167,7 @@ def test_raw_surrogates_become_replacement_characters() -> None:
 
 def test_a_byte_order_mark_is_passed_over() -> None:
     assert read(b'\xef\xbb\xbf{"a": "\\ud83d"}') == {"a": "\ufffd"}
-    assert fields(bytearray(b'\xef\xbb\xbf[{"key": "a", "value": 1}]'), ("a",)) == {"a": msgspec.Raw(b"1")}
+    assert read_fields(bytearray(b'\xef\xbb\xbf[{"key": "a", "value": 1}]'), ("a",)) == {"a": msgspec.Raw(b"1")}
     assert read(b'"\xef\xbb\xbf"') == "\ufeff"
 
 
@@ -238,31 +247,31 @@ def test_text_in_text_is_unwrapped(depth: int, value: dict[str, Any]) -> None:
     text = json.dumps(value)
     for _ in range(depth):
         text = json.dumps(text)
-    assert decode(unwrapped(msgspec.Raw(text.encode())), Any) == mended(value)
+    assert decode(unwrap_string(msgspec.Raw(text.encode())), Any) == mended(value)
 
 
 def test_a_surrogate_torn_at_every_level_is_mended() -> None:
     inner = r'{"name": "\ud83d"}'
-    assert decode(unwrapped(msgspec.Raw(json.dumps(inner).encode())), Any) == {"name": "\ufffd"}
+    assert decode(unwrap_string(msgspec.Raw(json.dumps(inner).encode())), Any) == {"name": "\ufffd"}
     raw_inside = json.dumps('{"name": "\ud83d"}')
-    assert decode(unwrapped(msgspec.Raw(raw_inside.encode())), Any) == {"name": "\ufffd"}
+    assert decode(unwrap_string(msgspec.Raw(raw_inside.encode())), Any) == {"name": "\ufffd"}
 
 
 def test_unwrapping_leaves_what_it_is_given_alone() -> None:
     raw = msgspec.Raw(rb'"\"\\ud83d\""')
-    assert bytes(unwrapped(raw)) == "\ufffd".encode()
+    assert bytes(unwrap_string(raw)) == "\ufffd".encode()
     assert bytes(raw) == rb'"\"\\ud83d\""'
 
 
 @pytest.mark.parametrize("text", [b'"', b'"\\"', rb'"\"open"', rb'"\q"'])
 def test_a_broken_text_in_a_text_is_a_problem(text: bytes) -> None:
     with pytest.raises(JsonProblem, match=r"truncated|malformed|escape"):
-        unwrapped(msgspec.Raw(text))
+        unwrap_string(msgspec.Raw(text))
 
 
 @pytest.mark.parametrize("text", [b"{}", b"[]", b"null", b"1", b" { } "])
 def test_plain_values_are_not_unwrapped(text: bytes) -> None:
-    assert bytes(unwrapped(msgspec.Raw(text))) == text
+    assert bytes(unwrap_string(msgspec.Raw(text))) == text
 
 
 # --- fields --------------------------------------------------------------------------------------------------------
@@ -270,63 +279,63 @@ def test_plain_values_are_not_unwrapped(text: bytes) -> None:
 
 def test_only_the_fields_asked_for_are_returned_and_unparsed() -> None:
     text = bytearray(rb'{"big": [1, 2, {"x": "\ud83d"}], "b": {"c": [1]}, "a": null, "d": "\ude00"}')
-    found = fields(text, ("a", "b", "missing"))
+    found = read_fields(text, ("a", "b", "missing"))
     assert {name: bytes(raw) for name, raw in found.items()} == {"a": b"null", "b": b'{"c": [1]}'}
     assert is_null(found["a"])
     assert not is_null(found["b"])
 
 
 def test_fields_of_fields() -> None:
-    outer = fields(bytearray(rb'{"outer": {"inner": ["\ud83d"]}}'), ("outer",))
-    inner = fields(outer["outer"], ("inner",))
+    outer = read_fields(bytearray(rb'{"outer": {"inner": ["\ud83d"]}}'), ("outer",))
+    inner = read_fields(outer["outer"], ("inner",))
     assert json.loads(bytes(inner["inner"])) == ["\ufffd"]
 
 
 @pytest.mark.parametrize("name", ["a", "persist:cherry-studio", "with space", "", "中", "field_0"])
 def test_fields_of_any_name(name: str) -> None:
-    assert {key: bytes(raw) for key, raw in fields(bytearray(json.dumps({name: 1}).encode()), (name,)).items()} == {
-        name: b"1"
-    }
+    assert {
+        key: bytes(raw) for key, raw in read_fields(bytearray(json.dumps({name: 1}).encode()), (name,)).items()
+    } == {name: b"1"}
 
 
 def test_the_last_of_equal_names_counts_as_in_javascript() -> None:
-    assert bytes(fields(bytearray(b'{"a": 1, "a": 2}'), ("a",))["a"]) == b"2"
-    assert bytes(fields(bytearray(b'[{"key": "a", "value": 1}, {"key": "a", "value": 2}]'), ("a",))["a"]) == b"2"
+    assert bytes(read_fields(bytearray(b'{"a": 1, "a": 2}'), ("a",))["a"]) == b"2"
+    assert bytes(read_fields(bytearray(b'[{"key": "a", "value": 1}, {"key": "a", "value": 2}]'), ("a",))["a"]) == b"2"
 
 
 def test_a_list_of_entries_reads_as_an_object() -> None:
     text = b"""[{"key": "files", "value": [{"id": "f"}]}, {"value": 1}, {"key": 7, "value": 2}, {"key": null},
                 {"key": "empty"}, {"key": "other", "value": {}, "more": 1}, {"key": ["files"], "value": 3}]"""
-    found = fields(bytearray(text), ("files", "empty", "absent"))
+    found = read_fields(bytearray(text), ("files", "empty", "absent"))
     assert {name: bytes(raw) for name, raw in found.items()} == {"files": b'[{"id": "f"}]', "empty": b"null"}
 
 
 @pytest.mark.parametrize("blank", [b"", b" ", b"\n\t\r ", b" " * 200])
 def test_white_space_before_a_list_of_entries_is_passed_over(blank: bytes) -> None:
-    assert bytes(fields(bytearray(blank + b'[{"key": "a", "value": 1}]'), ("a",))["a"]) == b"1"
+    assert bytes(read_fields(bytearray(blank + b'[{"key": "a", "value": 1}]'), ("a",))["a"]) == b"1"
 
 
 def test_nothing_asked_for_is_still_read_for_damage() -> None:
-    assert fields(bytearray(b'{"a": 1}'), ()) == {}
+    assert read_fields(bytearray(b'{"a": 1}'), ()) == {}
     with pytest.raises(JsonProblem, match="truncated"):
-        fields(bytearray(b'{"a": 1'), ())
+        read_fields(bytearray(b'{"a": 1'), ())
 
 
 @pytest.mark.parametrize("text", [b"[]", b"[1]", b"[null]", b'[["a", 1]]', b'["a"]'])
 def test_a_list_of_other_things_has_no_fields(text: bytes) -> None:
-    assert fields(bytearray(text), ("a",)) == {}
+    assert read_fields(bytearray(text), ("a",)) == {}
 
 
 @pytest.mark.parametrize("text", [b"1", b'"text"', b"null", b"true"])
 def test_neither_object_nor_entries(text: bytes) -> None:
     with pytest.raises(JsonProblem, match="Expected `object`"):
-        fields(bytearray(text), ("a",))
+        read_fields(bytearray(text), ("a",))
 
 
 @pytest.mark.parametrize("digits", [400, 401, 4_300, 4_301, 100_000])
 def test_whole_numbers_of_any_length(digits: int) -> None:
     text = b"9" * digits
-    expected: Any = int(text) if digits <= MOST_DIGITS else float("inf")
+    expected: Any = int(text) if digits <= MAX_EXACT_DIGITS else float("inf")
     assert loads(b'{"a": [%s, -%s]}' % (text, text)) == {"a": [expected, -expected]}
     assert read(b'{"a": %s}' % text)["a"] in (expected, int(text) if digits <= 4_300 else expected)
 
@@ -346,7 +355,7 @@ def test_long_texts_are_unwrapped_in_pieces_that_cut_nothing_in_two(piece: int, 
         inner = {"value": value}
         for text in (json.dumps(json.dumps(inner)), json.dumps(json.dumps(inner, ensure_ascii=False))):
             raw = msgspec.Raw(text.encode("utf-8", "surrogatepass"))
-            assert decode(unwrapped(raw), Any) == mended(inner)
+            assert decode(unwrap_string(raw), Any) == mended(inner)
 
 
 @pytest.mark.parametrize(
@@ -355,4 +364,4 @@ def test_long_texts_are_unwrapped_in_pieces_that_cut_nothing_in_two(piece: int, 
 def test_a_text_in_text_that_is_broken_is_refused_in_pieces_too(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_text, "_PIECE_BYTES", 2)
     with pytest.raises(JsonProblem):
-        unwrapped(msgspec.Raw(text))
+        unwrap_string(msgspec.Raw(text))

@@ -29,13 +29,24 @@ from leveldb_files import (
     varint,
 )
 
-from regraft.formats.chromium.damage import Bytes, Found, Malformed, StorageChanged, StorageDamaged
-from regraft.formats.chromium.damage import varint as read_varint
-from regraft.formats.chromium.leveldb import PAUSES, LevelDb, read_leveldb
-from regraft.formats.chromium.leveldb_log import LogReader, Record, batch_records
-from regraft.formats.chromium.leveldb_manifest import read_manifest
-from regraft.formats.chromium.leveldb_table import Table, unsnapped
-from regraft.tree import FolderTree, ZipTree
+from regraft.disk.trees import FolderTree, ZipTree
+from regraft.formats.chromium.leveldb import (
+    PAUSES,
+    Bytes,
+    Found,
+    LevelDb,
+    LogReader,
+    Malformed,
+    Record,
+    StorageChanged,
+    StorageDamaged,
+    Table,
+    batch_records,
+    read_leveldb,
+    read_manifest,
+    unsnapped,
+)
+from regraft.formats.chromium.leveldb import varint as read_varint
 
 
 class Between:

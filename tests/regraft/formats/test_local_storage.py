@@ -10,9 +10,9 @@ from chromium_files import local_key, local_text
 from harness import HERE, snapshot
 from leveldb_files import Folder, TableSpec, batch
 
+from regraft.disk.trees import FolderTree, ZipTree
 from regraft.formats.chromium import Found, StorageDamaged, StoredText, read_key
 from regraft.formats.chromium.local_storage import _Entries
-from regraft.tree import FolderTree, ZipTree
 
 KEY = "persist:cherry-studio"
 REAL = HERE / "chromium_profile.zip"

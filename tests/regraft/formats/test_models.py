@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from regraft.formats.cherry_v2.catalog import ModelRow, ProviderRow
-from regraft.formats.cherry_v2.models import ModelChoice, ModelOverrides, Models, is_model_id, unique_model_id
+from regraft.formats.cherry_v2.models import ModelChoice, ModelOverrides, ModelResolver, is_model_id, unique_model_id
 from regraft.report import notices
 
 ACME = {
@@ -21,8 +21,8 @@ EMBED = ModelRow(id="acme::embed", provider_id="acme", model_id="embed", name="E
 ACME_ROW = ProviderRow("acme", "Acme Inc.", is_enabled=True)
 
 
-def models(*providers: Any, **model_overrides: Any) -> Models:
-    return Models(list(providers), ModelOverrides(**model_overrides))
+def models(*providers: Any, **model_overrides: Any) -> ModelResolver:
+    return ModelResolver(list(providers), ModelOverrides(**model_overrides))
 
 
 def named(model: Any, provider: Any = "acme", **more: Any) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def codes(choice: ModelChoice) -> list[str]:
     return [notice.code for notice in choice.notices]
 
 
-def unused(found: Models) -> list[str]:
-    said = list(found.unused_words())
+def unused(found: ModelResolver) -> list[str]:
+    said = list(found.unused_overrides())
     assert {notice.code for notice in said} <= {notices.OPTION_UNUSED}
     return [notice.message for notice in said]
 
@@ -180,7 +180,7 @@ def test_no_key_ever_reaches_the_catalog() -> None:
 
 
 def test_without_a_models_slice_every_named_model_exists() -> None:
-    found = Models(None, ModelOverrides())
+    found = ModelResolver(None, ModelOverrides())
     choice = found.embedding(named(" embed ", name="Embed", group="g"), "b1")
     assert choice.id == "acme::embed"
     assert choice.model == ModelRow(id="acme::embed", provider_id="acme", model_id="embed", name="Embed", group="g")
@@ -352,7 +352,7 @@ def test_what_a_rerank_model_can_do() -> None:
         id="acme::rank", provider_id="acme", model_id="rank", name="rank", group=None, capabilities=("rerank",)
     )
     # One model for both: no base could be searched by meaning with a model that cannot embed.
-    both = Models([ACME], ModelOverrides(), [named("rank"), None, "odd"]).rerank(named("rank"), "b1")
+    both = ModelResolver([ACME], ModelOverrides(), [named("rank"), None, "odd"]).rerank(named("rank"), "b1")
     assert both.model == ModelRow(
         id="acme::rank", provider_id="acme", model_id="rank", name="rank", group=None, capabilities=("embedding",)
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regraft.formats.cherry_v2.okf import Snapshot, leading_line, note_snapshot, strip_block, url_snapshot
+from regraft.formats.okf import Snapshot, leading_line, note_snapshot, strip_block, url_snapshot
 from regraft.text import trim
 
 QUICK = settings(max_examples=200, deadline=None)

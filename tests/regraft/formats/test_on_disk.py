@@ -15,14 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from v1 import Row, base, carried, folder, opened
 
-from migrators.cherry_v1 import disk_hints, file_texts
-from migrators.cherry_v1.disk_hints import real_paths
+from migrators.cherry_v1 import file_matching
 from migrators.cherry_v1.draft import draft_library
-from migrators.cherry_v1.file_texts import ENCODINGS, WIDE_ENCODINGS, WantedText, cleaned, json_form
-from regraft import links
+from migrators.cherry_v1.file_matching import (
+    ENCODINGS,
+    WIDE_ENCODINGS,
+    WantedLoaders,
+    clean_text,
+    find_file_paths,
+    normalize_json,
+)
+from regraft.disk import links
 from regraft.formats.cherry_v1.state import V1State
 from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_survey import LoaderRows, Survey, Tally
+from regraft.formats.vector_survey import LoaderRows, RowTally, VectorSurvey
 
 SAMPLE = REPO / "sample_v1"
 CHINESE = "新华社北京电：这是一段中文文本，用来测试编码的。后面还有很多很多很多很多很多很多很多很多话。\r\n"
@@ -60,11 +66,11 @@ def look_for(place: Path | str, sources: dict[str, str | None]) -> dict[str, Pat
     )
     [draft] = draft_library(state, ModelOverrides()).bases
     found = {
-        loader: LoaderRows(rows=1, source=source, kinds={16: Tally(1, 1)})
+        loader: LoaderRows(rows=1, source=source, kinds={16: RowTally(1, 1)})
         for loader, source in sources.items()
         if source is not None
     }
-    return real_paths(draft, Survey(rows=len(found), loaders={**found}, lengths={16: len(found)}))
+    return find_file_paths(draft, VectorSurvey(rows=len(found), loaders={**found}, lengths={16: len(found)}))
 
 
 # --- encodings -----------------------------------------------------------------------------------------------------
@@ -138,7 +144,7 @@ def test_a_snippet_never_hides_a_file_that_matches(encoding: str, text: str, sta
     raw = (start + text).encode(encoding, "replace")
     read = raw.decode(encoding, "replace")
     loader = f"TextLoader_{digest(read)}"
-    assert loader in set(WantedText({loader: snippet(read)}).of_file(raw, ".txt"))
+    assert loader in set(WantedLoaders({loader: snippet(read)}).of_file(raw, ".txt"))
 
 
 # --- HTML and JSON -------------------------------------------------------------------------------------------------
@@ -182,7 +188,7 @@ def test_every_file_of_the_samples_folder_is_told_by_its_loader_id(tmp_path: Pat
     ],
 )
 def test_json_is_written_as_javascript_writes_it(text: str, form: str | None) -> None:
-    assert json_form(text) == form
+    assert normalize_json(text) == form
 
 
 JSON_VALUES = st.recursive(
@@ -196,13 +202,13 @@ JSON_VALUES = st.recursive(
 
 @given(value=JSON_VALUES, indent=st.sampled_from([None, 2]))
 def test_json_keeps_its_values_and_has_no_spaces(value: Any, indent: int | None) -> None:
-    form = json_form(json.dumps(value, indent=indent))
+    form = normalize_json(json.dumps(value, indent=indent))
     assert form == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def test_cleaning_is_that_of_the_format_page() -> None:
-    assert cleaned(" \\a#b. .c  d\n\ne\nf\u00a0\u3000g\u0085 ") == "a b.c d e f g\u0085"
-    assert cleaned("#one\\n. .two \t three\nfour ") == "onen.two three four"
+    assert clean_text(" \\a#b. .c  d\n\ne\nf\u00a0\u3000g\u0085 ") == "a b.c d e f g\u0085"
+    assert clean_text("#one\\n. .two \t three\nfour ") == "onen.two three four"
 
 
 def test_a_json_file_that_was_read_as_text_is_found_as_text(tmp_path: Path) -> None:
@@ -270,14 +276,14 @@ def test_odd_things_in_a_folder_are_passed_over(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_opened_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(WESTERN)
-    real = links.opened
+    real = links.open_descriptor
 
     def refusing(path: Path) -> int:
         if path.name == "a.txt":
             raise PermissionError(13, "no")
         return real(path)
 
-    monkeypatch.setattr(links, "opened", refusing)
+    monkeypatch.setattr(links, "open_descriptor", refusing)
     loader = f"TextLoader_{digest(WESTERN)}"
     assert look_for(tmp_path, {loader: snippet(WESTERN)}) == {loader: tmp_path / "b.txt"}
 
@@ -294,7 +300,7 @@ def test_the_look_is_bounded(
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text(text)
     loaders = {f"TextLoader_{digest(text)}": snippet(text) for text in texts.values()}
-    monkeypatch.setattr(disk_hints, bound, value)
+    monkeypatch.setattr(file_matching, bound, value)
     assert {path.stem for path in look_for(tmp_path, {**loaders}).values()} == set(found)
 
 
@@ -306,13 +312,13 @@ def test_only_files_that_can_be_what_is_looked_for_are_opened(
     for name in names:
         (tmp_path / name).write_text(f"text of {name}")
     read: list[str] = []
-    real = links.opened
+    real = links.open_descriptor
 
     def watching(path: Path) -> int:
         read.append(path.name)
         return real(path)
 
-    monkeypatch.setattr(links, "opened", watching)
+    monkeypatch.setattr(links, "open_descriptor", watching)
     assert look_for(tmp_path, {f"{kind}Loader_{digest('none')}": "none"}) == {}
     assert read == {"Json": ["c.json"], "Web": ["b.HTM"], "Text": ["b.HTM", "c.json", "d.txt", "f"]}[kind]
 
@@ -323,9 +329,9 @@ def test_bytes_count_that_were_read_for_nothing(tmp_path: Path, monkeypatch: pyt
         (tmp_path / f"{name}.json").write_text("[" + name * 99)
     (tmp_path / "z.json").write_text("[1]")
     wanted: dict[str, str | None] = {f"JsonLoader_{digest('[1]')}": "[1]"}
-    monkeypatch.setattr(disk_hints, "MAX_BYTES", 350)
+    monkeypatch.setattr(file_matching, "MAX_BYTES", 350)
     assert look_for(tmp_path, wanted) == {}
-    monkeypatch.setattr(disk_hints, "MAX_BYTES", 401)
+    monkeypatch.setattr(file_matching, "MAX_BYTES", 401)
     assert look_for(tmp_path, wanted).keys() == wanted.keys()
 
 
@@ -337,20 +343,20 @@ def test_one_json_file_in_an_odd_encoding_does_not_end_the_look(
     (tmp_path / "a.json").write_bytes(odd.encode("latin-1"))
     (tmp_path / "z.json").write_text(plain)
     size = 20 * len(odd)
-    monkeypatch.setattr(file_texts, "MAX_JSON_WORK", 3 * size)
-    monkeypatch.setattr(disk_hints, "MAX_WORK", 5 * size)
+    monkeypatch.setattr(file_matching, "MAX_JSON_WORK", 3 * size)
+    monkeypatch.setattr(file_matching, "MAX_WORK", 5 * size)
     tried: list[str] = []
-    real = file_texts.json_form
+    real = file_matching.normalize_json
 
     def watching(text: str) -> str | None:
         tried.append(text)
         return real(text)
 
-    monkeypatch.setattr(file_texts, "json_form", watching)
+    monkeypatch.setattr(file_matching, "normalize_json", watching)
     loader = f"JsonLoader_{digest(plain)}"
     assert look_for(tmp_path, {loader: plain}) == {loader: tmp_path / "z.json"}
     assert 1 <= len(tried) - 1 <= 3
-    monkeypatch.setattr(disk_hints, "MAX_WORK", size)
+    monkeypatch.setattr(file_matching, "MAX_WORK", size)
     assert look_for(tmp_path, {loader: plain}) == {}
 
 

@@ -59,7 +59,7 @@ def aged(profile: Path, seconds: float) -> None:
 
 
 def test_without_settings_nothing_is_elsewhere(home: Path) -> None:
-    assert cherry_v1_profile.moved_to(home / ".config" / "CherryStudio") == []
+    assert cherry_v1_profile.find_configured_folders(home / ".config" / "CherryStudio") == []
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -70,9 +70,9 @@ def test_the_settings_name_another_folder(early: bool, home: Path, tmp_path: Pat
     config = settings(home, {"appDataPath": named})
     given = [config, config.parent, config.parent.parent, home / ".config" / "CherryStudio"]
     given += [home / "Library" / "Application Support" / "CherryStudio", home / "AppData" / "Roaming" / "CherryStudio"]
-    assert [cherry_v1_profile.moved_to(path) for path in given] == [[data]] * len(given)
-    assert cherry_v1_profile.moved_to(tmp_path / "a copy") == []
-    assert cherry_v1_profile.moved_to(data) == []
+    assert [cherry_v1_profile.find_configured_folders(path) for path in given] == [[data]] * len(given)
+    assert cherry_v1_profile.find_configured_folders(tmp_path / "a copy") == []
+    assert cherry_v1_profile.find_configured_folders(data) == []
 
 
 def test_the_places_that_the_system_names(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_the_places_that_the_system_names(home: Path, tmp_path: Path, monkeypatc
     settings(home, {"appDataPath": str(data)})
     for name in ("XDG_CONFIG_HOME", "APPDATA"):
         monkeypatch.setenv(name, str(tmp_path / name))
-        assert cherry_v1_profile.moved_to(tmp_path / name / "CherryStudio") == [data]
+        assert cherry_v1_profile.find_configured_folders(tmp_path / name / "CherryStudio") == [data]
 
 
 def test_folders_that_are_gone_or_named_by_halves_do_not_count(home: Path, tmp_path: Path) -> None:
@@ -90,21 +90,21 @@ def test_folders_that_are_gone_or_named_by_halves_do_not_count(home: Path, tmp_p
         {"dataPath": str(tmp_path / "gone")}, {"dataPath": str(tmp_path)}, {"dataPath": str(tmp_path)},
         {"dataPath": 3}, {}, None, "", "a\0b", {"dataPath": "."},
     ]})  # fmt: skip
-    assert cherry_v1_profile.moved_to(default) == [tmp_path]
+    assert cherry_v1_profile.find_configured_folders(default) == [tmp_path]
 
 
 def test_a_folder_that_the_settings_name_is_the_one_that_is_meant(home: Path, tmp_path: Path) -> None:
     default = home / ".config" / "CherryStudio"
     default.mkdir(parents=True)
     config = settings(home, {"appDataPath": [{"dataPath": str(default)}, {"dataPath": str(tmp_path)}]})
-    assert cherry_v1_profile.moved_to(default) == []
-    assert cherry_v1_profile.moved_to(config) == sorted([default, tmp_path])
+    assert cherry_v1_profile.find_configured_folders(default) == []
+    assert cherry_v1_profile.find_configured_folders(config) == sorted([default, tmp_path])
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"appDataPath": 7}', '{"appDataPath": {}}', "\ufeff{}"])
 def test_settings_that_say_nothing(content: str, home: Path) -> None:
     config = settings(home, content)
-    assert cherry_v1_profile.moved_to(config) == []
+    assert cherry_v1_profile.find_configured_folders(config) == []
 
 
 # --- is it running? ------------------------------------------------------------------------------------------------
@@ -124,8 +124,8 @@ def dead_process() -> int:
 
 
 def test_a_profile_that_nobody_uses(profile: Path) -> None:
-    assert cherry_v1_profile.sign_of_life(profile) is None
-    assert cherry_v1_profile.sign_of_life(profile / "nothing") is None
+    assert cherry_v1_profile.detect_running_app(profile) is None
+    assert cherry_v1_profile.detect_running_app(profile / "nothing") is None
 
 
 @posix
@@ -134,14 +134,14 @@ def test_a_link_to_a_living_process(below: str, profile: Path) -> None:
     (profile / below).mkdir(exist_ok=True)
     with another_process() as pid:
         (profile / "SingletonLock").symlink_to(f"{socket.gethostname()}-{pid}")
-        assert cherry_v1_profile.sign_of_life(profile / below) == f"process {pid}"
-    assert cherry_v1_profile.sign_of_life(profile / below) is None
+        assert cherry_v1_profile.detect_running_app(profile / below) == f"process {pid}"
+    assert cherry_v1_profile.detect_running_app(profile / below) is None
 
 
 @posix
 def test_what_a_killed_application_leaves_is_no_sign_of_life(profile: Path) -> None:
     (profile / "SingletonLock").symlink_to(f"{socket.gethostname()}-{dead_process()}")
-    assert cherry_v1_profile.sign_of_life(profile) is None
+    assert cherry_v1_profile.detect_running_app(profile) is None
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system does not say when a process began")
@@ -150,18 +150,18 @@ def test_a_number_that_another_process_has_now_is_no_sign_of_life(profile: Path)
     lock = profile / "SingletonLock"
     with another_process() as pid:
         lock.symlink_to(f"{socket.gethostname()}-{pid}")
-        assert cherry_v1_profile.sign_of_life(profile) == f"process {pid}"
+        assert cherry_v1_profile.detect_running_app(profile) == f"process {pid}"
         os.utime(lock, (time.time() - 3600,) * 2, follow_symlinks=False)
-        assert cherry_v1_profile.sign_of_life(profile) is None
+        assert cherry_v1_profile.detect_running_app(profile) is None
 
 
 @posix
 def test_a_lock_of_another_host_counts_however_old_it_is(profile: Path) -> None:
     (profile / "SingletonLock").symlink_to("some-other-host-17")
     expected = "SingletonLock names another computer, some-other-host; if this is a copy, delete that file first"
-    assert cherry_v1_profile.sign_of_life(profile) == expected
+    assert cherry_v1_profile.detect_running_app(profile) == expected
     aged(profile, cherry_v1_profile.RECENT_SECONDS + 60)
-    assert cherry_v1_profile.sign_of_life(profile) == expected
+    assert cherry_v1_profile.detect_running_app(profile) == expected
 
 
 @posix
@@ -169,7 +169,7 @@ def test_a_lock_of_another_host_counts_however_old_it_is(profile: Path) -> None:
 def test_a_link_that_names_no_process(target: str, profile: Path) -> None:
     aged(profile, 1e6)
     (profile / "SingletonLock").symlink_to(target)
-    assert cherry_v1_profile.sign_of_life(profile) is None
+    assert cherry_v1_profile.detect_running_app(profile) is None
 
 
 @posix
@@ -185,10 +185,10 @@ def test_a_lock_that_a_process_holds(name: str, profile: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         before = lock.stat()
-        assert cherry_v1_profile.sign_of_life(profile) == f"process {process.pid} holds {lock.parent.name}/LOCK"
+        assert cherry_v1_profile.detect_running_app(profile) == f"process {process.pid} holds {lock.parent.name}/LOCK"
         assert (lock.stat().st_mtime_ns, lock.stat().st_size) == (before.st_mtime_ns, before.st_size)
         process.kill()
-    assert cherry_v1_profile.sign_of_life(profile) is None
+    assert cherry_v1_profile.detect_running_app(profile) is None
 
 
 @posix
@@ -197,14 +197,14 @@ def test_where_locks_cannot_be_asked_for_recent_writes_decide(profile: Path, mon
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "fcntl", no_locks)
-    assert cherry_v1_profile.sign_of_life(profile) == "leveldb/LOCK is in use"
+    assert cherry_v1_profile.detect_running_app(profile) == "leveldb/LOCK is in use"
     aged(profile, cherry_v1_profile.RECENT_SECONDS + 60)
-    assert cherry_v1_profile.sign_of_life(profile) is None
+    assert cherry_v1_profile.detect_running_app(profile) is None
 
 
 @posix
 def test_a_lock_file_of_windows_counts_after_recent_writes(profile: Path) -> None:
     (profile / "lockfile").touch()
-    assert cherry_v1_profile.sign_of_life(profile) == "its lockfile is there"
+    assert cherry_v1_profile.detect_running_app(profile) == "its lockfile is there"
     aged(profile, cherry_v1_profile.RECENT_SECONDS + 60)
-    assert cherry_v1_profile.sign_of_life(profile) is None
+    assert cherry_v1_profile.detect_running_app(profile) is None

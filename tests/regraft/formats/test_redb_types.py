@@ -9,7 +9,7 @@ import pytest
 from redb_writer import INTERNAL, INTERNAL2, INTERNAL3, USER_DEFINED, RedbTable, write_redb
 
 from regraft.formats.redb import read_redb
-from regraft.formats.redb.types import TypeName, codec
+from regraft.formats.redb.pages import TypeName, codec
 from regraft.formats.redb.values import RAW
 
 

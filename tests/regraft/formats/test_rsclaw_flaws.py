@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regraft.formats.redb import RedbError, RedbInUse
-from regraft.formats.redb.holding import held
+from regraft.formats.redb.reader import held
 from regraft.formats.rsclaw.vectors import Flaw, NotNumbers, flaw_of, float32_bytes
 
 

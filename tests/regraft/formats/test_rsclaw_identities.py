@@ -8,13 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from regraft.formats.rsclaw.identities import (
-    TRACKER_PREFIX,
-    TRACKERS,
-    canonical_url,
-    same_page,
-    source_id_of_url,
-)
+from regraft.formats.rsclaw.database import TRACKER_PREFIX, TRACKERS, canonical_url, same_page, source_id_of_url
 
 QUICK = settings(max_examples=300, deadline=None)
 VD = "0123456789abcdef0123456789abcdef"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regraft.formats.rsclaw.identities import (
+from regraft.formats.rsclaw.database import (
     MarkdownName,
     SourceKind,
     chunk_id,

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
+from regraft.disk.trees import FolderTree, ZipTree
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
-from regraft.formats.cherry_v1.layout import STATE_KEY, StatePlaces
-from regraft.formats.cherry_v1.state import V1State, read_state, read_text
-from regraft.formats.cherry_v1.tables import FileRow, Table
+from regraft.formats.cherry_v1.layout import STATE_KEY, StatePaths
+from regraft.formats.cherry_v1.state import DexieTable, FileRow, V1State, read_file, read_state
 from regraft.report import notices
-from regraft.tree import FolderTree, ZipTree
 
 BASES = [{"id": "b1", "name": "Räume \U0001f600", "items": [{"id": "i1", "type": "note", "content": "x"}]}, None, 7]
 PROVIDERS = [{"id": "openai", "models": [{"id": "m", "name": "M"}]}]
@@ -55,16 +54,16 @@ def written(folder: Path, name: str, content: Any) -> str:
 
 
 def from_backup(folder: Path, content: Any) -> V1State:
-    return read_state(FolderTree(folder), StatePlaces(backup=written(folder, "data.json", content)))
+    return read_state(FolderTree(folder), StatePaths(backup=written(folder, "data.json", content)))
 
 
 def from_export(folder: Path, redux: Any, **tables: Any) -> V1State:
     places = {name: written(folder, f"dexie/{name}.json", rows) for name, rows in tables.items()}
-    return read_state(FolderTree(folder), StatePlaces(redux=written(folder, "redux.json", redux), tables=places))
+    return read_state(FolderTree(folder), StatePaths(redux=written(folder, "redux.json", redux), tables=places))
 
 
 def from_slice(folder: Path, knowledge: Any) -> V1State:
-    return read_state(FolderTree(folder), StatePlaces(knowledge=written(folder, "knowledge.json", knowledge)))
+    return read_state(FolderTree(folder), StatePaths(knowledge=written(folder, "knowledge.json", knowledge)))
 
 
 def codes(state: V1State) -> list[str]:
@@ -132,7 +131,7 @@ def test_a_backup_is_read_from_its_archive(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
         target.writestr("data.json", json.dumps(backup()))
     tree = ZipTree(path)
-    assert_complete(read_state(tree, StatePlaces(backup="data.json")))
+    assert_complete(read_state(tree, StatePaths(backup="data.json")))
     tree.close()
 
 
@@ -199,7 +198,7 @@ def test_a_knowledge_slice_alone_knows_no_models(tmp_path: Path, knowledge: Any)
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:
-    state = read_state(FolderTree(tmp_path), StatePlaces())
+    state = read_state(FolderTree(tmp_path), StatePaths())
     assert (state.bases, codes(state)) == ([], [notices.NO_KNOWLEDGE])
 
 
@@ -277,7 +276,7 @@ def test_no_tables_at_all(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_read_harms_only_itself(tmp_path: Path) -> None:
     written(tmp_path, "redux.json", REDUX)
     (tmp_path / "files.json").mkdir()
-    places = StatePlaces(redux="redux.json", tables={"files": "files.json", "knowledge_notes": "gone.json"})
+    places = StatePaths(redux="redux.json", tables={"files": "files.json", "knowledge_notes": "gone.json"})
     state = read_state(FolderTree(tmp_path), places)
     assert state.bases == BASES
     assert codes(state) == [notices.TABLE_UNREADABLE, notices.TABLE_UNREADABLE]
@@ -346,7 +345,7 @@ def test_a_broken_slice_says_where(tmp_path: Path) -> None:
 
 def test_a_missing_state_file(tmp_path: Path) -> None:
     with pytest.raises(SourceUnreadable) as caught:
-        read_state(FolderTree(tmp_path), StatePlaces(backup="data.json"))
+        read_state(FolderTree(tmp_path), StatePaths(backup="data.json"))
     assert caught.value.exit_status == 2
     assert str(caught.value).startswith(f"{tmp_path}/data.json: cannot be read (")
 
@@ -358,7 +357,7 @@ def test_a_damaged_archive_member(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"version"', b'"wersion"', 1))
     tree = ZipTree(path)
     with pytest.raises(SourceUnreadable, match=r"data\.json is damaged") as caught:
-        read_state(tree, StatePlaces(backup="data.json"))
+        read_state(tree, StatePaths(backup="data.json"))
     tree.close()
     assert caught.value.exit_status == 2
 
@@ -368,8 +367,8 @@ def test_whole_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(content)
     (tmp_path / "empty").write_bytes(b"")
     tree = FolderTree(tmp_path)
-    assert read_text(tree, "big") == bytearray(content)
-    assert read_text(tree, "empty") == bytearray()
+    assert read_file(tree, "big") == bytearray(content)
+    assert read_file(tree, "empty") == bytearray()
 
 
 # --- bases to be deleted -------------------------------------------------------------------------------------------
@@ -379,7 +378,7 @@ PENDING = "knowledge_pending_delete.json"
 
 def pending(folder: Path, content: Any, vectors: str = "Data/KnowledgeBase") -> V1State:
     written(folder, f"{vectors}/{PENDING}" if vectors else PENDING, content)
-    return read_state(FolderTree(folder), StatePlaces(redux=written(folder, "redux.json", REDUX), vectors=vectors))
+    return read_state(FolderTree(folder), StatePaths(redux=written(folder, "redux.json", REDUX), vectors=vectors))
 
 
 @pytest.mark.parametrize("vectors", ["Data/KnowledgeBase", "KnowledgeBase", ""])
@@ -400,10 +399,10 @@ def test_a_list_that_cannot_be_read_counts_for_nothing_and_is_said(tmp_path: Pat
 
 def test_a_list_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
     written(tmp_path, PENDING, ["b1"])
-    state = read_state(FolderTree(tmp_path), StatePlaces(redux=written(tmp_path, "redux.json", REDUX)))
+    state = read_state(FolderTree(tmp_path), StatePaths(redux=written(tmp_path, "redux.json", REDUX)))
     assert state.pending_delete == frozenset()
     (tmp_path / "KnowledgeBase" / PENDING).mkdir(parents=True)
-    state = read_state(FolderTree(tmp_path), StatePlaces(redux="redux.json", vectors="KnowledgeBase"))
+    state = read_state(FolderTree(tmp_path), StatePaths(redux="redux.json", vectors="KnowledgeBase"))
     assert (state.pending_delete, codes(state)) == (frozenset(), [notices.OLDER_LAYOUT])
 
 
@@ -450,7 +449,7 @@ def test_a_damaged_item_is_passed_over_and_its_base_comes_along(tmp_path: Path) 
 
 
 def test_rows_whose_numbers_no_json_holds(tmp_path: Path) -> None:
-    table = Table(FileRow)
+    table = DexieTable(FileRow)
     table.add_values([{**FILE, "size": size} for size in (1.0, float("nan"), 1 << 70, float("-inf"))][:1])
     assert table["f1"]["size"] == 1
     table.add_values([{**FILE, "size": float("nan"), "count": 1 << 70, "path": b"bytes"}, None, {"id": 7}])

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from regraft import areas
-from regraft.ledger import durable
+from regraft.disk import durable, writable
 
 
 @pytest.fixture
@@ -118,7 +117,7 @@ def test_a_move_of_nothing_fails_at_once(tmp_path: Path, waits: list[float]) -> 
 
 def test_text_is_written_as_it_is(tmp_path: Path) -> None:
     text = "line\nKüche 🌱\r\n"
-    durable.write_text(tmp_path / "a.txt", text, tmp_path / "temporary")
+    durable.write_text_atomically(tmp_path / "a.txt", text, tmp_path / "temporary")
     assert (tmp_path / "a.txt").read_bytes() == text.encode()
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
@@ -129,7 +128,7 @@ def test_text_is_on_disk_before_it_is_in_place(
     real = os.replace
     moves: list[list[Path]] = []
     monkeypatch.setattr(os, "replace", lambda a, b, **more: (moves.append(list(flushed)), real(a, b, **more))[1])
-    durable.write_text(tmp_path / "a.txt", "x", tmp_path / "temporary")
+    durable.write_text_atomically(tmp_path / "a.txt", "x", tmp_path / "temporary")
     assert moves == [[tmp_path / "temporary"]]
     assert flushed == [tmp_path / "temporary", tmp_path]
 
@@ -145,7 +144,7 @@ def test_text_that_cannot_be_written_leaves_the_old_one(
 
     monkeypatch.setattr(os, name, full)
     with pytest.raises(OSError, match="No space left"):
-        durable.write_text(tmp_path / "a.txt", "new", tmp_path / "temporary")
+        durable.write_text_atomically(tmp_path / "a.txt", "new", tmp_path / "temporary")
     assert (tmp_path / "a.txt").read_text() == "old"
 
 
@@ -161,7 +160,7 @@ def test_readers_see_the_old_text_or_the_new(tmp_path: Path, monkeypatch: pytest
             return real(*arguments, **named)
 
         monkeypatch.setattr(os, name, look)
-    durable.write_text(path, "new", tmp_path / "temporary")
+    durable.write_text_atomically(path, "new", tmp_path / "temporary")
     monkeypatch.undo()
     assert seen | {path.read_text()} == {"old", "new"}
 
@@ -250,7 +249,7 @@ def test_a_deep_tree_is_removed_by_paths_where_there_are_no_handles(
     def too_deep(*_: Any, **__: Any) -> None:
         raise RecursionError
 
-    monkeypatch.setattr(areas, "BY_HANDLE", False)
+    monkeypatch.setattr(writable, "SUPPORTS_DIR_FD", False)
     monkeypatch.setattr(durable.shutil, "rmtree", too_deep)
     durable.remove_tree(tmp_path / "tree")
     monkeypatch.undo()

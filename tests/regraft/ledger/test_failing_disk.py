@@ -19,17 +19,16 @@ from planted_v2 import KB, index, library, plant
 from stand_ins import Disk, on_disk
 from toys import contents
 
-from checks.cherry_v2 import schema_shape
-from regraft import areas, sqlite
-from regraft.formats.cherry_preview import libsql
-from regraft.formats.cherry_preview.libsql import Look
+from checks.cherry_v2 import schema
+from regraft.disk import durable, untrusted_sqlite, writable
+from regraft.formats import cherry_preview
+from regraft.formats.cherry_preview import IndexSummary
 from regraft.formats.codex_mem.sidecar import SidecarUnreadable
-from regraft.ledger import durable
-from regraft.ledger.changes import ChangeLog
+from regraft.ledger.ledger import ChangeLog
 from regraft.ledger.values import WORK
-from repair.backfill.filling import Filling
 from repair.changes import files
-from repair.codex_mem.backfill_scope import NotesScope
+from repair.codex_mem.note_vectors import NotesScope
+from repair.embedding.filling import Filling
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +127,7 @@ class _Full(apsw.VFSFile):
 
 def test_a_full_disk_says_nothing_of_a_layout(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A layout that another test found right would not be tried again.
-    monkeypatch.setattr(schema_shape, "_RIGHT", set())
+    monkeypatch.setattr(schema, "_RIGHT", set())
     with on_disk(FullForScratch()):
         found = run("check", store, "--json").document["findings"]
     assert "schema.missing" not in {one["name"] for one in found}
@@ -138,15 +137,15 @@ def test_a_full_disk_says_nothing_of_a_layout(store: Path, monkeypatch: pytest.M
 def test_a_base_that_could_not_be_read_at_first_is_named(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look fails; when it is read again, the disk gives it."""
     seen: list[Path] = []
-    real = libsql._looked_at
+    real = cherry_preview._looked_at
 
-    def looked_at(path: Path, work: Path | None, **more: bool) -> Look:
+    def looked_at(path: Path, work: Path | None, **more: bool) -> IndexSummary:
         seen.append(path)
         if seen == [index(store)]:
             bad_sector()
         return real(path, work, **more)
 
-    monkeypatch.setattr(libsql, "_looked_at", looked_at)
+    monkeypatch.setattr(cherry_preview, "_looked_at", looked_at)
     done = run("repair", store, "--json")
     assert done.status == 1
     assert [(one["finding"], one["base"]) for one in done.document["left"]] == [("file.unreadable", KB)]
@@ -157,7 +156,7 @@ def test_a_mark_is_not_made_of_bytes_because_the_disk_fails(store: Path, monkeyp
     """Compared later with one of rows, it would differ."""
     monkeypatch.setattr(files, "_rows_mark", failing)
     with pytest.raises(apsw.IOError):
-        files.mark_of(index(store))
+        files.fingerprint(index(store))
 
 
 def test_a_log_that_cannot_be_read_is_not_passed_over(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +168,7 @@ def test_a_log_that_cannot_be_read_is_not_passed_over(store: Path, monkeypatch: 
 
     monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        sqlite.companions(index(store))
+        untrusted_sqlite.find_companions(index(store))
 
 
 @pytest.mark.parametrize(
@@ -177,8 +176,8 @@ def test_a_log_that_cannot_be_read_is_not_passed_over(store: Path, monkeypatch: 
     [
         durable.sync_tree,
         lambda path: durable.copy_tree(path, path.with_name("copy")),
-        files.mark_of,
-        files.databases,
+        files.fingerprint,
+        files.find_databases,
     ],
     ids=["flush", "copy", "mark", "databases"],
 )
@@ -193,7 +192,7 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(
         return bad_sector() if str(path).endswith("inner") else real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with areas.opened(tmp_path), pytest.raises(OSError, match=os.strerror(errno.EIO)):
+    with writable.allow_writes(tmp_path), pytest.raises(OSError, match=os.strerror(errno.EIO)):
         work(folder)
 
 

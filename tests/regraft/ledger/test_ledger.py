@@ -17,12 +17,12 @@ import pytest
 from faults import untouched
 from stand_ins import FullDisk, on_disk
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.errors import LedgerUnreadable, TargetLocked
 from regraft.ledger import ledger
-from regraft.ledger.ledger import Entry, Ledger
+from regraft.ledger.ledger import Ledger, LedgerEntry
 
-ONE, TWO = Entry("0a" * 20, b"one"), Entry("0b" * 20, b'{"two": 2}')
+ONE, TWO = LedgerEntry("0a" * 20, b"one"), LedgerEntry("0b" * 20, b'{"two": 2}')
 RUN, LATER = "20260615T120000Z-0a1b2c", "20260615T120001Z-0a1b2c"
 
 
@@ -34,13 +34,13 @@ def target(tmp_path: Path) -> Path:
 
 
 def rows(target: Path, query: str) -> list[tuple[object, ...]]:
-    with sqlite.reading(ledger.path_of(target)) as db:
+    with sqlite.open_readonly(ledger.ledger_path(target)) as db:
         return db.execute(query).fetchall()
 
 
 def ran(target: Path, work: Callable[[Ledger], object] = lambda _: None, run_id: str = RUN) -> None:
     """Do something in a run of its own."""
-    with ledger.opened(target) as book:
+    with ledger.open_exclusive(target) as book:
         book.begin_run("migrate", "/v1", run_id)
         work(book)
 
@@ -49,7 +49,7 @@ def ran(target: Path, work: Callable[[Ledger], object] = lambda _: None, run_id:
 
 
 def test_a_new_ledger_is_empty(target: Path) -> None:
-    with ledger.opened(target) as book:
+    with ledger.open_exclusive(target) as book:
         assert book.open_steps() == []
         assert book.entries() == {}
     assert rows(target, "SELECT version FROM ledger") == [(ledger.VERSION,)]
@@ -70,7 +70,7 @@ def test_a_run_is_running_until_it_ended(status: str, target: Path) -> None:
 
 
 def test_an_unknown_end_is_refused(target: Path) -> None:
-    with ledger.opened(target) as book:
+    with ledger.open_exclusive(target) as book:
         book.begin_run("migrate", "/v1", RUN)
         with pytest.raises(apsw.ConstraintError):
             book.end_run("gave up")
@@ -78,7 +78,7 @@ def test_an_unknown_end_is_refused(target: Path) -> None:
 
 def test_an_intent_stays_open_until_it_is_done_or_dropped(target: Path) -> None:
     ran(target, lambda book: [book.intend(name, "publish", ONE) for name in ("a", "b", "c")])
-    with ledger.opened(target) as book:
+    with ledger.open_exclusive(target) as book:
         first, second, third = book.open_steps()
         assert [(step.subject, step.action, step.entry) for step in (first, second, third)] == [
             (name, "publish", ONE) for name in ("a", "b", "c")
@@ -97,7 +97,7 @@ def test_an_intent_stays_open_until_it_is_done_or_dropped(target: Path) -> None:
 
 
 def test_the_step_that_is_returned_is_the_one_that_is_stored(target: Path) -> None:
-    with ledger.opened(target) as book:
+    with ledger.open_exclusive(target) as book:
         book.begin_run("migrate", "/v1", RUN)
         steps = [book.intend(name, "publish", entry) for name, entry in (("a", ONE), ("b", TWO))]
         assert book.open_steps() == steps
@@ -126,8 +126,8 @@ def test_details_are_kept_once(target: Path) -> None:
     """A settled step needs its detail no more: only the entry keeps it."""
 
     def work(book: Ledger) -> None:
-        book.done(book.intend("a", "publish", Entry("00", b"x" * 1000)))
-        book.drop(book.intend("b", "publish", Entry("00", b"y" * 1000)))
+        book.done(book.intend("a", "publish", LedgerEntry("00", b"x" * 1000)))
+        book.drop(book.intend("b", "publish", LedgerEntry("00", b"y" * 1000)))
 
     ran(target, work)
     assert rows(target, "SELECT detail FROM step") == [(b"",), (b"",)]
@@ -136,7 +136,7 @@ def test_details_are_kept_once(target: Path) -> None:
 
 def test_entries_hold_any_bytes_and_any_text(target: Path) -> None:
     detail = bytes(range(256)) * 40
-    entry = Entry("", detail)
+    entry = LedgerEntry("", detail)
     ran(target, lambda book: book.done(book.intend("社区'; DROP TABLE entry; --", "publish", entry)))
     assert ledger.read_entries(target) == {"社区'; DROP TABLE entry; --": entry}
 
@@ -146,7 +146,7 @@ def test_a_done_step_and_its_entry_are_recorded_together(target: Path) -> None:
     ran(target, lambda book: book.done(book.intend("a", "publish", ONE)))
     tried = 0
     for writes in range(1, 60):
-        with on_disk(FullDisk(10**6)) as disk, ledger.opened(target) as book:
+        with on_disk(FullDisk(10**6)) as disk, ledger.open_exclusive(target) as book:
             book.begin_run("migrate", "/v1", f"20260615T120000Z-{writes:06x}")
             step = book.intend("a", "publish", TWO)
             disk.room = disk.writes + writes - 1
@@ -159,7 +159,7 @@ def test_a_done_step_and_its_entry_are_recorded_together(target: Path) -> None:
             finally:
                 disk.room = 10**6
         assert ledger.read_entries(target) == {"a": ONE}, writes
-        with ledger.opened(target) as book:
+        with ledger.open_exclusive(target) as book:
             (left,) = book.open_steps()
             assert left == step
             book.drop(left)
@@ -168,7 +168,7 @@ def test_a_done_step_and_its_entry_are_recorded_together(target: Path) -> None:
 
 
 def test_the_reason_of_a_failed_record_is_the_disk(target: Path) -> None:
-    with on_disk(FullDisk(10**6)) as disk, ledger.opened(target) as book:
+    with on_disk(FullDisk(10**6)) as disk, ledger.open_exclusive(target) as book:
         book.begin_run("migrate", "/v1", RUN)
         step = book.intend("a", "publish", ONE)
         disk.room = disk.writes + 1
@@ -194,7 +194,7 @@ def test_reading_leaves_no_trace(target: Path) -> None:
 
 def test_opening_changes_no_byte(target: Path) -> None:
     ran(target, lambda book: book.done(book.intend("a", "publish", ONE)))
-    with untouched(target), ledger.opened(target) as book:
+    with untouched(target), ledger.open_exclusive(target) as book:
         assert book.entries() == {"a": ONE}
         assert book.open_steps() == []
 
@@ -203,11 +203,11 @@ def test_opening_changes_no_byte(target: Path) -> None:
 
 
 def test_a_second_writer_is_kept_out(target: Path) -> None:
-    with ledger.opened(target), pytest.raises(TargetLocked) as caught, ledger.opened(target):
+    with ledger.open_exclusive(target), pytest.raises(TargetLocked) as caught, ledger.open_exclusive(target):
         pass
     assert str(caught.value) == f"{target}: another regraft is working on this target; wait until it has finished."
     assert caught.value.exit_status == 2
-    with ledger.opened(target):
+    with ledger.open_exclusive(target):
         pass
 
 
@@ -233,11 +233,11 @@ def test_a_writer_in_another_process_is_kept_out_until_the_first_is_gone(target:
     with holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(TargetLocked), ledger.opened(target):
+        with pytest.raises(TargetLocked), ledger.open_exclusive(target):
             pass
         # The system frees the lock of a process that dies.
         holder.kill()
-    with ledger.opened(target) as book:
+    with ledger.open_exclusive(target) as book:
         assert book.open_steps() == []
     assert rows(target, "SELECT run_id, status FROM run") == [(RUN, "running")]
 
@@ -299,33 +299,33 @@ UNREADABLE = {
 @pytest.mark.parametrize("how", UNREADABLE)
 @pytest.mark.parametrize("mode", ["opened", "read_entries"])
 def test_a_ledger_that_is_not_ours_to_read(mode: str, how: str, target: Path) -> None:
-    UNREADABLE[how](ledger.path_of(target))
+    UNREADABLE[how](ledger.ledger_path(target))
     with untouched(target), pytest.raises(LedgerUnreadable) as caught:
         if mode == "read_entries":
             ledger.read_entries(target)
         else:
-            with ledger.opened(target) as book:
+            with ledger.open_exclusive(target) as book:
                 book.open_steps()
                 book.entries()
-    assert str(ledger.path_of(target)) in str(caught.value)
+    assert str(ledger.ledger_path(target)) in str(caught.value)
     assert "migrate to another folder" in str(caught.value)
 
 
 def test_the_version_that_is_too_new_is_named(target: Path) -> None:
-    later(ledger.path_of(target))
-    with pytest.raises(LedgerUnreadable, match=f"of version {ledger.VERSION + 1}"), ledger.opened(target):
+    later(ledger.ledger_path(target))
+    with pytest.raises(LedgerUnreadable, match=f"of version {ledger.VERSION + 1}"), ledger.open_exclusive(target):
         pass
 
 
 def test_a_ledger_without_its_folder_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(apsw.CantOpenError), ledger.opened(tmp_path / "gone"):
+    with pytest.raises(apsw.CantOpenError), ledger.open_exclusive(tmp_path / "gone"):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_file_becomes_a_ledger(target: Path) -> None:
     """What a crash right after the file was made leaves."""
-    ledger.path_of(target).touch()
+    ledger.ledger_path(target).touch()
     assert ledger.read_entries(target) == {}
     ran(target, lambda book: book.done(book.intend("a", "publish", TWO)))
     assert json.loads(ledger.read_entries(target)["a"].detail) == {"two": 2}

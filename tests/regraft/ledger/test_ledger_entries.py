@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def execute(place: Path, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
-    with closing(apsw.Connection(str(ledger.path_of(place / "library")))) as db:
+    with closing(apsw.Connection(str(ledger.ledger_path(place / "library")))) as db:
         return db.execute(query, values).fetchall()
 
 

@@ -13,11 +13,11 @@ from faults import untouched
 from harness import run
 from toys import change, library
 
-from regraft import sqlite
+from regraft.disk import sqlite
+from regraft.disk.file_paths import is_folder_name
 from regraft.errors import REFUSED, LedgerUnreadable
 from regraft.ledger import ledger
-from regraft.ledger.values import MAX_TIME, UnfitValue, path_of
-from regraft.names import is_folder_name
+from regraft.ledger.values import MAX_TIME, InvalidValue, check_path
 
 BASE, RUN = "2f0b8e9c-7d3a-4c52-9e61-0a1b2c3d4e5f", "20260615T120000Z-0a1b2c"
 
@@ -27,10 +27,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library with rows in every table of its ledger."""
     store = library(tmp_path_factory.mktemp("made"))
     change(store)
-    with ledger.opened(store) as book:
+    with ledger.open_exclusive(store) as book:
         book.begin_run("migrate", "/v1", RUN)
-        book.done(book.intend(BASE, "publish", ledger.Entry("0a" * 20, b"{}"), [b"{}", b"{}"]))
-        book.intend("catalog", "publish", ledger.Entry("0b" * 20, b"[1,2]"))
+        book.done(book.intend(BASE, "publish", ledger.LedgerEntry("0a" * 20, b"{}"), [b"{}", b"{}"]))
+        book.intend("catalog", "publish", ledger.LedgerEntry("0b" * 20, b"[1,2]"))
         book.end_run("finished")
     return store
 
@@ -49,7 +49,7 @@ def refused(store: Path, *, shared: bool = True) -> str:
             with pytest.raises(LedgerUnreadable) as caught:
                 read(store)
             reasons.add(str(caught.value.facts["reason"]))
-        for opened in (ledger.opened, *([ledger.shared] if shared else [])):
+        for opened in (ledger.open_exclusive, *([ledger.open_shared] if shared else [])):
             with pytest.raises(LedgerUnreadable) as caught, opened(store):
                 pass
             reasons.add(str(caught.value.facts["reason"]))
@@ -58,7 +58,7 @@ def refused(store: Path, *, shared: bool = True) -> str:
 
 
 def test_what_regraft_writes_is_read(store: Path) -> None:
-    for opened in (ledger.opened, ledger.shared):
+    for opened in (ledger.open_exclusive, ledger.open_shared):
         with opened(store) as book:
             assert [one.run_id for one in book.changes.runs()][-1] == RUN
     assert list(ledger.read_entries(store)) == [BASE]
@@ -132,7 +132,7 @@ LIES: dict[str, tuple[str, ...]] = {
 
 def lie(store: Path, *statements: str) -> None:
     """Write to a ledger what its own rules do not let through."""
-    with apsw.Connection(str(ledger.path_of(store))) as db:
+    with apsw.Connection(str(ledger.ledger_path(store))) as db:
         db.execute("PRAGMA ignore_check_constraints = ON")
         db.execute("PRAGMA foreign_keys = OFF")
         for statement in statements:
@@ -153,7 +153,7 @@ def set_value(store: Path, table: str, column: str, value: str) -> bool:
         return False
     finally:
         original = dict(SCHEMA)
-        with apsw.Connection(str(ledger.path_of(store))) as db:
+        with apsw.Connection(str(ledger.ledger_path(store))) as db:
             db.execute("PRAGMA writable_schema = ON")
             db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ?", (original[table], table))
         db.close()
@@ -166,10 +166,10 @@ SCHEMA: list[tuple[str, str]] = []
 @pytest.mark.parametrize("column", LIES)
 def test_no_column_says_what_regraft_does_not_write(column: str, made: Path, store: Path) -> None:
     table, name = column.split(".")
-    with sqlite.reading(ledger.path_of(made)) as db:
+    with sqlite.open_readonly(ledger.ledger_path(made)) as db:
         SCHEMA[:] = db.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
     for value in LIES[column]:
-        shutil.copy(ledger.path_of(made), ledger.path_of(store))
+        shutil.copy(ledger.ledger_path(made), ledger.ledger_path(store))
         if set_value(store, table, name, value):
             refused(store)
 
@@ -267,7 +267,7 @@ def test_no_detail_says_what_regraft_does_not_write(means: str, detail: str, sto
 
 def test_no_damaged_page_is_read(made: Path, store: Path) -> None:
     """Whatever page is damaged, and however: the ledger is refused, or says the same as before."""
-    path = ledger.path_of(store)
+    path = ledger.ledger_path(store)
     raw = path.read_bytes()
     size, before = int.from_bytes(raw[16:18], "big"), ledger.read_runs(made)
     for number in range(len(raw) // size):
@@ -275,7 +275,7 @@ def test_no_damaged_page_is_read(made: Path, store: Path) -> None:
             at = number * size + begin
             path.write_bytes(raw[:at] + b"\xa5" * length + raw[at + length :])
             try:
-                with ledger.opened(store) as book:
+                with ledger.open_exclusive(store) as book:
                     assert book.changes.runs() == before
             except (LedgerUnreadable, apsw.CantOpenError):
                 continue
@@ -283,15 +283,15 @@ def test_no_damaged_page_is_read(made: Path, store: Path) -> None:
 
 @pytest.mark.parametrize("how", ["folder", "link", "pipe"])
 def test_the_ledger_is_an_ordinary_file(how: str, made: Path, store: Path) -> None:
-    path = ledger.path_of(store)
+    path = ledger.ledger_path(store)
     path.unlink()
-    elsewhere = ledger.path_of(made)
+    elsewhere = ledger.ledger_path(made)
     {
         "folder": path.mkdir,
         "link": lambda: path.symlink_to(elsewhere),
         "pipe": lambda: os.mkfifo(path),
     }[how]()
-    for read in (ledger.read_entries, ledger.read_runs, lambda one: ledger.opened(one).__enter__()):
+    for read in (ledger.read_entries, ledger.read_runs, lambda one: ledger.open_exclusive(one).__enter__()):
         with pytest.raises(LedgerUnreadable, match="not an ordinary file"):
             read(store)
     assert ledger.read_runs(made)
@@ -299,7 +299,7 @@ def test_the_ledger_is_an_ordinary_file(how: str, made: Path, store: Path) -> No
 
 def test_a_refused_ledger_keeps_its_log(store: Path) -> None:
     """A ledger that runs shared has its last records in a log: both stay as they are."""
-    path = ledger.path_of(store)
+    path = ledger.ledger_path(store)
     db = apsw.Connection(str(path))
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA foreign_keys = OFF")
@@ -350,13 +350,13 @@ def test_every_command_refuses_such_a_ledger(lied: str, command: str, made: Path
     "name", ["a", "a/b.txt", "KnowledgeBase/x/raw/…", ".regraft2/x", "a/.regraft/b", "a\\b", "C:x"]
 )
 def test_a_path_below_the_store(name: str) -> None:
-    assert path_of(name, windows=False) == name
+    assert check_path(name, windows=False) == name
 
 
 @pytest.mark.parametrize("name", ["a\\b", "C:x", "a/C:x", "a\\..\\b", "\\\\host\\share"])
 def test_a_path_on_windows_has_no_backslash_and_no_drive(name: str) -> None:
-    with pytest.raises(UnfitValue):
-        path_of(name, windows=True)
+    with pytest.raises(InvalidValue):
+        check_path(name, windows=True)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_every_command_ends_as_it_may(made: Path, lies: list[tuple[Any, ...]], c
     with tempfile.TemporaryDirectory() as folder:
         place = Path(shutil.copytree(made, Path(folder, "place")))
         for lie in lies:
-            damage(ledger.path_of(place / "library"), *lie)
+            damage(ledger.ledger_path(place / "library"), *lie)
         before, outside = files_of(place / "library"), files_of(made / "v1") | files_of(made / "victim")
         words = {"LIBRARY": place / "library", "V1": place / "v1"}
         done = run(*(words.get(word, word) for word in COMMANDS[command]), "--json")
@@ -147,7 +147,7 @@ def test_every_command_ends_as_it_may(made: Path, lies: list[tuple[Any, ...]], c
 def test_a_run_that_is_refused_once_is_refused_again(made: Path, tmp_path: Path) -> None:
     """Moving the ledger away is what helps."""
     store = Path(shutil.copytree(made / "library", tmp_path / "library"))
-    write(ledger.path_of(store), "UPDATE run SET command = 'rm -rf /'")
+    write(ledger.ledger_path(store), "UPDATE run SET command = 'rm -rf /'")
     for _ in range(2):
         assert run("repair", store, "--yes").status == 2
     (store / ".regraft").rename(tmp_path / "aside")

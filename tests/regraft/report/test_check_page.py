@@ -26,7 +26,7 @@ from v1 import LLM, MODEL, Row, Source, base, file, folder, note, page
 from checks.audit import page as audit_page
 from checks.audit.findings import FINDINGS
 from checks.cherry_v2 import audit
-from regraft.ledger import durable
+from regraft.disk import durable
 from regraft.report import html as report_html
 
 SECRET = "unmistakable"

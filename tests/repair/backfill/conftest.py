@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lacking import KB, KEYS, library, taken_away
 
-from repair.backfill import queue as queues
+from repair.embedding import queue as queues
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +27,6 @@ def store(whole: Path, tmp_path: Path) -> Path:
 def file(tmp_path: Path) -> Path:
     """Return a queue in which the texts wait that lack a vector."""
     path = tmp_path / "queue.sqlite"
-    with queues.opened(path) as queue:
+    with queues.open_queue(path) as queue:
         queue.fill(KB, KEYS)
     return path

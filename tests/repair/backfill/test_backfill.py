@@ -35,8 +35,9 @@ from lacking import (
 from planted_v2 import NEW_BASE, index, run_sql
 from toys import contents, value
 
-from regraft import identity, sqlite
-from regraft.embedders import counting
+from regraft import identity
+from regraft.disk import sqlite
+from regraft.embedders import protocol
 from regraft.testing import DAMAGES
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
@@ -58,7 +59,7 @@ def store(whole: Path, tmp_path: Path) -> Path:
 
 
 def tokens(texts: list[str]) -> int:
-    return sum(map(counting.estimate, texts))
+    return sum(map(protocol.estimate, texts))
 
 
 def batches(server: FaultServer) -> list[list[str]]:
@@ -730,8 +731,8 @@ def test_what_cannot_be_written_is_not_paid_for(
 def test_an_index_that_another_program_writes_is_not_paid_for(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regraft.sqlite.BUSY_TIMEOUT_MS", 1)
-    with sqlite.writing(index(store)) as db, sqlite.transaction(db):
+    monkeypatch.setattr("regraft.disk.sqlite.BUSY_TIMEOUT_MS", 1)
+    with sqlite.open_writable(index(store)) as db, sqlite.transaction(db):
         said(backfill(store, config, "--base", KB, "--no-probe"), "BackfillStopped", 3)
     assert server.requests == []
     assert backfill(store, config).status == 0
@@ -740,7 +741,7 @@ def test_an_index_that_another_program_writes_is_not_paid_for(
 def test_a_person_is_asked_and_may_decline(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regraft.cli.changing.confirmed", lambda *_, **__: False)
+    monkeypatch.setattr("regraft.cli.changes.confirm_plan", lambda *_, **__: False)
     with untouched(store):
         line(run("backfill", store, "--config", config), 2)
     assert server.requests == []

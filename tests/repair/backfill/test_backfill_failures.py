@@ -40,9 +40,9 @@ from toys import contents
 
 from regraft import identity
 from regraft.embedders import server as server_module
-from regraft.embedders.verdicts import Verdict
-from repair.backfill import workers
-from repair.backfill.workers import CONTROL
+from regraft.embedders.server import AnswerVerdict
+from repair.embedding import workers
+from repair.embedding.workers import CONTROL_TEXT
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -153,8 +153,8 @@ def test_a_text_that_the_server_breaks_at_fails_alone(store: Path, server: Fault
     assert (done.status, filled(store)) == (1, set(GOOD))
     assert [failure["code"] for failure in scope_of(done)["failures"]] == ["http_500"]
     # Something else is sent alone to see that it is the text, and not the server.
-    assert CONTROL in sent_alone(server)
-    assert Counter(server.paid)[CONTROL] == sent_alone(server).count(CONTROL)
+    assert CONTROL_TEXT in sent_alone(server)
+    assert Counter(server.paid)[CONTROL_TEXT] == sent_alone(server).count(CONTROL_TEXT)
 
 
 def test_a_text_whose_own_vector_is_bad_fails_alone(store: Path, server: FaultServer, config: Path) -> None:
@@ -237,10 +237,10 @@ def test_an_answer_that_comes_too_late_is_asked_for_again(
 ) -> None:
     real = server_module.ServerEmbedder._sent
 
-    def sent(embedder: server_module.ServerEmbedder, written: list[str]) -> bytes | Verdict:
+    def sent(embedder: server_module.ServerEmbedder, written: list[str]) -> bytes | AnswerVerdict:
         found = real(embedder, written)
         is_late = len(server.requests) == 4
-        return Verdict(kind="passing", code="timeout", reason="no answer within 1 s") if is_late else found
+        return AnswerVerdict(kind="passing", code="timeout", reason="no answer within 1 s") if is_late else found
 
     monkeypatch.setattr(server_module.ServerEmbedder, "_sent", sent)
     done = backfill(store, configured(tmp_path / "patient.yaml", server, retries=3))
@@ -371,12 +371,12 @@ def test_a_key_that_is_not_set_is_asked_for_before_anything_is_sent(
 def test_a_server_that_refuses_everything_is_not_asked_about_every_text(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "MANY", 3)
+    monkeypatch.setattr(workers, "MAX_REJECTED", 3)
     server.behave = [right, right, *[failing(400, "no such dimensions")] * 500]
     message = said(backfill(store, config, "--json"), "EveryTextRejected", 2)
     assert "it refuses whatever is sent (400: no such dimensions)" in message
     assert filled(store) == set()
-    assert CONTROL in sent_alone(server)
+    assert CONTROL_TEXT in sent_alone(server)
     server.behave = right
     assert backfill(store, config).status == 0
     assert filled(store) == set(LACKING)

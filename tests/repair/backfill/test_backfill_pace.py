@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from lacking import KB, LACKING, all_vectors, backfill, configured, library, scope_of, taken_away, vectors
 from planted_v2 import index
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.embedders import check, estimate
 from regraft.embedders.settings import Batch
 from regraft.errors import AnswerUnfit
-from repair.backfill import filling
-from repair.cherry_v2.backfill import scope
+from repair.cherry_v2 import index_vectors
+from repair.embedding import filling
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -42,15 +42,15 @@ def test_requests_are_packed_over_the_borders_of_claims(
         planned = scope_of(backfill(store, config, "--dry-run"))["planned"]
         done = backfill(store, config, "--no-probe")
     sized = ((text, estimate(text)) for text in LACKING)
-    wanted = [[text for text, _ in batch] for batch in filling.packed(sized, Batch(texts=4, tokens=tokens))]
+    wanted = [[text for text, _ in batch] for batch in filling.pack_batches(sized, Batch(texts=4, tokens=tokens))]
     assert [request.texts for request in server.requests] == wanted
     assert scope_of(done)["requests"] == planned["requests"] == len(wanted)
     assert vectors(store) == all_vectors()
 
 
 def test_no_query_of_a_batch_goes_through_a_whole_table(whole: Path, tmp_path: Path) -> None:
-    with sqlite.reading(index(whole, KB), vectors=True) as db:
-        for query in (scope._LACKING_OF, scope._SAMPLE):
+    with sqlite.open_readonly(index(whole, KB), vectors=True) as db:
+        for query in (index_vectors._LACKING_OF, index_vectors._SAMPLE):
             plan = [
                 row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {query}", {"length": 32, "keys": "[]", "start": 0})
             ]

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repair.backfill.queue import ALONE, LEASE_MS, Claim, Failure, Queue, opened
+from repair.embedding.queue import ALONE_ATTEMPTS, LEASE_MS, Claim, Failure, TextQueue, open_queue
 
 KEYS = [f"{number:02}" for number in range(12)]
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> Iterator[Queue]:
-    with opened(tmp_path / "queue.sqlite") as one:
+def queue(tmp_path: Path) -> Iterator[TextQueue]:
+    with open_queue(tmp_path / "queue.sqlite") as one:
         yield one
 
 
-def claimed(queue: Queue, count: int = 99, now: int = 0) -> Claim:
+def claimed(queue: TextQueue, count: int = 99, now: int = 0) -> Claim:
     found = queue.claim("base", count, now)
     assert found is not None
     return found
@@ -32,7 +32,7 @@ class Workers:
     """Two workers with a queue each on one file, and what each has in hand by the rules."""
 
     def __init__(self, stack: ExitStack, path: Path) -> None:
-        self.queues = [stack.enter_context(opened(path)) for _ in range(2)]
+        self.queues = [stack.enter_context(open_queue(path)) for _ in range(2)]
         self.queues[0].fill("base", KEYS)
         self.now = 0
         self.claims: list[list[Claim]] = [[], []]
@@ -75,7 +75,7 @@ class Workers:
             for key in keys:
                 queue.fail(claim, key, "http_400", "no")
         elif how == "doubt":
-            queue.doubt(claim, keys, "zero_vector", ALONE)
+            queue.doubt(claim, keys, "zero_vector", ALONE_ATTEMPTS)
         else:
             queue.release(claim, keys)
         self._let_go(claim, keys, is_over=how in ("done", "fail"))
@@ -114,13 +114,13 @@ def test_a_text_is_in_one_workers_hands_at_a_time_and_none_is_lost(steps: list[t
         # Whatever became of the workers, all that is not over comes to somebody in the end.
         workers.now += 2 * LEASE_MS
         found: list[str] = []
-        with opened(Path(folder) / "queue.sqlite") as last:
+        with open_queue(Path(folder) / "queue.sqlite") as last:
             while (claim := last.claim("base", 3, workers.now)) is not None:
                 found += claim.keys
         assert sorted(found) == sorted(set(KEYS) - workers.over)
 
 
-def test_what_was_claimed_least_goes_first_and_what_failed_last(queue: Queue) -> None:
+def test_what_was_claimed_least_goes_first_and_what_failed_last(queue: TextQueue) -> None:
     queue.fill("base", KEYS)
     first = claimed(queue, 2)
     queue.fail(first, "00", "http_400", "no")
@@ -134,7 +134,7 @@ def test_what_was_claimed_least_goes_first_and_what_failed_last(queue: Queue) ->
     assert queue.failed_before("base") == 1
 
 
-def test_what_lacks_no_vector_is_dropped_but_what_somebody_is_at(queue: Queue) -> None:
+def test_what_lacks_no_vector_is_dropped_but_what_somebody_is_at(queue: TextQueue) -> None:
     queue.fill("base", KEYS)
     claim = claimed(queue, 1)
     queue.fill("base", KEYS[5:])
@@ -143,7 +143,7 @@ def test_what_lacks_no_vector_is_dropped_but_what_somebody_is_at(queue: Queue) -
     assert claimed(queue).keys == tuple(KEYS[5:])
 
 
-def test_failures_are_counted_by_their_codes_with_samples(queue: Queue) -> None:
+def test_failures_are_counted_by_their_codes_with_samples(queue: TextQueue) -> None:
     queue.fill("base", KEYS)
     claim = claimed(queue)
     for key in KEYS[:5]:
@@ -156,7 +156,7 @@ def test_failures_are_counted_by_their_codes_with_samples(queue: Queue) -> None:
     assert queue.failures("other") == []
 
 
-def test_a_queue_says_nothing_where_all_waits_as_for_the_first_time(queue: Queue) -> None:
+def test_a_queue_says_nothing_where_all_waits_as_for_the_first_time(queue: TextQueue) -> None:
     queue.fill("base", KEYS)
     claim = claimed(queue)
     assert not queue.says_nothing()

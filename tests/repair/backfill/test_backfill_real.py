@@ -11,14 +11,14 @@ from lacking import KB, LACKING, OTHER_TEXTS, TEXTS, backfill, configured, libra
 
 from regraft import embedders
 from regraft.embedders import ServerSettings
-from repair.backfill.probing import cosine
+from repair.embedding.probing import cosine
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
 
 def test_what_a_v1_base_had_lost_comes_back(real_url: str, tmp_path: Path) -> None:
     texts = [*TEXTS, *OTHER_TEXTS["page"]]
-    with embedders.opened(ServerSettings(name="real", model="e5", base_url=real_url)) as embedder:
+    with embedders.open_embedder(ServerSettings(name="real", model="e5", base_url=real_url)) as embedder:
         made = dict(zip(texts, embedder.embed(texts).vectors, strict=True))
     kept = {text: vector for text, vector in made.items() if text not in LACKING}
     store = library(tmp_path, kept.get, "--carry-text")

@@ -25,15 +25,16 @@ from planted_v2 import index
 from stand_ins import KILLED, FullDisk, die, on_disk
 from toys import QuickDisk, contents, quick_disk, watched
 
-from regraft import identity, sqlite
+from regraft import identity
+from regraft.disk import sqlite, untrusted_sqlite
 from regraft.embedders import server as server_module
 from regraft.errors import BackfillInterrupted, Interrupted
 from regraft.ledger import ledger
-from repair.backfill import sharing
-from repair.backfill.queue import Queue
-from repair.backfill.stopping import stops_whole
-from repair.changes.incremental import IncrementalChange
-from repair.cherry_v2.backfill import scope as backfill_scope
+from repair.changes.changesets import IncrementalChange
+from repair.cherry_v2 import index_vectors as backfill_scope
+from repair.embedding import queue as embedding_queue
+from repair.embedding.queue import TextQueue
+from repair.embedding.run import report_stops
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -48,7 +49,7 @@ def claimed(store: Path) -> int:
     """Return how many texts a queue holds for somebody."""
     if not queue(store).exists():
         return 0
-    with sqlite.reading(queue(store)) as db:
+    with sqlite.open_readonly(queue(store)) as db:
         return int(str(db.execute("SELECT count(*) FROM job WHERE state = 'claimed'").get))
 
 
@@ -84,8 +85,8 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
 def test_an_index_can_be_looked_at_while_another_run_writes_to_it(store: Path) -> None:
     """Who looks keeps nobody from writing, and sees what was written: half of the old and half of the new is damage."""
     with (
-        backfill_scope.opened(index(store), KB, dimensions=len(vector_of("")) // 4) as scope,
-        sqlite.writing(index(store)) as db,
+        backfill_scope.open_index_scope(index(store), KB, dimensions=len(vector_of("")) // 4) as scope,
+        sqlite.open_writable(index(store)) as db,
     ):
         keys = scope.lacking()
         seen = {next(keys)}
@@ -103,12 +104,12 @@ def test_texts_without_units_wait_where_another_run_is_at_work(
     store: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What only a run by itself can do is said to be left, and never to be done; all else is."""
-    monkeypatch.setattr("repair.backfill.run.PATIENCE", 0)
-    with sqlite.writing(index(store)) as db:
+    monkeypatch.setattr("repair.embedding.run.PATIENCE", 0)
+    with sqlite.open_writable(index(store)) as db:
         db.execute("DELETE FROM search_unit WHERE material_id = (SELECT material_id FROM search_unit LIMIT 1)")
     planned = backfill(store, config, "--dry-run").document
     (store / ".regraft").mkdir()
-    with ledger.shared(store):
+    with ledger.open_shared(store):
         done = backfill(store, config)
     assert {action["action"] for action in planned["actions"]} == {"cut-texts", "embed"}
     assert {action["action"] for action in done.document["actions"]} == {"embed"}
@@ -120,17 +121,17 @@ def test_texts_without_units_wait_where_another_run_is_at_work(
 
 def test_an_index_with_the_journal_of_a_killed_writer_is_read_as_it_was(store: Path) -> None:
     def work() -> None:
-        with sqlite.writing(index(store)) as db:
+        with sqlite.open_writable(index(store)) as db:
             db.execute("PRAGMA cache_size = 1")
             db.execute("BEGIN IMMEDIATE")
             db.execute("UPDATE embedding SET vector_blob = zeroblob(100000)")
             die()
 
     assert forked(work) == KILLED
-    assert sqlite.companions(index(store)) != []
-    with backfill_scope.opened(index(store), KB) as scope:
+    assert untrusted_sqlite.find_companions(index(store)) != []
+    with backfill_scope.open_index_scope(index(store), KB) as scope:
         assert scope.survey().ready == len(READY)
-    assert sqlite.companions(index(store)) != []
+    assert untrusted_sqlite.find_companions(index(store)) != []
 
 
 # --- kills and interruptions -----------------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ def wire(patch: pytest.MonkeyPatch, at: int, spring: Callable[[], object]) -> Tr
     tripwire = (
         watched(patch, at, spring).watch(IncrementalChange, "committed").watch(server_module.ServerEmbedder, "_ask")
     )
-    return tripwire.watch(Queue, "fill", "claim", "done", "renew", "give_back", "take_back", "says_nothing")
+    return tripwire.watch(TextQueue, "fill", "claim", "done", "renew", "give_back", "take_back", "says_nothing")
 
 
 def at_step(disk: QuickDisk, at: int, spring: Callable[[], object], store: Path, config: Path) -> int:
@@ -221,8 +222,8 @@ def test_a_batch_that_another_run_wrote_after_a_kill_can_be_undone(
     def killed() -> None:
         # One batch after the other: answers that are there together are written together. This comes first: it loads
         # the module, which copies how long a claim holds.
-        monkeypatch.setattr("repair.backfill.filling._AHEAD", 1)
-        monkeypatch.setattr("repair.backfill.queue.LEASE_MS", -1)
+        monkeypatch.setattr("repair.embedding.filling._AHEAD", 1)
+        monkeypatch.setattr("repair.embedding.queue.LEASE_MS", -1)
         real, sizes = os.fsync, list[int]()
 
         def flushed(descriptor: int) -> None:
@@ -238,7 +239,7 @@ def test_a_batch_that_another_run_wrote_after_a_kill_can_be_undone(
 
     assert forked(killed) == KILLED
     assert len(vectors(store)) == len(READY) + 3
-    with ledger.shared(store):
+    with ledger.open_shared(store):
         # Nobody is alone, so that nothing of the killed run is settled.
         done = backfill(store, config)
         assert (done.status, vectors(store)) == (0, all_vectors())
@@ -271,7 +272,7 @@ def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, serve
 
 @pytest.mark.parametrize("torn", [None, OSError("no such file"), apsw.BusyError("locked"), Interrupted(finished=0)])
 def test_a_stop_is_one_whatever_it_tears(torn: Exception | None) -> None:
-    with pytest.raises(BackfillInterrupted, match=r"vectors: 3"), stops_whole(Path("store"), "mine", lambda: 3):
+    with pytest.raises(BackfillInterrupted, match=r"vectors: 3"), report_stops(Path("store"), "mine", lambda: 3):
         try:
             raise KeyboardInterrupt
         except KeyboardInterrupt:
@@ -322,7 +323,7 @@ def test_two_processes_share_the_work_and_nobody_else_comes_between(
 def workers(store: Path) -> int:
     """Return how many processes have texts of the queue."""
     # It may just be on its way.
-    with suppress(apsw.CantOpenError, apsw.SQLError), sqlite.reading(queue(store)) as db:
+    with suppress(apsw.CantOpenError, apsw.SQLError), sqlite.open_readonly(queue(store)) as db:
         return int(str(db.execute("SELECT count(DISTINCT worker) FROM job").get))
     return 0
 
@@ -362,10 +363,10 @@ def test_the_survivor_of_two_takes_over_what_the_other_one_had(
 def test_who_has_the_store_to_itself_is_waited_for_only_so_long(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "PATIENCE", 0.1)
+    monkeypatch.setattr(embedding_queue, "WAIT_SECONDS", 0.1)
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 1)
     (store / ".regraft").mkdir()
-    with ledger.opened(store):
+    with ledger.open_exclusive(store):
         said(backfill(store, config), "TargetLocked", 2)
     assert set(vectors(store)) == set(READY)
     assert not set(LACKING).intersection(server.texts)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from repair.backfill.budget import Limits, Pacer, Permit, Rates, Spending
+from repair.embedding.budget import Limits, Pacer, Permit, Rates, Spending
 
 
 class Clock:

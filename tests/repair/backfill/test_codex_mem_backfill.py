@@ -17,10 +17,10 @@ from harness import run
 from lacking import configured, library
 from stand_ins import KILLED, die
 
-from regraft import sqlite
+from regraft.disk import sqlite
 from regraft.formats.codex_mem import database, sidecar
-from repair.changes.incremental import IncrementalChange
-from repair.codex_mem.backfill_scope import NotesScope
+from repair.changes.changesets import IncrementalChange
+from repair.codex_mem.note_vectors import NotesScope
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -127,7 +127,7 @@ def test_what_is_missing_of_migration_006_is_added(store: Path, config: Path, st
     if state_of_006 in ("no columns", "whole"):
         notes.record(store)
     assert fill(store, config).status == 0
-    with sqlite.reading(store) as db:
+    with sqlite.open_readonly(store) as db:
         assert database.is_migrated(db)
     assert notes.rows(store, "SELECT name FROM schema_migrations WHERE version = 6") == [(database.MIGRATION[1],)]
     assert findings(store) == {}
@@ -295,7 +295,7 @@ def test_a_link_leads_to_the_database(store: Path, config: Path, tmp_path: Path)
 def test_a_sidecar_that_hides_its_rows_gives_no_sample(store: Path, server: FaultServer, config: Path) -> None:
     """Damage in a page above the rows: the highest number is there, and looking from there on finds nothing."""
     fill(store, config)
-    with sqlite.reading(database.sidecar_of(store)) as side:
+    with sqlite.open_readonly(database.sidecar_of(store)) as side:
 
         class Damaged:
             def execute(self, query: str, *values: Any) -> Any:
@@ -391,7 +391,7 @@ def test_nothing_is_taken_back_while_the_application_has_the_database_open(store
     fill(store, config)
     assert run("undo", store, "--json").status == 0
     place = database.sidecar_of(store)
-    with sqlite.writing(store) as app:
+    with sqlite.open_writable(store) as app:
         app.execute("SELECT count(*) FROM memory_items").fetchall()
         assert said(run("undo", store, "--json"), "StoreBusy", 2)
         assert place.exists()

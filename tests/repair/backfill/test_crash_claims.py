@@ -19,10 +19,10 @@ from lacking import KB, KEYS, LACKING, TEXTS, all_vectors, backfill, queue_rows,
 
 from regraft.embedders import server as server_module
 from regraft.ledger import ledger
-from repair.backfill import queue as queues
-from repair.backfill.queue import ALONE, LEASE_MS, Claim, Queue
-from repair.changes.incremental import IncrementalChange
-from repair.cherry_v2.backfill.scope import IndexScope
+from repair.changes.changesets import IncrementalChange
+from repair.cherry_v2.index_vectors import IndexScope
+from repair.embedding import queue as queues
+from repair.embedding.queue import ALONE_ATTEMPTS, LEASE_MS, Claim, TextQueue
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -36,11 +36,11 @@ def states(store: Path) -> Counter[str]:
 # --- the queue -------------------------------------------------------------------------------------------------------
 
 
-def late(queue: Queue, claim: Claim) -> dict[str, Callable[[], object]]:
+def late(queue: TextQueue, claim: Claim) -> dict[str, Callable[[], object]]:
     """Return all that a worker may say of a claim."""
     return {
         "done": lambda: queue.done(claim, claim.keys),
-        "doubt": lambda: queue.doubt(claim, claim.keys, "zero_vector", ALONE),
+        "doubt": lambda: queue.doubt(claim, claim.keys, "zero_vector", ALONE_ATTEMPTS),
         "release": lambda: queue.release(claim, claim.keys),
         "fail": lambda: queue.fail(claim, claim.keys[0], "http_400", "no"),
         "renew": lambda: queue.renew(LEASE_MS + 2),
@@ -52,12 +52,12 @@ def late(queue: Queue, claim: Claim) -> dict[str, Callable[[], object]]:
 @pytest.mark.parametrize("answer", ["done", "doubt", "release", "fail", "renew", "give back"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["another one has it", "another one is done with it"])
 def test_a_late_answer_for_an_expired_claim_changes_nothing(answer: str, is_done: bool, file: Path) -> None:
-    with queues.opened(file) as queue:
+    with queues.open_queue(file) as queue:
         claim = queue.claim(KB, 3, 0)
         assert claim is not None
 
         def another_process() -> None:
-            with queues.opened(file) as other:
+            with queues.open_queue(file) as other:
                 assert other.claim(KB, 3, LEASE_MS) != claim  # it still holds
                 taken = other.claim(KB, len(KEYS), LEASE_MS + 1)
                 while taken is not None and not set(claim.keys) <= set(taken.keys):
@@ -75,12 +75,12 @@ def test_a_late_answer_for_an_expired_claim_changes_nothing(answer: str, is_done
 
 
 def test_a_second_answer_is_no_answer(file: Path) -> None:
-    with queues.opened(file) as queue:
+    with queues.open_queue(file) as queue:
         claim = queue.claim(KB, 3, 0)
         assert claim is not None
         assert queue.fail(claim, claim.keys[0], "http_400", "no")
         queue.done(claim, claim.keys[1:2])
-        queue.doubt(claim, claim.keys[2:], "zero_vector", ALONE)
+        queue.doubt(claim, claim.keys[2:], "zero_vector", ALONE_ATTEMPTS)
         before = queue_rows(file)
         for answer in late(queue, claim).values():
             answer()
@@ -91,11 +91,11 @@ def test_a_second_answer_is_no_answer(file: Path) -> None:
 def test_several_processes_never_hold_one_text(file: Path, tmp_path: Path) -> None:
     """They claim at once, and each tells what it got."""
     keys = [f"{number:04}" for number in range(400)]
-    with queues.opened(file) as queue:
+    with queues.open_queue(file) as queue:
         queue.fill(KB, keys)
 
     def claims(name: int) -> None:
-        with queues.opened(file) as own:
+        with queues.open_queue(file) as own:
             while (claim := own.claim(KB, 7, 0)) is not None:
                 with (tmp_path / f"{name}.claims").open("a") as told:
                     told.writelines(f"{claim.token} {key}\n" for key in claim.keys)
@@ -134,7 +134,7 @@ def _at_once(works: Sequence[Callable[[], None]]) -> None:
 BAD = LACKING[4]
 
 
-def _has_keys(_: Queue, __: Claim, keys: Sequence[str]) -> bool:
+def _has_keys(_: TextQueue, __: Claim, keys: Sequence[str]) -> bool:
     return len(keys) > 0
 
 
@@ -154,7 +154,7 @@ class Moment:
 
 ALL = len(LACKING)
 MOMENTS = {
-    "they wait": Moment(dies=dies(Queue, "claim"), states={"ready": ALL}),
+    "they wait": Moment(dies=dies(TextQueue, "claim"), states={"ready": ALL}),
     "they are claimed": Moment(
         dies=dies(server_module.ServerEmbedder, "_ask"), states={"claimed": 3, "ready": ALL - 3}
     ),
@@ -167,10 +167,10 @@ MOMENTS = {
         dies=dies(IncrementalChange, "committed"), states={"claimed": 3, "ready": ALL - 3}, written=3
     ),
     "all is done but for that to be said": Moment(
-        dies=dies(Queue, "done", _has_keys), states={"claimed": 3, "ready": ALL - 3}, written=3
+        dies=dies(TextQueue, "done", _has_keys), states={"claimed": 3, "ready": ALL - 3}, written=3
     ),
-    "they are done": Moment(dies=dies(Queue, "done", _has_keys, after=True), states={"ready": ALL - 3}, written=3),
-    "one failed": Moment(dies=dies(Queue, "give_back"), states={"failed": 1}, written=ALL - 1, bad=True),
+    "they are done": Moment(dies=dies(TextQueue, "done", _has_keys, after=True), states={"ready": ALL - 3}, written=3),
+    "one failed": Moment(dies=dies(TextQueue, "give_back"), states={"failed": 1}, written=ALL - 1, bad=True),
 }
 
 
@@ -181,7 +181,7 @@ def test_texts_of_a_killed_run_are_done_by_the_next_and_paid_for_once(
 ) -> None:
     moment = MOMENTS[name]
     # One batch after the other: what is sent ahead is paid for, too.
-    monkeypatch.setattr("repair.backfill.filling._AHEAD", 1)
+    monkeypatch.setattr("repair.embedding.filling._AHEAD", 1)
     if moment.bad:
         server.behave = poisoned(BAD)
     killed(moment.dies, lambda: backfill(store, config, "--no-probe", "--fail-on", "never"))

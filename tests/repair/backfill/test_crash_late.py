@@ -19,15 +19,15 @@ from planted_v2 import index
 from regraft import identity
 from regraft.embedders import Embedded, Embedder, Sending, TextsRejected
 from regraft.embedders.settings import Batch, LocalSettings
-from regraft.report.progress import Silent
-from repair.backfill import queue as queues
-from repair.backfill.budget import Budget, Limits
-from repair.backfill.filling import Filling
-from repair.backfill.queue import LEASE_MS, Claim
-from repair.backfill.scope import Scope, Written
-from repair.backfill.workers import Answer, WorkerPool
-from repair.cherry_v2.backfill import scope as backfill_scope
-from repair.cherry_v2.backfill.scope import IndexScope
+from regraft.report.progress import SilentProgress
+from repair.cherry_v2 import index_vectors as backfill_scope
+from repair.cherry_v2.index_vectors import IndexScope
+from repair.embedding import queue as queues
+from repair.embedding.budget import BudgetedEmbedder, Limits
+from repair.embedding.filling import Filling
+from repair.embedding.queue import LEASE_MS, Claim
+from repair.embedding.scope import Scope, WrittenCounts
+from repair.embedding.workers import BatchResult, WorkerPool
 
 DIMENSIONS = len(vector_of("")) // 4
 
@@ -84,9 +84,9 @@ class Sleeper(WorkerPool):
         self._model, self._asleep = model, list(asleep)
         #: How many answers the process was given.
         self.told = 0
-        super().__init__("mine", Budget(model, Limits()), 1)
+        super().__init__("mine", BudgetedEmbedder(model, Limits()), 1)
 
-    def answers(self, seconds: float) -> list[Answer]:
+    def answers(self, seconds: float) -> list[BatchResult]:
         self._model.begun.wait()
         if self._asleep and self._asleep[0]() != WAIT:
             del self._asleep[0]
@@ -102,9 +102,9 @@ class Process:
         self, stack: ExitStack, store: Path, file: Path, model: Model, *asleep: Callable[[], object], now: int = 1
     ) -> None:
         self.now, self.model = now, model
-        opened = backfill_scope.opened(index(store), KB, dimensions=DIMENSIONS, writable=True)
+        opened = backfill_scope.open_index_scope(index(store), KB, dimensions=DIMENSIONS, writable=True)
         self.scope = Told(stack.enter_context(opened))
-        self.queue = stack.enter_context(queues.opened(file))
+        self.queue = stack.enter_context(queues.open_queue(file))
         self.pool = Sleeper(model, asleep)
         stack.enter_context(self.pool)
         self.filling = Filling(
@@ -112,8 +112,8 @@ class Process:
             embedder=cast(Embedder, model),
             queue=self.queue,
             workers=self.pool,
-            meter=Budget(cast(Embedder, model), Limits()),
-            progress=Silent(),
+            meter=BudgetedEmbedder(cast(Embedder, model), Limits()),
+            progress=SilentProgress(),
             now_ms=lambda: self.now,
         )
 
@@ -161,7 +161,7 @@ def test_a_late_answer_is_written_once_though_another_process_is_at_it(store: Pa
     """It is paid for, and where no vector stands it is the right one; the claim stays the other one's."""
     awake, held = threading.Event(), list[Claim]()
     with ExitStack() as stack:
-        other = stack.enter_context(queues.opened(file))
+        other = stack.enter_context(queues.open_queue(file))
 
         def another_one_takes_it() -> None:
             while (claim := other.claim(KB, len(KEYS), LATER)) is not None:
@@ -183,7 +183,7 @@ def test_a_late_answer_is_written_once_though_another_process_is_at_it(store: Pa
         assert sorted(first.model.sent) == sorted(LACKING)
         before = index(store).read_bytes()
         texts = {identity.text_hash(text): vector_of(text) for text in first.model.sent[:3]}
-        assert first.scope.write(texts, LATER) == Written(0, 0)
+        assert first.scope.write(texts, LATER) == WrittenCounts(0, 0)
         assert index(store).read_bytes() == before
 
 
@@ -195,7 +195,7 @@ def test_a_late_refusal_is_not_believed_where_another_process_has_the_text(store
         raise TextsRejected("http_400", "no")
 
     with ExitStack() as stack:
-        other = stack.enter_context(queues.opened(file))
+        other = stack.enter_context(queues.open_queue(file))
 
         def another_one_takes_it() -> None:
             while other.claim(KB, len(KEYS), LATER) is not None:

@@ -15,16 +15,15 @@ from fault_server import FaultServer, poisoned, vector_of
 
 from regraft import embedders, identity
 from regraft.embedders import Embedded, Halted, Sending, Unanswered
-from regraft.embedders.protocol import nothing
+from regraft.embedders.protocol import allow_all
 from regraft.embedders.settings import Batch, EmbedderSettings, ServerSettings
 from regraft.errors import WrongUsage
-from regraft.fleet import commands
-from repair.backfill.budget import LimitReached, Limits, Meter, Permit, Rates
-from repair.backfill.fleet import answers, known
-from repair.backfill.fleet.answers import Answer
-from repair.backfill.fleet.jobs import Job, Told
-from repair.backfill.fleet.keeper import Keeper, Spent, Stop, Terms
-from repair.backfill.fleet.sender import Sender
+from regraft.fleet import jobs
+from repair.embedding import answers
+from repair.embedding.answers import Keeper, SendingTerms, SpentTotals, StopReason, TextAnswer
+from repair.embedding.budget import LimitReached, Limits, MeteredEmbedder, Permit, Rates
+from repair.embedding.fleet_texts import EmbedderJson, EmbeddingJob
+from repair.embedding.sender import Sender
 
 SETTINGS = ServerSettings(name="mine", model="m", base_url="http://127.0.0.1:9/v1", price_per_million_tokens=1e6)
 ALL, AT_ONCE = Limits(), Rates()
@@ -33,7 +32,7 @@ TEXTS = [(identity.text_hash(text), text) for text in (f"text {number:02}" for n
 
 @contextmanager
 def opened(folder: Path, limits: Limits = ALL, rates: Rates = AT_ONCE) -> Iterator[Keeper]:
-    keeper = Keeper(Terms(folder=folder, settings=SETTINGS, limits=limits, rates=rates))
+    keeper = Keeper(SendingTerms(folder=folder, settings=SETTINGS, limits=limits, rates=rates))
     try:
         yield keeper
     finally:
@@ -43,25 +42,25 @@ def opened(folder: Path, limits: Limits = ALL, rates: Rates = AT_ONCE) -> Iterat
 def test_what_was_answered_is_claimed_by_nobody(tmp_path: Path) -> None:
     with opened(tmp_path) as keeper:
         assert keeper.claim(["a", "b", "b", "c"], "texts") == ["a", "b", "c"]
-        keeper.keep({"a": Answer(vector=b"1234"), "b": Answer(code="http_400", reason="no")}, "texts")
-        keeper.keep({"a": Answer(vector=b"5678")}, "texts")
+        keeper.keep({"a": TextAnswer(vector=b"1234"), "b": TextAnswer(code="http_400", reason="no")}, "texts")
+        keeper.keep({"a": TextAnswer(vector=b"5678")}, "texts")
     with opened(tmp_path) as keeper:
         assert keeper.claim(["a", "b", "c"], "texts") == ["c"]
         # The first answer is the one that was paid for.
-        assert keeper.answers_of(["a"]) == {"a": Answer(vector=b"1234")}
+        assert keeper.answers_of(["a"]) == {"a": TextAnswer(vector=b"1234")}
         assert keeper.spent("texts").failed == 1
     answers.end_run(tmp_path)
     with opened(tmp_path) as keeper:
         assert keeper.claim(["a", "b", "c"], "texts") == ["b", "c"]
-        assert keeper.spent("texts") == Spent()
+        assert keeper.spent("texts") == SpentTotals()
 
 
 def test_what_was_compared_is_compared_anew_and_counts_for_a_text_that_is_wanted(tmp_path: Path) -> None:
     with opened(tmp_path) as keeper:
-        keeper.keep({"a": Answer(vector=b"1234"), "b": Answer(vector=b"1234")}, "probes")
+        keeper.keep({"a": TextAnswer(vector=b"1234"), "b": TextAnswer(vector=b"1234")}, "probes")
         assert keeper.claim(["a", "c"], "probes") == ["c"]
         assert keeper.claim(["a", "c"], "texts") == ["c"]
-        assert keeper.answers_of(["a", "b"]) == {"a": Answer(vector=b"1234")}
+        assert keeper.answers_of(["a", "b"]) == {"a": TextAnswer(vector=b"1234")}
     with opened(tmp_path) as keeper:
         keeper.compare_anew()
         assert keeper.claim(["a", "b"], "probes") == ["a", "b"]
@@ -75,7 +74,7 @@ def test_a_limit_of_texts_is_not_used_up_by_who_claims_again(tmp_path: Path) -> 
         assert keeper.claim(["a", "b"], "texts") == ["a", "b"]
         assert keeper.stopped() is None
         assert keeper.claim(["c", "d"], "texts") == ["c"]
-        assert keeper.stopped() == Stop(reason="--limit 3 is reached")
+        assert keeper.stopped() == StopReason(reason="--limit 3 is reached")
         # What is claimed may leave, and what is compared is none of it.
         assert keeper.reserve("texts", 1) == Permit()
         assert keeper.claim(["x"], "probes") == ["x"]
@@ -89,7 +88,7 @@ def test_a_run_that_is_killed_has_spent_what_was_under_way(tmp_path: Path) -> No
         assert keeper.reserve("texts", 20) == Permit()
         keeper.settle("texts", 20, 25)
     with opened(tmp_path, limits) as keeper:
-        assert keeper.spent("texts") == Spent(requests=2, tokens=85)
+        assert keeper.spent("texts") == SpentTotals(requests=2, tokens=85)
         assert keeper.reserve("texts", 16).refused == "--max-cost 100 could be exceeded"
         assert keeper.reserve("texts", 15) == Permit()
 
@@ -107,7 +106,7 @@ class Echo:
     def __init__(self) -> None:
         self.settings: EmbedderSettings = SETTINGS
 
-    def embed(self, texts: list[str], *, query: bool = False, sending: Sending = nothing) -> Embedded:
+    def embed(self, texts: list[str], *, query: bool = False, sending: Sending = allow_all) -> Embedded:
         """Answer at once."""
         sending(texts)
         return Embedded([b"1234"] * len(texts), None, 1)
@@ -126,14 +125,16 @@ class Echo:
 def test_a_request_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
     waited: list[float] = []
     with opened(tmp_path, Limits(requests=3), Rates(requests=1)) as keeper:
-        meter = Meter(Echo(), keeper.leave("texts"), lambda seconds: waited.append(seconds) or len(waited) == 2)  # type: ignore[func-returns-value]
+        meter = MeteredEmbedder(
+            Echo(), keeper.leave("texts"), lambda seconds: waited.append(seconds) or len(waited) == 2
+        )  # type: ignore[func-returns-value]
         assert meter.embedded(["a"]) == meter.embedded(["b"]) == [b"1234"]
         assert 59 < waited[0] <= 60
         with pytest.raises(Halted):
             meter.embedded(["c"])
         # It did not leave, and is not counted.
-        assert keeper.spent("texts") == Spent(requests=2, tokens=2)
-        keeper.stop(Stop(reason="enough"))
+        assert keeper.spent("texts") == SpentTotals(requests=2, tokens=2)
+        keeper.stop(StopReason(reason="enough"))
         with pytest.raises(LimitReached, match="enough"):
             meter.embedded(["d"])
 
@@ -144,7 +145,7 @@ def test_no_limit_is_exceeded_by_several_who_send(limits: Limits, tmp_path: Path
         settings = ServerSettings(
             name="mine", model="m", base_url=server.url, batch=Batch(texts=2), parallel=3, price_per_million_tokens=1e6
         )
-        senders = [Sender(ending.enter_context(embedders.opened(settings)), keeper, "texts") for _ in range(3)]
+        senders = [Sender(ending.enter_context(embedders.open_embedder(settings)), keeper, "texts") for _ in range(3)]
         # What the server counts is learnt before many leave at a time.
         senders[0].send(TEXTS[:2])
         threads = [
@@ -173,7 +174,7 @@ def test_no_limit_is_exceeded_by_several_who_send(limits: Limits, tmp_path: Path
 def test_vectors_have_a_length_that_some_base_has(lengths: set[int], is_kept: bool, tmp_path: Path) -> None:
     with FaultServer() as server, opened(tmp_path) as keeper:
         settings = ServerSettings(name="mine", model="m", base_url=server.url)
-        with embedders.opened(settings) as embedder:
+        with embedders.open_embedder(settings) as embedder:
             sender = Sender(embedder, keeper, "texts", frozenset(lengths))
             sender.send(TEXTS[:2])
             sender.close()
@@ -186,11 +187,11 @@ def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
     with FaultServer() as server, opened(tmp_path) as keeper:
         server.behave = poisoned("text 01", 413)
         settings = ServerSettings(name="mine", model="m", base_url=server.url, batch=Batch(texts=2))
-        with embedders.opened(settings) as embedder:
+        with embedders.open_embedder(settings) as embedder:
             sender = Sender(embedder, keeper, "texts")
             sender.send(TEXTS[:4])
             sender.close()
-    with known.opened(tmp_path, SETTINGS, "why") as embedder:
+    with answers.open_known_embedder(tmp_path, SETTINGS, "why") as embedder:
         assert embedder.embed(["text 00", "text 03"]) == Embedded([vector_of("text 00"), vector_of("text 03")], 0, 0)
         with pytest.raises(Unanswered, match="why"):
             embedder.embed(["text 00", "text 04"])
@@ -200,8 +201,8 @@ def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_who_only_looks_cannot_send(tmp_path: Path) -> None:
-    line = commands.Job(command="backfill", options=(), source="library", target=None)
-    look = Job(embedder=Told.of(SETTINGS), library=0, line=line, work=str(tmp_path)).supply()
+    line = jobs.LibraryJob(command="backfill", options=(), source="library", target=None)
+    look = EmbeddingJob(embedder=EmbedderJson.of(SETTINGS), library=0, line=line, work=str(tmp_path)).supply()
     with pytest.raises(AssertionError, match="mine was opened to look"):
         look.opened(look.choose(None))  # type: ignore[arg-type]
 
@@ -224,22 +225,22 @@ STRANGE = [
 @pytest.mark.parametrize("statement", STRANGE)
 def test_answers_that_no_run_wrote_are_refused(statement: str, tmp_path: Path) -> None:
     with opened(tmp_path) as keeper:
-        keeper.keep({"a": Answer(vector=b"1234")}, "texts")
-        keeper.keep({"a": Answer(vector=b"1234")}, "probes")
-    answers.demand_same(tmp_path, SETTINGS)
-    with apsw.Connection(str(tmp_path / answers.FILE)) as db:
+        keeper.keep({"a": TextAnswer(vector=b"1234")}, "texts")
+        keeper.keep({"a": TextAnswer(vector=b"1234")}, "probes")
+    answers.demand_same_embedder(tmp_path, SETTINGS)
+    with apsw.Connection(str(tmp_path / answers.ANSWERS_FILE)) as db:
         db.execute(statement)
     with pytest.raises(WrongUsage, match=r"has no answers of a fleet .*remove the folder"):
-        answers.demand_same(tmp_path, SETTINGS)
+        answers.demand_same_embedder(tmp_path, SETTINGS)
 
 
 def test_what_is_no_database_is_refused_and_what_is_empty_is_not(tmp_path: Path) -> None:
-    (tmp_path / answers.FILE).write_bytes(b"garbage" * 1000)
+    (tmp_path / answers.ANSWERS_FILE).write_bytes(b"garbage" * 1000)
     with pytest.raises(WrongUsage, match="remove the folder"):
-        answers.demand_same(tmp_path, SETTINGS)
+        answers.demand_same_embedder(tmp_path, SETTINGS)
     # A run was killed before it had written anything.
-    (tmp_path / answers.FILE).write_bytes(b"")
-    answers.demand_same(tmp_path, SETTINGS)
+    (tmp_path / answers.ANSWERS_FILE).write_bytes(b"")
+    answers.demand_same_embedder(tmp_path, SETTINGS)
 
 
 def test_a_keeper_that_cannot_be_made_holds_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,11 +257,11 @@ def test_a_keeper_that_cannot_be_made_holds_no_file(tmp_path: Path, monkeypatch:
 def test_a_limit_is_used_up_where_requests_wait_for_their_time(tmp_path: Path) -> None:
     with FaultServer() as server, opened(tmp_path, Limits(requests=6), Rates(requests=1200)) as keeper:
         settings = ServerSettings(name="mine", model="m", base_url=server.url, batch=Batch(texts=1), parallel=4)
-        with embedders.opened(settings) as embedder:
+        with embedders.open_embedder(settings) as embedder:
             sender = Sender(embedder, keeper, "texts")
             sender.send(TEXTS)
             sender.close()
-        assert keeper.stopped() == Stop(reason="--max-requests 6 is reached")
+        assert keeper.stopped() == StopReason(reason="--max-requests 6 is reached")
         assert len(server.requests) == keeper.spent("texts").answered == 6
 
 
@@ -280,7 +281,7 @@ class FullLeave:
 
 
 def test_vectors_that_were_paid_for_come_before_what_they_took_cannot_be_noted_down() -> None:
-    meter = Meter(Echo(), FullLeave())
+    meter = MeteredEmbedder(Echo(), FullLeave())
     assert meter.embedded(["a"]) == [b"1234"]
     with pytest.raises(OSError, match="No space left"):
         meter.embedded(["b"])

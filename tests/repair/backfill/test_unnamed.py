@@ -29,9 +29,9 @@ from lacking import vectors as vectors_of
 from planted_v2 import index, run_sql
 
 import regraft
-from regraft import config as configuration
 from regraft import identity
-from regraft.embedders.snippet import Need, snippet, suggested
+from regraft.embedders import config as configuration
+from regraft.embedders.settings import ModelNeed, make_snippet, suggest_config
 
 SNIPPET = {
     "acme": {
@@ -153,16 +153,16 @@ def test_rebuild_without_a_configuration(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_every_snippet_is_read_again_and_serves_its_model(model: str, tmp_path: Path) -> None:
     place = tmp_path / "regraft.yaml"
-    place.write_text(snippet([Need(model_id=model, dimensions=512, label="A base # of: mine")]))
-    [settings] = configuration.load(place).embedders.values()
+    place.write_text(make_snippet([ModelNeed(model_id=model, dimensions=512, label="A base # of: mine")]))
+    [settings] = configuration.load_config(place).embedders.values()
     assert settings.serves(model)
 
 
 def test_several_models_get_an_embedder_each_and_a_command_each() -> None:
-    needs = [Need(model_id=f"acme::{name}", label=name) for name in "aab"] + [
-        Need(model_id="openai::text-embedding-3-large", dimensions=256)
+    needs = [ModelNeed(model_id=f"acme::{name}", label=name) for name in "aab"] + [
+        ModelNeed(model_id="openai::text-embedding-3-large", dimensions=256)
     ]
-    made = suggested(needs, None, "regraft backfill library")
+    made = suggest_config(needs, None, "regraft backfill library")
     found = yaml.safe_load(made.snippet)["embedders"]
     assert list(found) == ["acme", "acme-2", "openai"]
     assert found["openai"]["dimensions"] == 256

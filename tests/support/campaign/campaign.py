@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from regraft import __version__
-from regraft.records import replace
+from regraft.identity import replace
 
 #: Where results are kept; ``docs/reliability.md`` is made from them.
 RESULTS = Path(__file__).parent / "results"

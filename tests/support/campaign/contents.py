@@ -10,7 +10,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft import sqlite
+from regraft.disk import sqlite, untrusted_sqlite
 
 _OWN = ".regraft"
 #: What says the same in other bytes: the full-text index is built anew from the bodies.
@@ -30,7 +30,10 @@ def of(folder: Path, *, numbers: bool = False) -> dict[str, str]:
         for name in [*names, *folders]:
             path = Path(top, name)
             relative = path.relative_to(folder).as_posix()
-            if name == _OWN or (relative.endswith(sqlite.TRACES) and _is_database(Path(str(path).rpartition("-")[0]))):
+            if name == _OWN or (
+                relative.endswith(untrusted_sqlite.COMPANION_SUFFIXES)
+                and _is_database(Path(str(path).rpartition("-")[0]))
+            ):
                 continue
             found[relative] = _held(path, ignored)
     return found
@@ -60,7 +63,7 @@ def _held(path: Path, ignored: Collection[str]) -> str:
 
 
 def _is_database(path: Path) -> bool:
-    return not path.is_symlink() and sqlite.is_database(path)
+    return not path.is_symlink() and untrusted_sqlite.is_database(path)
 
 
 def _hash(content: bytes) -> str:
@@ -70,15 +73,18 @@ def _hash(content: bytes) -> str:
 def _rows(path: Path, ignored: Collection[str]) -> str:
     """Return a hash of the schema and of all rows of ordinary tables, in any order."""
     total = 0
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         schema = sorted(db.execute("SELECT type, name, tbl_name, CAST(ifnull(sql, '') AS BLOB) FROM sqlite_schema"))
         for kind, name, _, sql in schema:
             derived = str(name).startswith(_DERIVED) or bytes(sql).upper().startswith(b"CREATE VIRTUAL")
             if kind != "table" or derived:
                 continue
-            quoted = sqlite.quoted(str(name))
+            quoted = untrusted_sqlite.quote_name(str(name))
             columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info({quoted})") if row[1] not in ignored]
-            chosen = ", ".join(f"typeof({sqlite.quoted(one)}), CAST({sqlite.quoted(one)} AS BLOB)" for one in columns)
+            chosen = ", ".join(
+                f"typeof({untrusted_sqlite.quote_name(one)}), CAST({untrusted_sqlite.quote_name(one)} AS BLOB)"
+                for one in columns
+            )
             for row in db.execute(f"SELECT {chosen} FROM {quoted}"):
                 total += int(_hash(repr((name, row)).encode()), 16)
     return f"{_hash(repr(schema).encode())} {total % (1 << 128):x}"

@@ -11,12 +11,13 @@ from unittest import mock
 
 import apsw
 
-import migrators.pipeline.carry
-import regraft.embedders.answers
+import migrators.pipeline.base_writer
+import regraft.embedders.server
 import regraft.formats.vector_table
 import repair.changes.store
 import repair.changes.undo
-from regraft import areas, sqlite, text
+from regraft import text
+from regraft.disk import sqlite, writable
 
 #: Never found in any text.
 _NOTHING = re.compile("(?!)")
@@ -63,7 +64,7 @@ def _books() -> Iterator[None]:
 
     with (
         mock.patch.object(table, "rows", rows),
-        mock.patch.object(migrators.pipeline.carry._Carrier, "_demand_balance", lambda *_: None),
+        mock.patch.object(migrators.pipeline.base_writer._BaseWriter, "_demand_balance", lambda *_: None),
     ):
         yield
 
@@ -72,9 +73,9 @@ def _books() -> Iterator[None]:
 def _links() -> Iterator[None]:
     """Follow links in a store for writing, and let a path of it lead anywhere."""
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(areas, "BY_HANDLE", False))
-        stack.enter_context(mock.patch.object(areas, "refuse_link", lambda *_: None))
-        stack.enter_context(mock.patch.object(areas, "demand", lambda path: path.absolute()))
+        stack.enter_context(mock.patch.object(writable, "SUPPORTS_DIR_FD", False))
+        stack.enter_context(mock.patch.object(writable, "refuse_link", lambda *_: None))
+        stack.enter_context(mock.patch.object(writable, "require_writable", lambda path: path.absolute()))
         stack.enter_context(mock.patch.object(repair.changes.store, "_demand_no_links", lambda _: None))
         stack.enter_context(mock.patch.object(apsw, "SQLITE_OPEN_NOFOLLOW", 0))
         yield
@@ -92,13 +93,13 @@ def _undo() -> Iterator[None]:
 @contextmanager
 def _vectors() -> Iterator[None]:
     """Change one bit of every vector that an embedder gives."""
-    right = regraft.embedders.answers._vector
+    right = regraft.embedders.server._vector
 
     def changed(found: Any) -> bytes | None:
         vector = right(found)
         return None if vector is None else vector[:-4] + bytes([vector[-4] ^ 1]) + vector[-3:]
 
-    with mock.patch.object(regraft.embedders.answers, "_vector", changed):
+    with mock.patch.object(regraft.embedders.server, "_vector", changed):
         yield
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import apsw
 
 from campaign import mutator
-from regraft import links, sqlite
+from regraft.disk import links, untrusted_sqlite
 from regraft.ledger.ledger import FILE, FOLDER
 from repair.changes import files
 
@@ -127,7 +127,7 @@ def _detail(random: Random, victim: Path) -> Any:
 
 def _marks(victim: Path) -> list[str | None]:
     places = [victim / "letter.txt", victim / "docs", victim / "database.sqlite", victim / "docs" / "plan.md"]
-    return [files.mark_of(place) for place in places] + [files.bytes_mark_of(place) for place in places]
+    return [files.fingerprint(place) for place in places] + [files.bytes_fingerprint(place) for place in places]
 
 
 def a_row(random: Random, store: Path, victim: Path) -> str:
@@ -176,7 +176,7 @@ def a_fitting_change(random: Random, store: Path, victim: Path) -> str:
     if random.random() < 0.8:
         place.write_bytes(b"written by somebody else")
     state = random.choice(["done", "done", "intended", "undoing"])
-    mark = random.choice([files.mark_of(victim / name), files.bytes_mark_of(victim / name)])
+    mark = random.choice([files.fingerprint(victim / name), files.bytes_fingerprint(victim / name)])
     detail = {"mark": mark, "old": mark, "dangling": 0, "actions": [0, 1], "made": [], "new": mark}
     made = _write(
         _ledger(store), "INSERT INTO run VALUES (?, 'repair', '/x', 'finished', 1795381395589, 1795381395589)", (_RUN,)
@@ -271,7 +271,7 @@ def _databases(store: Path) -> list[Path]:
     return [
         path
         for path in sorted(store.rglob("*"))
-        if path.is_file() and not path.is_symlink() and sqlite.is_database(path)
+        if path.is_file() and not path.is_symlink() and untrusted_sqlite.is_database(path)
     ]
 
 

@@ -21,7 +21,8 @@ from campaign import children, contents, controls, corpus, hostile, specimens
 from campaign.campaign import Campaign, Outcome
 from campaign.judging import Ended
 from campaign.workbench import Case, Workbench
-from regraft import areas, identity
+from regraft import identity
+from regraft.disk import writable
 from regraft.errors import RegraftError
 from regraft.testing import DAMAGES
 from repair.changes import undo
@@ -145,7 +146,7 @@ class HostileStores(Campaign):
         if kind.base is None:
             return
         for name in random.sample(_DAMAGES, random.choice([0, 1, 2, 3])):
-            with suppress(Exception), areas.opened(store):
+            with suppress(Exception), writable.allow_writes(store):
                 DAMAGES[name].plant(store, kind.base)
                 yield name
 
@@ -179,7 +180,7 @@ class HostileStores(Campaign):
         """Return the runs that can be taken back, latest first; none where the ledger cannot be read."""
         store = case.subject if case.subject.is_dir() else case.subject.parent
         try:
-            runs = undo.history(store)
+            runs = undo.list_past_runs(store)
         except (RegraftError, OSError, apsw.Error):
             return []
         return [run.id for run in runs if run.undo.state == "possible"]

@@ -20,7 +20,7 @@ from campaign.steps import SIGNALS, Signalling, around, kinds_of
 from campaign.stores import SCENARIOS, Scenario
 from campaign.switches import CONTROLS, switched_off
 from regraft.ledger.ledger import FOLDER
-from regraft.locate import KNOWLEDGE_FOLDER
+from regraft.stores.locate import KNOWLEDGE_FOLDER
 
 #: Of so many cases in a row one is of each of these ways; ``any moment`` is a SIGKILL from outside.
 _WAYS = (*("SIGKILL",) * 5, "any moment", "any moment", "SIGTERM", "SIGHUP", "SIGINT")

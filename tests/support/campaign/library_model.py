@@ -13,7 +13,8 @@ from random import Random
 import apsw
 
 from campaign import corpus
-from regraft import identity, sqlite
+from regraft import identity
+from regraft.disk import sqlite
 from regraft.errors import RegraftError
 from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing import DAMAGES
@@ -151,7 +152,7 @@ class Model:
     def edit(self, random: Random, store: Path) -> str:
         """Add or delete a note, as the application does: its row, its file, its index."""
         base = self._base(random)
-        with sqlite.reading(store / "catalog.sqlite") as db:
+        with sqlite.open_readonly(store / "catalog.sqlite") as db:
             notes = db.execute(
                 "SELECT id, data FROM knowledge_item WHERE base_id = ? AND type = 'note'", (base,)
             ).fetchall()
@@ -224,5 +225,5 @@ class Model:
 
 
 def _vectors(store: Path, base: str) -> dict[str, bytes | None]:
-    with sqlite.reading(_index(store, base)) as db:
+    with sqlite.open_readonly(_index(store, base)) as db:
         return {str(text): None if vector is None else bytes(vector) for text, vector in db.execute(_READ)}

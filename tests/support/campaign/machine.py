@@ -19,7 +19,7 @@ from campaign.campaign import Campaign, Outcome
 from campaign.judging import Ended
 from campaign.library_model import Model
 from campaign.workbench import Case, Workbench
-from regraft import areas
+from regraft.disk import writable
 from repair.changes import undo
 
 from fault_server import FaultServer  # isort: skip
@@ -182,7 +182,7 @@ class Walk:
 
     def _possible(self) -> list[str]:
         """Return the runs that can be taken back, latest first."""
-        return [run.id for run in undo.history(self.store) if run.undo.state == "possible"]
+        return [run.id for run in undo.list_past_runs(self.store) if run.undo.state == "possible"]
 
     def _remember(
         self, runs: list[str], before: dict[str, str], after: dict[str, str], lacking: set[tuple[str, str]]
@@ -280,19 +280,19 @@ class Walk:
         return f"import: {ended.status}"
 
     def _edit(self) -> str:
-        with areas.opened(self.store):
+        with writable.allow_writes(self.store):
             return self.model.edit(self.random, self.store)
 
     def _lose(self) -> str:
-        with areas.opened(self.store):
+        with writable.allow_writes(self.store):
             return self.model.lose_vectors(self.random, self.store)
 
     def _damage(self) -> str:
-        with areas.opened(self.store):
+        with writable.allow_writes(self.store):
             return self.model.damage(self.random, self.store, self.random.choice(_DAMAGES))
 
     def _age(self) -> str:
-        with areas.opened(self.store):
+        with writable.allow_writes(self.store):
             return self.model.make_older(self.random, self.store)
 
 

@@ -25,7 +25,7 @@ from campaign.disk import Wire
 from campaign.journal import File, Folder, Image, Journal
 from campaign.runs import Stage, stages
 from campaign.stores import SCENARIOS, Scenario
-from regraft import sqlite
+from regraft.disk import untrusted_sqlite
 from regraft.ledger.ledger import FOLDER
 
 _LOGS = ("-journal", "-wal")
@@ -138,7 +138,7 @@ class Cuts:
 
     def _read(self, contents: list[bytes], names: list[str]) -> str:
         """Let SQLite open a database with its log, and return what it holds; of another file a hash of its bytes."""
-        if not contents[0].startswith(sqlite.MAGIC[:6]):
+        if not contents[0].startswith(untrusted_sqlite.MAGIC[:6]):
             return _hash(contents[0])
         if len(contents) == 1 and (mark := _digest(contents[0])) in self._meaning:
             # Without a log SQLite changes nothing.

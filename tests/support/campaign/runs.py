@@ -29,8 +29,9 @@ from fault_server import vector_of
 
 from benchmarks.kills import State, rows_mark, state_of
 from campaign.stores import Scenario  # it makes the helpers of the tests known
-from regraft import areas, cli, clock, embedders, sqlite
+from regraft import cli, embedders, identity
 from regraft.__main__ import main as regraft
+from regraft.disk import sqlite, untrusted_sqlite, writable
 from regraft.embedders.protocol import Embedded
 from regraft.ledger.ledger import FOLDER
 
@@ -121,8 +122,8 @@ def _in_copy(work: Callable[[], object], output: Path, number: int) -> None:
         # As users run it: they are not warned of a file that a signal leaves unclosed.
         warnings.simplefilter("ignore", ResourceWarning)
         embedders.ServerEmbedder = _Embedder  # type: ignore[misc, assignment]
-        clock.datetime = _Clock  # type: ignore[misc]
-        clock.secrets = types.SimpleNamespace(token_hex=_named(number))  # type: ignore[assignment]
+        identity.datetime = _Clock  # type: ignore[misc]
+        identity.secrets = types.SimpleNamespace(token_hex=_named(number))  # type: ignore[assignment]
         work()
         status = 0
     except SystemExit as ended:
@@ -157,7 +158,7 @@ def command(line: list[str]) -> Callable[[], None]:
 
     def work() -> None:
         # What this process may change is for the command to say.
-        areas._areas.clear()
+        writable._areas.clear()
         sys.argv = ["regraft", *line]
         regraft()
 
@@ -197,7 +198,7 @@ class Stage:
         shutil.copytree(self.place, self._before, symlinks=True)
 
     def _fill(self) -> None:
-        with areas.opened(self.place):
+        with writable.allow_writes(self.place):
             self.scenario.prepare(self.place)
 
     def reset(self) -> None:
@@ -251,7 +252,9 @@ class Stage:
         digest = hashlib.blake2b(digest_size=16)
         for top in self.changed():
             for path in sorted((top, *top.rglob("*"))):
-                if not path.name.endswith(sqlite.TRACES) or not sqlite.is_database(_database_of(path)):
+                if not path.name.endswith(untrusted_sqlite.COMPANION_SUFFIXES) or not untrusted_sqlite.is_database(
+                    _database_of(path)
+                ):
                     digest.update(f"{path}\0{_content_mark(path)}\0".encode())
         return digest.hexdigest()
 
@@ -310,7 +313,7 @@ def _database_of(path: Path) -> Path:
 def _content_mark(path: Path) -> str:
     if path.is_dir() or not path.exists():
         return str(path.is_dir())
-    if not sqlite.is_database(path):
+    if not untrusted_sqlite.is_database(path):
         return f"{hashlib.blake2b(path.read_bytes()).hexdigest()} {path.stat().st_nlink}"
     try:
         return _ledger_mark(path) if path.parent.name == FOLDER else rows_mark(path, set())
@@ -321,10 +324,10 @@ def _content_mark(path: Path) -> str:
 def _ledger_mark(path: Path) -> str:
     """Return what the rows of a ledger say, but for times of files, which are other ones in each run."""
     said = []
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         tables = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name").fetchall()
         for (table,) in tables:
-            for row in db.execute(f"SELECT * FROM {sqlite.quoted(str(table))}"):
+            for row in db.execute(f"SELECT * FROM {untrusted_sqlite.quote_name(str(table))}"):
                 said.append(_TIME_OF_FILE.sub("", repr((table, row))))
     return "\n".join(said)
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import apsw
 
-from migrators.pipeline import publish
-from regraft import sqlite
-from repair.changes import apply
+from migrators.pipeline import publication
+from regraft.disk import sqlite
+from repair.changes import execution
 
 #: Name of the control → what is off.
 CONTROLS = {
@@ -35,8 +35,8 @@ def switched_off(control: str | None) -> Iterator[None]:
     if control == "no-rollback":
         places = [(sqlite, "transaction", _committed)]
     elif control == "no-recovery":
-        owner = publish.Target
-        places = [(apply, "recover", lambda *_: False), (owner, "recover", lambda *_: None)]
+        owner = publication.TargetLibrary
+        places = [(execution, "recover", lambda *_: False), (owner, "recover", lambda *_: None)]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     try:
         for owner, name, stand_in in places:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from campaign import judging
 from campaign.judging import Ended
-from regraft import areas
+from regraft.disk import writable
 
 _PLACE = re.compile(r"\{(\w+)(!?)\}")
 
@@ -51,7 +51,7 @@ class Workbench:
         if not place.exists():
             making = place.with_name(f"{place.name}-{os.getpid()}")
             making.mkdir(parents=True)
-            with areas.opened(making):
+            with writable.allow_writes(making):
                 make(making)
             making.rename(place)
         return place

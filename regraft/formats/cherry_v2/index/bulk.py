@@ -6,24 +6,77 @@ what it holds in memory is one batch of rows and the texts of one material.
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import apsw
 import msgspec
 
-from regraft import identity, sqlite
-from regraft.crew import Crew
+from regraft import identity
+from regraft.disk import sqlite
 from regraft.formats.cherry_v2.index import schema
-from regraft.formats.cherry_v2.index.digests import Digests, PartDigest
-from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, FullText, full_text, write_indexes
-from regraft.formats.cherry_v2.index.large import ROOM, Spool, fill
-from regraft.formats.cherry_v2.index.units import Unit, cut
-from regraft.formats.large_text import LARGE_BYTES, PIECE_BYTES, LargeText
+from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, FullText, open_full_text, write_indexes
+from regraft.formats.cherry_v2.index.schema import Unit, cut_units
+from regraft.formats.large_text import LARGE_BYTES, PIECE_BYTES, RESERVED_TEXT, LargeText, Spool, write_pieces
+from regraft.processes.pool import ProcessPool
 from regraft.text import utf16_len
+
+# Digests over the bodies of an index with their vectors, as they are put in, to be compared with what is read back.
+
+
+#: About so many bodies are in one digest, and all of a material's.
+PART_BODIES = 1024
+
+
+class PartDigest(NamedTuple):
+    """A digest over some bodies, up to the one with this number."""
+
+    last: int
+    digest: str
+
+
+class BodiesDigest:
+    """A digest that runs over bodies: over the hash of each one's text and its vector, where it came with one."""
+
+    def __init__(self) -> None:
+        self._hasher = hashlib.sha256()
+
+    def add(self, text_hash: bytes, vector: bytes | None) -> None:
+        """Take the next body."""
+        self._hasher.update(text_hash + (vector or b""))
+
+    def hexdigest(self) -> str:
+        """Return the digest of what was taken."""
+        return self._hasher.hexdigest()
+
+
+class PartDigests:
+    """The digests of all bodies, as they are put into an index in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self.parts: list[PartDigest] = []
+        self._first = 1
+        self._running = BodiesDigest()
+
+    def add(self, text_hash: bytes, vector: bytes | None) -> None:
+        """Take the next body."""
+        self._running.add(text_hash, vector)
+
+    def end_material(self, last: int) -> None:
+        """Know that the bodies of a material end with this number: a part of enough bodies ends there, too."""
+        if last - self._first + 1 >= PART_BODIES:
+            self.end(last)
+
+    def end(self, last: int) -> None:
+        """Know that no body comes behind the one with this number that is in the same part."""
+        if last >= self._first:
+            self.parts.append(PartDigest(last, self._running.hexdigest()))
+        self._first, self._running = last + 1, BodiesDigest()
+
 
 #: Between two bodies of a material stands a blank line.
 BODY_SEPARATOR = "\n\n"
@@ -98,7 +151,7 @@ class IndexBuilder:
         self._db = connection
         self._now = now_ms
         self.tallies = Tallies()
-        self.digests = Digests()
+        self.digests = PartDigests()
         self._full_text = full_text or FullText()
         self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         self._db.execute("BEGIN IMMEDIATE")
@@ -141,8 +194,8 @@ class IndexBuilder:
         key = spool.content_hash
         known = self._db.execute("SELECT 1 FROM content WHERE content_hash = ?", (key,)).get
         if known is None:
-            self._db.execute(f"INSERT INTO content VALUES (?, {ROOM}, ?)", (key, spool.size, self._now))
-            fill(self._db, "content", self._db.last_insert_rowid(), spool.pieces())
+            self._db.execute(f"INSERT INTO content VALUES (?, {RESERVED_TEXT}, ?)", (key, spool.size, self._now))
+            write_pieces(self._db, "content", self._db.last_insert_rowid(), spool.pieces())
         self._put_row(material.material_id, material.relative_path, key)
         self._add_spooled(material.material_id, spool)
 
@@ -173,17 +226,17 @@ class IndexBuilder:
             if is_large:
                 self._full_text.leave_to_fts5()
                 rowid = self.tallies.units
-                self._db.execute(f"UPDATE search_text SET text = {ROOM} WHERE rowid = ?", (body.size, rowid))
-                fill(self._db, "search_text", rowid, spool.pieces(body.start, body.size))
+                self._db.execute(f"UPDATE search_text SET text = {RESERVED_TEXT} WHERE rowid = ?", (body.size, rowid))
+                write_pieces(self._db, "search_text", rowid, spool.pieces(body.start, body.size))
                 self.tallies.text_bytes += body.size
 
-    def add_cut(self, material_id: str, relative_path: str, content: str, spans: Iterable[tuple[int, int]]) -> None:
+    def add_units(self, material_id: str, relative_path: str, content: str, spans: Iterable[tuple[int, int]]) -> None:
         """Write one material whose content is cut already, at places in UTF-16 units; its bodies have no vectors yet.
 
         Raises:
             UnitRefused: a unit is no slice of the content.
         """
-        units = cut(material_id, content, spans)
+        units = cut_units(material_id, content, spans)
         self._put_material(material_id, relative_path, identity.text_hash(content), content)
         for first in range(0, len(units), BATCH_ROWS):
             self._put_units(material_id, units[first : first + BATCH_ROWS])
@@ -335,7 +388,7 @@ def build_index(  # noqa: PLR0913 - each is one thing to know of the file
     is_flushed: bool = True,
     text_bytes: int | None = None,
     progress: IndexingProgress | None = None,
-    crew: Crew | None = None,
+    crew: ProcessPool | None = None,
 ) -> tuple[Tallies, list[PartDigest]]:
     """Write a whole index file and return its tallies and the digests of what was put into it.
 
@@ -355,7 +408,7 @@ def build_index(  # noqa: PLR0913 - each is one thing to know of the file
     Raises:
         apsw.Error: the file cannot be written (``apsw.FullError``, ``apsw.IOError``).
     """
-    with full_text(text_bytes, path.parent, crew) as words, sqlite.writing(path, create=True) as connection:
+    with open_full_text(text_bytes, path.parent, crew) as words, sqlite.open_writable(path, create=True) as connection:
         if not is_flushed:
             connection.pragma("synchronous", "OFF")
         builder = IndexBuilder(connection, base_id, now_ms, words)

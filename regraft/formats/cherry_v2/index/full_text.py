@@ -9,11 +9,11 @@ from typing import Any
 
 import apsw
 
-from regraft import guarding, untouched
-from regraft.crew import Crew, give_memory_back
+from regraft.disk import untrusted_sqlite
 from regraft.formats import fts5
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.large_text import LARGE_BYTES
+from regraft.processes.pool import ProcessPool, release_free_memory
 
 #: The page cache while rows and their indexes are written, in KiB: keys are hashes, so every page is hit again.
 ROWS_CACHE_KIB = 32_000
@@ -118,29 +118,31 @@ class FullText:
         """
         db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
         # Others need it now that work beside this process.
-        give_memory_back()
+        release_free_memory()
         if self._sorting is None or not self._sorting.splice_into(db, _INDEX, each):
             _fill(db, self._sample.settings())
 
 
 @contextmanager
-def full_text(text_bytes: int | None, beside: Path | None = None, crew: Crew | None = None) -> Iterator[FullText]:
+def open_full_text(
+    text_bytes: int | None, beside: Path | None = None, crew: ProcessPool | None = None
+) -> Iterator[FullText]:
     """Give the full-text index of bodies that come to about so many bytes, None where nobody knows.
 
     ``beside`` is a folder for what is written meanwhile; None for the system's. ``crew`` are processes that may
     be used for it.
     """
     sample = CjkSample()
-    with fts5.sorting(text_bytes or 0, arguments=schema.WORDS, beside=beside, ready=crew) as sorting:
+    with fts5.sorting(text_bytes or 0, arguments=schema.FULL_TEXT_ARGUMENTS, beside=beside, ready=crew) as sorting:
         yield FullText(sample, sorting)
 
 
 def rebuild_full_text(db: apsw.Connection) -> None:
     """Rebuild ``search_text_fts`` from the bodies, and leave its configuration as stock."""
-    untouched.demand_no_text_index(db)
+    untrusted_sqlite.refuse_shadow_indexes(db)
     rows: Any = db.execute(_TEXT_BYTES, (LARGE_BYTES,)).fetchall()[0]
     text_bytes, is_plain = rows
-    with full_text(text_bytes if is_plain else 0) as made:
+    with open_full_text(text_bytes if is_plain else 0) as made:
         made.read(db)
         made.fill(db)
 
@@ -178,7 +180,7 @@ def _execute(db: apsw.Connection, statements: Iterable[str], go_on: Callable[[],
         db.execute(statement)
 
 
-def is_in_step(db: apsw.Connection) -> bool:
+def full_text_matches(db: apsw.Connection) -> bool:
     """Tell by FTS5's own check whether the full-text index holds the words of all bodies.
 
     That check is a write, of nothing: the file has to be open for writing.
@@ -200,5 +202,5 @@ def _fill(db: apsw.Connection, settings: dict[str, int]) -> None:
         db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))
     db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
     db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('optimize')")
-    with guarding.below_the_surface(db):
+    with untrusted_sqlite.allow_schema_writes(db):
         db.executemany("DELETE FROM search_text_fts_config WHERE k = ?", [(name,) for name in settings])

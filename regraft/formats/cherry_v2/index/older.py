@@ -16,14 +16,13 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft import sqlite
+from regraft.disk import sqlite, untrusted_sqlite
 from regraft.errors import VerificationFailed
-from regraft.formats import table_pages
+from regraft.formats import table_integrity
 from regraft.formats.cherry_v2.index import schema
-from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, is_in_step, write_indexes
-from regraft.formats.cherry_v2.index.layout import TABLES, TIME, Table
-from regraft.language import tr
-from regraft.text import counted
+from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, full_text_matches, write_indexes
+from regraft.formats.cherry_v2.index.schema import TABLE_RULES, TIME_PARAMETER, TableRules
+from regraft.language import format_count, tr
 
 #: The schema that an old file is attached as.
 _OLD = "old"
@@ -66,7 +65,7 @@ class OldIndex(msgspec.Struct, frozen=True, kw_only=True):
         return int(size * _MERGING) + _ROW_BYTES * sum(self.counts.values())
 
 
-def is_newer(version: Any) -> bool:
+def is_newer_version(version: Any) -> bool:
     """Tell whether what stands in ``meta.schema_version`` is a version that is not known yet."""
     try:
         return not isinstance(version, float) and int(version) > schema.SCHEMA_VERSION
@@ -74,7 +73,7 @@ def is_newer(version: Any) -> bool:
         return False
 
 
-def version_of(db: apsw.Connection) -> tuple[Any, bool]:
+def read_version(db: apsw.Connection) -> tuple[Any, bool]:
     """Return ``meta.schema_version`` and whether there is an identity row.
 
     Raises:
@@ -91,7 +90,7 @@ def version_of(db: apsw.Connection) -> tuple[Any, bool]:
     return (found.decode("utf-8", "replace").replace("\0", "") if isinstance(found, bytes) else found), row is not None
 
 
-def examine(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldIndex:
+def examine_index(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldIndex:
     """Read all of an old index and return what a new file can be made of.
 
     Args:
@@ -102,11 +101,11 @@ def examine(db: apsw.Connection, now_ms: int, *, knows_base: bool) -> OldIndex:
     Raises:
         apsw.Error, UnicodeDecodeError: it is damaged.
     """
-    version, has_identity = version_of(db)
+    version, has_identity = read_version(db)
     problems = [] if has_identity or knows_base else [tr("nothing says whose index it is")]
     if db.execute("PRAGMA encoding").get != ENCODING:
         problems.append(tr("its texts are in another encoding than {encoding}", encoding=ENCODING))
-    tables = {name: _columns(db, "main", name) for name in TABLES}
+    tables = {name: _columns(db, "main", name) for name in TABLE_RULES}
     counts = {name: _count(db, name) if columns else 0 for name, columns in tables.items()}
     time = _time(db) or now_ms
     selects, wrong = _selects(db, tables, counts)
@@ -157,7 +156,7 @@ def _selects(
     """Return what the rows of each table that has any are read with, and what is in the way of that."""
     selects: dict[str, tuple[str, ...]] = {}
     problems: list[str] = []
-    for name, table in TABLES.items():
+    for name, table in TABLE_RULES.items():
         found, wrong = _select(db, name, table, tables[name], counts)
         problems += wrong
         if counts[name] and not wrong:
@@ -166,7 +165,7 @@ def _selects(
 
 
 def _select(
-    db: apsw.Connection, name: str, table: Table, columns: dict[str, str], counts: dict[str, int]
+    db: apsw.Connection, name: str, table: TableRules, columns: dict[str, str], counts: dict[str, int]
 ) -> tuple[tuple[str, ...], list[str]]:
     """Return what a table's rows are read with, and what is in the way of that."""
     if not columns:
@@ -187,7 +186,7 @@ def _select(
     return select, list(_wrong_columns(db, name, table, columns))
 
 
-def _wrong_columns(db: apsw.Connection, name: str, table: Table, columns: dict[str, str]) -> Iterator[str]:
+def _wrong_columns(db: apsw.Connection, name: str, table: TableRules, columns: dict[str, str]) -> Iterator[str]:
     """Say which columns are not the layout's, as far as that matters to the rows that are there."""
     for column in table.columns:
         if column not in columns:
@@ -223,7 +222,7 @@ def _has_others(db: apsw.Connection, table: str, column: str) -> bool:
 
 
 def _has_any(db: apsw.Connection, table: str, column: str) -> bool:
-    quoted = sqlite.quoted(column)
+    quoted = untrusted_sqlite.quote_name(column)
     return db.execute(f"SELECT 1 FROM main.{table} NOT INDEXED WHERE {quoted} IS NOT NULL LIMIT 1").get is not None
 
 
@@ -234,26 +233,26 @@ def _strangers(db: apsw.Connection) -> Iterator[str]:
     for name, sql in rows:
         lower = str(name).lower()
         derived = str(sql).upper().startswith("CREATE VIRTUAL") or any(lower.startswith(f"{one}_") for one in virtual)
-        if lower in (*TABLES, "meta") or derived or lower.startswith(("sqlite_", "search_text_fts_", "libsql_")):
+        if lower in (*TABLE_RULES, "meta") or derived or lower.startswith(("sqlite_", "search_text_fts_", "libsql_")):
             continue
-        quoted = sqlite.quoted(str(name))
+        quoted = untrusted_sqlite.quote_name(str(name))
         if db.execute(f"SELECT 1 FROM {quoted} LIMIT 1").get is not None:
             yield tr("its table {name} is not one of the layout's, and has rows", name=name)
 
 
 def _hidden(db: apsw.Connection, tables: Iterable[str]) -> Iterator[str]:
     """Say that a scan may give fewer rows than there are: a copy of these would take the file's place."""
-    damage = table_pages.disagreement(db, tables)
+    damage = table_integrity.find_inconsistency(db, tables)
     if damage is not None:
         yield tr("its pages do not agree on which rows there are: {damage}", damage=damage)
 
 
 def _refused(db: apsw.Connection, name: str, select: tuple[str, ...], time: int) -> Iterator[str]:
     """Say which rows the layout would refuse."""
-    table = TABLES[name]
+    table = TABLE_RULES[name]
     named = ", ".join(f"{what} AS {column}" for what, column in zip(select, table.columns, strict=True))
     rows = f"(SELECT {named} {_from('main', name, select)})"
-    values = {"time": time} if TIME in named else {}
+    values = {"time": time} if TIME_PARAMETER in named else {}
 
     def count(sql: str) -> int:
         found: int = db.execute(sql, values).get
@@ -262,17 +261,17 @@ def _refused(db: apsw.Connection, name: str, select: tuple[str, ...], time: int)
     for condition, what in _row_faults(table):
         found = count(f"SELECT count(*) FROM {rows} WHERE {condition}")
         if found:
-            yield tr("{rows} of {name} {what}", rows=counted(found, "row"), name=name, what=what)
+            yield tr("{rows} of {name} {what}", rows=format_count(found, "row"), name=name, what=what)
     for columns in table.unique:
         key = ", ".join(columns)
         known = " AND ".join(f"{column} IS NOT NULL" for column in columns)
         doubles = f"SELECT 1 FROM {rows} WHERE {known} GROUP BY {key} HAVING count(*) > 1"
         found = count(f"SELECT count(*) FROM ({doubles})")
         if found:
-            yield tr("{name} has {keys} ({key}) more than once", name=name, keys=counted(found, "key"), key=key)
+            yield tr("{name} has {keys} ({key}) more than once", name=name, keys=format_count(found, "key"), key=key)
 
 
-def _row_faults(table: Table) -> Iterator[tuple[str, str]]:
+def _row_faults(table: TableRules) -> Iterator[tuple[str, str]]:
     """Yield the conditions under which the layout refuses a row, each with what to say of such rows."""
     for column in table.columns:
         if column not in table.nullable:
@@ -295,7 +294,7 @@ def _digest(db: apsw.Connection, place: str, selects: dict[str, tuple[str, ...]]
         hasher.update(f"\n{name}\n".encode())
         exact = ", ".join(f"typeof({what}), CAST({what} AS BLOB)" for what in select)
         query = f"SELECT {exact} {_from(place, name, select)} ORDER BY {name}.rowid"
-        for row in db.execute(query, {"time": time} if TIME in query else {}):
+        for row in db.execute(query, {"time": time} if TIME_PARAMETER in query else {}):
             for value in row:
                 part = value.encode() if isinstance(value, str) else value or b""
                 hasher.update(b"%d %b" % (len(part), part))
@@ -305,7 +304,7 @@ def _digest(db: apsw.Connection, place: str, selects: dict[str, tuple[str, ...]]
 # --- the new file ----------------------------------------------------------------------------------------------------
 
 
-def build(path: Path, new: Path, old: OldIndex, base_id: str) -> None:
+def build_current_index(path: Path, new: Path, old: OldIndex, base_id: str) -> None:
     """Write what an old index holds to ``new`` as a file of version 2, and compare it with what was read.
 
     Args:
@@ -318,13 +317,13 @@ def build(path: Path, new: Path, old: OldIndex, base_id: str) -> None:
         VerificationFailed: the new file is not what was examined.
         apsw.Error, OSError: one cannot be read, or the other not be written.
     """
-    with sqlite.writing(new, create=True) as db:
+    with sqlite.open_writable(new, create=True) as db:
         # Rows of which a key leads nowhere are damage of their own, and stay.
         db.execute("PRAGMA foreign_keys = OFF")
         # So do paths that are none; all other checks were made beforehand.
         db.execute("PRAGMA ignore_check_constraints = ON")
         db.set_progress_handler(lambda: False, _STEPS)
-        with sqlite.attached(db, path, _OLD):
+        with sqlite.attach_readonly(db, path, _OLD):
             db.execute("BEGIN IMMEDIATE")
             _write_rows(db, old, base_id)
             write_indexes(db)
@@ -344,14 +343,14 @@ def _write_rows(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
 
     db.create_scalar_function("next_number", next_number, 0)
     for name, select in old.selects.items():
-        columns, values = list(TABLES[name].columns), list(select)
+        columns, values = list(TABLE_RULES[name].columns), list(select)
         if name == "search_text":
             columns, values = [*columns, _NUMBER], [*values, "next_number()"]
         statement = (
             f"INSERT INTO main.{name} ({', '.join(columns)})"
             f" SELECT {', '.join(values)} {_from(_OLD, name, select)} ORDER BY {name}.rowid"
         )
-        db.execute(statement, {"time": old.time} if TIME in statement else {})
+        db.execute(statement, {"time": old.time} if TIME_PARAMETER in statement else {})
 
 
 def _write_identity(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
@@ -373,12 +372,12 @@ def _verify(db: apsw.Connection, old: OldIndex, base_id: str) -> None:
         if not condition:
             raise VerificationFailed(base=base_id, reason=reason)
 
-    whole = {name: tuple(f"{name}.{column}" for column in TABLES[name].columns) for name in old.selects}
+    whole = {name: tuple(f"{name}.{column}" for column in TABLE_RULES[name].columns) for name in old.selects}
     demand(_digest(db, "main", whole, old.time) == old.digest, tr("texts or vectors differ"))
-    counts = {name: _count(db, name) for name in TABLES}
+    counts = {name: _count(db, name) for name in TABLE_RULES}
     demand(counts == old.counts, tr("it holds {counts} instead of {counts2}", counts=counts, counts2=old.counts))
     out_of_step = db.execute("SELECT count(*) FROM search_text WHERE rowid IS NOT fts_rowid").get
     demand(
         out_of_step == 0, tr("{out_of_step} bodies are out of step with the full-text index", out_of_step=out_of_step)
     )
-    demand(is_in_step(db), tr("the full-text index does not match the bodies"))
+    demand(full_text_matches(db), tr("the full-text index does not match the bodies"))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from regraft import links, long_paths, sqlite
+from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
 from regraft.errors import (
     IndexBusy,
     IndexForeign,
@@ -24,7 +24,7 @@ from regraft.errors import (
     SourceUnreadable,
 )
 from regraft.formats.cherry_v2.index import schema
-from regraft.language import joined, tr
+from regraft.language import join_list, tr
 
 #: How often a read is begun anew because somebody wrote meanwhile.
 ATTEMPTS = 20
@@ -35,11 +35,11 @@ _TABLES = ("meta", "content", "material", "search_unit", "search_text", "embeddi
 _TRIGGERS = ("search_text_ai", "search_text_ad", "search_text_au")
 
 #: What reading a damaged file raises: invalid UTF-8 is a ValueError.
-UNREADABLE = (apsw.Error, OSError, ValueError)
+READ_ERRORS = (apsw.Error, OSError, ValueError)
 
 Result = TypeVar("Result")
 #: Size, time of change and first bytes of a file and what lies beside it.
-Mark = tuple[tuple[int, int, bytes] | None, ...]
+FileMark = tuple[tuple[int, int, bytes] | None, ...]
 
 
 #: Files that this process has open for writing. On POSIX, closing a file in any other way than SQLite's lets go of all
@@ -47,11 +47,11 @@ Mark = tuple[tuple[int, int, bytes] | None, ...]
 _WRITTEN: Counter[Path] = Counter()
 _LOCK = threading.RLock()
 #: The mark of such a file; no other file has it.
-_OWN: Mark = ((-1, -1, b""),)
+_OWN: FileMark = ((-1, -1, b""),)
 
 
 @contextmanager
-def writer(path: Path) -> Iterator[None]:
+def mark_open_for_writing(path: Path) -> Iterator[None]:
     """Note that this process has ``path`` open for writing as long as the context lasts."""
     real = links.real_path(path)
     with _LOCK:
@@ -63,7 +63,7 @@ def writer(path: Path) -> Iterator[None]:
             _WRITTEN[real] -= 1
 
 
-def create(db: apsw.Connection, base_id: str, now_ms: int) -> None:
+def create_index(db: apsw.Connection, base_id: str, now_ms: int) -> None:
     """Make an empty index of ``base_id`` in a file without any table, in one transaction; else do nothing."""
     if not _is_blank(db):
         return
@@ -82,7 +82,7 @@ def _is_blank(db: apsw.Connection) -> bool:
     return db.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
 
 
-def demand_identity(db: apsw.Connection, path: Path, base_id: str | None) -> None:
+def check_identity(db: apsw.Connection, path: Path, base_id: str | None) -> None:
     """Refuse a file that is not the index of ``base_id`` (None: of any base) in the layout's own version.
 
     Raises:
@@ -106,7 +106,7 @@ def _identity(db: apsw.Connection, path: Path) -> Any:
     if row is not None and row[0] != schema.SCHEMA_VERSION:
         raise IndexVersionUnknown(path=path, found=row[0], known=schema.SCHEMA_VERSION)
     if missing or row is None:
-        raise IndexIncomplete(path=path, missing=joined(missing) or tr("the identity row"))
+        raise IndexIncomplete(path=path, missing=join_list(missing) or tr("the identity row"))
     return row[1]
 
 
@@ -114,7 +114,7 @@ class _Changed(Exception):
     """Somebody wrote while the file was read."""
 
 
-class Reader:
+class IndexReader:
     """Reads an index without a trace, each time as the file is at that moment.
 
     A file opened ``immutable`` is not locked: what was read while somebody wrote would be neither the old state nor
@@ -126,7 +126,7 @@ class Reader:
         self._base = base_id
         self._stack = ExitStack()
         self._db: apsw.Connection | None = None
-        self._mark: Mark = ()
+        self._mark: FileMark = ()
         self.run(lambda _: None)
 
     def run(self, query: Callable[[apsw.Connection], Result]) -> Result:
@@ -160,7 +160,7 @@ class Reader:
             result = query(self._connection(mark))
         except RegraftError:
             raise
-        except UNREADABLE as error:
+        except READ_ERRORS as error:
             self.close()
             if self._marks() == mark:
                 raise SourceUnreadable(path=self._path, reason=error) from error
@@ -169,22 +169,22 @@ class Reader:
             raise _Changed
         return result
 
-    def _connection(self, mark: Mark) -> apsw.Connection:
+    def _connection(self, mark: FileMark) -> apsw.Connection:
         """Return a connection to the file in the state of ``mark``, whose identity was looked at."""
         if self._db is not None and mark == self._mark:
             return self._db
         self.close()
         if mark[0] is None:
             raise SourceNotFound(path=self._path)
-        journals = [file for file in sqlite.companions(self._path) if file.name.endswith("-journal")]
+        journals = [file for file in untrusted_sqlite.find_companions(self._path) if file.name.endswith("-journal")]
         if journals:
             raise IndexHotJournal(path=self._path, journal=journals[0].name)
         with ExitStack() as opened, _LOCK:
             if self._is_written():
                 raise apsw.BusyError(tr("opened for writing by this process"))  # the marks differ now
-            self._db = opened.enter_context(sqlite.reading(self._path))
+            self._db = opened.enter_context(sqlite.open_readonly(self._path))
             opened.callback(self._forget)
-            demand_identity(self._db, self._path, self._base)
+            check_identity(self._db, self._path, self._base)
             self._mark = mark
             self._stack = opened.pop_all()
         return self._db
@@ -196,15 +196,15 @@ class Reader:
         """Read through SQLite's own locks: this process has the file open for writing, the log beside it is its own."""
         self.close()
         try:
-            with sqlite.writing(self._path) as db:
+            with sqlite.open_writable(self._path) as db:
                 db.execute("PRAGMA query_only = 1")
-                demand_identity(db, self._path, self._base)
+                check_identity(db, self._path, self._base)
                 return query(db)
         except apsw.BusyError as error:
             raise IndexBusy(path=self._path) from error
         except RegraftError:
             raise
-        except UNREADABLE as error:
+        except READ_ERRORS as error:
             raise SourceUnreadable(path=self._path, reason=error) from error
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class Reader:
     def _forget(self) -> None:
         self._db = None
 
-    def _marks(self) -> Mark:
+    def _marks(self) -> FileMark:
         with _LOCK:
             if self._is_written():
                 return _OWN
@@ -223,10 +223,10 @@ class Reader:
 
 def _mark(path: Path) -> tuple[int, int, bytes] | None:
     try:
-        status = long_paths.stat(path)
-        if not long_paths.is_file(path):
+        status = file_paths.stat(path)
+        if not file_paths.is_file(path):
             return status.st_size, status.st_mtime_ns, b""
-        with links.reading(path) as file:
+        with links.open_for_reading(path) as file:
             # The header of a database counts its changes, that of a log has its salt.
             return status.st_size, status.st_mtime_ns, file.read(100)
     except FileNotFoundError:

@@ -6,10 +6,20 @@ full text, triggers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import apsw
+import msgspec
+
+from regraft import identity
+from regraft.disk.file_paths import RESERVED_NAME
+from regraft.errors import MaterialRefused, UnitRefused
+from regraft.language import tr
+from regraft.text import utf16_len
 
 #: ``meta.schema_version``. The application drops every table of a file with another one.
 SCHEMA_VERSION = 2
@@ -76,7 +86,7 @@ INDEXES = (
 )
 
 #: The column of the full-text index, and how its texts become words.
-WORDS = "text, tokenize = 'trigram'"
+FULL_TEXT_ARGUMENTS = "text, tokenize = 'trigram'"
 
 FULL_TEXT = """CREATE VIRTUAL TABLE search_text_fts
     USING fts5 (text, content = 'search_text', content_rowid = 'fts_rowid', tokenize = 'trigram')"""
@@ -102,10 +112,10 @@ TRIGGERS = (
 )
 
 
-def keep_full_text(db: apsw.Connection) -> None:
+def add_full_text_triggers(db: apsw.Connection) -> None:
     """Let the full-text index follow the bodies for as long as a connection is open, whatever triggers the file has.
 
-    Those of the file do not run (:mod:`regraft.guarding`): these are the layout's own, in the temporary schema.
+    Those of the file do not run (:mod:`regraft.disk.untrusted_sqlite`): these are the layout's own, in the temporary schema.
 
     Raises:
         apsw.Error: the file has no table of bodies.
@@ -116,11 +126,259 @@ def keep_full_text(db: apsw.Connection) -> None:
 
 
 @contextmanager
-def full_text_kept(db: apsw.Connection) -> Iterator[None]:
+def full_text_triggers(db: apsw.Connection) -> Iterator[None]:
     """Do what :func:`keep_full_text` does, for a while."""
-    keep_full_text(db)
+    add_full_text_triggers(db)
     try:
         yield
     finally:
         for statement in TRIGGERS:
             db.execute(f"DROP TRIGGER IF EXISTS temp.{statement.split()[2]}")
+
+
+# What the rows of the layout's tables keep, and what fills the columns that a file of an older one lacks.
+#
+# Rules: ``docs/formats/index.md``, "Tables of version 2".
+
+
+#: Stands for the time of the file.
+TIME_PARAMETER = ":time"
+
+
+class TableRules(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of the layout: its columns, what fills those that an older one lacks, and what its rows must keep."""
+
+    columns: tuple[str, ...]
+    #: SQL for a column that is not there.
+    fill: dict[str, str]
+    #: Columns that may be NULL.
+    nullable: tuple[str, ...]
+    #: Columns that no two rows may share.
+    unique: tuple[tuple[str, ...], ...]
+    #: What every row must keep.
+    checks: tuple[str, ...] = ()
+    #: Tables whose rows mean nothing without this one's.
+    needed_by: tuple[str, ...] = ()
+
+
+#: The tables of the layout but for ``meta`` and the full-text index, in the order of their foreign keys.
+TABLE_RULES = {
+    "content": TableRules(
+        columns=("content_hash", "text", "created_at"),
+        fill={"created_at": TIME_PARAMETER},
+        nullable=("content_hash",),
+        unique=(("content_hash",),),
+        needed_by=("material", "search_unit"),
+    ),
+    "material": TableRules(
+        columns=("material_id", "relative_path", "current_content_hash", "created_at", "updated_at"),
+        fill={"current_content_hash": "only_hash", "created_at": TIME_PARAMETER, "updated_at": TIME_PARAMETER},
+        nullable=("material_id", "current_content_hash"),
+        unique=(("material_id",), ("relative_path",)),
+        checks=(
+            "relative_path <> '' AND relative_path NOT LIKE '/%'",
+            "relative_path <> '.cherry' AND relative_path NOT LIKE '.cherry/%'",
+        ),
+        needed_by=("search_unit",),
+    ),
+    "search_unit": TableRules(
+        columns=(
+            *("unit_id", "material_id", "content_hash", "unit_type", "unit_index", "title", "char_start", "char_end"),
+            *("locator_json", "created_at"),
+        ),
+        fill={"unit_type": "'chunk'", "title": "NULL", "locator_json": "NULL", "created_at": TIME_PARAMETER},
+        nullable=("unit_id", "title", "locator_json"),
+        unique=(("unit_id",), ("material_id", "unit_type", "unit_index")),
+        checks=("unit_type IN ('chunk')", "unit_index >= 0", "char_start >= 0", "char_end >= char_start"),
+        needed_by=("search_text",),
+    ),
+    "search_text": TableRules(
+        columns=("search_text_id", "target_type", "target_id", "kind", "text", "embedding_text_hash", "created_at"),
+        fill={"target_type": "'search_unit'", "kind": "'body'", "created_at": TIME_PARAMETER},
+        nullable=("search_text_id",),
+        unique=(("search_text_id",), ("target_type", "target_id", "kind")),
+        checks=("target_type IN ('search_unit')", "kind IN ('body')"),
+        needed_by=("search_unit", "embedding"),
+    ),
+    "embedding": TableRules(
+        columns=("embedding_text_hash", "vector_blob", "created_at"),
+        fill={"created_at": TIME_PARAMETER},
+        nullable=("embedding_text_hash",),
+        unique=(("embedding_text_hash",),),
+        needed_by=("search_text",),
+    ),
+}
+
+
+# Cuts a content into units and says what may be stored: offsets, paths, texts (``docs/formats/index.md``).
+
+
+_DRIVE = re.compile("[A-Za-z]:/")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Unit(NamedTuple):
+    """A stored unit with its body. Offsets count UTF-16 units of the content; ``text`` is that slice of it."""
+
+    unit_id: str
+    unit_index: int
+    content_hash: str
+    char_start: int
+    char_end: int
+    text: str
+    embedding_text_hash: str
+
+
+def cut_units(material_id: str, content: str, units: Iterable[tuple[int, int]]) -> list[Unit]:
+    """Cut ``content`` at ``(char_start, char_end)`` and return the units with their ids, numbered from 0.
+
+    Raises:
+        UnitRefused: a unit is no slice of the content: it lies beyond it, ends before it begins, or begins or ends
+            inside a surrogate pair. Nothing is clamped (``docs/formats/index.md``, "Offsets").
+    """
+    content_hash = identity.text_hash(content)
+    length = utf16_len(content)
+    # Encoded once, not for every unit.
+    wide = None if content.isascii() else content.encode("utf-16-le")
+    found = []
+    for index, (start, end) in enumerate(units):
+        if not 0 <= start <= end <= length:
+            reason = tr("ends before it begins") if end < start else tr("lies beyond the text")
+            raise UnitRefused(material=material_id, unit=index, start=start, end=end, reason=reason, length=length)
+        body = content[start:end] if wide is None else _narrow(wide[2 * start : 2 * end])
+        if body is None:
+            reason = tr("begins or ends inside a surrogate pair")
+            raise UnitRefused(material=material_id, unit=index, start=start, end=end, reason=reason, length=length)
+        unit = identity.unit_id(material_id, content_hash, index, start, end)
+        found.append(
+            Unit(
+                unit_id=unit,
+                unit_index=index,
+                content_hash=content_hash,
+                char_start=start,
+                char_end=end,
+                text=body,
+                embedding_text_hash=identity.text_hash(body),
+            )
+        )
+    return found
+
+
+def _narrow(wide: bytes) -> str | None:
+    try:
+        return wide.decode("utf-16-le")
+    except UnicodeDecodeError:
+        return None
+
+
+def check_storable(material_id: str, relative_path: str, content: str) -> None:
+    """Refuse an id, a path or a text that the layout does not allow.
+
+    Raises:
+        MaterialRefused: the id is empty, the path is not one below ``raw/`` (``docs/formats/index.md``, "What always
+            holds"), or one of them has an unpaired surrogate, which UTF-8 cannot hold.
+    """
+    reason = None
+    if not material_id:
+        reason = tr("it has no id")
+    elif any(_SURROGATE.search(text) for text in (material_id, relative_path, content)):
+        reason = tr("its id, path or text has an unpaired surrogate, which cannot be stored")
+    elif not is_safe_path(relative_path):
+        reason = tr('"{relative_path}" is not a path below raw/', relative_path=relative_path)
+    if reason is not None:
+        raise MaterialRefused(material=material_id, reason=reason)
+
+
+def is_safe_path(path: str) -> bool:
+    """Tell whether ``path`` may be a ``relative_path``: ``/`` between parts, normalised, not absolute, no ``..``.
+
+    ``.cherry`` is reserved in any case of its letters: a file system may not tell them apart.
+    """
+    parts = path.split("/")
+    if "\\" in path or "\0" in path or _DRIVE.match(path):
+        return False
+    return {"", ".", ".."}.isdisjoint(parts) and parts[0].lower() != RESERVED_NAME
+
+
+# The length that vectors of a base must have: the catalog's dimensions, or the majority where the catalog has none.
+#
+# Every command that compares vectors with the dimensions of their base uses this rule.
+
+
+#: SQL that is true for a row of ``embedding`` whose value has the length ``:length`` in bytes.
+HAS_LENGTH_SQL = "(typeof(vector_blob) = 'blob' AND octet_length(vector_blob) = :length)"
+#: SQL that is 1 for a row ``e`` of ``embedding`` whose vector a search can use, by the rule of ``check``: it has
+#: ``:length`` bytes, and a norm in single precision that is neither zero nor infinite. The norm of a vector with a NaN
+#: is NULL. The connection needs :func:`regraft.disk.sqlite.load_vector_extension`.
+IS_USABLE_SQL = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :length
+  THEN ifnull(vec_distance_l2(e.vector_blob, zeroblob(:length)) BETWEEN 1e-46 AND 3.5e38, 0) ELSE 0 END"""
+_BODIES_OF_OTHER_LENGTH = f"""SELECT count(*) FROM search_text t
+  JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash WHERE NOT {HAS_LENGTH_SQL}"""
+_HAS_ONE_OF_LENGTH = f"SELECT EXISTS (SELECT 1 FROM embedding WHERE {HAS_LENGTH_SQL})"
+_LENGTHS = """SELECT octet_length(vector_blob), count(*) FROM embedding
+  WHERE typeof(vector_blob) = 'blob' AND octet_length(vector_blob) > 0 AND octet_length(vector_blob) % 4 = 0
+  GROUP BY 1 ORDER BY min(rowid)"""
+
+
+def count_vector_lengths(db: apsw.Connection) -> Counter[int]:
+    """Count the vectors of an index by their length in bytes; values that cannot be vectors are left out.
+
+    Lengths are in the order of their first rows.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    return Counter({int(str(length)): int(str(count)) for length, count in db.execute(_LENGTHS)})
+
+
+def catalog_dimensions(row: Mapping[str, object] | None) -> int | None:
+    """Return the dimensions that the catalog row of a completed base gives; None where it gives none.
+
+    The dimensions of a base without a model, or of one that failed, are those that an earlier state had.
+    """
+    if row is None or row.get("status") != "completed" or row.get("embedding_model_id") is None:
+        return None
+    dimensions = row.get("dimensions")
+    return dimensions if isinstance(dimensions, int) and dimensions > 0 else None
+
+
+def choose_vector_length(lengths: Counter[int], dimensions: int | None) -> int:
+    """Return the length in bytes that vectors of a base must have.
+
+    Args:
+        lengths: the vectors by their length.
+        dimensions: those of the catalog; None where it has none, so that the most common length counts.
+    """
+    if dimensions is not None:
+        return 4 * dimensions
+    return lengths.most_common(1)[0][0] if lengths else 4
+
+
+def lengths_contradict(lengths: Counter[int], dimensions: int | None) -> bool:
+    """Whether most vectors have another length than the catalog's dimensions give."""
+    return dimensions is not None and 2 * lengths[4 * dimensions] < lengths.total()
+
+
+def dimensions_of(db: apsw.Connection, stated: int | None = None) -> int | None:
+    """Return how many numbers the vectors of an index must have; None where it has no vectors.
+
+    Args:
+        db: the index.
+        stated: the dimensions of the catalog; without them, or where no vector has them, the most common length counts.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    if stated is not None and db.execute(_HAS_ONE_OF_LENGTH, {"length": 4 * stated}).get:
+        return stated
+    lengths = count_vector_lengths(db)
+    return choose_vector_length(lengths, None) // 4 if lengths else None
+
+
+def count_bodies_of_other_length(db: apsw.Connection, length: int) -> int:
+    """Count the bodies whose vector has another length in bytes than ``length``: vector search never finds them.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    return int(str(db.execute(_BODIES_OF_OTHER_LENGTH, {"length": length}).get))

@@ -1,7 +1,7 @@
 """The two lanes of a search and their fusion, over one index file (``docs/search.md``, ``docs/formats/index.md``).
 
 What the index alone answers: no catalog, no settings, no threshold. The rules of the application's service stand in
-:mod:`regraft.ranking.cherry_v2`. Every function takes a connection of :func:`regraft.sqlite.reading` and writes
+:mod:`regraft.ranking.cherry_v2`. Every function takes a connection of :func:`regraft.disk.sqlite.open_readonly` and writes
 nothing; ties go to the body that was written first.
 """
 
@@ -9,17 +9,90 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice, takewhile
+from functools import cache
+from itertools import chain, groupby, islice, takewhile
+from typing import TYPE_CHECKING
 
 import apsw
 import msgspec
 
 from regraft.errors import QueryTooLong
-from regraft.formats.cherry_v2.index.queries import compiled
 from regraft.formats.large_text import LARGE_BYTES
+from regraft.identity import replace
 from regraft.language import tr
-from regraft.records import replace
 from regraft.text import lenient_text
+
+if TYPE_CHECKING:
+    import regex
+
+
+# What a query asks the full-text index for (``docs/search.md``, "Words of a query").
+#
+# Text without spaces between words is cut by its script, not by dictionaries: Chinese and Japanese text into windows of
+# three characters, everything else at what is no letter, number or ``_``.
+
+
+#: The trigram index knows nothing shorter, in code points; windows are as long.
+TRIGRAM_LENGTH = 3
+#: How many terms full text is asked for; those after them have no part in a search.
+MAX_TERMS = 64
+
+_TOKEN = r"[\p{L}\p{N}_]+"
+#: Characters of Chinese and Japanese, those with several scripts among them, such as the prolonged sound mark.
+_UNSEGMENTED = r"\p{scx=Han}\p{scx=Hiragana}\p{scx=Katakana}"
+_RUN = rf"(?P<unsegmented>[{_UNSEGMENTED}]+)|[^{_UNSEGMENTED}]+"
+
+
+class CompiledQuery(msgspec.Struct, frozen=True):
+    """A query as full text is asked for it."""
+
+    #: Runs of letters, numbers and ``_``, as they stand in the query.
+    tokens: tuple[str, ...]
+    #: What the trigram index is asked for, any of it: words, then windows, each term once.
+    terms: tuple[str, ...]
+    #: Different words that are too short for it.
+    shorts: tuple[str, ...]
+
+
+def tokens(query: str) -> list[str]:
+    r"""Return what of a query can be searched: its longest runs of letters, numbers and ``_``.
+
+    Letters and numbers are Unicode's categories L and N, as JavaScript's ``\p{L}`` and ``\p{N}``; combining marks end
+    a run.
+    """
+    found: list[str] = _pattern(_TOKEN).findall(query)
+    return found
+
+
+def compile_query(query: str) -> CompiledQuery:
+    """Return what the full-text index is asked for."""
+    every = tokens(query)
+    runs = [(run[0], run["unsegmented"] is not None) for token in every for run in _pattern(_RUN).finditer(token)]
+    words = [run for run, is_unsegmented in runs if not is_unsegmented or len(run) <= TRIGRAM_LENGTH]
+    # Distinct over words and windows together: bm25() would count a term that is both twice.
+    terms = dict.fromkeys(chain((word for word in words if len(word) >= TRIGRAM_LENGTH), _windows(runs)))
+    shorts = dict.fromkeys(word for word in words if len(word) < TRIGRAM_LENGTH)
+    return CompiledQuery(tuple(every), tuple(islice(terms, MAX_TERMS)), tuple(shorts))
+
+
+def is_unsegmented(text: str) -> bool:
+    """Whether a text consists of characters of a script without spaces between words: Han, Hiragana, Katakana."""
+    return _pattern(f"[{_UNSEGMENTED}]+").fullmatch(text) is not None
+
+
+@cache
+def _pattern(pattern: str) -> regex.Pattern[str]:
+    """Return a compiled pattern: the standard library knows no Script_Extensions, and its categories are older."""
+    import regex  # noqa: PLC0415 - takes its time, and only searches need it
+
+    return regex.compile(pattern)
+
+
+def _windows(runs: list[tuple[str, bool]]) -> Iterator[str]:
+    for run, is_unsegmented in runs:
+        if is_unsegmented and len(run) > TRIGRAM_LENGTH:
+            yield from (run[at : at + TRIGRAM_LENGTH] for at in range(len(run) - TRIGRAM_LENGTH + 1))
+
 
 #: The constant of reciprocal rank fusion.
 RRF_K = 60
@@ -80,7 +153,7 @@ def bm25_hits(db: apsw.Connection, query: str, count: int) -> list[Hit]:
         QueryTooLong: SQLite cannot look for so many or so long words with LIKE.
         apsw.Error: the index is damaged.
     """
-    asked = compiled(query)
+    asked = compile_query(query)
     if not asked.tokens or count < 1:
         return []
     place = _place(db)
@@ -169,11 +242,13 @@ def vector_hits(db: apsw.Connection, vector: bytes, count: int) -> list[Hit]:
         apsw.Error: the index is damaged.
     """
     unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.rowid = ?"
-    found = (_hit(row, score) for rowid, score in nearest_bodies(db, vector) for row in db.execute(unit, (rowid,)))
+    found = (
+        _hit(row, score) for rowid, score in rank_bodies_by_distance(db, vector) for row in db.execute(unit, (rowid,))
+    )
     return list(islice(found, max(count, 0)))
 
 
-def nearest_bodies(db: apsw.Connection, vector: bytes) -> Iterator[tuple[int, float]]:
+def rank_bodies_by_distance(db: apsw.Connection, vector: bytes) -> Iterator[tuple[int, float]]:
     """Yield the rowid in ``search_text`` and the score of every body that :func:`vector_hits` would find, in its order.
 
     Raises:

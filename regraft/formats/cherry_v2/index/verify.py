@@ -12,16 +12,15 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from regraft import identity, sqlite
-from regraft.crew import Crew, JobFailed
+from regraft import identity
+from regraft.disk import sqlite
 from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2.index import schema
-from regraft.formats.cherry_v2.index.bulk import Tallies
-from regraft.formats.cherry_v2.index.digests import BodiesDigest, PartDigest
-from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, is_in_step
-from regraft.formats.cherry_v2.index.large import LargeContent, WholeContent
-from regraft.formats.large_text import LARGE_BYTES, stored
+from regraft.formats.cherry_v2.index.bulk import BodiesDigest, PartDigest, Tallies
+from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, full_text_matches
+from regraft.formats.large_text import LARGE_BYTES, LargeContent, WholeContent, read_pieces
 from regraft.language import tr
+from regraft.processes.pool import JobFailed, ProcessPool
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ def verify(
     tallies: Tallies,
     digests: list[PartDigest],
     vector_bytes: int | None,
-    crew: Crew | None = None,
+    crew: ProcessPool | None = None,
 ) -> None:
     """Check counts, coverage, offsets, ids, blob lengths and the digests over texts and vectors.
 
@@ -70,7 +69,7 @@ def verify(
         VerificationFailed: the file is not what was put into it.
         apsw.Error, OSError: it cannot be read.
     """
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         # Units and vectors are looked up by hash, in no order.
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         try:
@@ -106,8 +105,8 @@ def verify_full_text(path: Path, base_id: str) -> None:
         VerificationFailed: it does not hold their words.
         apsw.Error, OSError: it cannot be read.
     """
-    with sqlite.writing(path) as db:
-        if not is_in_step(db):
+    with sqlite.open_writable(path) as db:
+        if not full_text_matches(db):
             raise VerificationFailed(base=base_id, reason=tr("the full-text index does not match the bodies"))
 
 
@@ -133,7 +132,7 @@ def _parts(tallies: Tallies, digests: list[PartDigest], vector_bytes: int | None
         first = last + 1
 
 
-def _demand_parts(db: apsw.Connection, path: Path, parts: deque[_Bodies], crew: Crew | None) -> None:
+def _demand_parts(db: apsw.Connection, path: Path, parts: deque[_Bodies], crew: ProcessPool | None) -> None:
     """Read all parts back: the first ones here, the last ones by others meanwhile."""
     given: list[tuple[int, _Bodies]] = []
     while parts:
@@ -152,7 +151,7 @@ def _demand_parts(db: apsw.Connection, path: Path, parts: deque[_Bodies], crew: 
             _demand_part(db, part)
 
 
-def _answer(crew: Crew | None, job: int) -> bool:
+def _answer(crew: ProcessPool | None, job: int) -> bool:
     """Return what a process found; False where nobody knows."""
     try:
         return crew is not None and crew.take(job)
@@ -163,7 +162,7 @@ def _answer(crew: Crew | None, job: int) -> bool:
 
 def _is_sound(path: Path, part: _Bodies) -> bool:
     """Tell whether a part of the bodies is as it was put in. What it has instead is for others to find and to say."""
-    with sqlite.reading(path) as db:
+    with sqlite.open_readonly(path) as db:
         try:
             _demand_part(db, part)
         except _Differs:
@@ -211,7 +210,7 @@ def _body(db: apsw.Connection, rowid: int, text: str | None) -> tuple[hashlib._H
         encoded = text.encode()
         return hashlib.sha256(encoded), (encoded,)
     hasher = hashlib.sha256()
-    return hasher, _hashed(stored(db, "search_text", "text", rowid), hasher)
+    return hasher, _hashed(read_pieces(db, "search_text", "text", rowid), hasher)
 
 
 def _hashed(pieces: Iterable[bytes], hasher: hashlib._Hash) -> Iterator[bytes]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 import apsw
+import msgspec
 
 from regraft import identity
-from regraft.formats.cherry_v2.salvage import shapes
-from regraft.formats.cherry_v2.salvage.derived import LostUnit, Span, WholeText, span_of
-from regraft.formats.cherry_v2.salvage.scratch import (
+from regraft.formats.cherry_v2.salvage import found_rows
+from regraft.formats.cherry_v2.salvage.found_rows import (
     CONTRADICTED,
     COPY,
     DAMAGED,
@@ -20,11 +20,146 @@ from regraft.formats.cherry_v2.salvage.scratch import (
     MADE,
     WEAK,
     Row,
-    rows_of,
+    fetch_rows,
+    fetch_value,
+    hash_text_bytes,
     unit_id,
-    value_of,
 )
 from regraft.text import decode_utf8
+
+# What is lost and follows from what is proven: texts out of their units, and units by their ids.
+#
+# Nothing is guessed: a text is taken for right where it has the hash, and a unit where it has the id, that is asked for.
+
+
+#: What may stand between two units of a text, by its length in UTF-16 units, and behind the last one.
+_BETWEEN = {0: ("",), 1: ("\n", " "), 2: ("\n\n", "\r\n", "  ", "\n "), 3: ("\n\n\n",), 4: ("\r\n\r\n", "\n\n\n\n")}
+_BEHIND = ("", "\n", "\r\n", " ", "\n\n")
+#: Of one body so many places in a text are tried.
+_MOST_PLACES = 64
+
+#: Where a unit begins and ends, in UTF-16 units.
+Span = tuple[int, int]
+
+
+def join_bodies(key: bytes, pieces: Iterable[tuple[int, int, bytes]]) -> bytes | None:
+    """Return a text that is lost, joined from the bodies of its units, where that has its hash; else None.
+
+    Args:
+        key: the text's hash.
+        pieces: where units begin and end, in UTF-16 units, each with its body; in the order in which they begin.
+    """
+    parts: list[str] = []
+    gaps: list[int] = []
+    end = 0
+    for start, stop, body in pieces:
+        wide = decode_utf8(body).encode("utf-16-le")
+        if len(wide) != 2 * (stop - start) or (start > end and start - end not in _BETWEEN):
+            return None
+        gaps.append(max(0, start - end))
+        # Units may overlap: what is there already is not put in twice.
+        parts.append(wide[2 * max(0, end - start) :].decode("utf-16-le", "replace"))
+        end = max(end, stop)
+    lengths = sorted(set(gaps))
+    for chosen in product(*(_BETWEEN[length] for length in lengths), _BEHIND):
+        between = dict(zip(lengths, chosen, strict=False))
+        whole = "".join(between[gap] + part for gap, part in zip(gaps, parts, strict=True)) + chosen[-1]
+        raw = whole.encode("utf-8", "replace")
+        if hash_text_bytes(raw).encode() == key:
+            return raw
+    return None
+
+
+@dataclass
+class WholeText:
+    """A text with its places in UTF-16 units; ``is_exact`` where it holds no half of a surrogate pair."""
+
+    raw: bytes
+    is_exact: bool = field(init=False)
+    _text: str = field(init=False)
+    _wide: bytes | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._text = decode_utf8(self.raw)
+        self.is_exact = self._text.encode() == self.raw
+        self._wide = None if self._text.isascii() else self._text.encode("utf-16-le")
+
+    def slice(self, start: int, stop: int) -> str | None:
+        """Return what lies between two places; None where there is no such slice."""
+        if self._wide is None:
+            return self._text[start:stop] if 0 <= start <= stop <= len(self._text) else None
+        if not 0 <= start <= stop <= len(self._wide) // 2:
+            return None
+        try:
+            return self._wide[2 * start : 2 * stop].decode("utf-16-le")
+        except UnicodeDecodeError:
+            return None
+
+    def places_of(self, body: str) -> Iterator[Span]:
+        """Yield where a body stands in the text, the first ones."""
+        part = body.encode("utf-16-le") if self._wide is not None else b""
+        at, step = -1, 1
+        for _ in range(_MOST_PLACES):
+            if self._wide is None:
+                at = self._text.find(body, at + 1)
+                length = len(body)
+            else:
+                at = self._wide.find(part, at + step)
+                while at > 0 and at % 2:
+                    at = self._wide.find(part, at + 1)
+                length, step = len(part) // 2, 2
+            if at < 0:
+                return
+            start = at if self._wide is None else at // 2
+            yield start, start + length
+
+    def __len__(self) -> int:
+        """Return its length in UTF-16 units."""
+        return len(self._text) if self._wide is None else len(self._wide) // 2
+
+
+class LostUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit of which only the id is known, and perhaps its number among those of its material, and its body."""
+
+    key: bytes
+    place: int | None
+    body: str | None
+
+
+def locate_unit(
+    lost: LostUnit, text: WholeText, known: dict[int, Span], is_it: Callable[[int, int, int], bool]
+) -> tuple[int, Span] | None:
+    """Return the number and the place of a unit that is lost, where its id proves them.
+
+    Args:
+        lost: what is known of it.
+        text: that it is a slice of.
+        known: where the other units of its material are, by their numbers.
+        is_it: tells whether a unit with a number, a beginning and an end has the id.
+    """
+    places = [lost.place] if lost.place is not None else list(_free_places(known))
+    if lost.body is not None:
+        tried = ((place, span) for span in text.places_of(lost.body) for place in places)
+    else:
+        tried = ((place, span) for place in places for span in _between(text, known, place))
+    return next(((place, span) for place, span in tried if is_it(place, *span)), None)
+
+
+def _free_places(known: dict[int, Span]) -> Iterator[int]:
+    """Yield numbers that units may have that are lost: the holes, and some behind the last one."""
+    last = max(known, default=-1)
+    yield from (number for number in range(last + 1 + _MOST_PLACES) if number not in known)
+
+
+def _between(text: WholeText, known: dict[int, Span], place: int) -> Iterator[Span]:
+    """Yield where a unit can be of whose body nothing is left, while its neighbours are there: between them."""
+    starts = [0] if place == 0 else [known[place - 1][1] + gap for gap in _BETWEEN] if place - 1 in known else []
+    if place + 1 in known:
+        stops = [known[place + 1][0] - gap for gap in _BETWEEN]
+    else:
+        stops = [len(text) - length for length in range(3)] if place > max(known, default=-1) else []
+    yield from ((start, stop) for start in starts for stop in stops if 0 <= start <= stop)
+
 
 #: So many bytes of texts are searched for bodies of which nothing says whose they are.
 _MOST_SEARCHED = 1 << 32
@@ -46,7 +181,7 @@ class _Unit(NamedTuple):
 
 
 @dataclass
-class Units:
+class UnitProof:
     """Chooses the units and their bodies, text by text: one text at a time is held."""
 
     db: apsw.Connection
@@ -58,16 +193,16 @@ class Units:
         self.has_titles = self._value(
             "SELECT 1 FROM search_unit WHERE fate IS NULL AND (title, locator) IS NOT (NULL, NULL)"
         )
-        texts = rows_of(self.db, f"SELECT seq, key FROM content WHERE {_THERE} ORDER BY seq")
+        texts = fetch_rows(self.db, f"SELECT seq, key FROM content WHERE {_THERE} ORDER BY seq")
         for seq, key in texts:
-            text = WholeText(value_of(self.db, "SELECT text FROM content WHERE seq = ?", (seq,)))
+            text = WholeText(fetch_value(self.db, "SELECT text FROM content WHERE seq = ?", (seq,)))
             for (material,) in self._materials_of(key):
                 self._choose_units(material, key, text)
         if not self.has_titles:
             self._derive_by_bodies()
 
     def _materials_of(self, content: bytes) -> list[Row]:
-        return rows_of(
+        return fetch_rows(
             self.db,
             f"""SELECT key FROM material WHERE content = ?1 AND {_THERE}
                  UNION
@@ -78,7 +213,7 @@ class Units:
 
     def _choose_units(self, material: bytes, content: bytes, text: WholeText) -> None:
         known: dict[int, Span] = {}
-        rows = rows_of(
+        rows = fetch_rows(
             self.db,
             """SELECT seq, strength, rid, key, place, start, stop, created FROM search_unit
                 WHERE content = ? AND material = ? AND fate IS NULL ORDER BY place, strength, seq""",
@@ -117,7 +252,7 @@ class Units:
 
     def _is_indexed(self, unit: _Unit) -> bool:
         query = "SELECT 1 FROM index_key WHERE name = ? AND key = ? AND rid = ?"
-        return self._value(query, shapes.UNIT_KEY, unit.key, unit.rid)
+        return self._value(query, found_rows.UNIT_KEY, unit.key, unit.rid)
 
     # --- bodies ------------------------------------------------------------------------------------------------------
 
@@ -125,7 +260,7 @@ class Units:
         """Keep the body of a unit, or cut it anew."""
         part = text.slice(unit.start, unit.stop)
         chosen = False
-        rows = rows_of(
+        rows = fetch_rows(
             self.db,
             "SELECT seq, text FROM search_text WHERE target = ? AND fate IS NULL ORDER BY strength, seq",
             (unit.key,),
@@ -138,7 +273,7 @@ class Units:
             self._cut_body(unit, part)
 
     def _cut_body(self, unit: _Unit, part: str) -> None:
-        left = rows_of(
+        left = fetch_rows(
             self.db,
             f"""SELECT rid, number, created FROM search_text WHERE target = ? AND fate = '{DAMAGED}'
                  ORDER BY strength, seq LIMIT 1""",
@@ -146,8 +281,8 @@ class Units:
         )
         rid, number, created = left[0] if left else (self._row_of_body(unit), None, unit.created)
         if number is None:
-            number = value_of(
-                self.db, "SELECT key FROM index_key WHERE name = ? AND rid = ?", (shapes.BODY_NUMBER, rid)
+            number = fetch_value(
+                self.db, "SELECT key FROM index_key WHERE name = ? AND rid = ?", (found_rows.BODY_NUMBER, rid)
             )
         key = identity.body_id(unit.key.decode()).encode()
         values = (rid, MADE, key, unit.key, part.encode(), identity.text_hash(part).encode(), number, created)
@@ -155,7 +290,9 @@ class Units:
 
     def _row_of_body(self, unit: _Unit) -> Any:
         """Return the number of the row that a body had: as an index says, else that of its unit in a fresh file."""
-        found = rows_of(self.db, "SELECT rid FROM index_key WHERE name = ? AND key = ?", (shapes.BODY_TARGET, unit.key))
+        found = fetch_rows(
+            self.db, "SELECT rid FROM index_key WHERE name = ? AND key = ?", (found_rows.BODY_TARGET, unit.key)
+        )
         return found[0][0] if len(found) == 1 else unit.rid
 
     # --- units that are lost -----------------------------------------------------------------------------------------
@@ -163,7 +300,7 @@ class Units:
     def _lost_units(self, material: bytes) -> Iterator[LostUnit]:
         """Yield units of a material whose rows are lost, and that the indexes know."""
         # CROSS JOIN: the material's keys first. Without statistics SQLite may begin with all keys of an index.
-        by_index = rows_of(
+        by_index = fetch_rows(
             self.db,
             f"""SELECT k.key, p.place, t.text FROM index_key p
                  CROSS JOIN index_key k ON k.name = ? AND k.rid = p.rid
@@ -171,10 +308,10 @@ class Units:
                  WHERE p.name = ? AND p.key = ?
                    AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.key = k.key AND u.{_THERE})
                  ORDER BY p.place""",
-            (shapes.UNIT_KEY, shapes.UNIT_PLACE, material),
+            (found_rows.UNIT_KEY, found_rows.UNIT_PLACE, material),
         )
         for key, place, raw in by_index:
-            if isinstance(place, int) and shapes.is_hash(key):
+            if isinstance(place, int) and found_rows.is_hash(key):
                 yield LostUnit(key=key, place=place, body=None if raw is None else decode_utf8(raw))
 
     def _derive_by_bodies(self) -> None:
@@ -186,9 +323,9 @@ class Units:
                                     WHERE u.key = t.target AND (u.fate IS NULL OR u.{_THERE}))
                    AND NOT EXISTS (SELECT 1 FROM index_key k WHERE k.name = ? AND k.key = t.target)
                  ORDER BY rid""",
-            (shapes.UNIT_KEY,),
+            (found_rows.UNIT_KEY,),
         )
-        materials = rows_of(
+        materials = fetch_rows(
             self.db,
             f"""SELECT m.key, c.key, c.seq FROM material m JOIN content c ON c.key = m.content AND c.{_THERE}
                  WHERE m.{_THERE} ORDER BY m.rid""",
@@ -197,7 +334,7 @@ class Units:
         for material, content, seq in materials:
             if not self._value("SELECT 1 FROM temp.alone") or searched > _MOST_SEARCHED:
                 break
-            text = WholeText(value_of(self.db, "SELECT text FROM content WHERE seq = ?", (seq,)))
+            text = WholeText(fetch_value(self.db, "SELECT text FROM content WHERE seq = ?", (seq,)))
             known = self._known(material, content)
             # Bodies of one text stand together, and in the order of the materials: mostly the next one is meant.
             for place in self._places_alone(last):
@@ -212,13 +349,13 @@ class Units:
         """Yield the places of bodies of which nobody knows whose they are: those behind ``last``, then the others."""
         for first, end in ((last, _LAST_PLACE), (0, last)):
             query = "SELECT place FROM temp.alone WHERE place > ? AND place <= ? ORDER BY place LIMIT 1"
-            at = value_of(self.db, query, (first, end))
+            at = fetch_value(self.db, query, (first, end))
             while at is not None:
                 yield at
-                at = value_of(self.db, query, (at, end))
+                at = fetch_value(self.db, query, (at, end))
 
     def _known(self, material: bytes, content: bytes) -> dict[int, Span]:
-        rows = rows_of(
+        rows = fetch_rows(
             self.db,
             f"SELECT place, start, stop FROM search_unit WHERE content = ? AND material = ? AND {_THERE}",
             (content, material),
@@ -228,7 +365,7 @@ class Units:
     def _derive_alone(
         self, place: int, material: bytes, content: bytes, text: WholeText, known: dict[int, Span]
     ) -> bool:
-        ((key, raw),) = rows_of(
+        ((key, raw),) = fetch_rows(
             self.db, "SELECT target, text FROM search_text JOIN temp.alone a USING (seq) WHERE a.place = ?", (place,)
         )
         lost = LostUnit(key=key, place=None, body=decode_utf8(raw))
@@ -241,15 +378,17 @@ class Units:
         self, lost: LostUnit, material: bytes, content: bytes, text: WholeText, known: dict[int, Span]
     ) -> bool:
         """Add a unit that is lost where its id proves its place, with its body; tell whether it does."""
-        found = span_of(
+        found = locate_unit(
             lost, text, known, lambda place, start, stop: unit_id(material, content, place, start, stop) == lost.key
         )
         if found is None or found[0] in known:
             return False
         place, (start, stop) = found
         known[place] = start, stop
-        rid = value_of(self.db, "SELECT rid FROM index_key WHERE name = ? AND key = ?", (shapes.UNIT_KEY, lost.key))
-        created = value_of(
+        rid = fetch_value(
+            self.db, "SELECT rid FROM index_key WHERE name = ? AND key = ?", (found_rows.UNIT_KEY, lost.key)
+        )
+        created = fetch_value(
             self.db,
             """SELECT created FROM search_text WHERE target = ?1
                 UNION ALL SELECT created FROM search_unit WHERE content = ?2 AND fate = ?3
@@ -277,7 +416,7 @@ class Units:
         self.db.execute(f"UPDATE {table} SET fate = ? WHERE seq = ?", (fate, seq))
 
     def _value(self, query: str, *values: Any) -> bool:
-        return value_of(self.db, query, values) is not None
+        return fetch_value(self.db, query, values) is not None
 
 
 def _is_covered(known: dict[int, Span], text: WholeText) -> bool:

@@ -1,0 +1,296 @@
+"""What a file's schema has that its layout does not (``docs/findings.md``, ``schema.foreign-…``).
+
+Nothing of it ever runs here (:mod:`regraft.disk.untrusted_sqlite`): triggers of the layout's names are compiled, beside tables of
+our own, by a database that tells what they would do, and rules of tables likewise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from checks.audit import findings
+from checks.audit.collector import FindingCollector, display_text
+from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
+from regraft.disk.untrusted_sqlite import full_text_shadow_indexes, is_virtual, table_statements
+from regraft.language import format_count, tr
+
+_RAISE = re.compile(r"\braise\b", re.IGNORECASE)
+#: No text in a trial is long: a function that makes one of nothing fails.
+_LONGEST = 1 << 20
+#: The functions that triggers of the layouts call.
+_IN_TRIGGERS = {"ifnull", "coalesce", "max"}
+
+
+class ForeignObject(msgspec.Struct, frozen=True, kw_only=True):
+    """Something in a schema that the layout does not have."""
+
+    #: The finding that it is.
+    finding: str
+    #: What it is called in the file: the object's name, or ``table.column``.
+    name: str
+    #: What it is, with ``{n}`` for how many there are of it.
+    message: str
+    noun: str
+    #: The statements that take it out of the file without losing a row; none where there are none.
+    mended: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class TriggerTrial:
+    """Tables to compile the triggers of a layout beside, and what these do by right."""
+
+    statements: tuple[str, ...]
+    #: Statements that would fire a trigger, by the table that it is on.
+    firing: Mapping[str, tuple[str, ...]]
+    #: Tables that a trigger may write to, each with the table that it is on.
+    written: frozenset[tuple[str, str]]
+    #: Columns that a trigger may update: the table that it is on, and the column with its table.
+    updated: frozenset[tuple[str, str, str]] = frozenset()
+
+
+def add_foreign_objects(found: Iterable[ForeignObject], ledger: FindingCollector, base: str | None) -> None:
+    """Add what is foreign to the findings of an audit."""
+    for one in found:
+        ledger.add(one.finding, one.message, base=base, noun=one.noun, sample=one.name, is_beyond_repair=not one.mended)
+
+
+def read_schema_objects(db: apsw.Connection, kind: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the table and the statement of each object of a kind; what holds no text is left out."""
+    query = (
+        "SELECT CAST(name AS BLOB), CAST(tbl_name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema"
+        " WHERE type = ? AND name IS NOT NULL AND sql IS NOT NULL ORDER BY rowid"
+    )
+    rows: list[tuple[Any, ...]] = db.execute(query, (kind,)).fetchall()
+    for row in rows:
+        name, table, sql = ((part or b"").decode("utf-8", "replace") for part in row)
+        yield name, table, sql
+
+
+def find_foreign_views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[ForeignObject]:
+    """Yield views, which stand in the place of one of these tables or are none of the layout's."""
+    own = set(tables)
+    for name, _, _ in read_schema_objects(db, "view"):
+        if name.lower() in own:
+            yield ForeignObject(
+                finding=findings.FOREIGN_VIEW, name=name, message=tr("{n} in the place of a table"), noun="view"
+            )
+        else:
+            dropped = f"DROP VIEW {untrusted_sqlite.quote_name(name)}"
+            yield ForeignObject(
+                finding=findings.FOREIGN_VIEW,
+                name=name,
+                message=tr("{n} that the layout does not have"),
+                noun="view",
+                mended=(dropped,),
+            )
+
+
+def report_replaced_table(table: str, what: str) -> ForeignObject:
+    """Return what is found of something that stands in the place of a table."""
+    return ForeignObject(
+        finding=findings.FOREIGN_COLUMN, name=table, message=tr("{{n}} that is {what}", what=what), noun="table"
+    )
+
+
+def find_full_text_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
+    """Yield indexes on the tables that SQLite keeps a full-text index in."""
+    for name in full_text_shadow_indexes(db):
+        message = tr("{n} on the tables of the full-text index")
+        yield ForeignObject(
+            finding=findings.FOREIGN_TEXT_INDEX,
+            name=name,
+            message=message,
+            noun="index",
+            mended=(f"DROP INDEX {untrusted_sqlite.quote_name(name)}",),
+        )
+
+
+def find_foreign_on_tables(
+    db: apsw.Connection, tables: Iterable[str], triggers: Iterable[str] = ()
+) -> list[ForeignObject]:
+    """Return what another database has on some of its tables: triggers, and views in their place.
+
+    Args:
+        db: the database, of the application or another system; all else in it is theirs.
+        tables: the ones that rows are read of or changed in.
+        triggers: names of those triggers that the layout has.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+    """
+    own, known = {name.lower() for name in tables}, set(triggers)
+    found = []
+    for name, table, _ in read_schema_objects(db, "trigger"):
+        if table.lower() in own and name.lower() not in known:
+            dropped = f"DROP TRIGGER {untrusted_sqlite.quote_name(name)}"
+            message = tr("{n} on a table that is changed here, which the layout does not have")
+            found.append(
+                ForeignObject(
+                    finding=findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger", mended=(dropped,)
+                )
+            )
+    found += [view for view in find_foreign_views(db, own) if view.name.lower() in own]
+    for table, statement in table_statements(db).items():
+        if table.lower() in own and is_virtual(statement):
+            found.append(report_replaced_table(table, tr("a virtual table")))
+    return found
+
+
+# --- what definitions would do ---------------------------------------------------------------------------------------
+
+
+def has_extra_effects(name: str, table: str, sql: str, trial: TriggerTrial) -> bool:
+    """Tell whether a trigger that has the name of one of the layout's does anything that none of these does.
+
+    These write to the full-text index and to the number of a body in it, and call next to nothing.
+    """
+    return (_try_trigger if len(sql) <= _REMEMBERED else _try_trigger.__wrapped__)(name, table, sql, trial)
+
+
+@lru_cache(maxsize=64)
+def _try_trigger(name: str, table: str, sql: str, trial: TriggerTrial) -> bool:
+    if _RAISE.search(sql):
+        return True
+    done: set[tuple[int, str | None, str | None]] = set()
+    wanted = name.lower()
+
+    def watch(action: int, first: str | None, second: str | None, _: str | None, inside: str | None) -> int:
+        if inside is not None and inside.lower() == wanted:
+            done.add((action, first, second))
+        return apsw.SQLITE_DENY if action in _ELSEWHERE else apsw.SQLITE_OK
+
+    with sqlite.open_in_memory() as db:
+        db.limit(apsw.SQLITE_LIMIT_LENGTH, _LONGEST)
+        for statement in trial.statements:
+            db.execute(statement)
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
+        db.authorizer = watch
+        try:
+            db.execute(sql)
+            for statement in trial.firing[table.lower()]:
+                db.execute(f"EXPLAIN {statement}").fetchall()
+        except apsw.SQLError:
+            return True  # it is about a table that no layout has
+        except (apsw.Error, ValueError):
+            return False  # damaged: it is missing, which is found as such
+    return not all(_is_own(trial, table.lower(), *one) for one in done)
+
+
+#: Triggers of up to so many characters are remembered: most bases of a store have the same ones.
+_REMEMBERED = 4096
+#: What nobody's definitions do: reach other files, or walk in circles.
+_ELSEWHERE = {apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH, apsw.SQLITE_RECURSIVE, apsw.SQLITE_PRAGMA}
+
+
+def _is_own(trial: TriggerTrial, table: str, action: int, first: str | None, second: str | None) -> bool:
+    if action == apsw.SQLITE_FUNCTION:
+        return str(second).lower() in _IN_TRIGGERS
+    if action == apsw.SQLITE_INSERT:
+        return (table, str(first).lower()) in trial.written
+    if action == apsw.SQLITE_UPDATE:
+        return (table, str(first).lower(), str(second).lower()) in trial.updated
+    if action == apsw.SQLITE_READ:
+        return str(first).lower() == table or (table, str(first).lower()) in trial.written
+    return action == apsw.SQLITE_SELECT
+
+
+def find_called_functions(statement: str) -> frozenset[str]:
+    """Return the functions that a table's own rules call, by making it where nothing else is."""
+    return _rules_call(statement) if len(statement) <= _REMEMBERED else _rules_call.__wrapped__(statement)
+
+
+@lru_cache(maxsize=64)
+def _rules_call(statement: str) -> frozenset[str]:
+    called: set[str] = set()
+
+    def watch(action: int, _: str | None, second: str | None, *__: str | None) -> int:
+        if action == apsw.SQLITE_FUNCTION:
+            called.add(display_text(second).lower())
+        return apsw.SQLITE_DENY if action in _ELSEWHERE else apsw.SQLITE_OK
+
+    with sqlite.open_in_memory() as db:
+        db.authorizer = watch
+        with suppress(apsw.Error, ValueError):  # damaged, which is found as such
+            db.execute(statement)
+    return frozenset(called)
+
+
+# Whether a full-text index of FTS5 holds the words of its texts, by FTS5's own check.
+#
+# That check is a write, so it runs on a copy of the index's data in a temporary table.
+
+
+_PARTS = ("data", "idx", "docsize", "config")
+#: Of an index's data, the row with its counts.
+AVERAGES = 1
+
+
+def words_agree(
+    db: apsw.Connection, index: str, source: str, bodies: str, arguments: str, averages: bytes | None = None
+) -> bool:
+    """Tell by FTS5's own check whether a full-text index holds the words of its texts.
+
+    Args:
+        db: the file, opened for reading.
+        index: the virtual table.
+        source: the table whose texts it is of.
+        bodies: a query for these texts, each with its ``number``.
+        arguments: the columns, and with what else the index is made.
+        averages: the row with the index's counts, where those that it has are not to be believed.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    # The file itself was opened for reading only; this allows for temporary tables.
+    db.execute("PRAGMA query_only = 0")
+    try:
+        with untrusted_sqlite.allow_schema_writes(db):
+            db.execute(f"CREATE TEMP VIEW {source} AS {bodies}")
+            made_of = f"{arguments}, content = '{source}', content_rowid = 'number'"
+            db.execute(f"CREATE VIRTUAL TABLE temp.{index} USING fts5 ({made_of})")
+            for part in _PARTS:
+                db.execute(f"DELETE FROM temp.{index}_{part}")
+                db.execute(f"INSERT INTO temp.{index}_{part} SELECT * FROM main.{index}_{part}")
+            if averages is not None:
+                db.execute(f"REPLACE INTO temp.{index}_data VALUES (?, ?)", (AVERAGES, averages))
+        try:
+            db.execute(f"INSERT INTO temp.{index} ({index}, rank) VALUES ('integrity-check', 1)")
+        except apsw.CorruptError as error:
+            if getattr(error, "extendedresult", 0) != apsw.SQLITE_CORRUPT_VTAB:
+                raise
+            return False
+        return True
+    finally:
+        for what in (f"TABLE IF EXISTS temp.{index}", f"VIEW IF EXISTS temp.{source}"):
+            db.execute(f"DROP {what}")
+        db.execute("PRAGMA query_only = 1")
+
+
+# What keeps a file from being opened as a database of SQLite.
+
+
+def find_open_problem(path: Path) -> str | None:
+    """Return why a file cannot be opened as a database, for a person; None where it can."""
+    try:
+        if not file_paths.is_file(path):
+            return tr("it is not a file")
+        with links.open_for_reading(path) as file:
+            start = file.read(16)
+        if start != untrusted_sqlite.MAGIC:
+            return tr("it is empty") if not start else tr("it is not a SQLite file")
+        # A log or journal may bring what is missing.
+        lost = (
+            0 if untrusted_sqlite.find_companions(links.real_path(path)) else untrusted_sqlite.count_missing_bytes(path)
+        )
+    except (OSError, ValueError) as error:
+        return str(error)
+    return tr("{bytes} at its end are missing", bytes=format_count(lost, "byte")) if lost else None

@@ -1,1 +1,0 @@
-"""Inspecting the store of Cherry Studio's v2 preview."""

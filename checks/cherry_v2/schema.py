@@ -1,0 +1,495 @@
+"""Whether an index file has the layout's tables, by columns, keys and effects (``docs/formats/index.md``).
+
+The wording of statements is nobody's business: checks and triggers are tried out in a scratch file that is made by the
+file's own statements.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+
+import apsw
+import msgspec
+
+from checks.audit import findings
+from checks.audit.collector import FindingCollector
+from checks.audit.sqlite_checks import (
+    ForeignObject,
+    TriggerTrial,
+    find_called_functions,
+    find_foreign_on_tables,
+    find_foreign_views,
+    find_full_text_indexes,
+    has_extra_effects,
+    read_schema_objects,
+    report_replaced_table,
+)
+from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.disk.untrusted_sqlite import ROW_NUMBERS, cascading_keys, find_conflict_rule, is_virtual, table_statements
+from regraft.formats.cherry_preview import PREVIEW_TABLE as PREVIEW
+from regraft.formats.cherry_v2.catalog_generation import AGENT_LINKS, ASSISTANT_LINKS, BASES, ITEMS, MODELS, PROVIDERS
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION, schema
+from regraft.language import tr
+
+FULL_TEXT = "search_text_fts"
+_ROWID = "fts_rowid"
+
+#: Name, type, whether it must not be NULL, and its place in the primary key.
+_COLUMNS: dict[str, tuple[tuple[str, str, int, int], ...]] = {
+    "meta": (
+        *(("id", "INTEGER", 0, 1), ("schema_version", "INTEGER", 1, 0), ("base_id", "TEXT", 1, 0)),
+        *(("created_at", "INTEGER", 1, 0), ("updated_at", "INTEGER", 1, 0)),
+    ),
+    "content": (("content_hash", "TEXT", 0, 1), ("text", "TEXT", 1, 0), ("created_at", "INTEGER", 1, 0)),
+    "material": (
+        *(("material_id", "TEXT", 0, 1), ("relative_path", "TEXT", 1, 0), ("current_content_hash", "TEXT", 0, 0)),
+        *(("created_at", "INTEGER", 1, 0), ("updated_at", "INTEGER", 1, 0)),
+    ),
+    "search_unit": (
+        *(("unit_id", "TEXT", 0, 1), ("material_id", "TEXT", 1, 0), ("content_hash", "TEXT", 1, 0)),
+        *(("unit_type", "TEXT", 1, 0), ("unit_index", "INTEGER", 1, 0), ("title", "TEXT", 0, 0)),
+        *(("char_start", "INTEGER", 1, 0), ("char_end", "INTEGER", 1, 0), ("locator_json", "TEXT", 0, 0)),
+        ("created_at", "INTEGER", 1, 0),
+    ),
+    "search_text": (
+        *(("search_text_id", "TEXT", 0, 1), ("target_type", "TEXT", 1, 0), ("target_id", "TEXT", 1, 0)),
+        *(("kind", "TEXT", 1, 0), ("text", "TEXT", 1, 0), ("embedding_text_hash", "TEXT", 1, 0)),
+        *((_ROWID, "INTEGER", 0, 0), ("created_at", "INTEGER", 1, 0)),
+    ),
+    "embedding": (
+        *(("embedding_text_hash", "TEXT", 0, 1), ("vector_blob", "BLOB", 1, 0), ("created_at", "INTEGER", 1, 0)),
+    ),
+}
+_INDEXES: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "material_content_idx": ("material", ("current_content_hash",), 0),
+    "search_unit_material_index_idx": ("search_unit", ("material_id", "unit_type", "unit_index"), 1),
+    "search_unit_content_idx": ("search_unit", ("content_hash",), 0),
+    "search_unit_material_idx": ("search_unit", ("material_id",), 0),
+    "search_text_target_kind_idx": ("search_text", ("target_type", "target_id", "kind"), 1),
+    "search_text_embedding_hash_idx": ("search_text", ("embedding_text_hash",), 0),
+    "search_text_kind_idx": ("search_text", ("kind",), 0),
+    "search_text_fts_rowid_uniq": ("search_text", (_ROWID,), 1),
+}
+_KEYS = {
+    "material": {("content", "current_content_hash", "content_hash", "NO ACTION")},
+    "search_unit": {
+        ("material", "material_id", "material_id", "CASCADE"),
+        ("content", "content_hash", "content_hash", "CASCADE"),
+    },
+}
+_TRIGGERS = ("search_text_ai", "search_text_ad", "search_text_au")
+_MATERIAL = "INSERT INTO material (material_id, relative_path, created_at, updated_at) VALUES ('m', {}, 0, 0)"
+_UNIT = (
+    "INSERT INTO search_unit (unit_id, material_id, content_hash, unit_type, unit_index, char_start, char_end,"
+    " created_at) VALUES ('u', 'm', 'c', {}, {}, {}, {}, 0)"
+)
+_BODY = (
+    "INSERT INTO search_text (search_text_id, target_type, target_id, kind, text, embedding_text_hash, created_at)"
+    " VALUES ('t', {}, 'u', {}, 'lighthouse', 'h', 0)"
+)
+_BUILD_ANEW = f"INSERT INTO {FULL_TEXT} ({FULL_TEXT}) VALUES ('rebuild')"
+#: Statements that a check of the layout refuses, by what it checks.
+_REFUSED = {
+    "meta.id": ("INSERT INTO meta VALUES (2, 2, 'b', 0, 0)",),
+    "material.relative_path": tuple(_MATERIAL.format(path) for path in ("''", "'/x'", "'.cherry'", "'.cherry/x'")),
+    "search_unit.unit_type": (_UNIT.format("'page'", 0, 0, 0),),
+    "search_unit.unit_index": (_UNIT.format("'chunk'", -1, 0, 0),),
+    "search_unit.char_start": (_UNIT.format("'chunk'", 0, -1, 0),),
+    "search_unit.char_end": (_UNIT.format("'chunk'", 0, 2, 1),),
+    "search_text.target_type": (_BODY.format("'page'", "'body'"),),
+    "search_text.kind": (_BODY.format("'search_unit'", "'title'"),),
+}
+
+
+class SchemaShape(msgspec.Struct):
+    """What of the layout is there: tables that can be read by its columns, and what is missing or differs."""
+
+    #: Tables with all their columns, ``search_text_fts`` too.
+    tables: set[str] = msgspec.field(default_factory=set)
+    missing: list[str] = msgspec.field(default_factory=list)
+    #: Whether bodies carry their number in the full-text index (version 2), or it is their implicit one.
+    has_rowid: bool = True
+
+    def has(self, *tables: str) -> bool:
+        """Tell whether all these tables can be read."""
+        return self.tables.issuperset(tables)
+
+
+def compare_schema(db: apsw.Connection, ledger: FindingCollector) -> SchemaShape:
+    """Compare the schema of an open index file with the layout's.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+    """
+    schema = _read_schema(db)
+    shape = SchemaShape()
+    shape.has_rowid = not _is_version_1(db, schema) or ("index", "search_text_fts_rowid_uniq") in schema
+    _compare_tables(db, schema, shape)
+    shape.missing += [name for name in _INDEXES if _is_wrong_index(db, name, shape)]
+    if schema.get(("table", FULL_TEXT), "").upper().startswith("CREATE VIRTUAL TABLE"):
+        shape.tables.add(FULL_TEXT)
+    else:
+        shape.missing.append(FULL_TEXT)
+    shape.missing += [name for name in _TRIGGERS if ("trigger", name) not in schema]
+    if shape.has(*_COLUMNS, FULL_TEXT):
+        shape.missing += [what for what in _wrong_effects(schema, shape, ledger) if what not in shape.missing]
+    return shape
+
+
+def _read_schema(db: apsw.Connection) -> dict[tuple[str, str], str]:
+    """Return the statements of a file's schema by kind and name."""
+    # As bytes: a damaged schema holds anything.
+    rows = db.execute("SELECT type, CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL")
+    return {(kind, _text(name)): _text(sql) for kind, name, sql in rows}
+
+
+def _is_version_1(db: apsw.Connection, schema: Mapping[tuple[str, str], str]) -> bool:
+    return ("table", "meta") in schema and _version(db) == 1
+
+
+def _compare_tables(db: apsw.Connection, schema: Mapping[tuple[str, str], str], shape: SchemaShape) -> None:
+    for table in _COLUMNS:
+        wrong = list(_wrong_columns(db, table, shape)) if ("table", table) in schema else [table]
+        shape.missing += wrong
+        if not wrong:
+            shape.tables.add(table)
+    shape.missing += [key for table in _KEYS if shape.has(table) for key in _wrong_keys(db, table)]
+
+
+def _text(raw: bytes | None) -> str:
+    return (raw or b"").decode("utf-8", "replace")
+
+
+def _version(db: apsw.Connection) -> object:
+    try:
+        return db.execute("SELECT schema_version FROM meta").get
+    except apsw.SQLError:
+        return None  # the column is missing, which is found as such
+
+
+def _read_columns(db: apsw.Connection, table: str) -> dict[str, tuple[str, int, int, int]]:
+    rows = db.execute(f"PRAGMA table_xinfo('{table}')")
+    return {name: (str(kind).upper(), nn, key, hidden) for _, name, kind, nn, _, key, hidden in rows}
+
+
+def _wrong_columns(db: apsw.Connection, table: str, shape: SchemaShape) -> Iterator[str]:
+    there = _read_columns(db, table)
+    # Rows are told by their numbers.
+    yield from (f"{table}.{name}" for name in there if str(name).lower() in ROW_NUMBERS)
+    if _is_without_numbers(db, table):
+        yield tr("{table} (numbers of rows)", table=table)
+    for name, *about in _COLUMNS[table]:
+        if name == _ROWID and not shape.has_rowid:
+            continue
+        if name not in there or not _is_like(there[name], about):
+            yield f"{table}.{name}"
+
+
+def _is_like(found: tuple[str, int, int, int], about: Sequence[object]) -> bool:
+    # A key may say NOT NULL on top; a generated column is none that can be written.
+    kind, is_needed, key, is_generated = found
+    return not is_generated and [kind, 0 if key else is_needed, key] == list(about)
+
+
+def _is_without_numbers(db: apsw.Connection, table: str) -> bool:
+    listed = "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ? COLLATE NOCASE"
+    return bool(db.execute(listed, (table,)).get)
+
+
+def _wrong_keys(db: apsw.Connection, table: str) -> Iterator[str]:
+    there = {(to, column, target, action) for _, _, to, column, target, _, action, _ in _foreign(db, table)}
+    yield from (f"{table}.{key[1]} → {key[0]}" for key in sorted(_KEYS[table]) if key not in there)
+    unique = [row[1] for row in db.execute(f"PRAGMA index_list('{table}')") if row[2]]
+    if table == "material" and ["relative_path"] not in [_index_columns(db, name) for name in unique]:
+        yield tr("material.relative_path (unique)")
+
+
+def _foreign(db: apsw.Connection, table: str) -> Iterator[tuple[object, ...]]:
+    for row in db.execute(f"PRAGMA foreign_key_list('{table}')"):
+        # A key that names no column means the primary one.
+        target = row[4] or {"content": "content_hash", "material": "material_id"}.get(str(row[2]))
+        yield (*row[:4], target, *row[5:])
+
+
+def _index_columns(db: apsw.Connection, name: str) -> list[str]:
+    quoted = name.replace("'", "''")
+    return [row[2] for row in db.execute(f"PRAGMA index_info('{quoted}')")]
+
+
+def _is_wrong_index(db: apsw.Connection, name: str, shape: SchemaShape) -> bool:
+    table, columns, unique = _INDEXES[name]
+    if columns == (_ROWID,) and not shape.has_rowid:
+        return False
+    of_table = {row[1]: (row[2], row[4]) for row in db.execute(f"PRAGMA index_list('{table}')")}
+    return of_table.get(name) != (unique, 0) or _index_columns(db, name) != list(columns)
+
+
+def _wrong_effects(schema: dict[tuple[str, str], str], shape: SchemaShape, ledger: FindingCollector) -> list[str]:
+    """Try out checks and triggers in a scratch file; what was found right before is not tried again."""
+    wanted = [("table", table) for table in (*_COLUMNS, FULL_TEXT)] + [("trigger", name) for name in _TRIGGERS]
+    statements = {key: schema[key] for key in wanted if key in schema}
+    mark = hashlib.blake2b(repr((shape.has_rowid, statements)).encode(), digest_size=16).digest()
+    if mark in _RIGHT:
+        return []
+    found = list(_try_statements(statements, shape, ledger))
+    if not found and len(_RIGHT) < _MOST_RIGHT:
+        _RIGHT.add(mark)
+    return found
+
+
+#: What tells the schemas that were tried and found right: most bases of a store have the same one.
+_RIGHT: set[bytes] = set()
+_MOST_RIGHT = 1000
+
+
+def _try_statements(
+    statements: dict[tuple[str, str], str], shape: SchemaShape, ledger: FindingCollector
+) -> Iterator[str]:
+    with (
+        durable.temporary_folder() as folder,
+        sqlite.open_writable(folder / "scratch.sqlite", create=True) as db,
+        ledger.watched(db, 0),
+    ):
+        db.execute("PRAGMA foreign_keys = OFF")
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("PRAGMA journal_mode = MEMORY")
+        # The triggers are what is tried: the file is nobody's.
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
+        db.authorizer = _no_other_file
+        for (_, name), statement in statements.items():
+            try:
+                db.execute(statement)
+            except sqlite.SYSTEM_ERRORS:
+                raise
+            except (apsw.Error, ValueError):  # ValueError: a NUL or a surrogate in it
+                yield name
+                return
+        yield from (what for what, tries in _REFUSED.items() if not all(_is_refused(db, sql, ledger) for sql in tries))
+        if all(("trigger", name) in statements for name in _TRIGGERS):
+            yield from _wrong_triggers(db, shape, ledger)
+
+
+def _no_other_file(operation: int, *_: object) -> int:
+    return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
+
+
+def _is_refused(db: apsw.Connection, sql: str, ledger: FindingCollector) -> bool:
+    db.execute("SAVEPOINT tried")
+    is_refused = False
+    try:
+        db.execute(sql)
+    except apsw.InterruptError:
+        ledger.check_time()  # it would never have ended, and so refuses nothing
+    except sqlite.SYSTEM_ERRORS:
+        raise  # a full disk says nothing of the layout, and has rolled back already
+    except apsw.Error:
+        is_refused = True
+    if db.in_transaction:
+        db.execute("ROLLBACK TO tried")
+        db.execute("RELEASE tried")
+    return is_refused
+
+
+def _wrong_triggers(db: apsw.Connection, shape: SchemaShape, ledger: FindingCollector) -> Iterator[str]:
+    for name, sql, word, gone in (
+        ("search_text_ai", _BODY.format("'search_unit'", "'body'"), "ghtho", None),
+        (FULL_TEXT, _BUILD_ANEW, "ghtho", None),
+        ("search_text_au", "UPDATE search_text SET text = 'fog bell'", "og b", "ghtho"),
+        ("search_text_ad", "DELETE FROM search_text", None, "og b"),
+    ):
+        try:
+            if name == FULL_TEXT and shape.has_rowid:
+                # Built anew, the full-text index has to go by its own number, whatever the row's implicit one is.
+                db.execute("UPDATE search_text SET rowid = 7")
+            db.execute(sql)
+            is_wrong = not _finds_words(db, shape, word, gone)
+        except apsw.InterruptError:
+            ledger.check_time()  # it would never have ended
+            is_wrong = True
+        except sqlite.SYSTEM_ERRORS:
+            raise
+        except apsw.Error:
+            is_wrong = True
+        if is_wrong:
+            yield name
+            return
+
+
+def _finds_words(db: apsw.Connection, shape: SchemaShape, word: str | None, gone: str | None) -> bool:
+    """Tell whether a search for ``word`` finds all there is, by its number, and one for ``gone`` nothing."""
+
+    def hits(word: str) -> list[object]:
+        found = db.execute(f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?", (f'"{word}"',))
+        return [row[0] for row in found]
+
+    number = _ROWID if shape.has_rowid else "rowid"
+    rows = [row[0] for row in db.execute(f"SELECT {number} FROM search_text")]
+    if word is not None and (hits(word) != rows or rows == [None]):
+        return False
+    return gone is None or not hits(gone)
+
+
+# What the schema of an index file, or of a catalog, has that its layout does not (``docs/findings.md``).
+
+
+_FULL_TEXT_TABLE = "search_text_fts"
+_FTS5 = re.compile(r"\bUSING\s+[\"'`\[]?fts5\b", re.IGNORECASE)
+#: The functions that rules of the layout's tables call.
+_IN_RULES = {"like", "length", "trim", "ifnull", "coalesce"}
+
+
+class _OwnSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """What a layout has: columns by table, indexes, and its triggers with the tables that they are on."""
+
+    tables: Mapping[str, frozenset[str]]
+    indexes: frozenset[str]
+    triggers: Mapping[str, str]
+
+
+_PREVIEW_TEXT = f"{PREVIEW}_fts"
+_INDEX_SCHEMA = _OwnSchema(
+    tables={
+        "meta": frozenset({"id", "schema_version", "base_id", "created_at", "updated_at"}),
+        "content": frozenset({"content_hash", "text", "created_at"}),
+        "material": frozenset({"material_id", "relative_path", "current_content_hash", "created_at", "updated_at"}),
+        "search_unit": frozenset(
+            {
+                *("unit_id", "material_id", "content_hash", "unit_type", "unit_index", "title"),
+                *("char_start", "char_end", "locator_json", "created_at"),
+            }
+        ),
+        "search_text": frozenset(
+            {
+                *("search_text_id", "target_type", "target_id", "kind", "text", "embedding_text_hash", "fts_rowid"),
+                "created_at",
+            }
+        ),
+        "embedding": frozenset({"embedding_text_hash", "vector_blob", "created_at"}),
+    },
+    indexes=frozenset(statement.split(" ON ")[0].split()[-1] for statement in schema.INDEXES),
+    triggers={
+        **dict.fromkeys(("search_text_ai", "search_text_ad", "search_text_au"), "search_text"),
+        **{f"{PREVIEW}_{when}": PREVIEW for when in ("ai", "ad", "au")},
+    },
+)
+
+
+_TRIAL_TABLES = (
+    *schema.TABLES,
+    schema.FULL_TEXT,
+    f"CREATE TABLE {PREVIEW} (id, external_id, collection, document, metadata, embeddings)",
+    f"CREATE VIRTUAL TABLE {_PREVIEW_TEXT} USING fts5 (document, content = '{PREVIEW}')",
+)
+_INDEX_TRIAL = TriggerTrial(
+    statements=_TRIAL_TABLES,
+    firing={
+        "search_text": (
+            "INSERT INTO search_text (search_text_id) VALUES ('t')",
+            "UPDATE search_text SET text = 't'",
+            "DELETE FROM search_text",
+        ),
+        PREVIEW: (
+            f"INSERT INTO {PREVIEW} (id) VALUES ('t')",
+            f"UPDATE {PREVIEW} SET document = 't'",
+            f"DELETE FROM {PREVIEW}",
+        ),
+    },
+    written=frozenset({("search_text", _FULL_TEXT_TABLE), (PREVIEW, _PREVIEW_TEXT)}),
+    updated=frozenset({("search_text", "search_text", "fts_rowid")}),
+)
+
+
+def find_foreign_in_index(db: apsw.Connection) -> list[ForeignObject]:
+    """Return what an index file has that no version of its layout has; nothing of one that is newer than ours.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+    """
+    if _is_newer(db):
+        return []
+    found = [*_find_foreign_triggers(db), *find_foreign_views(db, {*_INDEX_SCHEMA.tables, _FULL_TEXT_TABLE})]
+    for table, statement in table_statements(db).items():
+        own = _INDEX_SCHEMA.tables.get(table.lower())
+        if own is not None:
+            found += _find_foreign_columns(db, table, statement, own)
+        elif table.lower() == _FULL_TEXT_TABLE and is_virtual(statement) and not _FTS5.search(statement):
+            found.append(report_replaced_table(table, tr("a virtual table of another kind")))
+        else:
+            message = tr("{n} that carries changes of the layout's tables on")
+            keys = () if is_virtual(statement) else cascading_keys(db, table, _INDEX_SCHEMA.tables.keys())
+            found += [_foreign_column(key, message, "key") for key in keys]
+    return [*found, *_find_foreign_indexes(db), *find_full_text_indexes(db)]
+
+
+def _is_newer(db: apsw.Connection) -> bool:
+    with suppress(apsw.SQLError):
+        version = db.execute("SELECT schema_version FROM meta ORDER BY id LIMIT 1").get
+        return isinstance(version, int) and version > SCHEMA_VERSION
+    return False
+
+
+def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
+    for name, table, sql in read_schema_objects(db, "trigger"):
+        dropped = f"DROP TRIGGER {untrusted_sqlite.quote_name(name)}"
+        if _INDEX_SCHEMA.triggers.get(name.lower()) != table.lower():
+            yield ForeignObject(
+                finding=findings.FOREIGN_TRIGGER,
+                name=name,
+                message=tr("{n} that the layout does not have"),
+                noun="trigger",
+                mended=(dropped,),
+            )
+        elif has_extra_effects(name, table, sql, _INDEX_TRIAL):
+            again = tuple(one for one in schema.TRIGGERS if one.split()[2] == name.lower())
+            message = tr("{n} of the layout's that does something else, too")
+            yield ForeignObject(
+                finding=findings.FOREIGN_TRIGGER,
+                name=name,
+                message=message,
+                noun="trigger",
+                mended=(dropped, *again),
+            )
+
+
+def _find_foreign_columns(
+    db: apsw.Connection, table: str, statement: str, own: frozenset[str]
+) -> Iterator[ForeignObject]:
+    if is_virtual(statement):
+        yield report_replaced_table(table, tr("a virtual table"))
+        return
+    for row in db.execute(f"PRAGMA table_xinfo({untrusted_sqlite.quote_name(table)})").fetchall():
+        name, is_made = f"{table}.{row[1]}", bool(row[6])
+        if is_made:
+            yield _foreign_column(name, tr("{n} that follows from others"), "column")
+        elif str(row[1]).lower() not in own:
+            yield _foreign_column(name, tr("{n} that the layout does not have"), "column")
+    rule = find_conflict_rule(statement)
+    if rule is not None:
+        yield _foreign_column(table, tr("{{n}} with {rule}", rule=rule), "table")
+    for key in cascading_keys(db, table, _INDEX_SCHEMA.tables.keys()):
+        yield _foreign_column(key, tr("{n} that carries changes on"), "key")
+    for name in sorted(find_called_functions(statement) - _IN_RULES):
+        yield _foreign_column(table, tr("{{n}} with a rule that calls {name}", name=name), "table")
+
+
+def _foreign_column(name: str, message: str, noun: str) -> ForeignObject:
+    return ForeignObject(finding=findings.FOREIGN_COLUMN, name=name, message=message, noun=noun)
+
+
+def _find_foreign_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
+    message = tr("{n} that the layout does not have")
+    for name, table, _ in read_schema_objects(db, "index"):
+        if table.lower() in _INDEX_SCHEMA.tables and name.lower() not in _INDEX_SCHEMA.indexes:
+            yield ForeignObject(finding=findings.FOREIGN_INDEX, name=name, message=message, noun="index")
+
+
+def find_foreign_in_catalog(db: apsw.Connection) -> list[ForeignObject]:
+    """Return what a catalog has on the tables of knowledge, and what stands in their place; all else is its own.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+    """
+    return find_foreign_on_tables(db, (BASES, ITEMS, MODELS, PROVIDERS, ASSISTANT_LINKS, AGENT_LINKS))

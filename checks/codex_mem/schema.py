@@ -1,0 +1,304 @@
+"""Whether a database of codex-mem has its tables, its triggers and migration 006 (``docs/formats/codex_mem.md``).
+
+The wording of statements is nobody's business: triggers are tried out in a scratch database that is made by the file's
+own statements.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import apsw
+
+from checks.audit import findings
+from checks.audit.collector import FindingCollector, Level, display_text
+from checks.audit.sqlite_checks import (
+    AVERAGES,
+    ForeignObject,
+    TriggerTrial,
+    find_foreign_on_tables,
+    find_full_text_indexes,
+    has_extra_effects,
+    read_schema_objects,
+    words_agree,
+)
+from checks.codex_mem import findings as codex
+from regraft.disk import sqlite, untrusted_sqlite
+from regraft.formats.codex_mem import database
+from regraft.formats.codex_mem.database import COLUMNS, FULL_TEXT, MIGRATION, MIGRATIONS, NOTES
+from regraft.language import join_list, tr
+
+_SCOPE = ("session_id", "system_id", "project_id", "workspace_id")
+#: What is read of each table.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "systems": ("id",),
+    "projects": ("id", "system_id", "slug", "name"),
+    "workspaces": ("id", "project_id"),
+    "sessions": ("id", "system_id", "project_id", "workspace_id"),
+    NOTES: (
+        *("id", *_SCOPE, "type", "title", "content", "importance", "status", "created_at"),
+        *("searchable", "exclusion_reason"),
+    ),
+    "handoffs": ("id", *_SCOPE, "searchable", "exclusion_reason"),
+    MIGRATIONS: ("version", "name", "applied_at"),
+}
+_FULL_TEXT_STATEMENT = re.compile(r"CREATE\s+VIRTUAL\s+TABLE\s+.*?\bUSING\s+fts5\s*\((.*)\)", re.IGNORECASE | re.DOTALL)
+#: What that table is made with, in any order.
+_ARGUMENTS = {"title", "content", f"content={NOTES}", "content_rowid=rowid"}
+_SCRATCH_FULL_TEXT = (
+    f"CREATE VIRTUAL TABLE {FULL_TEXT} USING fts5 (title, content, content = '{NOTES}', content_rowid = 'rowid')"
+)
+_TRIGGERS = ("memory_items_ai", "memory_items_ad", "memory_items_au")
+_ADD = f"INSERT INTO {NOTES} (rowid, title, content, searchable) VALUES ({{}}, 'lighthouse', 'fog bell', {{}})"
+#: Statements for a scratch database, with the trigger that each is about, a word, and the notes that it finds then.
+_TRIES: tuple[tuple[str, str, str, list[int]], ...] = (
+    ("memory_items_ai", _ADD.format(1, 1), "fog", [1]),
+    ("memory_items_ai", _ADD.format(2, 0), "fog", [1]),
+    ("memory_items_au", f"UPDATE {NOTES} SET content = 'harbour' WHERE rowid = 1", "fog", []),
+    ("memory_items_au", "SELECT 1", "harbour", [1]),
+    ("memory_items_au", f"UPDATE {NOTES} SET searchable = 0 WHERE rowid = 1", "harbour", []),
+    ("memory_items_ad", _ADD.format(3, 1), "lighthouse", [3]),
+    ("memory_items_ad", f"DELETE FROM {NOTES} WHERE rowid = 3", "lighthouse", []),
+)
+
+
+def find_missing_schema(db: apsw.Connection) -> list[str]:
+    """Return what the database has not that is read of it: tables, and columns as ``table.column``.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+    """
+    missing = []
+    for table, columns in _NEEDED.items():
+        there = {str(row[1]) for row in db.execute(f"PRAGMA table_xinfo({table})")}
+        missing += [f"{table}.{column}" for column in columns if column not in there] if there else [table]
+    return missing
+
+
+def check_triggers(db: apsw.Connection, ledger: FindingCollector) -> None:
+    """Find triggers and a full-text table that are missing or do something else.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+    """
+    schema = dict(db.execute("SELECT name, sql FROM sqlite_schema WHERE type IN ('table', 'trigger')"))
+    if not _is_full_text(str(schema.get(FULL_TEXT))):
+        ledger.add(codex.TRIGGER, tr("the full-text table is made in another way"), sample=FULL_TEXT)
+        return
+    columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info({NOTES})")]
+    there = {name: str(schema[name]) for name in _TRIGGERS if name in schema}
+    for name in (*(name for name in _TRIGGERS if name not in there), *_failing(columns, there)):
+        message = tr("missing or different: {n} that keeps the full-text index")
+        ledger.add(codex.TRIGGER, message, noun="trigger", sample=name)
+
+
+def _is_full_text(sql: str) -> bool:
+    found = _FULL_TEXT_STATEMENT.match(sql)
+    # What is a name, a text in quotes or a blank between them does not matter.
+    words = [] if found is None else [re.sub(r"[\s'\"`\[\]]", "", word).lower() for word in found[1].split(",")]
+    return sorted(words) == sorted(_ARGUMENTS)
+
+
+def _failing(columns: list[str], triggers: dict[str, str]) -> Iterator[str]:
+    """Yield the first trigger that does something else; where one is missing, nobody can tell of the others."""
+    if len(triggers) < len(_TRIGGERS):
+        return
+    with sqlite.open_in_memory() as db:
+        # The triggers are what is tried: the file is nobody's.
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
+        db.authorizer = _no_other_file
+        db.execute(f"CREATE TABLE {NOTES} ({', '.join(map(untrusted_sqlite.quote_name, columns))})")
+        db.execute(_SCRATCH_FULL_TEXT)
+        for name, sql in triggers.items():
+            try:
+                db.execute(sql)
+            except (apsw.Error, ValueError):  # ValueError: a NUL in it
+                yield name
+                return
+        for name, statement, word, wanted in _TRIES:
+            if not _does(db, statement, word, wanted):
+                yield name
+                return
+
+
+def _does(db: apsw.Connection, statement: str, word: str, wanted: list[int]) -> bool:
+    query = f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?"
+    try:
+        db.execute(statement).fetchall()
+        return [row[0] for row in db.execute(query, (word,))] == wanted
+    except apsw.Error:
+        return False
+
+
+def _no_other_file(operation: int, *_: object) -> int:
+    return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
+
+
+def check_migration(db: apsw.Connection, ledger: FindingCollector, *, has_vectors: bool) -> None:
+    """Find migration 006 where it is there in part, or is another one.
+
+    Args:
+        db: the database.
+        ledger: what is wrong goes there.
+        has_vectors: whether there is a file of vectors.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+    """
+    version, name = MIGRATION
+    recorded = database.migration_recorded(db)
+    there = database.columns_there(db)
+    missing = [column for column in COLUMNS if column not in there]
+    foreign = database.foreign_column(db)
+    if missing and recorded not in (None, name):
+        message = tr(
+            "another migration {version} is recorded ({named}): what it makes nobody can tell",
+            version=version,
+            named=display_text(recorded),
+        )
+        ledger.add(codex.MIGRATION, message, is_beyond_repair=True)
+    elif foreign is not None:
+        message = tr("a column that migration 006 makes is there, and must not be empty")
+        ledger.add(codex.MIGRATION, message, sample=foreign, is_beyond_repair=True)
+    elif missing and there:
+        message = tr("only some columns of migration 006 are there, {missing} not", missing=join_list(missing))
+        ledger.add(codex.MIGRATION, message, sample=missing[0])
+    elif missing:
+        _check_absent(ledger, is_recorded=recorded is not None, has_vectors=has_vectors)
+    elif recorded is None:
+        ledger.add(codex.MIGRATION, tr("all columns of migration 006 are there, and it is not recorded"))
+
+
+def _check_absent(ledger: FindingCollector, *, is_recorded: bool, has_vectors: bool) -> None:
+    if is_recorded or has_vectors:
+        what = tr("it is recorded") if is_recorded else tr("there is a file of vectors")
+        ledger.add(codex.MIGRATION, tr("no column of migration 006 is there, and {what}", what=what))
+
+
+# What the schema of codex-mem's database has that is none of its own (``docs/findings.md``, ``schema.foreign-…``).
+
+
+_NOTES_TRIAL = TriggerTrial(
+    statements=(
+        f"CREATE TABLE {NOTES} (id TEXT PRIMARY KEY, title TEXT, content TEXT, searchable INTEGER)",
+        f"CREATE VIRTUAL TABLE {FULL_TEXT} USING fts5 (title, content, content = '{NOTES}')",
+    ),
+    firing={
+        NOTES: (
+            f"INSERT INTO {NOTES} (id) VALUES ('n')",
+            f"UPDATE {NOTES} SET id = 'n', title = 't', content = 't', searchable = 1",
+            f"DELETE FROM {NOTES}",
+        )
+    },
+    written=frozenset({(NOTES, FULL_TEXT)}),
+)
+
+
+def find_foreign_in_notes(db: apsw.Connection) -> list[ForeignObject]:
+    """Return what codex-mem's database has on its notes that is none of its own.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+    """
+    own = {f"{NOTES}_{when}" for when in ("ai", "ad", "au")}
+    found = find_foreign_on_tables(db, (NOTES, MIGRATIONS), own)
+    for name, table, sql in read_schema_objects(db, "trigger"):
+        if name in own and table.lower() == NOTES and has_extra_effects(name, table, sql, _NOTES_TRIAL):
+            message = tr("{n} of codex-mem's that does something else, too")
+            found.append(ForeignObject(finding=findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger"))
+    return [*found, *find_full_text_indexes(db)]
+
+
+# Whether codex-mem's full-text index holds the searchable notes, and nothing else (``docs/formats/codex_mem.md``).
+#
+# FTS5's own check would cry wolf as soon as one note is excluded, and it is a write: it runs on a copy of the index's
+# data in a temporary table, beside the searchable notes alone, and with right counts: wrong ones are a finding by
+# themselves.
+
+
+_COLUMNS = 2
+_SEARCHABLE = f"EXISTS (SELECT 1 FROM {NOTES} n WHERE n.rowid = d.id AND n.searchable = 1)"
+_MISSING = f"""SELECT CAST(n.id AS BLOB) FROM {NOTES} n WHERE n.searchable = 1
+   AND NOT EXISTS (SELECT 1 FROM {FULL_TEXT}_docsize d WHERE d.id = n.rowid)"""
+_EXTRA = f"""SELECT coalesce((SELECT CAST(n.id AS BLOB) FROM {NOTES} n WHERE n.rowid = d.id), d.id)
+  FROM {FULL_TEXT}_docsize d WHERE NOT {_SEARCHABLE}"""
+
+
+def check_full_text(db: apsw.Connection, ledger: FindingCollector, *, with_words: bool = True) -> None:
+    """Compare rows and counts; above the quick level the words too.
+
+    Args:
+        db: the database.
+        ledger: what is wrong goes there.
+        with_words: whether the index is made as codex-mem makes it, so that its words can be told.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    for (note,) in db.execute(_MISSING):
+        ledger.add(codex.FTS_MISSING, tr("{n} that no word finds"), noun="searchable note", sample=note)
+    for (note,) in db.execute(_EXTRA):
+        message = tr("{n} of the full-text index of no searchable note: excluded text can be found")
+        ledger.add(codex.FTS_EXTRA, message, noun="entry", sample=note)
+    stated, there = _stated(db), _there(db)
+    if stated != there:
+        message = tr(
+            "the full-text index says that it has {said}, and has {said2}: ranks are wrong",
+            said=_said(stated),
+            said2=_said(there),
+        )
+        ledger.add(codex.FTS_SKEWED, message)
+    whole = not ledger.count(codex.FTS_MISSING, None) and not ledger.count(codex.FTS_EXTRA, None)
+    if with_words and ledger.level >= Level.DEFAULT and whole and not _words_agree(db, there):
+        ledger.add(codex.FTS_WORDS, tr("the full-text index does not hold the words of the notes"))
+
+
+def _said(counts: list[int]) -> str:
+    rows, *words = counts
+    return tr("{rows:,} rows and {words:,} words", rows=rows, words=sum(words))
+
+
+def _stated(db: apsw.Connection) -> list[int]:
+    """Return how many rows the index says that it has, and how many words in each column; none yet is 0."""
+    raw = db.execute(f"SELECT block FROM {FULL_TEXT}_data WHERE id = ?", (AVERAGES,)).get
+    numbers = list(_numbers(raw)) if isinstance(raw, bytes) else []
+    # A count below nothing is a large one as SQLite writes it.
+    signed = [number - (1 << 64) if number >= 1 << 63 else number for number in numbers]
+    return (signed + [0] * (1 + _COLUMNS))[: 1 + _COLUMNS]
+
+
+def _there(db: apsw.Connection) -> list[int]:
+    """Return how many rows the index has, and how many words in each column, by their own sizes."""
+    counts = [0] * (1 + _COLUMNS)
+    for (raw,) in db.execute(f"SELECT sz FROM {FULL_TEXT}_docsize"):
+        sizes = list(_numbers(raw)) if isinstance(raw, bytes) else []
+        for place, number in enumerate((1, *sizes[:_COLUMNS])):
+            counts[place] += number
+    return counts
+
+
+def _numbers(raw: bytes) -> Iterator[int]:
+    """Yield whole numbers as SQLite packs them: 7 bits in a byte, the highest first; all 8 of a ninth."""
+    number = length = 0
+    for byte in raw:
+        length += 1
+        number = number << 8 | byte if length == 9 else number << 7 | byte & 0x7F
+        if length == 9 or byte < 0x80:
+            yield number
+            number = length = 0
+
+
+def _packed(numbers: list[int]) -> bytes:
+    packed = b""
+    for number in numbers:
+        groups = [number & 0x7F]
+        while number := number >> 7:
+            groups.append(number & 0x7F | 0x80)
+        packed += bytes(reversed(groups))
+    return packed
+
+
+def _words_agree(db: apsw.Connection, counts: list[int]) -> bool:
+    searchable = f"SELECT rowid AS number, title, content FROM main.{NOTES} WHERE searchable = 1"
+    return words_agree(db, FULL_TEXT, NOTES, searchable, "title, content", _packed(counts))

@@ -1,0 +1,532 @@
+"""Builds the index of one base from the rows of a Parquet file, and reads it back.
+
+Rows come in any order and are written as they come; a material's content, which its units add up to, is written and
+checked when all of them are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from regraft import identity
+from regraft.disk import sqlite
+from regraft.errors import BooksDoNotBalance, VerificationFailed
+from regraft.formats.cherry_v2.index import BODY_SEPARATOR, schema
+from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, rebuild_full_text
+from regraft.formats.large_text import LARGE_BYTES, PIECE_BYTES, RESERVED_TEXT, count_utf16_units, write_pieces
+from regraft.formats.parquet.unit_file import EmptyMaterial, UnitRow
+from regraft.language import tr
+from regraft.report import notices
+from regraft.text import utf16_len
+
+# Large texts of an import: written, joined and held against each other piece by piece, none of them held whole.
+
+
+_SEPARATOR = BODY_SEPARATOR.encode()
+#: Places of a content are known at steps of so many bytes.
+_STEP_BYTES = 1 << 16
+
+#: A text of a row: UTF-8 of Arrow's where it is large.
+RowText = str | memoryview
+
+
+def hash_text(text: RowText) -> str:
+    """Return the hash of a text of either kind."""
+    return identity.text_hash(text) if isinstance(text, str) else hashlib.sha256(text).hexdigest()
+
+
+def write_large_text(db: apsw.Connection, place: tuple[str, str, str], rowid: int, text: memoryview) -> None:
+    """Write a large text into a row: ``place`` is a schema, a table and a column.
+
+    Raises:
+        apsw.Error: it cannot be written.
+    """
+    schema, table, column = place
+    db.execute(f"UPDATE {schema}.{table} SET {column} = {RESERVED_TEXT} WHERE rowid = ?", (len(text), rowid))
+    with db.blob_open(schema, table, column, rowid, True) as blob:
+        for start in range(0, len(text), PIECE_BYTES):
+            blob.write(text[start : start + PIECE_BYTES])
+
+
+def text_start(text: RowText, characters: int) -> str:
+    """Return the beginning of a text."""
+    if isinstance(text, str):
+        return text[:characters]
+    return bytes(text[: 4 * characters]).decode("utf-8", "ignore")[:characters]
+
+
+class StoredText(msgspec.Struct, frozen=True):
+    """A text in a row of the connection's file, or of its temporary tables."""
+
+    db: apsw.Connection
+    schema: str
+    table: str
+    column: str
+    rowid: int
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield its bytes; pieces may end within a character.
+
+        Raises:
+            apsw.Error: it cannot be read.
+        """
+        with self.db.blob_open(self.schema, self.table, self.column, self.rowid, False) as blob:
+            while piece := blob.read(PIECE_BYTES):
+                yield piece
+
+    def hash(self) -> str:
+        """Return its hash.
+
+        Raises:
+            apsw.Error: it cannot be read.
+        """
+        found = hashlib.sha256()
+        for piece in self.pieces():
+            found.update(piece)
+        return found.hexdigest()
+
+
+class LargeBodies:
+    """The bodies of one material in the order of its units, which have row, content hash, index, start and end."""
+
+    def __init__(self, db: apsw.Connection, units: list[Any]) -> None:
+        self._db = db
+        self.units = units
+        #: Bytes, and UTF-16 units, of every body.
+        self.sizes: list[tuple[int, int]] = []
+        joined = hashlib.sha256()
+        for number, unit in enumerate(units):
+            joined.update(_SEPARATOR if number else b"")
+            size = wide = 0
+            for piece in self.pieces(unit[0]):
+                joined.update(piece)
+                size += len(piece)
+                wide += count_utf16_units(piece)
+            self.sizes.append((size, wide))
+        #: The hash of all of them, a blank line between two.
+        self.joined_hash = joined.hexdigest()
+
+    def pieces(self, rowid: int) -> Iterator[bytes]:
+        """Yield the UTF-8 of a body."""
+        return StoredText(db=self._db, schema="main", table="search_text", column="text", rowid=rowid).pieces()
+
+    def put_joined(self, now_ms: int) -> int:
+        """Write them as a content, if it is not there yet, and return its row.
+
+        Raises:
+            apsw.Error: it cannot be written.
+        """
+        query = "SELECT rowid FROM content WHERE content_hash = ?"
+        known: list[Any] = self._db.execute(query, (self.joined_hash,)).fetchall()
+        for (rowid,) in known:
+            return int(rowid)
+        size = sum(size for size, _ in self.sizes) + len(_SEPARATOR) * max(len(self.sizes) - 1, 0)
+        self._db.execute(f"INSERT INTO content VALUES (?, {RESERVED_TEXT}, ?)", (self.joined_hash, size, now_ms))
+        rowid = self._db.last_insert_rowid()
+        write_pieces(self._db, "content", rowid, self._joined())
+        return rowid
+
+    def _joined(self) -> Iterator[bytes]:
+        for number, unit in enumerate(self.units):
+            if number:
+                yield _SEPARATOR
+            yield from self.pieces(unit[0])
+
+    def add_up(self, content: StoredText, content_hash: str) -> bool:
+        """Tell whether every unit names this content and is its slice."""
+        if any(unit[1] != content_hash for unit in self.units):
+            return False
+        with _Slices(content) as slices:
+            return all(
+                slices.has(unit[3], unit[4], size, self.pieces(unit[0]))
+                for unit, size in zip(self.units, self.sizes, strict=True)
+            )
+
+    def placed(self) -> Iterator[Any]:
+        """Place the units one after the other in what :meth:`put_joined` writes."""
+        start = 0
+        for (rowid, _, index, _, _), (_, wide) in zip(self.units, self.sizes, strict=True):
+            yield rowid, self.joined_hash, index, start, start + wide
+            start += wide + len(BODY_SEPARATOR)
+
+
+class _Slices:
+    """A stored text, of which slices are held against bodies at places that UTF-16 counts."""
+
+    def __init__(self, text: StoredText) -> None:
+        self._blob = text.db.blob_open(text.schema, text.table, text.column, text.rowid, False)
+        #: Where steps begin: in UTF-16 units and in bytes; the last is the end.
+        self._units, self._bytes = [0], [0]
+        #: Where the last slice ended: most begin a blank line behind it.
+        self._end = (0, 0)
+        while step := self._blob.read(_STEP_BYTES):
+            self._units.append(self._units[-1] + count_utf16_units(step))
+            self._bytes.append(self._bytes[-1] + len(step))
+
+    def __enter__(self) -> _Slices:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._blob.close()
+
+    def has(self, start: int, end: int, size: tuple[int, int], body: Iterable[bytes]) -> bool:
+        """Tell whether the slice from ``start`` to ``end`` is a body of ``size`` (bytes, UTF-16 units)."""
+        length, wide = size
+        at = self._byte_at(start) if end <= self._units[-1] and end - start == wide else None
+        if at is None or at + length > self._bytes[-1]:
+            return False
+        self._blob.seek(at)
+        self._end = end, at + length
+        return all(self._blob.read(len(piece)) == piece for piece in body)
+
+    def _byte_at(self, units: int) -> int | None:
+        """Return where the character begins that has so many units before it; None within a pair of surrogates."""
+        end, behind = self._end
+        if units == end + len(BODY_SEPARATOR):
+            self._blob.seek(behind)
+            if self._blob.read(len(_SEPARATOR)) == _SEPARATOR:
+                return behind + len(_SEPARATOR)
+        # Steps may end within a character: its units count where its first byte is.
+        step = max(bisect_right(self._units, units) - 1, 0)
+        at, left = self._bytes[step], units - self._units[step]
+        self._blob.seek(at)
+        piece = self._blob.read(_STEP_BYTES + 4)
+        place = next((place for place in range(min(4, len(piece))) if piece[place] & 0xC0 != 0x80), 0)
+        text = piece[place:].decode("utf-8", "ignore").encode("utf-16-le")[: 2 * left]
+        try:
+            return at + place + len(text.decode("utf-16-le").encode())
+        except UnicodeDecodeError:
+            return None
+
+
+def copy_content(told: StoredText, content_hash: str, now_ms: int) -> None:
+    """Write a text as a content, if it is not there yet.
+
+    Raises:
+        apsw.Error: it cannot be written.
+    """
+    db = told.db
+    if not db.execute("SELECT 1 FROM content WHERE content_hash = ?", (content_hash,)).fetchall():
+        size = f"(SELECT octet_length({told.column}) FROM {told.schema}.{told.table} WHERE rowid = ?)"
+        db.execute(
+            f"INSERT INTO content VALUES (?, CAST(zeroblob({size}) AS TEXT), ?)", (content_hash, told.rowid, now_ms)
+        )
+        write_pieces(db, "content", db.last_insert_rowid(), told.pieces())
+
+
+def has_large_texts(db: apsw.Connection, material: str) -> bool:
+    """Tell whether the texts of a material, with the content that rows gave, are walked piece by piece."""
+    bodies = (
+        "SELECT sum(octet_length(t.text)) FROM search_unit u CROSS JOIN search_text t ON t.rowid = u.rowid"
+        " WHERE u.material_id = ?"
+    )
+    told = "SELECT octet_length(content) FROM told WHERE material_id = ?"
+    sizes = [db.execute(query, (material,)).get for query in (bodies, told)]
+    return sum(size or 0 for size in sizes) > LARGE_BYTES
+
+
+#: Where large texts go: a schema, a table and a column.
+_BODY = ("main", "search_text", "text")
+_TOLD = ("temp", "told", "content")
+_TEMPORARY = (
+    "CREATE TEMP TABLE told (material_id TEXT PRIMARY KEY, path TEXT NOT NULL, content TEXT)",
+    # While rows come, units of a material are found by this one.
+    schema.INDEXES[2],
+)
+
+
+class ImportedIndex:
+    """The index of one base while it is built; ``rows`` are the books."""
+
+    def __init__(self, base_id: str, now_ms: int, connection: apsw.Connection) -> None:
+        self._base_id = base_id
+        self._now = now_ms
+        self._db = connection
+        #: Runs over (text hash, vector) of every vector that is stored, in that order.
+        self.digest = hashlib.blake2b(digest_size=32)
+        self.read = 0
+        self.carried = 0
+        self.skipped: Counter[str] = Counter()
+        #: Materials whose content, ids and offsets are made anew from their units' bodies.
+        self.remade = 0
+        self.vectors = 0
+        self.materials = 0
+        #: Units whose vector is not that of an earlier unit with the same text, which stayed.
+        self.differing = 0
+        self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
+        # Units come before what they refer to; verification checks the keys.
+        self._db.execute("PRAGMA foreign_keys = OFF")
+        self._db.execute("BEGIN IMMEDIATE")
+        for statement in (*schema.TABLES, *_TEMPORARY):
+            self._db.execute(statement)
+        self._db.execute(
+            "INSERT INTO meta (id, schema_version, base_id, created_at, updated_at) VALUES (1, ?, ?, ?, ?)",
+            (schema.SCHEMA_VERSION, base_id, now_ms, now_ms),
+        )
+
+    def add(self, row: UnitRow) -> None:
+        """Write one row, or count why it is not written."""
+        self.read += 1
+        reason = self._unfit(row)
+        if reason is not None:
+            self.skipped[reason] += 1
+            return
+        self._tell(row)
+        number = self.carried + 1
+        self._db.execute(
+            "INSERT INTO search_unit (rowid, unit_id, material_id, content_hash, unit_type, unit_index, title,"
+            " char_start, char_end, locator_json, created_at) VALUES (?, ?, ?, ?, 'chunk', ?, ?, ?, ?, ?, ?)",
+            (
+                number,
+                # Its own id comes when it is proven.
+                f"row {number}",
+                row.item,
+                row.content_hash or "",
+                row.unit_index,
+                row.title,
+                *_offsets(row),
+                row.locator_json,
+                self._now,
+            ),
+        )
+        self._db.execute(
+            "INSERT INTO search_text (rowid, search_text_id, target_type, target_id, kind, text, embedding_text_hash,"
+            " fts_rowid, created_at) VALUES (?1, ?2, 'search_unit', ?2, 'body', ?3, ?4, ?1, ?5)",
+            (number, f"row {number}", row.text if isinstance(row.text, str) else "", row.body_hash, self._now),
+        )
+        if isinstance(row.text, memoryview):
+            write_large_text(self._db, _BODY, number, row.text)
+        self._add_vector(row)
+        self.carried = number
+
+    def _tell(self, row: UnitRow) -> None:
+        """Keep what a row says of its material; the first content wins."""
+        is_large = isinstance(row.content, memoryview)
+        self._db.execute(
+            "INSERT INTO told VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET content = coalesce(content, ?3)",
+            (row.item, row.path or row.item, None if is_large else row.content),
+        )
+        if is_large:
+            bare = "SELECT rowid FROM told WHERE material_id = ? AND content IS NULL"
+            numbers: list[Any] = self._db.execute(bare, (row.item,)).fetchall()
+            for (number,) in numbers:
+                write_large_text(self._db, _TOLD, number, row.content)
+
+    def _unfit(self, row: UnitRow) -> str | None:
+        is_whole = isinstance(row.item, str) and isinstance(row.text, RowText) and isinstance(row.body_hash, str)
+        if not is_whole or not row.item or (row.unit_index or 0) < 0:
+            return notices.NOT_WHOLE
+        if row.unit_index is None:
+            return notices.NOT_WHOLE
+        if hash_text(row.text) != row.body_hash:
+            return notices.TEXT_CHANGED
+        there = "SELECT 1 FROM search_unit WHERE material_id = ? AND unit_type = 'chunk' AND unit_index = ?"
+        return notices.DUPLICATE_ROW if self._db.execute(there, (row.item, row.unit_index)).fetchall() else None
+
+    def _add_vector(self, row: UnitRow) -> None:
+        if row.vector is None:
+            return
+        before = self._db.total_changes()
+        self._db.execute(
+            "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, ?)"
+            " ON CONFLICT DO NOTHING",
+            (row.body_hash, row.vector, self._now),
+        )
+        if self._db.total_changes() > before:
+            self.vectors += 1
+            self.digest.update(bytes.fromhex(row.body_hash) + row.vector)
+        else:
+            kept = "SELECT vector_blob FROM embedding WHERE embedding_text_hash = ?"
+            self.differing += self._db.execute(kept, (row.body_hash,)).get != row.vector
+
+    def finish(self, bare: Iterable[EmptyMaterial]) -> None:
+        """Write contents and materials, then indexes, the full-text index and triggers; commit.
+
+        Raises:
+            BooksDoNotBalance: a fault of regraft.
+            apsw.Error: it cannot be written.
+        """
+        if self.read != self.carried + self.skipped.total():
+            raise BooksDoNotBalance(
+                base=self._base_id, read=self.read, carried=self.carried, skipped=self.skipped.total()
+            )
+        numbers: list[Any] = self._db.execute("SELECT rowid FROM told ORDER BY rowid").fetchall()
+        for (number,) in numbers:
+            told = "SELECT material_id, path FROM told WHERE rowid = ?"
+            material, path = self._db.execute(told, (number,)).fetchall()[0]
+            if has_large_texts(self._db, str(material)):
+                self._finish_large(number, str(material), str(path))
+            else:
+                content = self._db.execute("SELECT content FROM told WHERE rowid = ?", (number,)).get
+                self._finish_material(str(material), str(path), content)
+        for one in bare:
+            if not self._db.execute("SELECT 1 FROM material WHERE material_id = ?", (one.id,)).fetchall():
+                content_hash = None if one.content is None else self._add_content(one.content)
+                self._add_material(one.id, one.path, content_hash)
+        self._db.execute("DROP TABLE told")
+        self._db.execute(schema.ROWID_INDEX)
+        self._db.execute(schema.FULL_TEXT)
+        rebuild_full_text(self._db)
+        for statement in (*schema.INDEXES[1:2], *schema.INDEXES[3:], *schema.TRIGGERS):
+            self._db.execute(statement)
+        self._db.execute("COMMIT")
+
+    def _finish_material(self, material: str, path: str, content: str | None) -> None:
+        units: list[Any] = self._db.execute(
+            "SELECT u.rowid, u.content_hash, u.unit_index, u.char_start, u.char_end, t.text FROM search_unit u"
+            " CROSS JOIN search_text t ON t.rowid = u.rowid WHERE u.material_id = ? ORDER BY u.unit_index",
+            (material,),
+        ).fetchall()
+        joined = BODY_SEPARATOR.join(unit[5] for unit in units)
+        text = joined if content is None else content
+        content_hash = identity.text_hash(text)
+        if not _adds_up(text, content_hash, units):
+            self.remade += 1
+            text, content_hash = joined, identity.text_hash(joined)
+            units = list(_placed(units, content_hash))
+        self._add_content(text)
+        self._add_material(material, path, content_hash)
+        self._name_units(material, content_hash, (unit[:5] for unit in units))
+
+    def _finish_large(self, number: int, material: str, path: str) -> None:
+        """Do the same for a material of large texts, piece by piece."""
+        units: list[Any] = self._db.execute(
+            "SELECT rowid, content_hash, unit_index, char_start, char_end FROM search_unit"
+            " WHERE material_id = ? ORDER BY unit_index",
+            (material,),
+        ).fetchall()
+        bodies = LargeBodies(self._db, units)
+        content_hash, fits = bodies.joined_hash, False
+        if self._db.execute("SELECT content IS NOT NULL FROM told WHERE rowid = ?", (number,)).get:
+            told = StoredText(db=self._db, schema=_TOLD[0], table=_TOLD[1], column=_TOLD[2], rowid=number)
+            content_hash = told.hash()
+            fits = bodies.add_up(told, content_hash)
+            if fits:
+                copy_content(told, content_hash, self._now)
+        if not fits:
+            joined = StoredText(
+                db=self._db, schema="main", table="content", column="text", rowid=bodies.put_joined(self._now)
+            )
+            is_joined = content_hash == bodies.joined_hash
+            if not (is_joined and bodies.add_up(joined, content_hash)):
+                self.remade += 1
+                units = list(bodies.placed())
+            content_hash = bodies.joined_hash
+        self._add_material(material, path, content_hash)
+        self._name_units(material, content_hash, units)
+
+    def _name_units(self, material: str, content_hash: str, units: Iterable[Any]) -> None:
+        for rowid, _, index, start, end in units:
+            unit = identity.unit_id(material, content_hash, index, start, end)
+            self._db.execute(
+                "UPDATE search_unit SET unit_id = ?, content_hash = ?, char_start = ?, char_end = ? WHERE rowid = ?",
+                (unit, content_hash, start, end, rowid),
+            )
+            self._db.execute(
+                "UPDATE search_text SET search_text_id = ?, target_id = ? WHERE rowid = ?",
+                (identity.body_id(unit), unit, rowid),
+            )
+
+    def _add_content(self, text: str) -> str:
+        content_hash = identity.text_hash(text)
+        self._db.execute(
+            "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            (content_hash, text, self._now),
+        )
+        return content_hash
+
+    def _add_material(self, material: str, path: str, content_hash: str | None) -> None:
+        insert = (
+            "INSERT INTO material (material_id, relative_path, current_content_hash, created_at, updated_at)"
+            " VALUES (?, ?, ?, ?, ?)"
+        )
+        try:
+            self._db.execute(insert, (material, path, content_hash, self._now, self._now))
+        except apsw.ConstraintError:
+            # A path that the layout refuses, or that another material has: its own id is a path, too.
+            self.remade += 1
+            self._db.execute(insert, (material, material, content_hash, self._now, self._now))
+        self.materials += 1
+
+
+def _offsets(row: UnitRow) -> tuple[int, int]:
+    """Return offsets that the table takes; wrong ones prove nothing and are made anew."""
+    start, end = row.char_start, row.char_end
+    return (start, end) if start is not None and end is not None and 0 <= start <= end else (0, 0)
+
+
+def _adds_up(text: str, content_hash: str, units: list[Any]) -> bool:
+    """Tell whether every unit names this content and is its slice."""
+    coded = text.encode("utf-16-le")
+    return all(
+        named == content_hash and 2 * end <= len(coded) and coded[2 * start : 2 * end] == body.encode("utf-16-le")
+        for _, named, _, start, end, body in units
+    )
+
+
+def _placed(units: list[Any], content_hash: str) -> Iterator[Any]:
+    """Place units one after the other, a blank line between them."""
+    start = 0
+    for rowid, _, index, _, _, body in units:
+        end = start + utf16_len(body)
+        yield rowid, content_hash, index, start, end, body
+        start = end + len(BODY_SEPARATOR)
+
+
+def _small(column: str) -> str:
+    return f"CASE WHEN octet_length({column}) <= {LARGE_BYTES} THEN {column} END"
+
+
+def verify_index(path: Path, base_id: str, built: ImportedIndex) -> None:
+    """Read an index back and hold it against its own hashes, ids and offsets, and against what was put into it.
+
+    Raises:
+        VerificationFailed
+    """
+
+    def demand(condition: bool, reason: str) -> None:
+        if not condition:
+            raise VerificationFailed(base=base_id, reason=reason)
+
+    with sqlite.open_readonly(path) as db:
+        demand(not db.execute("PRAGMA foreign_key_check").fetchall(), tr("a foreign key dangles"))
+        counts = {
+            "search_unit": built.carried,
+            "search_text": built.carried,
+            "search_text_fts_docsize": built.carried,
+            "embedding": built.vectors,
+            "material": built.materials,
+        }
+        for table, expected in counts.items():
+            demand(
+                db.execute(f"SELECT count(*) FROM {table}").get == expected,
+                tr("rows of {table} are missing", table=table),
+            )
+        for content_hash, text, number in db.execute(f"SELECT content_hash, {_small('text')}, rowid FROM content"):
+            found = (
+                StoredText(db=db, schema="main", table="content", column="text", rowid=number).hash()
+                if text is None
+                else hash_text(text)
+            )
+            demand(found == content_hash, tr("a content does not match its hash"))
+        query = f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
+                          {_small("t.text")}, t.embedding_text_hash, t.rowid = t.fts_rowid, t.rowid
+                     FROM search_text t LEFT JOIN search_unit u ON u.unit_id = t.target_id ORDER BY t.rowid"""
+        for material, content, index, start, end, unit, text, key, in_step, number in db.execute(query):
+            demand(
+                unit == identity.unit_id(material, content, index, start, end) and in_step, tr("a unit's id is wrong")
+            )
+            found = StoredText(db, *_BODY, number).hash() if text is None else hash_text(text)
+            demand(found == key, tr("a body does not match its hash"))
+        seen = hashlib.blake2b(digest_size=32)
+        for key, vector in db.execute("SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY rowid"):
+            seen.update(bytes.fromhex(key) + vector)
+        demand(seen.digest() == built.digest.digest(), tr("vectors differ"))

@@ -1,0 +1,501 @@
+"""The directory of a zip archive, read entry by entry and kept outside of memory where it is large.
+
+Python's own reader makes an object of about a kilobyte for every entry before anybody can look at one: an archive of a
+few hundred kilobytes could take gigabytes. Here every entry is checked as it comes, and becomes a row of a database
+that lies in a temporary file as soon as it is large. A member is then opened by Python's reader, which is shown an
+archive of that one member. Layout: "APPNOTE.TXT - .ZIP File Format Specification" (PKWARE), 4.3 and 4.5.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import threading
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from regraft.disk import sqlite
+from regraft.errors import ArchiveEncrypted, ArchiveUnsafe
+from regraft.language import tr
+
+#: A member that grows by more than this factor, and to more than this size, is a bomb: text packs to a tenth,
+#: vectors hardly at all, and repeated pages to a hundredth.
+BOMB_RATIO = 500
+BOMB_BYTES = 16 << 20
+#: Longer names (bytes of UTF-8) and deeper ones (parts) are no file's on any system.
+LONGEST_NAME, MOST_PARTS = 4_096, 255
+#: Files and folders, also those that only stand in names: a backup of a million files has little more.
+MOST_ENTRIES = 3_000_000
+#: Folders whose ids are kept at hand while entries come.
+_KNOWN_FOLDERS = 10_000
+
+_ENTRY = struct.Struct("<4sBB5H3L5H2L")
+_END = struct.Struct("<4s4H2LH")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR_64 = struct.Struct("<4sLQL")
+_EXTRA = struct.Struct("<2H")
+#: What stands before a member's bytes at the least.
+_LOCAL_HEADER_BYTES = 30
+_END_MAGIC, _ENTRY_MAGIC, _END_64_MAGIC, _LOCATOR_MAGIC = b"PK\5\6", b"PK\1\2", b"PK\6\6", b"PK\6\7"
+_LONGEST_COMMENT = 1 << 16
+_ELSEWHERE_32, _ELSEWHERE_16 = 0xFFFF_FFFF, 0xFFFF
+_IS_ENCRYPTED, _IS_UTF8 = 0x1, 0x800
+_EXTRA_64, _EXTRA_NAME = 0x0001, 0x7075
+_LINK_MODE, _MODE_MASK = 0xA000, 0xF000
+_READ_BYTES = 1 << 20
+#: What packers make LZMA keep at the most, at their strongest; the format allows 4 GiB.
+_MOST_DICTIONARY_BYTES = 1 << 27
+
+_TABLES = """
+CREATE TABLE entry (
+  id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, name TEXT NOT NULL, other_form TEXT,
+  record INTEGER, start INTEGER, packed INTEGER, size INTEGER, crc INTEGER, is_link INTEGER,
+  UNIQUE (parent, name));
+CREATE INDEX by_form ON entry (parent, other_form) WHERE other_form IS NOT NULL;
+INSERT INTO entry (id, parent, name) VALUES (0, -1, '');
+"""
+_ADD = "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (parent, name) DO NOTHING"
+
+
+class ZipMember(msgspec.Struct, frozen=True):
+    """A file in an archive: where its record stands in the directory and where it begins itself, and its sizes."""
+
+    record: int
+    start: int
+    packed: int
+    size: int
+    crc: int
+    is_link: bool
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the directory, as it is written."""
+
+    place: int
+    system: int
+    flags: int
+    raw_name: bytes
+    crc: int
+    packed: int
+    size: int
+    mode: int
+    start: int
+    extra: bytes
+
+
+class ZipDirectory:
+    """What is in an archive. Everything is checked once, before anything is read.
+
+    Raises:
+        ArchiveUnsafe: a member climbs out, is absolute, too long or too deep, named twice, overlaps another, or is a
+            bomb; there are too many.
+        ArchiveEncrypted: a member is protected by a password.
+        zipfile.BadZipFile: it is no zip archive, or incomplete.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._kept = sqlite.open_scratch()
+        self._db = self._kept.__enter__()
+        self._file = path.open("rb")
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the archive and forget what is in it."""
+        self._file.close()
+        self._kept.__exit__(None, None, None)
+
+    # --- reading it ------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        self._size = self._file.seek(0, io.SEEK_END)
+        self.start, length, self._prefix = _place_of(self._file, self._size)
+        self._known: dict[tuple[int, str], int] = {}
+        self._entries = 0
+        self._insert = self._db.cursor()
+        self._db.execute("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -64000")
+        self._db.execute(_TABLES)
+        self._db.execute("BEGIN")
+        for record in self._records(length):
+            self._admit(record)
+        self._db.execute("COMMIT")
+        self._known.clear()
+        self._check_overlap()
+
+    def _records(self, length: int) -> Iterator[_Record]:
+        self._file.seek(self.start)
+        reader = io.BufferedReader(_Part(self._file, length), _READ_BYTES)
+        place = self.start
+        while place < self.start + length:
+            head = reader.read(_ENTRY.size)
+            if len(head) < _ENTRY.size or not head.startswith(_ENTRY_MAGIC):
+                raise zipfile.BadZipFile(tr("its directory is damaged"))
+            (_, _, system, _, flags, _, _, _, crc, packed, size, of_name, of_extra, of_comment, _, _, mode, start) = (
+                _ENTRY.unpack(head)
+            )
+            rest = reader.read(of_name + of_extra + of_comment)
+            if len(rest) < of_name + of_extra + of_comment:
+                raise zipfile.BadZipFile(tr("its directory is cut off"))
+            extra = rest[of_name : of_name + of_extra]
+            size, packed, start = _large(extra, size, packed, start)
+            start += self._prefix
+            yield _Record(
+                place=place,
+                system=system,
+                flags=flags,
+                raw_name=rest[:of_name],
+                crc=crc,
+                packed=packed,
+                size=size,
+                mode=mode,
+                start=start,
+                extra=extra,
+            )
+            place += len(head) + len(rest)
+
+    def _admit(self, record: _Record) -> None:
+        if len(record.raw_name) > LONGEST_NAME:
+            raise self._unsafe(tr("a name in it has {raw_name:,} bytes", raw_name=len(record.raw_name)))
+        name = _name_of(record)
+        self._refuse_climber(name)
+        if record.flags & _IS_ENCRYPTED:
+            raise ArchiveEncrypted(path=self._path)
+        if record.size > BOMB_BYTES and record.size > BOMB_RATIO * max(record.packed, 1):
+            raise self._unsafe(
+                tr(
+                    "{name} would grow from {packed:,} to {size:,} bytes (a zip bomb)",
+                    name=name,
+                    packed=record.packed,
+                    size=record.size,
+                )
+            )
+        parts = self._parts(name)
+        if not parts:
+            return
+        folder = 0
+        for depth, part in enumerate(parts[:-1]):
+            folder = self._folder(folder, part, parts[: depth + 1])
+        if name.endswith("/"):
+            self._folder(folder, parts[-1], parts)
+        else:
+            self._add_file(folder, parts, record)
+
+    def _parts(self, name: str) -> list[str]:
+        parts = [part for part in name.split("/") if part and part != "."]
+        if parts and len(name.encode()) > LONGEST_NAME:
+            raise self._unsafe(tr("a name in it has {encode:,} bytes", encode=len(name.encode())))
+        if len(parts) > MOST_PARTS:
+            raise self._unsafe(tr("a name in it has {parts:,} parts", parts=len(parts)))
+        return parts
+
+    def _folder(self, parent: int, name: str, parts: list[str]) -> int:
+        """Return the id of a folder, which is made where there is none yet."""
+        known = self._known.get((parent, name))
+        if known is not None:
+            return known
+        number = self._added(parent, name, None)
+        if number is None:
+            found = self._row(parent, name)
+            if found is None or found[1] is not None:
+                raise self._unsafe(tr("{parts} is both a file and a folder", parts="/".join(parts)))
+            number = found[0]
+        if len(self._known) >= _KNOWN_FOLDERS:
+            self._known.clear()
+        self._known[parent, name] = number
+        return number
+
+    def _add_file(self, parent: int, parts: list[str], record: _Record) -> None:
+        if self._added(parent, parts[-1], record) is None:
+            found = self._row(parent, parts[-1])
+            what = tr("both a file and a folder") if found is None or found[1] is None else tr("in it twice")
+            raise self._unsafe(tr("{parts} is {what}", parts="/".join(parts), what=what))
+
+    def _added(self, parent: int, name: str, record: _Record | None) -> int | None:
+        """Add a file, or (without a record) a folder, and return its id; None where something has that name already."""
+        if self._entries >= MOST_ENTRIES:
+            raise self._unsafe(tr("it has more than {most_entries:,} files and folders", most_entries=MOST_ENTRIES))
+        form = None if name.isascii() else unicodedata.normalize("NFC", name)
+        values: tuple[int | None, ...] = (None,) * 6
+        if record is not None:
+            is_link = record.system != 0 and (record.mode >> 16) & _MODE_MASK == _LINK_MODE
+            values = (record.place, record.start, record.packed, record.size, record.crc, is_link)
+        self._insert.execute(_ADD, (self._entries + 1, parent, name, form if form != name else None, *values))
+        if not self._db.changes():
+            return None
+        self._entries += 1
+        return self._entries
+
+    def _refuse_climber(self, name: str) -> None:
+        drive = len(name) > 1 and name[1] == ":" and name[0].isalpha() and name[2:3] in ("/", "\\", "")
+        if name.startswith(("/", "\\")) or drive:
+            raise self._unsafe(tr("{name} is an absolute path", name=name))
+        if ".." in name.replace("\\", "/").split("/"):
+            raise self._unsafe(tr("{name} leads out of the archive", name=name))
+        if "\0" in name:
+            raise self._unsafe(tr("{name!r} holds a NUL", name=name))
+
+    def _check_overlap(self) -> None:
+        end = 0
+        for start, packed in self._db.execute("SELECT start, packed FROM entry WHERE record >= 0 ORDER BY start"):
+            if start < end:
+                raise self._unsafe(tr("its members overlap one another"))
+            end = start + _LOCAL_HEADER_BYTES + packed
+        if end > self._size:
+            raise self._unsafe(tr("its members overlap one another"))
+
+    def _unsafe(self, reason: str) -> ArchiveUnsafe:
+        return ArchiveUnsafe(path=self._path, reason=reason)
+
+    # --- what is in it ---------------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> tuple[int, ZipMember | None] | None:
+        """Return the id of what has a name, and the member where it is a file; None where nothing has it.
+
+        A name is found whatever its Unicode normalisation.
+        """
+        if self._file.closed:
+            raise ValueError("the archive was closed already")
+        row: tuple[int, int | None] | None = (0, None)
+        for part in name.split("/") if name else ():
+            row = None if row is None or row[1] is not None else self._matching(row[0], part)
+        if row is None:
+            return None
+        return row[0], None if row[1] is None else self._member(row[0])
+
+    def _row(self, parent: int, name: str) -> tuple[int, int | None] | None:
+        query = "SELECT id, record FROM entry WHERE parent = ? AND name = ?"
+        return self._db.execute(query, (parent, name)).fetchone()
+
+    def _matching(self, parent: int, name: str) -> tuple[int, int | None] | None:
+        found = None if "\0" in name else self._row(parent, name)
+        if found is not None or name.isascii():
+            return found
+        form = unicodedata.normalize("NFC", name)
+        query = "SELECT id, record FROM entry WHERE parent = ? AND other_form = ? ORDER BY name"
+        return self._row(parent, form) or self._db.execute(query, (parent, form)).fetchone()
+
+    def _member(self, number: int) -> ZipMember:
+        query = "SELECT record, start, packed, size, crc, is_link FROM entry WHERE id = ?"
+        found: tuple[Any, ...] = self._db.execute(query, (number,)).fetchall()[0]
+        return ZipMember(*found)
+
+    def children(self, number: int) -> Iterator[tuple[int, str, bool]]:
+        """Yield id and name of what lies in a folder, and whether it is a file: as their full names would be sorted."""
+        query = """SELECT id, name, record IS NOT NULL AS is_file FROM entry WHERE parent = ?
+                    ORDER BY name || CASE WHEN record IS NULL THEN '/' ELSE '' END"""
+        yield from self._db.cursor().execute(query, (number,))
+
+    # --- a member's bytes ------------------------------------------------------------------------------------------
+
+    def open(self, member: ZipMember) -> BinaryIO:
+        """Open a member for reading.
+
+        Raises:
+            zipfile.BadZipFile, NotImplementedError, OSError: it is damaged, or packed in a way that nobody reads.
+        """
+        with self._lock:
+            self._file.seek(member.record)
+            head = bytearray(self._file.read(_ENTRY.size))
+            of_name = int.from_bytes(head[28:30], "little")
+            name = self._file.read(of_name)
+        extra = struct.pack("<2H3Q", _EXTRA_64, 24, member.size, member.packed, member.start)
+        # Sizes, start and lengths of extra field and comment: the former stand in the extra field.
+        struct.pack_into("<2L", head, 20, _ELSEWHERE_32, _ELSEWHERE_32)
+        struct.pack_into("<2H", head, 30, len(extra), 0)
+        struct.pack_into("<L", head, 42, _ELSEWHERE_32)
+        record = bytes(head) + name + extra
+        end = self.start + len(record)
+        tail = b"".join(
+            (
+                record,
+                _END_64.pack(_END_64_MAGIC, 44, 45, 45, 0, 0, 1, 1, len(record), self.start),
+                _LOCATOR_64.pack(_LOCATOR_MAGIC, 0, end, 1),
+                _END.pack(_END_MAGIC, 0, 0, *[_ELSEWHERE_16] * 2, *[_ELSEWHERE_32] * 2, 0),
+            )
+        )
+        spliced = _Spliced(self._file, self._lock, self.start, tail)
+        alone = zipfile.ZipFile(spliced)
+        [info] = alone.infolist()
+        if info.compress_type == zipfile.ZIP_LZMA:
+            _demand_small_dictionary(spliced, info.header_offset)
+        return alone.open(info)  # type: ignore[return-value]
+
+
+def _demand_small_dictionary(file: BinaryIO, start: int) -> None:
+    """Refuse a member packed by LZMA whose unpacking would take more memory than any packer makes it take.
+
+    Args:
+        file: the archive.
+        start: where the member's own header begins.
+
+    Raises:
+        NotImplementedError
+    """
+    file.seek(start + 26)
+    of_name, of_extra = struct.unpack("<2H", file.read(4).ljust(4, b"\0"))
+    file.seek(start + 30 + of_name + of_extra)
+    # A version, how many bytes follow, one of settings, and how much of what was unpacked is kept.
+    dictionary = int.from_bytes(file.read(9)[5:], "little")
+    if dictionary > _MOST_DICTIONARY_BYTES:
+        raise NotImplementedError(
+            tr("unpacking it would take {dictionary:,} bytes of memory (its LZMA dictionary)", dictionary=dictionary)
+        )
+
+
+class _Part(io.RawIOBase):
+    """The next so many bytes of a file."""
+
+    def __init__(self, file: BinaryIO, length: int) -> None:
+        self._file, self._left = file, length
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object, /) -> int:
+        view = memoryview(buffer).cast("B")[: self._left]  # type: ignore[arg-type]
+        count: int = self._file.readinto(view)  # type: ignore[attr-defined]
+        self._left -= count
+        return count
+
+
+class _Spliced(io.RawIOBase, BinaryIO):
+    """The first ``length`` bytes of a file that others read too, and other bytes behind them."""
+
+    def __init__(self, file: BinaryIO, lock: threading.Lock, length: int, tail: bytes) -> None:
+        self._file, self._lock = file, lock
+        self._length, self._tail = length, tail
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place}.get(whence, self._length + len(self._tail))
+        if base + offset < 0:
+            raise ValueError("a place before the beginning")
+        self._place = base + offset
+        return self._place
+
+    def read(self, size: int = -1, /) -> bytes:
+        left = max(self._length + len(self._tail) - self._place, 0)
+        size = left if size < 0 else min(size, left)
+        if self._place >= self._length:
+            begin = self._place - self._length
+            found = self._tail[begin : begin + size]
+        else:
+            with self._lock:
+                self._file.seek(self._place)
+                found = self._file.read(min(size, self._length - self._place))
+        self._place += len(found)
+        if found and len(found) < size:
+            return found + self.read(size - len(found))
+        return found
+
+    def readinto(self, buffer: object, /) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        found = self.read(len(view))
+        view[: len(found)] = found
+        return len(found)
+
+
+def _place_of(file: BinaryIO, size: int) -> tuple[int, int, int]:
+    """Return where an archive's directory begins and how long it is, and what other bytes stand before the archive."""
+    file.seek(max(0, size - _END.size - _LONGEST_COMMENT))
+    tail = file.read()
+    at = tail.rfind(_END_MAGIC)
+    if at < 0 or at + _END.size > len(tail):
+        raise zipfile.BadZipFile(tr("File is not a zip file"))
+    place = size - len(tail) + at
+    length, start = _END.unpack_from(tail, at)[5:7]
+    large = _end_64(file, place)
+    if large is not None:
+        length, start, place = large
+    begin = place - length
+    if begin < start:
+        raise zipfile.BadZipFile(tr("its directory is cut off"))
+    return begin, length, begin - start
+
+
+def _end_64(file: BinaryIO, place: int) -> tuple[int, int, int] | None:
+    """Return length and start of the directory of a large archive, and where its end record stands; None of others."""
+    first = place - _LOCATOR_64.size - _END_64.size
+    if first < 0:
+        return None
+    file.seek(first)
+    raw = file.read(_END_64.size + _LOCATOR_64.size)
+    if not raw.startswith(_END_64_MAGIC) or not raw[_END_64.size :].startswith(_LOCATOR_MAGIC):
+        return None
+    length, start = _END_64.unpack_from(raw)[8:10]
+    return length, start, first
+
+
+def _extras(extra: bytes) -> Iterator[tuple[int, bytes]]:
+    place = 0
+    while place + _EXTRA.size <= len(extra):
+        kind, length = _EXTRA.unpack_from(extra, place)
+        place += _EXTRA.size
+        if place + length > len(extra):
+            raise zipfile.BadZipFile(tr("its directory is damaged"))
+        yield kind, extra[place : place + length]
+        place += length
+
+
+def _large(extra: bytes, *numbers: int) -> tuple[int, int, int]:
+    """Return size, packed size and start, those that do not fit their fields as the extra field has them."""
+    wide = b"".join(data for kind, data in _extras(extra) if kind == _EXTRA_64)
+    found, place = [], 0
+    for number in numbers:
+        if number != _ELSEWHERE_32:
+            found.append(number)
+        elif place + 8 <= len(wide):
+            found.append(int.from_bytes(wide[place : place + 8], "little"))
+            place += 8
+        else:
+            raise zipfile.BadZipFile(tr("a size is missing in its directory"))
+    if max(found) >= 1 << 62:
+        raise zipfile.BadZipFile(tr("a size in its directory is not valid"))
+    return found[0], found[1], found[2]
+
+
+def _name_of(record: _Record) -> str:
+    """Return a member's name: UTF-8 where its bytes are, though the flag says otherwise; ``/`` between its parts."""
+    raw = record.raw_name
+    if record.flags & _IS_UTF8:
+        name = raw.decode()
+    else:
+        try:
+            name = raw.decode()
+        except UnicodeError:
+            name = _stated_name(record) or raw.decode("cp437")
+    # Only archives made on Windows mean a separator by a backslash; elsewhere it is part of a name.
+    return name.replace("\\", "/") if record.system == 0 and "/" not in name else name
+
+
+def _stated_name(record: _Record) -> str | None:
+    """Return the name in UTF-8 that stands beside one in an old code page, where it is still that of the same."""
+    for kind, data in _extras(record.extra):
+        if (
+            kind == _EXTRA_NAME
+            and data[:1] == b"\1"
+            and int.from_bytes(data[1:5], "little") == zlib.crc32(record.raw_name)
+        ):
+            return data[5:].decode()
+    return None

@@ -1,0 +1,448 @@
+"""Read a damaged zip archive by the local headers of its members, without its directory.
+
+Every member that is whole is copied, packed as it is, to a new archive: its bytes unpack, and their CRC-32 and size
+are those that its header or its data descriptor states. A member that is cut off or damaged is not copied, not even in
+part; it is reported by name. The new archive is then opened like any other one, with all the checks of
+:mod:`regraft.disk.zip_directory`. Layout: "APPNOTE.TXT - .ZIP File Format Specification" (PKWARE), 4.3.7 and 4.3.9.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import lzma
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import apsw
+import msgspec
+
+from regraft.disk import checksums, durable, sqlite
+from regraft.disk.zip_directory import BOMB_BYTES, BOMB_RATIO, LONGEST_NAME, MOST_ENTRIES
+from regraft.language import tr
+
+#: Of so many bytes in front of the first member, a file is still taken for a damaged archive.
+MOST_LEADING = 1 << 20
+#: Members that are missing and named; of more only the number is kept.
+MOST_NAMED = 1_000
+#: What looks like a header and leads to no whole member may take so much reading and unpacking in all: this many times
+#: the size of the archive, and this many bytes. Forged headers could make every byte be read again and again.
+_MOST_FAILED = 4
+_LEAST_BUDGET = 256 << 20
+_AT_ONCE = 1 << 20
+
+_LOCAL = struct.Struct("<4s5H3L2H")
+_LOCAL_MAGIC, _DESCRIPTOR_MAGIC, _ENTRY_MAGIC = b"PK\3\4", b"PK\7\x08", b"PK\1\2"
+_ENTRY = struct.Struct("<4sBB5H3L5H2L")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR_64 = struct.Struct("<4sLQL")
+_END = struct.Struct("<4s4H2LH")
+_IS_ENCRYPTED, _HAS_DESCRIPTOR = 0x1, 0x8
+_ELSEWHERE = 0xFFFF_FFFF
+_STORED, _DEFLATED, _BZIP2, _LZMA = 0, 8, 12, 14
+_NEWEST_VERSION = 63
+_EXTRA_64 = 1
+
+
+class ZipSalvage(msgspec.Struct, kw_only=True):
+    """What was found in a damaged archive: how many members are whole, and which are not."""
+
+    whole: int = 0
+    #: Names of members that are not whole, each with the reason; at most :data:`MOST_NAMED`.
+    missing: dict[str, str] = msgspec.field(default_factory=dict)
+    #: How many are not whole.
+    lost: int = 0
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True):
+    """A local header; sizes are None where only the data descriptor behind the data states them."""
+
+    place: int
+    flags: int
+    method: int
+    time: int
+    date: int
+    crc: int
+    packed: int | None
+    size: int | None
+    raw_name: bytes
+    data: int
+
+    @property
+    def name(self) -> str:
+        return _decoded(self.raw_name)
+
+
+class _Broken(Exception):
+    """Why a member is not whole, for a person."""
+
+
+class _Unpacker(Protocol):
+    """What the decompressors of zlib, bz2 and lzma have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+
+
+def looks_like_zip(path: Path) -> bool:
+    """Whether a file has a header of a zip member among its first bytes."""
+    with path.open("rb") as file:
+        data = _File(file)
+        place = data.find(_LOCAL_MAGIC)
+        while 0 <= place <= MOST_LEADING:
+            if _header(data, place) is not None:
+                return True
+            place = data.find(_LOCAL_MAGIC, place + 1, MOST_LEADING)
+    return False
+
+
+def salvage_zip(path: Path, new: Path) -> ZipSalvage:
+    """Copy the whole members of a damaged archive to a new one.
+
+    Args:
+        path: the archive; it is only read.
+        new: where the new archive is written; nothing is there yet.
+
+    Raises:
+        zipfile.BadZipFile: it has no whole member, or too much in it looks like one and is none.
+        OSError: it cannot be read, or the new archive cannot be written.
+    """
+    with path.open("rb") as file:
+        checksums.refuse_sparse_file(file.fileno())
+        if not path.stat().st_size:
+            raise zipfile.BadZipFile(tr("it is empty"))
+        data = _File(file)
+        with (
+            durable.open_binary(new, "xb") as target,
+            durable.open_binary(new.with_name(f"{new.name}.directory"), "x+b") as directory,
+            sqlite.open_scratch() as names,
+        ):
+            found = _Salvaging(data, target, directory, names).run()
+    if not found.whole:
+        raise zipfile.BadZipFile(tr("none of its members is whole"))
+    return found
+
+
+class _File:
+    """The bytes of an open file, read as they are asked for."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._size = file.seek(0, io.SEEK_END)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes of a range, fewer where the file ends before it."""
+        self._file.seek(start)
+        return self._file.read(max(min(end, self._size) - start, 0))
+
+    def find(self, pattern: bytes, start: int = 0, end: int | None = None) -> int:
+        """Return where a pattern first begins, from ``start`` on and before ``end``; -1 where it does not."""
+        limit = self._size if end is None else min(end, self._size)
+        for place, length in _ranges(start, limit):
+            found = self.read(place, place + length + len(pattern) - 1).find(pattern)
+            if found >= 0:
+                return place + found if place + found < limit else -1
+        return -1
+
+
+def _ranges(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Cut a range into parts, each with its length: small ones first, as most members are near and small."""
+    length = 1 << 10
+    while start < end:
+        yield start, min(length, end - start)
+        start, length = start + length, min(4 * length, _AT_ONCE)
+
+
+class _Salvaging:
+    """Copies the whole members of one archive. Single use."""
+
+    def __init__(self, data: _File, target: BinaryIO, directory: BinaryIO, names: apsw.Connection) -> None:
+        self._data = data
+        #: Names of members that were copied, outside of memory where they are many.
+        self._names = names
+        names.execute("CREATE TABLE copied (name BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._size = len(data)
+        self._target = target
+        self._directory = directory
+        self._found = ZipSalvage()
+        #: Where the last whole member ends.
+        self._end = 0
+        self._budget = max(_LEAST_BUDGET, _MOST_FAILED * self._size)
+
+    def run(self) -> ZipSalvage:
+        place = self._data.find(_LOCAL_MAGIC)
+        while place >= 0:
+            header = _header(self._data, place)
+            after = place + 1 if header is None else self._take(header)
+            place = self._data.find(_LOCAL_MAGIC, after)
+        for name in _listed(self._data, self._end):
+            if self._names.execute("SELECT 1 FROM copied WHERE name = ?", (name,)).get is None:
+                self._miss(_decoded(name), tr("only the directory names it"))
+        self._finish()
+        return self._found
+
+    def _take(self, header: _Header) -> int:
+        """Copy a member if it is whole, and return where to look for the next one."""
+        try:
+            packed, size, crc, end = self._verified(header)
+        except _Broken as broken:
+            self._miss(header.name, str(broken))
+            return self._behind_broken(header)
+        self._end = max(self._end, end)
+        self._names.execute("INSERT OR IGNORE INTO copied VALUES (?)", (header.raw_name,))
+        if not self._names.changes():
+            self._miss(header.name, tr("another whole member has its name"))
+            return end
+        self._found.whole += 1
+        if self._found.whole > MOST_ENTRIES:
+            raise zipfile.BadZipFile(tr("it has more than {most_entries:,} members", most_entries=MOST_ENTRIES))
+        self._found.lost -= self._found.missing.pop(header.name, None) is not None
+        self._copy(header, packed, size, crc)
+        return end
+
+    def _behind_broken(self, header: _Header) -> int:
+        """Return where to go on behind a member that is not whole.
+
+        What lies inside of it may look like members, such as those of a document that is a zip archive itself. Where
+        its stated end is followed by a header, nothing before that end is looked at.
+        """
+        if header.packed is not None:
+            end = header.data + header.packed
+            if self._data.read(end, end + 4) in (_LOCAL_MAGIC, _ENTRY_MAGIC, _DESCRIPTOR_MAGIC):
+                return end
+        return header.data
+
+    def _miss(self, name: str, reason: str) -> None:
+        if name in self._found.missing:
+            return
+        self._found.lost += 1
+        if len(self._found.missing) < MOST_NAMED:
+            self._found.missing[name] = reason
+
+    # --- one member ------------------------------------------------------------------------------------------------
+
+    def _verified(self, header: _Header) -> tuple[int, int, int, int]:
+        """Return packed size, size and CRC-32 of a whole member, and where it ends with its descriptor.
+
+        Raises:
+            _Broken: it is not whole.
+        """
+        if header.flags & _IS_ENCRYPTED:
+            raise _Broken(tr("it is encrypted"))
+        if header.packed is not None and header.data + header.packed > self._size:
+            raise _Broken(tr("it is cut off"))
+        if header.method == _STORED and header.packed is None:
+            return self._stored_with_descriptor(header)
+        packed, size, crc = self._unpacked(header)
+        end = header.data + packed
+        for *stated, after in _descriptors(self._data, end) if header.flags & _HAS_DESCRIPTOR else ():
+            if stated == [crc, packed, size]:
+                return packed, size, crc, after
+        if (crc, size) != (header.crc, header.size):
+            self._charge(packed + size)
+            raise _Broken(tr("its bytes are not those that were packed"))
+        return packed, size, crc, end
+
+    def _unpacked(self, header: _Header) -> tuple[int, int, int]:
+        """Unpack a member and return how many bytes that took, how many it gave, and their CRC-32."""
+        limit = self._size if header.packed is None else header.data + header.packed
+        if header.method == _STORED:
+            crc = self._crc(header.data, limit)
+            return limit - header.data, limit - header.data, crc
+        unpacker, start = _unpacker(header, self._data, limit)
+        given = size = crc = 0
+        try:
+            for given, piece in _pieces(unpacker, self._data, start, limit):
+                size, crc = size + len(piece), zlib.crc32(piece, crc)
+                self._demand_fit(header, given, size)
+        except (zlib.error, OSError, lzma.LZMAError, EOFError, ValueError) as error:
+            self._charge(given + size)
+            raise _Broken(tr("it cannot be unpacked")) from error
+        if not unpacker.eof:
+            self._charge(given + size)
+            raise _Broken(tr("it is cut off"))
+        packed = start + given - len(unpacker.unused_data) - header.data
+        if header.packed is not None and packed != header.packed:
+            self._charge(given + size)
+            raise _Broken(tr("its bytes are not those that were packed"))
+        return packed, size, crc
+
+    def _crc(self, start: int, end: int, crc: int = 0) -> int:
+        for place in range(start, end, _AT_ONCE):
+            crc = zlib.crc32(self._data.read(place, min(place + _AT_ONCE, end)), crc)
+        return crc
+
+    def _stored_with_descriptor(self, header: _Header) -> tuple[int, int, int, int]:
+        """Find the end of a member that is not packed and whose size only its data descriptor states."""
+        crc, at = 0, header.data
+        place = self._data.find(_DESCRIPTOR_MAGIC, at)
+        while place >= 0:
+            crc, at = self._crc(at, place, crc), place
+            size = place - header.data
+            for stated_crc, stated_packed, stated_size, after in _descriptors(self._data, place):
+                if (stated_crc, stated_packed, stated_size) == (crc, size, size):
+                    return size, size, crc, after
+            self._charge(_LOCAL.size)
+            place = self._data.find(_DESCRIPTOR_MAGIC, place + 1)
+        self._charge(self._size - header.data)
+        raise _Broken(tr("it is cut off"))
+
+    def _demand_fit(self, header: _Header, packed: int, size: int) -> None:
+        if size > BOMB_BYTES and size > BOMB_RATIO * max(packed, 1):
+            self._charge(size)
+            raise _Broken(tr("it grows too much (a zip bomb)"))
+        if header.size is not None and size > header.size:
+            self._charge(size)
+            raise _Broken(tr("its bytes are not those that were packed"))
+
+    def _charge(self, count: int) -> None:
+        """Take what a header cost that led to no whole member from the budget."""
+        self._budget -= count
+        if self._budget < 0:
+            raise zipfile.BadZipFile(tr("too much in it looks like a member and is none"))
+
+    # --- the new archive -------------------------------------------------------------------------------------------
+
+    def _copy(self, header: _Header, packed: int, size: int, crc: int) -> None:
+        start = self._target.tell()
+        flags = header.flags & ~_HAS_DESCRIPTOR
+        name, common = header.raw_name, (flags, header.method, header.time, header.date, crc)
+        extra = struct.pack("<2H2Q", _EXTRA_64, 16, size, packed)
+        local = _LOCAL.pack(_LOCAL_MAGIC, 45, *common, _ELSEWHERE, _ELSEWHERE, len(name), len(extra))
+        self._target.write(local + name + extra)
+        for place in range(header.data, header.data + packed, _AT_ONCE):
+            self._target.write(self._data.read(place, min(place + _AT_ONCE, header.data + packed)))
+        extra = struct.pack("<2H3Q", _EXTRA_64, 24, size, packed, start)
+        sizes = _ELSEWHERE, _ELSEWHERE, len(name), len(extra), 0, 0, 0, 0, _ELSEWHERE
+        self._directory.write(_ENTRY.pack(_ENTRY_MAGIC, 45, 0, 45, *common, *sizes) + name + extra)
+
+    def _finish(self) -> None:
+        start, length = self._target.tell(), self._directory.tell()
+        self._directory.seek(0)
+        while chunk := self._directory.read(_AT_ONCE):
+            self._target.write(chunk)
+        count = self._found.whole
+        self._target.write(_END_64.pack(b"PK\6\6", 44, 45, 45, 0, 0, count, count, length, start))
+        self._target.write(_LOCATOR_64.pack(b"PK\6\7", 0, start + length, 1))
+        self._target.write(_END.pack(b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, _ELSEWHERE, _ELSEWHERE, 0))
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+
+def _header(data: _File, place: int) -> _Header | None:
+    """Return the local header at a place, None where none can be."""
+    if place + _LOCAL.size > len(data):
+        return None
+    _, version, flags, method, time, date, crc, packed, size, of_name, of_extra = _LOCAL.unpack(
+        data.read(place, place + _LOCAL.size)
+    )
+    start = place + _LOCAL.size
+    raw_name = bytes(data.read(start, start + of_name))
+    is_known = method in (_STORED, _DEFLATED, _BZIP2, _LZMA) and (version & 0xFF) <= _NEWEST_VERSION
+    if not is_known or not 0 < of_name <= LONGEST_NAME or len(raw_name) < of_name or b"\0" in raw_name:
+        return None
+    wide = _wide_sizes(bytes(data.read(start + of_name, start + of_name + of_extra)), size, packed)
+    if wide is None:
+        return None
+    is_open = bool(flags & _HAS_DESCRIPTOR) and not any((crc, *wide))
+    return _Header(
+        place=place,
+        flags=flags,
+        method=method,
+        time=time,
+        date=date,
+        crc=crc,
+        size=None if is_open else wide[0],
+        packed=None if is_open else wide[1],
+        raw_name=raw_name,
+        data=start + of_name + of_extra,
+    )
+
+
+def _wide_sizes(extra: bytes, size: int, packed: int) -> tuple[int, int] | None:
+    """Return size and packed size, which the extra field states where they are large; None where it lacks them."""
+    if _ELSEWHERE not in (size, packed):
+        return size, packed
+    place = 0
+    while place + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, place)
+        if kind == _EXTRA_64 and length >= 16:
+            return struct.unpack_from("<2Q", extra, place + 4)
+        place += 4 + length
+    return None
+
+
+def _descriptors(data: _File, place: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield what a data descriptor at a place can say: CRC-32, packed size, size, and where it ends."""
+    start = place + 4 if data.read(place, place + 4) == _DESCRIPTOR_MAGIC else place
+    for layout in ("<3L", "<L2Q"):
+        end = start + struct.calcsize(layout)
+        if end <= len(data):
+            crc, packed, size = struct.unpack(layout, data.read(start, end))
+            yield crc, packed, size, end
+
+
+def _unpacker(header: _Header, data: _File, limit: int) -> tuple[_Unpacker, int]:
+    """Return what unpacks a member, and where its packed bytes begin."""
+    if header.method == _DEFLATED:
+        return zlib.decompressobj(-15), header.data
+    if header.method == _BZIP2:
+        return bz2.BZ2Decompressor(), header.data
+    head = bytes(data.read(header.data, min(header.data + 9, limit)))
+    if len(head) < 9 or head[2:4] != b"\5\0":
+        raise _Broken(tr("it cannot be unpacked"))
+    dictionary = int.from_bytes(head[5:9], "little")
+    properties, rest = head[4] % 9, head[4] // 9
+    if dictionary > BOMB_BYTES or rest >= 45:
+        raise _Broken(tr("it cannot be unpacked"))
+    chain = [
+        {"id": lzma.FILTER_LZMA1, "dict_size": max(dictionary, 4096), "lc": properties, "lp": rest % 5, "pb": rest // 5}
+    ]
+    return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=chain), header.data + 9
+
+
+def _pieces(unpacker: _Unpacker, data: _File, start: int, limit: int) -> Iterator[tuple[int, bytes]]:
+    """Yield unpacked bytes piece by piece, each with the number of packed bytes that were given until then."""
+    for place, length in _ranges(start, limit):
+        part = data.read(place, place + length)
+        given = place + len(part) - start
+        while True:
+            piece = unpacker.decompress(part, _AT_ONCE)
+            yield given, piece
+            if unpacker.eof:
+                return
+            # zlib hands back what it has not read yet, the others keep it.
+            part = getattr(unpacker, "unconsumed_tail", b"")
+            if not part and len(piece) < _AT_ONCE and getattr(unpacker, "needs_input", True):
+                break
+
+
+def _listed(data: _File, start: int) -> Iterator[bytes]:
+    """Yield the names of files that stand in what is left of the directory, from ``start`` on."""
+    place, count = data.find(_ENTRY_MAGIC, start), 0
+    while place >= 0 and place + _ENTRY.size <= len(data) and count < MOST_ENTRIES:
+        entry = _ENTRY.unpack(data.read(place, place + _ENTRY.size))
+        of_name, of_extra, of_comment = entry[11:14]
+        raw_name = bytes(data.read(place + _ENTRY.size, place + _ENTRY.size + of_name))
+        if len(raw_name) == of_name and 0 < of_name <= LONGEST_NAME and not raw_name.endswith(b"/"):
+            yield raw_name
+        count += 1
+        place = data.find(_ENTRY_MAGIC, place + _ENTRY.size + of_name + of_extra + of_comment)
+
+
+def _decoded(raw_name: bytes) -> str:
+    try:
+        return raw_name.decode()
+    except UnicodeDecodeError:
+        return raw_name.decode("cp437")

@@ -1,0 +1,303 @@
+"""The configuration file, ``regraft.yaml``: which embedders there are (``docs/embedders.md``).
+
+Nothing of the file but names of fields and embedders is ever shown: a value may be a key in the wrong place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import yaml
+
+from regraft.disk import links
+from regraft.embedders.settings import (
+    DEFAULT_PATH,
+    PROVIDERS,
+    Batch,
+    EmbedderSettings,
+    Field,
+    looks_like_key,
+    redact,
+    settings_fields,
+)
+from regraft.errors import ConfigInvalid, EmbedderUnknown, SourceNotFound, SourceUnreadable
+from regraft.language import join_list, tr
+
+_NO_TEXT = tr("there is a character that no text has")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NO_KEYS = tr("put it into an environment variable and write that one's name: `api_key_env: MY_KEY`")
+#: What a person may call a field for a key.
+_KEY_FIELDS = {"api_key", "apikey", "api-key", "key", "token", "secret", "password", "authorization"}
+#: A larger file is not read: Python takes seconds for each of its megabytes.
+_MOST_BYTES = 1 << 20
+#: So deep the parts of the file lie within one another at most; what there is to say takes four.
+_DEEPEST = 20
+#: So many values it has at most, aliases resolved.
+_MOST = 100_000
+
+
+class Config(msgspec.Struct, frozen=True):
+    """What the file says; ``there`` is False where there is none at the default path."""
+
+    path: Path
+    there: bool = False
+    embedders: dict[str, EmbedderSettings] = msgspec.field(default_factory=dict)
+
+    def embedder(self, name: str) -> EmbedderSettings:
+        """Return the settings of an embedder.
+
+        Raises:
+            EmbedderUnknown
+        """
+        if name in self.embedders:
+            return self.embedders[name]
+        known = tr("it has {sorted}", sorted=join_list(sorted(self.embedders))) if self.embedders else tr("it has none")
+        raise EmbedderUnknown(path=self.path, name=name, known=known if self.there else tr("there is no such file"))
+
+
+def load_config(path: Path | None) -> Config:
+    """Read a configuration file; without a path ``regraft.yaml`` of the working directory, if it is there.
+
+    Raises:
+        SourceNotFound: there is none at the path given.
+        SourceUnreadable: it is no plain file, may not be read, or is too large.
+        ConfigInvalid: what it says is not what can be said there.
+    """
+    place = DEFAULT_PATH if path is None else path
+    try:
+        # In a folder of somebody else's it may be a pipe or a device, or have no end.
+        with links.open_for_reading(place) as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        if path is None:
+            return Config(place)
+        raise SourceNotFound(path=place) from error
+    except OSError as error:
+        raise SourceUnreadable(path=place, reason=error.strerror or type(error).__name__) from error
+    if len(raw) > _MOST_BYTES:
+        reason = tr("it has more than {most:,} bytes, which no configuration has", most=_MOST_BYTES)
+        raise SourceUnreadable(path=place, reason=reason)
+    return _Reader(place, raw).config()
+
+
+def _mistake(message: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+
+
+class _Bounds:
+    """Refuses what takes a reader of YAML far more time than it has bytes.
+
+    Those are lists in lists without an end, and aliases of what has aliases itself, and so on.
+    """
+
+    def __init__(self) -> None:
+        #: The anchor of every part that is open, and how many values were before it.
+        self._open: list[tuple[str | None, int]] = []
+        #: How many values an anchor stands for.
+        self._anchors: dict[str, int] = {}
+        self._values = 0
+
+    def add(self, event: yaml.Event) -> str | None:
+        """Take the next event, and return what there is too much of with it."""
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._open.append((event.anchor, self._values))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = self._open.pop()
+            if anchor is not None:
+                self._anchors[anchor] = self._values - before
+        elif isinstance(event, yaml.AliasEvent):
+            self._values += self._anchors.get(str(event.anchor), 0)
+        self._values += 1
+        if len(self._open) > _DEEPEST:
+            return tr("too many lists in lists")
+        return tr("too many values") if self._values > _MOST else None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's own types, every key once, and a place for every mistake."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return the data of a node."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except ValueError as error:
+            # A number or a date that is none.
+            raise yaml.constructor.ConstructorError(
+                None, None, tr("a value that means nothing"), node.start_mark
+            ) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Return a mapping's data."""
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise _mistake(tr("`{value}` is there twice", value=key.value), key)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+class _Reader:
+    """Reads one file: its data and, for the lines of errors, its nodes."""
+
+    def __init__(self, path: Path, raw: bytes) -> None:
+        self._path = path
+        self._raw = raw
+
+    def config(self) -> Config:
+        """Return what the file says."""
+        parsed = self._parsed()
+        if parsed is None:
+            return Config(self._path, there=True)
+        root, data = parsed
+        self._mapping(root, data, tr("the file"))
+        self._known(root, data, ["embedders"], tr("the file"))
+        node, written = _value(root, "embedders"), data.get("embedders", {})
+        self._mapping(node, written, "`embedders`")
+        found = {}
+        for name, values in written.items():
+            if not isinstance(name, str) or not name.strip():
+                self._refuse(_key(node, name), tr("an embedder's name has to be text"), tr("write it in quotes"))
+            self._mapping(_key(node, name), values, tr("embedder {name}", name=name))
+            found[name] = self._embedder(name, _value(node, name), values)
+        return Config(self._path, there=True, embedders=found)
+
+    def _parsed(self) -> tuple[yaml.Node, Any] | None:
+        """Return the file's only document as a node and as data; None for an empty file."""
+        try:
+            self._check_events()
+            loader = _Loader(self._raw)
+            root = loader.get_single_node()
+            return None if root is None else (root, loader.construct_document(root))
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line = mark.line + 1 if mark else 1
+            message = redact(" ".join((error.problem or error.context or "").split()))
+        except yaml.reader.ReaderError as error:
+            line = self._raw.count(b"\n", 0, error.position) + 1
+            message = _NO_TEXT
+        except RecursionError:
+            line, message = 1, tr("too many lists in lists")
+        raise ConfigInvalid(
+            path=self._path,
+            line=line,
+            problem=tr("this is not YAML ({message_})", message_=message),
+            advice=tr("mend it there"),
+        )
+
+    def _refuse_provider(self, where: str, node: yaml.Node, written: dict[Any, Any]) -> NoReturn:
+        message = tr("is not one that regraft knows") if "provider" in written else tr("is missing")
+        choices = join_list((f"`provider: {one}`" for one in PROVIDERS), tr(" or "))
+        self._refuse(
+            _key(node, "provider"),
+            tr("the provider of {where} {message_}", where=where, message_=message),
+            tr("write {choices}", choices=choices),
+        )
+
+    def _check_events(self) -> None:
+        """Refuse what is too much, no text or a key, before anything is made of it."""
+        bounds = _Bounds()
+        for event in yaml.parse(self._raw, yaml.SafeLoader):
+            if much := bounds.add(event):
+                self._refuse(event, tr("this is not a configuration ({much})", much=much), tr("mend it there"))
+            if isinstance(event, yaml.ScalarEvent) and _SURROGATE.search(event.value):
+                self._refuse(event, tr("this is not YAML ({no_text})", no_text=_NO_TEXT), tr("mend it there"))
+            if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
+                self._refuse(event, tr("this looks like a key, and keys have no place in this file"), _NO_KEYS)
+
+    def _embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
+        """Return the settings of one embedder."""
+        where = tr("embedder {name}", name=name)
+        provider = written.get("provider")
+        kind = PROVIDERS.get(provider) if isinstance(provider, str) else None
+        if kind is None:
+            self._refuse_provider(where, node, written)
+        known, batch = settings_fields(kind), written.get("batch")
+        self._known(node, written, ["provider", *known], where)
+        if isinstance(batch, dict):
+            self._known(
+                _value(node, "batch"), batch, list(settings_fields(Batch)), tr("the batch of {where}", where=where)
+            )
+        for key, one in known.items():
+            if one.required and key not in written:
+                self._refuse(
+                    node,
+                    tr("`{key}` of {where} is missing ({meaning})", key=key, where=where, meaning=one.meaning),
+                    _advice(one),
+                )
+        values = {key: value for key, value in written.items() if key != "provider"}
+        return self._converted(kind, {**values, "name": name}, node)
+
+    def _converted(self, kind: type[EmbedderSettings], values: dict[Any, Any], node: yaml.Node) -> EmbedderSettings:
+        """Return the settings that these values are."""
+        wrong = next((key for key in values if values[key] is None), None)
+        inner = ""
+        if wrong is None:
+            folder = self._path.absolute().parent
+            try:
+                return msgspec.convert(values, kind, dec_hook=lambda _, value: folder / Path(value).expanduser())
+            except msgspec.ValidationError as error:
+                # "Expected … - at `$.batch.texts`"
+                place = str(error).rpartition("`$.")[2].rstrip("`")
+                wrong, _, inner = place.partition("[")[0].partition(".")
+        one = settings_fields(Batch)[inner] if inner else settings_fields(kind)[wrong]
+        at = _key(_value(node, wrong), inner) if inner else _key(node, wrong)
+        problem = tr(
+            "`{name}` of embedder {name2} has to be {form} ({meaning})",
+            name=one.name,
+            name2=values["name"],
+            form=one.form,
+            meaning=one.meaning,
+        )
+        return self._refuse(at, problem, _advice(one))
+
+    def _known(self, node: yaml.Node, written: dict[Any, Any], known: list[str], where: str) -> None:
+        """Refuse fields that there are none of."""
+        for key in written:
+            if key in known:
+                continue
+            if str(key).lower() in _KEY_FIELDS:
+                self._refuse(
+                    _key(node, key),
+                    tr("`{key}` of {where}: keys have no place in this file", key=key, where=where),
+                    _NO_KEYS,
+                )
+            near = get_close_matches(str(key), known, 1, 0.7)
+            advice = tr("write `{near}`", near=near[0]) if near else tr("it can have {known}", known=join_list(known))
+            self._refuse(_key(node, key), tr("`{key}` of {where} is not a known field", key=key, where=where), advice)
+
+    def _mapping(self, node: yaml.Node, data: Any, where: str) -> None:
+        """Refuse what has no fields."""
+        if not isinstance(data, dict):
+            self._refuse(
+                node,
+                tr("{where} has to be a mapping", where=where),
+                tr("write `name: value` below it, on lines that are indented"),
+            )
+
+    def _refuse(self, at: yaml.Node | yaml.Event, problem: str, advice: str) -> NoReturn:
+        line = at.start_mark.line + 1 if at.start_mark else 1
+        raise ConfigInvalid(path=self._path, line=line, problem=problem, advice=advice)
+
+
+def _pair(node: yaml.Node, key: object) -> tuple[yaml.Node, yaml.Node]:
+    """Return the nodes of a key and of its value; for a key that is not there the mapping itself."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return next(((one, value) for one, value in reversed(pairs) if one.value == str(key)), (node, node))
+
+
+def _key(node: yaml.Node, key: object) -> yaml.Node:
+    return _pair(node, key)[0]
+
+
+def _value(node: yaml.Node, key: object) -> yaml.Node:
+    return _pair(node, key)[1]
+
+
+def _advice(one: Field) -> str:
+    written = yaml.safe_dump({one.name: one.example}, default_flow_style=True).strip()
+    return tr("write, for example, `{written}`", written=written[1:-1])

@@ -1,1 +1,0 @@
-"""What the preview of Cherry Studio v2 wrote."""

@@ -1,0 +1,209 @@
+"""What names of statuses, outcomes, kinds and the like are called to a person; in JSON they stay as they are."""
+
+from __future__ import annotations
+
+from regraft.language import format_count, tr, tr_in
+
+_LABELS = {
+    # Statuses of bases, items, notes and runs
+    "completed": tr("completed"),
+    "failed": tr("failed"),
+    "idle": tr("idle"),
+    "processing": tr("processing"),
+    "preparing": tr("preparing"),
+    "reading": tr("reading"),
+    "embedding": tr("embedding"),
+    "deleting": tr("deleting"),
+    "pending": tr("pending"),
+    "ready": tr("ready"),
+    "stale": tr("stale"),
+    "unusable": tr("unusable"),
+    "orphan": tr("orphan"),
+    "excluded": tr("excluded"),
+    "running": tr("running"),
+    "finished": tr("finished"),
+    "interrupted": tr("interrupted"),
+    "stopped": tr("stopped"),
+    "undone": tr("undone"),
+    "done": tr("done"),
+    "active": tr("active"),
+    "updating": tr("updating"),
+    "tombstoned": tr("tombstoned"),
+    "other": tr("other"),
+    # What a library of a fleet comes to
+    "worth-reading": tr("worth reading"),
+    "refused": tr("refused"),
+    "killed": tr("killed"),
+    "limit-reached": tr("limit reached"),
+    # Who may see a document
+    "global": tr("global"),
+    "private": tr("private"),
+    "agent": tr("agent"),
+    "channel": tr("channel"),
+    # What a migration or a comparison comes to
+    "written": tr("written"),
+    "unchanged": tr("unchanged"),
+    "rewritten": tr("rewritten"),
+    "kept": tr("kept"),
+    "equal": tr("equal"),
+    "different": tr("different"),
+    "missing": tr("missing"),
+    "damaged": tr("damaged"),
+    "not-compared": tr("not-compared"),
+    # Types of items, and what stores of other systems are made of
+    "file": tr("file"),
+    "url": tr("url"),
+    "note": tr("note"),
+    "directory": tr("directory"),
+    "sitemap": tr("sitemap"),
+    "folder": tr("folder"),
+    "memory": tr("memory"),
+    "video": tr("video"),
+    "project": tr("project"),
+    "workspace": tr("workspace"),
+    "session": tr("session"),
+    "handoff": tr("handoff"),
+    "system": tr("system"),
+    "chunk": tr("chunk"),
+    "relation": tr("relation"),
+    "device": tr("device"),
+    # What is counted
+    "bases": tr("bases"),
+    "items": tr("items"),
+    "rows": tr("rows"),
+    "units": tr("units"),
+    "bodies": tr("bodies"),
+    "materials": tr("materials"),
+    "contents": tr("contents"),
+    "embeddings": tr("embeddings"),
+    "vectors": tr("vectors"),
+    "texts": tr("texts"),
+    "notes": tr("notes"),
+    "records": tr("records"),
+    "tags": tr("tags"),
+    "files": tr("files"),
+    "collections": tr("collections"),
+    "providers": tr("providers"),
+    "projects": tr("projects"),
+    "handoffs": tr("handoffs"),
+    "workspaces": tr("workspaces"),
+    "sessions": tr("sessions"),
+    "parts": tr("parts"),
+    "databases": tr("databases"),
+    "indexes": tr("indexes"),
+    "size": tr("size"),
+    "requests": tr("requests"),
+    "changes": tr("changes"),
+    "queries": tr("queries"),
+    "carried": tr("carried"),
+    "dimensions": tr("dimensions"),
+    "coverage": tr("coverage"),
+    "orphans": tr("orphans"),
+    "outcome": tr("outcome"),
+    "base": tr("base"),
+    "findings": tr("findings"),
+    "count": tr("count"),
+    "reason": tr("reason"),
+    "means": tr("means"),
+    "severity": tr("severity"),
+    "code": tr("code"),
+    # Parts of an audit
+    "structure": tr("structure"),
+    "identity": tr("identity"),
+    "counts": tr("counts"),
+    "relations": tr("relations"),
+    "integrity": tr("integrity"),
+    "migration": tr("migration"),
+    "scope": tr("scope"),
+    "full text": tr("full text"),
+    "checksums": tr("checksums"),
+    "upgrade": tr("upgrade"),
+    # Stages of work
+    "Writing": tr("Writing"),
+    "Comparing": tr("Comparing"),
+    "Carrying": tr("Carrying"),
+    "Reading": tr("Reading"),
+    "Checking": tr("Checking"),
+    "Changing": tr("Changing"),
+    "Embedding": tr("Embedding"),
+    "Looking": tr("Looking"),
+    "Filling": tr("Filling"),
+    "Packing": tr("Packing"),
+    # Ways of searching
+    "vector": tr("vector"),
+    "bm25": tr("bm25"),
+    "hybrid": tr("hybrid"),
+    "words": tr("words"),
+    # Others
+    "none": tr("none"),
+    "nothing": tr("nothing"),
+    "unknown": tr("unknown"),
+    "yes": tr("yes"),
+    "no": tr("no"),
+    "absolute": tr("absolute"),
+    "empty": tr("empty"),
+    "inside .cherry": tr("inside .cherry"),
+    "table": tr("table"),
+    "column": tr("column"),
+    "view": tr("view"),
+    "trigger": tr("trigger"),
+    "index": tr("index"),
+    "key": tr("key"),
+}
+_SEVERITIES = {
+    "error": tr_in("severity", "error"),
+    "warning": tr_in("severity", "warning"),
+    "note": tr_in("severity", "note"),
+}
+_HEADINGS = {
+    "error": tr_in("severity", "errors"),
+    "warning": tr_in("severity", "warnings"),
+    "note": tr_in("severity", "notes"),
+}
+_MODES = {
+    "vector": tr_in("search", "meaning"),
+    "bm25": tr_in("search", "words"),
+    "hybrid": tr_in("search", "words and meaning"),
+    "simple": tr_in("search", "tags"),
+}
+#: Whether notes of codex-mem are found by meaning.
+_STATES = {
+    "disabled": tr("off"),
+    "ready": tr("ready"),
+    "degraded_missing_index": tr("not possible, the file of vectors is missing or cannot be read"),
+    "rebuilding": tr("not possible before a rebuild is at its end"),
+    "degraded_incompatible_index": tr("not possible, the file of vectors does not fit"),
+    "degraded_failed_embeddings": tr("in part, some notes could not be embedded"),
+    "degraded_stale_embeddings": tr("in part, some notes were changed since"),
+    "degraded_partial_coverage": tr("in part, some notes have no vector yet"),
+}
+
+
+def mode_label(mode: str) -> str:
+    """Return by what a mode of search finds."""
+    return _MODES[mode]
+
+
+def state_label(state: str) -> str:
+    """Return whether notes are found by meaning, by the state of their vectors (``docs/formats/codex_mem.md``)."""
+    return _STATES[state]
+
+
+def label_of(name: object) -> str:
+    """Return what a name is called; one that is not known, as a file may have any, stays as it is."""
+    return _LABELS.get(str(name), str(name))
+
+
+def severity_label(severity: str) -> str:
+    """Return what a severity is called."""
+    return _SEVERITIES[severity]
+
+
+def severity_heading(severity: str) -> str:
+    """Return what stands over all that is of a severity."""
+    return _HEADINGS[severity]
+
+
+def format_severity_count(number: int, severity: str) -> str:
+    """Return how many there are of a severity."""
+    return format_count(number, severity, context="severity")

@@ -1,0 +1,740 @@
+"""From any path that a user would naturally point at to the kind of store that it is."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import struct
+import zipfile
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+import apsw
+
+from regraft.disk import durable, links, sqlite, zip_salvage
+from regraft.disk.trees import FolderTree, Tree, ZipTree, join_path, open_tree, require_free_space
+from regraft.disk.untrusted_sqlite import COMPANION_SUFFIXES
+from regraft.errors import (
+    ArchiveUnsafe,
+    BackupTooNew,
+    ProfileAmbiguous,
+    RegraftError,
+    SourceNotFound,
+    SourceUnreadable,
+    SourceUnrecognised,
+)
+from regraft.formats import cherry_preview, json_text
+from regraft.formats.cherry_v1 import profile as cherry_v1_profile
+from regraft.formats.cherry_v1 import state as cherry_v1_state
+from regraft.formats.cherry_v1.layout import (
+    BROWSER_PROFILE,
+    EXPORT_FOLDER,
+    LOCAL_STORAGE,
+    SLICES_FOLDER,
+    StatePaths,
+    locate_export_state,
+    locate_file_state,
+    locate_profile_state,
+    locate_vector_folders,
+)
+from regraft.formats.cherry_v1.state import BackupMetadata, find_inner_folder, read_backup_metadata
+from regraft.formats.cherry_v2 import layout, pack
+from regraft.formats.cherry_v2 import layout as cherry_v2_layout
+from regraft.formats.cherry_v2.layout import REPORT_FILE
+from regraft.identity import replace
+from regraft.kinds import KIND_NAMES, SYSTEMS, V1_SOURCES, V2_LAYOUTS, Kind
+from regraft.language import format_count, join_list, tr
+from regraft.ledger import ledger
+from regraft.ledger.ledger import find_unfinished_run
+from regraft.report import notices
+from regraft.report.notices import ARCHIVE_SALVAGED, Notice
+from regraft.stores import systems
+from regraft.stores.systems import Located as Located  # noqa: PLC0414 - callers find it here, too
+from regraft.stores.systems import kind_by_tables
+from regraft.text import path_argument, printable
+
+
+def link_notices(tree: Tree) -> Iterator[Notice]:
+    """Say which of the links that were met so far lead out of a source, so that nothing behind them is read."""
+    for name, target in tree.not_followed.items() if isinstance(tree, FolderTree) else ():
+        message = tr(
+            "{name} is a link to {target}, out of the source: not followed without {option}",
+            name=printable(name),
+            target=printable(target),
+            option=links.FOLLOW_OPTION,
+        )
+        yield Notice(code=notices.LINK_NOT_FOLLOWED, message=message)
+
+
+logger = logging.getLogger(__name__)
+
+CATALOG_FILE = cherry_v2_layout.CATALOG_FILE
+PROFILE_DATABASE = cherry_v2_layout.PROFILE_DATABASE
+KNOWLEDGE_FOLDER = cherry_v2_layout.KNOWLEDGE_FOLDER
+INDEX_FILE = cherry_v2_layout.INDEX_FILE
+RAW_FOLDER = cherry_v2_layout.RAW_FOLDER
+DATA_FOLDER = cherry_v2_layout.DATA_FOLDER
+
+#: Members of a damaged archive that a message names.
+_NAMED_MEMBERS = 5
+_REDUX_FILES = (
+    "redux.json",
+    "redux_state.json",
+    "redux_export/redux_state.json",
+    "redux_export/redux.json",
+    "redux/redux.json",
+)
+#: Where a profile lies in the folder that the user names: it is that, in a portable layout, or below a browser's root.
+_PROFILES = ("", "data", "Data", BROWSER_PROFILE)
+#: How a backup of the format that is drafted for later releases is called, and two files that each of them has.
+CHERRYBACKUP = ".cherrybackup"
+_CHERRYBACKUP_FILES = ("manifest.json", "backup.sqlite")
+#: What a slim backup has not, and every other one has as far as the profile had it.
+_NOT_SLIM = ("IndexedDB", "Local Storage", f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", f"{DATA_FOLDER}/Files")
+
+
+@contextmanager
+def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -> Iterator[Located]:
+    """Recognise ``path`` (or take the user's word for its kind) and keep its archive open meanwhile.
+
+    Args:
+        path: a file or a folder.
+        kind: what it is; None: what it is recognised as.
+        salvage: whether a zip archive that is damaged as a whole is read by the local headers of its members
+            (:mod:`regraft.disk.zip_salvage`).
+
+    Raises:
+        SourceNotFound, SourceUnrecognised, SourceUnreadable: it is nothing, nothing known, or damaged.
+        GenerationUnknown: it is of a later generation of its system than is known.
+        ArchiveUnsafe, ArchiveEncrypted: it is an archive that must not be read.
+        BrokenJson: it is a JSON file that is broken.
+    """
+    moved, message = _moved(path) if kind is None else (path, ())
+    try:
+        found = _of_a_system(moved, kind) or _locate(moved, kind)
+    except _ArchiveDamaged as error:
+        if not salvage:
+            raise SourceUnreadable(path=path, reason=_with_offer(path, str(error))) from error
+        with _salvaged(moved, kind, str(error)) as found:
+            yield _with_stores(found, kind)
+        return
+    except SourceUnrecognised as error:
+        if not message:
+            raise
+        found_there = tr(
+            "the application's settings name {moved} for its data, which is not a profile", moved=printable(moved)
+        )
+        raise SourceUnrecognised(path=path, found=found_there) from error
+    found = replace(found, notices=message)
+    logger.info("%s is read as %s%s", path, found.kind.value, "" if kind is None else tr(", as asked for"))
+    try:
+        yield _with_stores(found, kind)
+    finally:
+        if isinstance(found.tree, ZipTree):
+            found.tree.close()
+
+
+class _ArchiveDamaged(Exception):
+    """A zip archive whose members may be whole, and whose directory cannot be read; the text says why."""
+
+
+def _with_offer(path: Path, reason: str) -> str:
+    return tr(
+        "damaged or incomplete zip archive: {reason}; regraft migrate {path} --to LIBRARY --salvage reads the members "
+        "that are whole",
+        reason=reason,
+        path=path_argument(path),
+    )
+
+
+@contextmanager
+def _salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Located]:
+    """Recognise a damaged archive by its whole members, which are copied to a temporary archive.
+
+    Raises:
+        SourceUnreadable: no member is whole.
+        WorkFolderTooSmall: the temporary folder has no room for the members.
+        SourceUnrecognised, ArchiveUnsafe: as :func:`located`.
+    """
+    with durable.temporary_folder() as folder:
+        require_free_space(folder, path.stat().st_size)
+        copy = folder / "salvaged.zip"
+        try:
+            saved = zip_salvage.salvage_zip(path, copy)
+        except zipfile.BadZipFile as error:
+            reason = tr("{damage}; {error}", damage=damage, error=error)
+            raise SourceUnreadable(path=path, reason=reason) from error
+        with closing(ZipTree(copy)) as tree:
+            found = _in_tree(path, tree, kind)
+            yield replace(found, notices=(_of_salvage(saved, damage),))
+
+
+def _of_salvage(saved: zip_salvage.ZipSalvage, reason: str) -> Notice:
+    """Return what is said of an archive that was read by the headers of its members."""
+    message = tr(
+        "the zip archive is damaged ({reason}): {members} read by their own headers",
+        reason=reason,
+        members=format_count(saved.whole, "member"),
+    )
+    if saved.lost:
+        more = saved.lost - min(len(saved.missing), _NAMED_MEMBERS)
+        names = [f"{printable(name)} ({why})" for name, why in islice(saved.missing.items(), _NAMED_MEMBERS)]
+        names += [tr("{more} more", more=more)] if more else []
+        message = tr("{message}; not whole, and left out: {names}", message=message, names=join_list(names))
+    return Notice(code=ARCHIVE_SALVAGED, message=message, count=max(saved.lost, 1), samples=tuple(saved.missing)[:10])
+
+
+def _with_stores(found: Located, kind: Kind | None) -> Located:
+    """Look at the stores of v2 data: where all are a preview build's, so is the whole."""
+    if found.kind not in V2_LAYOUTS:
+        return found
+    tree, inside = found.tree, ""
+    if isinstance(tree, ZipTree):
+        inside = find_inner_folder(tree)
+    else:
+        tree, inside = cherry_v2_layout.open_surrounding_tree(found.path)
+    stores = cherry_v2_layout.find_stores(tree, inside)
+    named = found.named_catalog
+    if named is not None and stores.catalog != named:
+        stores = cherry_v2_layout.replace_catalog(stores, named, _bases_in(tree.path / named))
+        return replace(found, path=tree.path / named, tree=tree, places=StatePaths(vectors=""), stores=stores)
+    only_preview = stores.has_preview and not stores.current and found.kind in (Kind.LIBRARY, Kind.BASE)
+    recognised = Kind.PREVIEW_LIBRARY if only_preview and kind is not Kind.LIBRARY else found.kind
+    return replace(found, kind=recognised, tree=tree, places=StatePaths(vectors=""), stores=stores)
+
+
+def _bases_in(catalog: Path) -> set[str]:
+    """Return the ids of the bases that a catalog has; none where it cannot be read."""
+    try:
+        with sqlite.open_readonly(catalog) as db:
+            return {str(base) for (base,) in db.execute("SELECT id FROM knowledge_base")}
+    except (apsw.Error, OSError, UnicodeDecodeError):
+        return set()
+
+
+def _moved(path: Path) -> tuple[Path, tuple[Notice, ...]]:
+    """Return the data folder that the application's settings name in place of its default one."""
+    folders = cherry_v1_profile.find_configured_folders(path)
+    if not folders:
+        if cherry_v1_profile.is_settings(path):
+            raise SourceUnrecognised(
+                path=path, found=tr("the application's settings name no folder of data that is there")
+            )
+        beside = _beside_data(path)
+        return (path if beside is None else beside), ()
+    if len(folders) > 1:
+        raise ProfileAmbiguous(path=path, folders=join_list(printable(folder) for folder in folders))
+    named = printable(folders[0])
+    message = tr(
+        "the application's settings name {named} for its data: that is read (--kind v1-profile reads the given one)",
+        named=named,
+    )
+    return folders[0], (Notice(code=notices.PROFILE_MOVED, message=message),)
+
+
+def _beside_data(path: Path) -> Path | None:
+    """Return the folder above a profile that a browser keeps below its root, where the data lie beside it."""
+    alone = path.name == BROWSER_PROFILE and (path / LOCAL_STORAGE).is_dir() and not (path / "Data").is_dir()
+    return path.parent if alone and (path.parent / "Data").is_dir() else None
+
+
+def _locate(path: Path, kind: Kind | None) -> Located:
+    try:
+        if not path.exists():
+            raise SourceNotFound(path=path)
+        if path.suffix.lower() == CHERRYBACKUP:
+            raise BackupTooNew(path=path)
+        if path.is_dir():
+            next(path.iterdir(), None)
+            named, path = (
+                path,
+                cherry_v2_layout.find_profile(path.absolute()) if path.name in ("", DATA_FOLDER) else path,
+            )
+            return _in_tree(path, FolderTree(path, named), kind)
+        if not path.is_file():
+            raise SourceUnreadable(path=path, reason=tr("a pipe, a socket or a device, not a file"))
+        with path.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        if isinstance(error, RegraftError):
+            raise
+        raise SourceUnreadable(path=path, reason=error.strerror or error) from error
+    return _by_start(path, start, kind)
+
+
+def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
+    """Recognise a file by its first bytes."""
+    if start.startswith(b"SQLite format 3\0"):
+        return _database(path, kind)
+    if start.startswith((b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")):
+        try:
+            tree = open_tree(path)
+        except SourceUnreadable as error:
+            is_damaged = isinstance(error.__cause__, zipfile.BadZipFile | struct.error | UnicodeDecodeError)
+            if is_damaged and zip_salvage.looks_like_zip(path):
+                raise _ArchiveDamaged(tr("its directory is missing or damaged")) from error
+            raise
+        try:
+            _demand_known_format(path, tree)
+            return _in_tree(path, tree, kind)
+        except BaseException:
+            tree.close()
+            raise
+    if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+        return _json_file(path, kind)
+    if kind is Kind.INDEX or (kind is None and cherry_v2_layout.is_index_path(path)):
+        return _single_file(Kind.INDEX, path)
+    if zip_salvage.looks_like_zip(path):
+        raise _ArchiveDamaged(tr("other bytes stand before its first member"))
+    raise SourceUnrecognised(path=path, found=_describe(start))
+
+
+def _demand_known_format(path: Path, tree: ZipTree | FolderTree) -> None:
+    if all(tree.kind(name) == "file" for name in _CHERRYBACKUP_FILES):
+        raise BackupTooNew(path=path)
+
+
+def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
+    """Recognise a store of another system."""
+    try:
+        for system in systems.systems_for(kind):
+            store = system.store_at(path)
+            if store is not None:
+                return system.located(store)
+    except RegraftError:
+        raise
+    except OSError:
+        # Why nobody can look there is said by who looks next.
+        return None
+    return None
+
+
+def _describe(start: bytes) -> str:
+    if not start:
+        return tr("an empty file")
+    return tr("a text file") if b"\0" not in start else tr("a file of another kind")
+
+
+# --- folders and archives ------------------------------------------------------------------------------------------
+
+
+def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Located:
+    folder = find_inner_folder(tree)
+    found = _of_2_0_export(path, kind) or _recognise(path, tree, "" if isinstance(tree, FolderTree) else folder)
+    if found is None and folder:
+        found = _unpacked(path, tree, folder)
+    if kind is not None and (found is None or found.kind is not kind):
+        found = _forced(path, tree, folder, kind)
+    if found is not None and kind is None and found.kind is Kind.LIBRARY and _is_bare(tree, folder):
+        _demand_finished(path, tree)
+    if found is not None:
+        return found
+    if tree.is_denied(cherry_v2_layout.INDEX_FILE):
+        raise SourceUnreadable(path=path / cherry_v2_layout.INDEX_FILE, reason=os.strerror(errno.EACCES))
+    _demand_finished(path, tree)
+    raise SourceUnrecognised(path=path, found=_described(path, tree, folder))
+
+
+def _is_bare(tree: Tree, folder: str) -> bool:
+    """Tell whether a library has neither a catalog nor any base."""
+    return tree.kind(join_path(folder, CATALOG_FILE)) != "file" and not tree.children(
+        join_path(folder, KNOWLEDGE_FOLDER)
+    )
+
+
+def _demand_finished(path: Path, tree: Tree) -> None:
+    """Refuse what a run left that was killed before it put anything into its place.
+
+    Raises:
+        MigrationUnfinished
+    """
+    unfinished = find_unfinished_run(path) if isinstance(tree, FolderTree) else None
+    if unfinished is not None:
+        raise unfinished
+
+
+def _unpacked(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognise a folder that somebody unpacked an archive into: v1 sources are read from any depth of their tree."""
+    found = _recognise(path, tree, folder)
+    return found if found is not None and found.kind in V1_SOURCES else None
+
+
+def _described(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
+    """Say what a folder or an archive is that is none of the known kinds."""
+    part = _part_of_profile(path) if isinstance(tree, FolderTree) else None
+    if part is not None:
+        return part
+    if isinstance(tree, FolderTree) and tree.not_followed:
+        return str(next(link_notices(tree)).message)
+    inside = join_list(tree.children(folder)[:4])
+    return tr(
+        "{isinstance} with {inside} in it",
+        isinstance=tr("an archive") if isinstance(tree, ZipTree) else tr("a folder"),
+        inside=inside or tr("nothing"),
+    )
+
+
+def _profile_above(path: Path) -> Path | None:
+    return next((place for place in path.absolute().parents if (place / LOCAL_STORAGE).is_dir()), None)
+
+
+def _part_of_profile(path: Path) -> str | None:
+    above = _profile_above(path)
+    if above is not None:
+        return tr("it is part of the profile {above}: give that", above=printable(above))
+    if (path / "IndexedDB").is_dir() or (path / "Data" / KNOWLEDGE_FOLDER).is_dir():
+        return tr("a profile or backup without `Local Storage`, where the application keeps its state")
+    return None
+
+
+def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Return the first kind of all that a folder can be."""
+    metadata = join_path(folder, "metadata.json")
+    backup = read_backup_metadata(tree, metadata) if tree.kind(metadata) == "file" else BackupMetadata()
+    return (
+        _v2_profile(path, tree, folder, backup)
+        or _v1_backup(path, tree, folder, backup)
+        or _library(path, tree, folder)
+        or _v1_profile(path, tree, folder, Kind.V1_PROFILE)
+        or _redux_export(path, tree, folder)
+        or _base(path, tree, folder)
+        or _slices(path, tree, folder)
+        or _knowledge_folder(path, tree, folder)
+        or _vector_folder(path, tree, folder)
+    )
+
+
+def _v2_profile(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> Located | None:
+    places = [join_path(folder, name) for name in (PROFILE_DATABASE, f"Data/{PROFILE_DATABASE}")]
+    if not any(tree.kind(place) == "file" for place in places) and backup.version != 7:
+        return None
+    kind = Kind.V2_PROFILE if backup.version is None else Kind.V2_BACKUP
+    stated = backup.resources.get("indexedDB")
+    # Where the metadata do not say it, a backup of the database alone is a slim one.
+    has_more = stated is not None or any(tree.kind(join_path(folder, name)) == "folder" for name in _NOT_SLIM)
+    is_slim = kind is Kind.V2_BACKUP and (stated is False or not has_more)
+    return Located(kind=kind, path=path, tree=tree, version=backup.version, is_slim=is_slim)
+
+
+def _v1_backup(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> Located | None:
+    data = join_path(folder, "data.json")
+    if tree.kind(data) == "file":
+        return Located(kind=Kind.V1_BACKUP, path=path, tree=tree, places=locate_file_state(tree, folder, backup=data))
+    if backup.version != 6:
+        return None
+    return Located(kind=Kind.V1_BACKUP_6, path=path, tree=tree, places=locate_profile_state(tree, folder), version=6)
+
+
+def _library(path: Path, tree: Tree, folder: str) -> Located | None:
+    parts = (join_path(folder, ledger.FOLDER), join_path(folder, KNOWLEDGE_FOLDER))
+    if tree.kind(join_path(folder, CATALOG_FILE)) == "file" or all(tree.kind(part) == "folder" for part in parts):
+        return Located(kind=_library_or_pack(tree, folder), path=path, tree=tree)
+    return None
+
+
+def _v1_profile(path: Path, tree: Tree, folder: str, kind: Kind) -> Located | None:
+    for place in _PROFILES:
+        profile = join_path(folder, place) if place else folder
+        if tree.kind(join_path(profile, LOCAL_STORAGE)) == "folder":
+            return Located(kind=kind, path=path, tree=tree, places=locate_profile_state(tree, profile))
+    return None
+
+
+def _redux_export(path: Path, tree: Tree, folder: str) -> Located | None:
+    for name in _REDUX_FILES:
+        file = join_path(folder, name)
+        if tree.kind(file) == "file":
+            return Located(
+                kind=Kind.V1_EXPORT, path=path, tree=tree, places=locate_file_state(tree, folder, redux=file)
+            )
+    return None
+
+
+def _base(path: Path, tree: Tree, folder: str) -> Located | None:
+    return Located(kind=Kind.BASE, path=path, tree=tree) if tree.kind(join_path(folder, INDEX_FILE)) == "file" else None
+
+
+def _slices(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognise what releases 2.0.x export: the folder of it, the one of its slices, or a folder that it lies in."""
+    above = folder.rpartition("/")
+    inside = [above[0]] if above[2] == SLICES_FOLDER else []
+    for name in (*inside, folder, join_path(folder, EXPORT_FOLDER)):
+        places = locate_export_state(tree, name)
+        if places is not None:
+            return Located(kind=Kind.V1_EXPORT, path=path, tree=tree, places=places)
+    return None
+
+
+def _of_2_0_export(path: Path, kind: Kind | None) -> Located | None:
+    """Recognise a folder on disk whose data lie beside it, in the profile: the export, or its slices alone."""
+    if kind not in (None, Kind.V1_EXPORT) or not path.is_dir():
+        return None
+    real = path.absolute()
+    export = real.parent if real.name == SLICES_FOLDER else real
+    root = export.parent if export.name == EXPORT_FOLDER else export
+    if root == real:
+        return None
+    return _slices(path, FolderTree(root, path), "" if root == export else export.name)
+
+
+def _library_or_pack(tree: Tree, folder: str) -> Kind:
+    """Tell a pack from a library that somebody zipped; unpacked, a pack is a library."""
+    is_pack = isinstance(tree, ZipTree) and tree.kind(join_path(folder, pack.MANIFEST)) == "file"
+    return Kind.PACK if is_pack else Kind.LIBRARY
+
+
+def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognise a folder with a knowledge state beside vector files, or a ``KnowledgeBase`` folder of v2 bases."""
+    bases = (
+        join_path(folder, KNOWLEDGE_FOLDER) if tree.kind(join_path(folder, KNOWLEDGE_FOLDER)) == "folder" else folder
+    )
+    if any(tree.kind(f"{join_path(bases, name)}/{INDEX_FILE}") == "file" for name in tree.children(bases)):
+        return Located(kind=Kind.LIBRARY, path=path, tree=tree)
+    found = _state_file(path, tree, folder, beside_vectors=bases != folder)
+    if found is not None:
+        return found
+    stores = cherry_v2_layout.find_stores(tree, folder)
+    holds_index = stores.current and not stores.is_whole
+    kind = Kind.BASE if holds_index else Kind.PREVIEW_LIBRARY if stores.has_preview else None
+    return None if kind is None else Located(kind=kind, path=path, tree=tree)
+
+
+def _vector_folder(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Recognise vector files of v1 that no state lies beside; of a profile that is there, its state does."""
+    if isinstance(tree, FolderTree) and _profile_above(path) is not None:
+        return None
+    for places in locate_vector_folders(tree, folder):
+        if cherry_v1_state.has_vector_files(tree, places.vectors or ""):
+            return Located(kind=Kind.V1_VECTOR_FOLDER, path=path, tree=tree, places=places)
+    return None
+
+
+def _state_file(path: Path, tree: Tree, folder: str, *, beside_vectors: bool) -> Located | None:
+    for name in tree.children(folder):
+        if not _may_hold_state(name, beside_vectors=beside_vectors):
+            continue
+        file = join_path(folder, name)
+        state = _json_state(tree, file)
+        if state in ("knowledge", "redux"):
+            places = locate_file_state(tree, folder, **{state: file})
+            return Located(kind=_JSON_KINDS[state], path=path, tree=tree, places=places)
+    return None
+
+
+def _may_hold_state(name: str, *, beside_vectors: bool) -> bool:
+    """Tell whether a JSON file is worth opening: any beside ``KnowledgeBase``, else one called after its content."""
+    if not name.endswith(".json") or name == cherry_v1_state.PENDING_DELETE_FILE:
+        return False
+    return beside_vectors or "knowledge" in name.lower() or "redux" in name.lower()
+
+
+def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
+    found = None
+    if kind is Kind.V1_EXPORT:
+        found = _redux_export(path, tree, folder) or _slices(path, tree, folder)
+    elif kind in (Kind.V1_PROFILE, Kind.V1_BACKUP_6):
+        found = _v1_profile(path, tree, folder, kind)
+    elif kind is Kind.V1_BACKUP and "data.json" in tree.children(folder):
+        places = locate_file_state(tree, folder, backup=join_path(folder, "data.json"))
+        found = Located(kind=kind, path=path, tree=tree, places=places)
+    elif kind is Kind.V1_VECTOR_FOLDER:
+        places = next(locate_vector_folders(tree, folder), StatePaths())
+        found = Located(kind=kind, path=path, tree=tree, places=places)
+    elif _is_forced_library(tree, folder, kind):
+        found = Located(kind=kind, path=path, tree=tree)
+    if found is None:
+        raise SourceUnrecognised(path=path, found=tr("it does not hold what {names} holds", names=KIND_NAMES[kind]))
+    return found
+
+
+def _is_forced_library(tree: Tree, folder: str, kind: Kind) -> bool:
+    if kind is Kind.PREVIEW_LIBRARY:
+        return cherry_v2_layout.find_stores(tree, folder).has_preview
+    return kind is Kind.LIBRARY and KNOWLEDGE_FOLDER in tree.children(folder)
+
+
+# --- single files --------------------------------------------------------------------------------------------------
+
+
+#: What a JSON file is by what :func:`_json_state` tells of it; places are given to :mod:`state` by the same names.
+_JSON_KINDS = {"knowledge": Kind.V1_KNOWLEDGE, "redux": Kind.V1_EXPORT, "backup": Kind.V1_BACKUP}
+
+
+def _json_state(tree: Tree, name: str) -> str | None:
+    """Tell whether a JSON file holds a ``knowledge`` slice, a Redux state, a backup, or none of them (None)."""
+    with contextlib.suppress(json_text.JsonProblem, SourceUnreadable):
+        found = json_text.read_fields(
+            cherry_v1_state.read_file(tree, name), ("regraft", "bases", "knowledge", "localStorage")
+        )
+        kinds = {"bases": "knowledge", "knowledge": "redux", "localStorage": "backup"}
+        # A report of regraft lists bases too.
+        return kinds[next(iter(found))] if found and "regraft" not in found else None
+    return None
+
+
+def _json_file(path: Path, kind: Kind | None) -> Located:
+    tree = FolderTree(path.parent, path)
+    state = _json_state(tree, path.name)
+    if state is None:
+        with cherry_v1_state.raise_broken_json(path, path.name):
+            json_text.read_fields(cherry_v1_state.read_file(tree, path.name), ())
+        raise SourceUnrecognised(path=path, found=tr("a JSON file without a knowledge state"))
+    recognised = _JSON_KINDS[state]
+    if kind not in (None, recognised):
+        raise SourceUnrecognised(
+            path=path, found=tr("{names}, not {names2}", names=KIND_NAMES[recognised], names2=KIND_NAMES[kind])
+        )
+    return Located(kind=recognised, path=path, tree=tree, places=locate_file_state(tree, "", **{state: path.name}))
+
+
+def _database(path: Path, kind: Kind | None) -> Located:
+    try:
+        with sqlite.open_readonly(path) as db:
+            tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master")}
+    except (apsw.Error, UnicodeDecodeError) as error:
+        forced = _unread_database(path, kind)
+        if forced is not None:
+            return forced
+        if cherry_preview.summarize_file(path).layout not in (
+            cherry_preview.IndexLayout.PREVIEW,
+            cherry_preview.IndexLayout.CURRENT,
+        ):
+            raise SourceUnreadable(path=path, reason=error) from error
+        tables = {cherry_preview.PREVIEW_TABLE, "search_unit"}
+    recognised = kind_by_tables(path, tables)
+    if kind not in (None, recognised):
+        raise SourceUnrecognised(
+            path=path, found=tr("{names}, not {names2}", names=KIND_NAMES[recognised], names2=KIND_NAMES[kind])
+        )
+    if recognised in SYSTEMS:
+        return systems.system_of(recognised).located(path)
+    if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
+        real = links.real_path(path) if path.is_symlink() else path
+        folder = real.parent
+        if recognised is Kind.V2_PROFILE:
+            real = real.absolute()
+            folder = cherry_v2_layout.find_profile(real.parent)
+        named = real.relative_to(folder).as_posix()
+        return Located(kind=recognised, path=folder, tree=FolderTree(folder, path), named_catalog=named)
+    return _single_file(recognised, path)
+
+
+def _single_file(kind: Kind, path: Path) -> Located:
+    places = StatePaths(vectors="", vector_file=path.name) if kind is Kind.V1_VECTORS else StatePaths()
+    return Located(kind=kind, path=path, tree=FolderTree(path.parent, path), places=places)
+
+
+def _unread_database(path: Path, kind: Kind | None) -> Located | None:
+    """Return what a file that cannot be read is by the user's word, or by its name."""
+    for system in systems.systems_for(kind):
+        if kind is system.kind or system.has_name(path):
+            return system.located(path)
+    if kind is Kind.INDEX or (kind is None and cherry_v2_layout.is_index_path(path)):
+        return _single_file(Kind.INDEX, path)
+    return _single_file(kind, path) if kind in (Kind.V1_VECTORS, Kind.PREVIEW) else None
+
+
+# An archive of v2 data as a folder: what is needed of it, extracted member by member and removed at the end.
+#
+# Names and sizes were checked as a whole when the archive was opened (:class:`regraft.disk.trees.ZipTree`).
+
+
+#: Small files beside a catalog that say where its bases come from.
+_BESIDE = (pack.MANIFEST, REPORT_FILE, "metadata.json")
+
+
+@contextmanager
+def unpack_archive(source: Located, bases: Collection[str] = (), *, raw: bool = True) -> Iterator[Located]:
+    """Give an archive of v2 data as a folder of the same kind; a folder as it is.
+
+    Args:
+        source: v2 data; its ``path`` stays the archive's.
+        bases: ids of the only bases whose folders are needed; empty: all.
+        raw: whether the files of bases are needed too, not only their indexes.
+
+    Yields:
+        The source over a temporary folder. ``damaged`` has the members that could not be extracted.
+
+    Raises:
+        WorkFolderTooSmall: the temporary folder has no room for it.
+        ArchiveUnsafe: two of its members would be one file here.
+        OSError: the temporary folder cannot be written.
+    """
+    tree = source.tree
+    if not isinstance(tree, ZipTree):
+        yield source
+        return
+    inside = find_inner_folder(tree)
+    needed = dict.fromkeys(_needed(source, tree, inside, frozenset(bases), raw))
+    names = [name for name in needed if not tree.is_link(name)]
+    with durable.temporary_folder() as folder:
+        require_free_space(folder, sum(tree.size(name) for name in names))
+        damaged, digests = {}, {}
+        is_pack = tree.kind(join_path(inside, pack.MANIFEST)) == "file"
+        for name in names:
+            own = PurePosixPath(name).relative_to(inside or ".")
+            try:
+                digest = _extract(tree, name, folder / own, hashed=is_pack)
+                if digest is not None:
+                    digests[str(own)] = digest
+            except SourceUnreadable as error:
+                damaged[str(own)] = str(error.facts["reason"])
+        extracted = FolderTree(folder)
+        stores = layout.find_stores(extracted, "")
+        # Where no base has a folder, one is looked for in the place that the layout gives it.
+        place = str(PurePosixPath(source.stores.bases).relative_to(inside)) if inside else source.stores.bases
+        yield replace(source, tree=extracted, stores=replace(stores, bases=place), damaged=damaged, digests=digests)
+
+
+def _beside_bases(catalog: str | None, tree: ZipTree, inside: str) -> Iterator[str]:
+    """Yield the catalog with its traces, and what else lies beside the bases."""
+    names = [] if catalog is None else [f"{catalog}{end}" for end in ("", *COMPANION_SUFFIXES)]
+    names += [join_path(inside, beside) for beside in _BESIDE]
+    yield from (name for name in names if tree.kind(name) == "file")
+
+
+def _needed(source: Located, tree: ZipTree, inside: str, bases: frozenset[str], raw: bool) -> Iterator[str]:
+    stores = source.stores
+    yield from _beside_bases(stores.catalog, tree, inside)
+    own = {store.name for store in (*stores.current, *stores.preview)}
+    start = len(join_path(stores.bases, "x")) - 1
+    # A source without a folder of bases has anything at its root.
+    has_bases = own or PurePosixPath(stores.bases).name == layout.KNOWLEDGE_FOLDER
+    for name in tree.files(stores.bases) if has_bases else ():
+        base, _, rest = name[start:].partition("/")
+        if (not bases or base in bases or layout.base_id_from_path(name) in bases) and _is_needed(name, rest, own, raw):
+            yield name
+
+
+def _is_needed(name: str, rest: str, own: Collection[str], raw: bool) -> bool:
+    """Tell whether a file below the folder of all bases is read: vector files of v1 beside those of bases are not."""
+    if not rest:
+        return name in own
+    return raw or rest.startswith(f"{layout.INDEX_FILE}")
+
+
+def _extract(tree: ZipTree, name: str, target: Path, *, hashed: bool) -> str | None:
+    """Extract a member to a file that is not there yet, and return its checksum where that is wanted."""
+    try:
+        durable.make_folders(target.parent, flush=False)
+        durable.open_binary(target, "xb").close()
+        if hashed:
+            return tree.extract_hashed(name, target)
+        tree.extract(name, target)
+    except SourceUnreadable:
+        durable.remove(target, missing_ok=True)
+        raise
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ArchiveUnsafe(
+            path=tree.path, reason=tr("{name} and another member are one file on this system", name=name)
+        ) from error
+    return None
+
+
+def is_unchanged_pack(root: Path) -> bool:
+    """Tell whether an unpacked pack is as it was packed, as far as regraft knows: no run has changed it since."""
+    return not (root / ledger.FOLDER).exists()

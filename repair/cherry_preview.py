@@ -1,0 +1,499 @@
+"""Bringing stores of the v2 preview to the released layout."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import apsw
+import msgspec
+from msgspec import structs
+
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import get_indexed_path
+from checks.cherry_v2.raw_files import find_path_problem
+from migrators import ModelOverrides
+from migrators.cherry_preview.draft import draft_library
+from migrators.pipeline.plan import BasePlan, ItemPlan, MaterialPlan, plan_base
+from migrators.pipeline.preflight import estimate_base_bytes
+from migrators.pipeline.source import BaseDraft, LibraryDraft
+from regraft import identity
+from regraft.disk import durable, links, sqlite, untrusted_sqlite
+from regraft.disk.file_paths import FreeNames, sanitize_material_name
+from regraft.errors import PlanOutdated, VerificationFailed
+from regraft.formats import cherry_preview, okf
+from regraft.formats.cherry_preview import PREVIEW_VECTORS
+from regraft.formats.cherry_v2 import index
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, parse_item_data, read_catalog
+from regraft.formats.cherry_v2.index import BODY_SEPARATOR, older
+from regraft.formats.cherry_v2.index.schema import TABLE_RULES
+from regraft.formats.cherry_v2.layout import INDEX_FILE, RAW_FOLDER
+from regraft.formats.cherry_v2.layout import StoreFile as Place
+from regraft.formats.cherry_v2.models import ModelChoice
+from regraft.formats.vector_survey import StoreProblem, VectorSurvey
+from regraft.identity import replace
+from regraft.language import format_count, tr
+from regraft.report import notices
+from regraft.text import decode_utf8, replace_surrogates
+from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
+from repair.changes.store import Store
+
+# The paths that materials of a preview build get, and what the catalog's items hold then.
+#
+# Rules: ``docs/formats/preview.md``, "In place".
+
+
+WriteFile = Callable[[Path], None]
+
+
+class PreviewSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where preview stores are: the store that is changed, its catalog, and what a migration would make of them."""
+
+    store: Store
+    catalog: StoredCatalog | None
+    drafts: dict[str, BaseDraft]
+    now_ms: int
+
+
+class BaseUpgrade(msgspec.Struct):
+    """What becomes of one base."""
+
+    base: str
+    place: Place
+    plan: BasePlan
+    #: The path of each material below ``raw/``, in their order.
+    paths: list[str] = msgspec.field(default_factory=list)
+    #: Files that are to be written below ``raw/``, with what writes each, its action and its size.
+    files: list[tuple[str, WriteFile, Action, int]] = msgspec.field(default_factory=list)
+    #: The catalog's rows that change: SQL, values, and what is changed.
+    updates: list[tuple[str, tuple[Any, ...], str]] = msgspec.field(default_factory=list)
+    kept: int = 0
+
+
+class PathAssigner:
+    """Gives each material of a base its path, and the catalog's items what follows from that."""
+
+    def __init__(self, source: PreviewSource, upgrade: BaseUpgrade, row: Row | None, db: apsw.Connection) -> None:
+        draft = upgrade.plan.draft
+        items = None if source.catalog is None else source.catalog.items
+        self._upgrade = upgrade
+        self._db = db
+        self._path = source.store.root / upgrade.place.name
+        self._raw = source.store.root / upgrade.place.raw
+        self._timestamp = identity.iso_time(source.now_ms)
+        rows = items.get(upgrade.base, []) if items is not None and row is not None else []
+        self._rows = {str(item.get("id")): item for item in rows}
+        self._names = FreeNames(draft.taken_names, reserve_processed=draft.file_processor_id is not None)
+        self._used: set[str] = set()
+
+    def name(self) -> None:
+        """Name them all, in their order."""
+        for material in self._upgrade.plan.materials:
+            item = self._upgrade.plan.items[material.item]
+            row = self._rows.get(item.id)
+            path = self._told(item) if row is None else self._listed(item, row, material)
+            self._used.add(path.casefold())
+            self._upgrade.paths.append(path)
+            if row is not None:
+                self._plan_item(item, row, path)
+
+    def _told(self, item: ItemPlan) -> str:
+        """Return a path for an item that no catalog lists: its file's where that is there, else its own id."""
+        path = item.data.get("relativePath", "")
+        if path and self._is_free(path) and (self._raw / path).is_file():
+            return path
+        return self._virtual(item)
+
+    def _virtual(self, item: ItemPlan) -> str:
+        return item.id if self._is_free(item.id) else self._names.take(sanitize_material_name(item.id))
+
+    def _listed(self, item: ItemPlan, row: Row, material: MaterialPlan) -> str:
+        """Return the path that an item has in the catalog, or finds now; a file that is missing there is written."""
+        stored = get_indexed_path(row)
+        if stored is not None and self._is_free(stored):
+            if item.type == "file" or (self._raw / stored).is_file():
+                return stored
+            self._write_snapshot(stored, item, material)
+            return stored
+        if item.type == "file":
+            return self._moved(item)
+        content = self._content(material)
+        snapshot = _snapshot(item, content)
+        while True:
+            path = self._names.take(f"{snapshot.stem}.md")
+            if _holds(self._raw / path, content):
+                return path  # of a run that was stopped
+            if not (self._raw / path).exists() and self._is_free(path):
+                self._write_snapshot(path, item, material)
+                return path
+
+    def _is_free(self, path: str) -> bool:
+        return find_path_problem(path.encode("utf-8", "replace")) is None and path.casefold() not in self._used
+
+    def _moved(self, item: ItemPlan) -> str:
+        """Return the path of a file whose own is none, or is another item's: a copy of that file, else its id."""
+        path, upload = item.data["relativePath"], item.upload
+        if not self._is_free(path) or upload is None:
+            return self._virtual(item)
+        there = PurePosixPath(upload.folder or "", upload.name)
+        source, target = self._raw.joinpath(*there.relative_to(self._upgrade.place.raw).parts), self._raw / path
+        if source == target or not source.is_file():
+            return path
+        if target.exists():
+            return path if filecmp.cmp(source, target, shallow=False) else self._virtual(item)
+        message = tr("copy {name} to {path}: another item has that file, too", name=source.name, path=path)
+        action = Action(
+            action="copy-file", message=message, base=self._upgrade.base, subject=path, bytes=source.stat().st_size
+        )
+        self._upgrade.files.append((path, partial(durable.copy_file, source), action, action.bytes))
+        return path
+
+    def _content(self, material: MaterialPlan) -> str:
+        rows = PREVIEW_VECTORS.rows(self._db, material.runs, self._upgrade.plan.vector_bytes)
+        return BODY_SEPARATOR.join(body for body, _ in rows)
+
+    def _write_snapshot(self, path: str, item: ItemPlan, material: MaterialPlan) -> None:
+        message = tr("write {path}, the text of a {type}", path=path, type=item.type)
+        action = Action(
+            action="write-snapshot", message=message, base=self._upgrade.base, subject=path, bytes=material.body_bytes
+        )
+        origin, size, stamp = self._path, self._upgrade.plan.vector_bytes, self._timestamp
+
+        def write(new: Path) -> None:
+            with cherry_preview.readable_copy(origin) as copy, sqlite.open_readonly(copy) as db:
+                content = BODY_SEPARATOR.join(body for body, _ in PREVIEW_VECTORS.rows(db, material.runs, size))
+            text = _snapshot(item, content).block(stamp) + content
+            durable.put_text(new, text)
+
+        self._upgrade.files.append((path, write, action, material.body_bytes))
+
+    def _plan_item(self, item: ItemPlan, row: Row, path: str) -> None:
+        stored = parse_item_data(row)
+        wanted = {**stored, **{key: replace_surrogates(value) for key, value in item.data.items()}}
+        if get_indexed_path({"data": json.dumps(stored)}) != path:
+            wanted.pop("indexedRelativePath", None)
+            wanted["relativePath"] = path
+        elif "relativePath" in stored:
+            wanted["relativePath"] = stored["relativePath"]
+        if wanted != stored:
+            new = json.dumps(wanted, ensure_ascii=False, separators=(",", ":"))
+            sql = "UPDATE knowledge_item SET data = ? WHERE id = ? AND base_id = ? AND data IS ?"
+            self._upgrade.updates.append((sql, (new, item.id, self._upgrade.base, row.get("data")), "item"))
+
+
+def _snapshot(item: ItemPlan, content: str) -> okf.Snapshot:
+    return okf.url_snapshot(item.data["url"], content) if item.type == "url" else okf.note_snapshot(item.data["source"])
+
+
+def _holds(path: Path, content: str) -> bool:
+    """Tell whether a file is the snapshot of a text."""
+    try:
+        return path.is_file() and okf.strip_block(decode_utf8(links.read_bytes(path))) == content
+    except OSError:
+        return False
+
+
+# What preview builds left in a store → seven tables in the base's own index file, under the ids that its catalog has.
+#
+# Rules: ``docs/formats/preview.md``, "In place". What becomes of rows and items is planned as a migration plans it. Files
+# below ``raw/`` stay where they are; rows that no unit is made of stay in the preview table.
+
+
+#: Stands for the model of a base of which nothing but its rows is known.
+_ANY_MODEL = ModelChoice("?")
+
+
+class _Stays(Exception):
+    """A base that stays as it is; the text says why."""
+
+
+def plan_upgrade(store: Store, places: dict[str, Place], model_overrides: ModelOverrides, now_ms: int) -> Plan:
+    """Return the upgrade of those bases that are in the layout of preview builds, by their ids.
+
+    Files below ``raw/`` come first, then the catalog, then the indexes: a run that is killed meanwhile is found
+    unfinished by the next one.
+    """
+    try:
+        catalog = None if store.catalog is None else read_catalog(store.root / store.catalog)
+    except CatalogProblem as problem:
+        message = tr("its items are in the catalog, which {problem}", problem=problem)
+        return Plan(left=[_left(base, place, message) for base, place in places.items()])
+    library: LibraryDraft = draft_library(store.found, model_overrides)
+    source = PreviewSource(store=store, catalog=catalog, drafts=_by_base(library, places), now_ms=now_ms)
+    made = Plan(left=_unused_words(library))
+    upgrades: list[BaseUpgrade] = []
+    for base, place in places.items():
+        found = _looked(source, base, place)
+        if isinstance(found, Unresolved):
+            made.left.append(found)
+        else:
+            made.left += _skipped(found)
+            upgrades.append(found)
+    made.changes += chain.from_iterable(map(_file_changes, upgrades))
+    made.changes += _catalog_change(store, upgrades)
+    made.changes += chain.from_iterable(map(partial(_index_changes, source), upgrades))
+    made.resolves = {(v2.SCHEMA_PREVIEW, upgrade.base) for upgrade in upgrades if not upgrade.kept}
+    return made
+
+
+def _by_base(library: LibraryDraft, places: dict[str, Place]) -> dict[str, BaseDraft]:
+    drafts = {draft.vector_file: draft for draft in library.bases}
+    return {base: drafts[place.name] for base, place in places.items()}
+
+
+def _unused_words(library: LibraryDraft) -> list[Unresolved]:
+    message = [notice.message for notice in library.notices if notice.code == notices.OPTION_UNUSED]
+    return [Unresolved(finding=v2.SCHEMA_PREVIEW, reason=one) for one in message]
+
+
+def _left(base: str, place: Place, reason: str) -> Unresolved:
+    return Unresolved(finding=v2.SCHEMA_PREVIEW, reason=reason, base=base, subject=place.name, severity="error")
+
+
+# --- one base --------------------------------------------------------------------------------------------------------
+
+
+def _looked(source: PreviewSource, base: str, place: Place) -> BaseUpgrade | Unresolved:
+    """Return what becomes of a base, or why it is left as it is."""
+    try:
+        return _planned(source, base, place)
+    except _Stays as stays:
+        return _left(base, place, str(stays))
+    except StoreProblem as problem:
+        return _left(base, place, f"{place.name} {problem}")
+    except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        return _left(base, place, tr("{name} cannot be read: {error}", name=place.name, error=error))
+
+
+def _planned(source: PreviewSource, base: str, place: Place) -> BaseUpgrade:
+    """Work out what becomes of a base.
+
+    Raises:
+        _Stays: it cannot be carried whole.
+        StoreProblem, apsw.Error, OSError, UnicodeDecodeError: it cannot be read.
+    """
+    row = _row_of(source, base)
+    draft = source.drafts[base]
+    draft = replace(draft, embedding=_ANY_MODEL) if row is None else draft
+    with cherry_preview.readable_copy(source.store.root / place.name) as path, sqlite.open_readonly(path) as db:
+        survey = PREVIEW_VECTORS.survey(path)
+        planned = plan_base(draft, survey)
+        kept = planned.rows.read - planned.rows.carried
+        problem = (
+            _draft_problem(planned, survey)
+            or _model_problem(source, planned, row)
+            or _beside(db)
+            or _encoding_problem(db, kept)
+        )
+        if problem:
+            raise _Stays(problem)
+        upgrade = BaseUpgrade(base, place, planned, kept=kept)
+        PathAssigner(source, upgrade, row, db).name()
+    _plan_base_row(upgrade, row)
+    return upgrade
+
+
+def _skipped(upgrade: BaseUpgrade) -> Iterator[Unresolved]:
+    """Yield which rows of a base no unit is made of."""
+    planned = upgrade.plan
+    for notice in planned.notices:
+        if notice.code in planned.rows.skipped:
+            message = tr("{message_}; they stay in the table of the preview build", message_=notice.message)
+            stays = _left(upgrade.base, upgrade.place, message)
+            yield structs.replace(stays, count=notice.count, severity="warning")
+
+
+def _row_of(source: PreviewSource, base: str) -> Row | None:
+    rows = [] if source.catalog is None else source.catalog.bases
+    return next((row for row in rows if row.get("id") == base), None)
+
+
+def _draft_problem(planned: BasePlan, survey: VectorSurvey) -> str | None:
+    """Return why the rows of a base cannot be carried whole, for a person."""
+    if planned.error is None or not survey.rows:
+        return None
+    return next((notice.message for notice in planned.notices if notice.code == planned.error), planned.error)
+
+
+def _model_problem(source: PreviewSource, planned: BasePlan, row: Row | None) -> str | None:
+    """Return why a base cannot have the model of its vectors, for a person."""
+    model = planned.draft.embedding.id
+    known = None if source.catalog is None else source.catalog.models
+    if row is None or known is None or model in (None, row.get("embedding_model_id")):
+        return None
+    if model not in {one.get("id") for one in known}:
+        return tr("the catalog has no model {model}: add it in the application first", model=model)
+    return None
+
+
+def _encoding_problem(db: apsw.Connection, kept: int) -> str | None:
+    """Return why rows that no unit is made of cannot stay beside the units, for a person."""
+    if kept and db.execute("PRAGMA encoding").get != older.ENCODING:
+        return tr(
+            "{rows} cannot be carried, and its texts are in another encoding than {encoding}",
+            rows=format_count(kept, "row"),
+            encoding=older.ENCODING,
+        )
+    return None
+
+
+def _beside(db: apsw.Connection) -> str | None:
+    """Return what stands in the seven tables beside the preview table, for a person; they are to be empty."""
+    tables = {str(name).lower() for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    for table in TABLE_RULES:
+        if table in tables and db.execute(f"SELECT 1 FROM {table} NOT INDEXED LIMIT 1").get is not None:
+            return tr("its table {table} has rows, too: nothing says which are right", table=table)
+    return None
+
+
+def _plan_base_row(upgrade: BaseUpgrade, row: Row | None) -> None:
+    """Plan what the catalog says of a base that has its vectors again; one without rows keeps what it says."""
+    planned = upgrade.plan
+    if row is None or planned.error is not None or not planned.materials:
+        return
+    wanted = {"dimensions": planned.dimensions, "embedding_model_id": planned.draft.embedding.id}
+    # Where a catalog keeps how a base is searched, one without vectors was searched by words.
+    wanted |= {"search_mode": "hybrid"} if row.get("search_mode") == "bm25" else {}
+    wanted |= {"status": "completed", "error": None}
+    changed = {name: value for name, value in wanted.items() if name in row and row[name] != value}
+    if changed:
+        sets = ", ".join(f"{name} = ?" for name in changed)
+        sql = f"UPDATE knowledge_base SET {sets} WHERE id = ?"
+        upgrade.updates.append((sql, (*changed.values(), upgrade.base), "base"))
+
+
+# --- changes ---------------------------------------------------------------------------------------------------------
+
+
+def _catalog_change(store: Store, upgrades: list[BaseUpgrade]) -> Iterator[RowsChange]:
+    """Yield the change of the catalog, where there is any."""
+    updates = [(sql, values) for upgrade in upgrades for sql, values, _ in upgrade.updates]
+    if not updates or store.catalog is None:
+        return
+    actions = tuple(chain.from_iterable(map(_catalog_actions, upgrades)))
+    path = store.root / store.catalog
+
+    def apply(db: apsw.Connection) -> None:
+        for sql, values in updates:
+            db.execute(sql, values)
+            if db.changes() != 1:
+                raise PlanOutdated(path=path, reason=tr("a row of the catalog was changed meanwhile"))
+
+    tables = [name for name in ("knowledge_base", "knowledge_item") if any(f" {name} " in sql for sql, _ in updates)]
+    size = sum(len(str(value)) for _, values in updates for value in values)
+    yield RowsChange(path=store.catalog, actions=actions, apply=apply, tables=tuple(tables), bytes=size)
+
+
+def _catalog_actions(upgrade: BaseUpgrade) -> Iterator[Action]:
+    items = sum(what == "item" for _, _, what in upgrade.updates)
+    if items:
+        message = tr("give {items} the data that v2 needs", items=format_count(items, "item"))
+        yield Action(action="update-items", message=message, base=upgrade.base, count=items)
+    if items < len(upgrade.updates):
+        yield Action(
+            action="update-base", message=tr("mark the base completed, with its dimensions"), base=upgrade.base
+        )
+
+
+def _folder_of(place: Place) -> str | None:
+    """Return the folder that a base of a flat file gets, None where the file is the base's own index file."""
+    path = PurePosixPath(place.name)
+    if place.base_id is None or place.name.endswith(INDEX_FILE) or path.name == PurePosixPath(INDEX_FILE).name:
+        return None
+    return str(path.parent / place.base_id)
+
+
+def _file_changes(upgrade: BaseUpgrade) -> Iterator[FileChange]:
+    """Yield what writes files below ``raw/``, unless the folder is made as a whole."""
+    folder = _folder_of(upgrade.place)
+    if folder == upgrade.place.name:
+        return
+    raw = upgrade.place.raw if folder is None else f"{folder}/{RAW_FOLDER}"
+    for name, write, action, size in upgrade.files:
+        yield FileChange(path=f"{raw}/{name}", actions=(action,), make=write, bytes=size)
+
+
+def _index_changes(source: PreviewSource, upgrade: BaseUpgrade) -> Iterator[FileChange]:
+    planned, place, folder = upgrade.plan, upgrade.place, _folder_of(upgrade.place)
+    size = estimate_base_bytes(replace(planned, error=None))
+    units = planned.rows.carried
+    message = tr("write {rows} of a preview build as units of v2, with their vectors", rows=format_count(units, "row"))
+    action = Action(
+        action="upgrade-preview",
+        message=message,
+        base=upgrade.base,
+        subject=place.name,
+        count=units,
+        bytes=size,
+        finding=v2.SCHEMA_PREVIEW,
+    )
+    make = partial(_make_index, source, upgrade)
+    if folder is None:
+        yield FileChange(path=place.name, actions=(action,), make=make, bytes=size)
+    elif folder == place.name:
+        # A folder takes the place of the file that is called like it.
+        yield FileChange(
+            path=folder,
+            actions=(action, *(act for _, _, act, _ in upgrade.files)),
+            make=partial(_make_folder, upgrade, make),
+        )
+    else:
+        yield FileChange(path=f"{folder}/{INDEX_FILE}", actions=(action,), make=make, bytes=size)
+        gone = Action(
+            action="remove-file",
+            message=tr("take {name} away: its rows are in the base's folder", name=place.name),
+            base=upgrade.base,
+        )
+        yield FileChange(path=place.name, actions=(gone,), make=None)
+
+
+def _make_folder(upgrade: BaseUpgrade, make: WriteFile, new: Path) -> None:
+    for name, write, *_ in upgrade.files:
+        path = new / RAW_FOLDER / name
+        durable.make_folders(path.parent, flush=False)
+        write(path)
+    path = new / INDEX_FILE
+    durable.make_folders(path.parent, flush=False)
+    make(path)
+
+
+def _make_index(source: PreviewSource, upgrade: BaseUpgrade, new: Path) -> None:
+    """Write a base's index and hold it against what was planned."""
+    planned, path = upgrade.plan, source.store.root / upgrade.place.name
+    if untrusted_sqlite.find_companions(path):
+        raise PlanOutdated(path=path, reason=tr("an unfinished transaction lies beside it"))
+    base, size = _base_id(upgrade), planned.vector_bytes
+    with cherry_preview.readable_copy(path) as copy:
+        with sqlite.open_readonly(copy) as db:
+            materials = (
+                _material(db, planned, one, name) for one, name in zip(planned.materials, upgrade.paths, strict=True)
+            )
+            tallies, digests = index.build_index(new, base, source.now_ms, materials, lambda *_: None)
+        if tallies.units != planned.rows.carried:
+            message = tr(
+                "{units} rows were carried instead of {carried}", units=tallies.units, carried=planned.rows.carried
+            )
+            raise VerificationFailed(base=upgrade.base, reason=message)
+        index.verify(new, base, tallies, digests, size or None)
+        if upgrade.kept:
+            runs = chain.from_iterable(one.runs for one in planned.materials)
+            kept = cherry_preview.copy_remaining_rows(copy, new, runs, size)
+            if kept != upgrade.kept:
+                message = tr("{kept} rows stay in the preview table instead of {kept2}", kept=kept, kept2=upgrade.kept)
+                raise VerificationFailed(base=upgrade.base, reason=message)
+    durable.copy_mode(path, new)
+
+
+def _material(db: apsw.Connection, planned: BasePlan, one: MaterialPlan, path: str) -> index.Material:
+    rows = PREVIEW_VECTORS.rows(db, one.runs, planned.vector_bytes, one.digest)
+    return index.Material(planned.items[one.item].id, lambda _: path, rows)
+
+
+def _base_id(upgrade: BaseUpgrade) -> str:
+    """Return a base's id: by its place, else as its rows say."""
+    return upgrade.place.base_id or upgrade.plan.draft.id

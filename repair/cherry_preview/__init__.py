@@ -1,1 +1,0 @@
-"""Bringing stores of the v2 preview to the released layout."""

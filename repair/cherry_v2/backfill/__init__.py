@@ -1,1 +1,0 @@
-"""Backfill of index files: what lacks a vector, and writing it."""

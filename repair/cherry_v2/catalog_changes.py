@@ -1,0 +1,302 @@
+"""The rows of a profile's own database: which columns it has, and changing exactly those rows that were planned.
+
+A profile's tables have more columns than are known here. Rows are updated column by column, and a row is only inserted
+where every column that it must have is known (``docs/formats/catalog.md``, "Generations").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from migrators.pipeline.plan import ItemPlan
+from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.errors import NotChanged, PlanOutdated, ProfileUnknown, SourceUnreadable
+from regraft.formats.cherry_v2.catalog import ModelRow
+from regraft.formats.cherry_v2.catalog_generation import (
+    BASES,
+    ITEMS,
+    MODELS,
+    PROVIDERS,
+    CatalogTables,
+    OrderKeys,
+    copy_definitions,
+    make_model_row,
+    make_provider_row,
+    read_tables,
+)
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.index import SCHEMA_VERSION
+from regraft.formats.cherry_v2.index.opening import READ_ERRORS
+from regraft.kinds import KIND_NAMES, Kind
+from regraft.language import tr
+from regraft.text import replace_surrogates
+from repair.changes.plan import Action, RowsChange
+from repair.changes.store import Store
+
+#: The columns that are read and written of rows that are there.
+_KNOWN = {
+    MODELS: ("id", "provider_id", "model_id", "order_key"),
+    BASES: ("id", "status", "error", "dimensions", "embedding_model_id"),
+    ITEMS: ("id", "base_id", "group_id", "type", "data", "status", "error", "created_at", "updated_at"),
+}
+#: The tables whose rows change. Providers of a profile are never touched: they hold keys.
+CATALOG_TABLES = tuple(_KNOWN)
+
+
+@dataclass
+class CatalogStatements:
+    """The statements of one run on the catalog at ``path``, and the ids of the bases that they are about."""
+
+    path: Path
+    #: Each with the columns, if any, that its last values are those of.
+    made: list[tuple[str, tuple[Any, ...], tuple[str, ...]]] = field(default_factory=list)
+    bases: set[str] = field(default_factory=set)
+    #: Tables that new rows come into.
+    inserted: set[str] = field(default_factory=set)
+
+    @cached_property
+    def tables(self) -> CatalogTables:
+        """Return what columns the catalog has."""
+        with sqlite.open_readonly(self.path) as db:
+            return read_tables(self.path, db)
+
+    @cached_property
+    def _keys(self) -> OrderKeys:
+        with sqlite.open_readonly(self.path) as db:
+            return OrderKeys(db)
+
+    @property
+    def bytes(self) -> int:
+        """Return about how much the rows hold."""
+        return sum(200 + sum(len(str(value)) for value in values) for _, values, _ in self.made)
+
+    def complete_base(self, row: Row, dimensions: int | None, model: str) -> None:
+        """Make a base a completed one."""
+        change = "UPDATE knowledge_base SET status = 'completed', error = NULL, dimensions = ?, embedding_model_id = ?"
+        self._update(row["id"], change, (dimensions, model), row, *_KNOWN[BASES])
+
+    def complete_item(self, base: str, row: Row) -> None:
+        """Make an item that was not migrated a completed one."""
+        change = "UPDATE knowledge_item SET status = 'completed', error = NULL"
+        self._update(base, change, (), row, "id", "base_id", "status", "error")
+
+    def set_path(self, base: str, row: Row, path: str) -> None:
+        """Give an item the path of its snapshot; all else that its data hold stays as it is written."""
+        change = "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', ?)"
+        self._update(base, change, (path,), row, "id", "base_id", "data")
+
+    def _update(self, base: str, change: str, values: tuple[Any, ...], row: Row, *known: str) -> None:
+        """Update a row if it still has what is ``known`` of it."""
+        self.bases.add(base)
+        self.made.append((change, (*values, *(row.get(name) for name in known)), known))
+
+    def insert_item(self, base: str, item: ItemPlan, times: Row) -> None:
+        """Insert a file of a folder; ``times`` is the folder's row, for what v1 has no time of."""
+        self.bases.add(base)
+        data = {key: replace_surrogates(value) for key, value in item.data.items()}
+        values = {
+            "id": item.id,
+            "base_id": base,
+            "group_id": item.group_id,
+            "type": item.type,
+            "data": json.dumps(data, ensure_ascii=False, separators=(",", ":")),
+            "status": item.status,
+            "error": item.error,
+            "created_at": times.get("created_at") if item.created_at is None else item.created_at,
+            "updated_at": times.get("updated_at") if item.updated_at is None else item.updated_at,
+        }
+        self.insert(ITEMS, values)
+
+    def set_model(self, row: Row, model: str, dimensions: int, now_ms: int) -> None:
+        """Give a base without a model one; how it is searched follows where the catalog has a column for it."""
+        values = {"embedding_model_id": model, "dimensions": dimensions, **self.tables.derived(model)}
+        values = {**values, "updated_at": now_ms}
+        values.pop("hybrid_alpha", None)
+        change = f"UPDATE {BASES} SET {', '.join(f'{name} = ?' for name in values)}"
+        known = ("id", "status", "embedding_model_id", "dimensions")
+        self._update(row["id"], change, tuple(values.values()), row, *known)
+
+    def copy_row(self, table: str, key: str, changed: Mapping[str, Any]) -> None:
+        """Copy a row of a base under another id: all columns as they are, but for those that are ``changed``.
+
+        Raises:
+            ProfileUnknown: the table has a column that a row must have and nobody knows.
+        """
+        self.tables.insertable_columns(table, ())
+        columns: Sequence[str] = tuple(self.tables.columns[table])
+        listed = ", ".join(map(untrusted_sqlite.quote_name, columns))
+        copied = ", ".join("?" if name in changed else untrusted_sqlite.quote_name(name) for name in columns)
+        values = [changed[name] for name in columns if name in changed]
+        self.inserted.add(table)
+        change = f"INSERT INTO {table} ({listed}) SELECT {copied} FROM {table} WHERE id = ?"
+        self.made.append((change, (*values, key), ()))
+
+    def insert_model(self, model: ModelRow, now_ms: int) -> None:
+        """Insert a model behind the last one of its provider."""
+        self.insert(MODELS, make_model_row(model, self._keys.next_model(model.provider_id), now_ms))
+
+    def insert_provider(self, provider: str, now_ms: int) -> None:
+        """Insert a provider into a library: its own name is all that is known of it."""
+        self.insert(
+            PROVIDERS, make_provider_row(provider, provider, self._keys.next_provider(), now_ms, is_enabled=True)
+        )
+
+    def insert(self, table: str, row: Row) -> None:
+        """Insert a row into a table.
+
+        Raises:
+            ProfileUnknown: the table has a column that a row must have and nobody knows.
+        """
+        self.inserted.add(table)
+        self.made.append((*self.tables.insert_statement(table, row), ()))
+
+    def applied(self) -> Callable[[apsw.Connection], None]:
+        """Return what runs them; each changes exactly one row."""
+        path = self.path
+
+        def apply(db: apsw.Connection) -> None:
+            # An item may be listed before the folder that it is in.
+            db.execute("PRAGMA defer_foreign_keys = ON")
+            for sql, values, known in self.made:
+                try:
+                    db.execute(
+                        f"{sql} WHERE {untrusted_sqlite.unchanged_condition(db, known)}" if known else sql, values
+                    )
+                except apsw.ConstraintError as error:
+                    raise PlanOutdated(
+                        path=path, reason=tr("its own rules refuse a row ({error})", error=error)
+                    ) from error
+                if db.changes() != 1:
+                    raise PlanOutdated(path=path, reason=tr("a row was changed since the plan was made"))
+
+        return apply
+
+
+def make_catalog_change(
+    statements: CatalogStatements, catalog: str, actions: Iterable[Action], tables: Iterable[str]
+) -> RowsChange:
+    """Return the change that statements make, after a rehearsal.
+
+    Args:
+        statements: what is written.
+        catalog: the catalog's name, below the store's root.
+        actions: what that does.
+        tables: whose rows may change.
+
+    Raises:
+        ProfileUnknown: a table, or a column that a row must have, is missing or unknown, or a rule refuses a row.
+        apsw.Error: it cannot be read.
+    """
+    rehearse_statements(statements)
+    return RowsChange(
+        path=catalog,
+        actions=tuple(actions),
+        apply=statements.applied(),
+        tables=tuple(tables),
+        bytes=statements.bytes,
+    )
+
+
+def rehearse_statements(statements: CatalogStatements) -> None:
+    """Try the statements on a copy of nothing but the rows that they are about, under the tables' own rules.
+
+    Raises:
+        ProfileUnknown: a table, or a column that a row must have, is missing or unknown, or a rule refuses a row.
+        apsw.Error: it cannot be read.
+    """
+    path, tables = statements.path, {*CATALOG_TABLES, *statements.inserted}
+    with (
+        durable.temporary_folder() as work,
+        sqlite.open_readonly(path) as source,
+        sqlite.open_writable(work / "rows.sqlite", create=True) as copy,
+    ):
+        # What rows refer to is not copied; the engine's own transaction holds them against it.
+        copy.execute("PRAGMA foreign_keys = OFF")
+        for table, known in _KNOWN.items():
+            statements.tables.demand(table, known)
+        copy_definitions(source, copy, sorted(tables))
+        # What is there already may break the rules; what is written must not.
+        copy.execute("PRAGMA ignore_check_constraints = ON")
+        for base in statements.bases:
+            _copy_rows(source, copy, BASES, "id", base)
+            _copy_rows(source, copy, ITEMS, "base_id", base)
+        copy.execute("PRAGMA ignore_check_constraints = OFF")
+        try:
+            statements.applied()(copy)
+        except PlanOutdated as error:
+            raise ProfileUnknown(
+                path=path, what=tr("rules of its own: {reason}", reason=error.facts["reason"])
+            ) from error
+
+
+def _copy_rows(source: apsw.Connection, copy: apsw.Connection, table: str, key: str, value: str) -> None:
+    columns = [str(row[1]) for row in source.execute(f"PRAGMA table_info('{table}')")]
+    listed, marks = ", ".join(map(untrusted_sqlite.quote_name, columns)), ", ".join("?" * len(columns))
+    rows = untrusted_sqlite.read_lenient_rows(source, columns, f"{table} WHERE {key} = ?", (value,))
+    copy.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)
+
+
+# The catalog of the store that a command is about.
+
+
+def demand_profile(store: Store, *, command: str, advice: str) -> str:
+    """Return the name of a profile's database, below its root.
+
+    Raises:
+        NotChanged: the store is no profile.
+    """
+    if store.found.kind is not Kind.V2_PROFILE or store.catalog is None or not store.is_profile:
+        raise NotChanged(path=store.path, what=KIND_NAMES[store.found.kind], command=command, advice=advice)
+    return store.catalog
+
+
+def read_store_catalog(store: Store, *, data: bool = True) -> StoredCatalog:
+    """Return what the catalog of a store says; it has one. ``data``: with what its items hold.
+
+    Raises:
+        SourceUnreadable: nobody can tell what it says.
+    """
+    path = store.root / str(store.catalog)
+    try:
+        return read_catalog(path, data=data)
+    except CatalogProblem as problem:
+        raise SourceUnreadable(path=path, reason=problem) from problem
+
+
+def demand_known_version(store: Store) -> None:
+    """Refuse a profile whose application keeps indexes in another version: it would empty what is written.
+
+    Raises:
+        ProfileUnknown
+    """
+    versions = sorted(_versions(store))
+    newest = versions[-1] if versions else None
+    highest = max(versions, key=lambda one: one[1], default=None)
+    for found in (highest, newest):
+        if found is not None and found[1] != SCHEMA_VERSION and (found is newest or found[1] > SCHEMA_VERSION):
+            what = tr(
+                "an index of version {found}, not {schema_version}, in its base {found2}",
+                found=found[1],
+                schema_version=SCHEMA_VERSION,
+                found2=found[2],
+            )
+            raise ProfileUnknown(path=store.root, what=what)
+
+
+def _versions(store: Store) -> Iterator[tuple[int, int, str]]:
+    """Return when each index was made (ms), its version, and its base."""
+    for base, one in store.stores.items():
+        try:
+            with sqlite.open_readonly(store.root / one.name) as db:
+                row = db.execute("SELECT created_at, schema_version FROM meta WHERE id = 1").fetchone()
+        except READ_ERRORS:
+            continue  # damaged, or of another layout
+        if row is not None and isinstance(row[0], int) and isinstance(row[1], int):
+            yield row[0], row[1], base

@@ -1,0 +1,596 @@
+"""Indexing what has a text and no unit, without a vector (``docs/indexing.md``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from itertools import starmap
+from pathlib import Path
+from typing import Any, Protocol
+
+import apsw
+import msgspec
+
+from checks.audit.collector import Level
+from checks.audit.findings import Finding
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import get_indexed_path
+from checks.cherry_v2.raw_files import find_path_problem
+from regraft import identity
+from regraft.disk import durable, sqlite
+from regraft.disk.file_paths import FreeNames
+from regraft.errors import PlanOutdated, WrongUsage
+from regraft.formats import okf
+from regraft.formats.cherry_v2 import layout
+from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text, parse_item_data
+from regraft.formats.cherry_v2.index import schema, store
+from regraft.formats.cherry_v2.index import schema as index_units
+from regraft.formats.cherry_v2.index.bulk import IndexBuilder
+from regraft.formats.cherry_v2.settings import Settings, read_base_settings
+from regraft.language import format_count, tr
+from regraft.text import is_blank, replace_surrogates
+from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved, group_by_base
+from repair.changes.store import Store
+from repair.cherry_v2.catalog_changes import CatalogStatements, make_catalog_change, read_store_catalog
+from repair.cherry_v2.item_texts import BLANK, FormerUnits, NoText, Span, cut_text, get_unit_separator, read_item_text
+from repair.cherry_v2.rescue.v1_files import find_snapshot_name
+from repair.cherry_v2.rules.evidence import DAMAGE
+
+# Texts that are about to be indexed, and writing them into a new or an existing index (``docs/indexing.md``).
+
+
+#: Reads a text again, from the index that is changed or from elsewhere; None where it is gone.
+ReadText = Callable[[apsw.Connection], str | None]
+
+
+class NewText(msgspec.Struct, frozen=True, kw_only=True):
+    """A text that is about to be indexed: its material and path, and where it is cut, in UTF-16 units."""
+
+    finding: str
+    material: str
+    path: str
+    content_hash: str
+    spans: tuple[Span, ...]
+    bytes: int
+    read: ReadText
+    #: Whether it comes from another index.
+    is_donated: bool = False
+
+
+class DonatedText(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of an item from another index, and where its units begin and end there."""
+
+    text: str
+    spans: list[Span]
+    read: ReadText
+
+
+class TextDonor(Protocol):
+    """Other indexes that texts are taken from."""
+
+    def text(self, item: Row, raw: Path) -> DonatedText | None:
+        """Return the text of an item; ``raw`` is the folder of the base's raw files. None: the donor has none."""
+
+    def spans(self, content_hash: str) -> list[Span]:
+        """Return the places of the units of a text; empty: the donor does not have the text."""
+
+
+def write_index(
+    path: Path,
+    base_id: str,
+    texts: Iterable[NewText],
+    now_ms: int,
+    then: Callable[[apsw.Connection], None] = lambda _: None,
+) -> None:
+    """Write a new index file, whole and without vectors.
+
+    Args:
+        path: where no file is yet.
+        base_id: the id of the base.
+        texts: in the order in which their rows are numbered.
+        now_ms: the time of the run.
+        then: writes more rows, in a transaction of its own.
+
+    Raises:
+        PlanOutdated: a text is another one now.
+        apsw.Error, OSError: the file cannot be written.
+    """
+    with sqlite.open_writable(path, create=True) as db:
+        index = IndexBuilder(db, base_id, now_ms)
+        for one in texts:
+            index.add_units(one.material, one.path, _read_unchanged(db, path, one), one.spans)
+        index.finish()
+        with sqlite.transaction(db):
+            then(db)
+
+
+def write_text(db: apsw.Connection, path: Path, one: NewText, now_ms: int) -> None:
+    """Write a text with its material and units into an open index.
+
+    Raises:
+        PlanOutdated: it is another one now.
+    """
+    text = _read_unchanged(db, path, one)
+    units = index_units.cut_units(one.material, text, one.spans)
+    # What is left of units that were there: the bodies come again, and their vectors stay.
+    db.executemany(
+        "DELETE FROM search_text WHERE target_type = 'search_unit' AND target_id = ?",
+        ((unit.unit_id,) for unit in units),
+    )
+    store.replace_material(
+        db,
+        store.NewMaterial(
+            material_id=one.material,
+            relative_path=one.path,
+            content_hash=one.content_hash,
+            content=text,
+            units=units,
+            embeddings={},
+            now_ms=now_ms,
+            has_model=False,
+        ),
+    )
+
+
+def _read_unchanged(db: apsw.Connection, path: Path, one: NewText) -> str:
+    text = one.read(db)
+    if text is None or identity.text_hash(text) != one.content_hash:
+        raise PlanOutdated(path=path, reason=tr("the text of {material} is another one now", material=one.material))
+    return text
+
+
+# Plan which texts are added to the index of their base: texts without units, and items without a text.
+#
+# Rules: ``docs/indexing.md``. No vector is written: in a base with a model these texts wait for theirs. The missing index
+# of a completed base is built again from its items.
+
+
+#: Findings that are fixed.
+NAMES = (v2.BASE_NO_INDEX, v2.NO_UNITS, v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED)
+#: With these nothing is written into an index: its rows may mean something else, or its full-text index is out of step.
+BLOCKING = {*DAMAGE, v2.META_MISSING, v2.FTS_DESYNC, v2.BODY_ROWID}
+#: Bytes that the rows of a unit take besides its text.
+_ROW_BYTES = 800
+#: Bytes of an index without rows.
+_EMPTY_BYTES = 128 << 10
+_TABLES = ("content", "material", "search_unit", "search_text")
+
+
+def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Plan:
+    """Return which texts are going to be indexed, of the chosen bases, or of those ``bases`` alone; nothing is written.
+
+    Without a catalog nobody knows the items, and texts are cut as the application does it unless it is told otherwise.
+
+    Raises:
+        SourceUnreadable: nobody can tell what the catalog says.
+        WrongUsage: what reads and cuts texts is not installed.
+        ProfileUnknown: the profile is of another time than this regraft.
+    """
+    made = Plan()
+    wanted = _findings_by_base(store.findings(Level.QUICK), bases)
+    statements, rows = CatalogStatements(store.root / (store.catalog or "")), list[Action]()
+    indexes: list[Change] = []
+    for row, items in _completed_bases(store) if wanted else ():
+        key = base_id_text(row)
+        if key in wanted:
+            base = BaseTexts(store=store, row=row, items=items, now_ms=now_ms)
+            made.add(base.plan(wanted[key]))
+            made.bodies[key] = base.bodies
+            indexes += base.index()
+            rows += base.update(statements)
+    if rows and store.catalog is not None:
+        made.changes.append(make_catalog_change(statements, store.catalog, rows, ("knowledge_item",)))
+    # An item that has a path and no text is found by the next run, too.
+    made.changes += indexes
+    return made
+
+
+def _findings_by_base(findings: Iterable[Finding], bases: Collection[str] | None) -> dict[str | None, list[Finding]]:
+    """Return what matters here of each base that is meant and lacks anything."""
+    relevant = (one for one in findings if one.base is not None and one.name in (*NAMES, *BLOCKING))
+    found = group_by_base(one for one in relevant if bases is None or one.base in bases)
+    return {base: every for base, every in found.items() if any(one.name in NAMES for one in every)}
+
+
+def _completed_bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
+    """Yield the completed bases with their items."""
+    if store.catalog is None:
+        yield from (({"id": base}, []) for base in store.stores)
+        return
+    catalog = read_store_catalog(store)
+    for row in catalog.bases:
+        if row.get("status") == "completed":
+            yield row, (catalog.items or {}).get(base_id_text(row), [])
+
+
+class BaseTexts(msgspec.Struct, kw_only=True):
+    """One base whose index lacks texts, or is missing itself.
+
+    With a ``donor``, its texts go before those of raw files; an existing index takes texts of the donor alone.
+    """
+
+    store: Store
+    row: Row
+    items: list[Row]
+    now_ms: int
+    donor: TextDonor | None = None
+    #: Whether the index is written as a new file although one is there, which is damaged.
+    is_replaced: bool = False
+    new: list[NewText] = msgspec.field(default_factory=list)
+    left: list[Unresolved] = msgspec.field(default_factory=list)
+    #: Snapshots that are going to be written: their paths, with the items.
+    snapshots: dict[str, Row] = msgspec.field(default_factory=dict)
+    #: Encodings that were guessed, by the files that are read so.
+    guessed: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The id of the base."""
+        return base_id_text(self.row)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the index is built as a new file."""
+        return self.is_replaced or self.key not in self.store.stores
+
+    @property
+    def _folder(self) -> str:
+        return f"{self.store.bases}/{self.key}" if self.store.bases else self.key
+
+    @property
+    def index_name(self) -> str:
+        """The name of the index file below the root of the store."""
+        one = self.store.stores.get(self.key)
+        return f"{self._folder}/{layout.INDEX_FILE}" if one is None else one.name
+
+    @property
+    def _raw_name(self) -> str:
+        one = self.store.stores.get(self.key)
+        return f"{self._folder}/{layout.RAW_FOLDER}" if one is None else one.raw
+
+    @property
+    def raw(self) -> Path:
+        """The folder of the raw files of the base."""
+        return self.store.root / self._raw_name
+
+    @property
+    def settings(self) -> Settings:
+        """How its texts are cut."""
+        return read_base_settings(self.row)[0]
+
+    # --- what is found -----------------------------------------------------------------------------------------------
+
+    def plan(self, found: list[Finding]) -> Plan:
+        """Find the texts, and return what comes before the index; :meth:`index` is the rest."""
+        lacking = [one for one in found if one.name in NAMES]
+        blocking = next((finding for finding in found if finding.name in BLOCKING), None)
+        if self.is_missing:
+            return self._plan_new(lacking)
+        if blocking is not None:
+            reason = tr("nothing of the index is changed: {message_}", message_=blocking.message)
+            return Plan(left=[Unresolved.of(one, reason) for one in lacking])
+        self._find(lacking)
+        resolved = {one.name for one in lacking}.difference(one.finding for one in self.left)
+        snapshots = starmap(self._snapshot, self.snapshots.items())
+        return Plan([*snapshots], self.left, {(name, self.key) for name in resolved})
+
+    def _plan_new(self, lacking: list[Finding]) -> Plan:
+        """Return what comes before the new index; a base none of whose items has a text here gets none."""
+        wanted = [item for item in self.items if _is_leaf(item) and item.get("status") == "completed"]
+        self.find_items({})
+        if wanted and not self.new:
+            first = next((one.reason for one in self.left), tr("its items have no text"))
+            reason = tr("no item has a text here; for example, {first}", first=first)
+            self.snapshots = {}
+            return Plan(left=[Unresolved.of(one, tr("{what}: {why}", what=one.message, why=reason)) for one in lacking])
+        snapshots = starmap(self._snapshot, self.snapshots.items())
+        return Plan([*snapshots], self.left, {(v2.BASE_NO_INDEX, self.key)})
+
+    def _find(self, lacking: list[Finding]) -> None:
+        try:
+            with sqlite.open_readonly(self.store.root / self.index_name) as db:
+                self.find_materials(db)
+                self.find_items({str(key): str(path) for key, path in db.execute(_MATERIALS)})
+        except (apsw.Error, UnicodeDecodeError) as error:
+            self.new, self.snapshots = [], {}
+            reason = tr("the index cannot be read as a whole: {error}", error=error)
+            self.left = [
+                Unresolved(finding=one.name, reason=reason, base=self.key, severity=one.severity) for one in lacking
+            ]
+
+    def _leave(self, finding: str, reason: str, subject: str) -> None:
+        self.left.append(Unresolved.registered(finding, reason, base=self.key, subject=subject))
+
+    def find_materials(self, db: apsw.Connection) -> None:
+        """Find the materials of an index that have a text and no unit."""
+        former = FormerUnits({str(unit): str(body) for unit, body in db.execute(_ORPHANS)})
+        separator = get_unit_separator(self.settings)
+        for material, path, content_hash, text in db.execute(_NO_UNITS):
+            key = str(material)
+            if not isinstance(text, str) or identity.text_hash(text) != content_hash:
+                self._leave(v2.NO_UNITS, tr("its text is not what its hash says: regraft repair first"), key)
+                continue
+            spans = former.spans(key, str(content_hash), text, separator)
+            if not spans and self.donor is not None:
+                spans = self.donor.spans(str(content_hash))
+                if not spans:
+                    continue
+            spans = spans or cut_text(text, self.settings)
+            if spans:
+                read = partial(_read_stored, content_hash=str(content_hash))
+                self._add(v2.NO_UNITS, key, str(path), text, spans, read)
+            else:
+                self._leave(v2.NO_UNITS, BLANK, key)
+
+    def _add(
+        self,
+        finding: str,
+        material: str,
+        path: str,
+        text: str,
+        spans: list[Span],
+        read: Callable[[apsw.Connection], str | None],
+        *,
+        is_donated: bool = False,
+    ) -> None:
+        size = 2 * len(text.encode()) + _ROW_BYTES * len(spans)
+        self.new.append(
+            NewText(
+                finding=finding,
+                material=material,
+                path=path,
+                content_hash=identity.text_hash(text),
+                spans=tuple(spans),
+                bytes=size,
+                read=read,
+                is_donated=is_donated,
+            )
+        )
+
+    def find_items(self, materials: dict[str, str]) -> None:
+        """Find the texts of completed items that have no material; ``materials`` are the paths of those that have."""
+        taken = set(materials.values())
+        names = self._names(taken)
+        for item in self.items:
+            is_wanted = item.get("status") == "completed" and _is_leaf(item)
+            if is_wanted and str(item.get("id")) not in materials:
+                self._find_item(item, names, taken)
+
+    def _find_item(self, item: Row, names: FreeNames, taken: set[str]) -> None:
+        key, path = str(item.get("id")), get_indexed_path(item)
+        finding = v2.ITEM_NOT_INDEXED if path is None and item.get("type") != "file" else v2.ITEM_NO_MATERIAL
+        try:
+            if not self._take_donated(item, path, taken) and self._reads_raw_files(path):
+                self._take_raw(item, path, finding, names, taken)
+        except WrongUsage as problem:
+            if self.donor is None:
+                raise
+            self._leave(finding, str(problem), key)
+        except NoText as reason:
+            # In a new index, a note that was never indexed lacks nothing.
+            if finding != v2.ITEM_NOT_INDEXED or not self.is_missing:
+                self._leave(finding, str(reason), key)
+
+    def _reads_raw_files(self, path: str | None) -> bool:
+        """Whether the text of an item is read from its file; without a path it was never indexed."""
+        return self.donor is None or (self.is_missing and path is not None)
+
+    def _take_raw(self, item: Row, path: str | None, finding: str, names: FreeNames, taken: set[str]) -> None:
+        """Take the text of an item from its file, or from its row.
+
+        Raises:
+            NoText: there is none.
+            WrongUsage: what reads or cuts it is not installed.
+        """
+        found = read_item_text(item, self.raw)
+        spans = self._cut(found.text)
+        path = self._path(item, path, found.text, names, taken)
+        taken.add(path)
+        if found.guessed is not None:
+            self.guessed[path] = found.guessed
+        read = partial(_read_again, item=item, raw=self.raw)
+        self._add(finding, str(item.get("id")), path, found.text, spans, read)
+
+    def _take_donated(self, item: Row, path: str | None, taken: set[str]) -> bool:
+        """Take the text of an item from the donor; False where the donor has none, or the item has no path yet.
+
+        Raises:
+            NoText: the path of the item cannot be that of a text.
+        """
+        donated = None if self.donor is None or path is None else self.donor.text(item, self.raw)
+        if donated is None or path is None:
+            return False
+        self._demand_free(path, taken)
+        taken.add(path)
+        self._add(
+            v2.ITEM_NO_MATERIAL, str(item["id"]), path, donated.text, donated.spans, donated.read, is_donated=True
+        )
+        return True
+
+    def keep(self, material: str, path: str, donated: DonatedText) -> None:
+        """Add a text that no completed item has, under the id and path that it had."""
+        self._add(v2.MATERIAL_ORPHAN, material, path, donated.text, donated.spans, donated.read, is_donated=True)
+
+    def _cut(self, text: str) -> list[Span]:
+        spans = cut_text(text, self.settings)
+        if not spans:
+            raise NoText(BLANK)
+        return spans
+
+    def _names(self, materials: set[str]) -> FreeNames:
+        names = FreeNames(reserve_processed=not is_blank(self.row.get("file_processor_id")))
+        data = map(parse_item_data, self.items)
+        named = {one.get(key) for one in data for key in ("relativePath", "indexedRelativePath")}
+        for path in sorted({*materials, *(path for path in named if isinstance(path, str))}):
+            names.take(replace_surrogates(path))
+        return names
+
+    def _path(self, item: Row, path: str | None, text: str, names: FreeNames, taken: set[str]) -> str:
+        """Return the path of an item's text; a snapshot that is not there yet is going to be written.
+
+        Raises:
+            NoText: it cannot have the one that its item says.
+        """
+        if path is None:
+            path, is_there = find_snapshot_name(names, f"{_note_snapshot(item).stem}.md", self.raw, text)
+        else:
+            self._demand_free(path, taken)
+            is_there = item.get("type") == "file" or os.path.lexists(self.raw / path)
+        if not is_there:
+            self.snapshots[path] = item
+        return path
+
+    @staticmethod
+    def _demand_free(path: str, taken: set[str]) -> None:
+        problem = find_path_problem(path.encode("utf-8", "surrogatepass"))
+        if problem is not None or path in taken:
+            problem = problem or tr("that of another text in the index")
+            raise NoText(tr('its path, "{path}", is {problem}', path=path, problem=problem))
+
+    # --- what is changed ---------------------------------------------------------------------------------------------
+
+    def _snapshot(self, path: str, item: Row) -> FileChange:
+        text = read_item_text(item, self.raw).text
+
+        def write(new: Path) -> None:
+            block = _note_snapshot(item).block(identity.iso_time(self.now_ms))
+            durable.put_text(new, block + text)
+
+        size = len(text.encode())
+        name = f"{self._raw_name}/{path}"
+        action = Action(
+            action="write-snapshot",
+            message=tr("write {path}, the text of a note", path=path),
+            base=self.key,
+            subject=name,
+            count=1,
+            bytes=size,
+        )
+        return FileChange(path=name, actions=(action,), make=write, bytes=size)
+
+    def update(self, statements: CatalogStatements) -> Iterator[Action]:
+        """Give the items of new snapshots their paths."""
+        moved = [
+            (one, item)
+            for one in self.new
+            for item in self.items
+            if one.finding == v2.ITEM_NOT_INDEXED and item.get("id") == one.material
+        ]
+        for one, item in moved:
+            statements.set_path(self.key, item, one.path)
+        if moved:
+            message = tr("give {items} the path of its snapshot", items=format_count(len(moved), "item"))
+            yield Action(
+                action="update-items",
+                message=message,
+                base=self.key,
+                subject=None,
+                count=len(moved),
+                bytes=0,
+                finding=v2.ITEM_NOT_INDEXED,
+            )
+
+    def index(self) -> Iterator[Change]:
+        """Yield the change of the index, where there is any."""
+        if self.is_missing:
+            if self.new or not self.left:
+                yield self._new_index()
+        elif self.new:
+            yield self.rows_change()
+
+    def _new_index(self) -> FileChange:
+        size = sum(one.bytes for one in self.new) + _EMPTY_BYTES
+
+        def make(new: Path) -> None:
+            write_index(new, self.key, self.new, self.now_ms)
+
+        return FileChange(path=self.index_name, actions=tuple(self._actions()), make=make, bytes=size)
+
+    def rows_change(self) -> RowsChange:
+        """Return the change that adds the new texts to an existing index."""
+        path, new = self.store.root / self.index_name, tuple(self.new)
+
+        def apply(db: apsw.Connection) -> None:
+            with schema.full_text_triggers(db):
+                for one in new:
+                    write_text(db, path, one, self.now_ms)
+
+        size = sum(one.bytes for one in new)
+        return RowsChange(path=self.index_name, actions=tuple(self._actions()), apply=apply, tables=_TABLES, bytes=size)
+
+    def bodies(self) -> Iterator[tuple[str, str]]:
+        """Read the texts of the units that are going to be made, each with its key."""
+        if not self.new:
+            return
+        with (
+            sqlite.open_scratch() if self.is_missing else sqlite.open_readonly(self.store.root / self.index_name) as db
+        ):
+            for one in self.new:
+                text = one.read(db)
+                for unit in index_units.cut_units(one.material, text or "", one.spans if text else ()):
+                    yield unit.embedding_text_hash, unit.text
+
+    def _actions(self) -> Iterator[Action]:
+        if self.is_missing:
+            yield self._action("write-index", v2.BASE_NO_INDEX, self.new)
+        for finding in () if self.is_missing else NAMES:
+            new = [one for one in self.new if one.finding == finding]
+            if new:
+                yield self._action("cut-texts" if finding == v2.NO_UNITS else "index-items", finding, new)
+        for path, encoding in self.guessed.items():
+            yield Action(
+                action="guess-encoding",
+                message=tr("read {path} as {encoding}, by its letters", path=path, encoding=encoding),
+                base=self.key,
+                subject=path,
+            )
+
+    def _action(self, name: str, finding: str, new: list[NewText]) -> Action:
+        texts, count = format_count(len(new), "text"), sum(len(one.spans) for one in new)
+        units = format_count(count, "unit")
+        if name == "write-index":
+            message = tr("write the index again: {texts} in {units}", texts=texts, units=units)
+        else:
+            message = tr("cut {texts} into {units}", texts=texts, units=units)
+        return Action(
+            action=name,
+            message=message,
+            base=self.key,
+            subject=self.index_name,
+            count=count,
+            bytes=sum(one.bytes for one in new),
+            finding=finding,
+        )
+
+
+def _is_leaf(item: Row) -> bool:
+    return item.get("type") in ("file", "url", "note")
+
+
+def _note_snapshot(item: Row) -> okf.Snapshot:
+    return okf.note_snapshot(replace_surrogates(str(parse_item_data(item).get("source"))))
+
+
+def _read_again(_db: apsw.Connection, item: Row, raw: Path) -> str | None:
+    try:
+        return read_item_text(item, raw).text
+    except NoText:
+        return None
+
+
+def _read_stored(db: apsw.Connection, content_hash: str) -> str | None:
+    text: Any = db.execute("SELECT text FROM content WHERE content_hash = ?", (content_hash,)).get
+    return text if isinstance(text, str) else None
+
+
+_MATERIALS = """SELECT material_id, relative_path FROM material m
+ WHERE EXISTS (SELECT 1 FROM content c WHERE c.content_hash = m.current_content_hash)
+    OR EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = m.material_id)"""
+_NO_UNITS = """SELECT m.material_id, m.relative_path, c.content_hash, c.text
+  FROM material m JOIN content c ON c.content_hash = m.current_content_hash
+ WHERE NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = m.material_id)
+   AND trim(c.text, char(32, 9, 10, 13)) <> ''"""
+_ORPHANS = """SELECT t.target_id, t.text FROM search_text t
+ WHERE t.target_type = 'search_unit' AND t.kind = 'body' AND typeof(t.text) = 'text'
+   AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""

@@ -1,0 +1,244 @@
+"""A base's folder, copied beside its place, flushed, read back and held against what was copied."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from regraft import identity
+from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite
+from regraft.errors import CopyDiffers, PlanOutdated
+from regraft.formats import json_text
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.index.opening import check_identity
+from regraft.language import tr
+from regraft.stores.locate import INDEX_FILE
+from repair.changes import files
+from repair.changes.files import CHUNK_BYTES, FileDigest, copy_database
+from repair.cherry_v2.source import BaseSource
+
+# A base that comes as a new one: its ids, and those of its items, in the rows of the catalog and of the index.
+#
+# Ids follow from those that were there (``docs/rules.md``, "Install"), so that a second run gives the same. Texts and
+# vectors stay as they are: they are keyed by what they say.
+
+
+#: What of an item's data can be its own id: files of folders that 2.0.0 to 2.0.3 migrated have it for a path.
+_PATHS = ("relativePath", "indexedRelativePath")
+
+
+@dataclass(frozen=True)
+class CopyIds:
+    """The ids of a base's copy: its own, and those of its items by the ids and times of creation that they had."""
+
+    origin: str
+    created: Mapping[str, int | None]
+
+    @cached_property
+    def base(self) -> str:
+        """Return the id of the copy."""
+        return identity.copied_base_id(self.origin)
+
+    def item(self, old: Any) -> Any:
+        """Return the new id of an item or a material; None stays None."""
+        if not isinstance(old, str):
+            return old
+        return identity.restored_item_id(self.base, old, self.created.get(old))
+
+    def row(self, row: Row) -> Row:
+        """Return a row of an item with its new ids, and with its path where that was its id."""
+        new = {"id": self.item(row.get("id")), "base_id": self.base, "group_id": self.item(row.get("group_id"))}
+        return {**row, **new, "data": self._data(row.get("data"), row.get("id"))}
+
+    def _data(self, data: Any, old: Any) -> Any:
+        if not isinstance(data, str) or not isinstance(old, str) or old not in data:
+            return data
+        try:
+            fields = json_text.loads(data)
+        except (ValueError, RecursionError):
+            return data
+        own = [name for name in _PATHS if isinstance(fields, dict) and fields.get(name) == old]
+        if not own:
+            return data
+        return json.dumps({**fields, **dict.fromkeys(own, self.item(old))}, ensure_ascii=False, separators=(",", ":"))
+
+
+def rekey_index(index: Path, ids: CopyIds) -> None:
+    """Give the rows of an index, which is nobody's yet, the ids of a copy.
+
+    Raises:
+        apsw.Error: it cannot be read or written.
+    """
+    with sqlite.open_writable(index) as db:
+        db.execute("PRAGMA foreign_keys = OFF")
+        functions: dict[str, Callable[..., Any]] = {
+            "new_item": ids.item,
+            "new_unit": identity.unit_id,
+            "new_body": identity.body_id,
+        }
+        for name, function in functions.items():
+            db.create_scalar_function(name, function, deterministic=True)
+        with sqlite.transaction(db), untrusted_sqlite.change_only(db, index, _TABLES):
+            for statement in _STATEMENTS:
+                db.execute(statement)
+            db.execute("UPDATE meta SET base_id = ?", (ids.base,))
+
+
+_TABLES = ("material", "search_unit", "search_text", "meta")
+_STATEMENTS = (
+    "CREATE TEMP TABLE renamed (old TEXT PRIMARY KEY, new TEXT NOT NULL) WITHOUT ROWID",
+    """INSERT INTO renamed
+       SELECT unit_id, new_unit(new_item(material_id), content_hash, unit_index, char_start, char_end)
+         FROM search_unit""",
+    """UPDATE search_text
+          SET target_id = (SELECT new FROM renamed WHERE old = target_id),
+              search_text_id = new_body((SELECT new FROM renamed WHERE old = target_id))
+        WHERE target_id IN (SELECT old FROM renamed)""",
+    """UPDATE search_unit
+          SET unit_id = (SELECT new FROM renamed WHERE old = unit_id), material_id = new_item(material_id)""",
+    "UPDATE material SET relative_path = new_item(material_id) WHERE relative_path = material_id",
+    "UPDATE material SET material_id = new_item(material_id)",
+    "DROP TABLE renamed",
+)
+
+
+#: Files to copy, with their sizes and times of change.
+ListedFiles = tuple[tuple[Path, tuple[int, int]], ...]
+
+
+def list_files(paths: tuple[Path, ...]) -> ListedFiles:
+    """Return files as they are now."""
+    return tuple((path, _mark(path)) for path in paths)
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    status = file_paths.lstat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+class _Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was copied, and what it has to read back as: its digest, its CRC-32, or the rows of another one."""
+
+    path: Path
+    target: Path
+    exact: str | None = None
+    crc32: int | None = None
+
+    def read_back(self) -> FileDigest:
+        """Read the copy, and hold it against what was copied.
+
+        Raises:
+            CopyDiffers
+            OSError, apsw.Error: it cannot be read.
+        """
+        digest, crc = FileDigest(), 0
+        with links.open_for_reading(self.target, buffering=0) as file, digest.updating(self.target) as update:
+            while chunk := file.read(CHUNK_BYTES):
+                update(chunk)
+                crc = crc if self.crc32 is None else zlib.crc32(chunk, crc)
+        if self.exact is not None:
+            is_same = digest.exact == self.exact
+        elif self.crc32 is not None:
+            is_same = crc == self.crc32
+        else:
+            is_same = files.fingerprint(self.path) == files.fingerprint(self.target)
+        if not is_same:
+            raise CopyDiffers(path=self.target, reason=tr("it differs from {path}", path=self.path))
+        return digest
+
+
+class FolderCopy:
+    """Copies the folder of a base, whole and proven."""
+
+    def __init__(self, source: BaseSource, base: str, own: ListedFiles, new_ids: CopyIds | None = None) -> None:
+        """Take what is copied; ``new_ids`` where the base comes as a new one."""
+        self._source = source
+        self._base = base
+        self._files = own
+        self._new_ids = new_ids
+        self._settled: dict[str, str] = {}
+
+    def make(self, new: Path) -> None:
+        """Copy it to a place of its own.
+
+        Raises:
+            PlanOutdated: a file was written to since it was listed.
+            CopyDiffers: the copy is not what was copied.
+            RegraftError, OSError, apsw.Error: it cannot be read or written.
+        """
+        durable.make_folder(new)
+        copies = [self._copied(path, mark, new) for path, mark in self._files]
+        durable.sync_tree(new)
+        self._settled = {copy.target.relative_to(new).as_posix(): copy.read_back().settled for copy in copies}
+        index = new / INDEX_FILE
+        if not file_paths.is_file(index):
+            return
+        if self._new_ids is not None:
+            rekey_index(index, self._new_ids)
+            durable.sync_file(index)
+            # The journal of that must not be there again after a power cut.
+            durable.sync_folder(index.parent)
+            self._settled[INDEX_FILE] = FileDigest.of(index).settled
+        with sqlite.open_readonly(index) as db:
+            check_identity(db, index, self._base if self._new_ids is None else self._new_ids.base)
+
+    def mark(self, _: Path) -> str:
+        """Return what tells later whether the copy, just made, was changed."""
+        return files.folder_fingerprint(self._settled)
+
+    def _copied(self, path: Path, mark: tuple[int, int], new: Path) -> _Copied:
+        if not file_paths.is_file(path) or _mark(path) != mark:
+            raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
+        target = new / path.relative_to(self._source.folder(self._base))
+        durable.make_folders(target.parent, flush=False)
+        if untrusted_sqlite.find_companions(links.real_path(path)) and untrusted_sqlite.is_database(path):
+            # As its readers see it: with what its log holds.
+            copy_database(path, target)
+            return _Copied(path=path, target=target)
+        if self._source.archive is not None and _linked(path, target):
+            return _Copied(path=path, target=target, crc32=self._source.crc32(path))
+        digest = _copy(path, target)
+        if _mark(path) != mark:
+            raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
+        return _Copied(path=path, target=target, exact=digest.exact)
+
+
+def _linked(path: Path, target: Path) -> bool:
+    """Give an extracted file, which nobody else has, its place in the copy; False where it has to be copied."""
+    try:
+        durable.link(path, target)
+    except OSError:
+        return False
+    return True
+
+
+def _copy(path: Path, target: Path) -> FileDigest:
+    digest = FileDigest()
+    with (
+        links.open_for_reading(path, buffering=0) as file,
+        durable.open_binary(target, "xb") as copy,
+        digest.updating(path) as update,
+    ):
+        while chunk := file.read(CHUNK_BYTES):
+            update(chunk)
+            copy.write(chunk)
+    return digest
+
+
+def is_same_base_folder(folder: Path, other: Path) -> bool:
+    """Tell whether two folders of a base hold the same: rows of the index in any order, and files below ``raw/``."""
+    names = (INDEX_FILE, "raw")
+    try:
+        if all(files.bytes_fingerprint(folder / name) == files.bytes_fingerprint(other / name) for name in names):
+            return True
+        return all(files.fingerprint(folder / name) == files.fingerprint(other / name) for name in names)
+    except (OSError, apsw.Error):
+        return False

@@ -1,0 +1,295 @@
+"""The text of an item, from what is there of it: its file below ``raw/``, or the catalog.
+
+Rules: ``docs/indexing.md``, "Where texts come from". Nothing is fetched; what needs a program of its own is not read.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from checks.cherry_v2.raw_files import find_path_problem
+from regraft import identity
+from regraft.disk import links
+from regraft.disk.file_paths import NO_TEXT_EXTENSIONS
+from regraft.disk.links import leads_outside
+from regraft.errors import import_optional
+from regraft.formats import okf
+from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
+from regraft.formats.cherry_v2.settings import Settings, unescape_separator
+from regraft.language import tr
+from regraft.text import decode_utf8, is_blank, replace_surrogates, utf16_len
+
+#: The longest file that is read, in bytes.
+LARGEST_FILE = 256 << 20
+_WEB = frozenset({".html", ".htm", ".xhtml"})
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+BLANK = tr("its text is blank")
+_ELSEWHERE = tr("index it in the application")
+
+
+class NoText(Exception):
+    """An item whose text cannot be had here; the exception's own text says why, for a person."""
+
+
+class ItemText(msgspec.Struct, frozen=True):
+    """A text, and the encoding that it was taken to be in where nothing says which it is."""
+
+    text: str
+    guessed: str | None = None
+
+
+def read_item_text(item: Row, raw: Path) -> ItemText:
+    """Return the text of an item, as it can be stored; never a blank one.
+
+    Args:
+        item: its row in the catalog.
+        raw: the base's folder of raw files.
+
+    Raises:
+        NoText: there is none, or it cannot be read.
+        WrongUsage: the extra that reads it is not installed.
+    """
+    kind, data = item.get("type"), parse_item_data(item)
+    if kind == "file":
+        found = _read_file(data.get("indexedRelativePath"), data.get("relativePath"), raw)
+    elif kind in ("url", "note"):
+        found = ItemText(_read_snapshot(data.get("relativePath"), raw))
+        if is_blank(found.text) and kind == "note" and isinstance(data.get("content"), str):
+            found = ItemText(data["content"])
+    else:
+        raise NoText(tr("it holds no text itself"))
+    if is_blank(found.text):
+        raise NoText(tr("no snapshot of it is there: {elsewhere}", elsewhere=_ELSEWHERE) if kind == "url" else BLANK)
+    return ItemText(replace_surrogates(found.text), found.guessed)
+
+
+def find_raw_file(path: object, raw: Path) -> Path | None:
+    """Return the file that a path below ``raw/`` leads to; None where it leads to none, or out of it."""
+    if not isinstance(path, str) or find_path_problem(path.encode("utf-8", "surrogatepass")) is not None:
+        return None
+    try:
+        if leads_outside(raw.parent, raw):
+            return None  # the whole folder is somewhere else
+        place = links.real_path(raw / path)
+        return raw / path if place.is_file() and place.is_relative_to(links.real_path(raw)) else None
+    except (OSError, RuntimeError, UnicodeEncodeError):
+        return None  # a name that no disk takes, half of a surrogate pair in it, or links in a circle
+
+
+def _read_snapshot(path: object, raw: Path) -> str:
+    file = find_raw_file(path, raw)
+    return "" if file is None else okf.strip_block(decode_utf8(_read_bytes(file)))
+
+
+def _read_file(processed: object, uploaded: object, raw: Path) -> ItemText:
+    """Return what a file processor made of a file, else the file's own text."""
+    file = find_raw_file(processed, raw) or find_raw_file(uploaded, raw)
+    if file is None:
+        raise NoText(tr("its file is not in raw/: {elsewhere}", elsewhere=_ELSEWHERE))
+    suffix = PurePosixPath(file.name).suffix.lower()
+    if suffix in NO_TEXT_EXTENSIONS:
+        raise NoText(tr("{name} is not plain text: {elsewhere}", name=file.name, elsewhere=_ELSEWHERE))
+    found = _decode(_read_bytes(file))
+    if found is None:
+        raise NoText(
+            tr(
+                "{name} is not text in an encoding that is known here: {elsewhere}",
+                name=file.name,
+                elsewhere=_ELSEWHERE,
+            )
+        )
+    return ItemText(_web_page_to_markdown(found.text), found.guessed) if suffix in _WEB else found
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        if file.stat().st_size > LARGEST_FILE:
+            raise NoText(
+                tr(
+                    "{name} is larger than {largest_file} MiB: {elsewhere}",
+                    name=file.name,
+                    largest_file=LARGEST_FILE >> 20,
+                    elsewhere=_ELSEWHERE,
+                )
+            )
+        return links.read_bytes(file)
+    except OSError as error:
+        raise NoText(tr("{name} cannot be read ({strerror})", name=file.name, strerror=error.strerror)) from error
+
+
+def _decode(raw: bytes) -> ItemText | None:
+    """Return what a file reads as: UTF-8, what its byte order mark says, else what is most likely; None for no text."""
+    mark, encoding = next((one for one in _MARKS if raw.startswith(one[0])), (b"", "utf-8"))
+    try:
+        found = ItemText(raw.removeprefix(mark).decode(encoding))
+    except UnicodeDecodeError:
+        guessed = import_optional("chardet", tr("files in older encodings"), "indexing").detect(raw)["encoding"]
+        if guessed is None:
+            return None
+        found = ItemText(raw.decode(guessed, "replace"), guessed)
+    return None if "\0" in found.text else found
+
+
+def _web_page_to_markdown(page: str) -> str:
+    """Return what a person reads of a web page, as Markdown."""
+    try:
+        return str(import_optional("markdownify", tr("web pages"), "indexing").markdownify(page, heading_style="ATX"))
+    except RecursionError as error:
+        raise NoText(tr("its page is nested too deeply: {elsewhere}", elsewhere=_ELSEWHERE)) from error
+
+
+# Cuts a text into units: slices of it, word for word (``docs/indexing.md``, "Units").
+#
+# The application cuts in its own way. It need not be the same: the ids of units follow from where they are.
+
+
+_DELIMITER = "delimiter"
+#: Characters that are cut at once, unless so many units are longer: on text without any break the splitter's time
+#: grows with the square of the length.
+_WINDOW, _UNITS_IN_WINDOW = 20_000, 8
+#: Where a window ends, by preference; behind its middle.
+_BREAKS = ("\n\n", "\n", " ")
+
+Span = tuple[int, int]
+
+
+def cut_text(text: str, settings: Settings) -> list[Span]:
+    """Return where the units of a text begin and end, in UTF-16 units, in their order.
+
+    None of them is blank, and none is longer than the base's chunk size, in characters.
+
+    Raises:
+        WrongUsage: the splitter is not installed.
+    """
+    size = settings.chunk_size
+    splitter = import_optional("semantic_text_splitter", tr("texts without units"), "indexing").MarkdownSplitter(
+        size, settings.chunk_overlap
+    )
+    spans = [
+        span
+        for piece in _split_at_separator(text, settings)
+        for span in ([piece] if _is_whole_unit(piece, settings) else _split(splitter, text, piece, size))
+        if not is_blank(text[slice(*span)])
+    ]
+    return _to_utf16(text, spans)
+
+
+def get_unit_separator(settings: Settings) -> str:
+    """Return what stands between two units of a base that is cut at a separator, else nothing."""
+    if settings.chunk_strategy != _DELIMITER:
+        return ""
+    return unescape_separator(settings)
+
+
+def _split_at_separator(text: str, settings: Settings) -> Iterator[Span]:
+    separator = get_unit_separator(settings)
+    start = 0
+    while separator and (end := text.find(separator, start)) >= 0:
+        yield start, end
+        start = end + len(separator)
+    yield start, len(text)
+
+
+def _is_whole_unit(piece: Span, settings: Settings) -> bool:
+    """Tell whether a piece between two separators is a unit as it is."""
+    start, end = piece
+    return settings.chunk_strategy == _DELIMITER and end - start <= settings.chunk_size
+
+
+def _split(splitter: Any, text: str, piece: Span, size: int) -> Iterator[Span]:
+    for start, end in _windows(text, piece, max(_WINDOW, _UNITS_IN_WINDOW * size)):
+        for place, unit in splitter.chunk_indices(text[start:end]):
+            yield start + place, start + place + len(unit)
+
+
+def _windows(text: str, piece: Span, length: int) -> Iterator[Span]:
+    start, last = piece
+    while last - start > length:
+        middle, end = start + length // 2, start + length
+        found = ((text.rfind(mark, middle, end), len(mark)) for mark in _BREAKS)
+        end = next((place + width for place, width in found if place >= 0), end)
+        yield start, end
+        start = end
+    yield start, last
+
+
+def _to_utf16(text: str, spans: list[Span]) -> list[Span]:
+    if text.isascii():
+        return spans
+    at = dict(_utf16_offsets(text, sorted({place for span in spans for place in span})))
+    return [(at[start], at[end]) for start, end in spans]
+
+
+def _utf16_offsets(text: str, places: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Return each place in a text, which ascend, with the UTF-16 units before it."""
+    before = units = 0
+    for place in places:
+        units += utf16_len(text[before:place])
+        before = place
+        yield place, units
+
+
+# The units that a text had, told by the bodies that are left of them: they come back with their vectors.
+#
+# A body names its unit, and the id of a unit follows from its place in the text (``docs/formats/index.md``,
+# "Identities"): where a body is found whose place gives the very id that it names, that place is proven.
+
+
+#: Characters by which bodies are looked up.
+_PREFIX = 16
+
+
+class FormerUnits:
+    """Bodies whose units are gone: texts by the ids of these units."""
+
+    def __init__(self, bodies: Mapping[str, str]) -> None:
+        self._bodies = bodies
+        self._length = min((_PREFIX, *(len(body) for body in bodies.values() if body)))
+        self._begun: dict[str, set[str]] = defaultdict(set)
+        for body in bodies.values():
+            if body:
+                self._begun[body[: self._length]].add(body)
+
+    def spans(self, material: str, content_hash: str, text: str, separator: str) -> list[Span]:
+        """Return where the units of a material were, in UTF-16 units; nothing where not all of them are known.
+
+        Args:
+            material: its id.
+            content_hash: the hash of its text.
+            text: its text.
+            separator: what may stand between units besides white space.
+        """
+        found = []
+        rest, end = "", 0
+        for place, body, span in self._proven(material, content_hash, text):
+            rest += text[end:place]
+            end = max(end, place + len(body))
+            found.append(span)
+        rest += text[end:]
+        return found if is_blank(rest.replace(separator, "") if separator else rest) else []
+
+    def _proven(self, material: str, content_hash: str, text: str) -> Iterator[tuple[int, str, Span]]:
+        index = start = 0
+        for place, char in enumerate(text if self._begun else ""):
+            for body in self._begun.get(text[place : place + self._length], ()):
+                end = start + utf16_len(body)
+                if text.startswith(body, place) and self._is_unit(material, content_hash, index, (start, end), body):
+                    yield place, body, (start, end)
+                    index += 1
+                    break
+            start += 1 if char <= "\uffff" else 2
+
+    def _is_unit(self, material: str, content_hash: str, index: int, span: Span, body: str) -> bool:
+        return self._bodies.get(identity.unit_id(material, content_hash, index, *span)) == body

@@ -1,0 +1,364 @@
+"""What the folder of a base tells of it where no row does: its identity, its materials, its vectors."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import apsw
+import msgspec
+
+from checks.audit.findings import Finding
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.raw_files import find_path_problem, walk_files
+from regraft import identity
+from regraft.disk import sqlite, untrusted_sqlite
+from regraft.disk.file_paths import PROCESSED_EXTENSIONS
+from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
+from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
+from regraft.formats.cherry_v2.settings import Settings
+from regraft.language import format_count, join_list, tr
+from regraft.report.notices import MISSING_MODEL
+from regraft.text import decode_utf8, is_blank, replace_surrogates, utf16_cut
+from repair.cherry_v2.rules.catalog import INTERRUPTED
+from repair.cherry_v2.rules.evidence import DAMAGE, Evidence, Snapshot
+
+#: Bodies without a vector, by their material.
+_BARE = """SELECT CAST(u.material_id AS BLOB), count(*)
+  FROM search_unit u
+  CROSS JOIN search_text t ON t.target_type = 'search_unit' AND t.target_id = u.unit_id AND t.kind = 'body'
+ WHERE NOT EXISTS (SELECT 1 FROM embedding e WHERE e.embedding_text_hash = t.embedding_text_hash)
+ GROUP BY 1"""
+_LENGTHS = "SELECT DISTINCT length(vector_blob) FROM embedding LIMIT 2"
+
+
+class FolderUnusable(Exception):
+    """A folder that gets no rows; the text says why, for a person."""
+
+
+class FoundMaterial(msgspec.Struct, frozen=True, kw_only=True):
+    """A material of an index: the id of the item that it was made of, its path below ``raw/``, its times in ms."""
+
+    item: str
+    path: str
+    created_at: int
+    updated_at: int
+
+
+class OrphanFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The folder of a base that no row names, as its index and ``raw/`` have it; times in ms."""
+
+    base: str
+    created_at: int
+    updated_at: int
+    materials: list[FoundMaterial]
+    #: Dimensions of its vectors; None where it has none, or where they differ.
+    dimensions: int | None
+    #: Whether its vectors are not all of one length.
+    is_mixed: bool = False
+    #: By the item: how many of its bodies have no vector.
+    bare: dict[str, int]
+    #: Files below ``raw/``, with the times of their last change (ms).
+    files: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def is_whole(self, item: str) -> bool:
+        """Whether every body of an item has its vector, or the base has no vectors at all."""
+        return (self.dimensions is None and not self.is_mixed) or not self.bare.get(item)
+
+
+def read_folder(base: str, index: Path, raw: Path) -> OrphanFolder:
+    """Read what a folder tells of its base.
+
+    Args:
+        base: the name of the folder.
+        index: its index, which an audit found whole.
+        raw: its folder of raw files, if it has one.
+
+    Raises:
+        Unfit: the index is another base's, or tells too little.
+        apsw.Error, OSError, UnicodeDecodeError: it cannot be read.
+    """
+    with sqlite.open_readonly(index) as db:
+        row: Any = db.execute("SELECT base_id, created_at, updated_at FROM meta").fetchone()
+        if row is None:
+            raise FolderUnusable(tr("its index has no identity row"))
+        if row[0] != base:
+            raise FolderUnusable(tr("its index is that of base {other}", other=row[0]))
+        dimensions, is_mixed = _dimensions([one for (one,) in db.execute(_LENGTHS)])
+        return OrphanFolder(
+            base=base,
+            created_at=row[1],
+            updated_at=row[2],
+            materials=list(_materials(db)),
+            dimensions=dimensions,
+            is_mixed=is_mixed,
+            bare={decode_utf8(key): int(str(count)) for key, count in db.execute(_BARE) if isinstance(key, bytes)},
+            files=dict(_files(raw)),
+        )
+
+
+def _dimensions(lengths: list[Any]) -> tuple[int | None, bool]:
+    """Return the dimensions that vectors of these lengths have, and whether they do not have the same."""
+    if len(lengths) > 1 or any(not isinstance(one, int) or one <= 0 or one % 4 for one in lengths):
+        return None, True
+    return next((length // 4 for length in lengths), None), False
+
+
+def demand_one_length(folder: OrphanFolder) -> None:
+    """Refuse vectors of several lengths.
+
+    Raises:
+        Unfit
+    """
+    if folder.is_mixed:
+        raise FolderUnusable(tr("its vectors are not all of one length"))
+
+
+def _materials(db: apsw.Connection) -> Iterator[FoundMaterial]:
+    for item, path, created_at, updated_at in untrusted_sqlite.read_lenient_rows(
+        db, ("material_id", "relative_path", "created_at", "updated_at"), "material ORDER BY rowid"
+    ):
+        if not isinstance(item, str) or not item or not isinstance(path, str):
+            raise FolderUnusable(tr("a material of its index has no id, or no path"))
+        yield FoundMaterial(item=item, path=path, created_at=int(created_at), updated_at=int(updated_at))
+
+
+def _files(raw: Path) -> Iterator[tuple[str, int]]:
+    """Yield the files of a base by their paths; links, and what systems hide in folders of their own, are none."""
+    for name, changed_at in walk_files(raw):
+        with suppress(OSError):
+            is_hidden = any(part.startswith(".") for part in name.split("/"))
+            if not is_hidden and stat.S_ISREG((raw / name).lstat().st_mode):
+                yield name, int(changed_at * 1000)
+
+
+# Whether an index is sound enough for rows of the catalog to be derived from it.
+
+
+#: Findings that the missing rows themselves cause.
+_BY_ROWS = {v2.VECTOR_MISSING, v2.ITEM_NO_BASE}
+#: Findings of the catalog's own rows, which say nothing of the index.
+_OF_CATALOG = ("base.", "item.", "catalog.", "model.")
+
+
+def demand_readable_index(findings: Iterable[Finding]) -> None:
+    """Refuse an index that tells nothing, or tells of another base.
+
+    Raises:
+        Unfit
+    """
+    _demand_none(findings, lambda one: one.name in DAMAGE | {v2.META_MISSING})
+
+
+def demand_sound_index(findings: Iterable[Finding]) -> None:
+    """Refuse an index in which something is wrong that a search of the base would meet.
+
+    Raises:
+        Unfit
+    """
+    _demand_none(
+        findings,
+        lambda one: one.severity == "error" and one.name not in _BY_ROWS and not one.name.startswith(_OF_CATALOG),
+    )
+
+
+def _demand_none(findings: Iterable[Finding], is_wrong: Callable[[Finding], bool]) -> None:
+    wrong = Counter[str]()
+    for finding in filter(is_wrong, findings):
+        wrong[finding.name] += finding.count
+    if wrong:
+        listed = join_list(f"{name} ({count:,})" for name, count in wrong.items())
+        raise FolderUnusable(tr("its index has to be mended first, with regraft repair: {listed}", listed=listed))
+
+
+# The rows of a base and its items, as its index and its files tell them (``docs/findings.md``, "Adopting").
+
+
+#: What the block of every snapshot has, so that no other Markdown file is taken for one.
+_BLOCK_FIELDS = {"type", "title", "timestamp"}
+#: What a person calls the items of each type.
+_NOUNS = {"directory": "folder", "file": "file", "url": "url", "note": "note"}
+_NUMBERED = re.compile(r"_\d+$")
+_ABSOLUTE = re.compile(r"/|\\\\|[A-Za-z]:[/\\]")
+
+
+class ListedFolder(msgspec.Struct, frozen=True):
+    """A folder that the catalog lists: the id of its item, and the path of the original folder, if that is known."""
+
+    item: str
+    source: str | None = None
+
+    def source_of(self, rest: str) -> str | None:
+        """Return the path of an original file by its path in the folder.
+
+        None where the folder's path is not absolute, and where the name may have got a number to be free.
+        """
+        if self.source is None or _ABSOLUTE.match(self.source) is None or _NUMBERED.search(PurePosixPath(rest).stem):
+            return None
+        separator = "\\" if "\\" in self.source and "/" not in self.source else "/"
+        return f"{self.source.rstrip(separator)}{separator}{rest.replace('/', separator)}"
+
+
+def make_base_row(folder: OrphanFolder, items: list[Row], model: str | None) -> Row:
+    """Return the row of a base. One with vectors of which nobody says the model is a failed one."""
+    settings = Settings()
+    is_failed = model is None and folder.dimensions is not None
+    return {
+        "id": folder.base,
+        "name": _name(folder, items),
+        "dimensions": folder.dimensions,
+        "embedding_model_id": model if folder.dimensions is not None else None,
+        "status": "failed" if is_failed else "completed",
+        "error": MISSING_MODEL if is_failed else None,
+        "chunk_size": settings.chunk_size,
+        "chunk_overlap": settings.chunk_overlap,
+        "chunk_strategy": settings.chunk_strategy,
+        "chunk_separator": settings.chunk_separator,
+        "created_at": folder.created_at,
+        "updated_at": folder.updated_at,
+    }
+
+
+def _name(folder: OrphanFolder, items: list[Row]) -> str:
+    """Return the name of the only folder of a base, else its id."""
+    folders = [parse_item_data(item)["relativePath"] for item in items if item["type"] == "directory"]
+    return folders[0] if len(folders) == 1 and not is_blank(folders[0]) else folder.base
+
+
+def make_item_rows(folder: OrphanFolder, evidence: Evidence) -> Iterator[Row]:
+    """Yield the rows of a base's items: a folder before its files, materials in their order, then files without one.
+
+    The id of an item tells when it was made. A material of which every body has its vector, or of a base without any,
+    is that of a completed item.
+    """
+    builder = _Builder(folder, evidence, {}, ())
+    for material in folder.materials:
+        yield from builder.of_material(material)
+    for path, changed_at in sorted(folder.files.items()):
+        if path not in builder.used and find_path_problem(path.encode("utf-8", "surrogatepass")) is None:
+            key = identity.item_id(folder.base, path, folder.created_at)
+            yield from builder.item(key, path, (folder.created_at, changed_at), is_whole=False)
+
+
+def count_by_type(items: Iterable[Row]) -> str:
+    """Return how many items there are of each type, for a person; empty where there are none."""
+    kinds = Counter(item["type"] for item in items)
+    return join_list(format_count(kinds[kind], noun) for kind, noun in _NOUNS.items() if kinds[kind])
+
+
+def make_material_rows(
+    folder: OrphanFolder,
+    evidence: Evidence,
+    materials: Iterable[FoundMaterial],
+    containers: Mapping[str, ListedFolder],
+    named: Iterable[str],
+) -> Iterator[Row]:
+    """Yield the rows of the items of some materials, each behind that of its folder where this is new.
+
+    Args:
+        folder: the base.
+        evidence: its files.
+        materials: those whose items have no row.
+        containers: folders that the catalog lists, by their prefixes below ``raw/``.
+        named: files below ``raw/`` that items of the catalog name.
+    """
+    builder = _Builder(folder, evidence, containers, named)
+    for material in materials:
+        yield from builder.of_material(material)
+
+
+class _Builder:
+    def __init__(
+        self, folder: OrphanFolder, evidence: Evidence, containers: Mapping[str, ListedFolder], named: Iterable[str]
+    ) -> None:
+        self._folder, self._evidence = folder, evidence
+        #: By the first segment of the paths of their files.
+        self._containers = dict(containers)
+        #: Files below ``raw/`` that an item names.
+        self.used: set[str] = {*named, *(material.path for material in folder.materials)}
+        self._originals = _originals(folder, self.used)
+        self.used.update(self._originals.values())
+
+    def of_material(self, material: FoundMaterial) -> Iterator[Row]:
+        """Yield the row of the item that a material was made of."""
+        times = identity.uuid7_time(material.item) or material.created_at, material.updated_at
+        yield from self.item(material.item, material.path, times, is_whole=self._folder.is_whole(material.item))
+
+    def item(self, key: str, path: str, times: tuple[int, int], *, is_whole: bool) -> Iterator[Row]:
+        """Yield the row of an item, behind that of its folder where this comes first."""
+        prefix, slash, rest = path.partition("/")
+        container = None
+        if slash:
+            container = self._containers.get(prefix)
+            if container is None:
+                container = ListedFolder(identity.item_id(self._folder.base, f"{prefix}/", times[0]))
+                self._containers[prefix] = container
+                data = {"source": prefix, "relativePath": prefix}
+                yield self._row(container.item, "directory", data, times, is_whole=True)
+        kind, data = self._content(path)
+        source = None if container is None else container.source_of(rest)
+        if source is not None and kind == "file":
+            data["source"] = source
+        group = None if container is None else container.item
+        yield self._row(key, kind, data, times, is_whole=is_whole, group=group)
+
+    def _row(
+        self, key: str, kind: str, data: Row, times: tuple[int, int], *, is_whole: bool, group: str | None = None
+    ) -> Row:
+        texts = {name: replace_surrogates(value) for name, value in data.items()}
+        return {
+            "id": key,
+            "base_id": self._folder.base,
+            "group_id": group,
+            "type": kind,
+            "data": json.dumps(texts, ensure_ascii=False, separators=(",", ":")),
+            "status": "completed" if is_whole else "failed",
+            "error": None if is_whole else INTERRUPTED,
+            "created_at": times[0],
+            "updated_at": times[1],
+        }
+
+    def _content(self, path: str) -> tuple[str, dict[str, Any]]:
+        """Return type and data of the item whose path below ``raw/`` that is."""
+        snapshot = self._evidence.snapshot(path) if "/" not in path and path.endswith(".md") else None
+        if snapshot is not None and snapshot.fields.keys() >= _BLOCK_FIELDS:
+            found = _of_snapshot(snapshot)
+            if found is not None:
+                kind, data = found
+                return kind, {**data, "relativePath": path}
+        original = self._originals.get(path)
+        if original is not None:
+            return "file", {"source": original, "relativePath": original, "indexedRelativePath": path}
+        return "file", {"source": path, "relativePath": path}
+
+
+def _of_snapshot(snapshot: Snapshot) -> tuple[str, dict[str, str]] | None:
+    fields = snapshot.fields
+    address = fields.get("resource", "")
+    if fields["type"] == "URL" and not is_blank(address):
+        return "url", {"source": address, "url": address}
+    if fields["type"] != "Note":
+        return None
+    text = utf16_cut(snapshot.body, MAX_NOTE_UNITS)
+    source = next((one for one in (fields["title"], text) if not is_blank(one)), None)
+    return None if source is None else ("note", {"source": source, "content": text})
+
+
+def _originals(folder: OrphanFolder, used: set[str]) -> dict[str, str]:
+    """Return the files that a file processor made other ones of, by the paths of those that were indexed instead."""
+    materials = {material.path for material in folder.materials}
+    originals: dict[str, str] = {}
+    for path in folder.files:
+        if path in used or PurePosixPath(path).suffix.lower() not in PROCESSED_EXTENSIONS:
+            continue
+        made = (f"{path.rpartition('.')[0]}.md", f"{path}.md")
+        found = next((one for one in made if one in materials), None)
+        if found is not None:
+            originals.setdefault(found, path)
+    return originals

@@ -1,0 +1,395 @@
+"""What v1 left of a profile: its state, as drafts against the profile's own models, and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import apsw
+import msgspec
+from msgspec import structs
+
+from migrators import cherry_v1
+from migrators.cherry_v1.draft import draft_library
+from migrators.pipeline import preflight
+from migrators.pipeline.base_writer import BaseSource, write_base
+from migrators.pipeline.losses import SalvageRequest, check_for_damage, salvage_file
+from migrators.pipeline.plan import BasePlan, MaterialPlan, Rows
+from migrators.pipeline.source import BaseDraft, Hints, LibraryDraft, Options, Upload
+from migrators.pipeline.source_files import copy_upload, find_upload
+from regraft import identity
+from regraft.disk import durable, links, sqlite, untrusted_sqlite
+from regraft.disk.file_paths import FreeNames
+from regraft.disk.trees import SourceReadFailed, Tree, ZipTree, join_path, require_free_space
+from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
+from regraft.formats import okf
+from regraft.formats.cherry_v1.layout import StatePaths, find_vector_file
+from regraft.formats.cherry_v1.state import V1State, read_state
+from regraft.formats.cherry_v2.index import BODY_SEPARATOR
+from regraft.formats.cherry_v2.index.opening import READ_ERRORS
+from regraft.formats.cherry_v2.index.schema import add_full_text_triggers
+from regraft.formats.cherry_v2.layout import DATA_FOLDER
+from regraft.formats.cherry_v2.models import ModelOverrides
+from regraft.formats.vector_survey import StoreProblem, VectorSurvey
+from regraft.formats.vector_table import VectorTable
+from regraft.identity import replace
+from regraft.kinds import KIND_NAMES, V1_SOURCES, Kind
+from regraft.language import tr
+from regraft.stores.locate import INDEX_FILE, Located, open_store
+from regraft.text import decode_utf8
+from repair.changes.files import copy_database
+from repair.changes.store import Store
+
+
+class VectorFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A base's vector file on disk, or what was salvaged of it: what it holds, how it is read, where it comes from."""
+
+    survey: VectorSurvey
+    path: Path
+    table: VectorTable
+    tree: Tree
+    #: What tells the state of ``path``.
+    mark: sqlite.FileState
+
+
+class V1Data(msgspec.Struct, frozen=True, kw_only=True):
+    """What v1 left: where its files are, first choice first, and its bases as drafts."""
+
+    source: Located
+    places: tuple[tuple[Tree, StatePaths], ...]
+    library: LibraryDraft
+    keep: ExitStack
+    #: Whether rows of damaged vector files are wanted that prove themselves.
+    salvage: bool = False
+
+    def survey(self, draft: BaseDraft) -> VectorFile:
+        """Read a base's vector file; of a damaged one what is left, where that is wanted.
+
+        Raises:
+            StoreProblem: it cannot be used; the text says why.
+            WorkFolderTooSmall: it is in an archive, and there is no room for it.
+        """
+        missing = tr("does not exist")
+        problems: list[str] = []
+        leftover: VectorFile | None = None
+        for tree, places in self.places:
+            if places.vectors is None:
+                continue
+            name = join_path(places.vectors, find_vector_file(tree, places.vectors, draft.vector_file))
+            try:
+                if isinstance(tree, ZipTree) and tree.kind(name) == "file":
+                    require_free_space(durable.temporary_root(), tree.size(name))
+                path = self.keep.enter_context(tree.local(name, None))
+                mark = sqlite.read_file_state(path)
+                found = self._surveyed(path, tree, draft)
+                if sqlite.read_file_state(path) != mark:
+                    problems.append(tr("cannot be read: {moved}", moved=sqlite.CHANGED_DURING_READ))
+                elif found.survey.salvage is None:
+                    return found
+                else:
+                    # Another place may have it whole.
+                    leftover = leftover or found
+            except StoreProblem as unusable:
+                problems.append(str(unusable))
+            except SourceUnreadable as unreadable:
+                problems.append(tr("cannot be read: {reason}", reason=unreadable.facts["reason"]))
+        if leftover is not None:
+            return leftover
+        # A damaged file in one place says more than its absence from another.
+        problem = next((one for one in problems if one != missing), missing)
+        raise StoreProblem(
+            tr("its vector file {vector_file} {problem}", vector_file=draft.vector_file, problem=problem)
+        )
+
+    def _surveyed(self, path: Path, tree: Tree, draft: BaseDraft) -> VectorFile:
+        mark = sqlite.read_file_state(path)
+        pipeline = cherry_v1.PIPELINE
+        try:
+            survey = pipeline.table.survey(path)
+            check_for_damage(pipeline.salvager, path, None, is_wanted=self.salvage)
+            return VectorFile(survey=survey, path=path, tree=tree, mark=mark, table=pipeline.table)
+        except StoreProblem as problem:
+            wish = SalvageRequest(is_wanted=self.salvage, work=None)
+            left = salvage_file(pipeline.salvager, path, draft, problem, wish, self.keep)
+            if isinstance(left.found, StoreProblem) or left.vectors is None or left.table is None:
+                raise left.found if isinstance(left.found, StoreProblem) else problem from problem
+            mark = sqlite.read_file_state(left.vectors)
+            return VectorFile(survey=left.found, path=left.vectors, tree=tree, mark=mark, table=left.table)
+
+    def hints(self, draft: BaseDraft, survey: VectorSurvey, now_ms: int) -> Hints:
+        """Return what other files tell of a base."""
+        return cherry_v1.PIPELINE.hints(self.source, draft, survey, Options(now_ms=now_ms))
+
+    def upload(self, upload: Upload) -> tuple[Tree, str, int] | None:
+        """Return where an uploaded file is (tree, folder of uploads, size), None where it is nowhere."""
+        for tree, places in self.places:
+            name = find_upload(tree, places.uploads, upload)
+            if name is not None and places.uploads is not None:
+                return tree, places.uploads, tree.size(name)
+        return None
+
+
+def read_v1(
+    store: Store, given: Path | None, model_overrides: ModelOverrides, keep: ExitStack, *, salvage: bool = False
+) -> V1Data:
+    """Read v1's state, from the profile or from the source that the user gives.
+
+    Models count as existing: whether they do is for the profile to say, not for v1.
+
+    Raises:
+        SourceNotMigratable: there is none.
+        RegraftError: it cannot be read, or an application is using the given profile.
+    """
+    path = store.root if given is None else given
+    source, state = _found(path, keep, salvage=salvage)
+    if (
+        given is not None
+        and source.profile is not None
+        and links.real_path(source.profile) != links.real_path(store.root)
+    ):
+        preflight.check_running(source.profile, Options(now_ms=0))
+    tree = store.found.tree
+    uploads = next((name for name in (f"{DATA_FOLDER}/Files", "Files") if tree.kind(name) == "folder"), None)
+    own = StatePaths(vectors=store.bases, uploads=uploads)
+    library = draft_library(replace(state, providers=None), model_overrides)
+    places = ((source.tree, source.places), (tree, own))
+    return V1Data(source=source, places=places, library=library, keep=keep, salvage=salvage)
+
+
+def _found(path: Path, keep: ExitStack, *, salvage: bool) -> tuple[Located, V1State]:
+    """Return the first kind of v1 source that a path is and that has bases."""
+    found = keep.enter_context(open_store(path, salvage=salvage))
+    kinds = [found.kind] if found.kind in V1_SOURCES else [Kind.V1_PROFILE, Kind.V1_EXPORT]
+    for kind in kinds:
+        try:
+            source = keep.enter_context(open_store(path, kind, salvage=salvage))
+        except SourceUnrecognised:
+            continue
+        state = read_state(source.tree, source.places)
+        if state.bases:
+            return source, state
+    advice = tr("--v1 SOURCE gives one: a backup, a profile or an export of v1")
+    raise SourceNotMigratable(
+        path=path, what=tr("{names} without knowledge bases of v1", names=KIND_NAMES[found.kind]), advice=advice
+    )
+
+
+# The files of a rescued base: its index, snapshots and uploads, each made beside and put into place by the engine.
+#
+# Vectors and texts are carried by the same stages as in a migration.
+
+
+Make = Callable[[Path], None]
+
+
+class MigratedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A base's vector file on disk, and what of it is carried."""
+
+    #: Where it comes from, which may hold uploads, too.
+    tree: Tree
+    path: Path
+    table: VectorTable
+    plan: BasePlan
+    #: What tells the state of the file that was planned.
+    mark: sqlite.FileState
+
+    def texts(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[str]:
+        """Stream the bodies of a material, in their order.
+
+        Raises:
+            RowsDiffer: at the end, where these are not the rows that were surveyed.
+        """
+        for body, _ in self.table.rows(db, material.runs, self.plan.vector_bytes, material.digest):
+            yield body
+
+    def carrying(self, materials: tuple[MaterialPlan, ...]) -> MigratedFile:
+        """Return it with a plan that carries these materials alone."""
+        rows = sum(material.rows for material in materials)
+        plan = replace(self.plan, materials=materials, rows=Rows(read=rows, carried=rows))
+        return replace(self, plan=plan)
+
+
+class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot that is to be written: of which material, its path below ``raw/``, and its block without a time."""
+
+    material: MaterialPlan
+    path: str
+    snapshot: okf.Snapshot
+    bytes: int
+    #: Whether the very text lies there already.
+    is_there: bool
+
+
+def read_texts(
+    v1: MigratedFile, names: FreeNames, raw: Path, known: Mapping[str, str]
+) -> tuple[MigratedFile, list[NewSnapshot]]:
+    """Read every text that is to be carried once, and name the snapshots as carrying does.
+
+    Returns:
+        What is carried, with the paths of snapshots, and these.
+
+
+    Args:
+        v1: what is carried; an item without a path is one that gets a snapshot.
+        names: the names in ``raw/`` that are taken.
+        raw: the base's folder of raw files.
+        known: the paths of materials that the index has, by their ids.
+
+    Raises:
+        SourceFailed: a text cannot be read.
+    """
+    found = []
+    with _reading(v1.path) as db:
+        for material in v1.plan.materials:
+            item = v1.plan.items[material.item]
+            if "relativePath" in item.data:
+                for _ in v1.texts(db, material):
+                    pass
+                continue
+            content = BODY_SEPARATOR.join(v1.texts(db, material))
+            is_url = item.type == "url"
+            shot = okf.url_snapshot(item.data["url"], content) if is_url else okf.note_snapshot(item.data["source"])
+            if item.id in known:
+                path, is_there = known[item.id], (raw / known[item.id]).exists()
+            else:
+                path, is_there = find_snapshot_name(names, f"{shot.stem}.md", raw, content)
+            found.append(
+                NewSnapshot(material=material, path=path, snapshot=shot, bytes=len(content.encode()), is_there=is_there)
+            )
+    items = list(v1.plan.items)
+    for one in found:
+        item = items[one.material.item]
+        items[one.material.item] = structs.replace(item, data={**item.data, "relativePath": one.path})
+    return replace(v1, plan=replace(v1.plan, items=tuple(items))), found
+
+
+def find_snapshot_name(names: FreeNames, wanted: str, raw: Path, content: str) -> tuple[str, bool]:
+    """Return a name that no item has and no file but the very snapshot, and whether that lies there."""
+    while True:
+        path = names.take(wanted)
+        place = raw / path
+        if not place.exists():
+            return path, False
+        # What a run that was stopped has left.
+        if place.is_file() and okf.strip_block(decode_utf8(links.read_bytes(place))) == content:
+            return path, True
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[apsw.Connection]:
+    try:
+        with sqlite.open_readonly(path) as db:
+            yield db
+    except READ_ERRORS as error:
+        raise SourceReadFailed(str(error)) from error
+
+
+# --- what is made ----------------------------------------------------------------------------------------------------
+
+
+def index_writer(v1: MigratedFile, now_ms: int) -> Make:
+    """Return what writes a base's index, verified."""
+
+    def make(new: Path) -> None:
+        with _carried(v1, new, now_ms) as carried:
+            durable.replace(carried, new)
+
+    return make
+
+
+#: What comes into an index from another, by table; bodies are numbered as they come.
+_ADDED = {
+    "content": "content_hash, text, created_at",
+    "embedding": "embedding_text_hash, vector_blob, created_at",
+    "material": "material_id, relative_path, current_content_hash, created_at, updated_at",
+    "search_unit": "unit_id, material_id, content_hash, unit_type, unit_index, char_start, char_end, created_at",
+    "search_text": "search_text_id, target_type, target_id, kind, text, embedding_text_hash, created_at",
+}
+#: Texts and vectors that are there already stay.
+_SHARED = ("content", "embedding")
+#: What is left of the units and bodies of materials that are gone and carried again: the same texts, or none.
+_IS_CARRIED = "embedding_text_hash IN (SELECT embedding_text_hash FROM carried.search_text)"
+_REMAINS = (
+    f"""DELETE FROM main.search_text WHERE target_type = 'search_unit' AND {_IS_CARRIED} AND target_id IN (
+          SELECT unit_id FROM carried.search_unit UNION ALL
+          SELECT unit_id FROM main.search_unit WHERE material_id IN (SELECT material_id FROM carried.material))""",
+    """DELETE FROM main.search_unit WHERE material_id IN (SELECT material_id FROM carried.material)
+         AND unit_id NOT IN (SELECT target_id FROM main.search_text WHERE target_type = 'search_unit')""",
+)
+
+
+def extended_index_writer(v1: MigratedFile, current: Path, now_ms: int) -> Make:
+    """Return what writes the index ``current`` with the carried materials added."""
+
+    def make(new: Path) -> None:
+        with _carried(v1, new, now_ms) as carried:
+            copy_database(current, new)
+            with sqlite.open_writable(new) as db, sqlite.attach_readonly(db, carried, "carried"):
+                add_full_text_triggers(db)
+                with sqlite.transaction(db), untrusted_sqlite.change_only(db, new, _ADDED.keys()):
+                    for statement in _REMAINS:
+                        db.execute(statement)
+                    for table, columns in _ADDED.items():
+                        there = "WHERE TRUE ON CONFLICT DO NOTHING" if table in _SHARED else ""
+                        rows = f"SELECT {columns} FROM carried.{table} ORDER BY rowid"
+                        db.execute(f"INSERT INTO {table} ({columns}) SELECT * FROM ({rows}) {there}")
+
+    return make
+
+
+@contextmanager
+def _carried(v1: MigratedFile, new: Path, now_ms: int) -> Iterator[Path]:
+    """Carry into a folder beside ``new`` and give the index in it; the folder is removed at the end."""
+    folder = new.with_name(f"{new.name}.base")
+    origin = BaseSource(tree=v1.tree, uploads=None, table=v1.table, vectors=v1.path, earlier=folder)
+    try:
+        with _blamed(v1):
+            write_base(v1.plan, origin, folder, now_ms, lambda _rows, _bytes: None)
+        yield folder / INDEX_FILE
+    finally:
+        durable.remove_tree(folder)
+
+
+def snapshot_writer(v1: MigratedFile, snapshot: NewSnapshot, now_ms: int) -> Make:
+    """Return what writes a snapshot."""
+
+    def make(new: Path) -> None:
+        with (
+            _blamed(v1),
+            _reading(v1.path) as db,
+            durable.open_text(new, "x") as file,
+        ):
+            file.write(snapshot.snapshot.block(identity.iso_time(now_ms)))
+            for number, body in enumerate(v1.texts(db, snapshot.material)):
+                file.write(f"{BODY_SEPARATOR if number else ''}{body}")
+
+    return make
+
+
+def upload_copier(tree: Tree, uploads: str, upload: Upload) -> Make:
+    """Return what copies an uploaded file of v1."""
+
+    def make(new: Path) -> None:
+        problem = copy_upload(tree, uploads, upload, new.with_name(f"{new.name}.none"), new)
+        if problem:
+            raise OSError(problem)
+
+    return make
+
+
+@contextmanager
+def _blamed(v1: MigratedFile) -> Iterator[None]:
+    """Stop the run where a file that was read through can be read no more, or was written to meanwhile."""
+    try:
+        yield
+    except (OSError, apsw.Error):
+        raise
+    except Exception as error:
+        if sqlite.read_file_state(v1.path) != v1.mark:
+            raise OSError(f"{v1.path}: {sqlite.CHANGED_DURING_READ}") from error
+        if isinstance(error, SourceReadFailed):
+            raise OSError(f"{v1.path}: {error}") from error
+        raise
+    if sqlite.read_file_state(v1.path) != v1.mark:
+        raise OSError(f"{v1.path}: {sqlite.CHANGED_DURING_READ}")

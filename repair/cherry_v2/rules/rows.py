@@ -1,0 +1,659 @@
+"""The rows of an index file beside it, in temporary tables, where they are mended before any of them is written.
+
+The tables hold ids, hashes and numbers, no texts but those that become others, and no vectors: a file of any size is
+mended in little memory, and a dry run counts on them exactly what a real run then writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, starmap
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import apsw
+import msgspec
+
+from checks.cherry_v2 import detect
+from checks.cherry_v2 import findings as v2
+from regraft.language import tr
+
+#: Columns have no type, so that damaged values stay what they are.
+_TABLES = (
+    # Texts that are not what their hash says; state: restored, rekeyed or left.
+    "m_content (rid INTEGER PRIMARY KEY, key, own_key TEXT, state TEXT DEFAULT 'left', new_key TEXT, text TEXT)",
+    # Every key that a text is going to have; is_whole: units can be cut from it.
+    "m_known (rid INTEGER PRIMARY KEY, key, is_whole INTEGER)",
+    "m_material (rid INTEGER PRIMARY KEY, id, content, new_content)",
+    """m_unit (rid INTEGER PRIMARY KEY, id, material, content, type, idx, char_start, char_end, was_content, was_idx,
+         follows INTEGER, touched INTEGER DEFAULT 0, new_id TEXT)""",
+    """m_body (rid INTEGER PRIMARY KEY, id, type, target, kind, hash, number, unit INTEGER, bad INTEGER DEFAULT 0,
+
+         is_new INTEGER DEFAULT 0, linked INTEGER DEFAULT 0, text TEXT, new_hash TEXT, new_target TEXT,
+         new_id TEXT, new_number INTEGER)""",
+    "m_vector (rid INTEGER PRIMARY KEY, flaw TEXT, bytes INTEGER)",
+)
+UNIT_KEY = " || ' ' || ".join(("material", "content", "type", "idx", "char_start", "char_end"))
+#: The id that a unit has by its fields; NULL where one of them is.
+DERIVED = f"sha256_hex(CAST({UNIT_KEY} AS BLOB))"
+_FILL = (
+    "INSERT INTO temp.m_material (rid, id, content) SELECT rowid, material_id, current_content_hash FROM main.material",
+    """INSERT INTO temp.m_unit (rid, id, material, content, type, idx, char_start, char_end, was_content, was_idx)
+       SELECT rowid, unit_id, material_id, content_hash, unit_type, unit_index, char_start, char_end, content_hash,
+              unit_index FROM main.search_unit""",
+    f"UPDATE temp.m_unit SET follows = {DERIVED} IS id",
+    """INSERT INTO temp.m_body (rid, id, type, target, kind, hash, number)
+       SELECT rowid, search_text_id, target_type, target_id, kind, embedding_text_hash, fts_rowid
+         FROM main.search_text""",
+    "CREATE INDEX temp.m_material_id ON m_material (id)",
+    "CREATE INDEX temp.m_unit_id ON m_unit (id)",
+    "CREATE INDEX temp.m_unit_content ON m_unit (content)",
+    "CREATE INDEX temp.m_unit_material ON m_unit (material)",
+    """UPDATE temp.m_body SET unit = (SELECT u.rid FROM temp.m_unit u WHERE u.id = m_body.target)
+        WHERE type = 'search_unit' AND kind = 'body'""",
+    "CREATE INDEX temp.m_body_unit ON m_body (unit)",
+)
+
+
+class RowRepair(msgspec.Struct):
+    """One file that is being mended: what is wanted, and what came of it so far."""
+
+    db: apsw.Connection
+    #: Findings that are to be mended.
+    wanted: frozenset[str]
+    #: Findings that the audit has of this file.
+    found: frozenset[str]
+    #: How many rows each action changes.
+    done: Counter[str] = msgspec.field(default_factory=Counter)
+    #: How many rows stay as they are, by finding and reason.
+    left: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
+
+    def wants(self, name: str) -> bool:
+        """Tell whether a finding is there and to be mended."""
+        return name in self.wanted and name in self.found
+
+    def change(self, action: str, sql: str) -> None:
+        """Change rows of the temporary tables and count them."""
+        self.db.execute(sql)
+        self.done[action] += self.db.changes()
+
+    def leave(self, finding: str, reason: str, count: int = 1) -> None:
+        """Count rows that stay as they are."""
+        if count and finding in self.wanted:
+            self.left[finding, reason] += count
+
+    def count(self, sql: str) -> int:
+        """Return the one number that a query gives."""
+        return int(self.db.execute(sql).get or 0)
+
+
+def sha256_hex(raw: bytes) -> str:
+    """Return the hash of a text's bytes, as the layout has it."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+def decode_text(raw: object) -> str | None:
+    """Return bytes as text, None where they are none."""
+    try:
+        return raw.decode() if isinstance(raw, bytes) else None
+    except UnicodeDecodeError:
+        return None
+
+
+def create_tables(db: apsw.Connection) -> None:
+    """Put the rows of an open index file into fresh temporary tables.
+
+    Raises:
+        apsw.Error: the file is damaged, or there is no room for temporary tables.
+    """
+    functions: dict[str, Callable[..., Any]] = {
+        "sha256_hex": lambda raw: sha256_hex(raw) if isinstance(raw, bytes) else None,
+        "is_text": lambda raw: decode_text(raw) is not None,
+    }
+    for name, function in functions.items():
+        db.create_scalar_function(name, function, 1, deterministic=True)
+    for table in _TABLES:
+        db.execute(f"DROP TABLE IF EXISTS temp.{table.partition(' ')[0]}")
+        db.execute(f"CREATE TEMP TABLE {table}")
+    for statement in _FILL:
+        db.execute(statement)
+
+
+#: Ids and numbers are unique: rows that get another one first get one that no other row has.
+_WRITE = (
+    "PRAGMA defer_foreign_keys = ON",
+    "UPDATE main.content SET text = m.text FROM temp.m_content m WHERE m.rid = content.rowid AND m.state = 'restored'",
+    """INSERT OR IGNORE INTO main.content (content_hash, text, created_at)
+       SELECT m.new_key, ifnull(m.text, CAST(c.text AS TEXT)), c.created_at
+         FROM temp.m_content m JOIN main.content c ON c.rowid = m.rid WHERE m.state = 'rekeyed' ORDER BY m.rid""",
+    """UPDATE main.search_unit
+          SET unit_id = 'regraft ' || search_unit.rowid, unit_index = search_unit.rowid + 1099511627776
+         FROM temp.m_unit m WHERE m.rid = search_unit.rowid AND (m.new_id IS NOT NULL OR m.touched)""",
+    """UPDATE main.search_unit
+          SET unit_id = ifnull(m.new_id, m.id), unit_index = m.idx, char_start = m.char_start, char_end = m.char_end
+         FROM temp.m_unit m WHERE m.rid = search_unit.rowid AND (m.new_id IS NOT NULL OR m.touched)""",
+    # A reference that leads nowhere and stays so must not be written: SQLite refuses it as if it were new.
+    """UPDATE main.search_unit SET content_hash = m.content
+         FROM temp.m_unit m WHERE m.rid = search_unit.rowid AND m.content IS NOT m.was_content""",
+    """UPDATE main.material SET current_content_hash = m.new_content
+         FROM temp.m_material m WHERE m.rid = material.rowid AND m.new_content IS NOT NULL""",
+    """DELETE FROM main.content WHERE rowid IN (SELECT rid FROM temp.m_content WHERE state = 'rekeyed')
+          AND NOT EXISTS (SELECT 1 FROM main.search_unit u WHERE u.content_hash = content.content_hash)
+          AND NOT EXISTS (SELECT 1 FROM main.material m WHERE m.current_content_hash = content.content_hash)""",
+    """UPDATE main.search_text
+          SET search_text_id = 'regraft ' || search_text.rowid, target_id = 'regraft ' || search_text.rowid
+         FROM temp.m_body m WHERE m.rid = search_text.rowid AND NOT m.is_new
+          AND (m.new_id IS NOT NULL OR m.new_target IS NOT NULL OR m.linked)""",
+    """UPDATE main.search_text SET target_type = 'search_unit', kind = 'body' FROM temp.m_body m
+        WHERE m.rid = search_text.rowid AND m.linked""",
+    """UPDATE main.search_text
+          SET search_text_id = ifnull(m.new_id, m.id), target_id = ifnull(m.new_target, m.target)
+         FROM temp.m_body m WHERE m.rid = search_text.rowid AND NOT m.is_new
+          AND (m.new_id IS NOT NULL OR m.new_target IS NOT NULL OR m.linked)""",
+    """UPDATE main.search_text SET fts_rowid = m.new_number FROM temp.m_body m
+        WHERE m.rid = search_text.rowid AND NOT m.is_new AND m.new_number IS NOT NULL""",
+    """UPDATE main.search_text SET embedding_text_hash = m.new_hash FROM temp.m_body m
+        WHERE m.rid = search_text.rowid AND NOT m.is_new AND m.new_hash IS NOT NULL""",
+    """UPDATE main.search_text SET text = m.text FROM temp.m_body m
+        WHERE m.rid = search_text.rowid AND NOT m.is_new AND m.text IS NOT NULL""",
+    """INSERT INTO main.search_text (search_text_id, target_type, target_id, kind, text, embedding_text_hash,
+                                     fts_rowid, created_at)
+       SELECT m.new_id, 'search_unit', m.new_target, 'body', m.text, m.new_hash, m.new_number, u.created_at
+         FROM temp.m_body m JOIN main.search_unit u ON u.rowid = m.unit WHERE m.is_new""",
+    "DELETE FROM main.embedding WHERE rowid IN (SELECT rid FROM temp.m_vector)",
+)
+
+
+def write_back(db: apsw.Connection) -> None:
+    """Write what became another value in the temporary tables into the file, in the caller's transaction.
+
+    Raises:
+        apsw.Error: the file cannot be written.
+    """
+    # A row that is mended in part may still break another of the layout's checks.
+    db.execute("PRAGMA ignore_check_constraints = ON")
+    try:
+        for statement in _WRITE:
+            db.execute(statement)
+    finally:
+        db.execute("PRAGMA ignore_check_constraints = OFF")
+
+
+# Mending what follows from other columns: which body is of which unit, numbers, ids.
+
+
+_UNIT_WITHOUT_BODY = "NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE b.unit = m_unit.rid)"
+#: A unit whose material, text or body is not known: its id may still tell what was there.
+_IN_DOUBT = f"""({_UNIT_WITHOUT_BODY} OR NOT EXISTS (SELECT 1 FROM temp.m_material m WHERE m.id = m_unit.material
+       AND (m.content IS NULL OR ifnull(m.new_content, m.content) IS m_unit.content))
+   OR NOT EXISTS (SELECT 1 FROM temp.m_known k WHERE k.key = m_unit.content))"""
+_BODY_KEY = "CAST({} || ' ' || {} || ' ' || kind AS BLOB)"
+
+
+def link_bodies(job: RowRepair) -> None:
+    """Find the units of bodies that name none, for units without a body.
+
+    Such a body names the id that the unit has by its fields, with the number that it had or the one that it has now, or
+    its own id follows from one of the unit's.
+    """
+    if not job.wants(v2.NO_BODY):
+        return
+    db = job.db
+    for table in ("m_lost", "m_stray"):
+        db.execute(f"DROP TABLE IF EXISTS temp.{table}")
+    was_derived = DERIVED.replace("idx", "was_idx")
+    db.execute(
+        f"CREATE TEMP TABLE m_lost AS SELECT rid, id, {was_derived} AS was_derived, {DERIVED} AS derived"
+        f" FROM temp.m_unit WHERE {_UNIT_WITHOUT_BODY}"
+    )
+    db.execute("CREATE TEMP TABLE m_stray AS SELECT rid, id, target FROM temp.m_body WHERE unit IS NULL")
+    db.execute("CREATE INDEX temp.m_stray_id ON m_stray (id)")
+    db.execute("CREATE INDEX temp.m_stray_target ON m_stray (target)")
+    body_id = "sha256_hex(CAST('search_unit ' || {} || ' body' AS BLOB))"
+    keys = ("l.id", "l.was_derived", "l.derived")
+    for proof in (*(f"s.target = {key}" for key in keys), *(f"s.id = {body_id.format(key)}" for key in keys)):
+        pairs = f"""SELECT min(s.rid) AS body, l.rid AS unit FROM temp.m_lost l CROSS JOIN temp.m_stray s ON {proof}
+             WHERE NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE b.unit = l.rid) GROUP BY l.rid"""
+        job.change(
+            "link-bodies",
+            f"""UPDATE temp.m_body SET unit = p.unit, type = 'search_unit', kind = 'body', linked = TRUE
+                  FROM ({pairs}) p WHERE p.body = m_body.rid AND m_body.unit IS NULL""",
+        )
+
+
+def link_contents(job: RowRepair) -> None:
+    """Give materials with units and without a content the one that their units agree on."""
+    if not job.wants(v2.NO_CONTENT):
+        return
+    known = "SELECT 1 FROM temp.m_known k WHERE k.key = ifnull(m_material.new_content, m_material.content)"
+    units = """SELECT {} FROM temp.m_unit u LEFT JOIN temp.m_known k ON k.key = u.content
+         WHERE u.material = m_material.id"""
+    bare = f"NOT EXISTS ({known}) AND EXISTS ({units.format(1)})"
+    agreed = units.format("count(DISTINCT u.content) = 1 AND count(*) = count(k.key)")
+    job.change(
+        "link-contents",
+        f"UPDATE temp.m_material SET new_content = ({units.format('min(u.content)')}) WHERE {bare} AND ({agreed})",
+    )
+    left = job.count(f"SELECT count(*) FROM temp.m_material WHERE {bare}")
+    job.leave(v2.NO_CONTENT, tr("its units do not agree on a text that is there"), left)
+
+
+def order_units(job: RowRepair) -> None:
+    """Number the units of a material from 0, in their order.
+
+    That is the order of their numbers; where the id of a unit shows that its number may be wrong, it is the order of
+    their places in the text, as far as these are mended.
+    """
+    if not job.wants(v2.UNIT_GAP):
+        return
+    db = job.db
+    db.execute("DROP TABLE IF EXISTS temp.m_gap")
+    db.execute(
+        "CREATE TEMP TABLE m_gap AS SELECT material,"
+        " min(follows) = 0 AND count(DISTINCT content) = 1 AND min(typeof(char_start) = 'integer') AS by_place,"
+        " min(typeof(was_idx) = 'integer') AS by_number FROM temp.m_unit GROUP BY material"
+        " HAVING min(was_idx) IS NOT 0 OR max(was_idx) IS NOT count(*) - 1 OR count(DISTINCT was_idx) <> count(*)"
+    )
+    # The id of a unit whose material is gone may still tell what that was.
+    db.execute(
+        "UPDATE temp.m_gap SET by_place = FALSE, by_number = FALSE"
+        " WHERE NOT EXISTS (SELECT 1 FROM temp.m_material m WHERE m.id = m_gap.material)"
+    )
+    ordered = (
+        "SELECT u.rid, row_number() OVER (PARTITION BY u.material ORDER BY CASE WHEN g.by_place THEN u.char_start"
+        " ELSE u.was_idx END, u.was_idx, u.rid) - 1 AS number FROM temp.m_gap g CROSS JOIN temp.m_unit u"
+        " ON u.material = g.material WHERE g.by_place OR g.by_number"
+    )
+    db.execute(
+        f"UPDATE temp.m_unit SET idx = o.number, touched = TRUE FROM ({ordered}) o"
+        " WHERE o.rid = m_unit.rid AND o.number IS NOT m_unit.idx"
+    )
+
+
+def number_units(job: RowRepair) -> None:
+    """Number the units of materials whose numbers have gaps, and say where nothing tells their order."""
+    if not job.wants(v2.UNIT_GAP):
+        return
+    order_units(job)
+    job.done["number-units"] += job.count("SELECT count(*) FROM temp.m_unit WHERE idx IS NOT was_idx")
+    left = job.count("SELECT count(*) FROM temp.m_gap WHERE NOT (by_place OR by_number)")
+    job.leave(v2.UNIT_GAP, tr("neither numbers nor places tell the order of its units, or it is gone"), left)
+
+
+def rekey_units(job: RowRepair) -> None:
+    """Give units the ids that follow from their fields."""
+    wanted = job.wants(v2.UNIT_ID)
+    job.change(
+        "rekey-units",
+        f"UPDATE temp.m_unit SET new_id = {DERIVED} WHERE {DERIVED} IS NOT id AND {DERIVED} IS NOT NULL"
+        f" AND ((touched AND NOT {_UNIT_WITHOUT_BODY}) OR ({int(wanted)} AND NOT {_IN_DOUBT}))",
+    )
+    if wanted or job.count("SELECT max(touched) FROM temp.m_unit"):
+        left = job.count(f"SELECT count(*) FROM temp.m_unit WHERE new_id IS NULL AND {DERIVED} IS NOT id")
+        job.leave(v2.UNIT_ID, tr("its material, text or body is not known, and its id may still tell"), left)
+
+
+def rekey_bodies(job: RowRepair) -> None:
+    """Have bodies name their units as these are called now, and give them the ids that follow."""
+    db = job.db
+    db.execute(
+        "UPDATE temp.m_body SET new_target = u.name FROM (SELECT rid, ifnull(new_id, id) AS name FROM temp.m_unit) u"
+        " WHERE u.rid = m_body.unit AND m_body.target IS NOT u.name"
+    )
+    wanted = job.wants(v2.BODY_ID)
+    derived = f"sha256_hex({_BODY_KEY.format('type', 'ifnull(new_target, target)')})"
+    db.execute(
+        f"UPDATE temp.m_body SET new_id = {derived} WHERE {derived} IS NOT NULL AND {derived} IS NOT id"
+        f" AND (new_target IS NOT NULL OR {int(wanted)})"
+    )
+    changed = "(new_id IS NOT NULL OR new_target IS NOT NULL)"
+    job.done["rekey-bodies"] += job.count(f"SELECT count(*) FROM temp.m_body WHERE NOT is_new AND {changed}")
+    if wanted:
+        left = job.count(f"SELECT count(*) FROM temp.m_body WHERE new_id IS NULL AND {derived} IS NOT id")
+        job.leave(v2.BODY_ID, tr("one of the fields that its id follows from is missing"), left)
+
+
+#: What cannot be a number in the full-text index, or has one above it.
+_HIGHEST = 1 << 53
+
+
+def number_bodies(job: RowRepair) -> None:
+    """Give bodies without a number in the full-text index, or with that of another, the next ones."""
+    job.db.execute("DROP TABLE IF EXISTS temp.m_number")
+    job.db.execute(
+        "CREATE TEMP TABLE m_number AS SELECT rid FROM (SELECT rid, number, row_number() OVER"
+        " (PARTITION BY number ORDER BY rid) AS place FROM temp.m_body)"
+        f" WHERE typeof(number) <> 'integer' OR number NOT BETWEEN -{_HIGHEST} AND {_HIGHEST} OR place > 1"
+    )
+    top = (
+        "SELECT max(0, ifnull(max(number), 0)) FROM temp.m_body WHERE typeof(number) = 'integer'"
+        f" AND number BETWEEN -{_HIGHEST} AND {_HIGHEST}"
+    )
+    numbered = f"SELECT rid, ({top}) + row_number() OVER (ORDER BY rid) AS number FROM temp.m_number"
+    job.db.execute(f"UPDATE temp.m_body SET new_number = n.number FROM ({numbered}) n WHERE n.rid = m_body.rid")
+    job.done["number-bodies"] += job.count(
+        "SELECT count(*) FROM temp.m_body WHERE NOT is_new AND new_number IS NOT NULL"
+    )
+
+
+def has_id_clash(job: RowRepair) -> bool:
+    """Tell whether two rows would have one id afterwards."""
+    return any(
+        job.count(f"SELECT EXISTS (SELECT 1 FROM temp.{table} GROUP BY ifnull(new_id, id) HAVING count(*) > 1"
+                  " AND ifnull(new_id, id) IS NOT NULL)")
+        for table in ("m_unit", "m_body")
+    )  # fmt: skip
+
+
+# Mending what texts say of each other: contents by the bodies of their units, bodies and places by the contents.
+#
+# A hash is proof: what has it is what was there. Rules: ``docs/findings.md`` and ``docs/formats/index.md``, "Identities".
+
+
+#: SQLite's longest text, in bytes.
+_LONGEST = 1 << 31
+_PARAGRAPH = b"\n\n"
+_WIDE_PARAGRAPH = "\n\n".encode("utf-16-le")
+
+# --- contents --------------------------------------------------------------------------------------------------------
+
+#: The bodies of a text's units, in the order of each material. ``is_proven``: neither place nor text was changed.
+_PIECES = """SELECT CAST(u.material AS BLOB) AS material, u.char_start, u.char_end, CAST(t.text AS BLOB) AS text,
+       u.follows AND t.embedding_text_hash IS sha256_hex(CAST(t.text AS BLOB)) AS is_proven
+  FROM temp.m_unit u CROSS JOIN temp.m_body b ON b.unit = u.rid CROSS JOIN main.search_text t ON t.rowid = b.rid
+ WHERE u.content = (SELECT key FROM temp.m_content WHERE rid = ?) ORDER BY u.material, u.idx"""
+
+
+class _BodyPiece(NamedTuple):
+    material: bytes
+    start: Any
+    end: Any
+    text: bytes | None
+    is_proven: int
+
+
+def repair_contents(job: RowRepair) -> None:
+    """Give contents that are not what their hash says their text back, or else their true hash."""
+    db = job.db
+    if v2.CONTENT_HASH in job.found:
+        for rid, key, kind, raw in db.execute(detect.CONTENT_QUERY):
+            if not detect.matches_hash(key, kind, raw):
+                own = sha256_hex(raw) if decode_text(raw) is not None else None
+                db.execute(
+                    "INSERT INTO temp.m_content (rid, key, own_key) SELECT rowid, content_hash, ? FROM main.content"
+                    " WHERE rowid = ?",
+                    (own, rid),
+                )
+        db.execute("CREATE INDEX temp.m_content_own ON m_content (own_key)")
+    if job.wants(v2.CONTENT_HASH):
+        for rid in _iterate_rowids(db, "m_content", "TRUE"):
+            _repair_content(job, rid)
+        _rekey_contents(job)
+    db.execute(
+        "INSERT INTO temp.m_known (rid, key, is_whole) SELECT c.rowid, c.content_hash, m.rid IS NULL OR"
+        " m.state = 'restored' FROM main.content c LEFT JOIN temp.m_content m ON m.rid = c.rowid"
+        " WHERE m.rid IS NULL OR m.state <> 'rekeyed'"
+    )
+    db.execute("CREATE UNIQUE INDEX temp.m_known_key ON m_known (key)")
+    db.execute(
+        "INSERT OR IGNORE INTO temp.m_known (rid, key, is_whole)"
+        " SELECT rid, new_key, TRUE FROM temp.m_content WHERE state = 'rekeyed' ORDER BY rid"
+    )
+
+
+def _iterate_rowids(db: apsw.Connection, table: str, where: str) -> Iterator[int]:
+    """Return row numbers one by one, so that the rows may be changed meanwhile."""
+    last = -(1 << 63)
+    while True:
+        query = f"SELECT rid FROM temp.{table} WHERE rid > ? AND ({where}) ORDER BY rid LIMIT 1"
+        found = db.execute(query, (last,)).get
+        if found is None:
+            return
+        last = int(found)
+        yield last
+
+
+def _repair_content(job: RowRepair, rid: int) -> None:
+    row: Any = job.db.execute(
+        "SELECT CAST(content_hash AS BLOB), CAST(text AS BLOB) FROM main.content WHERE rowid = ?", (rid,)
+    ).get
+    key, raw = row
+    wide = _TextAssembly(raw)
+    wanted = decode_text(key)
+    for candidate in _find_candidates(job.db, rid, raw, wide):
+        if sha256_hex(candidate) == wanted:
+            job.db.execute(
+                "UPDATE temp.m_content SET state = 'restored', text = ? WHERE rid = ?", (candidate.decode(), rid)
+            )
+            job.done["restore-contents"] += 1
+            return
+    if decode_text(raw) is not None:
+        # Bodies that cut a pair of surrogates in what was moved do not make it a better text.
+        text = wide.text() or bytes(raw or b"")
+        job.db.execute(
+            "UPDATE temp.m_content SET state = 'rekeyed', new_key = ?, text = ? WHERE rid = ?",
+            (sha256_hex(text), text.decode(), rid),
+        )
+
+
+def _find_candidates(db: apsw.Connection, rid: int, raw: bytes | None, wide: _TextAssembly) -> Iterator[bytes]:
+    """Return what a content may have been, each as UTF-8."""
+    if decode_text(raw) is not None:
+        yield raw or b""
+    anywhere = _TextAssembly(raw)
+    rows = starmap(_BodyPiece, db.execute(_PIECES, (rid,)))
+    for _, group in groupby(rows, key=attrgetter("material")):
+        pieces = list(group)
+        if all(decode_text(piece.text) is not None for piece in pieces):
+            yield _PARAGRAPH.join(piece.text or b"" for piece in pieces)
+        # What comes of any places is held against the hash; what is kept without one needs places that are proven.
+        anywhere.lay(pieces)
+        yield from anywhere.texts()
+        wide.lay([piece for piece in pieces if piece.is_proven])
+    yield from _find_moved_text(db, rid)
+
+
+def _find_moved_text(db: apsw.Connection, rid: int) -> Iterator[bytes]:
+    """Yield the text that is what the hash of a row says, and stands in another one: two may have changed places."""
+    other = db.execute(
+        "SELECT CAST(c.text AS BLOB) FROM temp.m_content m JOIN main.content c ON c.rowid = m.rid"
+        " WHERE m.own_key = (SELECT key FROM temp.m_content WHERE rid = ?) LIMIT 1",
+        (rid,),
+    ).get
+    if isinstance(other, bytes):
+        yield other
+
+
+class _TextAssembly:
+    """A damaged text in UTF-16, over which the bodies of units are laid at their places."""
+
+    def __init__(self, raw: bytes | None) -> None:
+        self._wide = bytearray((decode_text(raw) or "").encode("utf-16-le"))
+        self._end = 0
+
+    def lay(self, pieces: Iterable[_BodyPiece]) -> None:
+        """Lay bodies over the text; a paragraph's end comes between one beyond it and what is there."""
+        for piece in pieces:
+            body = decode_text(piece.text)
+            wide = b"" if body is None else body.encode("utf-16-le")
+            is_place = detect.is_valid_span(piece.start, piece.end, _LONGEST)
+            if body is None or not is_place or len(wide) != 2 * (piece.end - piece.start):
+                continue
+            if 2 * piece.start == len(self._wide) + len(_WIDE_PARAGRAPH):
+                self._wide += _WIDE_PARAGRAPH
+            if 2 * piece.start <= len(self._wide):
+                self._wide[2 * piece.start : 2 * piece.end] = wide
+                self._end = max(self._end, 2 * piece.end)
+
+    def texts(self) -> Iterator[bytes]:
+        """Return the text as it is now, and as it ends with the last body, in UTF-8."""
+        for wide in (self._wide, self._wide[: self._end]):
+            text = _decode_utf16(bytes(wide))
+            if text is not None:
+                yield text.encode()
+
+    def text(self) -> bytes | None:
+        """Return the text as it is now, in UTF-8; None where it is none."""
+        return next(self.texts(), None)
+
+
+def _decode_utf16(wide: bytes) -> str | None:
+    try:
+        return wide.decode("utf-16-le")
+    except UnicodeDecodeError:
+        return None
+
+
+def _rekey_contents(job: RowRepair) -> None:
+    """Have units and materials follow the contents that got another hash."""
+    db = job.db
+    # No hash goes to one content while another one has still to give it up.
+    db.execute(
+        "UPDATE temp.m_content SET state = 'left' WHERE state = 'rekeyed' AND new_key IN"
+        " (SELECT CAST(key AS TEXT) FROM temp.m_content WHERE state <> 'restored')"
+    )
+    job.done["rekey-contents"] += job.count("SELECT count(*) FROM temp.m_content WHERE state = 'rekeyed'")
+    left = job.count("SELECT count(*) FROM temp.m_content WHERE state = 'left'")
+    job.leave(v2.CONTENT_HASH, tr("what is stored is not text, and the bodies of the units do not give it back"), left)
+    follow = "FROM temp.m_content c WHERE c.state = 'rekeyed' AND c.key = "
+    db.execute(f"UPDATE temp.m_unit SET content = c.new_key, touched = TRUE {follow} m_unit.content")
+    db.execute(f"UPDATE temp.m_material SET new_content = c.new_key {follow} m_material.content")
+
+
+# --- bodies and places -----------------------------------------------------------------------------------------------
+
+#: CROSS JOIN keeps the order: the units of the content first.
+_SLICES = """SELECT u.rid, u.char_start, u.char_end, b.rid, b.bad, CAST(t.text AS BLOB), typeof(t.text),
+       CAST(b.hash AS BLOB)
+  FROM temp.m_unit u CROSS JOIN temp.m_body b ON b.unit = u.rid CROSS JOIN main.search_text t ON t.rowid = b.rid
+ WHERE u.content = (SELECT key FROM temp.m_known WHERE rid = ?)"""
+
+
+class _ContentText:
+    """A content, cut at UTF-16 units and searched as UTF-8."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._width = 1 if raw.isascii() else 2
+        self._wide = raw if self._width == 1 else raw.decode().encode("utf-16-le")
+
+    def cut(self, start: Any, end: Any) -> str | None:
+        """Return the slice between two places; None where that is no slice of the text."""
+        if not detect.is_valid_span(start, end, len(self._wide) // self._width):
+            return None
+        part = self._wide[start * self._width : end * self._width]
+        return part.decode() if self._width == 1 else _decode_utf16(part)
+
+    def place(self, body: bytes) -> tuple[int, int] | None:
+        """Return where a body is, if it is there exactly once."""
+        if not detect.contains_once(self._raw, body):
+            return None
+        first = self._raw.find(body)
+        if self._width == 1:
+            return first, first + len(body)
+        start = len(self._raw[:first].decode().encode("utf-16-le")) // 2
+        return start, start + len(body.decode().encode("utf-16-le")) // 2
+
+
+def repair_offsets(job: RowRepair) -> None:
+    """Hold every body against its place: give it its text back, or its unit the place where the text holds it."""
+    db = job.db
+    if v2.BODY_HASH in job.found:
+        db.execute(
+            "UPDATE temp.m_body SET bad = TRUE WHERE rid IN (SELECT rowid FROM main.search_text WHERE"
+            " typeof(text) <> 'text' OR embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB)))"
+        )
+    # Of a unit that had no body the audit could not tell whether its place is right.
+    if job.done["link-bodies"] or not job.found.isdisjoint((v2.BODY_HASH, v2.UNIT_OFFSETS, v2.CONTENT_HASH)):
+        for rid in _iterate_rowids(db, "m_known", "is_whole"):
+            _repair_slices(job, rid, _ContentText(_text_of_content(db, rid)))
+    if job.wants(v2.BODY_HASH):
+        _rehash_bodies(job)
+
+
+def _text_of_content(db: apsw.Connection, rid: int) -> bytes:
+    raw: Any = db.execute(
+        "SELECT CAST(ifnull(m.text, c.text) AS BLOB) FROM main.content c LEFT JOIN temp.m_content m ON m.rid = c.rowid"
+        " WHERE c.rowid = ?",
+        (rid,),
+    ).get
+    return bytes(raw or b"")
+
+
+def _repair_slices(job: RowRepair, content: int, whole: _ContentText) -> None:
+    placed: list[tuple[int, int, int]] = []
+    restored: list[tuple[str, int]] = []
+    wants_bodies = job.wants(v2.BODY_HASH)
+    for unit, start, end, body, is_bad, raw, kind, body_hash in job.db.execute(_SLICES, (content,)):
+        text = decode_text(raw) if kind == "text" else None
+        found = whole.cut(start, end)
+        if found is None or found != text:
+            if found is not None and sha256_hex(found.encode()).encode() == body_hash:
+                # A place that still holds what was embedded is right, and the body is wrong.
+                restored += [(found, body)] if is_bad and wants_bodies else []
+            else:
+                placed += _find_new_offsets(job, unit, None if text is None else whole.place(raw))
+    job.db.executemany("UPDATE temp.m_body SET text = ?, bad = FALSE WHERE rid = ?", restored)
+    job.db.executemany("UPDATE temp.m_unit SET char_start = ?, char_end = ?, touched = TRUE WHERE rid = ?", placed)
+    job.done["restore-bodies"] += len(restored)
+    job.done["place-units"] += len(placed)
+
+
+def _find_new_offsets(job: RowRepair, unit: int, place: tuple[int, int] | None) -> list[tuple[int, int, int]]:
+    """Return a unit with the place where the text holds its body, if that is to be mended; say where none does."""
+    if place is None:
+        job.leave(v2.UNIT_OFFSETS, tr("the text does not hold the body, or holds it more than once"))
+        return []
+    return [(*place, unit)] if v2.UNIT_OFFSETS in job.wanted else []
+
+
+def _rehash_bodies(job: RowRepair) -> None:
+    """Give bodies that are not what was embedded the hash of what they are."""
+    job.change(
+        "rehash-bodies",
+        "UPDATE temp.m_body SET bad = FALSE, new_hash = (SELECT sha256_hex(CAST(t.text AS BLOB)) FROM main.search_text"
+        " t WHERE t.rowid = m_body.rid) WHERE bad AND rid IN (SELECT t.rowid FROM main.search_text t"
+        " JOIN temp.m_body b ON b.rid = t.rowid WHERE b.bad AND typeof(t.text) = 'text' AND"
+        " is_text(CAST(t.text AS BLOB)))",
+    )
+    left = job.count("SELECT count(*) FROM temp.m_body WHERE bad")
+    job.leave(v2.BODY_HASH, tr("what is stored is not text, and the text of its unit does not give it back"), left)
+
+
+# --- bodies that are not there ---------------------------------------------------------------------------------------
+
+_BODILESS = "NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE b.unit = u.rid)"
+#: A unit's place is sure where its id follows from it, with the content and number that it had or the number it has.
+_IS_SURE = f"(follows OR {DERIVED.replace('content', 'was_content', 1)} IS id)"
+
+
+def write_bodies(job: RowRepair) -> None:
+    """Write the bodies of units that have none, from the slices of their contents."""
+    db = job.db
+    if not job.wants(v2.NO_BODY):
+        return
+    missing = job.count(f"SELECT count(*) FROM temp.m_unit u WHERE {_BODILESS}")
+    db.execute("DROP TABLE IF EXISTS temp.m_lacking")
+    db.execute(
+        "CREATE TEMP TABLE m_lacking AS SELECT DISTINCT k.rid FROM temp.m_unit u"
+        f" JOIN temp.m_known k ON k.key = u.content WHERE k.is_whole AND {_BODILESS}"
+    )
+    for rid in _iterate_rowids(db, "m_lacking", "TRUE"):
+        whole = _ContentText(_text_of_content(db, rid))
+        units = db.execute(
+            f"SELECT rid, char_start, char_end FROM temp.m_unit u WHERE {_BODILESS} AND {_IS_SURE}"
+            " AND content = (SELECT key FROM temp.m_known WHERE rid = ?)",
+            (rid,),
+        ).fetchall()
+        bodies = [(unit, whole.cut(start, end)) for unit, start, end in units]
+        new = [(unit, text, sha256_hex(text.encode())) for unit, text in bodies if text is not None]
+        db.executemany(
+            "INSERT INTO temp.m_body (unit, type, kind, is_new, text, new_hash)"
+            " VALUES (?, 'search_unit', 'body', TRUE, ?, ?)",
+            new,
+        )
+        job.done["write-bodies"] += len(new)
+        missing -= len(new)
+    job.leave(v2.NO_BODY, tr("its id does not prove which part of the text it is, or the text is not there"), missing)

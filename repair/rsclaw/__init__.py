@@ -1,1 +1,0 @@
-"""Changes of a knowledge base of rsclaw: files and caches, never the database."""
