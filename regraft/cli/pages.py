@@ -14,7 +14,7 @@ _COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 def _folder() -> Traversable:
     """Return the folder of the pages: in an installed package, or beside it in a checkout."""
     installed = files("regraft") / "docs"
-    return installed if installed.is_dir() else Path(__file__).parents[1] / "docs"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "docs"
 
 
 def page_names() -> list[str]:

@@ -20,7 +20,7 @@ SEARCH_PATH, _SAFE_PATH = "PYTHONPATH", "PYTHONSAFEPATH"
 #: Windows looks for programs in the working directory first, unless this is set.
 _NO_PROGRAMS = "NoDefaultCurrentDirectoryInExePath"
 #: The folder that this very package was imported from: its code runs already.
-_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib is not loaded yet
+_HOME = os.path.abspath(os.path.join(__file__, *[os.pardir] * 3))  # noqa: PTH100, PTH118 - pathlib is not loaded yet
 
 
 def is_frozen() -> bool:

@@ -27,6 +27,7 @@ from planted_codex_mem import (
     copied,
     migrated_alone,
     replaced,
+    templates,
 )
 
 from checks.audit.findings import FINDINGS

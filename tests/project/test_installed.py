@@ -17,7 +17,7 @@ CONSUMER = """
 from pathlib import Path
 
 import regraft
-from checks.systems import every_finding
+from checks.systems import load_findings
 from migrators.pipeline.run import migrate
 from regraft.errors import RegraftError
 from repair.options import RepairOptions
@@ -27,7 +27,7 @@ def main(source: Path, target: Path) -> int:
     report = regraft.migrate(source, target)
     audit = regraft.check(target)
     options = RepairOptions(now_ms=0)
-    names: list[str] = list(every_finding())
+    names: list[str] = list(load_findings())
     print(report.head.regraft.command, len(audit.findings), options.salvage, names[:1], migrate.__name__)
     try:
         regraft.repair(target, dry_run=True)

@@ -85,7 +85,7 @@ def query_file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("query", WORDS)
 def test_words_find_what_the_model_finds(query: str, store: RsclawStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("test_search.SEGMENTED", SEGMENTED | set(string.ascii_letters))
+    monkeypatch.setattr("search_model.SEGMENTED", SEGMENTED | set(string.ascii_letters))
     chunks = chunks_of(store)
     model = model_words([chunk["indexed_text"] for chunk in chunks], query)
     found = searched(store.write(), query)

@@ -109,10 +109,10 @@ def _of_contexts() -> Iterator[tuple[str, str]]:
 
 
 def _nouns(tree: ast.AST) -> Iterator[str]:
-    """Yield the nouns that a module counts: arguments of ``counted``, what is named ``noun``, values of ``NOUNS``."""
+    """Yield the nouns that a module counts: arguments of ``format_count``, what is named ``noun``, values of ``NOUNS``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            is_counted = isinstance(node.func, ast.Name) and node.func.id == "counted"
+            is_counted = isinstance(node.func, ast.Name) and node.func.id == "format_count"
             given = [
                 *(node.args[1:2] if is_counted else ()),
                 *(one.value for one in node.keywords if one.arg == "noun"),
