@@ -47,17 +47,12 @@ _ADAPTERS = {
     **dict.fromkeys(Kind, "checks.cherry_v1.inspect"),
     **dict.fromkeys(PREVIEW_SOURCES, "checks.cherry_preview"),
     **dict.fromkeys((*V2_STORES, Kind.V2_BACKUP, Kind.PACK), "checks.cherry_v2.inspect"),
-    Kind.CODEX_MEM: "checks.codex_mem.inspect",
-    Kind.ANGEL_MEMORY: "checks.angel_memory.inspect",
-    Kind.RSCLAW: "checks.rsclaw.inspect",
+    **{kind: f"checks.{kind.system}.inspect" for kind in SYSTEMS},
 }
 #: The modules that register findings, in the order in which they are listed.
 _FINDINGS = (
     "checks.audit.findings",
-    "checks.angel_memory.findings",
-    "checks.cherry_v2.findings",
-    "checks.codex_mem.findings",
-    "checks.rsclaw.findings",
+    *(f"checks.{name}.findings" for name in sorted(["cherry_v2", *(kind.system for kind in SYSTEMS)])),
     "checks.cherry_v1.findings",
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +12,7 @@ from migrators.pipeline import run
 from migrators.pipeline.session import Migration
 from migrators.pipeline.source import Options, Pipeline
 from regraft.errors import SourceNotMigratable, WrongUsage
-from regraft.kinds import KIND_NAMES, SYSTEM_MODULES, V1_ORPHANS, V1_SOURCES, Kind
+from regraft.kinds import KIND_NAMES, V1_ORPHANS, V1_SOURCES, Kind
 from regraft.language import tr
 from regraft.report.migration import MigrationReport, SourcePlan
 from regraft.report.progress import Progress
@@ -26,7 +27,7 @@ def _advice(kind: Kind) -> str:
             "give the backup, or the knowledge state beside its vector files; --adopt-orphans makes a base of the rows "
             "alone"
         )
-    if kind in SYSTEM_MODULES:
+    if kind.system:
         return systems.system_of(kind).migrate_advice
     if kind is Kind.PREVIEW_LIBRARY:
         return tr("no store of a preview build is in it")
@@ -43,8 +44,8 @@ def pipeline_of(source: Located, *, adopt_orphans: bool = False) -> Pipeline:
     """
     if source.kind in V1_SOURCES or (adopt_orphans and source.kind in V1_ORPHANS):
         return _loaded("cherry_v1")
-    if source.kind is Kind.RSCLAW:
-        return _loaded("rsclaw")
+    if source.kind.system and find_spec(f"migrators.{source.kind.system}") is not None:
+        return _loaded(source.kind.system)
     if source.kind is Kind.PREVIEW or source.stores.has_preview:
         return _loaded("cherry_preview")
     advice = _advice(source.kind)

@@ -21,7 +21,7 @@ from repair.cherry_v2.rescue.plan import RescueOptions
 from repair.cherry_v2.rescue.plan import plan as plan_rescue
 from repair.cherry_v2.rules import planner
 from repair.options import GcOptions, ReconcileOptions, RepairOptions
-from repair.systems import COLLECTED, RECONCILED, REPAIRED, REPAIRS
+from repair.systems import collected_findings, reconciled_findings, repaired_findings, repairs_for
 
 
 def planners(now_ms: int, keep: ExitStack, only: frozenset[str] = frozenset()) -> tuple[Planner, ...]:
@@ -109,8 +109,8 @@ class _Steps:
         return replace(made, left=[])
 
     def repair(self, store: Store) -> Plan:
-        repairs = REPAIRS.get(store.found.kind)
-        if repairs is None or repairs.repair is None or not self._wants(repairs.repaired):
+        repairs = repairs_for(store.found.kind)
+        if repairs.repair is None or not self._wants(repairs.repaired):
             return Plan()
         by_choice = {*adopt.NAMES, v2.BASE_FAILED, v2.VECTOR_UNEXPECTED}
         named = self._named(repairs.repaired) - by_choice
@@ -119,8 +119,8 @@ class _Steps:
         return repairs.repair(store, RepairOptions(now_ms=self._now_ms, only=named, spared=frozenset(self._failed)))
 
     def reconcile(self, store: Store) -> Plan:
-        repairs = REPAIRS.get(store.found.kind)
-        if repairs is None or repairs.reconcile is None or not self._wants(repairs.reconciled):
+        repairs = repairs_for(store.found.kind)
+        if repairs.reconcile is None or not self._wants(repairs.reconciled):
             return Plan()
         if store.found.kind in V2_STORES and store.catalog is None:
             # An index by itself has no catalog that it could follow.
@@ -129,8 +129,8 @@ class _Steps:
         return repairs.reconcile(store, ReconcileOptions(only=only, spared=frozenset(self._failed)))
 
     def collect(self, store: Store) -> Plan:
-        repairs = REPAIRS.get(store.found.kind)
-        if repairs is None or repairs.gc is None or not self._wants(repairs.collected):
+        repairs = repairs_for(store.found.kind)
+        if repairs.gc is None or not self._wants(repairs.collected):
             return Plan()
         # What takes earlier runs back does not expire by this.
         options = GcOptions(
@@ -144,7 +144,9 @@ class _Steps:
 
 def names_taken() -> tuple[str, ...]:
     """Return the findings that ``fix`` resolves, of stores of every system."""
-    return tuple(dict.fromkeys((*UPGRADED, *RESCUED, *REPAIRED, *RECONCILED, *COLLECTED)))
+    return tuple(
+        dict.fromkeys((*UPGRADED, *RESCUED, *repaired_findings(), *reconciled_findings(), *collected_findings()))
+    )
 
 
 def remaining(store: Store, command_line: CommandLine) -> Iterator[Unresolved]:

@@ -26,6 +26,7 @@ from repair.changes.files import file_stamp
 from repair.changes.plan import FileChange, Plan, Unresolved, move_to_trash
 from repair.changes.store import Store
 from repair.options import GcOptions, ReconcileOptions
+from repair.systems import Repairs
 
 # What holds for every change of a KB: it is the application's own folder, and its database can be read.
 
@@ -178,3 +179,6 @@ def _full_text(store: Store) -> Iterator[FileChange]:
         yield move_to_trash(
             store, store.root / FULL_TEXT, "trash-folder", kb.FULL_TEXT, message, as_is=True, is_cache=True
         )
+
+
+REPAIRS = Repairs(reconcile=plan_reconcile, reconciled=RECONCILE_FINDINGS, gc=plan_gc, collected=GC_FINDINGS)

@@ -1,26 +1,19 @@
-"""What changes the stores of each system: one adapter for each, all of one form; the application's own is the rest."""
+"""The planners that change the stores of each system: ``REPAIRS`` of the package ``repair.SYSTEM``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import cast
 
 import msgspec
 
 from regraft.errors import WrongUsage
-from regraft.kinds import KIND_NAMES, V2_STORES, Kind
+from regraft.kinds import KIND_NAMES, SYSTEMS, V2_STORES, Kind
 from regraft.language import tr
-from repair import rsclaw as rsclaw_gc
-from repair import rsclaw as rsclaw_reconcile
-from repair.angel_memory import gc as angel_gc
-from repair.angel_memory import records as angel_records
 from repair.changes.plan import Plan
 from repair.changes.store import Store
-from repair.cherry_v2 import gc, reconcile
-from repair.cherry_v2.index_vectors import IndexFiller
-from repair.cherry_v2.rules import planner
-from repair.codex_mem import note_changes
-from repair.codex_mem import reconcile as codex_mem_reconcile
-from repair.codex_mem.note_vectors import NotesFiller
 from repair.embedding.scope import Filler
 from repair.options import GcOptions, ReconcileOptions, RepairOptions
 
@@ -45,44 +38,38 @@ class Repairs(msgspec.Struct, frozen=True, kw_only=True):
     filler: Filler | None = None
 
 
-_V2 = Repairs(
-    repair=planner.plan,
-    repaired=(*planner.NAMES, *planner.BY_NAME),
-    reconcile=reconcile.plan,
-    reconciled=reconcile.NAMES,
-    gc=gc.plan,
-    collected=gc.NAMES,
-    filler=IndexFiller(),
-)
-REPAIRS: dict[Kind, Repairs] = {
-    **dict.fromkeys(V2_STORES, _V2),
-    Kind.CODEX_MEM: Repairs(
-        repair=note_changes.plan_full_text,
-        repaired=note_changes.NAMES,
-        reconcile=codex_mem_reconcile.plan,
-        reconciled=codex_mem_reconcile.NAMES,
-        filler=NotesFiller(),
-    ),
-    Kind.ANGEL_MEMORY: Repairs(
-        repair=angel_records.plan,
-        repaired=angel_records.NAMES,
-        gc=angel_gc.plan,
-        collected=angel_gc.NAMES,
-    ),
-    Kind.RSCLAW: Repairs(
-        reconcile=rsclaw_reconcile.plan_reconcile,
-        reconciled=rsclaw_reconcile.RECONCILE_FINDINGS,
-        gc=rsclaw_gc.plan_gc,
-        collected=rsclaw_gc.GC_FINDINGS,
-    ),
-}
+def repairs_for(kind: Kind) -> Repairs:
+    """Return the planners for stores of a kind: ``REPAIRS`` of its package, or none."""
+    package = f"repair.{kind.system or ('cherry_v2' if kind in V2_STORES else '')}"
+    if package.endswith(".") or find_spec(package) is None:
+        return Repairs()
+    return cast(Repairs, import_module(package).REPAIRS)
 
-FILLERS: dict[Kind, Filler] = {kind: one.filler for kind, one in REPAIRS.items() if one.filler is not None}
-#: Of all kinds: findings that ``repair`` resolves, and those that ``gc`` resolves by deletion.
-REPAIRED = tuple(dict.fromkeys(name for one in REPAIRS.values() for name in one.repaired))
-COLLECTED = tuple(dict.fromkeys(name for one in REPAIRS.values() for name in one.collected))
-#: Findings that ``reconcile`` resolves.
-RECONCILED = tuple(dict.fromkeys(name for one in REPAIRS.values() for name in one.reconciled))
+
+def repaired_findings() -> tuple[str, ...]:
+    """Return the findings that ``repair`` resolves, of stores of every system."""
+    return _of_all_systems(lambda repairs: repairs.repaired)
+
+
+def reconciled_findings() -> tuple[str, ...]:
+    """Return the findings that ``reconcile`` resolves, of stores of every system."""
+    return _of_all_systems(lambda repairs: repairs.reconciled)
+
+
+def collected_findings() -> tuple[str, ...]:
+    """Return the findings that ``gc`` resolves by deletion, of stores of every system."""
+    return _of_all_systems(lambda repairs: repairs.collected)
+
+
+def fillers() -> dict[Kind, Filler]:
+    """Return the filler of each kind of store that ``backfill`` takes."""
+    found = {kind: repairs_for(kind).filler for kind in (*V2_STORES, *SYSTEMS)}
+    return {kind: filler for kind, filler in found.items() if filler is not None}
+
+
+def _of_all_systems(names: Callable[[Repairs], tuple[str, ...]]) -> tuple[str, ...]:
+    kinds = (V2_STORES[0], *SYSTEMS)
+    return tuple(dict.fromkeys(name for kind in kinds for name in names(repairs_for(kind))))
 
 
 def plan_repair(store: Store, options: RepairOptions) -> Plan:
@@ -101,7 +88,7 @@ def plan_repair(store: Store, options: RepairOptions) -> Plan:
                 kind=KIND_NAMES[store.found.kind],
             )
             raise WrongUsage(problem=problem, hint=tr("leave it out"))
-    repaired = REPAIRS[store.found.kind].repair
+    repaired = repairs_for(store.found.kind).repair
     if repaired is None:
         raise ValueError(tr("nothing of {kind} is repaired", kind=store.found.kind))
     return repaired(store, options)
@@ -109,7 +96,7 @@ def plan_repair(store: Store, options: RepairOptions) -> Plan:
 
 def plan_reconcile(store: Store, options: ReconcileOptions) -> Plan:
     """Return what ``reconcile`` is going to do without an embedder; nothing is written."""
-    reconciled = REPAIRS[store.found.kind].reconcile
+    reconciled = repairs_for(store.found.kind).reconcile
     if reconciled is None:
         raise ValueError(tr("{kind} is reconciled with an embedder", kind=store.found.kind))
     return reconciled(store, options)
@@ -117,7 +104,7 @@ def plan_reconcile(store: Store, options: ReconcileOptions) -> Plan:
 
 def plan_gc(store: Store, options: GcOptions) -> Plan:
     """Return what ``gc`` is going to do; nothing is written."""
-    collected = REPAIRS[store.found.kind].gc
+    collected = repairs_for(store.found.kind).gc
     if collected is None:
         raise ValueError(tr("nothing of {kind} is collected", kind=store.found.kind))
     return collected(store, options)

@@ -96,7 +96,7 @@ def repair(
         RegraftError: as ``docs/errors.md`` has them.
     """
     named = None if model is None else parse_model_id("--model", model)
-    names = select_finding_names(only, systems.REPAIRED, "repair")
+    names = select_finding_names(only, systems.repaired_findings(), "repair")
     copy = None if source is None else as_path(source)
     with ExitStack() as keep:
         options = RepairOptions(
@@ -126,7 +126,7 @@ def gc(
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
-    names = select_finding_names(only, systems.COLLECTED, "gc")
+    names = select_finding_names(only, systems.collected_findings(), "gc")
     now_ms = time_or_now(now_ms)
     options = GcOptions(now_ms=now_ms, grace=grace, vacuum=vacuum, v1_leftovers=v1_leftovers, only=names)
     planner = partial(systems.plan_gc, options=options)
@@ -153,7 +153,7 @@ def reconcile(
         Declined: ``confirm`` said no.
         RegraftError: as ``docs/errors.md`` has them.
     """
-    options = ReconcileOptions(only=select_finding_names(only, systems.RECONCILED, "reconcile"))
+    options = ReconcileOptions(only=select_finding_names(only, systems.reconciled_findings(), "reconcile"))
     planner = partial(systems.plan_reconcile, options=options)
     return _run("reconcile", path, planner, kind, bases, now_ms, dry_run, progress, confirm)
 

@@ -156,7 +156,7 @@ def _needs(path: Path, kind: Kind | None, bases: tuple[str, ...], run: Run) -> l
         run.source_kind = found.kind.value
         if found.kind is Kind.ANGEL_MEMORY:
             return []
-        filler = systems.FILLERS.get(found.kind)
+        filler = systems.fillers().get(found.kind)
         if filler is None or found.is_archive:
             advice = tr("unpack it first") if filler is not None else tr("regraft migrate makes a library of it")
             raise NotChanged(path=path, what=KIND_NAMES[found.kind], command="backfill", advice=advice)

@@ -158,7 +158,7 @@ def _filled(
     return run_backfill(
         partial(choose_priced_embedder, options.config, embedder, options.limits),
         options,
-        fillers=systems.FILLERS,
+        fillers=systems.fillers(),
         progress=progress_or_silent(progress),
         show_plan=confirm or (lambda _: True),
     )

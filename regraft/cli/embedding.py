@@ -120,7 +120,7 @@ def filled(command: str, path: Path, options: dict[str, Any], **more: Any) -> tu
     report = run_backfill(
         supply.choose,
         wanted,
-        fillers=systems.FILLERS,
+        fillers=systems.fillers(),
         progress=asked.progress(),
         show_plan=lambda planned: asked.confirmed(planned_lines(planned)),
         opened=supply.opened,

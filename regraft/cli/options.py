@@ -63,9 +63,9 @@ def complete_findings(context: click.Context, _parameter: click.Parameter, incom
 
     taken = {
         "fix": fix.names_taken(),
-        "gc": systems.COLLECTED,
-        "repair": systems.REPAIRED,
-        "reconcile": systems.RECONCILED,
+        "gc": systems.collected_findings(),
+        "repair": systems.repaired_findings(),
+        "reconcile": systems.reconciled_findings(),
     }.get(context.info_name or "", tuple(load_findings()))
     return [CompletionItem(name) for name in taken if name.startswith(incomplete)]
 

@@ -1,8 +1,7 @@
 """What regraft has to know of a system beside the application: how its stores are recognised, named and guarded.
 
-Each system has one :class:`System` in its own folder of ``regraft/formats``; ``regraft/kinds.py`` lists them. What is
-audited and what is changed in its stores is told by the adapters that ``checks/systems.py`` and ``repair/systems.py``
-list.
+Each system has one :class:`System` in its own folder of ``regraft/formats``; :class:`regraft.kinds.Kind` lists them.
+``checks/systems.py`` and ``repair/systems.py`` load the system's audit and its planners.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from regraft.errors import BaseUnknown, SourceUnrecognised
 from regraft.formats import cherry_preview
 from regraft.formats.cherry_v1.layout import LOCAL_STORAGE, StatePaths
 from regraft.formats.cherry_v2.layout import PROFILE_DATABASE, Stores
-from regraft.kinds import SYSTEM_MODULES, SYSTEMS, Kind
+from regraft.kinds import SYSTEMS, Kind
 from regraft.language import tr
 from regraft.report.notices import Notice
 
@@ -154,12 +153,12 @@ class System:
         return None
 
 
-# The systems beside the application (:data:`regraft.kinds.SYSTEM_MODULES`), each loaded when it is asked for.
+# The systems beside the application (:data:`regraft.kinds.SYSTEMS`), each loaded when it is asked for.
 
 
 def system_of(kind: Kind) -> System:
     """Return the system whose stores are of a kind."""
-    return cast(System, import_module(SYSTEM_MODULES[kind]).SYSTEM)
+    return cast(System, import_module(f"regraft.formats.{kind.system}.system").SYSTEM)
 
 
 def all_systems() -> Iterator[System]:

@@ -1,1 +1,13 @@
-"""Changing codex-mem: its full-text index, the metadata of its notes, and their vectors (``docs/codex-mem.md``)."""
+"""Plan changes of codex-mem: its full-text index, the metadata of its notes, and their vectors (``docs/codex-mem.md``)."""
+
+from repair.codex_mem import note_changes, reconcile
+from repair.codex_mem.note_vectors import NotesFiller
+from repair.systems import Repairs
+
+REPAIRS = Repairs(
+    repair=note_changes.plan_full_text,
+    repaired=note_changes.NAMES,
+    reconcile=reconcile.plan,
+    reconciled=reconcile.NAMES,
+    filler=NotesFiller(),
+)
