@@ -1,11 +1,11 @@
-"""regraft carries a knowledge base to a new layout with its vectors alive, and keeps it healthy there.
+"""regraft moves a knowledge base to a new storage layout without losing its vectors, and keeps it intact there.
 
-The commands as functions: ``regraft.migrate``, ``regraft.check`` and so on (``docs/api.md``).
+The commands are also functions: ``regraft.migrate``, ``regraft.check`` and so on (``docs/api.md``).
 """
 
 from __future__ import annotations
 
-# No module is imported here: with ``python -m regraft``, Python would look for it in the working directory
+# Import no module here: with ``python -m regraft``, Python would search the working directory for it
 # (regraft/processes/interpreters.py).
 TYPE_CHECKING = False
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: What :mod:`regraft.api` has, loaded when the first of it is asked for.
+#: The functions of :mod:`regraft.api`, imported on first use.
 _FUNCTIONS = frozenset(
     [
         "backfill",
@@ -71,7 +71,7 @@ _FUNCTIONS = frozenset(
 
 
 def __getattr__(name: str) -> Any:
-    """Return a function of :mod:`regraft.api`; Python asks here for what a module does not have."""
+    """Return a function of :mod:`regraft.api`; Python calls this for names that a module does not have."""
     if name in _FUNCTIONS:
         from importlib import import_module  # noqa: PLC0415 - see above
 
@@ -80,5 +80,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of this module, with those that are not loaded yet."""
+    """Return the names of this module, including those not imported yet."""
     return sorted({*globals(), *_FUNCTIONS})

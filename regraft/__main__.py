@@ -1,7 +1,8 @@
-"""Where the command begins, installed or by ``python -m regraft``: a stop ends it quietly from its first moment.
+"""Entry point of the command, installed or as ``python -m regraft``.
 
-Before anything else is imported, the working directory leaves the import path. Streams that cannot be written to, and
-a system whose names are in another coding than UTF-8, are no reason to fail.
+Before any other import, the working directory is removed from the import path, and from the first moment on, a stop
+ends the command quietly. Standard streams that cannot be written to, and locales whose encoding is not UTF-8, are no
+errors.
 """
 
 from __future__ import annotations
@@ -9,44 +10,46 @@ from __future__ import annotations
 import os
 import sys
 
-from regraft.processes import interpreters
-
 if __name__ == "__main__":
-    # ``python -m`` puts the working directory first on the path on which all that follows is looked for.
-    interpreters.secure_import_path()
+    from regraft.processes.interpreters import secure_import_path
+
+    # ``python -m`` puts the working directory first on the import path for all following imports.
+    secure_import_path()
 
 import gc
 from contextlib import ExitStack
 
 from regraft import language
-from regraft.processes import interrupts, prestart
 
 
 def main() -> None:
-    """Load the command line and run it."""
+    """Import the command line and run it."""
+    from regraft.processes import interpreters, interrupts  # noqa: PLC0415 - nothing is loaded before main
+
     interpreters.secure_import_path()
     if interpreters.is_frozen():
-        # A worker is this same program, told so by its arguments; multiprocessing.freeze_support asks on Windows only.
+        # A child process is this same program with special arguments; multiprocessing.freeze_support handles them on
+        # Windows only.
         from multiprocessing.spawn import freeze_support  # noqa: PLC0415 - takes a while to load
 
         freeze_support()
-    _speak_utf8()
+    _restart_in_utf8_mode()
     settled = language.set_language(sys.argv[1:])
     sys.argv[1:] = settled
     interrupts.install_handlers()
-    # What is loaded stays to the end: nobody has to look among it for what could go.
+    # Imported modules stay until the end: exclude them from garbage collection.
     gc.disable()
     with ExitStack() as stack:
-        # What is left at the end goes with the process.
+        # At exit, nothing needs to be collected.
         stack.callback(gc.freeze)
         try:
-            # Loading takes a while: who stops it meanwhile is answered as later, when it is there.
+            # The import takes a while; a stop in that time is handled afterwards, as usual.
             with interrupts.defer_stops():
-                from regraft.processes import streams  # noqa: PLC0415 - loading is held back
+                from regraft.processes import startup  # noqa: PLC0415 - loading is held back
 
-                # What is loaded next may open files, and must not take the number of a closed stream.
-                streams.protect_streams()
-                stack.enter_context(prestart.prestart_helpers(settled))
+                # The following imports may open files, which must not get the descriptor of a closed stream.
+                startup.protect_streams()
+                stack.enter_context(startup.prestart_helpers(settled))
                 from regraft import cli  # noqa: PLC0415 - loading is held back
 
                 gc.freeze()
@@ -56,15 +59,17 @@ def main() -> None:
         cli.main()
 
 
-def _speak_utf8() -> None:
-    """Begin anew in Python's UTF-8 mode where names of files are in another coding (``LC_ALL=POSIX``).
+def _restart_in_utf8_mode() -> None:
+    """Restart Python in UTF-8 mode if file names have another encoding (``LC_ALL=POSIX``).
 
-    Only so can files be made whose names the locale cannot say. What is shown stays in the locale's own coding.
+    Otherwise files whose names the locale cannot encode could not be created. Output keeps the encoding of the locale.
     """
+    from regraft.processes import interpreters  # noqa: PLC0415
+
     if os.name != "posix" or sys.flags.utf8_mode or sys.getfilesystemencoding() == "utf-8" or not sys.executable:
         return
     if interpreters.is_frozen():
-        # Such a program takes no options of Python's.
+        # A frozen program takes no options of Python's.
         return
     coding = next((stream.encoding for stream in (sys.stdout, sys.stderr) if stream is not None), "ascii")
     environment = {"PYTHONIOENCODING": coding, **os.environ, "PYTHONUTF8": "1"}

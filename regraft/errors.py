@@ -1,7 +1,7 @@
 """Every error that regraft reports to a person.
 
-Each class is one message: what happened to what, and what to do about it. The table of errors in ``docs/errors.md`` is
-generated from the classes.
+Each class is one message: what happened to which object, why, and what to do next. The table of errors in
+``docs/errors.md`` is generated from the classes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ INTERRUPTED = 130
 class RegraftError(Exception):
     """An error that is reported to a person in one sentence.
 
-    ``message`` is a ``str.format`` template over the facts that the constructor takes. It is an attribute and not the
-    docstring, which ``python -OO`` removes. ``exit_status`` is the exit status of the process.
+    ``message`` is a ``str.format`` template; the constructor takes its values. It is an attribute and not the
+    docstring, because ``python -OO`` removes docstrings. ``exit_status`` is the exit status of the process.
     """
 
     message: ClassVar[str] = "{message}"
@@ -31,7 +31,11 @@ class RegraftError(Exception):
 
     def __init__(self, **facts: object) -> None:
         self.facts = facts
-        super().__init__(tr(self.template(), **{name: _written(value) for name, value in facts.items()}))
+        # Numbers keep their type for format specifications; texts are made safe to print.
+        values = {
+            name: value if isinstance(value, int | float | None) else printable(value) for name, value in facts.items()
+        }
+        super().__init__(tr(self.template(), **values))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.facts)
@@ -43,17 +47,12 @@ class RegraftError(Exception):
 
     @property
     def code(self) -> str:
-        """Return the error's stable name, the class name."""
+        """The stable name of the error: the class name."""
         return type(self).__name__
 
 
-def _written(value: object) -> object:
-    """Return what a fact is in a message: a number as it is, anything else as text that can be shown."""
-    return value if isinstance(value, int | float | None) else printable(value)
-
-
 def _rebuild(error: type[RegraftError], facts: dict[str, object]) -> RegraftError:
-    """Make an error again on the other side of a process boundary."""
+    """Unpickle an error."""
     return error(**facts)
 
 
@@ -65,22 +64,22 @@ class WrongUsage(RegraftError, ValueError):
 
 
 class SourceNotFound(RegraftError, FileNotFoundError):
-    message = "{path}: there is nothing at this path; check the spelling."
+    message = "{path}: no such file or folder; check the spelling."
 
 
 class SourceUnrecognised(RegraftError, ValueError):
     message = (
         "{path}: not a knowledge base that regraft knows ({found}); give a v1 backup (zip or folder), a profile "
-        "folder, an export folder, a knowledge JSON file, a library that regraft wrote, a database of codex-mem, a "
+        "folder, an export folder, a knowledge JSON file, a library written by regraft, a database of codex-mem, a "
         "data folder of AngelMemory, or a knowledge base of rsclaw."
     )
 
 
 class BackupTooNew(RegraftError, ValueError):
     message = (
-        "{path}: a backup in the format .cherrybackup, which this version does not read; restore it in the "
-        "application that wrote it and give the profile folder, or make a backup as a zip file in the application "
-        "(Settings, Data)."
+        "{path}: this version does not read backups in the format .cherrybackup; restore the backup in the application "
+        "that wrote it and give the profile folder, or make a backup as a zip file in the application (Settings, "
+        "Data)."
     )
 
 
@@ -93,34 +92,36 @@ class NotChecked(RegraftError, ValueError):
 
 
 class SourceUnreadable(RegraftError, OSError):
-    message = "{path}: cannot be read ({reason}); check that the file is complete and that you may read it."
+    message = (
+        "{path}: cannot be read ({reason}); check that the file is complete and that you have permission to read it."
+    )
 
 
 class BrokenJson(RegraftError, ValueError):
-    message = "{path}: {where} is not valid JSON: {reason}; the source is incomplete or damaged, take another one."
+    message = "{path}: {where} is not valid JSON: {reason}; the source is incomplete or damaged, use another copy."
 
 
 class ArchiveUnsafe(RegraftError, ValueError):
-    message = "{path}: refused, the archive is not safe to read: {reason}."
+    message = "{path}: the archive is not safe to read: {reason}."
 
 
 class ArchiveEncrypted(RegraftError, ValueError):
-    message = "{path}: the archive is protected by a password; unpack it yourself and give the folder."
+    message = "{path}: the archive is encrypted; unpack it yourself and give the folder."
 
 
 class ApplicationRunning(RegraftError, BlockingIOError):
     message = (
-        "{path}: the application is running ({sign}), so that its data may change while it is read; quit it, or give "
-        "--while-running to read what it has written so far (safe for a copy that nobody writes to)."
+        "{path}: the application is running ({sign}), so its data may change while they are read; quit it, or give "
+        "--while-running to read what it has written so far (safe for a copy that no program writes to)."
     )
 
 
 class ProfileAmbiguous(RegraftError, ValueError):
-    message = "{path}: the application's settings name several data folders ({folders}); give the one that you mean."
+    message = "{path}: the application's settings name several data folders ({folders}); give one of them."
 
 
 class BaseUnknown(RegraftError, LookupError):
-    message = "{base}: no base has this name or id; there are: {known}."
+    message = "{base}: no base has this name or id; known bases: {known}."
 
 
 class ModelOptionInvalid(RegraftError, ValueError):
@@ -131,72 +132,74 @@ class ModelOptionInvalid(RegraftError, ValueError):
 
 
 class TargetNotOurs(RegraftError, FileExistsError):
-    message = "{path}: not empty and not written by regraft ({found}); give an empty or a new folder."
+    message = "{path}: the folder is not empty and was not written by regraft ({found}); give an empty or a new folder."
 
 
 class TargetOverlapsSource(RegraftError, ValueError):
-    message = "{path}: the target and the source {source} lie inside one another; give a target outside the source."
+    message = (
+        "{path}: one of the target and the source {source} contains the other; give a target outside of the source."
+    )
 
 
 class TargetLocked(RegraftError, BlockingIOError):
-    message = "{path}: another regraft is working on this target; wait until it has finished."
+    message = "{path}: another regraft process is using this target; wait until it has finished."
 
 
 class TargetNotWritable(RegraftError, PermissionError):
-    message = "{path}: cannot be written ({reason}); choose a folder that you may write to."
+    message = "{path}: cannot be written ({reason}); choose a folder that you have permission to write to."
 
 
 class ReportNotWritable(RegraftError, PermissionError):
-    message = "{path}: no report page can be written here ({reason}); name another file."
+    message = "{path}: the report page cannot be written ({reason}); give another file."
 
 
 class TargetBaseChanged(RegraftError, FileExistsError):
     message = (
-        '{path}: base "{base}" would be carried anew (its source or your options differ), but its migrated copy '
-        "was changed since regraft wrote it; migrate to another folder, or remove this copy first."
+        '{path}: base "{base}" would be rewritten (its source or your options differ), but its migrated copy was '
+        "changed after regraft wrote it; migrate to another folder, or remove this copy first."
     )
 
 
 class TargetBaseForeign(RegraftError, FileExistsError):
     message = (
-        '{path}: base "{base}" came here by regraft {writer}, and regraft {command} does not write over that; give '
+        '{path}: base "{base}" was written here by regraft {writer}, and regraft {command} does not overwrite it; give '
         "another folder."
     )
 
 
 class TargetCatalogChanged(RegraftError, FileExistsError):
-    message = "{path}: changed since regraft wrote it, and this run would write it anew; migrate to another folder."
+    message = "{path}: changed after regraft wrote it, and this run would rewrite it; migrate to another folder."
 
 
 class TargetHasItem(RegraftError, FileExistsError):
     message = (
-        '{path}: base "{base}" in it has the item {item} already, which base "{other}" of the source has too; '
+        '{path}: its base "{base}" already has the item {item}, which base "{other}" of the source has as well; '
         "migrate to another folder."
     )
 
 
 class LedgerUnreadable(RegraftError, ValueError):
     message = (
-        "{path}: regraft's own record of this target cannot be read ({reason}); migrate to another folder, or move "
-        ".regraft away (what its runs did can then no longer be taken back, and their trash is in it)."
+        "{path}: regraft's record of this target cannot be read ({reason}); migrate to another folder, or move "
+        ".regraft away (its runs can then no longer be undone, and their trash is in it)."
     )
 
 
 class NotEnoughSpace(RegraftError, OSError):
-    message = "{path}: about {needed} are needed and {free} are free; free some space or choose another disk."
+    message = "{path}: about {needed} are needed, but only {free} are free; free some space or choose another disk."
 
 
 class WorkFolderTooSmall(RegraftError, OSError):
     message = (
-        "{path}: reading this archive without writing to the target needs about {needed} of temporary space and "
-        "{free} are free; point TMPDIR to a larger disk."
+        "{path}: reading this archive needs about {needed} of temporary space, but only {free} are free; set TMPDIR to "
+        "a folder on a larger disk."
     )
 
 
 class TemporaryCopyFailed(RegraftError):
     message = (
-        "{path}: reading it needs a temporary copy, and {folder} cannot be written ({reason}); free space there, "
-        "raise the limit on file sizes, or point TMPDIR to another folder."
+        "{path}: reading it requires a temporary copy, but {folder} cannot be written ({reason}); free space there, "
+        "raise the limit on file sizes, or set TMPDIR to another folder."
     )
 
     exit_status = STOPPED
@@ -211,49 +214,52 @@ class Declined(RegraftError, RuntimeError):
 
 class EmbedderDiffers(RegraftError, ValueError):
     message = (
-        "Embedder {embedder}: it is not the model that made the vectors of {base}: of {count} texts that have one, a "
-        "quarter or more come out otherwise (cosine {cosine}, not {least} or more); nothing was written, name the "
-        "base's own model. If a prefix is missing, write it into the configuration."
+        "Embedder {embedder}: this is not the model that made the vectors of {base}: of {count} texts that have a "
+        "vector, at least a quarter get another one (cosine {cosine} instead of {least} or more); nothing was written. "
+        "Use the base's own model. If a prefix is missing, add it to the configuration."
     )
 
 
 class EmbedderUnsteady(RegraftError, ValueError):
     message = (
-        "Embedder {embedder}: it gave one text two vectors (cosine {cosine}, not {least} or more) when the order of "
-        "texts changed; nothing was written, such vectors are worth nothing."
+        "Embedder {embedder}: it returned two different vectors for one text when the order of the texts changed "
+        "(cosine {cosine} instead of {least} or more), so its vectors are useless; nothing was written."
     )
 
 
 class ProbeRefused(RegraftError, ValueError):
     message = (
-        "Embedder {embedder}: it refuses texts of {base} that have a vector already ({reason}), so that nobody can "
-        "tell whether it is their model; nothing was written, mend its settings or give --no-probe."
+        "Embedder {embedder}: it rejects texts of {base} that already have a vector ({reason}), so regraft cannot "
+        "verify that it is their model; nothing was written. Correct its settings or give --no-probe."
     )
 
 
 class EveryTextRejected(RegraftError, ValueError):
     message = (
-        "Embedder {embedder}: it refuses whatever is sent ({reason}); check its model, dimensions and encoding in "
-        "the configuration."
+        "Embedder {embedder}: it rejects every text ({reason}); check its model, dimensions and encoding in the "
+        "configuration."
     )
 
 
 class ModelDiffers(RegraftError, ValueError):
     message = (
-        "Embedder {embedder} is model {model}, but {reason}; name another embedder, or list that model under "
-        "model_ids in the configuration if it is the same one."
+        "Embedder {embedder} is model {model}, but {reason}; use another embedder, or list that model under model_ids "
+        "in the configuration if it is the same one."
     )
 
 
 class ModelSet(RegraftError, ValueError):
     message = (
-        "{base}: its model is {model} already, not {wanted}; vectors of two models cannot be mixed. regraft restore "
-        "makes a new base with another model."
+        "{base}: its model is already {model}, not {wanted}; vectors of two models cannot be mixed. regraft restore "
+        "creates a new base with another model."
     )
 
 
 class DimensionsMissing(RegraftError, ValueError):
-    message = "{base}: neither a catalog nor any vector says how many dimensions its vectors have; give --dimensions."
+    message = (
+        "{base}: the number of dimensions is unknown, because it has neither a catalog entry nor any vector; give "
+        "--dimensions."
+    )
 
 
 class EmbedderUnnamed(RegraftError, LookupError):
@@ -261,19 +267,20 @@ class EmbedderUnnamed(RegraftError, LookupError):
 
 
 class QueryNotEmbedded(RegraftError, RuntimeError):
-    message = "Embedder {embedder}: it gave no vector for the query ({reason}); --mode bm25 searches by words alone."
+    message = "Embedder {embedder}: it returned no vector for the query ({reason}); --mode bm25 searches by words only."
 
 
 class BackfillStopped(RegraftError, OSError):
     message = (
-        "{path}: stopped: {reason}; what was written stays (vectors: {written}), run the same command again to go on."
+        "{path}: stopped: {reason}. Vectors written so far are kept ({written}); run the same command again to "
+        "continue."
     )
 
     exit_status = STOPPED
 
 
 class BackfillInterrupted(RegraftError, RuntimeError):
-    message = "Interrupted; what was written stays (vectors: {written}), run the same command again to go on."
+    message = "Interrupted. Vectors written so far are kept ({written}); run the same command again to continue."
 
     exit_status = INTERRUPTED
 
@@ -282,56 +289,59 @@ class BackfillInterrupted(RegraftError, RuntimeError):
 
 
 class NotChanged(RegraftError, ValueError):
-    message = "{path}: this is {what}, which regraft {command} does not change; {advice}."
+    message = "{path}: this is {what}, which regraft {command} cannot change; {advice}."
 
 
 class ApplicationOpen(RegraftError, BlockingIOError):
-    message = "{path}: the application is running ({sign}); quit it first, its data are not changed under it."
+    message = (
+        "{path}: the application is running ({sign}); quit it first, because its data cannot be changed while it runs."
+    )
 
 
 class StoreBusy(RegraftError, BlockingIOError):
-    message = "{path}: another program has it open for writing; quit that, then run the same command again."
+    message = "{path}: another program has it open for writing; quit that program, then run the same command again."
 
 
 class StoreNotWritable(RegraftError, PermissionError):
-    message = "{path}: cannot be written ({reason}); nothing was changed, make it writable first."
+    message = "{path}: cannot be written ({reason}); nothing was changed. Make it writable first."
 
 
 class StoreOnTwoDisks(RegraftError, OSError):
     message = (
-        "{path}: on another disk than {root}, so that nothing can be moved between them in one step; put both on one."
+        "{path}: it is on another disk than {root}, so files cannot be moved between them in one step; put both on one "
+        "disk."
     )
 
 
 class PlanOutdated(RegraftError, ValueError):
-    message = "{path}: {reason}; nothing of it was changed, run the same command again."
+    message = "{path}: {reason}; nothing was changed. Run the same command again."
 
 
 class ProfileUnknown(RegraftError, ValueError):
     message = (
-        "{path}: {what}, which this regraft does not know; nothing was changed, use a regraft of the application's "
-        "own time."
+        "{path}: {what}, which this regraft does not know; nothing was changed. Use a version of regraft that matches "
+        "the application."
     )
 
 
 class NotRestored(RegraftError, ValueError):
-    message = "{path}: base {base} is not restored: {reason}."
+    message = "{path}: base {base} was not restored: {reason}."
 
 
 class ModelNotSet(RegraftError, ValueError):
-    message = "{path}: base {base} gets no model: {reason}."
+    message = "{path}: no model was set for base {base}: {reason}."
 
 
 class NotMended(RegraftError, ValueError):
-    message = "{path}: {findings} would still be found afterwards; all was taken back (run {run}), please report this."
+    message = "{path}: the repair would leave {findings}, so it was undone completely (run {run}); please report this."
 
     exit_status = STOPPED
 
 
 class ChangesStopped(RegraftError, OSError):
     message = (
-        "{path}: stopped: {reason}; every file is whole (changes made so far: {finished}), run the same command "
-        "again to go on."
+        "{path}: stopped: {reason}. Every file is intact (changes made so far: {finished}); run the same command again "
+        "to continue."
     )
 
     exit_status = STOPPED
@@ -339,16 +349,17 @@ class ChangesStopped(RegraftError, OSError):
 
 class StoreDamaged(RegraftError, ValueError):
     message = (
-        "{path}: cannot be changed as it is ({reason}); nothing was changed, see regraft check, or take another copy."
+        "{path}: cannot be changed in its current state ({reason}); nothing was changed. Run regraft check, or use "
+        "another copy."
     )
 
 
 class RunUnknown(RegraftError, LookupError):
-    message = "{path}: {problem}; regraft history shows the runs."
+    message = "{path}: {problem}; regraft history lists the runs."
 
 
 class UndoRefused(RegraftError, ValueError):
-    message = "{path}: {what} changed since run {run}; nothing was taken back, so that no later change is lost."
+    message = "{path}: {what} changed since run {run}; nothing was undone, so that no later change is lost."
 
 
 # --- a search ------------------------------------------------------------------------------------------------------
@@ -360,21 +371,21 @@ class NotSearchable(RegraftError, ValueError):
 
 class BaseFailed(RegraftError, ValueError):
     message = (
-        "{path}: base {base} failed ({reason}), and the application does not search it; --raw asks its index alone, "
+        "{path}: base {base} failed ({reason}), so the application does not search it; --raw searches its index only, "
         "if it has one."
     )
 
 
 class BaseNotListed(RegraftError, LookupError):
-    message = "{path}: the catalog has no base {base}; --raw asks its index alone."
+    message = "{path}: the catalog has no base {base}; --raw searches its index only."
 
 
 class BaseWithoutIndex(RegraftError, LookupError):
-    message = "{path}: base {base} has no index that can be read; see regraft inspect."
+    message = "{path}: base {base} has no readable index; run regraft inspect."
 
 
 class QueryWithoutWord(RegraftError, ValueError):
-    message = "The query has no letter, digit or _ to search for; write a word."
+    message = "The query contains no letter, digit or _ to search for; give at least one word."
 
 
 class QueryTooLong(RegraftError, ValueError):
@@ -383,14 +394,14 @@ class QueryTooLong(RegraftError, ValueError):
 
 class QueryVectorMissing(RegraftError, ValueError):
     message = (
-        "{path}: base {base} is searched by {mode}, which needs the query's vector; give --embedder NAME, or "
-        "--vector FILE with {dimensions} numbers made by {model}, or --mode bm25."
+        "{path}: searching base {base} by {mode} needs a vector of the query; give --embedder NAME, or --vector FILE "
+        "with {dimensions} numbers made by {model}, or --mode bm25."
     )
 
 
 class QueryVectorUnfit(RegraftError, ValueError):
     message = (
-        "{path}: the vector has {found} numbers, those of base {base} have {expected}; make it with the base's own "
+        "{path}: the vector has {found} numbers, but those of base {base} have {expected}; make it with the base's own "
         "model."
     )
 
@@ -404,26 +415,25 @@ class ConfigInvalid(RegraftError, ValueError):
 
 class EmbedderUnknown(RegraftError, LookupError):
     message = (
-        "{path}: no embedder {name} ({known}); give one that is there, or write it there as regraft explain "
-        "embedders shows."
+        "{path}: no embedder {name} ({known}); give an existing one, or add it as regraft explain embedders shows."
     )
 
 
 class EmbedderKeyMissing(RegraftError, LookupError):
     message = (
-        "Embedder {embedder}: its key is expected in the environment variable {variable}, which {reason}; set it and "
-        "run the same command again."
+        "Embedder {embedder}: its key is read from the environment variable {variable}, which {reason}; set it and run "
+        "the same command again."
     )
 
 
 class EmbedderRefused(RegraftError, PermissionError):
-    message = "Embedder {embedder}: {server} refuses to work ({reason}); {advice}."
+    message = "Embedder {embedder}: {server} rejects all requests ({reason}); {advice}."
 
 
 class ModelUnreadable(RegraftError, OSError):
     message = (
-        "{path}: no model that {library} can load ({reason}); give the folder of one on this disk, nothing is "
-        "downloaded."
+        "{path}: not a model that {library} can load ({reason}); give the folder of a model on this disk (nothing is "
+        "downloaded)."
     )
 
 
@@ -431,24 +441,24 @@ class AnswerUnfit(RegraftError, ValueError):
     """An unusable answer of an embedder.
 
     ``fault`` is ``wrong_count``, ``wrong_order``, ``wrong_dimensions``, ``not_numbers``, ``non_finite`` or
-    ``zero_vector``; ``position`` is the place of the bad vector, from 0, where it is one alone, else None.
+    ``zero_vector``; ``position`` is the index of the bad vector, or None if there is not exactly one.
     """
 
     message = (
-        "Embedder {embedder}: its answer was refused, {reason}; nothing of it was written, check that this is the "
-        "model that you mean."
+        "Embedder {embedder}: its answer is not usable: {reason}; nothing of it was written. Check that this is the "
+        "right model."
     )
 
     exit_status = WORTH_READING
 
     @property
     def fault(self) -> str:
-        """Return what is wrong."""
+        """The kind of fault."""
         return str(self.facts["fault"])
 
     @property
     def position(self) -> int | None:
-        """Return the place of the one bad vector."""
+        """The index of the only bad vector, or None."""
         place = self.facts["position"]
         return place if isinstance(place, int) else None
 
@@ -462,36 +472,36 @@ class IndexForeign(RegraftError, ValueError):
 
 class IndexVersionUnknown(RegraftError, ValueError):
     message = (
-        "{path}: its layout has version {found} and this regraft knows {known}; it was left as it is, use a version "
-        "of regraft that knows it."
+        "{path}: its layout has version {found}, but this regraft knows only {known}. It was not changed; use a "
+        "version of regraft that knows it."
     )
 
 
 class IndexIncomplete(RegraftError, ValueError):
-    message = "{path}: no whole index ({missing} missing); it was left as it is, take another copy of it."
+    message = "{path}: the index is incomplete ({missing} missing). It was not changed; use another copy."
 
 
 class IndexHotJournal(RegraftError, BlockingIOError):
     message = (
-        "{path}: an unfinished transaction lies beside it ({journal}); open it once for writing, which finishes it, "
-        "or wait for the program that writes to it."
+        "{path}: it has an unfinished transaction ({journal}); open the index once for writing, which completes the "
+        "transaction, or wait for the program that is writing to it."
     )
 
 
 class IndexBusy(RegraftError, BlockingIOError):
-    message = "{path}: another program writes to it without a pause; wait until that has finished."
+    message = "{path}: another program keeps writing to it; wait until it has finished."
 
 
 class IndexReadOnly(RegraftError, PermissionError):
-    message = "{path}: opened for reading only; open it for writing to change it."
+    message = "{path}: it was opened for reading only; open it for writing to change it."
 
 
 class StoreClosed(RegraftError, ValueError):
-    message = "{path}: the store was closed; open it again."
+    message = "{path}: the store is closed; open it again."
 
 
 class IndexUnchanged(RegraftError, OSError):
-    message = "{path}: {doing} failed ({reason}); no row was changed, mend that and do it again."
+    message = "{path}: {doing} failed ({reason}); no row was changed. Fix the problem and try again."
 
 
 class MaterialRefused(RegraftError, ValueError):
@@ -500,29 +510,29 @@ class MaterialRefused(RegraftError, ValueError):
 
 class UnitRefused(RegraftError, ValueError):
     message = (
-        "{material}: unit {unit}, from {start} to {end}, {reason} (UTF-16 units, the text has {length}); nothing was "
-        "changed, cut the text again."
+        "{material}: unit {unit}, from {start} to {end}, {reason} (in UTF-16 units; the text has {length}); nothing "
+        "was changed. Split the text again."
     )
 
 
 class EmbeddingRefused(RegraftError, ValueError):
     message = (
-        "{material}: the vector of text {hash} has {found} bytes where the base has {expected}, a multiple of 4; "
-        "nothing was changed, embed the text with the base's own model."
+        "{material}: the vector of text {hash} has {found} bytes, but those of the base have {expected}, a multiple of "
+        "4; nothing was changed. Embed the text with the base's own model."
     )
 
 
 class CoverageGap(RegraftError, LookupError):
     message = (
-        "{material}: {missing} of its texts have no vector (the first is that of unit {unit}); nothing was changed, "
-        "give the missing vectors."
+        "{material}: {missing} of its texts have no vector (the first one is that of unit {unit}); nothing was "
+        "changed. Give the missing vectors."
     )
 
 
 class FullTextOutOfStep(RegraftError, ValueError):
     message = (
-        "{path}: its full-text index does not match its bodies ({when} giving space back); every row is still there, "
-        "build the full-text index anew."
+        "{path}: its full-text index does not match its text ({when} reclaiming space); no row was lost. Rebuild the "
+        "full-text index."
     )
 
 
@@ -531,8 +541,8 @@ class FullTextOutOfStep(RegraftError, ValueError):
 
 class StoppedMidway(RegraftError, OSError):
     message = (
-        "{path}: stopped while {doing}: {reason}; what was finished stays whole (bases: {finished}), run the same "
-        "command again to go on."
+        "{path}: stopped while {doing}: {reason}. Finished bases are complete ({finished}); run the same command again "
+        "to continue."
     )
 
     exit_status = STOPPED
@@ -545,24 +555,21 @@ class StoppedBySystem(RegraftError, OSError):
 
 
 class OutputLost(RegraftError, OSError):
-    message = (
-        "{output} cannot be written ({reason}), so that not all of the result is there; what the command was asked "
-        "to do is done, and stays."
-    )
+    message = "{output} cannot be written ({reason}), so the output is incomplete; the command itself was completed."
 
     exit_status = STOPPED
 
 
 class FaultOfRegraft(RegraftError, RuntimeError):
-    message = "{kind}: {reason}; this is a fault of regraft, please report it (-vv shows where it came from)."
+    message = "{kind}: {reason}; this is a bug in regraft, please report it (-vv shows where it occurred)."
 
     exit_status = STOPPED
 
 
 class BooksDoNotBalance(RegraftError, ArithmeticError):
     message = (
-        "{base}: {read} rows were read, but {carried} carried and {skipped} skipped do not add up to them; nothing "
-        "of this base was published, please report this."
+        "{base}: {read} rows were read, but {carried} migrated and {skipped} skipped rows do not add up to that; "
+        "nothing of this base was published. Please report this."
     )
 
     exit_status = STOPPED
@@ -570,35 +577,28 @@ class BooksDoNotBalance(RegraftError, ArithmeticError):
 
 class VerificationFailed(RegraftError, ValueError):
     message = (
-        "{base}: the new index is not what was read ({reason}); nothing of this base was published, please report this."
+        "{base}: the new index differs from its source ({reason}); nothing of this base was published. Please report "
+        "this."
     )
 
     exit_status = STOPPED
 
 
 class Interrupted(RegraftError, RuntimeError):
-    message = "Interrupted; what was finished stays whole (bases: {finished}), run the same command again to go on."
+    message = "Interrupted. Finished bases are complete ({finished}); run the same command again to continue."
 
     exit_status = INTERRUPTED
 
 
-def error_classes() -> list[type[RegraftError]]:
-    """Return every concrete error class: of this module and of those beside it, each in order."""
-    more = ("formats.redb.",)
-    modules = (globals(), *(vars(import_module(f"regraft.{name}errors")) for name in more))
-    found = (value for module in modules for value in module.values() if isinstance(value, type))
-    return [value for value in dict.fromkeys(found) if issubclass(value, RegraftError) and value is not RegraftError]
+# --- where regraft may write ------------------------------------------------------------------------------------------
 
-
-# Errors about where regraft may write; see :mod:`regraft.errors` and :mod:`regraft.disk.writable`.
-#
-# None is an ``OSError``: what goes on after a file that cannot be written must not go on after one of these.
+# Not OSErrors: code that continues after a file that cannot be written must not continue after these.
 
 
 class LinkInStore(RegraftError):
     message = (
-        "{path}: a link (to {goal}) stands where a folder or file itself belongs; regraft writes and removes nothing "
-        "through links, so put what it leads to in its place, or remove it."
+        "{path}: this must be a file or folder, but it is a link (to {goal}); regraft does not write or remove "
+        "anything through links. Replace the link by its target, or remove it."
     )
 
 
@@ -610,52 +610,51 @@ class JournalNamesAnother(RegraftError):
 
 
 class OutsideStore(RegraftError):
-    message = "{path}: lies outside of what this command may change; nothing was written there."
+    message = "{path}: outside of the folders that this command may change; nothing was written there."
 
 
 class ConsentMissing(RegraftError, RuntimeError):
     message = (
-        "regraft {command} would change what is there, and nobody is there to be asked: nothing was written; see the "
-        "plan with --dry-run, and add --yes to go on."
+        "regraft {command} would change existing data, but cannot ask for confirmation without a terminal; nothing was "
+        "written. Use --dry-run to see the plan, and --yes to confirm it."
     )
 
 
-# Errors of what takes bases from one machine to another: packs, backups of version 7, other profiles.
+# --- packs, backups of version 7, other profiles ----------------------------------------------------------------------
 
 
 class PackUnreadable(RegraftError, ValueError):
     message = (
-        "{path}: the manifest of this pack cannot be read ({reason}); take another copy of the pack, or a newer "
-        "regraft."
+        "{path}: the manifest of this pack cannot be read ({reason}); use another copy of the pack, or a newer regraft."
     )
 
 
 class PackDamaged(RegraftError, ValueError):
-    message = "{path}: {file} is not what was packed ({reason}); nothing was written, take another copy of the pack."
+    message = (
+        "{path}: {file} differs from what was packed ({reason}); nothing was written. Use another copy of the pack."
+    )
 
 
 class ProfileInUse(RegraftError, BlockingIOError):
     message = (
-        "{path}: the application is running ({sign}), so that what is read could change meanwhile; nothing was "
-        "written, quit it first."
+        "{path}: the application is running ({sign}), so its data could change while they are read; nothing was "
+        "written. Quit it first."
     )
 
 
 class BackupSlim(RegraftError, LookupError):
     message = (
-        "{path}: a slim backup has the rows of base {base}, and neither its index nor its files; take a full backup, "
-        "or the profile that it was made of."
+        "{path}: this slim backup has the rows of base {base}, but neither its index nor its files; use a full backup, "
+        "or the profile that was backed up."
     )
 
 
 class BaseAmbiguous(RegraftError, LookupError):
-    message = (
-        "{base}: several bases of the source are called so or begin so ({known}); give the id of the one that you mean."
-    )
+    message = "{base}: several bases of the source have this name or prefix ({known}); give the id of one of them."
 
 
 class PackThere(RegraftError, FileExistsError):
-    message = "{path}: there is {what} already; nothing was written, name another file or move this one away."
+    message = "{path}: {what} already exists here; nothing was written. Give another file name or move this one away."
 
 
 class NothingToPack(RegraftError, LookupError):
@@ -663,113 +662,113 @@ class NothingToPack(RegraftError, LookupError):
 
 
 class CopyDiffers(RegraftError, OSError):
-    message = "{path}: this copy is not what was copied ({reason}); it was not used, check the disk."
+    message = "{path}: this copy differs from its original ({reason}). It was not used; check the disk."
 
     exit_status = STOPPED
 
 
 class MigrationUnfinished(SourceUnrecognised):
     message = (
-        "{path}: an unfinished migration, nothing of which is in its place yet; run it again: {command} (or delete "
-        "the folder)."
+        "{path}: an unfinished migration that has published nothing yet; run it again: {command} (or delete the "
+        "folder)."
     )
 
 
 class TargetBaseOfAnother(RegraftError, FileExistsError):
     message = (
-        "{path}: its base {base} was migrated from another knowledge base, none of whose documents is in this one; "
-        "give another folder."
+        "{path}: its base {base} was migrated from another knowledge base, which has no document in common with this "
+        "one; give another folder."
     )
 
 
 class RepairSourceDiffers(RegraftError, ValueError):
     message = (
-        "{path}: nothing is taken from it for base {base}: {reason}; nothing was written, name another source, or "
-        "choose other bases with --base."
+        "{path}: it cannot be used to repair base {base}: {reason}; nothing was written. Give another source, or "
+        "select other bases with --base."
     )
 
 
-# Errors of the application's profiles; see :mod:`regraft.errors`.
+# --- profiles ---------------------------------------------------------------------------------------------------------
 
 
 class ProfilePending(RegraftError, BlockingIOError):
     message = (
-        "{path}: {pending}. What is written now would be thrown away at the next start: start the application once, "
-        "let it finish, quit it, then run the same command again."
+        "{path}: {pending}. The application would discard changes at its next start: start the application once, let "
+        "it finish, quit it, then run the same command again."
     )
 
 
-# Errors about what stands in a store's files: damage, and definitions that a layout does not have.
+# --- damage, and definitions that do not belong to a layout -----------------------------------------------------------
 
 
 class SchemaForeign(RegraftError, ValueError):
     message = (
-        "{path}: {what}, which the layout does not have and which could change other rows than are meant; no row was "
-        "changed, see regraft check and mend that first."
+        "{path}: {what}, which does not belong to the layout and could change other rows than intended; no row was "
+        "changed. Run regraft check and repair that first."
     )
 
 
 class OtherRowsChanged(RegraftError, RuntimeError):
     message = (
-        "{path}: rows of {tables} changed with those that were meant, by a rule that the layout does not have; all "
-        "of it was taken back, see regraft check and mend that first."
+        "{path}: rows of {tables} would have changed as well, because of a rule that does not belong to the layout. "
+        "Everything was rolled back; run regraft check and repair that first."
     )
 
 
 class RowsMayBeRefused(RegraftError, ValueError):
     message = (
-        "{path}: {index} is an index that the layout does not have and that can refuse new rows of {table}; nothing "
-        "was begun, drop it first."
+        "{path}: the index {index} does not belong to the layout and can reject new rows of {table}; nothing was "
+        "started. Drop it first."
     )
 
 
 class StoppedAtDamage(RegraftError, ValueError):
     message = (
-        "{path}: stopped at damage ({reason}); what was done before is whole ({finished}), see regraft check; "
-        "regraft undo takes it back."
+        "{path}: stopped at damaged data ({reason}). Earlier changes are complete ({finished}); run regraft check, or "
+        "regraft undo to take them back."
     )
 
     exit_status = STOPPED
 
 
-# Errors of stores of other systems; see :mod:`regraft.errors`.
+# --- stores of other systems ------------------------------------------------------------------------------------------
 
 
 class GenerationUnknown(RegraftError, ValueError):
-    message = "{path}: this is {what}, a later generation than regraft knows ({known}); nothing was read or written."
+    message = "{path}: this is {what}, a later version than regraft knows ({known}); nothing was read or written."
 
 
 class MigrationForeign(RegraftError, ValueError):
     message = (
-        "{path}: {what}, which is not the migration 006 that regraft knows; nothing was changed, ask for a regraft "
-        "of that codex-mem."
+        "{path}: {what}, which is not the migration 006 that regraft knows; nothing was changed. Use a version of "
+        "regraft for that codex-mem."
     )
 
 
 class ProjectUnknown(BaseUnknown):
-    message = "{base}: no project of the database has this id, and no single one this name or slug; it has {known}."
+    message = "{base}: no project has this id, and not exactly one has this name or slug; the database has {known}."
 
 
 class SidecarUnfit(RegraftError, ValueError):
-    message = "{path}: {reason}; regraft rebuild makes all vectors of the notes anew."
+    message = "{path}: {reason}; regraft rebuild creates all vectors of the notes again."
 
 
 class CollectionOfOtherVersion(RegraftError, ValueError):
     message = (
-        "{path}: another version of chromadb than {version} wrote it, and that one could not read it any more "
-        "afterwards ({reason}); nothing was changed, install the chromadb that the application uses beside regraft."
+        "{path}: it was written by another version of chromadb than {version}, which could not read it after the "
+        "change ({reason}); nothing was changed. Install the chromadb version of the application beside regraft."
     )
 
 
 class FullTextNotRebuilt(RegraftError, ValueError):
     message = (
-        "{path}: its full-text index could not be rebuilt ({reason}); nothing was changed in it. A backup of the "
-        "file brings it back."
+        "{path}: its full-text index could not be rebuilt ({reason}); nothing was changed. Restore the file from a "
+        "backup."
     )
 
 
 class CollectionRefused(RegraftError, OSError):
-    message = "{path}: chromadb cannot work with it: {reason}; nothing of it was changed."
+    message = "{path}: chromadb cannot use it: {reason}; nothing was changed."
 
 
 class NotRecalled(RegraftError, ValueError):
@@ -781,32 +780,33 @@ class NoteUnknown(RegraftError, LookupError):
 
 
 class NoteAmbiguous(RegraftError, LookupError):
-    message = "{path}: several notes have the short id {short_id} ({files}); regraft repair gives each one of its own."
+    message = "{path}: several notes have the short id {short_id} ({files}); regraft repair gives each note its own id."
 
 
 class NoteGone(RegraftError, FileNotFoundError):
     message = (
-        "{path}: the file of note {short_id} is gone (raw/{file}); put it back, or let regraft repair remove the "
-        "record."
+        "{path}: the file of note {short_id} is missing (raw/{file}); put it back, or remove the record with regraft "
+        "repair."
     )
 
 
 class NoteOutside(RegraftError, ValueError):
-    message = "{path}: the path of note {short_id} leads out of raw/ ({file}); it is not read."
+    message = "{path}: the path of note {short_id} leads out of raw/ ({file}), so it was not read."
 
 
-# What a fleet says where it is stopped.
+# --- fleets -----------------------------------------------------------------------------------------------------------
 
 
 class FleetInterrupted(RegraftError, RuntimeError):
-    message = "Interrupted; what was finished stays (libraries: {finished}), go on with: {command}."
+    message = "Interrupted. Finished libraries are complete ({finished}); continue with: {command}."
 
     exit_status = INTERRUPTED
 
 
 class StorageFailed(RegraftError, OSError):
     message = (
-        "{url} could not be read or written ({reason}). It is tried again; after that, go on with regraft fleet resume."
+        "{url} could not be read or written ({reason}). It will be tried again; if that fails, continue with regraft "
+        "fleet resume."
     )
 
     exit_status = STOPPED
@@ -814,23 +814,21 @@ class StorageFailed(RegraftError, OSError):
 
 class StorageRefused(RegraftError, PermissionError):
     message = (
-        "{url} may not be read or written ({reason}). Look at the credentials of this machine, and at the bucket's "
-        "rules."
+        "{url} may not be read or written ({reason}). Check the credentials of this machine and the access rules of "
+        "the bucket."
     )
 
 
 class LibraryHeld(RegraftError, RuntimeError):
-    message = (
-        "{url} is worked on by somebody else, who has it for {seconds} s more. Go on later with regraft fleet resume."
-    )
+    message = "{url} is in use by another process, for {seconds} s more. Continue later with regraft fleet resume."
 
     exit_status = STOPPED
 
 
 class LibraryChanged(RegraftError, RuntimeError):
     message = (
-        "{url} was changed by somebody else meanwhile, so that nothing of this was published. It is tried again; "
-        "after that, go on with regraft fleet resume."
+        "{url} was changed by another process, so nothing was published. It will be tried again; if that fails, "
+        "continue with regraft fleet resume."
     )
 
     exit_status = STOPPED
@@ -840,16 +838,16 @@ class LibraryUnsafe(RegraftError, ValueError):
     message = "{url} was not read: {reason}."
 
 
-# Optional parts of regraft: libraries that are imported when they are needed, never before.
+# --- optional libraries -----------------------------------------------------------------------------------------------
 
 
 def import_optional(module: str, purpose: str, extra: str) -> Any:
-    """Return a module of an optional library.
+    """Import a module of an optional library.
 
     Args:
         module: its name, for example ``pyarrow.parquet``.
-        purpose: what needs it, in the plural, as an error says it: ``Parquet files``.
-        extra: the extra of regraft that brings it.
+        purpose: what needs it, in the plural, for the error: ``Parquet files``.
+        extra: the extra of regraft that installs it.
 
     Raises:
         WrongUsage: it is not installed.
@@ -861,7 +859,18 @@ def import_optional(module: str, purpose: str, extra: str) -> Any:
 
 
 def not_installed_error(module: str, purpose: str, extra: str) -> WrongUsage:
-    """Return the error that says which extra brings a module; the arguments are those of :func:`needed`."""
+    """Return the error about a missing module; the arguments are those of :func:`import_optional`."""
     library = module.partition(".")[0]
     problem = tr("{purpose} need {library}, which is not installed", purpose=purpose, library=library)
     return WrongUsage(problem=problem, hint=tr('install it: pip install "regraft[{extra}]"', extra=extra))
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def error_classes() -> list[type[RegraftError]]:
+    """Return every concrete error class, in order."""
+    # The reader of redb files is self-contained and defines its own errors.
+    modules = (globals(), vars(import_module("regraft.formats.redb.errors")))
+    found = (value for module in modules for value in module.values() if isinstance(value, type))
+    return [value for value in dict.fromkeys(found) if issubclass(value, RegraftError) and value is not RegraftError]

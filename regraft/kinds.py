@@ -1,4 +1,4 @@
-"""The kinds of stores and sources, and which of them have something in common."""
+"""The kinds of stores and sources, and groups of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from regraft.language import tr
 
 
 class Kind(StrEnum):
-    """What a path can be. The value is what output and ``--kind`` call it.
+    """The kind of a store or source. The value is used in output and by ``--kind``.
 
-    This is the one list of systems beside Cherry Studio: a member that names its ``system`` has a module
+    This is the only list of other systems than Cherry Studio: a member with a ``system`` has a module
     ``regraft.formats.SYSTEM.system`` with its :class:`regraft.stores.systems.System`, and, where it has them,
     ``checks.SYSTEM.inspect`` and ``checks.SYSTEM.findings``, ``repair.SYSTEM`` and ``migrators.SYSTEM``.
     """
 
-    #: What a sentence calls it.
+    #: The kind in a sentence.
     label: str
     #: The name of the system's packages; empty for Cherry Studio.
     system: str
@@ -48,19 +48,19 @@ class Kind(StrEnum):
     RSCLAW = "rsclaw", tr("a knowledge base of rsclaw"), "rsclaw"
 
 
-#: What a kind is called in a sentence.
+#: Each kind in a sentence.
 KIND_NAMES = {kind: kind.label for kind in Kind}
-#: Kinds of v2 data that are changed in place.
+#: v2 data that is changed in place
 V2_STORES = (Kind.LIBRARY, Kind.BASE, Kind.INDEX, Kind.V2_PROFILE)
-#: Kinds of other systems than Cherry Studio.
+#: Other systems than Cherry Studio.
 SYSTEMS = tuple(kind for kind in Kind if kind.system)
-#: Kinds whose state and vector files can be migrated.
+#: v1 sources: a state and vector files, which can be migrated
 V1_SOURCES = (Kind.V1_BACKUP, Kind.V1_BACKUP_6, Kind.V1_PROFILE, Kind.V1_EXPORT, Kind.V1_KNOWLEDGE)
-#: Kinds of vector files alone, of which bases are made where the user asks for it.
+#: Vector files without a state; they become bases only if the user asks for it.
 V1_ORPHANS = (Kind.V1_VECTORS, Kind.V1_VECTOR_FOLDER)
-#: Kinds that are migrated, too. Bases of preview builds in a v2 library, profile or backup are migrated out of it.
+#: Also migrated; bases of preview builds inside of a v2 library, profile or backup are migrated out of it.
 PREVIEW_SOURCES = (Kind.PREVIEW, Kind.PREVIEW_LIBRARY)
-#: Kinds whose bases lie as v2 and preview builds lay them out.
+#: Kinds with the folder layout of v2 and of preview builds.
 V2_LAYOUTS = (*PREVIEW_SOURCES, Kind.V2_BACKUP, Kind.V2_PROFILE, Kind.LIBRARY, Kind.PACK, Kind.BASE, Kind.INDEX)
-#: Kinds with a catalog, of which bases can be packed and installed.
+#: Kinds with a catalog, whose bases can be packed and installed.
 BASE_SOURCES = (Kind.LIBRARY, Kind.PACK, Kind.V2_BACKUP, Kind.V2_PROFILE)

@@ -1,8 +1,10 @@
-"""The language in which regraft speaks: messages are English in the code, and translated where they are made.
+"""Translate messages into the language of the process: they are English in the code, and translated where they are
+created.
 
-A process speaks one language, which is settled before the modules that have messages are loaded: ``REGRAFT_LANG`` says
-it, and the command line sets that from ``--lang`` or the locale. Programs, and ``--json``, get English. Catalogs are
-gettext's, ``locale/LANGUAGE/LC_MESSAGES/regraft.po`` (``docs/translating.md``).
+The language is set before any module with messages is imported: ``REGRAFT_LANG`` names it, and the command line sets
+that from ``--lang`` or the locale. Programs and ``--json`` get English. Catalogs are gettext's,
+``locale/LANGUAGE/LC_MESSAGES/regraft.po`` (``docs/translating.md``). Files keep English text;
+:func:`translate_kept_text` translates it when it is shown.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import locale
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from string import Formatter
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     pass
 
 
-#: Says in which language a process speaks.
+#: The variable with the language of the process.
 VARIABLE = "REGRAFT_LANG"
 DOMAIN = "regraft"
 FOLDER = Path(__file__).parent / "locale"
@@ -30,19 +32,19 @@ ENGLISH = "en"
 OPTION = "--lang"
 _LOCALE_VARIABLES = ("LC_ALL", "LC_MESSAGES", "LANG")
 
-#: Where a blank parts the two characters.
+#: A Chinese character next to a Latin one, between which a blank is inserted.
 _MIXED = re.compile("[\u4e00-\u9fff][0-9A-Za-z/~._]|[0-9A-Za-z/_.][\u4e00-\u9fff]")
 
-#: What was translated, by what became of it: what is kept in files is English.
+#: English texts by their translations: files keep English.
 _english: dict[str, str] = {}
 
 
 def tr(message: str, /, **facts: object) -> str:
-    """Return a message in the language of this process.
+    """Translate a message.
 
     Args:
-        message: English, a ``str.format`` template if there are facts.
-        facts: what stands in it by its names; a fact that is a message is translated already.
+        message: English; a ``str.format`` template if there are facts.
+        facts: values by their names in the template; messages among them are already translated.
     """
     if _catalog() is None:
         return message.format(**facts) if facts else message
@@ -51,17 +53,17 @@ def tr(message: str, /, **facts: object) -> str:
 
 
 def tr_in(context: str, message: str, /) -> str:
-    """Return a message without facts that means something of its own in a context, such as "note" of a severity."""
+    """Translate a message without facts whose meaning depends on the context, such as "note" as a severity."""
     return translate_as(message, message, {}, context)
 
 
 def join_list(parts: Iterable[object], last: str = "", *, between: str = "") -> str:
-    """Return things one after the other, as a list is written in the language of this process: "a, b".
+    """Join texts to a list as the language writes it: "a, b".
 
     Args:
-        parts: texts, those that were translated among them.
-        last: what stands before the last one instead of a comma, such as ``tr(" and ")``.
-        between: what stands between them instead of a comma, such as ``tr("; ")``.
+        parts: texts, translated or not.
+        last: separator before the last one instead of a comma, such as ``tr(" and ")``.
+        between: separator instead of a comma, such as ``tr("; ")``.
     """
     between = between or tr(", ")
     texts: list[str] = []
@@ -73,36 +75,36 @@ def join_list(parts: Iterable[object], last: str = "", *, between: str = "") -> 
 
 
 def join_parts(parts: Iterable[str]) -> str:
-    """Return parts of a text, those that were translated among them, as one text (:func:`filled`)."""
+    """Concatenate parts of a text, translated or not (see :func:`fill_template`)."""
     texts = list(parts)
-    return remember_english(_spaced(texts), "".join(str(to_english(text)) for text in texts))
+    return remember_english(_join_spaced(texts), "".join(str(to_english(text)) for text in texts))
 
 
 def insert_at_mark(message: str, mark: str, text: str) -> str:
-    """Return a message with a text in the place of a mark, such as "{n}"; nothing else in it is read as a template."""
+    """Replace a mark such as "{n}" in a message by a text; other braces are not interpreted."""
     plain = str(to_english(message)).replace(mark, str(to_english(text)))
     before, *after = message.split(mark)
     parts = [before]
     for one in after:
         parts += [text, one]
-    return remember_english(_spaced(parts), plain)
+    return remember_english(_join_spaced(parts), plain)
 
 
 def remember_english(translated: str, plain: str) -> str:
-    """Return a translated text after its English was noted."""
+    """Record the English form of a translated text, and return the translation."""
     if translated != plain:
         _english[translated] = plain
     return translated
 
 
 def translate_as(plain: str, message: str, facts: Mapping[str, object], context: str = "") -> str:
-    """Return ``plain`` in the language of this process, by a message that a catalog has for it.
+    """Translate ``plain`` through a message of the catalog.
 
     Args:
-        plain: what it is in English.
-        message: the English template of the catalog.
-        facts: what stands in it.
-        context: that of the message in the catalog, if it has one.
+        plain: the English text.
+        message: its English template in the catalog.
+        facts: values in the template.
+        context: the message's context in the catalog, if any.
     """
     catalog = _catalog()
     if catalog is None:
@@ -114,18 +116,18 @@ def translate_as(plain: str, message: str, facts: Mapping[str, object], context:
 
 
 def fill_template(template: str, facts: Mapping[str, object]) -> str:
-    """Return a template with its facts; between these and it a blank parts Chinese characters from Latin ones."""
+    """Fill a template with facts; a blank separates Chinese characters from Latin ones at their borders."""
     parts = []
     for literal, name, spec, conversion in Formatter().parse(template):
         parts.append(literal)
         if name is not None:
             converted = f"!{conversion}" if conversion else ""
             parts.append(f"{{{name}{converted}:{spec}}}".format(**facts))
-    return _spaced(parts)
+    return _join_spaced(parts)
 
 
-def _spaced(parts: Iterable[str]) -> str:
-    """Return parts of a text one after the other, with a blank where Chinese meets Latin."""
+def _join_spaced(parts: Iterable[str]) -> str:
+    """Concatenate parts, with a blank between Chinese and Latin characters."""
     text = ""
     for part in parts:
         text += f" {part}" if _MIXED.match(text[-1:] + part[:1]) else part
@@ -133,14 +135,14 @@ def _spaced(parts: Iterable[str]) -> str:
 
 
 def to_english(text: object) -> object:
-    """Return a translated message, an error's, too, as it was before; anything else as it is."""
+    """Return the English form of a translated message or error; other values are returned unchanged."""
     if isinstance(text, BaseException):
         text = str(text)
     return _english.get(text, text) if isinstance(text, str) else text
 
 
 def document_in_english(value: Any) -> Any:
-    """Return a document with every message in it as it was before it was translated."""
+    """Return a document with every message in it in English."""
     if isinstance(value, dict):
         return {key: document_in_english(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -154,17 +156,17 @@ def current_language() -> str:
 
 
 def available_languages() -> list[str]:
-    """Return the languages that there are: English and those with a catalog."""
+    """Return the available languages: English and those with a catalog."""
     return [ENGLISH, *sorted(path.parent.parent.name for path in FOLDER.glob(f"*/LC_MESSAGES/{DOMAIN}.mo"))]
 
 
 class Catalog(gettext.GNUTranslations):
-    """The messages of a language."""
+    """The messages of one language."""
 
     _catalog: dict[str | tuple[str, int], str]
 
     def messages(self) -> list[str]:
-        """Return the messages that it has a translation of, but for those with a context."""
+        """Return the translated messages without a context."""
         return [one for one in self._catalog if isinstance(one, str) and one and "\x04" not in one]
 
 
@@ -173,13 +175,13 @@ def load_catalog(wanted: str) -> Catalog:
     """Return the catalog of a language.
 
     Raises:
-        FileNotFoundError: it has none.
+        FileNotFoundError: the language has no catalog.
     """
     return gettext.translation(DOMAIN, str(FOLDER), [wanted], class_=Catalog)
 
 
 def _catalog() -> Catalog | None:
-    """Return the catalog of this process; None: it speaks English."""
+    """Return the catalog of this process; None for English."""
     if current_language() == ENGLISH:
         return None
     try:
@@ -192,24 +194,24 @@ def _catalog() -> Catalog | None:
 
 
 def set_language(arguments: list[str]) -> list[str]:
-    """Settle in which language this process speaks: by ``--lang`` or the locale; return the arguments without it.
+    """Set the language of this process by ``--lang`` or the locale; return the arguments without the option.
 
-    JSON is for programs: with ``--json`` it speaks English. A language that is not there stays among the arguments.
+    With ``--json``, which is for programs, it is English. An unknown language is left in the arguments.
     """
-    left, asked = _taken_out(arguments)
+    left, asked = _split_option(arguments)
     chosen = asked or language_of_environment(os.environ)
     if "--json" in left:
         chosen = ENGLISH
     os.environ[VARIABLE] = chosen
-    # What click says itself is in our catalog, too, and comes by the way of the standard library.
+    # Our catalog also has click's own messages, which it translates through the standard library.
     os.environ["LANGUAGE"] = chosen
     gettext.bindtextdomain(DOMAIN, str(FOLDER))
     gettext.textdomain(DOMAIN)
     return left
 
 
-def _taken_out(arguments: list[str]) -> tuple[list[str], str | None]:
-    """Return arguments without ``--lang`` and its value, if that is a language that there is; and that."""
+def _split_option(arguments: list[str]) -> tuple[list[str], str | None]:
+    """Return the arguments without ``--lang`` and an available language, and that language."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     for at in range(end):
         name, is_one, value = arguments[at].partition("=")
@@ -224,53 +226,43 @@ def _taken_out(arguments: list[str]) -> tuple[list[str], str | None]:
 
 
 def language_of_environment(environment: Mapping[str, str]) -> str:
-    """Return the language that an environment asks for, as far as it is there; else English."""
+    """Return the available language that an environment asks for, or English."""
     wanted = environment.get(VARIABLE) or next(
         (environment[name] for name in _LOCALE_VARIABLES if environment.get(name)), ""
     )
     if not wanted and sys.platform == "win32":
-        wanted = _of_windows()
-    return _known(wanted, available_languages())
+        import ctypes  # noqa: PLC0415 - on Windows only
 
-
-def _known(wanted: str, there: Sequence[str]) -> str:
-    """Return the language of a locale such as "zh_CN.UTF-8", if it is there; else English."""
+        # The display language of Windows, which has no variable.
+        number = ctypes.windll.kernel32.GetUserDefaultUILanguage()  # type: ignore[attr-defined,unused-ignore]
+        wanted = locale.windows_locale.get(number, "")
+    # A locale such as "zh_CN.UTF-8".
     name = wanted.replace("-", "_").split(".")[0].split("@")[0]
-    for candidate in (name, name.split("_")[0].lower()):
-        if candidate in there:
-            return candidate
-    return ENGLISH
+    available = available_languages()
+    return next((one for one in (name, name.split("_")[0].lower()) if one in available), ENGLISH)
 
 
-def _of_windows() -> str:
-    """Return the locale of Windows' own texts, which has no variable."""
-    import ctypes  # noqa: PLC0415 - on one system alone
-
-    number = ctypes.windll.kernel32.GetUserDefaultUILanguage()  # type: ignore[attr-defined,unused-ignore]
-    return locale.windows_locale.get(number, "")
+# Translating kept text: English text in files is matched with the messages of the catalog that it was made of.
 
 
-# Text that was kept in English, in another language: by the messages of the catalog that it was made of.
-
-
-#: Messages in one another, at the most.
+#: Maximum nesting of messages.
 _DEEPEST = 4
-#: What stands between messages that follow one another.
+#: Separator of consecutive messages.
 _BETWEEN = "; "
 
 
 def translate_kept_text(text: str) -> str:
-    """Return a kept text in the language of this process; what is written of it to files stays English."""
+    """Translate a text from a file into the language of this process."""
     return remember_english(translate_text(text, current_language()), text)
 
 
 def translate_text(text: str, wanted: str, depth: int = 0) -> str:
-    """Return a kept text in a language; what no message of the catalog gives stays as it is.
+    """Translate a text from a file; what matches no message of the catalog stays unchanged.
 
     Args:
-        text: English, as :func:`regraft.language.tr` made it.
+        text: English, as :func:`tr` made it.
         wanted: the language.
-        depth: how many messages it stands in.
+        depth: number of enclosing messages.
     """
     if wanted == ENGLISH or not text:
         return text
@@ -279,19 +271,25 @@ def translate_text(text: str, wanted: str, depth: int = 0) -> str:
     if found != text or depth == _DEEPEST:
         return found
     counted = _NUMBER_WITH_NOUN.fullmatch(text)
-    if counted is not None:
-        return _translate_count(counted[1], counted[2], wanted) or text
-    return _by_form(text, wanted, depth) or text
+    if counted is None:
+        return _translate_by_pattern(text, wanted, depth) or text
+    noun = counted[2]
+    for singular in (noun, noun.removesuffix("s"), f"{noun.removesuffix('ies')}y"):
+        message = f"{{count:,}} {singular}"
+        found = catalog.gettext(message)
+        if found != message:
+            return fill_template(_WITHOUT_FORM.sub(r"{\1}", found), {"count": counted[1]})
+    return text
 
 
-def _by_form(text: str, wanted: str, depth: int) -> str | None:
-    """Return a text by the message whose facts it has; None where no message has such.
+def _translate_by_pattern(text: str, wanted: str, depth: int) -> str | None:
+    """Translate a text by the message whose pattern it matches, or return None.
 
-    Several messages may stand in it one after the other. So a message of which a fact would hold more than one of them
-    comes last.
+    The text may consist of several messages, so a message in which a fact would contain more than one of them is used
+    last.
     """
     unlikely: tuple[str, dict[str, str]] | None = None
-    for message, words, form in _forms(wanted):
+    for message, words, form in _patterns(wanted):
         match = form.fullmatch(text) if words in text else None
         if match is None:
             continue
@@ -311,42 +309,30 @@ def _translate_filled(message: str, facts: dict[str, str], wanted: str, depth: i
     return fill_template(_WITHOUT_FORM.sub(r"{\1}", load_catalog(wanted).gettext(message)), again)
 
 
-#: What a fact is formatted by is in the text already.
+#: A format specification has been applied to the text already.
 _WITHOUT_FORM = re.compile(r"\{(\w+)[!:][^{}]*\}")
 
 
-#: A number with what it counts.
+#: A number and a noun.
 _NUMBER_WITH_NOUN = re.compile(r"([0-9,]+) ([a-z][a-z -]*)")
 
 
-def _translate_count(number: str, noun: str, wanted: str) -> str | None:
-    """Return a number with its noun; None where the catalog does not count such."""
-    for singular in (noun, noun.removesuffix("s"), f"{noun.removesuffix('ies')}y"):
-        message = f"{{count:,}} {singular}"
-        found = load_catalog(wanted).gettext(message)
-        if found != message:
-            return fill_template(_WITHOUT_FORM.sub(r"{\1}", found), {"count": number})
-    return None
-
-
 @cache
-def _forms(wanted: str) -> list[tuple[str, str, re.Pattern[str]]]:
-    """Return the messages with facts, those with the most words of their own first, each with its longest literal part
-    and with what it looks like.
-    """
+def _patterns(wanted: str) -> list[tuple[str, str, re.Pattern[str]]]:
+    """Return messages with facts, their longest literal part and their pattern, those with most literal text first."""
     messages = [message for message in load_catalog(wanted).messages() if "{" in message]
     messages.sort(key=lambda message: len(re.sub(r"\{[^{}]*\}", "", message)), reverse=True)
     forms = []
     for message in messages:
-        form = _form(message)
+        form = _pattern(message)
         if form is not None:
             words = max((literal for literal, *_ in Formatter().parse(message)), key=len)
             forms.append((message, words, form))
     return forms
 
 
-def _form(message: str) -> re.Pattern[str] | None:
-    """Return what a message with its facts looks like; None for one that has hardly a word, which is like anything."""
+def _pattern(message: str) -> re.Pattern[str] | None:
+    """Return the pattern that a message matches; None if it has hardly any letters, because it would match anything."""
     form, seen, own = "", set[str](), 0
     for literal, name, _, _ in Formatter().parse(message):
         form += re.escape(literal)
@@ -361,9 +347,9 @@ def _form(message: str) -> re.Pattern[str] | None:
 
 
 def format_count(number: int, noun: str, *, context: str = "") -> str:
-    """Return a number with its English noun, in the plural where it is not one, in the language of this process.
+    """Return a number with its English noun, translated, with the plural if it is not one.
 
-    A catalog has it as a message of its own, "{count:,} row", with ``context`` where the noun has several meanings.
+    The catalog has it as a message of its own, "{count:,} row", with ``context`` if the noun has several meanings.
     """
     if number == 1:
         plain = f"{number:,} {noun}"

@@ -1,4 +1,8 @@
-"""Checksums of large files: computed in a thread of their own while the next bytes are read and written."""
+"""Checksums of files, computed in a background thread, and without reading the holes of sparse files.
+
+A sparse file of a terabyte may use no disk space. Reading it takes as long as if it did, and a copy uses the space;
+files that are read as a whole must therefore consist mostly of data.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from typing import BinaryIO
 from regraft.language import tr
 from regraft.text import format_bytes
 
-#: How many chunks a thread may be behind: so many are held in memory.
+#: Chunks that may wait in memory for the thread.
 _BEHIND = 2
 
 Update = Callable[[bytes], object]
@@ -22,9 +26,9 @@ Update = Callable[[bytes], object]
 
 @contextmanager
 def update_in_background(update: Update) -> Iterator[Update]:
-    """Give a function that has ``update`` called on chunk after chunk, in their order, by another thread.
+    """Yield a function that passes chunks to ``update``, in order, in another thread.
 
-    At the end of the context all chunks are worked in. What ``update`` raises surfaces there, or at a later chunk.
+    When the context ends, all chunks are processed. An exception of ``update`` is raised then, or by a later call.
     """
     pending: deque[Future[object]] = deque()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="regraft-hash") as pool:
@@ -39,13 +43,7 @@ def update_in_background(update: Update) -> Iterator[Update]:
             pending.popleft().result()
 
 
-# Holes in files: bytes that a file says it has and that are nowhere on the disk.
-#
-# A file of a terabyte may take no room at all. Reading it takes as long as if it did, and a copy takes the room: what is
-# read whole must be there for the most part.
-
-
-#: A file is read whole where at most this many bytes are holes, besides this many times its data.
+#: A sparse file is read if its holes are at most this many bytes plus this many times its data.
 FREE_BYTES = 64 << 20
 DATA_FACTOR = 4
 _READ_BYTES = 1 << 20
@@ -53,13 +51,13 @@ _POLYNOMIAL = 0xEDB88320
 
 
 def refuse_sparse_file(descriptor: int) -> None:
-    """Refuse a file that is holes for the most part. How much of it is read does not hang on its size.
+    """Raise if a file consists mostly of holes. The cost does not depend on its size.
 
     Raises:
         OSError
     """
     status = os.fstat(descriptor)
-    # What a file system packs takes less than it is; only where there is little the file is asked for its holes.
+    # Compressed files use fewer blocks than their size, so ask for the holes only if few blocks are used.
     if _is_enough(getattr(status, "st_blocks", status.st_size) * 512, status.st_size):
         return
     data = 0
@@ -67,21 +65,20 @@ def refuse_sparse_file(descriptor: int) -> None:
         data += end - begin
         if _is_enough(data, status.st_size):
             return
-    raise OSError(errno.EINVAL, _said(data, status.st_size))
+    message = tr(
+        "only {data} of its {size} are data, the rest are holes",
+        size=format_bytes(status.st_size),
+        data=format_bytes(data),
+    )
+    raise OSError(errno.EINVAL, message)
 
 
 def _is_enough(data: int, size: int) -> bool:
     return size <= FREE_BYTES + DATA_FACTOR * data
 
 
-def _said(data: int, size: int) -> str:
-    return tr(
-        "of its {size} only {data} are there, the rest are holes", size=format_bytes(size), data=format_bytes(data)
-    )
-
-
 def data_ranges(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of what is there of a file, in order; all of it where the system does not tell."""
+    """Yield (start, end) of the parts of a file that are data, in order; all of it if the system cannot tell."""
     if not hasattr(os, "SEEK_DATA"):
         yield 0, size
         return
@@ -91,7 +88,7 @@ def data_ranges(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
             begin = os.lseek(descriptor, end, os.SEEK_DATA)
             end = os.lseek(descriptor, begin, os.SEEK_HOLE)
         except OSError as error:
-            # ENXIO: nothing but a hole up to the end. Else the file system knows nothing of holes.
+            # ENXIO: only a hole up to the end. Other errors: the file system does not report holes.
             if error.errno != errno.ENXIO:
                 yield end, size
             return
@@ -103,8 +100,9 @@ def file_crc32(file: BinaryIO) -> int:
     descriptor = file.fileno()
     size = os.fstat(descriptor).st_size
     value = at = 0
-    for begin, end in list(data_ranges(descriptor, size)) if _has_holes(descriptor) else [(0, size)]:
-        value = _with_zeros(value, begin - at)
+    has_holes = getattr(os.fstat(descriptor), "st_blocks", size) * 512 < size
+    for begin, end in list(data_ranges(descriptor, size)) if has_holes else [(0, size)]:
+        value = _append_zeros(value, begin - at)
         file.seek(begin)
         left = end - begin
         while left and (chunk := file.read(min(left, _READ_BYTES))):
@@ -113,16 +111,13 @@ def file_crc32(file: BinaryIO) -> int:
         at = end - left
         if left:
             return value
-    return _with_zeros(value, size - at)
+    return _append_zeros(value, size - at)
 
 
-def _has_holes(descriptor: int) -> bool:
-    status = os.fstat(descriptor)
-    return getattr(status, "st_blocks", status.st_size) * 512 < status.st_size
-
-
-def _with_zeros(value: int, count: int) -> int:
-    """Return a CRC-32 to which so many zero bytes are added: a power of the step that one zero bit makes."""
+def _append_zeros(value: int, count: int) -> int:
+    """Return the CRC-32 after ``count`` more zero bytes, in O(log count): powers of the matrix that one zero bit
+    applies.
+    """
     if not count:
         return value
     step = [_POLYNOMIAL, *(1 << bit for bit in range(31))]
@@ -130,13 +125,13 @@ def _with_zeros(value: int, count: int) -> int:
     bits = 8 * count
     while bits:
         if bits & 1:
-            register = _applied(step, register)
-        step = [_applied(step, row) for row in step]
+            register = _multiply(step, register)
+        step = [_multiply(step, row) for row in step]
         bits >>= 1
     return register ^ 0xFFFFFFFF
 
 
-def _applied(step: list[int], register: int) -> int:
+def _multiply(step: list[int], register: int) -> int:
     result = bit = 0
     while register:
         if register & 1:

@@ -1,10 +1,10 @@
-"""The one module that makes, fills, moves, links and removes files and folders, so that a crash leaves no half.
+"""Create, write, move, link and remove files and folders so that a crash never leaves one half done.
 
-Every function here demands its path of :mod:`regraft.disk.writable` and acts in the folder that was found there: no link in a
-store, and nothing that a store says of itself, leads a write elsewhere. A link is moved or removed itself, never what
-it leads to, and never opened for writing. :mod:`regraft.disk.sqlite` does the same for databases.
+No other module writes to the file system, except :mod:`regraft.disk.sqlite` for databases. Every function checks its
+path with :mod:`regraft.disk.writable` and acts relative to the folder that was checked, so no link in a store can
+redirect a write. A link itself is moved or removed, never its target, and never opened for writing.
 
-Raised by all of them, beside what is named: ``LinkInStore`` and ``OutsideStore`` (:mod:`regraft.errors`).
+Beside the errors that their docstrings name, all functions raise ``LinkInStore`` and ``OutsideStore``.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from typing import IO, Any, BinaryIO, Literal, TextIO, cast
 
 from regraft.disk import file_paths, links, writable
 
-#: Virus scanners and indexers on Windows hold a new file for a moment: a refused rename or removal is tried so often.
+#: Virus scanners and indexers on Windows open a new file for a moment; a refused rename or removal is tried this often.
 REPLACE_TRIES = 8
 REPLACE_WAIT_SECONDS = 0.05
-#: How much is copied at once, in bytes.
+#: Bytes copied at once.
 _CHUNK_BYTES = 1 << 20
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
-#: So many files are flushed at a time where there are more than a few, and so many before others are looked at.
+#: From _FEW_FILES files on, this many are flushed in parallel, in batches of _FLUSHED_TOGETHER.
 _FLUSHED_AT_ONCE, _FEW_FILES, _FLUSHED_TOGETHER = 8, 32, 256
 
-#: What removing a folder fails with into which somebody writes.
+#: Errors of removing a folder that another program adds files to.
 _FILLED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
-#: What it fails with where its folders lie too deep in one another.
+#: Errors of removing a tree that is nested too deeply.
 _TOO_DEEP = frozenset({errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG})
-#: How often to try that where a process of a killed run may still be about to end.
+#: Attempts to remove leftovers while a process of a killed run may still be ending.
 _REMOVE_TRIES = 10
-#: What a write fails with for want of room: never the fault of what is read meanwhile.
+#: Errors of a write for lack of space; never the fault of the file that is read.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
-#: Errors of a file system that has no hard links, or no more of them for this file. Windows reports EINVAL.
+#: Errors of a file system without hard links, or with too many of this file. Windows reports EINVAL.
 _NO_HARD_LINK = frozenset(
     {
         *(errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV),
@@ -59,7 +59,7 @@ def sync_file(path: Path) -> None:
     if os.name != "nt":
         descriptor = os.open(file_paths.extended_path(path), os.O_RDONLY)
     else:
-        # Windows flushes only what is open for writing.
+        # Windows flushes only files that are open for writing.
         try:
             descriptor = os.open(file_paths.extended_path(path), os.O_RDWR)
         except PermissionError:
@@ -72,9 +72,10 @@ def sync_file(path: Path) -> None:
 
 
 def flush(descriptor: int) -> None:
-    """Flush the bytes of an open file to the disk itself, where the system offers that.
+    """Flush an open file to the disk itself, where the system offers that.
 
-    On macOS ``fsync`` leaves them in the cache of the disk; ``F_FULLFSYNC`` empties that, on file systems that know it.
+    On macOS, ``fsync`` leaves the bytes in the cache of the disk; ``F_FULLFSYNC`` empties that, on file systems that
+    support it.
     """
     full = getattr(writable.fcntl, "F_FULLFSYNC", None)
     if full is not None:
@@ -89,7 +90,7 @@ def flush(descriptor: int) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's entries to disk, where the system can (Windows cannot, and does so by itself)."""
+    """Flush a folder's entries to disk. Windows needs no such flush."""
     if not writable.SUPPORTS_DIR_FD:
         return
     descriptor = os.open(file_paths.extended_path(path), os.O_RDONLY)
@@ -100,16 +101,17 @@ def sync_folder(path: Path) -> None:
 
 
 def raise_unless_missing(error: OSError) -> None:
-    """Raise what listing a folder failed with, unless it is not there; without this :func:`os.walk` passes over it.
+    """Raise the error of listing a folder, unless the folder is missing. Pass it to
+    :func:`~regraft.disk.file_paths.walk`.
 
-    What is not listed would not be flushed, copied or compared.
+    Without it, ``walk`` would skip the folder, and its files would not be flushed, copied or compared.
     """
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
 def sync_tree(path: Path) -> None:
-    """Flush every file and folder below ``path``, and ``path`` itself; a link is part of its folder."""
+    """Flush every file and folder below ``path``, and ``path`` itself; a link is flushed with its folder."""
     for folder, _, names in file_paths.walk(path, raise_unless_missing):
         files = (Path(folder, name) for name in names)
         regular = (file for file in files if stat.S_ISREG(file_paths.lstat(file).st_mode))
@@ -135,11 +137,11 @@ def _sync_files(files: list[Path]) -> None:
 
 
 def make_folder(path: Path, *, exist_ok: bool = False) -> None:
-    """Make one folder.
+    """Create one folder.
 
     Raises:
-        FileExistsError: something is there, or (``exist_ok``) something that is no folder.
-        OSError: it cannot be made.
+        FileExistsError: something has this name; with ``exist_ok``, something other than a folder.
+        OSError: it cannot be created.
     """
     with writable.open_parent(path) as (folder, name):
         try:
@@ -151,13 +153,13 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
 
 
 def make_folders(path: Path, *, flush: bool = True) -> None:
-    """Make a folder and those above it that are missing.
+    """Create a folder and its missing parents.
 
-    Above an area's root, where the user's own words lead, links are followed. With ``flush`` a power cut leaves their
-    entries, too; without, what is made of them later has to be flushed as a whole.
+    Above a writable root, links are followed: that part of the path is the user's. With ``flush``, the new entries
+    survive a power cut; without it, the caller flushes the tree later.
 
     Raises:
-        OSError: one cannot be made.
+        OSError: one cannot be created.
     """
     if file_paths.is_folder(path):
         if writable.is_writable(path) and not writable.is_at_or_above_root(path):
@@ -174,10 +176,11 @@ def make_folders(path: Path, *, flush: bool = True) -> None:
 
 
 def remove_made_folders(path: Path, first: Path) -> None:
-    """Remove what :func:`make_folders` made and is there: ``path`` with what is in it, and those above up to ``first``.
+    """Undo :func:`make_folders`: remove ``path`` with its contents, and its empty parents up to and including
+    ``first``.
 
     Raises:
-        OSError: something else is in one of them.
+        OSError: one of the parents is not empty.
     """
     remove_tree(path)
     while path != first and first in path.absolute().parents:
@@ -191,13 +194,13 @@ def remove_made_folders(path: Path, first: Path) -> None:
 
 @contextmanager
 def temporary_folder(work: Path | None = None) -> Iterator[Path]:
-    """Give a new folder that may be changed, and remove it with what is in it at the end.
+    """Create a writable temporary folder, and remove it with its contents at the end.
 
     Args:
-        work: the folder that it lies in, made where it is missing (default: the system's temporary folder).
+        work: the folder to create it in, created if missing (default: the system's temporary folder).
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     if work is not None:
         make_folders(work, flush=False)
@@ -207,12 +210,12 @@ def temporary_folder(work: Path | None = None) -> Iterator[Path]:
         with writable.allow_writes(folder):
             yield folder
     finally:
-        # Only ever what was just made; what another program holds open there stays, and is no reason to fail.
+        # Remove only the folder that was just made. Files that another program holds open stay, which is not an error.
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def temporary_root() -> Path:
-    """Return the system's temporary folder, where :func:`temporary_folder` makes its own."""
+    """Return the system's temporary folder, in which :func:`temporary_folder` creates its own."""
     return Path(tempfile.gettempdir())
 
 
@@ -224,11 +227,11 @@ def replace(source: Path, target: Path, *, wait: Callable[[float], object] | Non
 
     Args:
         source: the file or folder to move.
-        target: its new path. A file there is replaced, also one that Windows calls read-only.
-        wait: called with the seconds to wait before another try (default: :func:`time.sleep`).
+        target: its new path. An existing file is replaced, even one with Windows' read-only attribute.
+        wait: called with the seconds to wait before another attempt (default: :func:`time.sleep`).
 
     Raises:
-        OSError: it cannot be moved, also after several tries.
+        OSError: it cannot be moved, even after several attempts.
     """
     _retry(lambda: _replace(source, target), target, wait)
     sync_folder(target.parent)
@@ -250,27 +253,24 @@ def _replace(source: Path, target: Path) -> None:
 def _retry(act: Callable[[], object], path: Path, wait: Callable[[float], object] | None) -> None:
     """Call ``act`` again while the system refuses it because another program has the file open.
 
-    Up to :data:`REPLACE_TRIES` tries, with pauses that double. A folder that this user may not write to is not tried
-    again.
+    Makes up to :data:`REPLACE_TRIES` attempts with doubling pauses, unless this user may not write to the folder at
+    all.
     """
     for attempt in range(REPLACE_TRIES):
         try:
             act()
         except PermissionError as error:
-            if attempt == REPLACE_TRIES - 1 or not _may_pass(error, path):
+            # Another program may have the file open for a moment, unless this user may not write to its folder at all.
+            may_pass = getattr(error, "winerror", None) is not None or os.access(path.parent, os.W_OK | os.X_OK)
+            if attempt == REPLACE_TRIES - 1 or not may_pass:
                 raise
             (wait or time.sleep)(REPLACE_WAIT_SECONDS * 2**attempt)
         else:
             return
 
 
-def _may_pass(error: PermissionError, path: Path) -> bool:
-    """Whether a refusal may be that of a file which another program has open for a moment."""
-    return getattr(error, "winerror", None) is not None or os.access(path.parent, os.W_OK | os.X_OK)
-
-
 def _is_read_only(path: str) -> bool:
-    """Whether a file has the attribute that keeps Windows from removing or replacing it."""
+    """Whether a file has the attribute that prevents Windows from removing or replacing it."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -280,7 +280,7 @@ def _is_read_only(path: str) -> bool:
 
 @contextmanager
 def _made_writable(path: str) -> Iterator[None]:
-    """Let a read-only file be written, replaced or removed; what is still there afterwards is read-only again."""
+    """Clear a file's read-only attribute within the context; restore it if the file still exists at the end."""
     status = os.lstat(path)
     mode = stat.S_IMODE(status.st_mode)
     os.chmod(path, mode | stat.S_IWUSR)  # noqa: PTH101 - a name of the system, not a Path
@@ -297,13 +297,13 @@ def _made_writable(path: str) -> Iterator[None]:
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name; ``source`` is only read.
+    """Give a file a second name (hard link); ``source`` is only read.
 
     Raises:
-        OSError: it cannot be linked, on some file systems never.
+        OSError: it cannot be linked; some file systems have no hard links.
     """
     with writable.open_parent(target) as (there, new):
-        # Not every system can link a link itself.
+        # Not every system can create a hard link to a symbolic link.
         writable.refuse_link(source)
         if writable.is_writable(source):
             with writable.open_parent(source) as (here, old):
@@ -313,10 +313,10 @@ def link(source: Path, target: Path) -> None:
 
 
 def try_link(source: Path, target: Path) -> bool:
-    """Give a file a second name as :func:`link` does; False where its file system has no hard links.
+    """Create a hard link as :func:`link` does; return False if the file system has none.
 
     Raises:
-        FileExistsError: something has that name.
+        FileExistsError: the name is taken.
         OSError: the system fails.
     """
     try:
@@ -329,16 +329,16 @@ def try_link(source: Path, target: Path) -> bool:
 
 
 def remove(path: Path, *, missing_ok: bool = False, wait: Callable[[float], object] | None = None) -> None:
-    """Remove a file, also one that Windows calls read-only, or a link itself.
+    """Remove a file, even one with Windows' read-only attribute, or a link itself.
 
     Args:
         path: the file.
-        missing_ok: nothing there is fine too.
-        wait: called with the seconds to wait before another try (default: :func:`time.sleep`).
+        missing_ok: do nothing if it does not exist.
+        wait: called with the seconds to wait before another attempt (default: :func:`time.sleep`).
 
     Raises:
-        FileNotFoundError: nothing is there, and that is not ``missing_ok``.
-        OSError: it cannot be removed, also after several tries.
+        FileNotFoundError: it does not exist.
+        OSError: it cannot be removed, even after several attempts.
     """
     with contextlib.suppress(*([FileNotFoundError] if missing_ok else [])):
         _retry(lambda: _remove(path), path, wait)
@@ -365,23 +365,23 @@ def remove_folder(path: Path) -> None:
     Raises:
         OSError: it is not empty, or cannot be removed.
     """
-    _retry(lambda: _remove_folder(path), path, None)
 
+    def act() -> None:
+        with writable.open_parent(path) as (folder, name):
+            os.rmdir(name, dir_fd=folder)
 
-def _remove_folder(path: Path) -> None:
-    with writable.open_parent(path) as (folder, name):
-        os.rmdir(name, dir_fd=folder)
+    _retry(act, path, None)
 
 
 def remove_tree(path: Path, *, wait: Callable[[float], object] | None = None) -> None:
-    """Remove a folder and what is in it, or a file, or a link itself; nothing there is fine too.
+    """Remove a folder with its contents, a file, or a link itself; do nothing if it does not exist.
 
     Args:
         path: the folder or file.
-        wait: called with the seconds to wait before another try (default: :func:`time.sleep`).
+        wait: called with the seconds to wait before another attempt (default: :func:`time.sleep`).
 
     Raises:
-        OSError: something of it cannot be removed, also after several tries.
+        OSError: a part of it cannot be removed, even after several attempts.
     """
     with contextlib.suppress(FileNotFoundError):
         _retry(lambda: _remove_tree(path), path, wait)
@@ -395,8 +395,9 @@ def _remove_tree(path: Path) -> None:
             return
         root = file_paths.extended_root(name) if folder is None else name
         try:
-            for inside in _read_only_files(root) if folder is None else ():
-                os.chmod(inside, stat.S_IRUSR | stat.S_IWUSR)  # noqa: PTH101 - it is about to be removed
+            for within, _, names in os.walk(root) if folder is None else ():
+                for inside in filter(_is_read_only, (os.path.join(within, one) for one in names)):  # noqa: PTH118
+                    os.chmod(inside, stat.S_IRUSR | stat.S_IWUSR)  # noqa: PTH101 - it is about to be removed
             shutil.rmtree(root, dir_fd=folder)
         except (RecursionError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _TOO_DEEP:
@@ -405,25 +406,27 @@ def _remove_tree(path: Path) -> None:
 
 
 def _remove_deep_tree(name: str, parent: int | None) -> None:
-    """Remove a folder whose folders lie deeper in one another than Python, or the system, goes down.
+    """Remove a tree that is nested deeper than Python or the system can descend.
 
-    What lies in its folders is moved up into it first, so that nothing is ever further away than two names.
+    The subfolders of each subfolder are first moved up into the root, so that no path is ever longer than two names.
 
     Args:
         name: the folder's name in ``parent``.
-        parent: the open folder; None where the system acts by whole paths.
+        parent: descriptor of its parent; None if the system has no ``dir_fd`` and ``name`` is a whole path.
 
     Raises:
-        OSError: something of it cannot be removed.
+        OSError: a part of it cannot be removed.
     """
     with _opened_folder(name, parent) as (root, prefix):
         moved = 0
-        while folders := _without_files(root, prefix):
+        while folders := _remove_files(root, prefix):
             for inner in folders:
                 with _opened_folder(prefix + inner, root) as (within, inner_prefix):
-                    for deeper in _without_files(within, inner_prefix):
-                        while _is_taken(f"{prefix}{moved}", root):
-                            moved += 1
+                    for deeper in _remove_files(within, inner_prefix):
+                        with contextlib.suppress(FileNotFoundError):
+                            # The first name that is not taken.
+                            while os.stat(f"{prefix}{moved}", dir_fd=root, follow_symlinks=False):
+                                moved += 1
                         os.rename(inner_prefix + deeper, f"{prefix}{moved}", src_dir_fd=within, dst_dir_fd=root)
                 os.rmdir(prefix + inner, dir_fd=root)
     os.rmdir(name, dir_fd=parent)
@@ -431,7 +434,7 @@ def _remove_deep_tree(name: str, parent: int | None) -> None:
 
 @contextmanager
 def _opened_folder(name: str, parent: int | None) -> Iterator[tuple[int | None, str]]:
-    """Give a handle to a folder and nothing, or None and what stands before each name in it."""
+    """Yield a descriptor and an empty prefix; without ``dir_fd`` None and the prefix of the folder's entries."""
     if parent is None:
         yield None, name + os.sep
         return
@@ -442,8 +445,8 @@ def _opened_folder(name: str, parent: int | None) -> Iterator[tuple[int | None, 
         os.close(handle)
 
 
-def _without_files(folder: int | None, prefix: str) -> list[str]:
-    """Remove what lies in a folder and is no folder itself, and return the names of those that are."""
+def _remove_files(folder: int | None, prefix: str) -> list[str]:
+    """Remove all entries of a folder except its subfolders, and return their names."""
     folders = []
     with os.scandir(prefix if folder is None else folder) as entries:
         for entry in entries:
@@ -454,24 +457,11 @@ def _without_files(folder: int | None, prefix: str) -> list[str]:
     return folders
 
 
-def _is_taken(name: str, folder: int | None) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _read_only_files(folder: str) -> Iterator[str]:
-    for within, _, names in os.walk(folder):
-        yield from filter(_is_read_only, (os.path.join(within, name) for name in names))  # noqa: PTH118
-
-
 def remove_leftovers(folder: Path) -> None:
-    """Remove what an earlier run left, of which a process may still be about to end.
+    """Remove what an earlier run left, even if one of its processes is still ending.
 
     Raises:
-        OSError: it cannot be removed, also after several tries.
+        OSError: it cannot be removed, even after several attempts.
     """
     for attempt in range(_REMOVE_TRIES):
         is_last = attempt == _REMOVE_TRIES - 1
@@ -511,7 +501,7 @@ def open_text(path: Path, mode: Literal["w", "x"], *, newline: str = "") -> Text
 
 @contextmanager
 def _opener(path: Path) -> Iterator[Callable[[str, int], int]]:
-    """Give what opens a path in the folder that it was found in, and never a link or a pipe."""
+    """Yield an opener for :func:`open` that opens the path in its checked folder, and never a link or a pipe."""
     with writable.open_parent(path) as (folder, name):
 
         def opener(_: str, flags: int) -> int:
@@ -522,46 +512,46 @@ def _opener(path: Path) -> Iterator[Callable[[str, int], int]]:
 
 
 def put_bytes(path: Path, content: bytes) -> None:
-    """Fill a file with bytes; it is not flushed."""
+    """Write bytes to a file, without flushing it."""
     with open_binary(path, "wb") as file:
         file.write(content)
 
 
 def put_text(path: Path, text: str, *, newline: str = "") -> None:
-    """Fill a file with UTF-8; it is not flushed.
+    """Write UTF-8 text to a file, without flushing it.
 
     Args:
-        path: where.
-        text: what it is to hold.
-        newline: what becomes of line ends, as for :func:`open`; by default nothing.
+        path: the file.
+        text: its new contents.
+        newline: how line ends are translated, as for :func:`open`; by default not at all.
     """
     with open_text(path, "w", newline=newline) as file:
         file.write(text)
 
 
 def write_text_atomically(path: Path, text: str, temporary: Path) -> None:
-    """Put ``text`` at ``path`` in one step, by way of ``temporary`` on the same file system."""
+    """Write ``text`` to ``path`` in one step, through the file ``temporary`` on the same file system."""
     put_text(temporary, text, newline="\n")
     sync_file(temporary)
     replace(temporary, path)
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file's bytes, of what a link leads to, too; it is not flushed.
+    """Copy a file's bytes without flushing the copy; a link is copied as the file that it points to.
 
     Raises:
-        OSError: one cannot be read, or the other not be written.
+        OSError: the source cannot be read, or the target cannot be written.
     """
     with links.open_for_reading(source) as file, open_binary(target, "wb") as copy:
         shutil.copyfileobj(file, copy, _CHUNK_BYTES)
 
 
 def copy_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:
-    """Copy a folder with what is in it, but for files whose names end with one of ``without``; it is not flushed.
+    """Copy a folder without flushing the copy. Files whose names end with one of ``without`` are left out.
 
     Raises:
-        LinkInStore: a link is in it.
-        OSError: something cannot be read or written.
+        LinkInStore: it contains a link.
+        OSError: a part of it cannot be read or written.
     """
     for folder, folders, names in file_paths.walk(source, raise_unless_missing):
         make_folders(target / Path(folder).relative_to(source), flush=False)
@@ -574,32 +564,32 @@ def copy_tree(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> N
 
 
 def make_link(target: Path, goal: str) -> None:
-    """Make a symbolic link to ``goal`` where nothing is.
+    """Create a symbolic link that points to ``goal``; ``target`` must not exist.
 
     Raises:
-        OSError: it cannot be made, on some systems never.
+        OSError: it cannot be created; some systems never allow it.
     """
     with writable.open_parent(target) as (folder, name):
         os.symlink(goal, name, dir_fd=folder)
 
 
 def copy_mode(source: Path, target: Path) -> None:
-    """Give ``target`` the rights of ``source``."""
+    """Give ``target`` the permissions of ``source``."""
     mode = stat.S_IMODE(file_paths.stat(source).st_mode)
     _change(target, os.chmod, lambda file: os.chmod(file, mode))  # noqa: PTH101 - of an open file
 
 
 def copy_times(source: Path, target: Path) -> None:
-    """Give ``target`` the times of ``source``, as exactly as its file system keeps them."""
+    """Give ``target`` the times of ``source``, as precisely as its file system stores them."""
     status = file_paths.stat(source)
     times = (status.st_atime_ns, status.st_mtime_ns)
     _change(target, os.utime, lambda file: os.utime(file, ns=times))
 
 
 def _change(path: Path, function: Callable[..., None], change: Callable[[Any], None]) -> None:
-    """Change what a system keeps about a file, by way of the open file where ``function`` takes one there.
+    """Change metadata of a file, through its descriptor where ``function`` accepts one.
 
-    Windows takes none, or (``os.chmod`` since Python 3.13) only one that is open for writing.
+    Windows accepts none, or (``os.chmod`` since Python 3.13) only one that is open for writing.
     """
     with writable.open_parent(path) as (folder, name):
         writable.refuse_link(path)
@@ -614,18 +604,18 @@ def _change(path: Path, function: Callable[..., None], change: Callable[[Any], N
 
 
 def touch(path: Path) -> None:
-    """Make an empty file where nothing is."""
+    """Create an empty file unless the file exists."""
     open_binary(path, "ab").close()
 
 
 def truncate(path: Path, size: int) -> None:
-    """Cut a file off behind so many bytes."""
+    """Shorten a file to ``size`` bytes."""
     with open_binary(path, "r+b") as file:
         file.truncate(size)
 
 
 @contextmanager
 def new_zip(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Give a new zip archive to fill, in place of what is there."""
+    """Open a new zip archive for writing, replacing an existing file."""
     with open_binary(path, "w+b") as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         yield archive

@@ -1,7 +1,7 @@
-"""Links in what is read: one that leads out of a source is not followed, unless the user says that it is his own.
+"""Open files for reading; follow links out of a source only if the user allows it.
 
-A backup, a profile or a library may be a stranger's: a link in it would bring any file of this computer into what is
-made of it. Links that stay inside, and the path that the user named itself, are always followed.
+A backup, a profile or a library may be untrusted: a link in it could pull any file of this computer into the output.
+Links that stay inside of the source, and the path that the user named, are always followed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from regraft.disk.file_paths import disk_name
 from regraft.language import tr
 
 _ARE_FOLLOWED: ContextVar[bool] = ContextVar("_ARE_FOLLOWED", default=False)
-#: The option that follows them all.
+#: the command-line option that allows it
 FOLLOW_OPTION = "--follow-links"
 
 
 class LinkLeadsOut(OSError):
-    """A link leads out of what it lies in, and is not followed."""
+    """A link points outside of its source and is not followed."""
 
     def __init__(self, target: str) -> None:
         super().__init__(
             errno.ELOOP,
             tr(
-                "it is a link to {target}, out of the source, not followed without {option}",
+                "it is a link to {target}, outside of the source; use {option} to follow it",
                 target=target,
                 option=FOLLOW_OPTION,
             ),
@@ -42,7 +42,7 @@ class LinkLeadsOut(OSError):
 
 @contextmanager
 def follow_links(wanted: bool) -> Iterator[None]:
-    """Follow links out of sources, or (the default) do not, within the context."""
+    """Follow links out of sources (or not, the default) within the context."""
     token = _ARE_FOLLOWED.set(wanted)
     try:
         yield
@@ -51,34 +51,34 @@ def follow_links(wanted: bool) -> Iterator[None]:
 
 
 def are_links_followed() -> bool:
-    """Tell whether links out of sources are followed now."""
+    """Whether links out of sources are followed now."""
     return _ARE_FOLLOWED.get()
 
 
 def real_path(path: Path) -> Path:
-    """Return where a path leads; a link in a circle leads to itself.
+    """Resolve a path; a link that points to itself resolves to itself.
 
-    ``Path.resolve`` ends with an error of its own at such a link, before Python 3.13.
+    Before Python 3.13, ``Path.resolve`` raises an error of its own for such a link.
     """
     return Path(file_paths.plain_path(os.path.realpath(file_paths.extended_path(path))))
 
 
 def is_inside(real: Path, roots: Iterable[Path]) -> bool:
-    """Tell whether a resolved path lies in one of some resolved folders, or is one of them."""
+    """Whether a resolved path is one of the resolved folders, or inside one."""
     return any(real.is_relative_to(root) for root in roots)
 
 
 def is_at_or_below(path: Path, root: Path) -> bool:
-    """Whether ``path``, which need not exist, is ``root`` or lies below it, in whatever spelling.
+    """Whether ``path``, which need not exist, is ``root`` or below it, in any spelling.
 
-    Where a file system ignores letter case, two spellings lead to one folder: the system is asked whether they do, and
-    where one of them does not exist, the names are compared as such a system would.
+    On a file system that ignores letter case, two spellings can name one folder: the system is asked whether they do.
+    If one of them does not exist, their names are compared as such a file system would.
     """
     real, top = real_path(path), real_path(root)
-    return any(_is_one(folder, top) for folder in (real, *real.parents))
+    return any(_is_same_folder(folder, top) for folder in (real, *real.parents))
 
 
-def _is_one(path: Path, other: Path) -> bool:
+def _is_same_folder(path: Path, other: Path) -> bool:
     if path == other:
         return True
     try:
@@ -88,11 +88,12 @@ def _is_one(path: Path, other: Path) -> bool:
 
 
 def check_inside(root: Path, path: Path) -> Path:
-    """Return ``path``, which lies below ``root``, as it can be read.
+    """Return ``path`` (below ``root``) if it may be read.
 
     Raises:
-        LeadsOut: it, or a folder on its way, is a link that leads out of ``root``, and those are not followed.
-        OSError: links in a circle.
+        LinkLeadsOut: the path, or a folder in it, is a link that points outside of ``root``, and those are not
+            followed.
+        OSError: a link points to itself.
     """
     if are_links_followed():
         return path
@@ -106,7 +107,7 @@ def check_inside(root: Path, path: Path) -> Path:
 
 
 def leads_outside(root: Path, path: Path) -> bool:
-    """Tell whether ``path``, below ``root``, is not read for where its links lead."""
+    """Whether ``path``, below ``root``, must not be read because of its links."""
     try:
         check_inside(root, path)
     except OSError:
@@ -115,10 +116,11 @@ def leads_outside(root: Path, path: Path) -> bool:
 
 
 def open_descriptor(path: Path) -> int:
-    """Open a file for reading, and return its descriptor. This never waits, whatever takes the path meanwhile.
+    """Open a regular file for reading and return its descriptor. Never blocks, whatever replaces the file in the
+    meantime.
 
     Raises:
-        OSError: there is none, or it is a folder, a pipe, a socket or a device.
+        OSError: the path is missing, or a folder, pipe, socket or device.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     place = file_paths.extended_path(path)
@@ -133,26 +135,26 @@ def open_descriptor(path: Path) -> int:
 
 
 def open_for_reading(path: Path, *, buffering: int = -1) -> BufferedReader:
-    """Open a file for reading, of which somebody else may have made a pipe: it is not waited for.
+    """Open a regular file for reading. Never blocks, even if the path was replaced by a pipe.
 
     Raises:
-        OSError: it cannot be read, or is no plain file.
+        OSError: it cannot be read, or is not a regular file.
     """
     return cast(BufferedReader, os.fdopen(open_descriptor(path), "rb", buffering))
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a file, opened as by :func:`reading`.
+    """Return the bytes of a file, opened as by :func:`open_for_reading`.
 
     Raises:
-        OSError: it cannot be read, or is no plain file.
+        OSError: it cannot be read, or is not a regular file.
     """
     with open_for_reading(path) as file:
         return file.read()
 
 
 def require_regular_file(mode: int) -> None:
-    """Refuse what is no plain file.
+    """Raise unless ``st_mode`` is that of a regular file.
 
     Raises:
         OSError

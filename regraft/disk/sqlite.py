@@ -1,7 +1,10 @@
-"""The one module that opens SQLite files.
+"""Open SQLite databases: for reading without a trace, for writing, in temporary files; transactions and lock files.
 
-Reading never leaves a trace: an ordinary read-only open of a file in WAL mode creates ``-wal`` and ``-shm`` beside it,
-so a file is opened ``immutable``, or, where a log or journal with content lies beside it, read from a temporary copy
+No other module opens a database. Every connection to a file is guarded against the file's own definitions
+(:mod:`regraft.disk.untrusted_sqlite`).
+
+Reading leaves no trace: an ordinary read-only connection to a file in WAL mode creates ``-wal`` and ``-shm`` beside it.
+So a file is opened ``immutable``, or read from a temporary copy if a log or journal with content is beside it
 (``docs/formats/index.md``, "Reading without a trace").
 """
 
@@ -36,7 +39,7 @@ logger = logging.getLogger(__name__)
 #: How long a writer waits for another one, in ms.
 BUSY_TIMEOUT_MS = 5_000
 
-#: What SQLite fails with because of what a file holds, and not because of the system.
+#: Errors that the contents of a file cause.
 CONTENT_ERRORS = (
     apsw.NotADBError,
     apsw.CorruptError,
@@ -47,9 +50,9 @@ CONTENT_ERRORS = (
     apsw.TooBigError,
     apsw.AbortError,
 )
-#: What SQLite fails with because of the system, whatever a file holds.
+#: Errors that the system causes, whatever the contents of the file.
 SYSTEM_ERRORS = (apsw.IOError, apsw.FullError, apsw.CantOpenError, apsw.NoMemError, apsw.InterruptError)
-#: Extended result codes of failed writes: while a file is only read, these concern SQLite's own temporary files.
+#: Extended result codes of failed writes. While a file is only read, these concern SQLite's own temporary files.
 _WRITE_FAILURES = frozenset(
     {
         apsw.SQLITE_FULL,
@@ -63,17 +66,17 @@ _WRITE_FAILURES = frozenset(
         apsw.SQLITE_IOERR_GETTEMPPATH,
     }
 )
-#: What a database's header says of one that keeps a rollback journal, at the place of :data:`_VERSIONS`.
+#: Format versions (at _VERSIONS) in the header of a database that uses a rollback journal.
 _WITHOUT_LOG = b"\1\1"
 _VERSIONS = slice(18, 20)
-#: SQLite's layer for Windows that opens extended paths of any length; the usual one ends at 1,040 bytes.
+#: SQLite's VFS for Windows that opens extended paths of any length; the default one ends at 1,040 bytes.
 _LONG_PATHS = "win32-longpath"
 
 
 def _uri(path: PurePath, **options: object) -> str:
-    """Return the URI by which SQLite opens a file: on Windows of a drive, a share, or an extended path (``\\\\?\\``).
+    r"""Return the URI that opens a file, on Windows of a drive, a share, or an extended path (``\\?\``).
 
-    A share's name follows four slashes: behind two, SQLite expects a host and accepts no other than ``localhost``.
+    A share's name follows four slashes: after two, SQLite expects a host and accepts only ``localhost``.
     """
     absolute = Path(file_paths.extended_path(path.absolute())) if isinstance(path, Path) else path
     place = quote(os.fsencode(absolute.as_posix()), safe="/:")
@@ -86,32 +89,32 @@ def _uri(path: PurePath, **options: object) -> str:
 
 
 def is_write_failure(error: BaseException) -> bool:
-    """Whether SQLite or the system could not write (disk full, file size limit): never the fault of the file read."""
+    """Whether SQLite or the system could not write (disk full, file size limit): never the fault of the file that is
+    read.
+    """
     if isinstance(error, OSError):
         return error.errno in durable.NO_ROOM
     return isinstance(error, apsw.Error) and getattr(error, "extendedresult", None) in _WRITE_FAILURES
 
 
-def _vectors_extension() -> str:
-    """Return the path of sqlite-vec's extension, as SQLite takes it: without its ending."""
-    # To import the package imports NumPy too, where that is installed, which takes longer than many a command.
+def load_vector_extension(connection: apsw.Connection) -> None:
+    """Load the functions of sqlite-vec (``vec_distance_cosine``…) into ``connection``, without its virtual tables."""
+    # Importing the package would import NumPy too, if it is installed, which takes longer than many a command.
     spec = find_spec("sqlite_vec")
     if spec is not None and spec.origin is not None and any(Path(spec.origin).parent.glob("vec0.*")):
-        return str(Path(spec.origin).with_name("vec0"))
-    import sqlite_vec  # noqa: PLC0415 - it lies elsewhere, which the package itself knows
+        # SQLite takes the path without its file extension.
+        extension = str(Path(spec.origin).with_name("vec0"))
+    else:
+        import sqlite_vec  # noqa: PLC0415 - see above; only the package knows where its library is
 
-    return str(sqlite_vec.loadable_path())
-
-
-def load_vector_extension(connection: apsw.Connection) -> None:
-    """Load sqlite-vec (``vec_distance_cosine`` and the like) into ``connection``; its kinds of tables stay out."""
+        extension = str(sqlite_vec.loadable_path())
     connection.enable_load_extension(True)
-    connection.load_extension(_vectors_extension())
+    connection.load_extension(extension)
     connection.enable_load_extension(False)
     untrusted_sqlite.drop_modules(connection)
 
 
-#: A copy is ours: its log or journal may be worked into it.
+#: SQLite may apply the log or journal to a copy.
 _READ_COPY = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI
 _READ_ONLY = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
 
@@ -125,41 +128,43 @@ def open_readonly(
     Args:
         path: a SQLite file; symbolic links are followed.
         vectors: load sqlite-vec.
-        beside_writers: others may write meanwhile: read through SQLite's own locks where that leaves no trace. What is
-            read otherwise while somebody writes seems damaged.
-        work: folder for a temporary copy, made only where a log or journal lies beside the file (default: the
-            system's temporary folder).
+        beside_writers: other programs may write to the file: use SQLite's locks, if that leaves no trace. Without
+            locks, a
+            file that is being written can look damaged.
+        work: folder for a temporary copy, which is made only if a log or journal is beside the file (default: the
+            system's
+            temporary folder).
 
     Raises:
-        apsw.Error: it is no database, or damaged.
+        apsw.Error: it is not a database, or damaged.
         OSError: it cannot be read.
-        TemporaryCopyFailed: its log makes a copy necessary, and the copy cannot be written.
+        TemporaryCopyFailed: it has to be copied, and the copy cannot be written.
     """
-    if beside_writers and _knows_locks(real := links.real_path(path)):
+    if beside_writers and _can_use_locks(real := links.real_path(path)):
         files = (real, *find_companions(real))
-        yield from _used(apsw.Connection(_uri(real, mode="ro"), flags=_READ_ONLY), files, vectors)
+        yield from _guarded(apsw.Connection(_uri(real, mode="ro"), flags=_READ_ONLY), files, vectors)
         return
-    with _unwritten(path, work) as (address, flags, files):
-        yield from _used(apsw.Connection(address, flags=flags), files, vectors)
+    with _traceless_source(path, work) as (address, flags, files):
+        yield from _guarded(apsw.Connection(address, flags=flags), files, vectors)
 
 
 @contextmanager
 def attach_readonly(connection: apsw.Connection, path: Path, name: str) -> Iterator[None]:
-    """Attach ``path`` to a connection as ``name``, read without a trace as by :func:`reading`.
+    """Attach ``path`` to a connection as ``name``, read without a trace as by :func:`open_readonly`.
 
-    No transaction is to be open at the beginning and at the end. Nothing that the file says about itself is trusted.
+    No transaction may be open at the beginning or at the end. The file's own definitions are not trusted.
 
     Raises:
-        apsw.Error: it is no database, is damaged, or keeps its texts in another encoding than the connection's file.
+        apsw.Error: it is not a database, is damaged, or uses another text encoding than the connection's file.
         OSError: it cannot be read.
     """
-    with _unwritten(path, None) as (address, _, _):
+    with _traceless_source(path, None) as (address, _, _):
         untrusted_sqlite.guard_connection(connection)
         connection.execute(f"ATTACH ? AS {name}", (address,))
         try:
             yield
         except BaseException:
-            # What stopped it may have left a query open: then the file stays attached as long as the connection lives.
+            # The exception may have left a query open; then the file stays attached until the connection is closed.
             with suppress(apsw.Error):
                 _detach(connection, name)
             raise
@@ -172,15 +177,15 @@ def _detach(connection: apsw.Connection, name: str) -> None:
     connection.execute(f"DETACH {name}")
 
 
-def _knows_locks(real: Path) -> bool:
-    """Tell whether SQLite can read a file through its locks without a trace.
+def _can_use_locks(real: Path) -> bool:
+    """Whether SQLite can read a file with locks and without a trace.
 
-    It cannot where the file keeps a log, or where the journal beside it is not that of a writer at work.
+    It cannot if the file uses a write-ahead log, or if the journal beside it was left by a writer that has ended.
     """
     if read_start(real, _VERSIONS.stop)[_VERSIONS] != _WITHOUT_LOG:
         return False
     if real.with_name(f"{real.name}-wal").exists():
-        # SQLite would take it for a log, whatever it is, and make its index of it.
+        # SQLite would treat any file of this name as a log, and create its index.
         return False
     connection = apsw.Connection(_uri(real, mode="ro"), flags=_READ_ONLY)
     try:
@@ -195,13 +200,10 @@ def _knows_locks(real: Path) -> bool:
 
 
 @contextmanager
-def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int, tuple[Path, ...]]]:
-    """Give the URI, and the flags to open it with, under which a file can be read without a trace.
-
-    And the files on the disk that hold what is read.
-    """
+def _traceless_source(path: Path, work: Path | None) -> Iterator[tuple[str, int, tuple[Path, ...]]]:
+    """Yield how to open a file without a trace: URI, open flags, and the files on disk that hold the content."""
     real = links.real_path(path)
-    _demand_file(real)
+    _refuse_special_file(real)
     while beside := find_companions(real):
         logger.info("%s is read from a copy: %s lies beside it", real, beside[0].name)
         with durable.temporary_folder(work) as folder:
@@ -210,7 +212,7 @@ def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int, tuple[
                 durable.copy_file(real, copy)
                 is_whole = all(copy_companion(file, copy, file.name[len(real.name) :]) for file in beside)
             except OSError as error:
-                # A folder that the caller names is the caller's to speak of.
+                # Errors in a folder that the caller named are the caller's to report.
                 if error.errno in durable.NO_ROOM and work is None:
                     reason = error.strerror or error
                     raise TemporaryCopyFailed(path=path, folder=folder.parent, reason=reason) from error
@@ -221,7 +223,7 @@ def _unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int, tuple[
     yield _uri(real, mode="ro", immutable=1), _READ_ONLY, (real,)
 
 
-def _used(connection: apsw.Connection, files: Iterable[Path], vectors: bool) -> Iterator[apsw.Connection]:
+def _guarded(connection: apsw.Connection, files: Iterable[Path], vectors: bool) -> Iterator[apsw.Connection]:
     try:
         untrusted_sqlite.guard_connection(connection)
         untrusted_sqlite.limit_value_length(connection, files)
@@ -235,24 +237,24 @@ def _used(connection: apsw.Connection, files: Iterable[Path], vectors: bool) -> 
 
 @contextmanager
 def transaction(connection: apsw.Connection) -> Iterator[None]:
-    """Run statements all or none; the error that stopped them is the one that surfaces."""
+    """Run statements all or none; the exception that stopped them is raised."""
     try:
-        # Stopped here, it may have begun all the same.
+        # An interrupt here may come after BEGIN has taken effect.
         connection.execute("BEGIN IMMEDIATE")
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # A full disk has rolled back already.
+        # SQLite has rolled back already if the disk is full.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
 
 
 def sync_every_commit(connection: apsw.Connection) -> None:
-    """Let what is committed from now on survive a power cut that comes right after it.
+    """Make every commit from now on survive a power cut right after it.
 
-    The journal of a transaction is removed at its end. Unless its folder is flushed then, it may be there again after a
-    power cut, and takes the transaction back: what was recorded meanwhile, in another file, would be wrong.
+    A transaction ends with the removal of its journal. Unless the folder is flushed then, the journal can reappear
+    after a power cut and roll the transaction back, and what another file has recorded about it would be wrong.
 
     Raises:
         apsw.Error: the file cannot be read.
@@ -264,16 +266,16 @@ def sync_every_commit(connection: apsw.Connection) -> None:
 def open_writable(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
     """Open ``path`` for writing, with foreign keys enforced, and close it at the end.
 
-    It lies in an area that may be changed, and neither it nor what SQLite keeps beside it is a link
-    (:mod:`regraft.disk.writable`). No trigger of the file's runs (:mod:`regraft.disk.untrusted_sqlite`).
+    It must be below a writable root, and neither it nor SQLite's files beside it may be a link. The file's own triggers
+    do not run.
 
     Raises:
         LinkInStore, OutsideStore: it may not be written to.
         JournalNamesAnother: SQLite would remove another file with its journal.
         apsw.Error: it cannot be opened, or (``create=False``) does not exist.
-        OSError: its folder cannot be looked at.
+        OSError: its folder cannot be examined.
     """
-    real = _writable(path)
+    real = _require_writable_database(path)
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI | (apsw.SQLITE_OPEN_CREATE if create else 0)
     flags |= apsw.SQLITE_OPEN_NOFOLLOW
     connection = apsw.Connection(_uri(real, mode="rwc" if create else "rw"), flags=flags)
@@ -281,7 +283,7 @@ def open_writable(path: Path, *, create: bool = False) -> Iterator[apsw.Connecti
         untrusted_sqlite.guard_connection(connection)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
         connection.execute("PRAGMA foreign_keys = ON")
-        # Counts on macOS only: see durable.flush.
+        # Has an effect on macOS only: see durable.flush.
         connection.execute("PRAGMA fullfsync = ON")
         connection.execute("PRAGMA checkpoint_fullfsync = ON")
         yield connection
@@ -289,8 +291,8 @@ def open_writable(path: Path, *, create: bool = False) -> Iterator[apsw.Connecti
         connection.close(force=True)
 
 
-def _demand_file(path: Path) -> None:
-    """Refuse what SQLite would wait for: a pipe without a writer, a terminal.
+def _refuse_special_file(path: Path) -> None:
+    """Raise if opening the file would block SQLite: a pipe without a writer, a terminal.
 
     Raises:
         apsw.CantOpenError
@@ -298,27 +300,27 @@ def _demand_file(path: Path) -> None:
     try:
         mode = file_paths.stat(path).st_mode
     except OSError:
-        # SQLite says itself what is wrong with it.
+        # SQLite itself will report the problem.
         return
     if stat.S_ISDIR(mode):
-        # It opens one, and fails at the first page.
+        # SQLite opens a folder, and fails at the first page.
         raise apsw.CantOpenError(tr("unable to open database file"))
     if not stat.S_ISREG(mode):
         raise apsw.CantOpenError(tr("{name} is not a file", name=path.name))
 
 
-def _writable(path: Path) -> Path:
-    """Return where a database lies that may be written to, without links."""
+def _require_writable_database(path: Path) -> Path:
+    """Return the resolved path of a database that may be written to."""
     real = writable.require_writable(path)
     for suffix in ("", *COMPANION_SUFFIXES):
         writable.refuse_link(real.with_name(real.name + suffix), path.with_name(path.name + suffix))
-        _demand_file(real.with_name(real.name + suffix))
+        _refuse_special_file(real.with_name(real.name + suffix))
     journal = real.with_name(real.name + "-journal")
     if is_companion(read_start(journal), "-journal"):
         try:
             shared = find_shared_journal(journal)
         except FileNotFoundError:
-            shared = None  # a writer at work is done with it
+            shared = None  # its writer has just finished
         if shared is not None:
             raise JournalNamesAnother(path=journal, named=Path(shared))
     return real
@@ -326,7 +328,7 @@ def _writable(path: Path) -> Path:
 
 @contextmanager
 def open_scratch() -> Iterator[apsw.Connection]:
-    """Give a database that lies in a temporary file where it grows large, and forget it at the end."""
+    """Open a temporary database, which moves to a temporary file when it grows large, and delete it at the end."""
     connection = apsw.Connection("")
     try:
         yield connection
@@ -336,7 +338,7 @@ def open_scratch() -> Iterator[apsw.Connection]:
 
 @contextmanager
 def open_in_memory() -> Iterator[apsw.Connection]:
-    """Give a database that is nowhere on a disk, with foreign keys enforced, and forget it at the end."""
+    """Open a database in memory, with foreign keys enforced."""
     connection = apsw.Connection(":memory:")
     try:
         untrusted_sqlite.guard_connection(connection)
@@ -346,35 +348,32 @@ def open_in_memory() -> Iterator[apsw.Connection]:
         connection.close(force=True)
 
 
-# Lock files: one process at a time does a piece of work, on every system.
-#
-# The lock is SQLite's, on a file without content: it needs neither ``fcntl`` nor hard links, and it ends with the process
-# that holds it.
+# Lock files: SQLite's lock on an empty file. It needs neither ``fcntl`` nor hard links, and ends with its process.
 
 
 class LockHeld(Exception):
-    """Another process holds the lock file."""
+    """Another process holds the lock."""
 
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold a lock file, which is made and, at the end, removed.
+    """Hold a lock file within the context: created at the beginning, removed at the end.
 
     Raises:
         LockHeld: another process holds it.
-        apsw.Error: it cannot be made, or its file system has no locks.
+        apsw.Error: it cannot be created, or its file system has no locks.
     """
     with ExitStack() as stack:
-        # Open only for a moment: a process that is started later may change what its own command line names, and
-        # nothing else.
+        # Writable only for a moment: processes started later may change what their own command line names, and nothing
+        # else.
         with writable.allow_writes(path.parent, entries_only=True):
             db = stack.enter_context(open_writable(path, create=True))
         db.set_busy_timeout(0)
         try:
-            mine = _file_number(path)
+            number_before = _file_number(path)
             db.execute("BEGIN EXCLUSIVE")
-            # The process that held it may have removed it since: then it excludes nobody any more.
-            is_held = _file_number(path) != mine
+            # The process that held it may have removed it since; then locking it excludes no other process.
+            is_held = _file_number(path) != number_before
         except (apsw.BusyError, FileNotFoundError):
             is_held = True
         if is_held:
@@ -383,16 +382,15 @@ def hold_lock(path: Path) -> Iterator[None]:
             yield
         finally:
             with writable.allow_writes(path.parent, entries_only=True):
-                _remove(path, stack)
+                _remove_lock_file(path, stack)
 
 
 def _file_number(path: Path) -> int:
-    """Return the number that tells a file from another one of the same name."""
     return path.stat().st_ino
 
 
-def _remove(path: Path, stack: ExitStack) -> None:
-    """Remove the lock file while it is locked; on Windows, which refuses that, right after it is closed."""
+def _remove_lock_file(path: Path, stack: ExitStack) -> None:
+    """Remove the lock file while it is locked; on Windows, which refuses that, right after closing it."""
     if os.name != "nt":
         try:
             durable.remove(path, missing_ok=True, wait=_do_not_wait)
@@ -401,7 +399,7 @@ def _remove(path: Path, stack: ExitStack) -> None:
         else:
             return
     stack.close()
-    # The next process may have opened it meanwhile, and removes it.
+    # The next process may have opened it already, and will remove it.
     with contextlib.suppress(PermissionError):
         durable.remove(path, missing_ok=True, wait=_do_not_wait)
 
@@ -410,30 +408,26 @@ def _do_not_wait(_: float) -> None:
     """Try again at once."""
 
 
-# Whether a file was written to while it was read: what does not add up then is nobody's fault.
-#
-# A source is opened as if nobody wrote to it, which leaves no trace (``docs/formats/index.md``, "Reading without a
-# trace"). So what was read is only judged when the file is still the one that it was.
+# Detecting that a file was written to while it was read. A source is opened as if no program wrote to it, which leaves
+# no trace; so what was read is judged only if the file did not change.
 
 
-#: What is said of a file that is not.
-CHANGED_DURING_READ = tr("it changed meanwhile; close the application that uses it and run the command again")
-#: A database's header counts its transactions; that of a log changes when it begins anew.
+#: Message about a file that changed.
+CHANGED_DURING_READ = tr("it changed while it was read; close the application that uses it and run the command again")
+#: The header of a database counts its transactions; that of a log changes when the log restarts.
 _HEADER_BYTES = 100
 
-#: Compared as a whole.
 FileState = tuple[tuple[object, ...], ...]
 
 
 def read_file_state(path: Path) -> FileState:
-    """Return what tells one state of a database, or of any other file, from another one.
-
-    For the file, its log and its journal these are size, time of change (ns), inode and first bytes.
+    """Return a value that differs between two states of a file: for the file, its log and its journal their size, time
+    of change (ns), inode and first bytes.
     """
-    return tuple(_mark(path.with_name(f"{path.name}{end}")) for end in ("", *COMPANION_SUFFIXES) if end != "-shm")
+    return tuple(_state_of(path.with_name(f"{path.name}{end}")) for end in ("", *COMPANION_SUFFIXES) if end != "-shm")
 
 
-def _mark(path: Path) -> tuple[object, ...]:
+def _state_of(path: Path) -> tuple[object, ...]:
     try:
         status = file_paths.stat(path)
         if not file_paths.is_file(path):

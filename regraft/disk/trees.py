@@ -1,7 +1,7 @@
-"""A tree of files that a user hands in: a folder, or an archive read in place, member by member.
+"""Read a source, whether it is a folder or a zip archive, through one interface.
 
-Names are relative, with ``/`` between their parts. Nothing here writes, except :meth:`ZipTree.extract` to the path
-it is given.
+Names are relative paths with ``/`` as separator. Nothing here writes, except the functions that extract or copy a file
+to a given path. Background processes import this module (:mod:`regraft.processes.pool`), so it must stay light.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from regraft.errors import RegraftError, SourceUnreadable, WorkFolderTooSmall
 from regraft.language import tr
 from regraft.text import format_bytes
 
-# Room on disks, looked at before anything is copied: what does not fit is refused, not begun.
+# Checking free space before anything is copied.
 
 
 def require_free_space(folder: Path, needed: int) -> None:
-    """Refuse to write more into a temporary folder than fits there.
+    """Raise if a temporary folder has less free space than needed (bytes).
 
     Raises:
         WorkFolderTooSmall
@@ -46,7 +46,7 @@ def require_free_space(folder: Path, needed: int) -> None:
 
 
 CHUNK_BYTES = 1 << 20
-#: What Python's readers of archives raise for damaged ones.
+#: Exceptions that Python's archive readers raise for damaged archives.
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -59,47 +59,48 @@ _DAMAGE = (
     ValueError,
 )
 
-#: Why nothing is read whose bytes may never come.
+#: Reason for refusing files whose bytes may never arrive.
 _NO_FILE = tr("a pipe, a socket or a device, not a file")
 
-#: So many links that are not followed are named.
+#: Links reported as not followed; of more, none is.
 _MOST_LINKS = 100
 
 EntryKind = Literal["file", "folder"]
 
 
 class Tree(Protocol):
-    """What reading a source needs of a folder or an archive."""
+    """The operations on a folder or archive that reading a source needs."""
 
     path: Path
 
     def kind(self, name: str) -> EntryKind | None:
-        """Tell what stands under ``name``; None where nothing does. The empty name is the tree itself.
+        """Return whether ``name`` is a file or a folder, or None if it does not exist. The empty name is the tree
+        itself.
 
-        Pipes, sockets and devices are nothing: reading one may wait forever.
+        Pipes, sockets and devices count as missing, because reading one may wait forever.
         """
 
     def is_denied(self, name: str) -> bool:
-        """Tell whether nobody can see what stands under ``name``: a folder above it may not be looked into."""
+        """Whether ``name`` cannot be examined because a folder above it is not accessible."""
 
     def problem(self, name: str) -> str:
-        """Say why a name is not read for where its links lead; nothing where that is not so."""
+        """Return why ``name`` is not read because of its links; empty if there is no such reason."""
 
     def children(self, name: str) -> list[str]:
-        """Return the sorted names of what lies directly in a folder; empty where there is none."""
+        """Return the sorted names directly in a folder; empty if there is no such folder."""
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes.
 
         Raises:
-            SourceUnreadable: it is not there, is no file, or cannot be looked at.
+            SourceUnreadable: it does not exist, is not a file, or cannot be examined.
         """
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file for reading. This never waits.
+        """Open a file for reading. Never blocks.
 
         Raises:
-            SourceUnreadable: it is not there, is no file, or cannot be read.
+            SourceUnreadable: it does not exist, is not a file, or cannot be read.
         """
 
     def crc32(self, name: str) -> int:
@@ -111,10 +112,10 @@ class Tree(Protocol):
 
     @contextmanager
     def local(self, name: str, work: Path | None) -> Iterator[Path]:
-        """Give the path of a file or folder that programs can open, or one where nothing is, if there is none.
+        """Yield the path of a file or folder on disk, or a path that does not exist if it is missing.
 
-        An archive's member is extracted into the folder ``work`` (default: the system's temporary folder), with the
-        log or journal beside it, and removed at the end.
+        An archive's member is extracted into the folder ``work`` (default: the system's temporary folder), with the log
+        or journal beside it, and removed at the end.
         """
 
 
@@ -124,22 +125,22 @@ def join_path(folder: str, name: str) -> str:
 
 
 def is_plain_name(name: str) -> bool:
-    """Tell whether ``name`` is one path component that stays where it is put."""
+    """Whether ``name`` is a single path component that cannot lead elsewhere."""
     return bool(name) and name not in (".", "..") and not set(name) & {"/", "\\", "\0"}
 
 
 class FolderTree:
-    """A folder on disk. Symbolic links that lead out of it are not followed, unless the user wants that.
+    """A folder on disk. Symbolic links that point outside are not followed, unless the user allows it.
 
-    ``named`` is the path that the user gave, where the tree begins above it: it may be a link to anywhere.
+    ``named`` is the path that the user gave, if the tree begins above it: it may be a link to anywhere.
     """
 
     def __init__(self, path: Path, named: Path | None = None) -> None:
         self.path = path
         self._named = named
-        #: The links that lead out and were asked for, and where to; no more than a few.
+        #: links that point outside, by name, with their targets; only those that were read, and at most _MOST_LINKS
         self.not_followed: dict[str, str] = {}
-        #: Of the folder asked last: when it was changed, and its names that are not normalised by what they would be.
+        #: cache of the last folder asked: path, time of change, and its non-normalized names by their NFC form
         self._forms: tuple[Path, int, dict[str, str]] | None = None
 
     def close(self) -> None:
@@ -150,11 +151,11 @@ class FolderTree:
         return tuple(links.real_path(path) for path in (self.path, self._named) if path is not None)
 
     def _real(self, name: str) -> Path:
-        """Return where a name is on disk.
+        """Resolve a name to a path on disk.
 
         Raises:
-            LeadsOut: it is behind a link that is not followed.
-            OSError, ValueError: nothing can be there.
+            LinkLeadsOut: it is behind a link that is not followed.
+            OSError, ValueError: it does not exist.
         """
         real = str(self.path)
         for part in PurePosixPath(name).parts:
@@ -162,13 +163,13 @@ class FolderTree:
             try:
                 mode = os.lstat(file_paths.extended_path(step)).st_mode
             except FileNotFoundError:
-                # macOS stores names in another normalisation.
+                # macOS stores names in another normalization.
                 step = os.path.join(real, part if part.isascii() else self._other_form(Path(real), part))  # noqa: PTH118
                 mode = os.lstat(file_paths.extended_path(step)).st_mode
-            real = str(self._behind(Path(step), name)) if stat.S_ISLNK(mode) else step
+            real = str(self._follow(Path(step), name)) if stat.S_ISLNK(mode) else step
         return Path(real)
 
-    def _behind(self, link: Path, name: str) -> Path:
+    def _follow(self, link: Path, name: str) -> Path:
         if links.are_links_followed():
             return link
         real = links.real_path(link)
@@ -179,7 +180,7 @@ class FolderTree:
         raise links.LinkLeadsOut(str(real))
 
     def _other_form(self, folder: Path, name: str) -> str:
-        """Return the name in a folder that is ``name`` but for its Unicode normalisation; else ``name``."""
+        """Return the name in a folder that equals ``name`` except for its Unicode normalization; otherwise ``name``."""
         form = unicodedata.normalize("NFC", name)
         if os.path.lexists(folder / form):
             return form
@@ -190,7 +191,7 @@ class FolderTree:
         return self._forms[2].get(form, name)
 
     def problem(self, name: str) -> str:
-        """Say why a name is not read for where its links lead; nothing where that is not so."""
+        """See :meth:`Tree.problem`."""
         try:
             self._real(name)
         except links.LinkLeadsOut as error:
@@ -223,15 +224,15 @@ class FolderTree:
 
     def size(self, name: str) -> int:
         """See :meth:`Tree.size`."""
-        with self._reported(name):
+        with self._reported_as_unreadable(name):
             status = file_paths.stat(self._real(name))
             links.require_regular_file(status.st_mode)
             return status.st_size
 
     def open(self, name: str) -> BinaryIO:
         """See :meth:`Tree.open`."""
-        with self._reported(name):
-            file = self._opened(name)
+        with self._reported_as_unreadable(name):
+            file = self._open_descriptor(name)
             try:
                 checksums.refuse_sparse_file(file.fileno())
             except BaseException:
@@ -239,11 +240,11 @@ class FolderTree:
                 raise
             return file
 
-    def _opened(self, name: str) -> BinaryIO:
+    def _open_descriptor(self, name: str) -> BinaryIO:
         return os.fdopen(links.open_descriptor(self._real(name)), "rb")
 
     @contextmanager
-    def _reported(self, name: str) -> Iterator[None]:
+    def _reported_as_unreadable(self, name: str) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -252,7 +253,7 @@ class FolderTree:
 
     def crc32(self, name: str) -> int:
         """See :meth:`Tree.crc32`."""
-        with self._reported(name), self._opened(name) as file:
+        with self._reported_as_unreadable(name), self._open_descriptor(name) as file:
             return checksums.file_crc32(file)
 
     @contextmanager
@@ -264,12 +265,12 @@ class FolderTree:
             raise SourceUnreadable(path=f"{self.path}/{name}", reason=error.strerror) from error
         except (OSError, ValueError):
             real = self.path / name
-        # What is neither file nor folder counts as nothing; below it there is nothing indeed.
+        # Pipes and devices count as missing: yield a path below one, which cannot exist.
         yield real / real.name if _is_special(real) else real
 
 
 def _is_special(path: Path) -> bool:
-    """Tell whether a path is that of a pipe, a socket or a device."""
+    """Whether a path is a pipe, a socket or a device."""
     try:
         mode = file_paths.stat(path).st_mode
     except (OSError, ValueError):
@@ -285,7 +286,7 @@ def _listing(folder: Path) -> list[str]:
 
 
 def stream_crc32(file: BinaryIO) -> int:
-    """Return the CRC-32 of what is left to read of ``file``."""
+    """Return the CRC-32 of the unread rest of ``file``."""
     value = 0
     while chunk := file.read(CHUNK_BYTES):
         value = zlib.crc32(chunk, value)
@@ -293,12 +294,13 @@ def stream_crc32(file: BinaryIO) -> int:
 
 
 class ZipTree:
-    """A zip archive. Its directory is checked as a whole before anything is read.
+    """A zip archive. Its directory is checked completely before anything is read.
 
     Raises:
-        ArchiveUnsafe: a member climbs out, is absolute or encrypted, too long or too deep, is named twice, overlaps
-            another, or is a bomb.
-        SourceUnreadable: it is no zip archive, truncated or damaged, or no file at all.
+        ArchiveUnsafe: a member's path climbs out, is absolute, too long or too deep, or occurs twice; a member is
+            encrypted,
+            overlaps another, or is a zip bomb.
+        SourceUnreadable: it is not a zip archive, truncated, damaged, or not a regular file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -375,48 +377,44 @@ class ZipTree:
                 require_free_space(folder, self.size(name))
                 self.extract(name, place)
                 for suffix in ("-wal", "-journal"):
-                    self._extract_companion(name + suffix, place.with_name(place.name + suffix), suffix)
+                    if self.kind(name + suffix) == "file":
+                        with self.open(name + suffix) as file:
+                            first = file.read(8)
+                        if untrusted_sqlite.is_companion(first, suffix):
+                            self.extract(name + suffix, place.with_name(place.name + suffix))
             else:
                 durable.make_folder(place)
             yield place
 
     def files(self, folder: str) -> Iterator[str]:
-        """Yield the names of all files below a folder, sorted; links are among them."""
+        """Yield the names of all files below a folder in sorted order, including links."""
         found = self._directory.find(folder)
         if found is not None and found[1] is None:
-            yield from self._below(found[0], folder)
+            yield from self._files_below(found[0], folder)
 
-    def _below(self, number: int, folder: str) -> Iterator[str]:
+    def _files_below(self, number: int, folder: str) -> Iterator[str]:
         for child, name, is_file in self._directory.children(number):
             if is_file:
                 yield join_path(folder, name)
             else:
-                yield from self._below(child, join_path(folder, name))
+                yield from self._files_below(child, join_path(folder, name))
 
     def is_link(self, name: str) -> bool:
-        """Tell whether a member is a symbolic link: its bytes are the path that it leads to."""
+        """Whether a member is a symbolic link; its bytes are then the target path."""
         return self._member(name).is_link
-
-    def _extract_companion(self, name: str, place: Path, suffix: str) -> None:
-        if self.kind(name) != "file":
-            return
-        with self.open(name) as file:
-            first = file.read(8)
-        if untrusted_sqlite.is_companion(first, suffix):
-            self.extract(name, place)
 
     def extract(self, name: str, place: Path) -> None:
         """Write a member's bytes to ``place``.
 
         Raises:
             SourceUnreadable: the member is damaged.
-            OSError: the place cannot be written.
+            OSError: ``place`` cannot be written.
         """
         with self.open(name) as file, durable.open_binary(place, "wb") as copy:
             shutil.copyfileobj(file, copy, CHUNK_BYTES)
 
     def extract_hashed(self, name: str, place: Path) -> str:
-        """Do the same, and return the SHA-256 of the bytes in hex.
+        """Extract a member as :meth:`extract` does, and return the SHA-256 of its bytes in hex.
 
         Raises:
             SourceUnreadable, OSError: see :meth:`extract`.
@@ -436,7 +434,7 @@ def _reason(error: Exception) -> object:
 
 
 class _MemberReader(io.RawIOBase, BinaryIO):
-    """A member's bytes, with damage reported as :class:`SourceUnreadable`."""
+    """A reader of a member that reports damage as :class:`SourceUnreadable`."""
 
     def __init__(self, member: object, path: Path, name: str) -> None:
         self._member: BinaryIO = member  # type: ignore[assignment]
@@ -466,32 +464,30 @@ class _MemberReader(io.RawIOBase, BinaryIO):
 
 
 def open_tree(path: Path) -> FolderTree | ZipTree:
-    """Open ``path`` as a folder or as a zip archive, whichever it is."""
+    """Open a folder or a zip archive."""
     return FolderTree(path) if path.is_dir() else ZipTree(path)
 
 
-# Files of a source as a whole: whether they changed, their copies, and hashes of what was written.
-#
-# Processes that help load this module (:mod:`regraft.processes.pool`), so it needs little.
+# Copying files of a source, and detecting changes to them.
 
 
-#: Stands for a file whose bytes nobody can tell.
+#: The mark of a file that cannot be read.
 UNREADABLE = "unreadable"
-#: So much is copied at a time: more would be asked of the system anew each time.
+#: Bytes copied at once; with more, the allocator asks the system for memory each time.
 _COPY_BYTES = 1 << 16
 
 
 class SourceReadFailed(Exception):
-    """Something of the source could not be read to its end, though it looked well; the text says why."""
+    """A file of the source could not be read to its end, although it looked intact; the message says why."""
 
 
 def first_existing_file(tree: Tree, names: Iterable[str]) -> str | None:
-    """Return the first of some names that a file has, None where none has one."""
+    """Return the first of the names that is a file, or None."""
     return next((name for name in names if tree.kind(name) == "file"), None)
 
 
 def content_mark(tree: Tree, name: str | None) -> object:
-    """Return what tells whether a file changed, by size and CRC-32; of anything else what it is."""
+    """Return [size, CRC-32] of a file to detect changes; for anything else its kind, or :data:`UNREADABLE`."""
     kind = tree.kind(name) if name else None
     if name is None or kind != "file":
         return kind
@@ -502,10 +498,10 @@ def content_mark(tree: Tree, name: str | None) -> object:
 
 
 def copy_from_tree(tree: Tree, name: str, target: Path) -> None:
-    """Copy a file of a source to ``target``, where no file is yet; nothing is left there where it cannot be read.
+    """Copy a file of a source to ``target``, which must not exist; remove the copy if the source cannot be read.
 
     Raises:
-        SourceFailed, SourceUnreadable: it cannot be read.
+        SourceReadFailed, SourceUnreadable: the source cannot be read.
         OSError: the target cannot be written.
     """
     with tree.open(name) as file:
@@ -517,10 +513,10 @@ def copy_from_tree(tree: Tree, name: str, target: Path) -> None:
 
 
 def copy_stream(file: BinaryIO, target: Path) -> None:
-    """Copy what can be read to ``target``, where no file is yet.
+    """Copy a file object to ``target``, which must not exist.
 
     Raises:
-        SourceFailed: it cannot be read.
+        SourceReadFailed: the source cannot be read.
         OSError: the target cannot be written.
     """
     if not file_paths.is_folder(target.parent):
@@ -530,7 +526,7 @@ def copy_stream(file: BinaryIO, target: Path) -> None:
 
 
 class _Reader:
-    """Reads from the source, with its errors told apart from those of the target."""
+    """Reads from the source, raising its errors as :class:`SourceReadFailed` to tell them from those of the target."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -547,7 +543,7 @@ class _Reader:
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file's bytes."""
     with Path(file_paths.extended_path(path)).open("rb", buffering=0) as file:
-        # Of a file up to that length, nothing has to be set up to read it piece by piece.
+        # A short file is read at once, without the setup of ``file_digest``.
         first = file.read(_COPY_BYTES)
         hasher = hashlib.sha256(first)
         if len(first) == _COPY_BYTES:
@@ -556,17 +552,19 @@ def file_hash(path: Path) -> str:
 
 
 def folder_hash(base: Path, folder: str) -> str:
-    """Return the SHA-256 of the names, from ``base`` on, and bytes of all files below a folder of it; "" without it."""
+    """Return the SHA-256 of the paths (relative to ``base``) and bytes of all files in a folder; "" if it does not
+    exist.
+    """
     hasher = hashlib.sha256()
     for path in sorted(file_paths.iterate_below(base / folder)):
-        # A link is not followed: regraft writes none.
+        # Links are not followed: regraft writes none.
         content = file_hash(path) if stat.S_ISREG(file_paths.lstat(path).st_mode) else "no file"
         hasher.update(f"{path.relative_to(base)} {content}\n".encode())
     return hasher.hexdigest() if file_paths.is_folder(base / folder) else ""
 
 
 def total_size(path: Path) -> int:
-    """Return how many bytes a file has, or all files in a folder, links not followed; what cannot be read has none."""
+    """Return the size of a file, or of all files in a folder without following links. Unreadable files count as 0."""
     inside = (Path(folder, name) for folder, _, names in file_paths.walk(path) for name in names)
     total = 0
     for file in inside if path.is_dir() else [path]:
@@ -575,37 +573,36 @@ def total_size(path: Path) -> int:
     return total
 
 
-# --- in processes that help ------------------------------------------------------------------------------------------
+# --- called in background processes ----------------------------------------------------------------------------------
 
 
 class SourceFolder(msgspec.Struct, frozen=True):
-    """A source that is a folder, as other processes read it."""
+    """A source that is a folder, as background processes read it."""
 
     tree: FolderTree
     follow_links: bool
 
 
 def content_marks(place: SourceFolder, files: Sequence[Sequence[str]]) -> list[object]:
-    """Return the marks of files, each the first one that has one of some names."""
+    """Return the mark of each requested file. For every tuple of candidate names, the first that exists is used."""
     with links.follow_links(place.follow_links):
         return [content_mark(place.tree, first_existing_file(place.tree, names)) for names in files]
 
 
 def copy_files(place: SourceFolder, files: Sequence[tuple[Sequence[str], str]], target: Path) -> list[bool]:
-    """Copy files to their paths below ``target``, each the first one that has one of some names; tell which were.
+    """Copy files to paths below ``target``; return for each whether it was copied.
 
-    What was in the way is for others to find and to say.
+    For every tuple of candidate names, the first that exists is used. Read errors are left to the caller, which reads
+    the file again and reports them.
     """
+    is_copied = []
     with links.follow_links(place.follow_links):
-        return [_is_copied(place.tree, names, target / path) for names, path in files]
-
-
-def _is_copied(tree: Tree, names: Sequence[str], target: Path) -> bool:
-    name = first_existing_file(tree, names)
-    if name is None:
-        return False
-    try:
-        copy_from_tree(tree, name, target)
-    except (SourceReadFailed, SourceUnreadable):
-        return False
-    return True
+        for names, path in files:
+            name = first_existing_file(place.tree, names)
+            is_copied.append(name is not None)
+            if name is not None:
+                try:
+                    copy_from_tree(place.tree, name, target / path)
+                except (SourceReadFailed, SourceUnreadable):
+                    is_copied[-1] = False
+    return is_copied

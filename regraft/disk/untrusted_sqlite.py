@@ -1,6 +1,9 @@
-"""What a SQLite file's own definitions may do: nothing (``docs/formats/README.md``, "Other people's files").
+"""Read and change SQLite files of other programs without trusting what they contain.
 
-Every connection that :mod:`regraft.disk.sqlite` opens is guarded.
+A file's own definitions may do nothing (:func:`guard_connection`): no view is read, no trigger runs. Content is read
+leniently, also where text is not UTF-8. A change of rows is limited to the tables that it names (:func:`change_only`).
+Logs and journals are recognized by their first bytes, not by name. Rules: ``docs/formats/README.md``, "Other people's
+files".
 """
 
 from __future__ import annotations
@@ -21,30 +24,29 @@ from regraft.errors import OtherRowsChanged, RowsMayBeRefused, SchemaForeign
 from regraft.language import join_list, tr
 from regraft.text import decode_utf8
 
-#: The one kind of virtual table that files of these layouts have; one of another kind cannot be read, nor called.
+#: The only virtual table module of the supported layouts; tables of other modules can be neither read nor called.
 _MODULES = ("fts5",)
-#: What a file's own definitions may do: their views are not read, their triggers do not run, functions that they call
-#: have no effects, and neither the schema nor the tables of a full-text index are written but through SQL of their own.
+#: Views are not read, triggers do not run, functions called by definitions have no side effects, and the schema and the
+#: shadow tables of a full-text index are writable only through SQL of their own.
 _SETTINGS = (
     (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
     (apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0),
     (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0),
     (apsw.SQLITE_DBCONFIG_DEFENSIVE, 1),
 )
-#: No text or BLOB is longer than SQLite allows, nor much longer than all of its file: what a definition makes up of
-#: nothing would be.
+#: No value is longer than SQLite allows, or much longer than the whole file: a definition could otherwise generate one.
 _LONGEST = 1_000_000_000
 _LEAST_LENGTH = 64 << 20
-#: A text can grow from one encoding to another, and some columns are read as hexadecimal or JSON.
+#: Text can grow when it is converted to another encoding, or as hexadecimal or JSON.
 _GROWTH = 4
-#: How much a file system may have packed a file.
+#: How strongly a file system may compress a file.
 _PACKED = 16
 
 
 def guard_connection(connection: apsw.Connection) -> None:
-    """Let nothing run that a file says about itself (``docs/formats/README.md``, "Other people's files").
+    """Prevent a file's own definitions from running (``docs/formats/README.md``, "Other people's files").
 
-    Triggers and views in the temporary schema, which is our own, are as before.
+    Triggers and views in the temporary schema, which is ours, still work.
     """
     for option, value in _SETTINGS:
         connection.config(option, value)
@@ -52,26 +54,24 @@ def guard_connection(connection: apsw.Connection) -> None:
 
 
 def drop_modules(connection: apsw.Connection) -> None:
-    """Let a connection read and write no kind of virtual table but that of the layouts."""
+    """Disable all virtual table modules except those of the supported layouts."""
     connection.drop_modules(_MODULES)
 
 
 def limit_value_length(connection: apsw.Connection, files: Iterable[Path]) -> None:
-    """Let no value be longer than what the database's files on the disk can hold."""
+    """Limit the length of values to what the database's files can hold."""
     with suppress(OSError):  # opening them says why
-        size = sum(map(_stored_bytes, files))
+        size = 0
+        for path in files:
+            status = file_paths.stat(path)
+            # The size of a mostly sparse file is about what it uses on disk.
+            blocks = getattr(status, "st_blocks", None)
+            size += status.st_size if blocks is None else min(status.st_size, _PACKED * 512 * blocks)
         connection.limit(apsw.SQLITE_LIMIT_LENGTH, min(_LONGEST, max(_LEAST_LENGTH, _GROWTH * size)))
 
 
-def _stored_bytes(path: Path) -> int:
-    """Return the size of a file; of one that is mostly a hole about what it takes on the disk."""
-    status = file_paths.stat(path)
-    blocks = getattr(status, "st_blocks", None)
-    return status.st_size if blocks is None else min(status.st_size, _PACKED * 512 * blocks)
-
-
 def unguard_connection(connection: apsw.Connection) -> None:
-    """Let a file's own views and triggers run again: in one that was made here, and in no other."""
+    """Allow views and triggers again, in a file that regraft itself has made."""
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 1)
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
@@ -79,7 +79,7 @@ def unguard_connection(connection: apsw.Connection) -> None:
 
 @contextmanager
 def allow_schema_writes(connection: apsw.Connection) -> Iterator[None]:
-    """Let the tables that make up a full-text index, and the schema, be written as tables."""
+    """Allow writes to the schema and to the shadow tables of a full-text index within the context."""
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
     try:
         yield
@@ -87,16 +87,16 @@ def allow_schema_writes(connection: apsw.Connection) -> Iterator[None]:
         connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
 
 
-#: Files that SQLite keeps beside a database and that hold part of its content.
+#: Files beside a database that hold part of its content.
 _COMPANIONS = ("-wal", "-journal")
-#: Files that SQLite makes beside a database.
+#: Suffixes of the files that SQLite creates beside a database.
 COMPANION_SUFFIXES = ("-wal", "-shm", "-journal")
-#: What every database begins with.
+#: The first bytes of a database.
 MAGIC = b"SQLite format 3\0"
 _WAL_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _PAGE_SIZES = {512 << shift for shift in range(8)}
 _JOURNAL_MAGIC = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
-#: The end of a rollback journal that names another file: how long that name is, its sum, the magic (SQLite, pager.c).
+#: Trailer of a rollback journal that names another file: length and checksum of the name, magic (SQLite, pager.c).
 _JOURNAL_TAIL = struct.Struct(">II8s")
 _MAX_NAME_BYTES = 65_536
 
@@ -104,7 +104,7 @@ _MAX_NAME_BYTES = 65_536
 def find_companions(path: Path) -> list[Path]:
     """Return the log or journal files beside ``path`` that hold content of it.
 
-    They are told by their first bytes: a v1 base may well be called ``notes-wal``.
+    They are recognized by their first bytes: a v1 base may be called ``notes-wal``.
     """
     found = []
     for suffix in _COMPANIONS:
@@ -115,14 +115,14 @@ def find_companions(path: Path) -> list[Path]:
 
 
 def is_companion(first_bytes: bytes, suffix: str) -> bool:
-    """Tell whether a file that begins with these bytes is a write-ahead log or a rollback journal with content."""
+    """Whether these are the first bytes of a write-ahead log or a rollback journal with content."""
     if suffix == "-wal":
         return first_bytes[:4] in _WAL_MAGIC
     return first_bytes[:8] == _JOURNAL_MAGIC
 
 
 def read_start(path: Path, count: int = 8) -> bytes:
-    """Return the first ``count`` bytes of a regular file; empty where there are none or it cannot be read."""
+    """Return the first bytes of a file; none if it is missing, not a regular file or not readable."""
     path = Path(file_paths.extended_path(path))
     try:
         if not path.is_file():
@@ -131,21 +131,18 @@ def read_start(path: Path, count: int = 8) -> bytes:
             return file.read(count)
     except OSError as error:
         if error.errno == errno.EIO:
-            # A log that is not seen is content that is lost.
+            # Ignoring a log would lose content.
             raise
         return b""
 
 
 def is_database(path: Path) -> bool:
-    """Tell whether a file begins like a SQLite database."""
+    """Whether a file starts like a SQLite database."""
     return read_start(path, len(MAGIC)) == MAGIC
 
 
 def database_mark(path: Path) -> tuple[int, int] | None:
-    """Return what tells whether a database was written to since: its size and time of change (ns).
-
-    None where no database is.
-    """
+    """Return size and time of change (ns) of a database, to detect writes; None if there is no database."""
     if not is_database(path):
         return None
     status = file_paths.stat(path)
@@ -153,10 +150,9 @@ def database_mark(path: Path) -> tuple[int, int] | None:
 
 
 def count_missing_bytes(path: Path) -> int:
-    """Return how many bytes are cut off the end of a SQLite file, by its own header.
+    """Return how many bytes are missing at the end of a SQLite file, according to its header.
 
-    SQLite itself takes a page that is there in part for whole and reads the rest of it as zeros: the end of a vector
-    would be zeros, in silence.
+    SQLite treats a partial page as complete and reads zeros for the rest: the end of a vector would silently be zeros.
     """
     with links.open_for_reading(path) as file:
         header = file.read(100)
@@ -167,25 +163,25 @@ def count_missing_bytes(path: Path) -> int:
     if page not in _PAGE_SIZES:
         return 0
     size = file_paths.stat(path).st_size
-    # The page count in the header holds only if it was written together with the change counter.
+    # The page count in the header is valid only if it was written together with the change counter.
     pages = int.from_bytes(header[28:32], "big") if header[24:28] == header[92:96] else 0
     return max(0, pages * page - size, -size % page)
 
 
 def quote_name(name: str) -> str:
-    """Return a name from a file's schema as it can stand in a statement."""
+    """Quote a name from a file's schema for use in a statement."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def copy_companion(beside: Path, copy: Path, suffix: str) -> bool:
-    """Copy a log or journal beside a copy of its database; False where a writer at work is done with it meanwhile.
+    """Copy a log or journal beside a copy of its database; return False if its writer has just finished with it.
 
-    A journal of a transaction over several databases names a file that they share, which SQLite removes when it has
-    worked such a journal into its database. The copy does not name it: nobody else's file is to go for a copy. Where
-    that file is gone, the transaction was finished, and the journal counts for nothing.
+    A journal of a transaction over several databases names a file that they share, which SQLite removes after applying
+    such a journal. The copy does not name it, so that using the copy removes no other file. If that file is gone, the
+    transaction was finished, and the journal has no effect.
 
     Raises:
-        OSError: it cannot be read, or the copy not be written.
+        OSError: it cannot be read, or the copy cannot be written.
     """
     target = copy.with_name(copy.name + suffix)
     try:
@@ -201,7 +197,8 @@ def copy_companion(beside: Path, copy: Path, suffix: str) -> bool:
 
 
 def find_shared_journal(journal: Path) -> str | None:
-    """Return the file that a rollback journal names at its end, as one of a transaction over several databases does.
+    """Return the file that a rollback journal names in its trailer, for a transaction over several databases; None if
+    none.
 
     Raises:
         OSError: it cannot be read.
@@ -226,14 +223,14 @@ def read_lenient_rows(
     values: Sequence[apsw.SQLiteValue] = (),
     decode: Callable[[bytes], str] = decode_utf8,
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield columns of rows, text also where its bytes are no UTF-8 (:func:`regraft.text.decode_utf8`).
+    """Yield columns of rows, with text decoded even if it is not UTF-8 (:func:`regraft.text.decode_utf8`).
 
     Args:
-        connection: where they are.
+        connection: the database.
         columns: names of columns, as the file has them.
-        source: what comes behind ``FROM``.
-        values: those of its parameters.
-        decode: what reads a text; of rows that are copied elsewhere :func:`regraft.text.decode_halves`.
+        source: the SQL after ``FROM``.
+        values: values of its parameters.
+        decode: decodes text; for rows that are copied elsewhere, :func:`regraft.text.decode_halves`.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -249,7 +246,9 @@ def read_lenient_rows(
 
 
 def unchanged_condition(connection: apsw.Connection, columns: Iterable[str]) -> str:
-    """Return the condition, with a parameter for each column, that a row still has what :func:`lenient_rows` gave."""
+    """Return an SQL condition, with one parameter per column, that a row still has the values that
+    :func:`read_lenient_rows` gave.
+    """
     function = "regraft_lenient"
     connection.create_scalar_function(function, _decoded, 1, deterministic=True)
     names = [quote_name(name) for name in columns]
@@ -262,17 +261,14 @@ def _decoded(*raw: Any) -> str:
     return decode_utf8(raw[0])
 
 
-# That a change of rows changes those of its own tables and no others (``docs/formats/README.md``, "Other people's
-# files").
-#
-# Triggers do not run (:func:`regraft.disk.untrusted_sqlite.guard_connection`). What is left are keys that carry a change on to other rows, rules
-# that replace rows, and columns that follow from others: where a file has one that its layout does not, its rows stay as
-# they are. And whatever else there may be is noticed, by SQLite's own hook and by a changeset of all other tables.
+# Limiting a change of rows to the tables that are meant. Triggers do not run. What remains are foreign keys with
+# actions, conflict clauses and generated columns: a table that has one which its layout does not have is not changed.
+# Any other change is detected by SQLite's update hook and by a changeset of all other tables.
 
 
-#: What FTS5 keeps a full-text index in.
+#: Suffixes of the shadow tables of an FTS5 index.
 _SHADOWS = ("data", "idx", "docsize", "config", "content")
-#: Keys of the layouts that carry a change on: table, columns, the table that they lead to, what its deletion does.
+#: Foreign keys with actions that the layouts have: table, columns, parent table, action on deletion.
 _CARRYING = {
     ("search_unit", ("material_id",), "material", "CASCADE"),
     ("search_unit", ("content_hash",), "content", "CASCADE"),
@@ -283,9 +279,9 @@ _CARRYING = {
     ("agent_knowledge_base", ("knowledge_base_id",), "knowledge_base", "CASCADE"),
     ("user_model", ("provider_id",), "user_provider", "CASCADE"),
 }
-#: What SQLite calls the number of a row, where no column is called so.
+#: SQLite's names for the row number, unless a column has that name.
 ROW_NUMBERS = {"rowid", "_rowid_", "oid"}
-#: The number of a column of an index that is an expression.
+#: The column number of an expression in an index.
 _EXPRESSION = -2
 _IDLE = {"NO ACTION", "RESTRICT"}
 _COMMENT = re.compile(r"/\*.*?(\*/|$)|--[^\n]*", re.DOTALL)
@@ -294,7 +290,7 @@ _VIRTUAL = re.compile(r"\s*CREATE\s+VIRTUAL\b", re.IGNORECASE)
 
 
 def table_statements(db: apsw.Connection) -> dict[str, str]:
-    """Return the statements of all tables of a file by their names.
+    """Map the tables of a file to their CREATE statements.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -307,12 +303,12 @@ def table_statements(db: apsw.Connection) -> dict[str, str]:
 
 
 def is_virtual(statement: str) -> bool:
-    """Tell whether a table's statement makes a virtual one."""
+    """Whether a CREATE statement creates a virtual table."""
     return _VIRTUAL.match(_COMMENT.sub(" ", statement)) is not None
 
 
 def refuse_foreign_rules(db: apsw.Connection, path: Path, tables: Collection[str]) -> None:
-    """Refuse to change rows of tables where a definition of the file would change other rows with them.
+    """Raise if changing rows of the tables would change other rows too, because of a definition in the file.
 
     Raises:
         SchemaForeign
@@ -322,15 +318,16 @@ def refuse_foreign_rules(db: apsw.Connection, path: Path, tables: Collection[str
     own = {name.lower() for name in tables}
     for table, statement in statements.items():
         if table.lower() in own:
-            what = _wrong_with(db, table, statement, own)
+            what = _find_foreign_rule(db, table, statement, own)
             if what is not None:
                 raise SchemaForeign(path=path, what=what)
 
 
 def refuse_restrictive_indexes(db: apsw.Connection, path: Path, table: str) -> None:
-    """Refuse a table with an index that can refuse a row: a unique one besides the key, or one of what is worked out.
+    """Raise if a table has an index that can reject a row: unique beside its primary key, partial, or over an
+    expression.
 
-    Only for tables whose layout has no such index.
+    Use it only for tables whose layout has no such index.
 
     Raises:
         RowsMayBeRefused
@@ -338,27 +335,27 @@ def refuse_restrictive_indexes(db: apsw.Connection, path: Path, table: str) -> N
     """
     for _, name, is_unique, origin, is_partial in db.execute(f"PRAGMA index_list({quote_name(table)})").fetchall():
         columns = db.execute(f"PRAGMA index_xinfo({quote_name(str(name))})").fetchall()
-        is_worked_out = any(column == _EXPRESSION for _, column, *_ in columns)
-        if origin != "pk" and (is_unique or is_partial or is_worked_out):
+        is_expression = any(column == _EXPRESSION for _, column, *_ in columns)
+        if origin != "pk" and (is_unique or is_partial or is_expression):
             raise RowsMayBeRefused(path=path, index=str(name), table=table)
 
 
-def _wrong_with(db: apsw.Connection, table: str, statement: str, own: set[str]) -> str | None:
+def _find_foreign_rule(db: apsw.Connection, table: str, statement: str, own: set[str]) -> str | None:
     if is_virtual(statement):
         return tr("{table} is a virtual table", table=table)
     rule = find_conflict_rule(statement)
     if rule is not None:
         return tr("{table} has {rule}", table=table, rule=rule)
-    for _, name, _, _, _, _, is_made in db.execute(f"PRAGMA table_xinfo({quote_name(table)})").fetchall():
-        if is_made:
-            return tr("column {name} of {table} follows from others", name=name, table=table)
+    for _, name, _, _, _, _, is_generated in db.execute(f"PRAGMA table_xinfo({quote_name(table)})").fetchall():
+        if is_generated:
+            return tr("column {name} of {table} is generated", name=name, table=table)
         if str(name).lower() in ROW_NUMBERS:
-            return tr("column {name} of {table} stands in the place of the numbers of its rows", name=name, table=table)
+            return tr("column {name} of {table} hides the row numbers", name=name, table=table)
     return next((tr("the key {key}", key=key) for key in cascading_keys(db, table, own)), None)
 
 
 def find_rowid_column(db: apsw.Connection, tables: Collection[str]) -> str | None:
-    """Return the column, as ``table.column``, that stands in the place of the numbers of rows; None where none does.
+    """Return the column (``table.column``) that replaces the row number of its table, or None.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -371,14 +368,14 @@ def find_rowid_column(db: apsw.Connection, tables: Collection[str]) -> str | Non
 
 
 def find_conflict_rule(statement: str) -> str | None:
-    """Return what a table's statement has that lets a change of one row remove others; None where nothing does."""
+    """Describe the conflict clause of a CREATE statement, which lets a changed row remove others; None without one."""
     if _CONFLICT.search(_COMMENT.sub(" ", statement)):
-        return tr("a rule that says what becomes of rows in conflict")
+        return tr("a conflict clause")
     return None
 
 
 def cascading_keys(db: apsw.Connection, table: str, parents: Collection[str]) -> Iterator[str]:
-    """Yield the keys of a table that carry changes of ``parents`` (in lower case) on to it, and that no layout has."""
+    """Yield a table's foreign keys that pass changes of ``parents`` (lower case) on to it, except the layouts' own."""
     keys: dict[int, tuple[list[str], str, str, str]] = {}
     for number, _, to, column, _, update, delete, _ in db.execute(f"PRAGMA foreign_key_list({quote_name(table)})"):
         keys.setdefault(number, ([], str(to), str(update), str(delete)))[0].append(str(column))
@@ -390,12 +387,12 @@ def cascading_keys(db: apsw.Connection, table: str, parents: Collection[str]) ->
 
 
 def full_text_shadow_indexes(db: apsw.Connection) -> list[str]:
-    """Return the indexes on the tables that full-text indexes are kept in; no program makes one.
+    """Return the indexes on shadow tables of full-text indexes; no program creates such an index.
 
     Raises:
         apsw.Error: the file is damaged.
     """
-    parts = _parts_of(table_statements(db))
+    parts = _shadow_tables(table_statements(db))
     rows = db.execute(
         "SELECT CAST(name AS BLOB), CAST(tbl_name AS BLOB) FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL"
     )
@@ -404,9 +401,9 @@ def full_text_shadow_indexes(db: apsw.Connection) -> list[str]:
 
 
 def refuse_shadow_indexes(db: apsw.Connection) -> None:
-    """Refuse to change what a full-text index holds where its own tables have an index: SQLite would never end.
+    """Raise if a shadow table of a full-text index has an index: changing the full-text index would never end.
 
-    Each write to such a table begins a savepoint, before which FTS5 writes what it still holds to that very table.
+    Each write to such a table begins a savepoint, before which FTS5 writes its pending data to that very table.
 
     Raises:
         SchemaForeign
@@ -418,30 +415,31 @@ def refuse_shadow_indexes(db: apsw.Connection) -> None:
         )
 
 
-def _parts_of(statements: Mapping[str, str]) -> set[str]:
-    """Return the tables, in lower case, that the virtual tables among some are kept in."""
+def _shadow_tables(statements: Mapping[str, str]) -> set[str]:
+    """Return the shadow tables, in lower case, of all virtual tables."""
     return {f"{name}_{part}".lower() for name, sql in statements.items() if is_virtual(sql) for part in _SHADOWS}
 
 
 @contextmanager
 def change_only(db: apsw.Connection, path: Path, tables: Collection[str]) -> Iterator[None]:
-    """Change rows of ``tables`` in the caller's transaction, which is to be rolled back on an error, and of no others.
+    """Change rows of ``tables``, and of no other table, in the caller's transaction, which must be rolled back on an
+    error.
 
-    What makes up a full-text index, which follows from rows, may change with them, and so may temporary tables.
+    The shadow tables of a full-text index and temporary tables may change with them.
 
     Args:
         db: the connection.
         path: its file, for messages.
-        tables: whose rows may change.
+        tables: the tables whose rows may change.
 
     Raises:
-        SchemaForeign: the file has definitions with which nobody can tell what would change.
+        SchemaForeign: the file's definitions make it impossible to tell what would change.
         OtherRowsChanged: rows of another table changed, too.
         apsw.Error: the file is damaged, or cannot be written.
     """
     refuse_foreign_rules(db, path, tables)
     statements = table_statements(db)
-    allowed = {name.lower() for name in tables} | _parts_of(statements)
+    allowed = {name.lower() for name in tables} | _shadow_tables(statements)
     touched: set[str] = set()
 
     def changed(_: int, database: str, table: str, __: int) -> None:
@@ -450,7 +448,7 @@ def change_only(db: apsw.Connection, path: Path, tables: Collection[str]) -> Ite
 
     session = apsw.Session(db, "main")
     try:
-        # Tables without a key of their own are recorded by the numbers of their rows.
+        # Tables without a primary key are recorded by row number.
         session.config(apsw.SQLITE_SESSION_OBJCONFIG_ROWID, 1)
         for name, sql in statements.items():
             if name.lower() not in allowed and not is_virtual(sql):

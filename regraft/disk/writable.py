@@ -1,11 +1,12 @@
-"""The folders that this process may change, and the one question before every write: does this path lie in one?
+"""Limit writes to the folders that the user named, and refuse to write through links.
 
-Everything in a store is input: a link in it, or a path that its ledger names, must lead no write elsewhere. A command
-opens an area for what the user named (:func:`opened`); everything outside of all areas is refused. What the user named
-may itself be a link: that is followed once, when the area is opened. Below it no link is followed for writing, ever.
+Everything in a store is untrusted: a link in it, or a path in its ledger, must not redirect a write. A command
+registers each folder that it may change (:func:`allow_writes`); paths outside of these *writable roots* are refused. A
+link that the user named is resolved once, when the root is registered. Below a root, links are never followed for
+writing.
 
-:func:`demand` resolves the path's folder at that moment and compares; :func:`parent` does so by handles, each folder
-opened beneath the one before it (``openat``), so that nothing can be exchanged between the look and the act. Rules:
+:func:`require_writable` resolves the path's folder and compares it with the root. :func:`open_parent` opens the folders
+one beneath the other (``openat``), so that nothing can be exchanged between the check and the write. Rules:
 ``docs/formats/library.md``, "Where regraft writes".
 """
 
@@ -25,9 +26,10 @@ from typing import Any
 from regraft.disk import file_paths
 from regraft.errors import LinkInStore, OutsideStore
 
-#: Whether the system acts relative to an open folder. Windows does not: there the look comes right before the act.
+#: Whether the system accepts paths relative to an open folder. Windows does not; there the check comes right before the
+#: write.
 SUPPORTS_DIR_FD = {os.mkdir, os.open, os.rename, os.rmdir, os.stat, os.unlink, os.link} <= os.supports_dir_fd
-#: The module for locks and full flushes; None where the system has none of it, as Windows.
+#: The module for locks and full flushes; None on Windows, which has no ``fcntl``.
 fcntl: Any = None
 with suppress(ImportError):
     fcntl = import_module("fcntl")
@@ -39,23 +41,26 @@ _FOLDER = (
 )
 
 
-#: What opening a link as a folder, and not following it, fails with.
+#: Errors from opening a link as a folder with O_NOFOLLOW.
 _NO_FOLDER = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR})
 
 
 @dataclass(frozen=True)
 class WritableRoot:
-    """A folder that may be changed."""
+    """A folder that this process may change."""
 
-    #: As it was named, absolute.
+    #: the folder as the user named it, absolute
     root: Path
-    #: Where that led when the area was opened.
+    #: its resolved path when it was registered
     real: Path
-    #: Only what lies in it directly may be changed, nothing in its folders.
+    #: only its direct entries may be changed, not the contents of its subfolders
     entries_only: bool = False
 
-    def inner(self, path: Path) -> tuple[str, ...] | None:
-        """Return the names that lead from the root, in either spelling, to an absolute path; None: it is outside."""
+    def names_below(self, path: Path) -> tuple[str, ...] | None:
+        """Return the path components below the root, or None if the absolute path is outside.
+
+        The path may start with the root as named or as resolved.
+        """
         for start in (self.root.parts, self.real.parts):
             if path.parts[: len(start)] == start:
                 return path.parts[len(start) :]
@@ -63,193 +68,175 @@ class WritableRoot:
 
 
 _lock = threading.Lock()
-#: Areas that are open now, one entry for each time.
-_areas: list[WritableRoot] = []
+#: One entry for each time that a root is registered.
+_roots: list[WritableRoot] = []
 
 
 @contextmanager
 def allow_writes(root: Path, *, entries_only: bool = False) -> Iterator[Path]:
-    """Let this process, all its threads included, change what is below ``root``, and ``root`` itself, meanwhile.
+    """Allow all threads of this process to change ``root`` and everything below it, while the context lasts.
 
-    It need not exist. Inside an area that is open already, no link may lie on the way to it.
+    The folder need not exist yet. If it is inside another writable root, the path to it must be free of links.
 
     Args:
-        root: what the user named; where it leads is settled now.
-        entries_only: only what lies in it directly is meant.
+        root: the folder that the user named; links in this path are resolved now.
+        entries_only: allow changes to its direct entries only.
 
     Yields:
-        The root, without links.
+        The resolved root.
 
     Raises:
-        LinkInStore: it lies in another area, behind a link.
+        LinkInStore: the folder is inside another writable root, behind a link.
     """
     absolute = root.absolute()
-    around = _innermost(absolute)
-    real = Path(os.path.realpath(absolute)) if around is None else _real(around, absolute)
-    area = WritableRoot(absolute, real, entries_only)
+    outer = _innermost(absolute)
+    if outer is not None and outer.names_below(absolute):
+        refuse_link(require_writable(absolute), absolute)
+    real = Path(os.path.realpath(absolute))
+    registered = WritableRoot(absolute, real, entries_only)
     with _lock:
-        _areas.append(area)
+        _roots.append(registered)
     try:
         yield real
     finally:
         with _lock:
-            _areas.remove(area)
-
-
-def _real(around: WritableRoot, root: Path) -> Path:
-    """Return where a root inside another area is, which is no link itself either."""
-    if around.inner(root):
-        refuse_link(require_writable(root), root.absolute())
-    return Path(os.path.realpath(root))
+            _roots.remove(registered)
 
 
 def open_roots() -> tuple[WritableRoot, ...]:
-    """Return the areas that are open now, for a process that is started: see :func:`take_over`."""
+    """Return the writable roots of this process, to pass to a child process (:func:`adopt_roots`)."""
     with _lock:
-        return tuple(_areas)
+        return tuple(_roots)
 
 
-def adopt_roots(handed: tuple[WritableRoot, ...]) -> None:
-    """Open for good, in a process that was started for a part of the work, what was open in its parent."""
+def adopt_roots(roots: tuple[WritableRoot, ...]) -> None:
+    """Register the parent's writable roots in a child process, until it ends."""
     with _lock:
-        _areas.extend(handed)
+        _roots.extend(roots)
 
 
 def is_writable(path: Path) -> bool:
-    """Tell whether a path lies in an area that is open, by its names alone."""
+    """Whether a path is below a writable root, judged by its names alone."""
     return _innermost(path.absolute()) is not None
 
 
 def is_at_or_above_root(path: Path) -> bool:
-    """Tell whether a path is the root of an open area, or above one: the user's own words, which may be links."""
+    """Whether a path is a writable root or one of its ancestors; such paths come from the user and may be links."""
     absolute = path.absolute()
     with _lock:
-        roots = [root for area in _areas for root in (area.root, area.real)]
-    return any(root == absolute or absolute in root.parents for root in roots) and not _is_below(absolute)
-
-
-def _is_below(path: Path) -> bool:
-    with _lock:
-        return any(area.inner(path) for area in _areas)
+        roots = [path for root in _roots for path in (root.root, root.real)]
+        is_below_one = any(root.names_below(absolute) for root in _roots)
+    return any(root == absolute or absolute in root.parents for root in roots) and not is_below_one
 
 
 def _innermost(path: Path) -> WritableRoot | None:
+    """Return the deepest writable root that contains an absolute path."""
     with _lock:
-        around = [area for area in _areas if area.inner(path) is not None]
-    return min(around, key=lambda area: (len(area.inner(path) or ()), area.entries_only), default=None)
+        containing = [root for root in _roots if root.names_below(path) is not None]
+    return min(containing, key=lambda root: (len(root.names_below(path) or ()), root.entries_only), default=None)
 
 
 def require_writable(path: Path) -> Path:
-    """Return a path that may be changed now, with its folder resolved; its last name is as it was.
+    """Return a path that may be changed, with its folder resolved and its last component unchanged.
 
     Raises:
-        LinkInStore: a link lies on the way to it.
-        OutsideStore: it lies in no area that is open.
-        OSError: a folder on the way cannot be looked at.
+        LinkInStore: one of its folders is a link.
+        OutsideStore: it is in none of the writable roots.
+        OSError: one of its folders cannot be examined.
     """
-    area, names = _located(path)
-    _demand_root(area)
+    root, names = _find_root(path)
+    _refuse_moved_root(root)
     for length in range(1, len(names)):
-        refuse_link(area.real.joinpath(*names[:length]), area.root.joinpath(*names[:length]))
-    return area.real.joinpath(*names)
+        refuse_link(root.real.joinpath(*names[:length]), root.root.joinpath(*names[:length]))
+    return root.real.joinpath(*names)
 
 
 @contextmanager
 def open_parent(path: Path) -> Iterator[tuple[int | None, str]]:
-    """Give the open folder that a path lies in, and its name there, to act on what may be changed.
+    """Open the folder of a path that may be changed; yield its descriptor and the path's last component.
 
-    Where the system knows no such handles (:data:`BY_HANDLE`), the folder is None and the name the whole path, as
-    :func:`demand` returns it. Errors of the system name the whole path in either case.
+    Without ``dir_fd`` support (:data:`SUPPORTS_DIR_FD`), yield None and the whole path as :func:`require_writable`
+    returns it. System errors always report the whole path.
 
     Raises:
-        LinkInStore: a link lies on the way to it.
-        OutsideStore: it lies in no area that is open.
-        OSError: a folder on the way cannot be opened.
+        LinkInStore: one of its folders is a link.
+        OutsideStore: it is in none of the writable roots.
+        OSError: one of its folders cannot be opened.
     """
     if not SUPPORTS_DIR_FD:
         yield None, file_paths.extended_path(require_writable(path))
         return
-    area, names = _located(path)
-    _demand_root(area)
-    with _named(path):
-        handle = _beneath(area, names[:-1]) if names else os.open(area.real.parent, _FOLDER)
+    root, names = _find_root(path)
+    _refuse_moved_root(root)
+    try:
+        handle = _open_beneath(root, names[:-1]) if names else os.open(root.real.parent, _FOLDER)
         try:
-            yield handle, names[-1] if names else area.real.name
+            yield handle, names[-1] if names else root.real.name
         finally:
             os.close(handle)
+    except OSError as error:
+        if isinstance(error.filename, str) and not os.path.isabs(error.filename):  # noqa: PTH117
+            error.filename = str(path)
+        raise
 
 
 def refuse_link(path: Path, named: Path | None = None) -> None:
-    """Refuse what is a link, or a junction of Windows; what is not there is none.
+    """Raise if a path is a symbolic link or a Windows junction; a missing path passes.
 
     Args:
-        path: where to look.
-        named: what it is called in the message.
+        path: the path to examine.
+        named: how the message calls it.
 
     Raises:
-        LinkInStore: it is one.
-        OSError: it cannot be looked at.
+        LinkInStore: it is a link.
+        OSError: it cannot be examined.
     """
     try:
         status = file_paths.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return
     if is_link(status):
-        raise LinkInStore(path=named or path, goal=_goal(path)) from None
+        try:
+            goal = path.parent / os.readlink(path)  # noqa: PTH115 - Path.readlink cannot read a junction
+        except OSError:
+            goal = Path(os.path.realpath(path))
+        raise LinkInStore(path=named or path, goal=goal) from None
 
 
 def is_link(status: os.stat_result) -> bool:
-    """Tell whether a file's own status is that of a link: of a symbolic one, or of a junction of Windows."""
+    """Whether a file's own status (``lstat``) is that of a symbolic link or a Windows junction."""
     junction = getattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", None)
     return stat.S_ISLNK(status.st_mode) or (junction is not None and getattr(status, "st_reparse_tag", 0) == junction)
 
 
-def _goal(place: Path) -> Path:
-    try:
-        return place.parent / os.readlink(place)  # noqa: PTH115 - Path.readlink cannot tell a junction's goal
-    except OSError:
-        return Path(os.path.realpath(place))
-
-
-def _located(path: Path) -> tuple[WritableRoot, tuple[str, ...]]:
-    """Return the innermost area that a path lies in, and the names that lead to it from there."""
+def _find_root(path: Path) -> tuple[WritableRoot, tuple[str, ...]]:
+    """Return the innermost writable root of a path, and the path components below it."""
     absolute = path.absolute()
-    area = _innermost(absolute)
-    names = None if area is None else area.inner(absolute)
-    if area is None or names is None or ".." in names or (area.entries_only and len(names) > 1):
+    root = _innermost(absolute)
+    names = None if root is None else root.names_below(absolute)
+    if root is None or names is None or ".." in names or (root.entries_only and len(names) > 1):
         raise OutsideStore(path=path)
-    return area, names
+    return root, names
 
 
-def _demand_root(area: WritableRoot) -> None:
-    """Refuse an area that leads elsewhere than when it was opened."""
-    leads_to = os.path.realpath(area.root)
-    if os.path.normcase(leads_to) != os.path.normcase(area.real):
-        raise LinkInStore(path=area.root, goal=Path(leads_to))
+def _refuse_moved_root(root: WritableRoot) -> None:
+    """Raise if a root resolves to another folder than when it was registered."""
+    current = os.path.realpath(root.root)
+    if os.path.normcase(current) != os.path.normcase(root.real):
+        raise LinkInStore(path=root.root, goal=Path(current))
 
 
-def _beneath(area: WritableRoot, names: tuple[str, ...]) -> int:
-    """Open the folder that names lead to from an area's root, each beneath the one before it, none of them a link."""
-    handle = os.open(area.real, _FOLDER)
+def _open_beneath(root: WritableRoot, names: tuple[str, ...]) -> int:
+    """Open a folder below a root component by component, refusing links; return its descriptor."""
+    handle = os.open(root.real, _FOLDER)
     for length, name in enumerate(names, 1):
         try:
-            inner = os.open(name, _FOLDER, dir_fd=handle)
+            names_below = os.open(name, _FOLDER, dir_fd=handle)
         except OSError as error:
             if error.errno in _NO_FOLDER:
-                refuse_link(area.real.joinpath(*names[:length]), area.root.joinpath(*names[:length]))
+                refuse_link(root.real.joinpath(*names[:length]), root.root.joinpath(*names[:length]))
             raise
         finally:
             os.close(handle)
-        handle = inner
+        handle = names_below
     return handle
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Let an error of the system name the whole path, not only its last name."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error.filename, str) and not os.path.isabs(error.filename):  # noqa: PTH117
-            error.filename = str(path)
-        raise

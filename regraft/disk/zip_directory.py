@@ -1,9 +1,10 @@
-"""The directory of a zip archive, read entry by entry and kept outside of memory where it is large.
+"""Read the directory of a zip archive entry by entry, in bounded memory.
 
-Python's own reader makes an object of about a kilobyte for every entry before anybody can look at one: an archive of a
-few hundred kilobytes could take gigabytes. Here every entry is checked as it comes, and becomes a row of a database
-that lies in a temporary file as soon as it is large. A member is then opened by Python's reader, which is shown an
-archive of that one member. Layout: "APPNOTE.TXT - .ZIP File Format Specification" (PKWARE), 4.3 and 4.5.
+Python's reader creates an object of about a kilobyte for every entry before any can be checked, so an archive of a few
+hundred kilobytes could take gigabytes. Here each entry is checked as it is read, and becomes a row of a database that
+moves to a temporary file when it grows. To open a member, Python's reader is given an archive of that one member.
+Layout:
+"APPNOTE.TXT - .ZIP File Format Specification" (PKWARE), 4.3 and 4.5.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from regraft.disk import sqlite
 from regraft.errors import ArchiveEncrypted, ArchiveUnsafe
 from regraft.language import tr
 
-#: A member that grows by more than this factor, and to more than this size, is a bomb: text packs to a tenth,
-#: vectors hardly at all, and repeated pages to a hundredth.
+#: A member that unpacks to more than this factor of its size, and to more than this size, is a zip bomb. Text
+#: compresses to a tenth, vectors hardly at all, and repeated pages to a hundredth.
 BOMB_RATIO = 500
 BOMB_BYTES = 16 << 20
-#: Longer names (bytes of UTF-8) and deeper ones (parts) are no file's on any system.
+#: No system has longer names (UTF-8 bytes) or deeper ones (parts).
 LONGEST_NAME, MOST_PARTS = 4_096, 255
-#: Files and folders, also those that only stand in names: a backup of a million files has little more.
+#: Files and folders, including folders that only appear in names: a backup of a million files has little more.
 MOST_ENTRIES = 3_000_000
-#: Folders whose ids are kept at hand while entries come.
+#: Size of the cache of folder ids.
 _KNOWN_FOLDERS = 10_000
 
 _ENTRY = struct.Struct("<4sBB5H3L5H2L")
@@ -40,7 +41,7 @@ _END = struct.Struct("<4s4H2LH")
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR_64 = struct.Struct("<4sLQL")
 _EXTRA = struct.Struct("<2H")
-#: What stands before a member's bytes at the least.
+#: Minimum length of a member's local header.
 _LOCAL_HEADER_BYTES = 30
 _END_MAGIC, _ENTRY_MAGIC, _END_64_MAGIC, _LOCATOR_MAGIC = b"PK\5\6", b"PK\1\2", b"PK\6\6", b"PK\6\7"
 _LONGEST_COMMENT = 1 << 16
@@ -49,7 +50,7 @@ _IS_ENCRYPTED, _IS_UTF8 = 0x1, 0x800
 _EXTRA_64, _EXTRA_NAME = 0x0001, 0x7075
 _LINK_MODE, _MODE_MASK = 0xA000, 0xF000
 _READ_BYTES = 1 << 20
-#: What packers make LZMA keep at the most, at their strongest; the format allows 4 GiB.
+#: Largest LZMA dictionary that packers use, at their strongest setting; the format allows 4 GiB.
 _MOST_DICTIONARY_BYTES = 1 << 27
 
 _TABLES = """
@@ -64,7 +65,7 @@ _ADD = "INSERT INTO entry VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (par
 
 
 class ZipMember(msgspec.Struct, frozen=True):
-    """A file in an archive: where its record stands in the directory and where it begins itself, and its sizes."""
+    """A file in an archive: offsets of its directory record and of its local header, its sizes and CRC-32."""
 
     record: int
     start: int
@@ -75,7 +76,7 @@ class ZipMember(msgspec.Struct, frozen=True):
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the directory, as it is written."""
+    """One entry of the directory as it is stored."""
 
     place: int
     system: int
@@ -90,13 +91,13 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ZipDirectory:
-    """What is in an archive. Everything is checked once, before anything is read.
+    """The entries of an archive. All of them are checked before any member is read.
 
     Raises:
-        ArchiveUnsafe: a member climbs out, is absolute, too long or too deep, named twice, overlaps another, or is a
-            bomb; there are too many.
-        ArchiveEncrypted: a member is protected by a password.
-        zipfile.BadZipFile: it is no zip archive, or incomplete.
+        ArchiveUnsafe: a member's path climbs out of the archive, is absolute, too long or too deep, or occurs twice; a
+            member overlaps another or is a zip bomb; there are too many.
+        ArchiveEncrypted: a member is encrypted.
+        zipfile.BadZipFile: it is not a zip archive, or incomplete.
         OSError: it cannot be read.
     """
 
@@ -113,7 +114,7 @@ class ZipDirectory:
             raise
 
     def close(self) -> None:
-        """Close the archive and forget what is in it."""
+        """Close the archive and drop its entries."""
         self._file.close()
         self._kept.__exit__(None, None, None)
 
@@ -121,7 +122,7 @@ class ZipDirectory:
 
     def _read(self) -> None:
         self._size = self._file.seek(0, io.SEEK_END)
-        self.start, length, self._prefix = _place_of(self._file, self._size)
+        self.start, length, self._prefix = _find_directory(self._file, self._size)
         self._known: dict[tuple[int, str], int] = {}
         self._entries = 0
         self._insert = self._db.cursor()
@@ -129,10 +130,16 @@ class ZipDirectory:
         self._db.execute(_TABLES)
         self._db.execute("BEGIN")
         for record in self._records(length):
-            self._admit(record)
+            self._add_entry(record)
         self._db.execute("COMMIT")
         self._known.clear()
-        self._check_overlap()
+        end = 0
+        for start, packed in self._db.execute("SELECT start, packed FROM entry WHERE record >= 0 ORDER BY start"):
+            if start < end:
+                raise self._unsafe(tr("its members overlap"))
+            end = start + _LOCAL_HEADER_BYTES + packed
+        if end > self._size:
+            raise self._unsafe(tr("its members overlap"))
 
     def _records(self, length: int) -> Iterator[_Record]:
         self._file.seek(self.start)
@@ -147,9 +154,9 @@ class ZipDirectory:
             )
             rest = reader.read(of_name + of_extra + of_comment)
             if len(rest) < of_name + of_extra + of_comment:
-                raise zipfile.BadZipFile(tr("its directory is cut off"))
+                raise zipfile.BadZipFile(tr("its directory is truncated"))
             extra = rest[of_name : of_name + of_extra]
-            size, packed, start = _large(extra, size, packed, start)
+            size, packed, start = _zip64_numbers(extra, size, packed, start)
             start += self._prefix
             yield _Record(
                 place=place,
@@ -165,11 +172,11 @@ class ZipDirectory:
             )
             place += len(head) + len(rest)
 
-    def _admit(self, record: _Record) -> None:
+    def _add_entry(self, record: _Record) -> None:
         if len(record.raw_name) > LONGEST_NAME:
             raise self._unsafe(tr("a name in it has {raw_name:,} bytes", raw_name=len(record.raw_name)))
         name = _name_of(record)
-        self._refuse_climber(name)
+        self._refuse_unsafe_name(name)
         if record.flags & _IS_ENCRYPTED:
             raise ArchiveEncrypted(path=self._path)
         if record.size > BOMB_BYTES and record.size > BOMB_RATIO * max(record.packed, 1):
@@ -189,8 +196,10 @@ class ZipDirectory:
             folder = self._folder(folder, part, parts[: depth + 1])
         if name.endswith("/"):
             self._folder(folder, parts[-1], parts)
-        else:
-            self._add_file(folder, parts, record)
+        elif self._insert_entry(folder, parts[-1], record) is None:
+            found = self._child_row(folder, parts[-1])
+            what = tr("both a file and a folder") if found is None or found[1] is None else tr("in it twice")
+            raise self._unsafe(tr("{parts} is {what}", parts="/".join(parts), what=what))
 
     def _parts(self, name: str) -> list[str]:
         parts = [part for part in name.split("/") if part and part != "."]
@@ -201,13 +210,13 @@ class ZipDirectory:
         return parts
 
     def _folder(self, parent: int, name: str, parts: list[str]) -> int:
-        """Return the id of a folder, which is made where there is none yet."""
+        """Return the id of a folder, adding it if it is new."""
         known = self._known.get((parent, name))
         if known is not None:
             return known
-        number = self._added(parent, name, None)
+        number = self._insert_entry(parent, name, None)
         if number is None:
-            found = self._row(parent, name)
+            found = self._child_row(parent, name)
             if found is None or found[1] is not None:
                 raise self._unsafe(tr("{parts} is both a file and a folder", parts="/".join(parts)))
             number = found[0]
@@ -216,14 +225,8 @@ class ZipDirectory:
         self._known[parent, name] = number
         return number
 
-    def _add_file(self, parent: int, parts: list[str], record: _Record) -> None:
-        if self._added(parent, parts[-1], record) is None:
-            found = self._row(parent, parts[-1])
-            what = tr("both a file and a folder") if found is None or found[1] is None else tr("in it twice")
-            raise self._unsafe(tr("{parts} is {what}", parts="/".join(parts), what=what))
-
-    def _added(self, parent: int, name: str, record: _Record | None) -> int | None:
-        """Add a file, or (without a record) a folder, and return its id; None where something has that name already."""
+    def _insert_entry(self, parent: int, name: str, record: _Record | None) -> int | None:
+        """Insert a file, or (without a record) a folder, and return its id; None if the name is taken."""
         if self._entries >= MOST_ENTRIES:
             raise self._unsafe(tr("it has more than {most_entries:,} files and folders", most_entries=MOST_ENTRIES))
         form = None if name.isascii() else unicodedata.normalize("NFC", name)
@@ -237,23 +240,14 @@ class ZipDirectory:
         self._entries += 1
         return self._entries
 
-    def _refuse_climber(self, name: str) -> None:
+    def _refuse_unsafe_name(self, name: str) -> None:
         drive = len(name) > 1 and name[1] == ":" and name[0].isalpha() and name[2:3] in ("/", "\\", "")
         if name.startswith(("/", "\\")) or drive:
             raise self._unsafe(tr("{name} is an absolute path", name=name))
         if ".." in name.replace("\\", "/").split("/"):
-            raise self._unsafe(tr("{name} leads out of the archive", name=name))
+            raise self._unsafe(tr("the path {name} leads out of the archive", name=name))
         if "\0" in name:
             raise self._unsafe(tr("{name!r} holds a NUL", name=name))
-
-    def _check_overlap(self) -> None:
-        end = 0
-        for start, packed in self._db.execute("SELECT start, packed FROM entry WHERE record >= 0 ORDER BY start"):
-            if start < end:
-                raise self._unsafe(tr("its members overlap one another"))
-            end = start + _LOCAL_HEADER_BYTES + packed
-        if end > self._size:
-            raise self._unsafe(tr("its members overlap one another"))
 
     def _unsafe(self, reason: str) -> ArchiveUnsafe:
         return ArchiveUnsafe(path=self._path, reason=reason)
@@ -261,30 +255,30 @@ class ZipDirectory:
     # --- what is in it ---------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> tuple[int, ZipMember | None] | None:
-        """Return the id of what has a name, and the member where it is a file; None where nothing has it.
+        """Return the id of an entry, and the member if it is a file; None if there is no such entry.
 
-        A name is found whatever its Unicode normalisation.
+        The name is compared in any Unicode normalization.
         """
         if self._file.closed:
             raise ValueError("the archive was closed already")
         row: tuple[int, int | None] | None = (0, None)
         for part in name.split("/") if name else ():
-            row = None if row is None or row[1] is not None else self._matching(row[0], part)
+            row = None if row is None or row[1] is not None else self._find_child(row[0], part)
         if row is None:
             return None
         return row[0], None if row[1] is None else self._member(row[0])
 
-    def _row(self, parent: int, name: str) -> tuple[int, int | None] | None:
+    def _child_row(self, parent: int, name: str) -> tuple[int, int | None] | None:
         query = "SELECT id, record FROM entry WHERE parent = ? AND name = ?"
         return self._db.execute(query, (parent, name)).fetchone()
 
-    def _matching(self, parent: int, name: str) -> tuple[int, int | None] | None:
-        found = None if "\0" in name else self._row(parent, name)
+    def _find_child(self, parent: int, name: str) -> tuple[int, int | None] | None:
+        found = None if "\0" in name else self._child_row(parent, name)
         if found is not None or name.isascii():
             return found
         form = unicodedata.normalize("NFC", name)
         query = "SELECT id, record FROM entry WHERE parent = ? AND other_form = ? ORDER BY name"
-        return self._row(parent, form) or self._db.execute(query, (parent, form)).fetchone()
+        return self._child_row(parent, form) or self._db.execute(query, (parent, form)).fetchone()
 
     def _member(self, number: int) -> ZipMember:
         query = "SELECT record, start, packed, size, crc, is_link FROM entry WHERE id = ?"
@@ -292,7 +286,7 @@ class ZipDirectory:
         return ZipMember(*found)
 
     def children(self, number: int) -> Iterator[tuple[int, str, bool]]:
-        """Yield id and name of what lies in a folder, and whether it is a file: as their full names would be sorted."""
+        """Yield (id, name, is_file) of a folder's entries, in the order of their full paths."""
         query = """SELECT id, name, record IS NOT NULL AS is_file FROM entry WHERE parent = ?
                     ORDER BY name || CASE WHEN record IS NULL THEN '/' ELSE '' END"""
         yield from self._db.cursor().execute(query, (number,))
@@ -303,7 +297,7 @@ class ZipDirectory:
         """Open a member for reading.
 
         Raises:
-            zipfile.BadZipFile, NotImplementedError, OSError: it is damaged, or packed in a way that nobody reads.
+            zipfile.BadZipFile, NotImplementedError, OSError: it is damaged, or compressed by an unsupported method.
         """
         with self._lock:
             self._file.seek(member.record)
@@ -311,7 +305,7 @@ class ZipDirectory:
             of_name = int.from_bytes(head[28:30], "little")
             name = self._file.read(of_name)
         extra = struct.pack("<2H3Q", _EXTRA_64, 24, member.size, member.packed, member.start)
-        # Sizes, start and lengths of extra field and comment: the former stand in the extra field.
+        # Sizes and offset move to the extra field; then the lengths of extra field and comment.
         struct.pack_into("<2L", head, 20, _ELSEWHERE_32, _ELSEWHERE_32)
         struct.pack_into("<2H", head, 30, len(extra), 0)
         struct.pack_into("<L", head, 42, _ELSEWHERE_32)
@@ -329,16 +323,16 @@ class ZipDirectory:
         alone = zipfile.ZipFile(spliced)
         [info] = alone.infolist()
         if info.compress_type == zipfile.ZIP_LZMA:
-            _demand_small_dictionary(spliced, info.header_offset)
+            _refuse_large_dictionary(spliced, info.header_offset)
         return alone.open(info)  # type: ignore[return-value]
 
 
-def _demand_small_dictionary(file: BinaryIO, start: int) -> None:
-    """Refuse a member packed by LZMA whose unpacking would take more memory than any packer makes it take.
+def _refuse_large_dictionary(file: BinaryIO, start: int) -> None:
+    """Raise if unpacking an LZMA member would take more memory than any packer requires.
 
     Args:
         file: the archive.
-        start: where the member's own header begins.
+        start: offset of the member's local header.
 
     Raises:
         NotImplementedError
@@ -346,7 +340,7 @@ def _demand_small_dictionary(file: BinaryIO, start: int) -> None:
     file.seek(start + 26)
     of_name, of_extra = struct.unpack("<2H", file.read(4).ljust(4, b"\0"))
     file.seek(start + 30 + of_name + of_extra)
-    # A version, how many bytes follow, one of settings, and how much of what was unpacked is kept.
+    # LZMA header: version (2 bytes), length of the properties (2), properties (1), dictionary size (4).
     dictionary = int.from_bytes(file.read(9)[5:], "little")
     if dictionary > _MOST_DICTIONARY_BYTES:
         raise NotImplementedError(
@@ -355,7 +349,7 @@ def _demand_small_dictionary(file: BinaryIO, start: int) -> None:
 
 
 class _Part(io.RawIOBase):
-    """The next so many bytes of a file."""
+    """A reader of the next ``length`` bytes of a file."""
 
     def __init__(self, file: BinaryIO, length: int) -> None:
         self._file, self._left = file, length
@@ -371,7 +365,7 @@ class _Part(io.RawIOBase):
 
 
 class _Spliced(io.RawIOBase, BinaryIO):
-    """The first ``length`` bytes of a file that others read too, and other bytes behind them."""
+    """The first ``length`` bytes of a shared file, followed by other bytes."""
 
     def __init__(self, file: BinaryIO, lock: threading.Lock, length: int, tail: bytes) -> None:
         self._file, self._lock = file, lock
@@ -416,8 +410,8 @@ class _Spliced(io.RawIOBase, BinaryIO):
         return len(found)
 
 
-def _place_of(file: BinaryIO, size: int) -> tuple[int, int, int]:
-    """Return where an archive's directory begins and how long it is, and what other bytes stand before the archive."""
+def _find_directory(file: BinaryIO, size: int) -> tuple[int, int, int]:
+    """Return offset and length of the directory, and the number of bytes before the archive."""
     file.seek(max(0, size - _END.size - _LONGEST_COMMENT))
     tail = file.read()
     at = tail.rfind(_END_MAGIC)
@@ -430,12 +424,12 @@ def _place_of(file: BinaryIO, size: int) -> tuple[int, int, int]:
         length, start, place = large
     begin = place - length
     if begin < start:
-        raise zipfile.BadZipFile(tr("its directory is cut off"))
+        raise zipfile.BadZipFile(tr("its directory is truncated"))
     return begin, length, begin - start
 
 
 def _end_64(file: BinaryIO, place: int) -> tuple[int, int, int] | None:
-    """Return length and start of the directory of a large archive, and where its end record stands; None of others."""
+    """Return length, stated offset and end of the directory from a Zip64 end record, or None."""
     first = place - _LOCATOR_64.size - _END_64.size
     if first < 0:
         return None
@@ -458,8 +452,8 @@ def _extras(extra: bytes) -> Iterator[tuple[int, bytes]]:
         place += length
 
 
-def _large(extra: bytes, *numbers: int) -> tuple[int, int, int]:
-    """Return size, packed size and start, those that do not fit their fields as the extra field has them."""
+def _zip64_numbers(extra: bytes, *numbers: int) -> tuple[int, int, int]:
+    """Return size, packed size and offset, taking those that do not fit their fields from the extra field."""
     wide = b"".join(data for kind, data in _extras(extra) if kind == _EXTRA_64)
     found, place = [], 0
     for number in numbers:
@@ -476,7 +470,7 @@ def _large(extra: bytes, *numbers: int) -> tuple[int, int, int]:
 
 
 def _name_of(record: _Record) -> str:
-    """Return a member's name: UTF-8 where its bytes are, though the flag says otherwise; ``/`` between its parts."""
+    """Return a member's path with ``/`` between its parts: UTF-8 if its bytes are valid, even without the flag."""
     raw = record.raw_name
     if record.flags & _IS_UTF8:
         name = raw.decode()
@@ -484,13 +478,13 @@ def _name_of(record: _Record) -> str:
         try:
             name = raw.decode()
         except UnicodeError:
-            name = _stated_name(record) or raw.decode("cp437")
-    # Only archives made on Windows mean a separator by a backslash; elsewhere it is part of a name.
+            name = _unicode_name(record) or raw.decode("cp437")
+    # A backslash is a separator only in archives made on Windows; elsewhere it is part of a name.
     return name.replace("\\", "/") if record.system == 0 and "/" not in name else name
 
 
-def _stated_name(record: _Record) -> str | None:
-    """Return the name in UTF-8 that stands beside one in an old code page, where it is still that of the same."""
+def _unicode_name(record: _Record) -> str | None:
+    """Return the Unicode name from the extra field, if it belongs to the name in the entry."""
     for kind, data in _extras(record.extra):
         if (
             kind == _EXTRA_NAME

@@ -1,9 +1,9 @@
-"""Read a damaged zip archive by the local headers of its members, without its directory.
+"""Recover the intact members of a damaged zip archive by their local headers, without its directory.
 
-Every member that is whole is copied, packed as it is, to a new archive: its bytes unpack, and their CRC-32 and size
-are those that its header or its data descriptor states. A member that is cut off or damaged is not copied, not even in
-part; it is reported by name. The new archive is then opened like any other one, with all the checks of
-:mod:`regraft.disk.zip_directory`. Layout: "APPNOTE.TXT - .ZIP File Format Specification" (PKWARE), 4.3.7 and 4.3.9.
+An intact member unpacks, and matches the CRC-32 and size in its header or data descriptor. It is copied, still packed,
+to a new archive. A damaged or truncated member is not copied, not even in part; it is reported by name. The new archive
+is then opened like any other, with all checks of :mod:`regraft.disk.zip_directory`. Layout: "APPNOTE.TXT - .ZIP File
+Format Specification" (PKWARE), 4.3.7 and 4.3.9.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from regraft.disk import checksums, durable, sqlite
 from regraft.disk.zip_directory import BOMB_BYTES, BOMB_RATIO, LONGEST_NAME, MOST_ENTRIES
 from regraft.language import tr
 
-#: Of so many bytes in front of the first member, a file is still taken for a damaged archive.
+#: A file with at most this many bytes before its first member is still treated as a damaged archive.
 MOST_LEADING = 1 << 20
-#: Members that are missing and named; of more only the number is kept.
+#: Damaged members that are reported by name; of the others only the number is kept.
 MOST_NAMED = 1_000
-#: What looks like a header and leads to no whole member may take so much reading and unpacking in all: this many times
-#: the size of the archive, and this many bytes. Forged headers could make every byte be read again and again.
+#: Bytes that may be read and unpacked for headers that yield no intact member: this many times the size of the archive,
+#: and at least _LEAST_BUDGET. Forged headers could otherwise make every byte be read again and again.
 _MOST_FAILED = 4
 _LEAST_BUDGET = 256 << 20
 _AT_ONCE = 1 << 20
@@ -49,17 +49,17 @@ _EXTRA_64 = 1
 
 
 class ZipSalvage(msgspec.Struct, kw_only=True):
-    """What was found in a damaged archive: how many members are whole, and which are not."""
+    """The result: how many members were copied, and which were not."""
 
     whole: int = 0
-    #: Names of members that are not whole, each with the reason; at most :data:`MOST_NAMED`.
+    #: Names of damaged members with the reason; at most :data:`MOST_NAMED`.
     missing: dict[str, str] = msgspec.field(default_factory=dict)
-    #: How many are not whole.
+    #: number of damaged members
     lost: int = 0
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
-    """A local header; sizes are None where only the data descriptor behind the data states them."""
+    """A local header; sizes are None if only the data descriptor after the data states them."""
 
     place: int
     flags: int
@@ -78,11 +78,11 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Broken(Exception):
-    """Why a member is not whole, for a person."""
+    """A member is damaged; the message says why."""
 
 
 class _Unpacker(Protocol):
-    """What the decompressors of zlib, bz2 and lzma have in common."""
+    """The common interface of the decompressors of zlib, bz2 and lzma."""
 
     @property
     def eof(self) -> bool: ...
@@ -92,26 +92,26 @@ class _Unpacker(Protocol):
 
 
 def looks_like_zip(path: Path) -> bool:
-    """Whether a file has a header of a zip member among its first bytes."""
+    """Whether a file has a local header of a zip member near its start."""
     with path.open("rb") as file:
         data = _File(file)
         place = data.find(_LOCAL_MAGIC)
         while 0 <= place <= MOST_LEADING:
-            if _header(data, place) is not None:
+            if _read_header(data, place) is not None:
                 return True
             place = data.find(_LOCAL_MAGIC, place + 1, MOST_LEADING)
     return False
 
 
 def salvage_zip(path: Path, new: Path) -> ZipSalvage:
-    """Copy the whole members of a damaged archive to a new one.
+    """Copy the intact members of a damaged archive to a new one.
 
     Args:
         path: the archive; it is only read.
-        new: where the new archive is written; nothing is there yet.
+        new: the new archive; it must not exist yet.
 
     Raises:
-        zipfile.BadZipFile: it has no whole member, or too much in it looks like one and is none.
+        zipfile.BadZipFile: it has no intact member, or too much in it looks like a header and is not.
         OSError: it cannot be read, or the new archive cannot be written.
     """
     with path.open("rb") as file:
@@ -126,7 +126,7 @@ def salvage_zip(path: Path, new: Path) -> ZipSalvage:
         ):
             found = _Salvaging(data, target, directory, names).run()
     if not found.whole:
-        raise zipfile.BadZipFile(tr("none of its members is whole"))
+        raise zipfile.BadZipFile(tr("none of its members is intact"))
     return found
 
 
@@ -156,7 +156,7 @@ class _File:
 
 
 def _ranges(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Cut a range into parts, each with its length: small ones first, as most members are near and small."""
+    """Split a range into (start, length) parts that grow, because most members are near and small."""
     length = 1 << 10
     while start < end:
         yield start, min(length, end - start)
@@ -164,44 +164,50 @@ def _ranges(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 class _Salvaging:
-    """Copies the whole members of one archive. Single use."""
+    """Copies the intact members of one archive. Single use."""
 
     def __init__(self, data: _File, target: BinaryIO, directory: BinaryIO, names: apsw.Connection) -> None:
         self._data = data
-        #: Names of members that were copied, outside of memory where they are many.
+        #: Names of copied members, in a database because there may be many.
         self._names = names
         names.execute("CREATE TABLE copied (name BLOB PRIMARY KEY) WITHOUT ROWID")
         self._size = len(data)
         self._target = target
         self._directory = directory
         self._found = ZipSalvage()
-        #: Where the last whole member ends.
+        #: offset after the last intact member
         self._end = 0
         self._budget = max(_LEAST_BUDGET, _MOST_FAILED * self._size)
 
     def run(self) -> ZipSalvage:
         place = self._data.find(_LOCAL_MAGIC)
         while place >= 0:
-            header = _header(self._data, place)
-            after = place + 1 if header is None else self._take(header)
+            header = _read_header(self._data, place)
+            after = place + 1 if header is None else self._process(header)
             place = self._data.find(_LOCAL_MAGIC, after)
-        for name in _listed(self._data, self._end):
+        for name in _directory_names(self._data, self._end):
             if self._names.execute("SELECT 1 FROM copied WHERE name = ?", (name,)).get is None:
-                self._miss(_decoded(name), tr("only the directory names it"))
+                self._record_lost(_decoded(name), tr("only the directory names it"))
         self._finish()
         return self._found
 
-    def _take(self, header: _Header) -> int:
-        """Copy a member if it is whole, and return where to look for the next one."""
+    def _process(self, header: _Header) -> int:
+        """Copy a member if it is intact, and return the offset at which the search continues."""
         try:
             packed, size, crc, end = self._verified(header)
         except _Broken as broken:
-            self._miss(header.name, str(broken))
-            return self._behind_broken(header)
+            self._record_lost(header.name, str(broken))
+            # Its data may contain headers, such as those of a document that is a zip archive itself. If its stated end
+            # is followed by another header, nothing before that end is searched.
+            if header.packed is not None:
+                end = header.data + header.packed
+                if self._data.read(end, end + 4) in (_LOCAL_MAGIC, _ENTRY_MAGIC, _DESCRIPTOR_MAGIC):
+                    return end
+            return header.data
         self._end = max(self._end, end)
         self._names.execute("INSERT OR IGNORE INTO copied VALUES (?)", (header.raw_name,))
         if not self._names.changes():
-            self._miss(header.name, tr("another whole member has its name"))
+            self._record_lost(header.name, tr("another intact member has its name"))
             return end
         self._found.whole += 1
         if self._found.whole > MOST_ENTRIES:
@@ -210,19 +216,7 @@ class _Salvaging:
         self._copy(header, packed, size, crc)
         return end
 
-    def _behind_broken(self, header: _Header) -> int:
-        """Return where to go on behind a member that is not whole.
-
-        What lies inside of it may look like members, such as those of a document that is a zip archive itself. Where
-        its stated end is followed by a header, nothing before that end is looked at.
-        """
-        if header.packed is not None:
-            end = header.data + header.packed
-            if self._data.read(end, end + 4) in (_LOCAL_MAGIC, _ENTRY_MAGIC, _DESCRIPTOR_MAGIC):
-                return end
-        return header.data
-
-    def _miss(self, name: str, reason: str) -> None:
+    def _record_lost(self, name: str, reason: str) -> None:
         if name in self._found.missing:
             return
         self._found.lost += 1
@@ -232,15 +226,15 @@ class _Salvaging:
     # --- one member ------------------------------------------------------------------------------------------------
 
     def _verified(self, header: _Header) -> tuple[int, int, int, int]:
-        """Return packed size, size and CRC-32 of a whole member, and where it ends with its descriptor.
+        """Return packed size, size and CRC-32 of an intact member, and the offset after its descriptor.
 
         Raises:
-            _Broken: it is not whole.
+            _Broken: it is damaged.
         """
         if header.flags & _IS_ENCRYPTED:
             raise _Broken(tr("it is encrypted"))
         if header.packed is not None and header.data + header.packed > self._size:
-            raise _Broken(tr("it is cut off"))
+            raise _Broken(tr("it is truncated"))
         if header.method == _STORED and header.packed is None:
             return self._stored_with_descriptor(header)
         packed, size, crc = self._unpacked(header)
@@ -249,12 +243,12 @@ class _Salvaging:
             if stated == [crc, packed, size]:
                 return packed, size, crc, after
         if (crc, size) != (header.crc, header.size):
-            self._charge(packed + size)
-            raise _Broken(tr("its bytes are not those that were packed"))
+            self._spend(packed + size)
+            raise _Broken(tr("its checksum or size does not match"))
         return packed, size, crc, end
 
     def _unpacked(self, header: _Header) -> tuple[int, int, int]:
-        """Unpack a member and return how many bytes that took, how many it gave, and their CRC-32."""
+        """Unpack a member; return the number of packed bytes, the number of unpacked bytes and their CRC-32."""
         limit = self._size if header.packed is None else header.data + header.packed
         if header.method == _STORED:
             crc = self._crc(header.data, limit)
@@ -264,17 +258,22 @@ class _Salvaging:
         try:
             for given, piece in _pieces(unpacker, self._data, start, limit):
                 size, crc = size + len(piece), zlib.crc32(piece, crc)
-                self._demand_fit(header, given, size)
+                if size > BOMB_BYTES and size > BOMB_RATIO * max(given, 1):
+                    self._spend(size)
+                    raise _Broken(tr("it unpacks to too many bytes (a zip bomb)"))
+                if header.size is not None and size > header.size:
+                    self._spend(size)
+                    raise _Broken(tr("its checksum or size does not match"))
         except (zlib.error, OSError, lzma.LZMAError, EOFError, ValueError) as error:
-            self._charge(given + size)
+            self._spend(given + size)
             raise _Broken(tr("it cannot be unpacked")) from error
         if not unpacker.eof:
-            self._charge(given + size)
-            raise _Broken(tr("it is cut off"))
+            self._spend(given + size)
+            raise _Broken(tr("it is truncated"))
         packed = start + given - len(unpacker.unused_data) - header.data
         if header.packed is not None and packed != header.packed:
-            self._charge(given + size)
-            raise _Broken(tr("its bytes are not those that were packed"))
+            self._spend(given + size)
+            raise _Broken(tr("its checksum or size does not match"))
         return packed, size, crc
 
     def _crc(self, start: int, end: int, crc: int = 0) -> int:
@@ -283,7 +282,7 @@ class _Salvaging:
         return crc
 
     def _stored_with_descriptor(self, header: _Header) -> tuple[int, int, int, int]:
-        """Find the end of a member that is not packed and whose size only its data descriptor states."""
+        """Find the end of an uncompressed member whose size only its data descriptor states."""
         crc, at = 0, header.data
         place = self._data.find(_DESCRIPTOR_MAGIC, at)
         while place >= 0:
@@ -292,24 +291,16 @@ class _Salvaging:
             for stated_crc, stated_packed, stated_size, after in _descriptors(self._data, place):
                 if (stated_crc, stated_packed, stated_size) == (crc, size, size):
                     return size, size, crc, after
-            self._charge(_LOCAL.size)
+            self._spend(_LOCAL.size)
             place = self._data.find(_DESCRIPTOR_MAGIC, place + 1)
-        self._charge(self._size - header.data)
-        raise _Broken(tr("it is cut off"))
+        self._spend(self._size - header.data)
+        raise _Broken(tr("it is truncated"))
 
-    def _demand_fit(self, header: _Header, packed: int, size: int) -> None:
-        if size > BOMB_BYTES and size > BOMB_RATIO * max(packed, 1):
-            self._charge(size)
-            raise _Broken(tr("it grows too much (a zip bomb)"))
-        if header.size is not None and size > header.size:
-            self._charge(size)
-            raise _Broken(tr("its bytes are not those that were packed"))
-
-    def _charge(self, count: int) -> None:
-        """Take what a header cost that led to no whole member from the budget."""
+    def _spend(self, count: int) -> None:
+        """Subtract the cost of a header that yielded no intact member from the budget."""
         self._budget -= count
         if self._budget < 0:
-            raise zipfile.BadZipFile(tr("too much in it looks like a member and is none"))
+            raise zipfile.BadZipFile(tr("too many of its bytes look like members that are not intact"))
 
     # --- the new archive -------------------------------------------------------------------------------------------
 
@@ -340,8 +331,8 @@ class _Salvaging:
 # --- headers ---------------------------------------------------------------------------------------------------------
 
 
-def _header(data: _File, place: int) -> _Header | None:
-    """Return the local header at a place, None where none can be."""
+def _read_header(data: _File, place: int) -> _Header | None:
+    """Return the local header at an offset, or None."""
     if place + _LOCAL.size > len(data):
         return None
     _, version, flags, method, time, date, crc, packed, size, of_name, of_extra = _LOCAL.unpack(
@@ -371,7 +362,7 @@ def _header(data: _File, place: int) -> _Header | None:
 
 
 def _wide_sizes(extra: bytes, size: int, packed: int) -> tuple[int, int] | None:
-    """Return size and packed size, which the extra field states where they are large; None where it lacks them."""
+    """Return size and packed size, from the extra field if they are large; None if it lacks them."""
     if _ELSEWHERE not in (size, packed):
         return size, packed
     place = 0
@@ -384,7 +375,7 @@ def _wide_sizes(extra: bytes, size: int, packed: int) -> tuple[int, int] | None:
 
 
 def _descriptors(data: _File, place: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield what a data descriptor at a place can say: CRC-32, packed size, size, and where it ends."""
+    """Yield the possible readings of a data descriptor: CRC-32, packed size, size, offset after it."""
     start = place + 4 if data.read(place, place + 4) == _DESCRIPTOR_MAGIC else place
     for layout in ("<3L", "<L2Q"):
         end = start + struct.calcsize(layout)
@@ -394,7 +385,7 @@ def _descriptors(data: _File, place: int) -> Iterator[tuple[int, int, int, int]]
 
 
 def _unpacker(header: _Header, data: _File, limit: int) -> tuple[_Unpacker, int]:
-    """Return what unpacks a member, and where its packed bytes begin."""
+    """Return a decompressor for a member, and the offset of its packed data."""
     if header.method == _DEFLATED:
         return zlib.decompressobj(-15), header.data
     if header.method == _BZIP2:
@@ -413,7 +404,7 @@ def _unpacker(header: _Header, data: _File, limit: int) -> tuple[_Unpacker, int]
 
 
 def _pieces(unpacker: _Unpacker, data: _File, start: int, limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield unpacked bytes piece by piece, each with the number of packed bytes that were given until then."""
+    """Yield unpacked pieces, each with the number of packed bytes consumed so far."""
     for place, length in _ranges(start, limit):
         part = data.read(place, place + length)
         given = place + len(part) - start
@@ -422,14 +413,14 @@ def _pieces(unpacker: _Unpacker, data: _File, start: int, limit: int) -> Iterato
             yield given, piece
             if unpacker.eof:
                 return
-            # zlib hands back what it has not read yet, the others keep it.
+            # zlib returns its unread input; the other decompressors keep it.
             part = getattr(unpacker, "unconsumed_tail", b"")
             if not part and len(piece) < _AT_ONCE and getattr(unpacker, "needs_input", True):
                 break
 
 
-def _listed(data: _File, start: int) -> Iterator[bytes]:
-    """Yield the names of files that stand in what is left of the directory, from ``start`` on."""
+def _directory_names(data: _File, start: int) -> Iterator[bytes]:
+    """Yield the file names that the remains of the directory list, from ``start`` on."""
     place, count = data.find(_ENTRY_MAGIC, start), 0
     while place >= 0 and place + _ENTRY.size <= len(data) and count < MOST_ENTRIES:
         entry = _ENTRY.unpack(data.read(place, place + _ENTRY.size))

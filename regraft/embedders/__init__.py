@@ -1,4 +1,4 @@
-"""Texts to vectors: one small protocol, real providers behind it (``docs/embedders.md``)."""
+"""Turn texts into vectors: one protocol, implemented by servers and local models (``docs/embedders.md``)."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ __all__ = [
 
 @contextmanager
 def open_embedder(settings: EmbedderSettings) -> Iterator[Embedder]:
-    """Open an embedder, and let its connections and its model go at the end.
+    """Open an embedder, and close its connections or model at the end.
 
     Raises:
         WrongUsage: a library that it needs is not installed.
-        EmbedderKeyMissing: the environment has not its key.
+        EmbedderKeyMissing: the environment variable with its key is missing.
         ModelUnreadable: there is no such model on disk.
     """
     embedder: Embedder

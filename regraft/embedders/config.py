@@ -1,6 +1,6 @@
-"""The configuration file, ``regraft.yaml``: which embedders there are (``docs/embedders.md``).
+"""Read the configuration file ``regraft.yaml``, which defines embedders (``docs/embedders.md``).
 
-Nothing of the file but names of fields and embedders is ever shown: a value may be a key in the wrong place.
+Errors show names of fields and embedders, never values: a value may be a key in the wrong place.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from regraft.embedders.settings import (
 from regraft.errors import ConfigInvalid, EmbedderUnknown, SourceNotFound, SourceUnreadable
 from regraft.language import join_list, tr
 
-_NO_TEXT = tr("there is a character that no text has")
+_NO_TEXT = tr("it contains a character that is not valid in text")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_NO_KEYS = tr("put it into an environment variable and write that one's name: `api_key_env: MY_KEY`")
-#: What a person may call a field for a key.
+_NO_KEYS = tr("put it into an environment variable and give its name: `api_key_env: MY_KEY`")
+#: Names that people give to a field for a key.
 _KEY_FIELDS = {"api_key", "apikey", "api-key", "key", "token", "secret", "password", "authorization"}
-#: A larger file is not read: Python takes seconds for each of its megabytes.
+#: A larger file is not read: Python takes seconds per megabyte.
 _MOST_BYTES = 1 << 20
-#: So deep the parts of the file lie within one another at most; what there is to say takes four.
+#: Maximum nesting; a valid file needs four levels.
 _DEEPEST = 20
-#: So many values it has at most, aliases resolved.
+#: Maximum number of values, with aliases resolved.
 _MOST = 100_000
 
 
 class Config(msgspec.Struct, frozen=True):
-    """What the file says; ``there`` is False where there is none at the default path."""
+    """A parsed configuration file. ``there`` is False if the file at the default path does not exist."""
 
     path: Path
     there: bool = False
@@ -56,21 +56,25 @@ class Config(msgspec.Struct, frozen=True):
         """
         if name in self.embedders:
             return self.embedders[name]
-        known = tr("it has {sorted}", sorted=join_list(sorted(self.embedders))) if self.embedders else tr("it has none")
+        known = (
+            tr("it has {sorted}", sorted=join_list(sorted(self.embedders)))
+            if self.embedders
+            else tr("it has no embedders")
+        )
         raise EmbedderUnknown(path=self.path, name=name, known=known if self.there else tr("there is no such file"))
 
 
 def load_config(path: Path | None) -> Config:
-    """Read a configuration file; without a path ``regraft.yaml`` of the working directory, if it is there.
+    """Read a configuration file; by default ``regraft.yaml`` in the working directory, if it exists.
 
     Raises:
-        SourceNotFound: there is none at the path given.
-        SourceUnreadable: it is no plain file, may not be read, or is too large.
-        ConfigInvalid: what it says is not what can be said there.
+        SourceNotFound: it does not exist.
+        SourceUnreadable: it is not a regular file, not readable, or too large.
+        ConfigInvalid: its content is not valid.
     """
     place = DEFAULT_PATH if path is None else path
     try:
-        # In a folder of somebody else's it may be a pipe or a device, or have no end.
+        # In an untrusted folder it may be a pipe, a device, or endless.
         with links.open_for_reading(place) as file:
             raw = file.read(_MOST_BYTES + 1)
     except FileNotFoundError as error:
@@ -80,30 +84,23 @@ def load_config(path: Path | None) -> Config:
     except OSError as error:
         raise SourceUnreadable(path=place, reason=error.strerror or type(error).__name__) from error
     if len(raw) > _MOST_BYTES:
-        reason = tr("it has more than {most:,} bytes, which no configuration has", most=_MOST_BYTES)
+        reason = tr("it has more than {most:,} bytes, which is too large for a configuration", most=_MOST_BYTES)
         raise SourceUnreadable(path=place, reason=reason)
     return _Reader(place, raw).config()
 
 
-def _mistake(message: str, node: yaml.Node) -> yaml.MarkedYAMLError:
-    return yaml.constructor.ConstructorError(None, None, message, node.start_mark)
-
-
 class _Bounds:
-    """Refuses what takes a reader of YAML far more time than it has bytes.
-
-    Those are lists in lists without an end, and aliases of what has aliases itself, and so on.
-    """
+    """Limits nesting and size, so that parsing stays fast: deeply nested lists, aliases of aliases."""
 
     def __init__(self) -> None:
-        #: The anchor of every part that is open, and how many values were before it.
+        #: anchor of every open collection, and the number of values before it
         self._open: list[tuple[str | None, int]] = []
-        #: How many values an anchor stands for.
+        #: number of values that an alias of an anchor expands to
         self._anchors: dict[str, int] = {}
         self._values = 0
 
     def add(self, event: yaml.Event) -> str | None:
-        """Take the next event, and return what there is too much of with it."""
+        """Count an event; return the limit that it exceeds, or None."""
         if isinstance(event, yaml.CollectionStartEvent):
             self._open.append((event.anchor, self._values))
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -114,60 +111,59 @@ class _Bounds:
             self._values += self._anchors.get(str(event.anchor), 0)
         self._values += 1
         if len(self._open) > _DEEPEST:
-            return tr("too many lists in lists")
+            return tr("lists are nested too deeply")
         return tr("too many values") if self._values > _MOST else None
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's own types, every key once, and a place for every mistake."""
+    """Loads YAML's own types; refuses duplicate keys and marks the position of every error."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Return the data of a node."""
         try:
             return super().construct_object(node, deep=deep)
         except ValueError as error:
-            # A number or a date that is none.
-            raise yaml.constructor.ConstructorError(
-                None, None, tr("a value that means nothing"), node.start_mark
-            ) from error
+            # An invalid number or date.
+            raise yaml.constructor.ConstructorError(None, None, tr("an invalid value"), node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return a mapping's data."""
+        """Return the data of a mapping."""
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise _mistake(tr("`{value}` is there twice", value=key.value), key)
+                problem = tr("duplicate field `{value}`", value=key.value)
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
 
 class _Reader:
-    """Reads one file: its data and, for the lines of errors, its nodes."""
+    """Reads one file: its data, and its nodes for line numbers in errors."""
 
     def __init__(self, path: Path, raw: bytes) -> None:
         self._path = path
         self._raw = raw
 
     def config(self) -> Config:
-        """Return what the file says."""
-        parsed = self._parsed()
+        """Parse and check the file."""
+        parsed = self._parse()
         if parsed is None:
             return Config(self._path, there=True)
         root, data = parsed
-        self._mapping(root, data, tr("the file"))
-        self._known(root, data, ["embedders"], tr("the file"))
+        self._require_mapping(root, data, tr("the file"))
+        self._refuse_unknown_fields(root, data, ["embedders"], tr("the file"))
         node, written = _value(root, "embedders"), data.get("embedders", {})
-        self._mapping(node, written, "`embedders`")
+        self._require_mapping(node, written, "`embedders`")
         found = {}
         for name, values in written.items():
             if not isinstance(name, str) or not name.strip():
-                self._refuse(_key(node, name), tr("an embedder's name has to be text"), tr("write it in quotes"))
-            self._mapping(_key(node, name), values, tr("embedder {name}", name=name))
+                self._refuse(_key(node, name), tr("an embedder's name must be text"), tr("write it in quotes"))
+            self._require_mapping(_key(node, name), values, tr("embedder {name}", name=name))
             found[name] = self._embedder(name, _value(node, name), values)
         return Config(self._path, there=True, embedders=found)
 
-    def _parsed(self) -> tuple[yaml.Node, Any] | None:
-        """Return the file's only document as a node and as data; None for an empty file."""
+    def _parse(self) -> tuple[yaml.Node, Any] | None:
+        """Return the only document of the file as a node and as data; None for an empty file."""
         try:
             self._check_events()
             loader = _Loader(self._raw)
@@ -181,45 +177,41 @@ class _Reader:
             line = self._raw.count(b"\n", 0, error.position) + 1
             message = _NO_TEXT
         except RecursionError:
-            line, message = 1, tr("too many lists in lists")
+            line, message = 1, tr("lists are nested too deeply")
         raise ConfigInvalid(
             path=self._path,
             line=line,
             problem=tr("this is not YAML ({message_})", message_=message),
-            advice=tr("mend it there"),
-        )
-
-    def _refuse_provider(self, where: str, node: yaml.Node, written: dict[Any, Any]) -> NoReturn:
-        message = tr("is not one that regraft knows") if "provider" in written else tr("is missing")
-        choices = join_list((f"`provider: {one}`" for one in PROVIDERS), tr(" or "))
-        self._refuse(
-            _key(node, "provider"),
-            tr("the provider of {where} {message_}", where=where, message_=message),
-            tr("write {choices}", choices=choices),
+            advice=tr("correct it there"),
         )
 
     def _check_events(self) -> None:
-        """Refuse what is too much, no text or a key, before anything is made of it."""
+        """Raise for excessive size, invalid text and keys, before the file is parsed."""
         bounds = _Bounds()
         for event in yaml.parse(self._raw, yaml.SafeLoader):
             if much := bounds.add(event):
-                self._refuse(event, tr("this is not a configuration ({much})", much=much), tr("mend it there"))
+                self._refuse(event, tr("this is not a configuration ({much})", much=much), tr("correct it there"))
             if isinstance(event, yaml.ScalarEvent) and _SURROGATE.search(event.value):
-                self._refuse(event, tr("this is not YAML ({no_text})", no_text=_NO_TEXT), tr("mend it there"))
+                self._refuse(event, tr("this is not YAML ({no_text})", no_text=_NO_TEXT), tr("correct it there"))
             if isinstance(event, yaml.ScalarEvent) and looks_like_key(event.value):
-                self._refuse(event, tr("this looks like a key, and keys have no place in this file"), _NO_KEYS)
+                self._refuse(event, tr("this looks like a key; keys must not be in this file"), _NO_KEYS)
 
     def _embedder(self, name: str, node: yaml.Node, written: dict[Any, Any]) -> EmbedderSettings:
-        """Return the settings of one embedder."""
         where = tr("embedder {name}", name=name)
         provider = written.get("provider")
         kind = PROVIDERS.get(provider) if isinstance(provider, str) else None
         if kind is None:
-            self._refuse_provider(where, node, written)
+            message = tr("is unknown") if "provider" in written else tr("is missing")
+            choices = join_list((f"`provider: {one}`" for one in PROVIDERS), tr(" or "))
+            self._refuse(
+                _key(node, "provider"),
+                tr("the provider of {where} {message_}", where=where, message_=message),
+                tr("write {choices}", choices=choices),
+            )
         known, batch = settings_fields(kind), written.get("batch")
-        self._known(node, written, ["provider", *known], where)
+        self._refuse_unknown_fields(node, written, ["provider", *known], where)
         if isinstance(batch, dict):
-            self._known(
+            self._refuse_unknown_fields(
                 _value(node, "batch"), batch, list(settings_fields(Batch)), tr("the batch of {where}", where=where)
             )
         for key, one in known.items():
@@ -230,10 +222,10 @@ class _Reader:
                     _advice(one),
                 )
         values = {key: value for key, value in written.items() if key != "provider"}
-        return self._converted(kind, {**values, "name": name}, node)
+        return self._convert(kind, {**values, "name": name}, node)
 
-    def _converted(self, kind: type[EmbedderSettings], values: dict[Any, Any], node: yaml.Node) -> EmbedderSettings:
-        """Return the settings that these values are."""
+    def _convert(self, kind: type[EmbedderSettings], values: dict[Any, Any], node: yaml.Node) -> EmbedderSettings:
+        """Convert values to settings."""
         wrong = next((key for key in values if values[key] is None), None)
         inner = ""
         if wrong is None:
@@ -247,7 +239,7 @@ class _Reader:
         one = settings_fields(Batch)[inner] if inner else settings_fields(kind)[wrong]
         at = _key(_value(node, wrong), inner) if inner else _key(node, wrong)
         problem = tr(
-            "`{name}` of embedder {name2} has to be {form} ({meaning})",
+            "`{name}` of embedder {name2} must be {form} ({meaning})",
             name=one.name,
             name2=values["name"],
             form=one.form,
@@ -255,28 +247,28 @@ class _Reader:
         )
         return self._refuse(at, problem, _advice(one))
 
-    def _known(self, node: yaml.Node, written: dict[Any, Any], known: list[str], where: str) -> None:
-        """Refuse fields that there are none of."""
+    def _refuse_unknown_fields(self, node: yaml.Node, written: dict[Any, Any], known: list[str], where: str) -> None:
+        """Raise for unknown fields."""
         for key in written:
             if key in known:
                 continue
             if str(key).lower() in _KEY_FIELDS:
                 self._refuse(
                     _key(node, key),
-                    tr("`{key}` of {where}: keys have no place in this file", key=key, where=where),
+                    tr("`{key}` of {where}: keys must not be in this file", key=key, where=where),
                     _NO_KEYS,
                 )
             near = get_close_matches(str(key), known, 1, 0.7)
             advice = tr("write `{near}`", near=near[0]) if near else tr("it can have {known}", known=join_list(known))
             self._refuse(_key(node, key), tr("`{key}` of {where} is not a known field", key=key, where=where), advice)
 
-    def _mapping(self, node: yaml.Node, data: Any, where: str) -> None:
-        """Refuse what has no fields."""
+    def _require_mapping(self, node: yaml.Node, data: Any, where: str) -> None:
+        """Raise unless it is a mapping."""
         if not isinstance(data, dict):
             self._refuse(
                 node,
-                tr("{where} has to be a mapping", where=where),
-                tr("write `name: value` below it, on lines that are indented"),
+                tr("{where} must be a mapping", where=where),
+                tr("write `name: value` below it, on indented lines"),
             )
 
     def _refuse(self, at: yaml.Node | yaml.Event, problem: str, advice: str) -> NoReturn:
@@ -285,7 +277,7 @@ class _Reader:
 
 
 def _pair(node: yaml.Node, key: object) -> tuple[yaml.Node, yaml.Node]:
-    """Return the nodes of a key and of its value; for a key that is not there the mapping itself."""
+    """Return the nodes of a key and its value; the mapping itself if the key is missing."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     return next(((one, value) for one, value in reversed(pairs) if one.value == str(key)), (node, node))
 

@@ -1,4 +1,4 @@
-"""An embedder in this process: a model on disk, loaded by model2vec or sentence-transformers. Nothing is downloaded."""
+"""Embed texts in this process with a local model of model2vec or sentence-transformers. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any
 
 from regraft.disk import links
 from regraft.embedders.protocol import Embedded, Halted, Sending, TextsRejected, allow_all, check, counter
@@ -18,7 +17,7 @@ from regraft.text import replace_surrogates
 
 
 class LocalEmbedder:
-    """Has a model make vectors, one batch at a time; the libraries use all cores for one."""
+    """Computes vectors one batch at a time; the libraries use all cores for one batch."""
 
     def __init__(self, settings: LocalSettings) -> None:
         """Load the model.
@@ -33,11 +32,17 @@ class LocalEmbedder:
         library = settings.library or model_library(settings.path)
         if not settings.path.is_dir():
             raise ModelUnreadable(path=settings.path, library=library, reason=tr("there is no such folder"))
-        # Read when the libraries are imported: they then ask no server for what a folder lacks.
+        # The libraries read this on import, and then request nothing that a model's folder lacks.
         os.environ["HF_HUB_OFFLINE"] = "1"
         module = import_optional(library.replace("-", "_"), tr("Models of this kind"), library)
         try:
-            self._model = _loaded(module, library, settings.path)
+            if library == "model2vec":
+                self._model = module.StaticModel.from_pretrained(settings.path)
+            else:
+                # Its progress bars would be shown even without a terminal.
+                logs = import_optional("transformers.utils.logging", tr("Models of this kind"), library)
+                logs.disable_progress_bar()
+                self._model = module.SentenceTransformer(str(settings.path), local_files_only=True)
             self._counted = counter(settings)
         except ModelUnreadable:
             raise
@@ -46,7 +51,7 @@ class LocalEmbedder:
         self._more = {"use_multiprocessing": False} if library == "model2vec" else {"convert_to_numpy": True}
 
     def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending = allow_all) -> Embedded:
-        """Return the vectors of a batch (:class:`~regraft.embedders.protocol.Embedder`)."""
+        """Return the vectors of a batch; see :class:`~regraft.embedders.protocol.Embedder`."""
         prefix = self.settings.query_prefix if query else self.settings.prefix
         with self._one:
             if self._halted.is_set():
@@ -63,23 +68,23 @@ class LocalEmbedder:
         return Embedded(vectors, None, 1)
 
     def tokens(self, text: str) -> int:
-        """Return how many tokens a text has with its prefix."""
+        """Return the number of tokens of a text with its prefix."""
         return self._counted(self.settings.prefix + text)
 
     def halt(self) -> None:
-        """Let no further batch begin."""
+        """Prevent further batches."""
         self._halted.set()
 
     def close(self) -> None:
-        """Forget the model."""
+        """Release the model."""
         self._model = None
 
 
 def model_library(folder: Path) -> str:
     """Return the library that a model's folder is made for.
 
-    Both write ``model.safetensors`` and ``tokenizer.json``; ``config.json`` sets them apart, in which a model2vec
-    model is of no other type.
+    Both libraries write ``model.safetensors`` and ``tokenizer.json``; the model type in ``config.json`` tells them
+    apart: a model of model2vec has no other type.
     """
     try:
         found = json_text.loads(links.read_bytes(folder / "config.json"))
@@ -87,11 +92,3 @@ def model_library(folder: Path) -> str:
         return "sentence-transformers"
     kind = found.get("model_type", "model2vec") if isinstance(found, dict) else ""
     return "model2vec" if kind == "model2vec" else "sentence-transformers"
-
-
-def _loaded(module: Any, library: str, path: Path) -> Any:
-    if library == "model2vec":
-        return module.StaticModel.from_pretrained(path)
-    # Its bars would show where no terminal is, too.
-    import_optional("transformers.utils.logging", tr("Models of this kind"), library).disable_progress_bar()
-    return module.SentenceTransformer(str(path), local_files_only=True)

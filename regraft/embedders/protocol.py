@@ -1,4 +1,4 @@
-"""What an embedder is, whatever stands behind it, and what may become of a batch."""
+"""The protocol of an embedder, the checks that every answer passes, and token counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -17,14 +16,14 @@ from regraft.formats.vector_checks import LARGEST_NORM
 from regraft.language import tr
 from regraft.text import one_line
 
-#: Is called with the texts of a request right before it leaves; raises what it likes to forbid that.
+#: Called with the texts of a request right before it is sent; raises an exception to prevent that.
 Sending = Callable[[Sequence[str]], None]
 
 
 class Embedded(msgspec.Struct, frozen=True):
-    """The vectors of a batch, as little-endian float32, in the order of its texts.
+    """The vectors of a batch (little-endian float32), in the order of its texts.
 
-    ``tokens`` is what the server counted, None where it did not say; ``requests`` how many were sent.
+    ``tokens`` is the server's count, None if it sent none; ``requests`` is the number of requests sent.
     """
 
     vectors: list[bytes]
@@ -33,10 +32,10 @@ class Embedded(msgspec.Struct, frozen=True):
 
 
 class TextsRejected(Exception):
-    """The server takes other texts, but not these: a batch can be split until the bad one stands alone.
+    """The server rejects these texts but accepts others; a batch can be split until the bad text is alone.
 
-    ``code`` is a word of the server, or ``http_413`` and the like; ``reason`` one line without a key. ``is_certain``:
-    it was seen before that the server takes others.
+    ``code`` is the server's error code, or ``http_413`` and the like; ``reason`` is one line without a key.
+    ``is_certain``: the server is known to accept others.
     """
 
     def __init__(self, code: str, reason: str, *, is_certain: bool = False) -> None:
@@ -47,7 +46,7 @@ class TextsRejected(Exception):
 
 
 class ServerFailing(Exception):
-    """The server did not answer as it should, after all ``attempts``; later it may.
+    """The server gave no valid answer in ``attempts`` attempts; it may later.
 
     ``code`` is ``http_503`` and the like, ``rate_limited``, ``timeout``, ``connection``, or ``broken_answer``.
     """
@@ -60,7 +59,7 @@ class ServerFailing(Exception):
 
 
 class Unanswered(Exception):
-    """Some texts of a batch have no answer yet, and nothing is sent to get one: a batch can be split. The text says
+    """Some texts of a batch have no recorded answer, and no request may be sent; a batch can be split. The message says
     why.
     """
 
@@ -70,47 +69,47 @@ class Halted(Exception):
 
 
 def allow_all(texts: Sequence[str]) -> None:
-    """Let every request leave."""
+    """Allow every request: the default of ``sending``."""
 
 
 class Embedder(Protocol):
-    """Texts to vectors. ``embed`` may be called from several threads."""
+    """Turns texts into vectors. ``embed`` may be called from several threads."""
 
     @property
     def settings(self) -> EmbedderSettings:
-        """Return what the configuration says."""
+        """The settings in the configuration."""
 
     def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending = allow_all) -> Embedded:
-        """Return the vectors of a batch, from one request or, where that fails, its repetitions.
+        """Return the vectors of a batch, from one request, repeated on failure.
 
         Args:
-            texts: they are sent with the configured prefix.
-            query: these are queries of a search, not texts to be found.
+            texts: the texts, without the configured prefix.
+            query: the texts are search queries, not texts to be found.
             sending: called before each request, in this thread.
 
         Raises:
             TextsRejected, ServerFailing, Halted: see there.
-            EmbedderRefused: the server answers no request of this configuration.
-            AnswerUnfit: the vectors are not such of these texts.
+            EmbedderRefused: the server rejects every request of this configuration.
+            AnswerUnfit: the vectors cannot belong to the texts.
         """
 
     def tokens(self, text: str) -> int:
-        """Return how many tokens a text has with its prefix: counted where a tokenizer is known, else estimated."""
+        """Return the number of tokens of a text with its prefix: exact if a tokenizer is known, otherwise estimated."""
 
     def halt(self) -> None:
-        """End all waits between attempts: what is not at the server raises :class:`Halted`."""
+        """Cancel all waits between attempts; batches that are not being processed raise :class:`Halted`."""
 
     def close(self) -> None:
-        """Let connections go."""
+        """Close connections."""
 
 
-# What every answer has to be, before anything of it is written.
+# Checks of an answer
 
 
-#: A shorter vector has no direction in single precision: its squares vanish.
+#: The squares of a shorter vector's numbers underflow in single precision, so it has no direction.
 _SHORTEST = 2.0**-63
-#: The highest bytes of numbers, of either sign, that are less than that; and of infinities, NaNs and numbers
-#: from 2**57 on: the squares of 16,384 smaller ones do not exceed single precision.
+#: High bytes (either sign) of numbers smaller than that, and of infinities, NaNs and numbers from 2**57 on: the sum of
+#: 16,384 smaller squares stays within single precision.
 _SMALL = bytes(byte for byte in range(256) if byte & 0x7F < 0x20)
 _LARGE = bytes(byte for byte in range(256) if byte & 0x7F >= 0x5C)
 _SAID = {
@@ -121,12 +120,12 @@ _SAID = {
 
 
 def check(vectors: Sequence[bytes], count: int, dimensions: int | None, *, embedder: str) -> None:
-    """Refuse vectors that cannot be those of a batch.
+    """Raise if these cannot be the vectors of a batch.
 
     Args:
         vectors: raw float32.
-        count: how many texts there were.
-        dimensions: what each has to have; None: all the same.
+        count: number of texts.
+        dimensions: required length; None: any, but equal.
         embedder: its name, for the error.
 
     Raises:
@@ -138,21 +137,23 @@ def check(vectors: Sequence[bytes], count: int, dimensions: int | None, *, embed
             tr("it has {vectors} vectors for {count} texts", vectors=len(vectors), count=count),
             embedder=embedder,
         )
-    _demand_lengths(vectors, dimensions, embedder)
-    # The norm of a vector with an infinity is infinite, and that of one with a NaN is a NaN or infinite.
-    norms = {place: math.hypot(*array("f", vector)) for place, vector in enumerate(vectors) if not _is_plain(vector)}
+    _check_lengths(vectors, dimensions, embedder)
+    # The norm of a vector with an infinity is infinite; with a NaN it is NaN or infinite.
+    norms = {
+        place: math.hypot(*array("f", vector)) for place, vector in enumerate(vectors) if not _is_clearly_valid(vector)
+    }
     refuse_vectors("non_finite", [place for place, norm in norms.items() if not norm < LARGEST_NORM], embedder)
     refuse_vectors("zero_vector", [place for place, norm in norms.items() if norm < _SHORTEST], embedder)
 
 
-def _is_plain(vector: bytes) -> bool:
-    """Tell of nearly every good vector, by the exponents of its numbers, that it is one: that is forty times faster."""
+def _is_clearly_valid(vector: bytes) -> bool:
+    """Whether the exponents alone prove a vector valid, as for nearly all: 40 times faster than computing the norm."""
     exponents = vector[3::4]
     return len(exponents.translate(None, _LARGE)) == len(exponents) and bool(exponents.strip(_SMALL))
 
 
 def refuse_vectors(fault: str, bad: list[int], embedder: str) -> None:
-    """Refuse an answer with bad vectors at these places.
+    """Raise if any vectors, given by their positions, are bad.
 
     Raises:
         AnswerUnfit
@@ -162,12 +163,12 @@ def refuse_vectors(fault: str, bad: list[int], embedder: str) -> None:
 
 
 def unusable_answer(fault: str, reason: str, bad: Sequence[int] = (), embedder: str = "") -> AnswerUnfit:
-    """Return the error of a bad answer; ``bad`` are the places of its bad vectors."""
+    """Return the error for a bad answer; ``bad`` are the positions of bad vectors."""
     position = bad[0] if len(bad) == 1 else None
     return AnswerUnfit(embedder=embedder, fault=fault, reason=reason, position=position)
 
 
-def _demand_lengths(vectors: Sequence[bytes], dimensions: int | None, embedder: str) -> None:
+def _check_lengths(vectors: Sequence[bytes], dimensions: int | None, embedder: str) -> None:
     lengths = Counter(map(len, vectors))
     usual = lengths.most_common(1)[0][0] if lengths else 0
     expected = usual if dimensions is None else 4 * dimensions
@@ -183,15 +184,16 @@ def _demand_lengths(vectors: Sequence[bytes], dimensions: int | None, embedder: 
         raise unusable_answer("wrong_dimensions", reason, bad, embedder)
 
 
-# How many tokens a text has.
+# Token counts
 
 
 TokenCounter = Callable[[str], int]
 
 
 def estimate(text: str) -> int:
-    """Return about how many tokens a text has: a quarter of one for an ASCII character, a third for any other byte of
-    its UTF-8. So a Chinese character has one, a Cyrillic letter two thirds (``docs/embedders.md``, "Tokens").
+    """Estimate the tokens of a text: 1/4 per ASCII character, 1/3 per other byte of UTF-8.
+
+    So a Chinese character counts as 1, a Cyrillic letter as 2/3 (``docs/embedders.md``, "Tokens").
     """
     size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
     ascii_size = size if text.isascii() else len(text.encode("ascii", "ignore"))
@@ -199,7 +201,7 @@ def estimate(text: str) -> int:
 
 
 def counter(settings: EmbedderSettings) -> TokenCounter:
-    """Return what counts the tokens of a text: the tokenizer of the configuration or of the local model, else
+    """Return a function that counts tokens: by the tokenizer of the configuration or the local model, otherwise
     :func:`estimate`.
 
     Raises:
@@ -209,16 +211,14 @@ def counter(settings: EmbedderSettings) -> TokenCounter:
     file = settings.tokenizer
     if file is None and isinstance(settings, LocalSettings) and (settings.path / "tokenizer.json").is_file():
         file = settings.path / "tokenizer.json"
-    return estimate if file is None else _exact(file)
-
-
-def _exact(file: Path) -> TokenCounter:
-    tokenizers = import_optional("tokenizers", tr("Exact numbers of tokens"), "tokenizers")
+    if file is None:
+        return estimate
+    tokenizers = import_optional("tokenizers", tr("Exact token counts"), "tokenizers")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
         raise ModelUnreadable(path=file, library="tokenizers", reason=one_line(str(error))[:200]) from error
-    # What a model cuts away is paid for all the same.
+    # Providers charge for text that the model truncates.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return lambda text: len(tokenizer.encode(text).ids)

@@ -1,6 +1,8 @@
-"""What a configuration file says of an embedder: one table of fields, from which it is read, checked and documented.
+"""Settings of an embedder: one table of fields, from which a configuration file is read, checked, documented and
+suggested.
 
-A field's meaning stands in its ``Meta``: errors quote it and ``docs/embedders.md``, "All fields" is generated from it.
+The meaning of a field is in its ``Meta``: errors quote it, and ``docs/embedders.md``, "All fields" is generated from
+it. API keys are never shown: :func:`redact` removes them from texts.
 """
 
 from __future__ import annotations
@@ -15,22 +17,22 @@ import msgspec
 from msgspec import Meta
 
 from regraft.language import format_count, join_list, tr
-from regraft.report.suggestion import Suggestion
+from regraft.report.document import Suggestion
 from regraft.text import one_line, path_argument
 
-#: An address without user, password, query and fragment, any of which might hold a key.
+#: A URL without user, password, query and fragment, each of which might contain a key.
 _ADDRESS = r"^https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:\d{1,5})?(/[^\s?#]*)?(?<!/embeddings)$"
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """How much goes into one request."""
+    """Maximum size of one request."""
 
     texts: Annotated[int, Meta(ge=1, le=10_000, description="the most texts of one request", examples=[64])] = 64
     tokens: Annotated[int, Meta(ge=1, description="the most tokens of one request", examples=[8000])] = 8000
 
 
 class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What every embedder has. ``name`` is what ``--embedder`` says."""
+    """Fields of every embedder. ``name`` is the value of ``--embedder``."""
 
     name: str
     model: str
@@ -61,12 +63,12 @@ class EmbedderSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "USD"
 
     def serves(self, model_id: str) -> bool:
-        """Tell whether a base's model, as ``provider::model``, is this one; other systems name no provider."""
+        """Whether the model of a base (``provider::model``) is this one; other systems name no provider."""
         return model_id in (*self.model_ids, self.model) or model_id.partition("::")[2] == self.model
 
 
 class ServerSettings(EmbedderSettings, frozen=True, kw_only=True):
-    """An embedder behind any server that speaks as OpenAI's does."""
+    """An embedder on a server with OpenAI's API."""
 
     model: Annotated[str, Meta(min_length=1, description="what the server calls the model", examples=["bge-m3"])]
     base_url: Annotated[
@@ -120,7 +122,7 @@ class LocalSettings(EmbedderSettings, frozen=True, kw_only=True):
     ] = 1
 
     def __post_init__(self) -> None:
-        """Call the model after its folder where it has no name."""
+        """Name the model after its folder by default."""
         if not self.model:
             msgspec.structs.force_setattr(self, "model", self.path.name)
 
@@ -136,7 +138,7 @@ _FORMS: dict[type[msgspec.inspect.Type], str] = {
 
 
 class Field(msgspec.Struct, frozen=True):
-    """A field as a person reads it; ``example`` and ``default`` are values, the latter None where there is none."""
+    """A field as documented; ``example`` and ``default`` are values, ``default`` may be None."""
 
     name: str
     form: str
@@ -147,7 +149,7 @@ class Field(msgspec.Struct, frozen=True):
 
 
 def settings_fields(kind: type[msgspec.Struct]) -> dict[str, Field]:
-    """Return the fields of settings by their names, in order, as one writes them in the file."""
+    """Map the names of a struct's fields, in order, to their description."""
     found = {}
     described = msgspec.inspect.type_info(kind)
     assert isinstance(described, msgspec.inspect.StructType)
@@ -168,17 +170,13 @@ def settings_fields(kind: type[msgspec.Struct]) -> dict[str, Field]:
     return found
 
 
-def _but_none(kind: msgspec.inspect.UnionType) -> msgspec.inspect.Type:
-    return next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
-
-
 def _form(kind: msgspec.inspect.Type) -> str:
-    """Return what a value looks like."""
+    """Describe the type of a value."""
     match kind:
         case msgspec.inspect.Metadata():
             return _form(kind.type)
         case msgspec.inspect.UnionType():
-            return _form(_but_none(kind))
+            return _form(next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)))
         case msgspec.inspect.IntType():
             return tr(
                 "a whole number from {ge}{value}",
@@ -195,12 +193,12 @@ def _form(kind: msgspec.inspect.Type) -> str:
             return _FORMS.get(type(kind), "text")
 
 
-# API keys: told from other words, and taken out of what is shown or written.
+# API keys: recognizing and removing them
 
 
-#: What stands in the place of a key.
+#: Replaces a key.
 HIDDEN = "(key)"
-#: As providers make them: a short mark and a random text; tokens of three parts; whatever follows Bearer.
+#: Formats of providers: a short prefix and a random text; tokens of three parts; anything after Bearer.
 _MARKED = re.compile(
     r"\b(?:sk|pk|pa|gsk|hf|xai|nvapi|jina)[-_](?=[\w*.-]*[\d*])[\w*.-]{8,}"
     r"|\bAIza[\w-]{16,}"
@@ -208,51 +206,53 @@ _MARKED = re.compile(
     r"|(?<=\bbearer )\S{4,}",
     re.IGNORECASE,
 )
-#: Letters and digits without a break, longer than any word.
+#: Letters and digits, longer than any word.
 _RANDOM = re.compile(r"(?<![A-Za-z0-9])(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{20,}(?![A-Za-z0-9])")
 _WORD = re.compile(r"[^\s\"'<>(){}\[\],;]+")
-#: The characters of a text: letters and digits, and what may stand between those of a key that is spelled out, as it is
-#: or as JSON, URLs and HTML write it.
+#: The characters of a text, as they are or escaped in JSON, URLs and HTML.
 _CHARACTERS = re.compile(r"\\[nrtbf]|\\u[0-9a-fA-F]{4}|%[0-9a-fA-F]{2}|&#?[A-Za-z0-9]{1,8};|.", re.DOTALL)
-#: So many letters and digits in a row that are a key's are taken for a part of it; a shorter key than this one is none.
+#: A run of this many letters and digits of a key is treated as a part of it; shorter keys than the second number are
+#: ignored.
 _SPELLED, _LEAST_SPELLED = 8, 5
-#: A word that has so many characters in a row with a key is taken for a part of it.
+#: A word that shares this many characters in a row with a key is treated as a part of it.
 _PIECE = 6
 
 
 def looks_like_key(text: str) -> bool:
-    """Tell whether a text holds what only a key looks like. Paths and addresses may hold random letters and digits."""
+    """Whether a text contains something that only a key looks like. Paths and URLs may contain random letters and
+    digits.
+    """
     if _MARKED.search(text) is not None:
         return True
     return _RANDOM.search(text) is not None and not re.search(r"[/\\]", text)
 
 
 def redact(text: str, key: str | None = None) -> str:
-    """Return a text without ``key``, without words that share a piece with it, and without what looks like a key."""
+    """Remove ``key``, words that share a part with it, and everything that looks like a key from a text."""
     if key:
         text = text.replace(key, HIDDEN)
-        text = _WORD.sub(lambda word: HIDDEN if _shares(word[0], key) else word[0], text)
-        text = _without_spelled(text, key)
+        size = min(_PIECE, len(key))
+        key_pieces = {key.lower()[start : start + size] for start in range(len(key) - size + 1)}
+
+        def hide(word: re.Match[str]) -> str:
+            return HIDDEN if any(piece in word[0].lower() for piece in key_pieces) else word[0]
+
+        text = _WORD.sub(hide, text)
+        text = _remove_spelled_out(text, key)
     return _RANDOM.sub(HIDDEN, _MARKED.sub(HIDDEN, text))
 
 
-def _shares(word: str, key: str) -> bool:
-    word, key = word.lower(), key.lower()
-    size = min(_PIECE, len(key))
-    return any(key[start : start + size] in word for start in range(len(key) - size + 1))
-
-
-def _without_spelled(text: str, key: str) -> str:
-    """Return a text without parts of ``key`` whose characters something stands between, such as blanks."""
+def _remove_spelled_out(text: str, key: str) -> str:
+    """Remove parts of ``key`` whose characters are separated, by blanks for example."""
     sought = "".join(filter(str.isalnum, key.lower()))
     size = min(_SPELLED, len(sought))
     if size < _LEAST_SPELLED:
         return text
     pieces = {sought[start : start + size] for start in range(len(sought) - size + 1)}
-    # Keys are ASCII; of other letters, the small form may be longer.
+    # Only ASCII: lower-casing other letters may change their number.
     places = [found.start() for found in _CHARACTERS.finditer(text) if (one := found[0]).isascii() and one.isalnum()]
-    said = "".join(text[place].lower() for place in places)
-    found = [start for start in range(len(said) - size + 1) if said[start : start + size] in pieces]
+    letters = "".join(text[place].lower() for place in places)
+    found = [start for start in range(len(letters) - size + 1) if letters[start : start + size] in pieces]
     parts, at = [], 0
     for start in found:
         first, end = places[start], places[start + size - 1] + 1
@@ -267,35 +267,35 @@ _MAX_REASON_LENGTH = 200
 
 
 def tidy_message(message: str, key: str | None) -> str:
-    """Return a message of a server as one line of at most 200 characters without ``key`` and what looks like one."""
-    said = one_line(redact(message, key))
-    return said if len(said) <= _MAX_REASON_LENGTH else f"{said[: _MAX_REASON_LENGTH - 1]}…"
+    """Return a server's message as one line of at most 200 characters, without ``key`` and what looks like a key."""
+    line = one_line(redact(message, key))
+    return line if len(line) <= _MAX_REASON_LENGTH else f"{line[: _MAX_REASON_LENGTH - 1]}…"
 
 
 DEFAULT_PATH = Path("regraft.yaml")
 
 
-# A ready configuration for the models that vectors are of (``docs/embedders.md``).
+# Suggesting a configuration for the models of existing vectors
 
 
 class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What vectors somebody needs: of which model, as ``provider::model`` or without a provider, and how long."""
+    """A model that vectors are needed of (``provider::model`` or without provider), and their dimensions."""
 
     model_id: str | None
     dimensions: int | None = None
-    #: What they are of, as a person calls it.
+    #: what the vectors are for, as people read it
     label: str = ""
 
 
 class _Server(msgspec.Struct, frozen=True):
     url: str
-    #: The environment variable of its key, None where it takes none.
+    #: environment variable of its key, None if it needs none
     key: str | None = None
-    #: The most texts of one request, where the server allows fewer than is usual.
+    #: maximum number of texts per request, if lower than usual
     texts: int | None = None
 
 
-#: Where providers are, by the names that the application gives them.
+#: Servers by the provider names of the application.
 _SERVERS = {
     "openai": _Server("https://api.openai.com/v1", "OPENAI_API_KEY"),
     "ollama": _Server("http://127.0.0.1:11434/v1"),
@@ -308,29 +308,29 @@ _SERVERS = {
     "mistral": _Server("https://api.mistral.ai/v1", "MISTRAL_API_KEY"),
     "jina": _Server("https://api.jina.ai/v1", "JINA_API_KEY"),
 }
-#: What is shown where nothing says which model is meant.
+#: Example for an unknown model.
 DEFAULT_NEED = ModelNeed(model_id="ollama::bge-m3")
 DEFAULT_MODEL = "bge-m3"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*(:[A-Za-z0-9_.-]+)?")
-#: Models that can make shorter vectors, and have to be told how long.
+#: Models with variable dimensions, which have to be told the length.
 _SHORTENED = re.compile(r"text-embedding-3-")
 _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
 
 
 def make_snippet(needs: Iterable[ModelNeed]) -> str:
-    """Return a configuration with an embedder for every model that is needed; for none, an example."""
-    return _made(needs)[0]
+    """Return a configuration with an embedder for every model that is needed; an example if none is."""
+    return _make_config(needs)[0]
 
 
 def suggest_config(needs: Iterable[ModelNeed], place: Path | None, command: str) -> Suggestion:
-    """Return what to write into the configuration, and the command that comes then, for each embedder of several."""
-    text, names = _made(needs)
+    """Suggest a configuration, and the command to run next; with several embedders one command for each."""
+    text, names = _make_config(needs)
     then = [f"{command} --embedder {name}" for name in names] if len(names) > 1 else [command]
     return Suggestion(config=path_argument(place or DEFAULT_PATH), snippet=text, next=then)
 
 
-def _made(needs: Iterable[ModelNeed]) -> tuple[str, list[str]]:
-    """Return the configuration, and the names of its embedders."""
+def _make_config(needs: Iterable[ModelNeed]) -> tuple[str, list[str]]:
+    """Return a configuration and the names of its embedders."""
     found: dict[str, list[ModelNeed]] = {}
     for need in needs:
         if need.model_id:
@@ -349,14 +349,16 @@ def _embedder(model_id: str, needs: Sequence[ModelNeed], names: list[str]) -> li
     known = _SERVERS.get(provider)
     server = known or _SERVERS["ollama"]
     dimensions = {need.dimensions for need in needs if need.dimensions}
-    lines = [f"  {_name(provider or 'mine', names)}:"]
-    if about := _about(needs, dimensions):
+    lines = [f"  {_unused_name(provider or 'mine', names)}:"]
+    if about := _comment(needs, dimensions):
         lines.append(f"    # {about}")
     lines.append("    provider: openai")
     if known is None:
-        to_do = tr("write here the address of a server that has this model")
+        to_do = tr("enter the URL of a server with this model here")
         lines.append(f"    # {to_do}")
-    lines += [f"    base_url: {server.url}", f"    model: {_written(model)}"]
+    is_plain = _PLAIN.fullmatch(model) and model.lower() not in _WORDS
+    quoted = model if is_plain else json.dumps(model, ensure_ascii=False)
+    lines += [f"    base_url: {server.url}", f"    model: {quoted}"]
     if provider:
         lines.append(f"    model_ids: [{json.dumps(model_id, ensure_ascii=False)}]")
     if server.key is not None:
@@ -368,7 +370,7 @@ def _embedder(model_id: str, needs: Sequence[ModelNeed], names: list[str]) -> li
     return lines
 
 
-def _about(needs: Sequence[ModelNeed], dimensions: set[int]) -> str:
+def _comment(needs: Sequence[ModelNeed], dimensions: set[int]) -> str:
     labels = [one_line(need.label) for need in needs if need.label]
     parts = []
     if len(labels) == 1:
@@ -380,16 +382,11 @@ def _about(needs: Sequence[ModelNeed], dimensions: set[int]) -> str:
     return ", ".join(parts)
 
 
-def _name(provider: str, names: list[str]) -> str:
-    """Return a name of an embedder that none has yet."""
+def _unused_name(provider: str, names: list[str]) -> str:
+    """Choose a name that no other embedder has."""
     plain = re.sub(r"[^a-z0-9]+", "-", provider.lower()).strip("-") or "mine"
     free, number = plain, 2
     while free in names or free in _WORDS or free[0].isdigit():
         free, number = f"{'e-' if plain[0].isdigit() else ''}{plain}-{number}", number + 1
     names.append(free)
     return free
-
-
-def _written(text: str) -> str:
-    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
-    return text if is_plain else json.dumps(text, ensure_ascii=False)

@@ -1,8 +1,12 @@
-"""The ledger of a target: what runs intended, what they finished, and what stands there because of them.
+"""Record in a target's ledger what runs intend, what they have finished, and what was published.
 
-Every change goes: intent recorded → work done beside the target → flushed → moved into place → recorded done. After a
-kill at any moment the recorded intents tell what to finish and what to remove (``docs/formats/library.md``,
-"Ledger"). The ledger is a SQLite file; holding it open for writing is the lock that keeps a second run out.
+Every change follows one order: record the intent, do the work beside the target, flush, move it into place, record it
+as done. After a kill at any moment, the recorded intents tell what to finish and what to remove
+(``docs/formats/library.md``, "Ledger"). The ledger is a SQLite file; holding it open for writing is the lock that
+excludes other runs.
+
+Runs that change existing data also record each change and where its backup is, below ``.regraft`` ("Changes" on that
+page).
 """
 
 from __future__ import annotations
@@ -50,14 +54,12 @@ from regraft.ledger.values import (
 )
 from regraft.text import path_argument, printable
 
-# The ledger's record of changes to data that were there before, and of what takes each back.
-#
-# A change is intended, then done; taking it back is intended, then done, too. What takes it back lies in a file below
-# the store's ``.regraft`` (``docs/formats/library.md``, "Changes").
+# Changes of existing data and their backups. A change is intended, then done; undoing it is intended, then done, too.
+# Its backup is a file below the store's ``.regraft``.
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as the ledger has it; times in ms."""
+    """A run in the ledger; times in ms."""
 
     run_id: str
     command: str
@@ -69,7 +71,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[RecordedChange, ...]
 
 
-#: What reading a ledger fails with where it says what regraft does not write, or is damaged.
+#: Errors of reading a ledger that is damaged or contains what regraft does not write.
 UNREADABLE_ERRORS = (
     InvalidValue,
     msgspec.MsgspecError,
@@ -90,11 +92,15 @@ class ChangeLog:
         self._has_tables = has_tables
 
     def record_actions(self, run_id: str, actions: Sequence[msgspec.Struct]) -> None:
-        """Record what a run is going to do, or what it has done in the place of that, as its document has it."""
+        """Record what a run is about to do, or has done instead, in the form of its JSON document."""
         with sqlite.transaction(self._db):
             self._db.executemany(
                 "INSERT OR REPLACE INTO action (run_id, number, detail) VALUES (?, ?, ?)",
-                ((run_id, number, _kept(action)) for number, action in enumerate(actions)),
+                # In English, whatever the language of the process.
+                (
+                    (run_id, number, msgspec.json.encode(document_in_english(msgspec.to_builtins(action))))
+                    for number, action in enumerate(actions)
+                ),
             )
 
     def intend(self, run_id: str, means: ChangeMeans, path: str, kept: str | None, detail: Detail) -> int:
@@ -107,13 +113,13 @@ class ChangeLog:
         return self._db.last_insert_rowid()
 
     def settle(self, change_id: int, state: ChangeState, size: int | None = None) -> None:
-        """Record what became of a change; ``size`` is that of what takes it back, in bytes."""
+        """Record the new state of a change; ``size`` is the size of its backup in bytes."""
         self._db.execute(
             "UPDATE change SET state = ?, bytes = ifnull(?, bytes) WHERE change_id = ?", (state, size, change_id)
         )
 
     def open_changes(self) -> list[RecordedChange]:
-        """Return the changes of which nobody knows yet whether they were made or taken back, oldest first."""
+        """Return the changes whose execution or undo was not recorded as done, oldest first."""
         return self._changes("state IN ('intended', 'undoing')", ())
 
     def changes_of(self, run_id: str) -> list[RecordedChange]:
@@ -127,7 +133,7 @@ class ChangeLog:
     def runs(self) -> list[RunRecord]:
         """Return all runs, oldest first."""
         query = "SELECT run_id, command, source, status, started_at, finished_at FROM run ORDER BY rowid"
-        with self._understood():
+        with self._report_invalid_values():
             return [self._record(row) for row in self._db.execute(query).fetchall()]
 
     def _record(self, row: tuple[Any, ...]) -> RunRecord:
@@ -151,20 +157,15 @@ class ChangeLog:
 
     def _changes(self, where: str, values: tuple[str, ...]) -> list[RecordedChange]:
         query = f"SELECT {_COLUMNS} FROM change WHERE {where} ORDER BY change_id"
-        with self._understood():
+        with self._report_invalid_values():
             return [parse_change(row) for row in self._db.execute(query, values).fetchall()]
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
+    def _report_invalid_values(self) -> Iterator[None]:
         try:
             yield
         except UNREADABLE_ERRORS as error:
             raise LedgerUnreadable(path=Path(self._db.filename), reason=error) from error
-
-
-def _kept(action: msgspec.Struct) -> bytes:
-    """Return an action as a ledger keeps it: in English, whoever made it."""
-    return msgspec.json.encode(document_in_english(msgspec.to_builtins(action)))
 
 
 FOLDER = values.FOLDER
@@ -172,7 +173,7 @@ FILE = "ledger.sqlite"
 
 #: How long runs that share a ledger wait for each other's records, in ms.
 SHARED_TIMEOUT_MS = 60_000
-#: How often a ledger is read again that another run wrote to meanwhile.
+#: Attempts to read a ledger that another run is writing.
 _READ_TRIES = 5
 
 _STEP = "step_id, run_id, subject, action, state, fingerprint, detail"
@@ -182,14 +183,14 @@ T = TypeVar("T")
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
-    """What stands in the target under a subject: the fingerprint of its input, and what its writer needs again."""
+    """What is published under a subject: the fingerprint of its input, and data that its writer needs later."""
 
     fingerprint: str
     detail: bytes
 
 
 class LedgerStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded intent that no run has recorded as done."""
+    """A recorded intent that is not recorded as done."""
 
     step_id: int
     subject: str
@@ -198,7 +199,7 @@ class LedgerStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """The open ledger of one target; made by :func:`opened` and :func:`read_entries`."""
+    """The open ledger of one target; see :func:`open_exclusive`, :func:`open_shared` and :func:`read_entries`."""
 
     def __init__(self, connection: apsw.Connection, target: Path) -> None:
         self._db = connection
@@ -217,21 +218,21 @@ class Ledger:
         self._run = run_id
 
     def end_run(self, status: str) -> None:
-        """Record how the run ended: finished, stopped or interrupted; one that never began has no end."""
+        """Record how the run ended: finished, stopped or interrupted. Does nothing if it never began."""
         if self._run is None:
             return
         self._db.execute("UPDATE run SET status = ?, finished_at = ? WHERE run_id = ?", (status, now_ms(), self._run))
 
     def stop_runs(self) -> None:
-        """Record of every run that never ended that it did not finish: holding the ledger means that none goes on."""
+        """Mark all running runs as stopped: none of them can continue while this process holds the ledger."""
         self._db.execute("UPDATE run SET status = 'stopped' WHERE status = 'running'")
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
     def intend(self, subject: str, action: str, entry: LedgerEntry, parts: Iterable[bytes] = ()) -> LedgerStep:
-        """Record the intent to make ``entry`` stand under ``subject``.
+        """Record the intent to publish ``entry`` under ``subject``.
 
-        ``parts`` are what its writer needs again and what is too much to hold at once; see :meth:`parts`.
+        ``parts`` is data that its writer needs later and that is too large to hold in memory; see :meth:`parts`.
         """
         with sqlite.transaction(self._db):
             self._db.execute(
@@ -245,7 +246,7 @@ class Ledger:
         return LedgerStep(step_id=step_id, subject=subject, action=action, entry=entry)
 
     def done(self, step: LedgerStep) -> None:
-        """Record that an intent was carried out, and what stands in the target now."""
+        """Record that an intent was carried out, and publish its entry."""
         with sqlite.transaction(self._db):
             self._db.execute("UPDATE step SET state = 'done', detail = x'' WHERE step_id = ?", (step.step_id,))
             self._db.execute(
@@ -258,17 +259,17 @@ class Ledger:
             )
 
     def amend(self, subject: str, detail: bytes) -> None:
-        """Replace the detail of what stands under ``subject``; its parts stay."""
+        """Replace the detail of the entry under ``subject``; its parts stay."""
         self._db.execute("UPDATE entry SET detail = ? WHERE subject = ?", (detail, subject))
 
     def drop(self, step: LedgerStep) -> None:
-        """Record that an intent was given up; what it had begun is removed."""
+        """Record that an intent was abandoned; its work was removed."""
         with sqlite.transaction(self._db):
             self._db.execute("UPDATE step SET state = 'dropped', detail = x'' WHERE step_id = ?", (step.step_id,))
             self._db.execute("DELETE FROM part WHERE step_id = ?", (step.step_id,))
 
     def open_steps(self) -> list[LedgerStep]:
-        """Return the intents that were neither carried out nor given up, oldest first."""
+        """Return the intents that were neither carried out nor abandoned, oldest first."""
         query = f"SELECT {_STEP} FROM step WHERE state = 'intended' ORDER BY step_id"
         with report_unreadable(self._target):
             steps = map(parse_step, self._db.execute(query).fetchall())
@@ -283,18 +284,18 @@ class Ledger:
             ]
 
     def entries(self) -> dict[str, LedgerEntry]:
-        """Return what stands in the target, by subject."""
+        """Map each subject to its published entry."""
         with report_unreadable(self._target):
             rows = map(parse_entry, self._db.execute(f"SELECT {_ENTRY} FROM entry").fetchall())
             return {one.subject: LedgerEntry(one.fingerprint, one.detail) for one in rows}
 
     def parts(self, subject: str) -> Iterator[bytes]:
-        """Stream the parts of what stands under ``subject``, in their order."""
+        """Yield the parts of the entry under ``subject``, in order."""
         query = "SELECT body FROM part JOIN entry USING (step_id) WHERE subject = ? ORDER BY number"
         return self._parts(query, subject)
 
     def parts_of(self, step: LedgerStep) -> Iterator[bytes]:
-        """Stream the parts of an intent, in their order."""
+        """Yield the parts of an intent, in order."""
         return self._parts("SELECT body FROM part WHERE step_id = ? ORDER BY number", step.step_id)
 
     def _parts(self, query: str, value: str | int) -> Iterator[bytes]:
@@ -304,13 +305,13 @@ class Ledger:
 
 
 def ledger_path(target: Path) -> Path:
-    """Return where the ledger of ``target`` is."""
+    """Return the path of the ledger of ``target``."""
     return target / FOLDER / FILE
 
 
 @contextmanager
 def report_unreadable(target: Path) -> Iterator[None]:
-    """Report a ledger that cannot be read as such.
+    """Report errors of reading the ledger as LedgerUnreadable.
 
     Raises:
         LedgerUnreadable
@@ -323,7 +324,7 @@ def report_unreadable(target: Path) -> Iterator[None]:
 
 @contextmanager
 def open_exclusive(target: Path) -> Iterator[Ledger]:
-    """Open the ledger of ``target`` (its folder exists) for one writer and keep every other one out.
+    """Open the ledger of ``target`` (an existing folder) for writing, excluding every other run.
 
     Raises:
         TargetLocked: another run has it open.
@@ -333,13 +334,13 @@ def open_exclusive(target: Path) -> Iterator[Ledger]:
     with _writing(target) as db:
         db.set_busy_timeout(0)
         try:
-            # The lock is the file's own, held from here to the end; the system frees it when a process dies.
+            # The lock on the file is held until it is closed; the system releases it when the process dies.
             with report_unreadable(target):
                 db.execute("PRAGMA locking_mode = EXCLUSIVE")
                 db.execute("BEGIN EXCLUSIVE")
                 _prepare(db)
                 db.execute("COMMIT")
-                # Runs that share a ledger leave it with a log, which would lie beside it from now on.
+                # Runs that share a ledger leave it in WAL mode, and the log would stay beside it.
                 db.execute("PRAGMA journal_mode = DELETE")
                 sqlite.sync_every_commit(db)
         except apsw.BusyError as error:
@@ -349,24 +350,24 @@ def open_exclusive(target: Path) -> Iterator[Ledger]:
 
 @contextmanager
 def open_shared(target: Path) -> Iterator[Ledger]:
-    """Open the ledger of ``target`` together with other runs that share it, and keep all others out.
+    """Open the ledger of ``target`` together with other runs that share it, excluding all others.
 
-    Every record is a transaction of its own. Who shares must have looked first, alone, at what killed runs left
-    (:func:`opened`), and must not judge the runs that are recorded as running: they may be those that share.
+    Every record is a transaction of its own. Before, one run must have settled alone what killed runs left
+    (:func:`open_exclusive`). Runs recorded as running may be those that share the ledger.
 
     Raises:
-        TargetLocked: a run that shares it with nobody has it open.
+        TargetLocked: a run that does not share it has it open.
         LedgerUnreadable: it is damaged, or of a later regraft.
         apsw.Error: it cannot be written.
     """
     with _writing(target) as db:
         try:
             with report_unreadable(target):
-                # Nothing of a ledger is changed before all of it was read, not even how it is kept.
+                # Read the whole ledger before changing anything, even its journal mode.
                 with sqlite.transaction(db):
                     _prepare(db)
-                # With a log, SQLite keeps a lock that others may have too for as long as the file is open. Where the
-                # disk knows no logs, one run has it for itself.
+                # In WAL mode SQLite holds a shared lock as long as the file is open. If the disk does not support WAL,
+                # one run takes the ledger for itself.
                 if db.execute("PRAGMA journal_mode = WAL").get != "wal":
                     db.execute("PRAGMA locking_mode = EXCLUSIVE")
                 with sqlite.transaction(db):
@@ -380,27 +381,27 @@ def open_shared(target: Path) -> Iterator[Ledger]:
 
 @contextmanager
 def _writing(target: Path) -> Iterator[apsw.Connection]:
-    """Open the file for writing, and leave it and the log beside it as they are where it is refused."""
+    """Open the file for writing; if the ledger is refused, leave it and a log beside it unchanged."""
     path = ledger_path(target)
-    _demand_file(path)
+    _refuse_special_file(path)
     has_log = any(os.path.lexists(path.with_name(path.name + end)) for end in untrusted_sqlite.COMPANION_SUFFIXES)
     with sqlite.open_writable(path, create=True) as db:
-        # Without one, closing removes what opening has made.
+        # Without a log, closing removes what opening has created.
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(has_log))
         db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
-        # SQLite opens a file that it may not write (read-only media, missing permission) for reading, without a word.
+        # SQLite silently opens a file for reading if it may not write it (read-only media, missing permission).
         if db.readonly("main"):
             raise apsw.ReadOnlyError(tr("it is read-only"))
         yield db
 
 
-def _demand_file(path: Path) -> None:
+def _refuse_special_file(path: Path) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise LedgerUnreadable(path=path, reason=tr("it is not an ordinary file"))
+        raise LedgerUnreadable(path=path, reason=tr("it is not a regular file"))
 
 
 def _prepare(db: apsw.Connection) -> None:
-    """Read all that a ledger says, and give it the tables that it lacks, in the caller's transaction."""
+    """Check the whole ledger and create missing tables, in the caller's transaction."""
     if is_empty(db):
         for statement in (*TABLES, *CHANGE_TABLES):
             db.execute(statement)
@@ -417,31 +418,31 @@ def _prepare(db: apsw.Connection) -> None:
 def read_entries(
     target: Path, take: Callable[[Ledger], dict[str, LedgerEntry]] = Ledger.entries
 ) -> dict[str, LedgerEntry]:
-    """Return what stands in ``target`` without a trace; nothing where it has no ledger.
+    """Return the entries of ``target`` without a trace; empty if it has no ledger.
 
-    ``take`` reads that, and may look at more of the ledger.
+    ``take`` reads the entries, and may check more of the ledger.
 
     Raises:
-        LedgerUnreadable: it is damaged, or says what regraft does not write.
+        LedgerUnreadable: it is damaged, or contains what regraft does not write.
     """
     found = _read(target, lambda db, _: take(Ledger(db, target)))
     return {} if found is None else found
 
 
 def read_runs(target: Path) -> list[RunRecord]:
-    """Return the runs that the ledger of ``target`` knows, oldest first, without a trace.
+    """Return the runs in the ledger of ``target``, oldest first, without a trace.
 
     Raises:
-        LedgerUnreadable: it is damaged, or says what regraft does not write.
+        LedgerUnreadable: it is damaged, or contains what regraft does not write.
     """
     found = _read(target, lambda db, version: ChangeLog(db, has_tables=version == VERSION).runs())
     return found or []
 
 
 def _read(target: Path, take: Callable[[apsw.Connection, int], T]) -> T | None:
-    """Return what ``take`` reads of a ledger and its version; None where there is none, or nothing in it."""
+    """Call ``take`` with the database and its version; None if there is no ledger, or an empty one."""
     path = ledger_path(target)
-    _demand_file(path)
+    _refuse_special_file(path)
     for left in reversed(range(_READ_TRIES)):
         before = _marks(path)
         if before is None:
@@ -454,7 +455,7 @@ def _read(target: Path, take: Callable[[apsw.Connection, int], T]) -> T | None:
                 check_values(db, table_names(version))
                 return take(db, version)
         except LedgerUnreadable:
-            # What another run writes to meanwhile seems damaged.
+            # A ledger that another run is writing can look damaged.
             if not left or _marks(path) == before:
                 raise
         except (apsw.Error, OSError) as error:
@@ -463,7 +464,7 @@ def _read(target: Path, take: Callable[[apsw.Connection, int], T]) -> T | None:
 
 
 def _marks(path: Path) -> list[tuple[int, int]] | None:
-    """Return sizes and times of change (ns) of the file and what lies beside it; None where there is no file."""
+    """Return size and time of change (ns) of the ledger and the files beside it; None if there is no ledger."""
     try:
         found = [path.stat(), *(file.stat() for file in untrusted_sqlite.find_companions(path))]
     except (FileNotFoundError, NotADirectoryError):
@@ -471,32 +472,29 @@ def _marks(path: Path) -> list[tuple[int, int]] | None:
     return [(one.st_size, one.st_mtime_ns) for one in found]
 
 
-# The source that a ledger names, as a suggestion for a person: text, which nothing here opens or looks for.
-#
-# A ledger is input like all of a store. A path in it may name another computer, which the system would send the user's
-# credentials to, or a device: such paths are not suggested.
+# Suggesting the source that a ledger names. It is shown to a person, and never opened or looked for: the ledger is
+# untrusted. A path in it may name another computer, to which the system would send the user's credentials, or a device;
+# such paths are not suggested.
 
 
-#: Folders of devices, of the system's own state, and of other computers, in any case of the letters.
+#: Folders of devices, of system state, and of other computers, in any letter case.
 _SYSTEM_FOLDERS = frozenset({"dev", "proc", "sys", "net", "network", ".vol"})
-#: Names of devices on Windows, with whatever follows that Windows ignores.
+#: Device names on Windows, with suffixes that Windows ignores.
 _DEVICE = re.compile(
     r"(con|conin\$|conout\$|prn|aux|nul|clock\$|(com|lpt)[0-9¹²³])[ .]*([.:].*)?", re.IGNORECASE | re.DOTALL
 )
-#: A folder of ordinary files.
+#: /dev/shm holds ordinary files.
 _SHARED_MEMORY = ["dev", "shm"]
 _DRIVE = re.compile(r"[A-Za-z]:")
 _MOST_CHARACTERS = 4096
 
 
 def suggested_source(root: Path, commands: Collection[str]) -> str | None:
-    """Return the source of the last run of some commands that the ledger of a store names, as a word to show.
-
-    Only the ledger is read.
+    """Return the source of the last run of the given commands as a command-line argument, from the ledger of a store.
 
     Args:
         root: the folder of the store.
-        commands: names of the commands whose sources are meant.
+        commands: names of commands.
     """
     try:
         runs = read_runs(root)
@@ -507,47 +505,41 @@ def suggested_source(root: Path, commands: Collection[str]) -> str | None:
 
 
 def suggested_argument(path: str) -> str | None:
-    """Return a path as a word of a command line, control characters escaped; None: it is not to be suggested."""
+    """Return a path as a printable command-line argument; None if it must not be suggested."""
     return printable(path_argument(path), None) if is_suggestible(path) else None
 
 
 def is_suggestible(path: str) -> bool:
-    """Whether a path may be shown to a person as one to name: no path of another computer, of a device, and no URL."""
+    """Whether a path may be suggested to a person: not on another computer, not a device, not a URL."""
     plain = path.replace("\\", "/")
     if not plain.strip() or "\0" in plain or len(plain) > _MOST_CHARACTERS:
         return False
-    # Also ``\\server``, ``\\.\``, ``\\?\`` and ``\??\``.
-    is_elsewhere = plain.startswith(("//", "/??")) or "://" in plain
-    return not (is_elsewhere or _names_device(plain) or _is_below_system_folder(plain))
-
-
-def _names_device(plain: str) -> bool:
-    """Whether Windows takes a part of a path for a device, or what stands before its colon is no drive."""
+    # This includes ``\\server``, ``\\.\``, ``\\?\`` and ``\??\``.
+    if plain.startswith(("//", "/??")) or "://" in plain:
+        return False
+    # Windows treats some names, and whatever precedes a colon, as a device or a drive.
     drive, rest = ntpath.splitdrive(plain)
-    is_odd = bool(drive) and not _DRIVE.fullmatch(drive)
-    return is_odd or any(_DEVICE.fullmatch(part) for part in rest.split("/"))
-
-
-def _is_below_system_folder(plain: str) -> bool:
+    if (drive and not _DRIVE.fullmatch(drive)) or any(_DEVICE.fullmatch(part) for part in rest.split("/")):
+        return False
     parts = [part for part in posixpath.normpath(plain).split("/") if part]
-    # A relative path that climbs may end at the root.
+    # A relative path that climbs up may reach the root.
     below = [part.casefold() for part in parts if part != ".."]
     is_memory = below[:2] == _SHARED_MEMORY and len(below) > len(_SHARED_MEMORY)
     is_from_root = plain.startswith("/") or parts[:1] == [".."]
-    return is_from_root and not is_memory and bool(_SYSTEM_FOLDERS.intersection(below[:1]))
+    return not is_from_root or is_memory or not _SYSTEM_FOLDERS.intersection(below[:1])
 
 
-# Whether a folder is what a first run left that was killed before anything was in its place.
+# Recognizing a folder in which the first run was killed before it published anything.
 
 
-#: The commands that make a library.
+#: Commands that create a library.
 _COMMANDS = ("migrate", "import")
 
 
 def find_unfinished_run(folder: Path) -> MigrationUnfinished | None:
-    """Return the error of a folder in which a run was killed before it put anything into its place; else None.
+    """Return an error if a run was killed in this folder before it published anything; None otherwise.
 
-    The folder is known to be nothing else. Nothing is written.
+    The caller has checked that the folder is not a store. Nothing is written.
     """
     with suppress(RegraftError, OSError):
         if not ledger_path(folder).is_file() or read_entries(folder):
@@ -555,7 +547,7 @@ def find_unfinished_run(folder: Path) -> MigrationUnfinished | None:
         runs = read_runs(folder)
         if any(run.command not in _COMMANDS for run in runs):
             return None
-        # A run that was killed while it planned has recorded nothing of itself yet.
+        # A run that was killed while planning has not recorded itself yet.
         command, source = (runs[-1].command, suggested_argument(runs[-1].source)) if runs else ("migrate", None)
         words = ["regraft", command, source or "SOURCE", "--to", path_argument(folder)]
         return MigrationUnfinished(path=folder, command=shlex.join(words))

@@ -1,14 +1,14 @@
-"""What a ledger may say: every value of every table, checked where it is read (``docs/formats/library.md``, "Values").
+"""Check every value that is read from a ledger (``docs/formats/library.md``, "Ledger", "Changes" and "Values").
 
-A store may come from somebody else, with its ledger. Names, paths and states in it lead to folders that are moved and
-removed, so nothing of it is used before it was held against the form in which regraft itself writes it.
+A store may come from another person, with its ledger. Names, paths and states in it decide which folders are moved and
+removed, so no value is used before it was compared with the form in which regraft writes it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import PureWindowsPath
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -19,16 +19,16 @@ from regraft.disk.file_paths import fold_name, is_folder_name
 from regraft.language import tr
 
 FOLDER = ".regraft"
-#: Folders below :data:`FOLDER`: what takes changes back, what was removed, what is being made.
+#: Folders below :data:`FOLDER`: backups for undo, removed files, work in progress.
 UNDO, TRASH, WORK = "undo", "trash", "work"
 
 ChangeState = Literal["intended", "done", "dropped", "undoing", "undone", "expired"]
 ChangeMeans = Literal["rows", "file"]
 RunStatus = Literal["running", "finished", "stopped", "interrupted"]
 
-#: The longest path, in bytes of UTF-8.
+#: Longest path, in UTF-8 bytes.
 MAX_PATH_BYTES = 4096
-#: The last time that ISO 8601 has four digits of a year for, in ms.
+#: Last time with a four-digit year in ISO 8601, in ms.
 MAX_TIME = 253_402_300_799_999
 _MAX_INT: Final = (1 << 63) - 1
 
@@ -38,47 +38,49 @@ _Number = Annotated[int, msgspec.Meta(ge=-_MAX_INT, le=_MAX_INT)]
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
 _COMMAND = re.compile(r"[a-z]+(-[a-z]+){0,4}", re.ASCII)
 _FINGERPRINT = re.compile(r"[0-9a-f]{0,128}", re.ASCII)
+_ANY_TEXT = re.compile(r".*", re.DOTALL)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _NUMBERED = re.compile(r"\d{6,18}", re.ASCII)
-#: What :mod:`repair.changes.files` says of rows, of bytes, of a link and of a folder.
+#: Marks by which :mod:`repair.changes.files` detects changes of rows, of bytes, of a link and of a folder.
 _MARK = re.compile(r"(rows [0-9a-f]{32}|[0-9a-f]{64}|bytes ([0-9a-f]* )?[0-9a-f]{64}|(bytes )?link .+)", re.DOTALL)
 
 
 class InvalidValue(ValueError):
-    """A value that regraft does not write at its place; the message is what to say of it."""
+    """A value that regraft would not write here; the message describes it."""
 
 
 # --- names, paths, numbers -------------------------------------------------------------------------------------------
 
 
 def check_run_id(value: object) -> str:
-    """Return the id of a run: the time of its start and six digits in hex, ``20260615T120000Z-0a1b2c``.
+    """Return a valid run id: start time and six hex digits, ``20260615T120000Z-0a1b2c``.
 
     Raises:
-        UnfitValue
+        InvalidValue
     """
-    return _text_of(tr("the id of a run"), value, _RUN_ID)
+    return _check_text(tr("the id of a run"), value, _RUN_ID)
 
 
 def check_subject(value: object) -> str:
-    """Return what stands in a library: the id of a base, which is the name of its folder, or ``catalog``, ``report``.
+    """Return a valid subject of a library: a base id, which names its folder, or ``catalog`` or ``report``.
 
     Raises:
-        UnfitValue
+        InvalidValue
     """
     if not isinstance(value, str) or not is_folder_name(value):
-        raise _unfit(tr("the id of a base"), value)
+        raise _invalid(tr("the id of a base"), value)
     return value
 
 
 def check_path(value: object, *, windows: bool = os.name == "nt") -> str:
-    """Return the path of a change: below the store's root, not in regraft's own folder, ``/`` between plain parts.
+    """Return a valid path of a change: below the store's root, outside of regraft's own folder, with ``/`` between
+    plain parts.
 
     Raises:
-        UnfitValue
+        InvalidValue
     """
     if not isinstance(value, str) or not _is_path(value, windows):
-        raise _unfit(tr("a path below the store"), value)
+        raise _invalid(tr("a path below the store"), value)
     return value
 
 
@@ -88,46 +90,40 @@ def _is_path(value: str, windows: bool) -> bool:
     except UnicodeEncodeError:
         return False
     parts = value.split("/")
-    # A backslash and a colon are part of a name but on Windows, where none can have them.
+    # A backslash or a colon may be part of a name, except on Windows.
     leads_away = windows and ("\\" in value or any(PureWindowsPath(part).drive for part in parts))
     is_plain = all(part not in ("", ".", "..") for part in parts) and "\0" not in value
     return is_short and is_plain and not leads_away and fold_name(parts[0]) != FOLDER
 
 
-def _text_of(what: str, value: object, form: re.Pattern[str]) -> str:
+def _check_text(what: str, value: object, form: re.Pattern[str]) -> str:
     if not isinstance(value, str) or form.fullmatch(value) is None:
-        raise _unfit(what, value)
+        raise _invalid(what, value)
     return value
 
 
-def _any_text(what: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _unfit(what, value)
-    return value
-
-
-def _blob_of(what: str, value: object) -> bytes:
+def _check_blob(what: str, value: object) -> bytes:
     if not isinstance(value, bytes):
-        raise _unfit(what, value)
+        raise _invalid(what, value)
     return value
 
 
-def _int_of(what: str, value: object, least: int = 0, most: int = _MAX_INT) -> int:
+def _check_int(what: str, value: object, least: int = 0, most: int = _MAX_INT) -> int:
     if not isinstance(value, int) or not least <= value <= most:
-        raise _unfit(what, value)
+        raise _invalid(what, value)
     return value
 
 
-def _one_of(what: str, value: object, form: Any) -> Any:
+def _check_choice(what: str, value: object, form: Any) -> Any:
     if value not in get_args(form):
-        raise _unfit(what, value)
+        raise _invalid(what, value)
     return value
 
 
-def _unfit(what: str, value: object) -> InvalidValue:
-    said = repr(value)
+def _invalid(what: str, value: object) -> InvalidValue:
+    found = repr(value)
     return InvalidValue(
-        tr("it has {said} in the place of {what}", said=said if len(said) <= 80 else said[:79] + "…", what=what)
+        tr("it has {found} in place of {what}", found=found if len(found) <= 80 else found[:79] + "…", what=what)
     )
 
 
@@ -135,7 +131,7 @@ def _unfit(what: str, value: object) -> InvalidValue:
 
 
 class RecordedAction(msgspec.Struct, frozen=True):
-    """What a run meant to do, as its document has it (``docs/commands.md``, "Commands that change a store")."""
+    """An action of a run, in the form of its JSON document (``docs/commands.md``, "Commands that change a store")."""
 
     action: str
     base: str | None
@@ -147,9 +143,10 @@ class RecordedAction(msgspec.Struct, frozen=True):
 
 
 class RowsDetail(msgspec.Struct, frozen=True):
-    """Of a change of rows: how many references led nowhere before, and which of the run's actions it does.
+    """Detail of a change of rows.
 
-    ``actions`` says from which one on, and how many. ``grows`` tells whether many transactions make it up.
+    ``dangling`` is the number of dangling references before the change. ``actions`` is the number of the first of the
+    run's actions that it carries out, and their count. ``grows`` is True if it consists of many transactions.
     """
 
     dangling: Count
@@ -158,11 +155,11 @@ class RowsDetail(msgspec.Struct, frozen=True):
 
 
 class FileDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of a change of a file or folder.
+    """Detail of a change of a file or folder.
 
-    ``new`` tells whether something comes in its place; ``mark`` is what tells whether that was changed since; it was
-    made at ``staged``, below ``.regraft``. ``made`` is the topmost folder that was made for it, below the store.
-    ``cache`` tells whether it is of a cache, which may have been made anew.
+    ``new``: whether a new file replaces it. ``mark``: detects later changes to the new file. ``staged``: where it was
+    built, below ``.regraft``. ``made``: the topmost folder that was created for it, below the store. ``cache``: whether
+    it belongs to a cache, which may have been recreated.
     """
 
     new: bool
@@ -179,8 +176,8 @@ Detail = RowsDetail | FileDetail
 class RecordedChange(msgspec.Struct, frozen=True, kw_only=True):
     """One change of a run.
 
-    ``path`` is what was changed, below the store's root. ``kept`` is what takes it back, below the store's
-    ``.regraft``, None where nothing was there before; ``bytes`` is its size.
+    ``path`` is what was changed, below the store's root. ``kept`` is its backup, below the store's ``.regraft``; None
+    if nothing existed before. ``bytes`` is the size of the backup.
     """
 
     change_id: int
@@ -194,80 +191,80 @@ class RecordedChange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> RowsDetail:
-        """Return what is recorded of a change of rows."""
+        """The detail of a change of rows."""
         if not isinstance(self.detail, RowsDetail):
             raise TypeError(tr("a change of a file"))
         return self.detail
 
     @property
     def file(self) -> FileDetail:
-        """Return what is recorded of a change of a file or folder."""
+        """The detail of a change of a file or folder."""
         if not isinstance(self.detail, FileDetail):
             raise TypeError(tr("a change of rows"))
         return self.detail
 
 
 def parse_change(row: tuple[Any, ...]) -> RecordedChange:
-    """Return a row of ``change`` (its columns in their order) as checked values.
+    """Parse and check a row of ``change`` (its columns in order).
 
     Raises:
-        UnfitValue, msgspec.MsgspecError
+        InvalidValue, msgspec.MsgspecError
     """
     number, run, means, path, state, kept, size, detail = row
-    run, means, path = check_run_id(run), _one_of(tr("what is changed"), means, ChangeMeans), check_path(path)
-    raw = _blob_of(tr("the detail of a change"), detail)
+    run, means, path = (
+        check_run_id(run),
+        _check_choice(tr("the kind of a change"), means, ChangeMeans),
+        check_path(path),
+    )
+    raw = _check_blob(tr("the detail of a change"), detail)
     found: Detail
     if means == "rows":
         found = msgspec.json.decode(raw, type=RowsDetail)
         if kept is None:
-            raise _unfit(tr("what takes rows back"), kept)
+            raise _invalid(tr("the backup of rows"), kept)
     else:
         found = msgspec.json.decode(raw, type=FileDetail)
-        _demand_file_detail(run, path, found)
+        if found.mark is not None and _MARK.fullmatch(found.mark) is None:
+            raise _invalid(tr("the mark of a file"), found.mark)
+        if not _is_numbered_file(found.staged, f"{WORK}/{run}/"):
+            raise _invalid(tr("the staging path of a file"), found.staged)
+        if found.cache and found.new:
+            raise _invalid(tr("a cache that is not replaced"), found.cache)
+        if found.made is not None and not path.startswith(f"{check_path(found.made)}/"):
+            raise _invalid(tr("a folder that was created"), found.made)
     return RecordedChange(
-        change_id=_int_of(tr("the number of a change"), number, 1),
+        change_id=_check_int(tr("the number of a change"), number, 1),
         run_id=run,
         means=means,
         path=path,
-        state=_one_of(tr("the state of a change"), state, ChangeState),
-        kept=None if kept is None else _kept_of(run, means, path, kept),
-        bytes=_int_of("a size", size),
+        state=_check_choice(tr("the state of a change"), state, ChangeState),
+        kept=None if kept is None else _check_backup_path(run, means, path, kept),
+        bytes=_check_int("a size", size),
         detail=found,
     )
 
 
-def _demand_file_detail(run: str, path: str, found: FileDetail) -> None:
-    if found.mark is not None and _MARK.fullmatch(found.mark) is None:
-        raise _unfit(tr("what tells whether a file was changed"), found.mark)
-    if not _is_numbered(found.staged, f"{WORK}/{run}/"):
-        raise _unfit(tr("where a file was made"), found.staged)
-    if found.cache and found.new:
-        raise _unfit(tr("a cache in whose place something comes"), found.cache)
-    if found.made is not None and not path.startswith(f"{check_path(found.made)}/"):
-        raise _unfit(tr("a folder that was made"), found.made)
-
-
-def _kept_of(run: str, means: str, path: str, value: object) -> str:
-    """Return where what takes a change back lies: below ``undo/<run>``, or ``trash/<date>-<run>`` by its own path."""
+def _check_backup_path(run: str, means: str, path: str, value: object) -> str:
+    """Return a valid backup path: in ``undo/<run>``, or ``trash/<date>-<run>`` followed by the changed path."""
     if isinstance(value, str):
         date, _, rest = value.removeprefix(f"{TRASH}/").partition(f"-{run}/")
         is_trashed = value.startswith(f"{TRASH}/") and _DATE.fullmatch(date) is not None and rest == path
-        if _is_numbered(value, f"{UNDO}/{run}/") or (is_trashed and means == "file"):
+        if _is_numbered_file(value, f"{UNDO}/{run}/") or (is_trashed and means == "file"):
             return value
-    raise _unfit(tr("what takes a change back"), value)
+    raise _invalid(tr("the backup of a change"), value)
 
 
-def _is_numbered(value: str, folder: str) -> bool:
+def _is_numbered_file(value: str, folder: str) -> bool:
     return value.startswith(folder) and _NUMBERED.fullmatch(value, len(folder)) is not None
 
 
 def parse_action(raw: object) -> RecordedAction:
-    """Return what ``action`` has of one action.
+    """Parse and check the detail of an action.
 
     Raises:
-        UnfitValue, msgspec.MsgspecError
+        InvalidValue, msgspec.MsgspecError
     """
-    return msgspec.json.decode(_blob_of(tr("an action"), raw), type=RecordedAction)
+    return msgspec.json.decode(_check_blob(tr("an action"), raw), type=RecordedAction)
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,19 +279,19 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_run(row: tuple[Any, ...]) -> RunRow:
-    """Return a row of ``run`` (its columns in their order) as checked values.
+    """Parse and check a row of ``run`` (its columns in order).
 
     Raises:
-        UnfitValue
+        InvalidValue
     """
     run, command, source, status, started, finished = row
     return RunRow(
         run_id=check_run_id(run),
-        command=_text_of("a command", command, _COMMAND),
-        source=_any_text(tr("the source of a run"), source),
-        status=_one_of(tr("the status of a run"), status, RunStatus),
-        started_at=_int_of("a time", started, 0, MAX_TIME),
-        finished_at=None if finished is None else _int_of("a time", finished, 0, MAX_TIME),
+        command=_check_text("a command", command, _COMMAND),
+        source=_check_text(tr("the source of a run"), source, _ANY_TEXT),
+        status=_check_choice(tr("the status of a run"), status, RunStatus),
+        started_at=_check_int("a time", started, 0, MAX_TIME),
+        finished_at=None if finished is None else _check_int("a time", finished, 0, MAX_TIME),
     )
 
 
@@ -317,20 +314,20 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_step(row: tuple[Any, ...]) -> StepRow:
-    """Return a row of ``step`` (its columns in their order) as checked values.
+    """Parse and check a row of ``step`` (its columns in order).
 
     Raises:
-        UnfitValue
+        InvalidValue
     """
     number, run, subject, action, state, fingerprint, detail = row
     return StepRow(
-        step_id=_int_of(tr("the number of a step"), number, 1),
+        step_id=_check_int(tr("the number of a step"), number, 1),
         run_id=check_run_id(run),
         subject=check_subject(subject),
-        action=_one_of(tr("the action of a step"), action, StepAction),
-        state=_one_of(tr("the state of a step"), state, StepState),
-        fingerprint=_text_of("a fingerprint", fingerprint, _FINGERPRINT),
-        detail=_blob_of(tr("the detail of a step"), detail),
+        action=_check_choice(tr("the action of a step"), action, StepAction),
+        state=_check_choice(tr("the state of a step"), state, StepState),
+        fingerprint=_check_text("a fingerprint", fingerprint, _FINGERPRINT),
+        detail=_check_blob(tr("the detail of a step"), detail),
     )
 
 
@@ -344,108 +341,100 @@ class EntryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_entry(row: tuple[Any, ...]) -> EntryRow:
-    """Return a row of ``entry`` (its columns in their order) as checked values.
+    """Parse and check a row of ``entry`` (its columns in order).
 
     Raises:
-        UnfitValue
+        InvalidValue
     """
     subject, step, fingerprint, detail = row
     return EntryRow(
         subject=check_subject(subject),
-        step_id=_int_of(tr("the number of a step"), step, 1),
-        fingerprint=_text_of("a fingerprint", fingerprint, _FINGERPRINT),
-        detail=_blob_of(tr("the detail of an entry"), detail),
+        step_id=_check_int(tr("the number of a step"), step, 1),
+        fingerprint=_check_text("a fingerprint", fingerprint, _FINGERPRINT),
+        detail=_check_blob(tr("the detail of an entry"), detail),
     )
 
 
-def _numbered_action(row: tuple[Any, ...]) -> None:
-    run, number, detail = row
-    check_run_id(run)
-    _int_of(tr("the number of an action"), number)
-    parse_action(detail)
-
-
 _CHANGES = "SELECT change_id, run_id, means, path, state, kept, bytes, detail FROM change"
-#: What every row of a table has to be, by its columns in their order.
+#: Table, query and check of its rows.
 _ROWS: tuple[tuple[str, str, Callable[[tuple[Any, ...]], object]], ...] = (
     ("run", "SELECT run_id, command, source, status, started_at, finished_at FROM run", parse_run),
     ("step", "SELECT step_id, run_id, subject, action, state, fingerprint, detail FROM step", parse_step),
     ("entry", "SELECT subject, step_id, fingerprint, detail FROM entry", parse_entry),
     ("change", _CHANGES, parse_change),
-    ("action", "SELECT run_id, number, detail FROM action", _numbered_action),
+    (
+        "action",
+        "SELECT run_id, number, detail FROM action",
+        lambda row: (check_run_id(row[0]), _check_int(tr("the number of an action"), row[1]), parse_action(row[2])),
+    ),
 )
-#: What no two rows may say of each other; each query gives one that does.
+#: Table, description and query of contradictions between rows; each query returns a row if there is one.
 _CONTRADICTIONS: tuple[tuple[str, str, str], ...] = (
     (
         "part",
-        tr("parts of a step that are not numbered from 0 on"),
+        tr("parts of a step that are not numbered from 0"),
         """SELECT 1 FROM part GROUP BY step_id
              HAVING min(number) <> 0 OR max(number) <> count(*) - 1
                  OR total(typeof(number) <> 'integer' OR typeof(body) <> 'blob')""",
     ),
     (
         "entry",
-        tr("an entry of another step's"),
+        tr("an entry that belongs to another step"),
         "SELECT 1 FROM entry e JOIN step s USING (step_id) WHERE s.subject <> e.subject OR s.state <> 'done'",
     ),
     (
         "change",
-        tr("two changes that one file takes back"),
+        tr("two changes with one backup"),
         "SELECT 1 FROM change WHERE kept IS NOT NULL GROUP BY kept HAVING count(*) > 1",
     ),
     (
         "action",
-        tr("actions of a run that are not numbered from 0 on"),
+        tr("actions of a run that are not numbered from 0"),
         "SELECT 1 FROM action GROUP BY run_id HAVING min(number) <> 0 OR max(number) <> count(*) - 1",
     ),
 )
 
 
 def check_values(db: apsw.Connection, tables: frozenset[str]) -> None:
-    """Read all that a ledger says, and refuse one that says what regraft does not write. Its schema is known by now.
+    """Read the whole ledger and raise if it contains what regraft does not write. Its schema must have been checked.
 
     Args:
-        db: the ledger, in a transaction or read by nobody else.
-        tables: those that its version has.
+        db: the ledger, in a transaction or without other readers.
+        tables: the tables of its version.
 
     Raises:
-        UnfitValue, msgspec.MsgspecError, UnicodeDecodeError: a value is not what it may be.
+        InvalidValue, msgspec.MsgspecError, UnicodeDecodeError: a value is not valid.
         apsw.Error: it is damaged.
     """
-    for table, query, parsed in _ROWS:
+    for table, query, check in _ROWS:
         if table in tables:
             for row in db.execute(query):
-                parsed(row)
+                check(row)
     for table, said, query in _CONTRADICTIONS:
         if table in tables and db.execute(f"{query} LIMIT 1").get is not None:
             raise InvalidValue(tr("it has {said}", said=said))
     if "change" in tables:
-        _demand_actions(db)
-    for problem in _problems(db):
-        raise InvalidValue(problem)
+        _check_action_counts(db)
+    [(damage,)] = db.execute("PRAGMA integrity_check(1)").fetchall()
+    if damage != "ok":
+        raise InvalidValue(tr("it is damaged: {found}", found=damage))
+    for orphan, _, parent, _ in db.execute("PRAGMA foreign_key_check").fetchall():
+        raise InvalidValue(tr("a row of {table} refers to a missing {parent}", table=orphan, parent=parent))
 
 
-def _demand_actions(db: apsw.Connection) -> None:
+def _check_action_counts(db: apsw.Connection) -> None:
     rows: list[Any] = db.execute("SELECT run_id, count(*) FROM action GROUP BY run_id").fetchall()
     counts = dict(rows)
     for row in db.execute(_CHANGES):
         change = parse_change(row)
         if sum(change.detail.actions) > counts.get(change.run_id, 0):
-            raise InvalidValue(tr("it has a change that does what its run did not mean to"))
+            raise InvalidValue(tr("it has a change for an action that its run does not have"))
 
 
-def _problems(db: apsw.Connection) -> Iterator[str]:
-    [(found,)] = db.execute("PRAGMA integrity_check(1)").fetchall()
-    if found != "ok":
-        yield tr("it is damaged: {found}", found=found)
-    for table, _, parent, _ in db.execute("PRAGMA foreign_key_check").fetchall():
-        yield tr("a row of {table} is of a {parent} that is not there", table=table, parent=parent)
+# The tables of a ledger
 
 
-# The tables of a ledger, and whether a file has just these (``docs/formats/library.md``, "Ledger" and "Changes").
-
-
-#: Version 1 had no record of changes to data that were there before.
+#: Version 1 had no tables for changes of existing data.
 VERSION = 2
 
 TABLES = (
@@ -476,7 +465,7 @@ TABLES = (
          fingerprint TEXT NOT NULL,
          detail BLOB NOT NULL)""",
 )
-#: What version 2 has besides.
+#: Tables added in version 2.
 CHANGE_TABLES = (
     """CREATE TABLE change (
          change_id INTEGER PRIMARY KEY,
@@ -496,7 +485,7 @@ CHANGE_TABLES = (
 )
 _OF_VERSION = {1: TABLES, 2: (*TABLES, *CHANGE_TABLES)}
 _NAME = re.compile(r"CREATE TABLE (\w+)")
-#: The indexes that SQLite makes for primary keys; it names them itself.
+#: SQLite creates and names the indexes of primary keys.
 _OWN_INDEX = re.compile(r"sqlite_autoindex_(\w+)_1")
 
 
@@ -505,45 +494,41 @@ def _named(statements: tuple[str, ...]) -> dict[str, str]:
 
 
 def is_empty(db: apsw.Connection) -> bool:
-    """Tell whether nothing is in the file yet: a run was killed before it had recorded anything."""
+    """Whether the file has no tables yet: a run was killed before it recorded anything."""
     return db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get is None
 
 
-def _is_index_of(name: Any, table: Any) -> bool:
-    """Tell whether SQLite made an index of that name for a table by itself."""
-    found = _OWN_INDEX.fullmatch(str(name))
-    return found is not None and found[1] == table
-
-
 def check_schema(db: apsw.Connection) -> int:
-    """Return the version of a ledger that has just the tables of that version, as regraft makes them.
+    """Return the version of a ledger that has exactly the tables of that version, as regraft creates them.
 
-    A view, a trigger, another table or column, a table without rowids or a virtual one makes it another program's.
+    With a view, a trigger, another table or column, a virtual table or one without rowids, it belongs to another
+    program.
 
     Raises:
-        UnfitValue, apsw.Error
+        InvalidValue, apsw.Error
     """
     rows: list[Any] = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema").fetchall()
     found = {str(name): str(sql) for kind, name, _, sql in rows if kind == "table"}
     if "ledger" not in found:
-        raise InvalidValue(tr("it is of another program"))
+        raise InvalidValue(tr("it belongs to another program"))
     for kind, name, table, sql in rows:
-        if kind != "table" and not (kind == "index" and sql is None and _is_index_of(name, table)):
+        automatic = _OWN_INDEX.fullmatch(str(name)) if kind == "index" and sql is None else None
+        if kind != "table" and (automatic is None or automatic[1] != table):
             raise InvalidValue(tr("it has the {kind} {name!r}, which no ledger has", kind=kind, name=name))
     return _version(db, {name: " ".join(sql.split()) for name, sql in found.items()})
 
 
 def _version(db: apsw.Connection, found: dict[str, str]) -> int:
     if found["ledger"] != _named(TABLES)["ledger"]:
-        raise InvalidValue(tr("it is of another program"))
+        raise InvalidValue(tr("it belongs to another program"))
     versions: list[Any] = db.execute("SELECT version FROM ledger LIMIT 2").fetchall()
     version = versions[0][0] if len(versions) == 1 else None
     if not isinstance(version, int) or version not in _OF_VERSION:
-        raise InvalidValue(tr("it is of version {version}", version=version))
+        raise InvalidValue(tr("its version {version} is not supported", version=version))
     wanted = _named(_OF_VERSION[version])
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
-            what = "lacks" if name not in found else tr("has another") if name in wanted else tr("has besides")
+            what = "lacks" if name not in found else tr("has another") if name in wanted else tr("also has")
             raise InvalidValue(tr("it {what} the table {name!r}", what=what, name=name))
     return version
 

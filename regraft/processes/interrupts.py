@@ -1,7 +1,7 @@
-"""What asks a run to stop, Ctrl-C and the signals of a system that ends programs, and where it must not come midway.
+"""Stop a run on Ctrl-C and termination signals, except in sections that must not be interrupted.
 
-All of them end a run in the same way, with KeyboardInterrupt: what was finished stays whole, what was begun is thrown
-away, and the exit status is 130 (``docs/commands.md``).
+Every stop raises KeyboardInterrupt: finished work stays, unfinished work is discarded, and the exit status is 130
+(``docs/commands.md``).
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-#: Ctrl-C, what a system or a supervisor sends, a terminal that is closed, and Ctrl-Break and closed windows on Windows.
+#: Ctrl-C, termination by the system or a supervisor, a closed terminal; on Windows Ctrl-Break and closed windows.
 STOP_SIGNALS = tuple(
     signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if name in signal.Signals.__members__
 )
-#: How long to wait until a stop is raised again that came where nothing can be raised, in seconds.
+#: Seconds until a stop is raised again that came where no exception can be raised.
 _AGAIN_SECONDS = 0.05
 
 
 class _State:
-    """What is known of this process; ``held`` is how many callers hold stops back."""
+    """The signal state of this process. ``held`` counts the sections that defer stops."""
 
     is_installed = False
     is_stopping = False
     held = 0
-    #: The one that was held back, and the latest one.
+    #: the deferred signal, and the last one received
     came: int | None = None
     latest: int = signal.SIGINT
 
 
 def install_handlers() -> None:
-    """Let every signal of :data:`STOPS` end this process as Ctrl-C does; one that it ignores stays ignored (nohup).
+    """Make every signal of :data:`STOP_SIGNALS` stop this process as Ctrl-C does; ignored signals stay ignored (nohup).
 
-    The first one counts. Those that follow it, as a terminal or ``timeout`` sends them, do not disturb cleaning up.
+    Only the first one counts. Later ones, as a terminal or ``timeout`` sends them, do not interrupt the cleanup.
     """
     _State.is_installed = True
     for number in STOP_SIGNALS:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _stop)
-    sys.unraisablehook = _swallowed
+    sys.unraisablehook = _handle_unraisable
 
 
 def ignore_stops() -> None:
-    """Let nothing stop this process any more where :func:`install` was called: what is left is to end."""
+    """Ignore stops from now on, because the process is about to end; only after :func:`install_handlers`."""
     if _State.is_installed:
         _State.is_stopping = True
         for number in STOP_SIGNALS:
@@ -55,7 +55,7 @@ def ignore_stops() -> None:
 
 
 def is_caused_by_stop(error: BaseException) -> bool:
-    """Tell whether an error came of a stop: of cleaning up after one, or of being torn by it."""
+    """Whether an exception was raised while handling a stop, or because of one."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, KeyboardInterrupt):
         seen = seen.__cause__ or seen.__context__
@@ -64,10 +64,10 @@ def is_caused_by_stop(error: BaseException) -> bool:
 
 @contextmanager
 def defer_stops() -> Iterator[None]:
-    """Let stops wait for the end of what must not be torn, such as a transaction and the note that it was made.
+    """Defer stops to the end of the context, for steps that belong together, such as a commit and the record of it.
 
-    Python raises KeyboardInterrupt in the main thread between any two steps, also right after a commit. Where another
-    program has its own way with a signal, or in another thread, this does nothing.
+    Python can raise KeyboardInterrupt between any two instructions of the main thread, also right after a commit. This
+    does nothing in other threads, or if the program has installed its own signal handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -90,9 +90,11 @@ def defer_stops() -> Iterator[None]:
 
 @contextmanager
 def block_stops() -> Iterator[None]:
-    """Keep stops from this process, and from those that are started meanwhile where the system can; they come after."""
-    # A blocked signal stays blocked in what is started now, from its first moment on; but a library's own threads do
-    # not block it, and it would reach this one through them.
+    """Block stops in this process, and in processes started within the context if the system supports it; they come at
+    the end.
+    """
+    # A child inherits blocked signals from its first moment. Threads of libraries do not block them, however, so this
+    # process could still receive one through them: hence the deferral.
     with defer_stops():
         if not hasattr(signal, "pthread_sigmask"):
             yield
@@ -113,8 +115,8 @@ def _stop(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
-def _swallowed(unraisable: sys.UnraisableHookArgs) -> None:
-    """Raise a stop again that came while an object was finalised, where Python can only print it."""
+def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """Raise a stop again that came in a finalizer, where Python can only print it."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         _State.is_stopping = False
         again = threading.Timer(_AGAIN_SECONDS, _send, (_State.latest,))
@@ -122,11 +124,11 @@ def _swallowed(unraisable: sys.UnraisableHookArgs) -> None:
         again.start()
     elif not _State.is_stopping:
         sys.__unraisablehook__(unraisable)
-    # What a stop tore may complain when it is thrown away: a writer whose file is closed before it.
+    # Ignore errors of finalizers after a stop, such as a writer whose file is closed before it.
 
 
 def _send(number: int) -> None:
-    """Send a signal to the main thread, also where it waits for something."""
+    """Send a signal to the main thread, also while it blocks."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:

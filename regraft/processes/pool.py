@@ -1,9 +1,11 @@
-"""Processes of this one's own, for work that is done beside it and for code that must not touch it.
+"""Run functions in child processes: one pool that starts, feeds, replaces and ends them.
 
-A worker ends with this process, however that ends: Linux kills it then, and everywhere a thread of it watches. It has
-neither this one's output nor any of its open files, may change what this one may when it is told what to do, shares no
-lock or semaphore with it, and can be killed at any moment: all that it writes is thrown away unless this process takes
-it over. It imports nothing from the working directory (:mod:`regraft.processes.interpreters`), nor the program that started it.
+A child process ends with its parent, however the parent ends: Linux kills it, and on all systems a thread of it watches
+the parent. It has neither the parent's output nor any of its open files or locks, and may write where the parent may.
+It imports nothing from the working directory (:mod:`regraft.processes.interpreters`), nor the program that started it.
+It can be killed at any moment: what it has written is discarded unless the parent takes it over.
+
+Child processes are started from the main thread: on Linux they end with the thread that started them.
 """
 
 from __future__ import annotations
@@ -17,128 +19,367 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from multiprocessing import resource_tracker, spawn, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from regraft.disk import writable
 from regraft.processes import interpreters, interrupts
 
-#: Of Linux's prctl: which signal a process gets when the thread that started it ends.
-_PR_SET_PDEATHSIG = 1
-#: How many pipes Windows waits for at once; ``multiprocessing`` divides longer lists itself since Python 3.13.
-_MOST_PIPES = 60 if os.name == "nt" and sys.version_info < (3, 13) else None
-#: How long each part of a longer list is waited for in turn, in seconds.
+#: More processes than this gain nothing: the parent takes over all that they produce.
+MAX_PROCESSES = 2
+_POLL_SECONDS = 1.0
+#: Number of jobs that a process may have: a running one, and the next ones in its pipe.
+_JOBS_AHEAD = 4
+#: Maximum size of a call that may wait in a pipe, which holds at least 8 KiB. With larger ones, the parent could block
+#: on a child that blocks on sending its result.
+_MAX_WAITING_BYTES = 8192 // _JOBS_AHEAD
+#: Number of pipes that Windows waits for at once; ``multiprocessing`` splits longer lists itself since Python 3.13.
+_MAX_PIPES = 60 if os.name == "nt" and sys.version_info < (3, 13) else None
+#: Seconds to wait for each part of a longer list in turn.
 _TURN_SECONDS = 0.02
 
 
-class Worker:
-    """One process, and this process's end of the pipe to it.
+class JobFailed(Exception):
+    """A job raised an exception, or no process could run it; the message says why."""
 
-    It loads ``modules`` at once: what it will be told to do may need them. It may start processes of its own where
-    ``may_start`` says so, and once it has cores for them (:func:`be_given`).
+
+class ProcessKilled(JobFailed):
+    """A process ended while it had jobs; ``exit_status`` is its exit status, if known."""
+
+    def __init__(self, exit_status: int | None) -> None:
+        super().__init__("a process was killed")
+        self.exit_status = exit_status
+
+
+class JobOutcome(NamedTuple):
+    """The end of a job: its result, or the exception that it raised, or ProcessKilled."""
+
+    job: int
+    result: Any = None
+    error: Exception | None = None
+
+
+# --- which processes may be started ----------------------------------------------------------------------------------
+
+#: Number of cores that this process and its children may use; None: all.
+_given_cores: int | None = None
+
+
+def set_core_limit(cores: int) -> None:
+    """Limit this process and its children to a number of cores; with one, it starts no process."""
+    global _given_cores  # noqa: PLW0603 - a property of the process
+    _given_cores = cores
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process and its children may use."""
+    existing = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(existing, _given_cores or existing)
+
+
+def can_start_processes() -> bool:
+    """Whether this process may start others; a child process may only if it was given cores for them."""
+    if _given_cores is not None:
+        return _given_cores > 1
+    return multiprocessing.parent_process() is None
+
+
+def can_use_pool() -> bool:
+    """Whether this thread may open a pool, and there are cores for it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return usable_cores() > 1 and can_start_processes() and is_main
+
+
+def pool_size() -> int:
+    """Return the number of processes that leave a core to this one."""
+    return min(usable_cores() - 1, MAX_PROCESSES)
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+class Worker(Protocol):
+    """A process that runs the jobs sent through ``pipe``."""
+
+    pipe: Connection
+
+    def end(self) -> int | None:
+        """End it at once, if it is still running, and return its exit status."""
+
+
+class WorkerProcess:
+    """A child process, and the parent's end of the pipe to it.
+
+    It imports ``modules`` at once, because its jobs will need them. With ``may_start`` it may start processes of its
+    own, once it has cores for them (:func:`set_core_limit`).
     """
 
     def __init__(self, modules: Sequence[str] = (), *, may_start: bool = False) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self._process = context.Process(target=_begin, args=(other, modules), daemon=not may_start)
+        self._process = context.Process(target=_run_worker, args=(other, modules), daemon=not may_start)
         self._process.start()
-        # Where the worker is the only one who has it, its end is the pipe's end.
+        # Only the child has this end now, so its death closes the pipe.
         other.close()
 
     def end(self) -> int | None:
-        """End it at once, where it has not ended yet, and return its exit status."""
+        """See :meth:`Worker.end`."""
         self.pipe.close()
         self._process.kill()
         self._process.join()
         return self._process.exitcode
 
 
-class _State:
-    """What is known of this process."""
-
-    #: How many cores it may use together with those that it starts; None: nobody has said so.
-    cores: int | None = None
-
-
-def set_core_limit(cores: int) -> None:
-    """Know that others work beside this process, which has so many cores from now on; with one it starts no process."""
-    _State.cores = cores
-
-
-def core_limit() -> int | None:
-    """Return how many cores this process was given, None where it has all that there are."""
-    return _State.cores
-
-
-def can_start_processes() -> bool:
-    """Tell whether this process may start others: a worker may where it was given cores for them."""
-    if _State.cores is not None:
-        return _State.cores > 1
-    return multiprocessing.parent_process() is None
-
-
-#: Workers that nobody has told yet what to do.
-_early: list[Worker] = []
+#: Processes that were started before it was known what for.
+_prestarted: list[WorkerProcess] = []
 
 
 @contextmanager
 def prestart_workers(count: int, modules: Sequence[str]) -> Iterator[None]:
-    """Start so many processes before it is known what they do, and end those that nobody has taken (:func:`started`).
-
-    To be called in the main thread.
+    """Start processes for pools that are opened later; end those that no pool has taken after the context.
 
     Raises:
         OSError: they cannot be started.
     """
     try:
-        with _beginning():
-            _early.extend(Worker(modules) for _ in range(count))
+        with _process_start():
+            _prestarted.extend(WorkerProcess(modules) for _ in range(count))
         yield
     finally:
-        while _early:
-            _early.pop().end()
+        while _prestarted:
+            _prestarted.pop().end()
 
 
-@contextmanager
-def start_workers(
-    count: int, serve: Callable[..., None], *args: Any, may_start: bool = False
-) -> Iterator[list[Worker]]:
-    """Have so many processes call ``serve(pipe, *args)``, a function of a module, and end them afterwards.
+class ProcessPool:
+    """Distributes jobs to child processes.
 
-    Those that were started early are taken first, others are started; with ``may_start`` all are, and may start some
-    themselves. To be called in the main thread: on Linux, processes end with the thread that started them.
+    All processes are started with the first job, and one that is killed fails the pool. With ``on_demand``, a process
+    is started only when all others are busy; if one is killed, only its jobs fail, and it is replaced.
 
-    Raises:
-        OSError: they cannot be started.
+    Args:
+        size: number of processes.
+        on_demand: see above. A process then gets one job at a time.
+        may_start: the processes may start processes of their own.
+        jobs_ahead: number of jobs that a process may have, one of them running.
+        keep_memory: the processes keep freed memory for the next arrays instead of returning it to the system.
+        on_progress: called in this process with each value that a job passes to :func:`report_progress`.
+        start: starts a process (default: :class:`WorkerProcess`).
     """
-    workers: list[Worker] = []
-    try:
-        with _beginning():
-            for _ in range(count):
-                is_early = bool(_early) and not may_start
-                workers.append(_early.pop() if is_early else Worker(may_start=may_start))
-                with contextlib.suppress(BrokenPipeError):
-                    workers[-1].pipe.send((serve, args, writable.open_roots()))
-        yield workers
-    finally:
-        for worker in workers:
-            worker.end()
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        on_demand: bool = False,
+        may_start: bool = False,
+        jobs_ahead: int = 1,
+        keep_memory: bool = False,
+        on_progress: Callable[[Any], object] = lambda _: None,
+        start: Callable[[], Worker] | None = None,
+    ) -> None:
+        self._size, self._on_demand, self._jobs_ahead = size, on_demand, jobs_ahead
+        self._may_start, self._keep_memory = may_start, keep_memory
+        self._on_progress = on_progress
+        self._start_one = start or self._start_process
+        #: the jobs of each process, the running one first
+        self._workers: dict[Worker, deque[int]] = {}
+        self._queue: deque[tuple[int, memoryview]] = deque()
+        #: outcomes in the order in which they arrived, until they are taken
+        self._outcomes: dict[int, JobOutcome] = {}
+        #: outcomes of jobs up to this number are ignored
+        self._discarded = self._last_job = 0
+        #: a process was killed, which fails all further calls
+        self._killed: ProcessKilled | None = None
+
+    def __enter__(self) -> ProcessPool:
+        """Return the pool."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all processes."""
+        self.end()
+
+    def start(self) -> None:
+        """Start all processes, unless they are running.
+
+        Raises:
+            JobFailed: they cannot be started; the cause is an OSError.
+        """
+        if not self._workers:
+            self._add_workers(self._size)
+
+    def end(self) -> None:
+        """End all processes, which frees their memory; unfinished jobs are lost."""
+        self.forget()
+        self._killed = None
+        while self._workers:
+            self._workers.popitem()[0].end()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether processes are running."""
+        return bool(self._workers)
+
+    def put(self, function: Callable[..., Any], *args: object) -> int:
+        """Queue a call of a module's function and return the number of the job.
+
+        A call that takes more than 2 KiB is sent only to an idle process.
+
+        Raises:
+            JobFailed: no process can be started, or one was killed.
+        """
+        if not self._on_demand:
+            self.start()
+        self._last_job += 1
+        self._queue.append((self._last_job, ForkingPickler.dumps((function, args))))
+        self.go_on()
+        return self._last_job
+
+    def go_on(self) -> None:
+        """Receive results and send queued jobs, without waiting.
+
+        Raises:
+            JobFailed: no process can be started, or one was killed.
+        """
+        self._receive(0)
+        self._send()
+
+    def is_answered(self, job: int) -> bool:
+        """Whether a job has ended."""
+        return job in self._outcomes
+
+    def has_room(self, left: int = 1) -> bool:
+        """Whether a running process has at most ``left`` jobs; with 0 it is idle."""
+        return self.is_started and not self._queue and min(map(len, self._workers.values())) <= left
+
+    def take(self, job: int) -> Any:
+        """Wait for a job and return its result, once.
+
+        Raises:
+            JobFailed: it raised an exception, or a process was killed.
+        """
+        while job not in self._outcomes:
+            # The timeout lets signals through on systems where waiting itself does not.
+            self._receive(_POLL_SECONDS)
+            self._send()
+        outcome = self._outcomes.pop(job)
+        if isinstance(outcome.error, JobFailed):
+            raise outcome.error
+        if outcome.error is not None:
+            raise JobFailed(str(outcome.error) or type(outcome.error).__name__) from outcome.error
+        return outcome.result
+
+    def wait(self, seconds: float = _POLL_SECONDS) -> list[JobOutcome]:
+        """Return the jobs that have ended, once; wait for the first one if necessary.
+
+        Raises:
+            JobFailed: a process was killed; with ``on_demand`` only if no other can be started.
+        """
+        self._receive(0 if self._outcomes else seconds)
+        self._send()
+        outcomes = list(self._outcomes.values())
+        self._outcomes.clear()
+        return outcomes
+
+    def forget(self) -> None:
+        """Discard queued jobs, and the outcomes of all others."""
+        self._queue.clear()
+        self._outcomes.clear()
+        self._discarded = self._last_job
+
+    def drain(self) -> None:
+        """Discard queued jobs, and wait for the running ones.
+
+        Raises:
+            JobFailed: a process was killed.
+        """
+        self.forget()
+        while any(self._workers.values()):
+            self._receive(_POLL_SECONDS)
+
+    def _add_workers(self, count: int) -> None:
+        try:
+            with _process_start():
+                for _ in range(count):
+                    self._workers[self._start_one()] = deque()
+        except OSError as error:
+            if not self._on_demand:
+                self.end()
+            raise JobFailed(str(error)) from error
+
+    def _start_process(self) -> Worker:
+        can_take = bool(_prestarted) and not self._may_start
+        worker = _prestarted.pop() if can_take else WorkerProcess(may_start=self._may_start)
+        with contextlib.suppress(BrokenPipeError):
+            worker.pipe.send((writable.open_roots(), self._keep_memory))
+        return worker
+
+    def _receive(self, seconds: float) -> None:
+        if self._killed is not None:
+            raise ProcessKilled(self._killed.exit_status)
+        busy = {worker.pipe: worker for worker, jobs in self._workers.items() if jobs}
+        for pipe in wait_for_pipes(list(busy), seconds) if busy else ():
+            worker = busy[pipe]
+            try:
+                kind, value = pipe.recv()
+            except (EOFError, OSError) as error:
+                self._lose(worker, error)
+                continue
+            if kind == _PROGRESS:
+                self._on_progress(value)
+                continue
+            job = self._workers[worker].popleft()
+            if job > self._discarded:
+                self._outcomes[job] = JobOutcome(job, value) if kind == _DONE else JobOutcome(job, error=value)
+
+    def _send(self) -> None:
+        while self._queue:
+            idle = [worker for worker, jobs in self._workers.items() if not jobs]
+            if self._on_demand and not idle and len(self._workers) < self._size:
+                self._add_workers(1)
+                continue
+            worker = min(self._workers, key=lambda one: len(self._workers[one]))
+            job, call = self._queue[0]
+            limit = self._jobs_ahead if len(call) <= _MAX_WAITING_BYTES else 1
+            if len(self._workers[worker]) >= limit:
+                return
+            self._queue.popleft()
+            self._workers[worker].append(job)
+            try:
+                worker.pipe.send_bytes(call)
+            except OSError as error:
+                self._lose(worker, error)
+
+    def _lose(self, worker: Worker, error: Exception) -> None:
+        """Remove a process that was killed: fail its jobs, and with fixed processes the whole pool."""
+        killed = ProcessKilled(worker.end())
+        jobs = self._workers.pop(worker)
+        if not self._on_demand:
+            self._killed = killed
+            raise killed from error
+        for job in jobs:
+            self._outcomes[job] = JobOutcome(job, error=killed)
 
 
-def wait_for_pipes(pipes: Sequence[Connection], seconds: float, *, most: int | None = _MOST_PIPES) -> list[Connection]:
-    """Return the pipes that have something to read, or are closed; wait for the first one.
+def open_pool() -> ProcessPool:
+    """Return a pool for the cores that this process leaves; close it with ``with``."""
+    return ProcessPool(pool_size(), jobs_ahead=_JOBS_AHEAD, keep_memory=True)
+
+
+def wait_for_pipes(pipes: Sequence[Connection], seconds: float, *, most: int | None = _MAX_PIPES) -> list[Connection]:
+    """Return the pipes that have data or are closed; wait for the first one.
 
     Args:
         pipes: any number of them.
         seconds: how long to wait.
-        most: how many the system waits for at once; None means any number.
+        most: how many the system waits for at once; None: any number.
     """
     if most is None or len(pipes) <= most:
         return _wait(pipes, seconds)
@@ -155,41 +396,47 @@ def wait_for_pipes(pipes: Sequence[Connection], seconds: float, *, most: int | N
 
 
 def _wait(pipes: Sequence[Connection], seconds: float) -> list[Connection]:
-    # The type of what can be waited for differs between systems.
+    # The parameter type of wait() differs between systems.
     found: list[Any] = wait(list(pipes), seconds)
     return found
 
 
+# --- starting safely -------------------------------------------------------------------------------------------------
+
+
 @contextmanager
-def _beginning() -> Iterator[None]:
-    """Let processes begin undisturbed: half-made, one would say something of its own. What comes is raised after."""
+def _process_start() -> Iterator[None]:
+    """Start processes within the context, deferring stops: an interrupted child would print a traceback."""
     with interrupts.block_stops():
-        _stand_somewhere()
-        with _safely():
+        try:
+            os.getcwd()  # noqa: PTH109 - asked as a started process asks
+        except FileNotFoundError:
+            # No process can start in a working directory that was removed.
+            os.chdir(os.sep)
+        with _safe_interpreters():
             if os.name != "nt":
-                # Python's own helper, which lets some stops through again when it has started.
+                # Python's own helper process; starting it unblocks some signals, hence the second call below.
                 resource_tracker.ensure_running()
             with interrupts.block_stops():
                 yield
 
 
-#: Held while multiprocessing starts interpreters in this module's way.
+#: Held while multiprocessing is changed to start interpreters safely.
 _starting = threading.RLock()
 
 
 @contextmanager
-def _safely() -> Iterator[None]:
-    """Start interpreters that import nothing from the working directory, and not the program that runs here either.
+def _safe_interpreters() -> Iterator[None]:
+    """Make multiprocessing start interpreters that import neither from the working directory nor the running program.
 
-    Python asks two functions of its own how a process of multiprocessing begins. They are replaced meanwhile, for this
-    thread alone: what other threads of the program start begins as ever.
+    Two internal functions of multiprocessing are replaced within the context, with an effect in this thread only.
     """
     thread = threading.get_ident()
     import_path = interpreters.safe_import_path()
-    # Type stubs do not have what Python keeps to itself.
-    own: Any = util
+    # Type stubs lack Python's internals.
+    internals: Any = util
     with _starting:
-        given_flags, given_state = own._args_from_interpreter_flags, spawn.get_preparation_data
+        given_flags, given_state = internals._args_from_interpreter_flags, spawn.get_preparation_data
 
         def flags() -> list[str]:
             found: list[str] = given_flags()
@@ -206,283 +453,107 @@ def _safely() -> Iterator[None]:
 
         given_path = os.environ.get(interpreters.SEARCH_PATH)
         safe_path = interpreters.interpreter_environment().get(interpreters.SEARCH_PATH)
-        own._args_from_interpreter_flags, spawn.get_preparation_data = flags, state
+        internals._args_from_interpreter_flags, spawn.get_preparation_data = flags, state
         try:
             if safe_path is not None:
                 os.environ[interpreters.SEARCH_PATH] = safe_path
             yield
         finally:
-            own._args_from_interpreter_flags, spawn.get_preparation_data = given_flags, given_state
+            internals._args_from_interpreter_flags, spawn.get_preparation_data = given_flags, given_state
             if safe_path is not None and given_path is not None:
                 os.environ[interpreters.SEARCH_PATH] = given_path
 
 
-def _stand_somewhere() -> None:
-    """Leave a working directory that is gone: no process can begin in it."""
+# --- in the child process --------------------------------------------------------------------------------------------
+
+#: Kinds of messages to the parent.
+_DONE, _FAILED, _PROGRESS = "done", "failed", "progress"
+#: Signal that Linux sends a process when the thread that started it ends (prctl).
+_PR_SET_PDEATHSIG = 1
+#: Options of the C library's mallopt: thresholds above which freed memory is returned to the system.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 32 << 20
+
+_current = threading.local()
+
+
+def report_progress(value: object) -> None:
+    """Send a value to the ``on_progress`` of the pool that runs the current job."""
+    _current.pipe.send((_PROGRESS, value))
+
+
+def serve_jobs(pipe: Connection) -> None:
+    """Run one job after the other and send each result or exception, until the pipe is closed."""
+    _current.pipe = pipe
+    while True:
+        function, args = pipe.recv()
+        try:
+            pipe.send((_DONE, function(*args)))
+        except Exception as error:
+            pipe.send((_FAILED, _picklable(error)))
+
+
+def _picklable(error: Exception) -> Exception:
+    """Return an exception that the parent can unpickle, with this process's traceback as a note."""
+    error.add_note(traceback.format_exc())
     try:
-        os.getcwd()  # noqa: PTH109 - asked as a process that is started asks
-    except FileNotFoundError:
-        os.chdir(os.sep)
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    except Exception:
+        return JobFailed(str(error) or type(error).__name__)
+    return error
 
 
-# --- in the worker ---------------------------------------------------------------------------------------------------
-
-
-def _begin(pipe: Connection, modules: Sequence[str]) -> None:
-    """Set the process up before anything is imported that takes long; what is to be said is the parent's to say."""
+def _run_worker(pipe: Connection, modules: Sequence[str]) -> None:
+    """Set up the child process, and run jobs until the parent closes the pipe."""
     _end_with_parent()
+    # The parent decides about stops and reports them.
     for number in interrupts.STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    silence = os.open(os.devnull, os.O_WRONLY)
+    null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
-        os.dup2(silence, stream)
-    # What a library starts here.
+        os.dup2(null, stream)
+    # For processes that a library starts here.
     os.environ.update(interpreters.interpreter_environment())
-    # NumPy's threads for linear algebra would only be waiting.
+    # NumPy's threads for linear algebra would only wait.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # What is loaded stays: nobody has to look among it for what could go.
+    # Modules stay loaded: exclude them from garbage collection.
     gc.disable()
     for name in modules:
-        # What cannot be loaded is missed where it is needed.
+        # A failing import is reported by the job that needs the module.
         with contextlib.suppress(Exception):
             import_module(name)
     gc.freeze()
     gc.enable()
-    # A parent that is done with it closes the pipe.
     with contextlib.suppress(EOFError, BrokenPipeError):
-        serve, args, handed = pipe.recv()
-        writable.adopt_roots(handed)
-        serve(pipe, *args)
+        roots, keep_memory = pipe.recv()
+        writable.adopt_roots(roots)
+        if keep_memory:
+            with contextlib.suppress(OSError, AttributeError, TypeError):
+                library = ctypes.CDLL(None)
+                for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+                    library.mallopt(option, _KEPT_BYTES)
+        serve_jobs(pipe)
 
 
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None:
         return
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
     if sys.platform == "linux":
-        # The thread has to wait for its turn while native code runs; the system does not.
+        # The thread cannot run while native code holds the interpreter; the system can kill the process then.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent.pid:
             os._exit(1)
 
 
-def _watch(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
-
-
-# Processes that do jobs beside this one: they call functions of modules, which read and write files.
-#
-# There are as many as leave a core to this process. What they answer does not depend on their number.
-
-
-#: More processes than this gain nothing: what they make is taken over by one.
-MAX_PROCESSES = 2
-_POLL_SECONDS = 1.0
-#: A process has so many jobs: one that it works on, and the next ones.
-_AHEAD = 4
-#: Of so many bytes are those that may wait in a pipe, which holds 8 KiB at least: with larger ones this process would
-#: wait for one that waits itself, to be rid of an answer.
-_MOST_WAITING_BYTES = 8192 // _AHEAD
-
-
-class JobFailed(Exception):
-    """A job could not be done, or its process was killed; the text says why."""
-
-
-class ProcessPool:
-    """Deals jobs out to processes, which are started with the first one.
-
-    Args:
-        start: starts processes that do :func:`serve`, and returns the pipe to each.
-        end: ends them.
-    """
-
-    def __init__(self, start: Callable[[], list[Connection]], end: Callable[[], None] = lambda: None) -> None:
-        self._start, self._end = start, end
-        self._at_work: dict[Connection, deque[int]] = {}
-        self._waiting: deque[tuple[int, memoryview]] = deque()
-        self._answers: dict[int, tuple[bool, Any]] = {}
-        self._forgotten = self._put = 0
-
-    def start(self) -> None:
-        """Start the processes, where they are not.
-
-        Raises:
-            JobFailed: they could not be started.
-        """
-        if self._at_work:
-            return
-        try:
-            self._at_work = {pipe: deque() for pipe in self._start()}
-        except OSError as error:
-            raise JobFailed(str(error)) from error
-
-    @property
-    def is_started(self) -> bool:
-        """Tell whether the processes have been started."""
-        return bool(self._at_work)
-
-    def put(self, function: Callable[..., Any], *args: object) -> int:
-        """Have a function of a module called, as soon as a process is free for it; return the number of the job.
-
-        What takes more than 2 KiB to be said is said to a process that has nothing else to do.
-
-        Raises:
-            JobFailed: no process could be started, or one was killed.
-        """
-        self.start()
-        self._put += 1
-        job = self._put
-        self._waiting.append((job, ForkingPickler.dumps((function, args))))
-        self.go_on()
-        return job
-
-    def go_on(self) -> None:
-        """Take the answers that have come, and deal out what waits, without waiting.
-
-        Raises:
-            JobFailed: a process was killed.
-        """
-        self._collect(0)
-        self._deal()
-
-    def is_answered(self, job: int) -> bool:
-        """Tell whether the answer to a job has come."""
-        return job in self._answers
-
-    def has_room(self, left: int = 1) -> bool:
-        """Tell whether a process that has been started has so many jobs left at most; with 0 it has nothing to do."""
-        return self.is_started and not self._waiting and min(map(len, self._at_work.values())) <= left
-
-    def take(self, job: int) -> Any:
-        """Return the answer to a job, once; wait for it.
-
-        Raises:
-            JobFailed: it failed, or a process was killed.
-        """
-        while job not in self._answers:
-            # The pause lets signals through where waiting itself does not.
-            self._collect(_POLL_SECONDS)
-            self._deal()
-        is_done, answer = self._answers.pop(job)
-        if not is_done:
-            raise JobFailed(answer)
-        return answer
-
-    def forget(self) -> None:
-        """Have nobody do what waits, and throw away all answers that were not taken."""
-        self._waiting.clear()
-        self._answers.clear()
-        self._forgotten = self._put
-
-    def end(self) -> None:
-        """End the processes, which then take no memory any more; what they have not answered is lost."""
-        self.forget()
-        self._at_work = {}
-        self._end()
-
-    def settle(self) -> None:
-        """Have nobody do what waits, and wait for what is being done.
-
-        Raises:
-            JobFailed: a process was killed.
-        """
-        self.forget()
-        while any(self._at_work.values()):
-            self._collect(_POLL_SECONDS)
-
-    def _collect(self, seconds: float) -> None:
-        busy = [pipe for pipe, jobs in self._at_work.items() if jobs]
-        for pipe in wait_for_pipes(busy, seconds) if busy else ():
-            try:
-                answer = pipe.recv()
-            except (EOFError, OSError) as error:
-                raise JobFailed("a process was killed") from error
-            job = self._at_work[pipe].popleft()
-            if job > self._forgotten:
-                self._answers[job] = answer
-
-    def _deal(self) -> None:
-        while self._waiting:
-            pipe = min(self._at_work, key=lambda pipe: len(self._at_work[pipe]))
-            _, call = self._waiting[0]
-            if len(self._at_work[pipe]) >= (_AHEAD if len(call) <= _MOST_WAITING_BYTES else 1):
-                return
-            self._send(pipe, *self._waiting.popleft())
-
-    def _send(self, pipe: Connection, job: int, call: memoryview) -> None:
-        try:
-            pipe.send_bytes(call)
-        except OSError as error:
-            raise JobFailed("a process was killed") from error
-        self._at_work[pipe].append(job)
-
-
-def usable_cores() -> int:
-    """Return on how many cores this process may run, with those that it starts."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(there, core_limit() or there)
-
-
-def can_use_pool() -> bool:
-    """Tell whether there are cores for a crew, and whether this thread can have one.
-
-    Only the main thread of a process that may start others can.
-    """
-    return usable_cores() > 1 and can_start_processes() and threading.current_thread() is threading.main_thread()
-
-
-def pool_size() -> int:
-    """Return how many processes a crew has."""
-    return min(usable_cores() - 1, MAX_PROCESSES)
-
-
-@contextmanager
-def open_pool() -> Iterator[ProcessPool]:
-    """Give a crew for the cores that this process leaves, and end it afterwards, where it was started."""
-    with ExitStack() as stack:
-
-        def start() -> list[Connection]:
-            started = stack.enter_context(start_workers(pool_size(), _serve_pool))
-            return [one.pipe for one in started]
-
-        yield ProcessPool(start, stack.close)
-
-
-# --- in the process --------------------------------------------------------------------------------------------------
-
-#: Of the C library's mallopt, where it has one: what larger pieces, or more free memory, go back to the system.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 32 << 20
-
-
-def _serve_pool(parent: Connection) -> None:
-    _keep_memory()
-    serve_jobs(parent)
-
-
-def serve_jobs(parent: Connection) -> None:
-    """Do one job after the other, and answer with what was made, or with what failed."""
-    while True:
-        function, args = parent.recv()
-        try:
-            parent.send((True, function(*args)))
-        except Exception as error:
-            parent.send((False, str(error) or type(error).__name__))
-
-
 def release_free_memory() -> None:
-    """Give what this process has freed back to the system, where the C library can."""
+    """Return freed memory of this process to the system, if the C library supports it."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _keep_memory() -> None:
-    """Keep memory for the next arrays instead of giving it back to the system."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        library = ctypes.CDLL(None)
-        for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
-            library.mallopt(option, _KEPT_BYTES)

@@ -1,7 +1,7 @@
-"""What a derived store lacks of its authority, has otherwise, or has too much: "A must follow B", written once.
+"""Compare a derived store with its source of truth.
 
-Both are given as ids with fingerprints, sorted by id: the materials of an index and the items of a catalog, say. What
-an id and a fingerprint are is the caller's business, and so is what becomes of a difference.
+Both are sequences of (id, fingerprint), sorted by id: the materials of an index and the items of a catalog, for
+example. The caller decides what ids and fingerprints are, and what to do about a difference.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ DifferenceKind = Literal["missing", "stale", "orphaned"]
 
 
 class Ordered(Protocol):
-    """What can be sorted."""
+    """A type whose values can be sorted."""
 
     def __lt__(self, other: Any, /) -> bool:
-        """Tell whether it comes before another one."""
+        """Whether it sorts before another one."""
 
 
 Id = TypeVar("Id", bound=Ordered)
@@ -27,16 +27,16 @@ Fingerprint = TypeVar("Fingerprint")
 
 
 class OutOfOrder(ValueError):
-    """An id that does not come after the one before it: it is there twice, or its sequence is not sorted."""
+    """An id does not come after the previous one: it occurs twice, or the sequence is not sorted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference(Generic[Id, Fingerprint]):
-    """An id that a derived store and its authority do not agree about.
+    """An id that differs between a derived store and its source of truth.
 
-    ``missing``: only the authority has it. ``stale``: both have it, with other fingerprints. ``orphaned``: only the
-    derived store has it. ``wanted`` is the authority's fingerprint, ``found`` that of the derived store, each None
-    where the id is not there.
+    ``missing``: only the source of truth has it. ``stale``: both have it, with different fingerprints. ``orphaned``:
+    only the derived store has it. ``wanted`` is the fingerprint in the source of truth, ``found`` the one in the
+    derived store; None if the id is missing there.
     """
 
     kind: DifferenceKind
@@ -48,12 +48,12 @@ class Difference(Generic[Id, Fingerprint]):
 def compare_sorted(
     authority: Iterable[tuple[Id, Fingerprint]], derived: Iterable[tuple[Id, Fingerprint]]
 ) -> Iterator[Difference[Id, Fingerprint]]:
-    """Return in the order of ids what ``derived`` has to change to follow ``authority``.
+    """Yield the changes, in the order of ids, that bring ``derived`` up to date with ``authority``.
 
-    Both are sorted by id, each id only once; neither is held in memory.
+    Both are sorted by id, without duplicates; neither is held in memory.
 
     Raises:
-        OutOfOrder: one of them is not.
+        OutOfOrder: one of them is not sorted.
     """
     left, right = _ascending(authority), _ascending(derived)
     wanted, found = next(left, None), next(right, None)

@@ -1,4 +1,4 @@
-"""From any path that a user would naturally point at to the kind of store that it is."""
+"""Recognize the kind of store that any path given by a user is, and open it; extract archives of v2 data."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ from regraft.text import path_argument, printable
 
 
 def link_notices(tree: Tree) -> Iterator[Notice]:
-    """Say which of the links that were met so far lead out of a source, so that nothing behind them is read."""
+    """Yield a notice for each link found so far that points outside of the source and was not followed."""
     for name, target in tree.not_followed.items() if isinstance(tree, FolderTree) else ():
         message = tr(
-            "{name} is a link to {target}, out of the source: not followed without {option}",
+            "{name} is a link to {target}, outside of the source, and was not followed; use {option} to follow it",
             name=printable(name),
             target=printable(target),
             option=links.FOLLOW_OPTION,
@@ -79,7 +79,7 @@ INDEX_FILE = cherry_v2_layout.INDEX_FILE
 RAW_FOLDER = cherry_v2_layout.RAW_FOLDER
 DATA_FOLDER = cherry_v2_layout.DATA_FOLDER
 
-#: Members of a damaged archive that a message names.
+#: Members of a damaged archive named in a message.
 _NAMED_MEMBERS = 5
 _REDUX_FILES = (
     "redux.json",
@@ -88,37 +88,42 @@ _REDUX_FILES = (
     "redux_export/redux.json",
     "redux/redux.json",
 )
-#: Where a profile lies in the folder that the user names: it is that, in a portable layout, or below a browser's root.
+#: Where a profile may be in the folder that the user names: there, in a portable layout, or below a browser's root.
 _PROFILES = ("", "data", "Data", BROWSER_PROFILE)
-#: How a backup of the format that is drafted for later releases is called, and two files that each of them has.
+#: Extension of a backup format drafted for later releases, and two files that every such backup contains.
 CHERRYBACKUP = ".cherrybackup"
 _CHERRYBACKUP_FILES = ("manifest.json", "backup.sqlite")
-#: What a slim backup has not, and every other one has as far as the profile had it.
+#: Missing from a slim backup; other backups have those that the profile had.
 _NOT_SLIM = ("IndexedDB", "Local Storage", f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}", f"{DATA_FOLDER}/Files")
 
 
 @contextmanager
 def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -> Iterator[Located]:
-    """Recognise ``path`` (or take the user's word for its kind) and keep its archive open meanwhile.
+    """Recognize ``path``, or take the user's word for its kind, and keep its archive open within the context.
 
     Args:
-        path: a file or a folder.
-        kind: what it is; None: what it is recognised as.
-        salvage: whether a zip archive that is damaged as a whole is read by the local headers of its members
-            (:mod:`regraft.disk.zip_salvage`).
+        path: a file or folder.
+        kind: its kind; None to recognize it.
+        salvage: read a damaged zip archive by the local headers of its members (:mod:`regraft.disk.zip_salvage`).
 
     Raises:
-        SourceNotFound, SourceUnrecognised, SourceUnreadable: it is nothing, nothing known, or damaged.
-        GenerationUnknown: it is of a later generation of its system than is known.
+        SourceNotFound, SourceUnrecognised, SourceUnreadable: it is missing, not a known kind, or damaged.
+        GenerationUnknown: it is of a later generation of its system than regraft knows.
         ArchiveUnsafe, ArchiveEncrypted: it is an archive that must not be read.
-        BrokenJson: it is a JSON file that is broken.
+        BrokenJson: it is a damaged JSON file.
     """
-    moved, message = _moved(path) if kind is None else (path, ())
+    moved, message = _follow_settings(path) if kind is None else (path, ())
     try:
-        found = _of_a_system(moved, kind) or _locate(moved, kind)
+        found = _recognize_system(moved, kind) or _locate(moved, kind)
     except _ArchiveDamaged as error:
         if not salvage:
-            raise SourceUnreadable(path=path, reason=_with_offer(path, str(error))) from error
+            reason = tr(
+                "damaged or incomplete zip archive: {reason}; to recover its intact members, run regraft "
+                "migrate {path} --to LIBRARY --salvage",
+                reason=str(error),
+                path=path_argument(path),
+            )
+            raise SourceUnreadable(path=path, reason=reason) from error
         with _salvaged(moved, kind, str(error)) as found:
             yield _with_stores(found, kind)
         return
@@ -126,7 +131,7 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
         if not message:
             raise
         found_there = tr(
-            "the application's settings name {moved} for its data, which is not a profile", moved=printable(moved)
+            "the application's settings name the data folder {moved}, which is not a profile", moved=printable(moved)
         )
         raise SourceUnrecognised(path=path, found=found_there) from error
     found = replace(found, notices=message)
@@ -139,26 +144,17 @@ def open_store(path: Path, kind: Kind | None = None, *, salvage: bool = False) -
 
 
 class _ArchiveDamaged(Exception):
-    """A zip archive whose members may be whole, and whose directory cannot be read; the text says why."""
-
-
-def _with_offer(path: Path, reason: str) -> str:
-    return tr(
-        "damaged or incomplete zip archive: {reason}; regraft migrate {path} --to LIBRARY --salvage reads the members "
-        "that are whole",
-        reason=reason,
-        path=path_argument(path),
-    )
+    """A zip archive has an unreadable directory, but may have intact members; the message says why."""
 
 
 @contextmanager
 def _salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Located]:
-    """Recognise a damaged archive by its whole members, which are copied to a temporary archive.
+    """Recognize a damaged archive by its intact members, which are copied to a temporary archive.
 
     Raises:
-        SourceUnreadable: no member is whole.
+        SourceUnreadable: no member is intact.
         WorkFolderTooSmall: the temporary folder has no room for the members.
-        SourceUnrecognised, ArchiveUnsafe: as :func:`located`.
+        SourceUnrecognised, ArchiveUnsafe: as :func:`open_store`.
     """
     with durable.temporary_folder() as folder:
         require_free_space(folder, path.stat().st_size)
@@ -170,13 +166,13 @@ def _salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Located]:
             raise SourceUnreadable(path=path, reason=reason) from error
         with closing(ZipTree(copy)) as tree:
             found = _in_tree(path, tree, kind)
-            yield replace(found, notices=(_of_salvage(saved, damage),))
+            yield replace(found, notices=(_salvage_notice(saved, damage),))
 
 
-def _of_salvage(saved: zip_salvage.ZipSalvage, reason: str) -> Notice:
-    """Return what is said of an archive that was read by the headers of its members."""
+def _salvage_notice(saved: zip_salvage.ZipSalvage, reason: str) -> Notice:
+    """Return the notice about an archive that was read by the headers of its members."""
     message = tr(
-        "the zip archive is damaged ({reason}): {members} read by their own headers",
+        "the zip archive is damaged ({reason}); {members} recovered by their own headers",
         reason=reason,
         members=format_count(saved.whole, "member"),
     )
@@ -184,12 +180,12 @@ def _of_salvage(saved: zip_salvage.ZipSalvage, reason: str) -> Notice:
         more = saved.lost - min(len(saved.missing), _NAMED_MEMBERS)
         names = [f"{printable(name)} ({why})" for name, why in islice(saved.missing.items(), _NAMED_MEMBERS)]
         names += [tr("{more} more", more=more)] if more else []
-        message = tr("{message}; not whole, and left out: {names}", message=message, names=join_list(names))
+        message = tr("{message}; damaged and left out: {names}", message=message, names=join_list(names))
     return Notice(code=ARCHIVE_SALVAGED, message=message, count=max(saved.lost, 1), samples=tuple(saved.missing)[:10])
 
 
 def _with_stores(found: Located, kind: Kind | None) -> Located:
-    """Look at the stores of v2 data: where all are a preview build's, so is the whole."""
+    """Add the stores of v2 data. A library with preview stores only is a preview library."""
     if found.kind not in V2_LAYOUTS:
         return found
     tree, inside = found.tree, ""
@@ -203,12 +199,12 @@ def _with_stores(found: Located, kind: Kind | None) -> Located:
         stores = cherry_v2_layout.replace_catalog(stores, named, _bases_in(tree.path / named))
         return replace(found, path=tree.path / named, tree=tree, places=StatePaths(vectors=""), stores=stores)
     only_preview = stores.has_preview and not stores.current and found.kind in (Kind.LIBRARY, Kind.BASE)
-    recognised = Kind.PREVIEW_LIBRARY if only_preview and kind is not Kind.LIBRARY else found.kind
-    return replace(found, kind=recognised, tree=tree, places=StatePaths(vectors=""), stores=stores)
+    recognized = Kind.PREVIEW_LIBRARY if only_preview and kind is not Kind.LIBRARY else found.kind
+    return replace(found, kind=recognized, tree=tree, places=StatePaths(vectors=""), stores=stores)
 
 
 def _bases_in(catalog: Path) -> set[str]:
-    """Return the ids of the bases that a catalog has; none where it cannot be read."""
+    """Return the ids of the bases in a catalog; empty if it cannot be read."""
     try:
         with sqlite.open_readonly(catalog) as db:
             return {str(base) for (base,) in db.execute("SELECT id FROM knowledge_base")}
@@ -216,30 +212,27 @@ def _bases_in(catalog: Path) -> set[str]:
         return set()
 
 
-def _moved(path: Path) -> tuple[Path, tuple[Notice, ...]]:
-    """Return the data folder that the application's settings name in place of its default one."""
+def _follow_settings(path: Path) -> tuple[Path, tuple[Notice, ...]]:
+    """Return the data folder that the application's settings name instead of the given one, with a notice."""
     folders = cherry_v1_profile.find_configured_folders(path)
     if not folders:
         if cherry_v1_profile.is_settings(path):
             raise SourceUnrecognised(
-                path=path, found=tr("the application's settings name no folder of data that is there")
+                path=path, found=tr("the data folder named in the application's settings does not exist")
             )
-        beside = _beside_data(path)
-        return (path if beside is None else beside), ()
+        # A browser keeps the profile inside of its root, with the data beside the profile.
+        if path.name == BROWSER_PROFILE and (path / LOCAL_STORAGE).is_dir() and not (path / "Data").is_dir():
+            return (path.parent if (path.parent / "Data").is_dir() else path), ()
+        return path, ()
     if len(folders) > 1:
         raise ProfileAmbiguous(path=path, folders=join_list(printable(folder) for folder in folders))
     named = printable(folders[0])
     message = tr(
-        "the application's settings name {named} for its data: that is read (--kind v1-profile reads the given one)",
+        "the application's settings name the data folder {named}, which is read instead (--kind "
+        "v1-profile reads the given one)",
         named=named,
     )
     return folders[0], (Notice(code=notices.PROFILE_MOVED, message=message),)
-
-
-def _beside_data(path: Path) -> Path | None:
-    """Return the folder above a profile that a browser keeps below its root, where the data lie beside it."""
-    alone = path.name == BROWSER_PROFILE and (path / LOCAL_STORAGE).is_dir() and not (path / "Data").is_dir()
-    return path.parent if alone and (path.parent / "Data").is_dir() else None
 
 
 def _locate(path: Path, kind: Kind | None) -> Located:
@@ -263,11 +256,11 @@ def _locate(path: Path, kind: Kind | None) -> Located:
         if isinstance(error, RegraftError):
             raise
         raise SourceUnreadable(path=path, reason=error.strerror or error) from error
-    return _by_start(path, start, kind)
+    return _recognize_file(path, start, kind)
 
 
-def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
-    """Recognise a file by its first bytes."""
+def _recognize_file(path: Path, start: bytes, kind: Kind | None) -> Located:
+    """Recognize a file by its first bytes."""
     if start.startswith(b"SQLite format 3\0"):
         return _database(path, kind)
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")):
@@ -278,8 +271,10 @@ def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
             if is_damaged and zip_salvage.looks_like_zip(path):
                 raise _ArchiveDamaged(tr("its directory is missing or damaged")) from error
             raise
+        if all(tree.kind(name) == "file" for name in _CHERRYBACKUP_FILES):
+            tree.close()
+            raise BackupTooNew(path=path)
         try:
-            _demand_known_format(path, tree)
             return _in_tree(path, tree, kind)
         except BaseException:
             tree.close()
@@ -289,17 +284,13 @@ def _by_start(path: Path, start: bytes, kind: Kind | None) -> Located:
     if kind is Kind.INDEX or (kind is None and cherry_v2_layout.is_index_path(path)):
         return _single_file(Kind.INDEX, path)
     if zip_salvage.looks_like_zip(path):
-        raise _ArchiveDamaged(tr("other bytes stand before its first member"))
-    raise SourceUnrecognised(path=path, found=_describe(start))
+        raise _ArchiveDamaged(tr("its first member is preceded by other bytes"))
+    described = tr("a text file") if b"\0" not in start else tr("a file of another kind")
+    raise SourceUnrecognised(path=path, found=described if start else tr("an empty file"))
 
 
-def _demand_known_format(path: Path, tree: ZipTree | FolderTree) -> None:
-    if all(tree.kind(name) == "file" for name in _CHERRYBACKUP_FILES):
-        raise BackupTooNew(path=path)
-
-
-def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
-    """Recognise a store of another system."""
+def _recognize_system(path: Path, kind: Kind | None) -> Located | None:
+    """Recognize a store of another system."""
     try:
         for system in systems.systems_for(kind):
             store = system.store_at(path)
@@ -308,15 +299,9 @@ def _of_a_system(path: Path, kind: Kind | None) -> Located | None:
     except RegraftError:
         raise
     except OSError:
-        # Why nobody can look there is said by who looks next.
+        # The checks that follow report why it cannot be accessed.
         return None
     return None
-
-
-def _describe(start: bytes) -> str:
-    if not start:
-        return tr("an empty file")
-    return tr("a text file") if b"\0" not in start else tr("a file of another kind")
 
 
 # --- folders and archives ------------------------------------------------------------------------------------------
@@ -324,30 +309,27 @@ def _describe(start: bytes) -> str:
 
 def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Located:
     folder = find_inner_folder(tree)
-    found = _of_2_0_export(path, kind) or _recognise(path, tree, "" if isinstance(tree, FolderTree) else folder)
+    found = _of_2_0_export(path, kind) or _recognize(path, tree, "" if isinstance(tree, FolderTree) else folder)
     if found is None and folder:
-        found = _unpacked(path, tree, folder)
+        # An archive may have been unpacked into the folder; its v1 source may be at any depth.
+        found = _recognize(path, tree, folder)
+        found = found if found is not None and found.kind in V1_SOURCES else None
     if kind is not None and (found is None or found.kind is not kind):
         found = _forced(path, tree, folder, kind)
-    if found is not None and kind is None and found.kind is Kind.LIBRARY and _is_bare(tree, folder):
-        _demand_finished(path, tree)
     if found is not None:
+        if kind is None and found.kind is Kind.LIBRARY:
+            has_catalog = tree.kind(join_path(folder, CATALOG_FILE)) == "file"
+            if not has_catalog and not tree.children(join_path(folder, KNOWLEDGE_FOLDER)):
+                _refuse_unfinished(path, tree)
         return found
     if tree.is_denied(cherry_v2_layout.INDEX_FILE):
         raise SourceUnreadable(path=path / cherry_v2_layout.INDEX_FILE, reason=os.strerror(errno.EACCES))
-    _demand_finished(path, tree)
-    raise SourceUnrecognised(path=path, found=_described(path, tree, folder))
+    _refuse_unfinished(path, tree)
+    raise SourceUnrecognised(path=path, found=_describe_tree(path, tree, folder))
 
 
-def _is_bare(tree: Tree, folder: str) -> bool:
-    """Tell whether a library has neither a catalog nor any base."""
-    return tree.kind(join_path(folder, CATALOG_FILE)) != "file" and not tree.children(
-        join_path(folder, KNOWLEDGE_FOLDER)
-    )
-
-
-def _demand_finished(path: Path, tree: Tree) -> None:
-    """Refuse what a run left that was killed before it put anything into its place.
+def _refuse_unfinished(path: Path, tree: Tree) -> None:
+    """Raise if a run was killed in this folder before it published anything.
 
     Raises:
         MigrationUnfinished
@@ -357,22 +339,19 @@ def _demand_finished(path: Path, tree: Tree) -> None:
         raise unfinished
 
 
-def _unpacked(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognise a folder that somebody unpacked an archive into: v1 sources are read from any depth of their tree."""
-    found = _recognise(path, tree, folder)
-    return found if found is not None and found.kind in V1_SOURCES else None
-
-
-def _described(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
-    """Say what a folder or an archive is that is none of the known kinds."""
-    part = _part_of_profile(path) if isinstance(tree, FolderTree) else None
-    if part is not None:
-        return part
-    if isinstance(tree, FolderTree) and tree.not_followed:
-        return str(next(link_notices(tree)).message)
+def _describe_tree(path: Path, tree: FolderTree | ZipTree, folder: str) -> str:
+    """Describe a folder or an archive of no known kind."""
+    if isinstance(tree, FolderTree):
+        above = _profile_above(path)
+        if above is not None:
+            return tr("it is part of the profile {above}; give that instead", above=printable(above))
+        if (path / "IndexedDB").is_dir() or (path / "Data" / KNOWLEDGE_FOLDER).is_dir():
+            return tr("a profile or backup without `Local Storage`, where the application keeps its state")
+        if tree.not_followed:
+            return str(next(link_notices(tree)).message)
     inside = join_list(tree.children(folder)[:4])
     return tr(
-        "{isinstance} with {inside} in it",
+        "{isinstance} that contains {inside}",
         isinstance=tr("an archive") if isinstance(tree, ZipTree) else tr("a folder"),
         inside=inside or tr("nothing"),
     )
@@ -382,17 +361,8 @@ def _profile_above(path: Path) -> Path | None:
     return next((place for place in path.absolute().parents if (place / LOCAL_STORAGE).is_dir()), None)
 
 
-def _part_of_profile(path: Path) -> str | None:
-    above = _profile_above(path)
-    if above is not None:
-        return tr("it is part of the profile {above}: give that", above=printable(above))
-    if (path / "IndexedDB").is_dir() or (path / "Data" / KNOWLEDGE_FOLDER).is_dir():
-        return tr("a profile or backup without `Local Storage`, where the application keeps its state")
-    return None
-
-
-def _recognise(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Return the first kind of all that a folder can be."""
+def _recognize(path: Path, tree: Tree, folder: str) -> Located | None:
+    """Return the first kind that matches a folder."""
     metadata = join_path(folder, "metadata.json")
     backup = read_backup_metadata(tree, metadata) if tree.kind(metadata) == "file" else BackupMetadata()
     return (
@@ -414,7 +384,7 @@ def _v2_profile(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> 
         return None
     kind = Kind.V2_PROFILE if backup.version is None else Kind.V2_BACKUP
     stated = backup.resources.get("indexedDB")
-    # Where the metadata do not say it, a backup of the database alone is a slim one.
+    # If the metadata do not say so, a backup of the database alone is a slim one.
     has_more = stated is not None or any(tree.kind(join_path(folder, name)) == "folder" for name in _NOT_SLIM)
     is_slim = kind is Kind.V2_BACKUP and (stated is False or not has_more)
     return Located(kind=kind, path=path, tree=tree, version=backup.version, is_slim=is_slim)
@@ -432,7 +402,9 @@ def _v1_backup(path: Path, tree: Tree, folder: str, backup: BackupMetadata) -> L
 def _library(path: Path, tree: Tree, folder: str) -> Located | None:
     parts = (join_path(folder, ledger.FOLDER), join_path(folder, KNOWLEDGE_FOLDER))
     if tree.kind(join_path(folder, CATALOG_FILE)) == "file" or all(tree.kind(part) == "folder" for part in parts):
-        return Located(kind=_library_or_pack(tree, folder), path=path, tree=tree)
+        # An unpacked pack is a library.
+        is_pack = isinstance(tree, ZipTree) and tree.kind(join_path(folder, pack.MANIFEST)) == "file"
+        return Located(kind=Kind.PACK if is_pack else Kind.LIBRARY, path=path, tree=tree)
     return None
 
 
@@ -459,7 +431,7 @@ def _base(path: Path, tree: Tree, folder: str) -> Located | None:
 
 
 def _slices(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognise what releases 2.0.x export: the folder of it, the one of its slices, or a folder that it lies in."""
+    """Recognize an export of releases 2.0.x: its folder, the folder of its slices, or a folder that contains it."""
     above = folder.rpartition("/")
     inside = [above[0]] if above[2] == SLICES_FOLDER else []
     for name in (*inside, folder, join_path(folder, EXPORT_FOLDER)):
@@ -470,7 +442,7 @@ def _slices(path: Path, tree: Tree, folder: str) -> Located | None:
 
 
 def _of_2_0_export(path: Path, kind: Kind | None) -> Located | None:
-    """Recognise a folder on disk whose data lie beside it, in the profile: the export, or its slices alone."""
+    """Recognize an export on disk whose data is beside it, in the profile: the export, or only its slices."""
     if kind not in (None, Kind.V1_EXPORT) or not path.is_dir():
         return None
     real = path.absolute()
@@ -481,14 +453,8 @@ def _of_2_0_export(path: Path, kind: Kind | None) -> Located | None:
     return _slices(path, FolderTree(root, path), "" if root == export else export.name)
 
 
-def _library_or_pack(tree: Tree, folder: str) -> Kind:
-    """Tell a pack from a library that somebody zipped; unpacked, a pack is a library."""
-    is_pack = isinstance(tree, ZipTree) and tree.kind(join_path(folder, pack.MANIFEST)) == "file"
-    return Kind.PACK if is_pack else Kind.LIBRARY
-
-
 def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognise a folder with a knowledge state beside vector files, or a ``KnowledgeBase`` folder of v2 bases."""
+    """Recognize a folder with a knowledge state beside vector files, or a ``KnowledgeBase`` folder of v2 bases."""
     bases = (
         join_path(folder, KNOWLEDGE_FOLDER) if tree.kind(join_path(folder, KNOWLEDGE_FOLDER)) == "folder" else folder
     )
@@ -504,7 +470,7 @@ def _knowledge_folder(path: Path, tree: Tree, folder: str) -> Located | None:
 
 
 def _vector_folder(path: Path, tree: Tree, folder: str) -> Located | None:
-    """Recognise vector files of v1 that no state lies beside; of a profile that is there, its state does."""
+    """Recognize vector files of v1 without a state beside them. In a profile, the state belongs to them."""
     if isinstance(tree, FolderTree) and _profile_above(path) is not None:
         return None
     for places in locate_vector_folders(tree, folder):
@@ -515,7 +481,10 @@ def _vector_folder(path: Path, tree: Tree, folder: str) -> Located | None:
 
 def _state_file(path: Path, tree: Tree, folder: str, *, beside_vectors: bool) -> Located | None:
     for name in tree.children(folder):
-        if not _may_hold_state(name, beside_vectors=beside_vectors):
+        if not name.endswith(".json") or name == cherry_v1_state.PENDING_DELETE_FILE:
+            continue
+        # Read any file beside ``KnowledgeBase``, other files only if their name fits.
+        if not beside_vectors and "knowledge" not in name.lower() and "redux" not in name.lower():
             continue
         file = join_path(folder, name)
         state = _json_state(tree, file)
@@ -523,13 +492,6 @@ def _state_file(path: Path, tree: Tree, folder: str, *, beside_vectors: bool) ->
             places = locate_file_state(tree, folder, **{state: file})
             return Located(kind=_JSON_KINDS[state], path=path, tree=tree, places=places)
     return None
-
-
-def _may_hold_state(name: str, *, beside_vectors: bool) -> bool:
-    """Tell whether a JSON file is worth opening: any beside ``KnowledgeBase``, else one called after its content."""
-    if not name.endswith(".json") or name == cherry_v1_state.PENDING_DELETE_FILE:
-        return False
-    return beside_vectors or "knowledge" in name.lower() or "redux" in name.lower()
 
 
 def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
@@ -544,34 +506,30 @@ def _forced(path: Path, tree: Tree, folder: str, kind: Kind) -> Located:
     elif kind is Kind.V1_VECTOR_FOLDER:
         places = next(locate_vector_folders(tree, folder), StatePaths())
         found = Located(kind=kind, path=path, tree=tree, places=places)
-    elif _is_forced_library(tree, folder, kind):
+    elif (kind is Kind.PREVIEW_LIBRARY and cherry_v2_layout.find_stores(tree, folder).has_preview) or (
+        kind is Kind.LIBRARY and KNOWLEDGE_FOLDER in tree.children(folder)
+    ):
         found = Located(kind=kind, path=path, tree=tree)
     if found is None:
-        raise SourceUnrecognised(path=path, found=tr("it does not hold what {names} holds", names=KIND_NAMES[kind]))
+        raise SourceUnrecognised(path=path, found=tr("it does not contain {names}", names=KIND_NAMES[kind]))
     return found
-
-
-def _is_forced_library(tree: Tree, folder: str, kind: Kind) -> bool:
-    if kind is Kind.PREVIEW_LIBRARY:
-        return cherry_v2_layout.find_stores(tree, folder).has_preview
-    return kind is Kind.LIBRARY and KNOWLEDGE_FOLDER in tree.children(folder)
 
 
 # --- single files --------------------------------------------------------------------------------------------------
 
 
-#: What a JSON file is by what :func:`_json_state` tells of it; places are given to :mod:`state` by the same names.
+#: Kinds of JSON files by the result of _json_state; the same names are keywords of ``file_places``.
 _JSON_KINDS = {"knowledge": Kind.V1_KNOWLEDGE, "redux": Kind.V1_EXPORT, "backup": Kind.V1_BACKUP}
 
 
 def _json_state(tree: Tree, name: str) -> str | None:
-    """Tell whether a JSON file holds a ``knowledge`` slice, a Redux state, a backup, or none of them (None)."""
+    """Return whether a JSON file holds a ``knowledge`` slice, a ``redux`` state or a ``backup``; None otherwise."""
     with contextlib.suppress(json_text.JsonProblem, SourceUnreadable):
         found = json_text.read_fields(
             cherry_v1_state.read_file(tree, name), ("regraft", "bases", "knowledge", "localStorage")
         )
         kinds = {"bases": "knowledge", "knowledge": "redux", "localStorage": "backup"}
-        # A report of regraft lists bases too.
+        # A report of regraft lists bases, too.
         return kinds[next(iter(found))] if found and "regraft" not in found else None
     return None
 
@@ -583,12 +541,12 @@ def _json_file(path: Path, kind: Kind | None) -> Located:
         with cherry_v1_state.raise_broken_json(path, path.name):
             json_text.read_fields(cherry_v1_state.read_file(tree, path.name), ())
         raise SourceUnrecognised(path=path, found=tr("a JSON file without a knowledge state"))
-    recognised = _JSON_KINDS[state]
-    if kind not in (None, recognised):
+    recognized = _JSON_KINDS[state]
+    if kind not in (None, recognized):
         raise SourceUnrecognised(
-            path=path, found=tr("{names}, not {names2}", names=KIND_NAMES[recognised], names2=KIND_NAMES[kind])
+            path=path, found=tr("{names}, not {names2}", names=KIND_NAMES[recognized], names2=KIND_NAMES[kind])
         )
-    return Located(kind=recognised, path=path, tree=tree, places=locate_file_state(tree, "", **{state: path.name}))
+    return Located(kind=recognized, path=path, tree=tree, places=locate_file_state(tree, "", **{state: path.name}))
 
 
 def _database(path: Path, kind: Kind | None) -> Located:
@@ -596,7 +554,7 @@ def _database(path: Path, kind: Kind | None) -> Located:
         with sqlite.open_readonly(path) as db:
             tables = {str(row[0]) for row in db.execute("SELECT name FROM sqlite_master")}
     except (apsw.Error, UnicodeDecodeError) as error:
-        forced = _unread_database(path, kind)
+        forced = _recognize_unreadable(path, kind)
         if forced is not None:
             return forced
         if cherry_preview.summarize_file(path).layout not in (
@@ -605,22 +563,22 @@ def _database(path: Path, kind: Kind | None) -> Located:
         ):
             raise SourceUnreadable(path=path, reason=error) from error
         tables = {cherry_preview.PREVIEW_TABLE, "search_unit"}
-    recognised = kind_by_tables(path, tables)
-    if kind not in (None, recognised):
+    recognized = kind_by_tables(path, tables)
+    if kind not in (None, recognized):
         raise SourceUnrecognised(
-            path=path, found=tr("{names}, not {names2}", names=KIND_NAMES[recognised], names2=KIND_NAMES[kind])
+            path=path, found=tr("{names}, not {names2}", names=KIND_NAMES[recognized], names2=KIND_NAMES[kind])
         )
-    if recognised in SYSTEMS:
-        return systems.system_of(recognised).located(path)
-    if recognised in (Kind.V2_PROFILE, Kind.LIBRARY):
+    if recognized in SYSTEMS:
+        return systems.system_of(recognized).located(path)
+    if recognized in (Kind.V2_PROFILE, Kind.LIBRARY):
         real = links.real_path(path) if path.is_symlink() else path
         folder = real.parent
-        if recognised is Kind.V2_PROFILE:
+        if recognized is Kind.V2_PROFILE:
             real = real.absolute()
             folder = cherry_v2_layout.find_profile(real.parent)
         named = real.relative_to(folder).as_posix()
-        return Located(kind=recognised, path=folder, tree=FolderTree(folder, path), named_catalog=named)
-    return _single_file(recognised, path)
+        return Located(kind=recognized, path=folder, tree=FolderTree(folder, path), named_catalog=named)
+    return _single_file(recognized, path)
 
 
 def _single_file(kind: Kind, path: Path) -> Located:
@@ -628,8 +586,8 @@ def _single_file(kind: Kind, path: Path) -> Located:
     return Located(kind=kind, path=path, tree=FolderTree(path.parent, path), places=places)
 
 
-def _unread_database(path: Path, kind: Kind | None) -> Located | None:
-    """Return what a file that cannot be read is by the user's word, or by its name."""
+def _recognize_unreadable(path: Path, kind: Kind | None) -> Located | None:
+    """Recognize an unreadable file by the kind that the user gave, or by its name."""
     for system in systems.systems_for(kind):
         if kind is system.kind or system.has_name(path):
             return system.located(path)
@@ -638,30 +596,29 @@ def _unread_database(path: Path, kind: Kind | None) -> Located | None:
     return _single_file(kind, path) if kind in (Kind.V1_VECTORS, Kind.PREVIEW) else None
 
 
-# An archive of v2 data as a folder: what is needed of it, extracted member by member and removed at the end.
-#
-# Names and sizes were checked as a whole when the archive was opened (:class:`regraft.disk.trees.ZipTree`).
+# Extracting archives of v2 data. Names and sizes were checked when the archive was opened
+# (:class:`regraft.disk.trees.ZipTree`).
 
 
-#: Small files beside a catalog that say where its bases come from.
+#: Small files beside a catalog that tell where its bases come from.
 _BESIDE = (pack.MANIFEST, REPORT_FILE, "metadata.json")
 
 
 @contextmanager
 def unpack_archive(source: Located, bases: Collection[str] = (), *, raw: bool = True) -> Iterator[Located]:
-    """Give an archive of v2 data as a folder of the same kind; a folder as it is.
+    """Extract an archive of v2 data to a temporary folder; yield a folder unchanged.
 
     Args:
-        source: v2 data; its ``path`` stays the archive's.
-        bases: ids of the only bases whose folders are needed; empty: all.
-        raw: whether the files of bases are needed too, not only their indexes.
+        source: v2 data; its ``path`` stays that of the archive.
+        bases: ids of the bases whose folders are needed; empty: all.
+        raw: extract the files of bases, too, not only their indexes.
 
     Yields:
-        The source over a temporary folder. ``damaged`` has the members that could not be extracted.
+        The source in a folder. ``damaged`` lists the members that could not be extracted.
 
     Raises:
         WorkFolderTooSmall: the temporary folder has no room for it.
-        ArchiveUnsafe: two of its members would be one file here.
+        ArchiveUnsafe: two members would be the same file on this system.
         OSError: the temporary folder cannot be written.
     """
     tree = source.tree
@@ -685,24 +642,20 @@ def unpack_archive(source: Located, bases: Collection[str] = (), *, raw: bool = 
                 damaged[str(own)] = str(error.facts["reason"])
         extracted = FolderTree(folder)
         stores = layout.find_stores(extracted, "")
-        # Where no base has a folder, one is looked for in the place that the layout gives it.
+        # If no base has a folder, the layout says where one would be.
         place = str(PurePosixPath(source.stores.bases).relative_to(inside)) if inside else source.stores.bases
         yield replace(source, tree=extracted, stores=replace(stores, bases=place), damaged=damaged, digests=digests)
 
 
-def _beside_bases(catalog: str | None, tree: ZipTree, inside: str) -> Iterator[str]:
-    """Yield the catalog with its traces, and what else lies beside the bases."""
-    names = [] if catalog is None else [f"{catalog}{end}" for end in ("", *COMPANION_SUFFIXES)]
+def _needed(source: Located, tree: ZipTree, inside: str, bases: frozenset[str], raw: bool) -> Iterator[str]:
+    """Yield the needed files: the catalog with SQLite's files, other files beside it, and those of the bases."""
+    stores = source.stores
+    names = [] if stores.catalog is None else [f"{stores.catalog}{end}" for end in ("", *COMPANION_SUFFIXES)]
     names += [join_path(inside, beside) for beside in _BESIDE]
     yield from (name for name in names if tree.kind(name) == "file")
-
-
-def _needed(source: Located, tree: ZipTree, inside: str, bases: frozenset[str], raw: bool) -> Iterator[str]:
-    stores = source.stores
-    yield from _beside_bases(stores.catalog, tree, inside)
     own = {store.name for store in (*stores.current, *stores.preview)}
     start = len(join_path(stores.bases, "x")) - 1
-    # A source without a folder of bases has anything at its root.
+    # A source without a folder of bases can have anything at its root.
     has_bases = own or PurePosixPath(stores.bases).name == layout.KNOWLEDGE_FOLDER
     for name in tree.files(stores.bases) if has_bases else ():
         base, _, rest = name[start:].partition("/")
@@ -711,14 +664,14 @@ def _needed(source: Located, tree: ZipTree, inside: str, bases: frozenset[str], 
 
 
 def _is_needed(name: str, rest: str, own: Collection[str], raw: bool) -> bool:
-    """Tell whether a file below the folder of all bases is read: vector files of v1 beside those of bases are not."""
+    """Whether a file below the folder of all bases is read; v1 vector files between the bases are not."""
     if not rest:
         return name in own
     return raw or rest.startswith(f"{layout.INDEX_FILE}")
 
 
 def _extract(tree: ZipTree, name: str, target: Path, *, hashed: bool) -> str | None:
-    """Extract a member to a file that is not there yet, and return its checksum where that is wanted."""
+    """Extract a member to a new file, and return its SHA-256 if ``hashed``."""
     try:
         durable.make_folders(target.parent, flush=False)
         durable.open_binary(target, "xb").close()
@@ -730,11 +683,11 @@ def _extract(tree: ZipTree, name: str, target: Path, *, hashed: bool) -> str | N
         raise
     except (FileExistsError, NotADirectoryError) as error:
         raise ArchiveUnsafe(
-            path=tree.path, reason=tr("{name} and another member are one file on this system", name=name)
+            path=tree.path, reason=tr("{name} and another member would be the same file on this system", name=name)
         ) from error
     return None
 
 
 def is_unchanged_pack(root: Path) -> bool:
-    """Tell whether an unpacked pack is as it was packed, as far as regraft knows: no run has changed it since."""
+    """Whether no run has changed an unpacked pack, as far as regraft knows."""
     return not (root / ledger.FOLDER).exists()

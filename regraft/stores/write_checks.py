@@ -1,7 +1,8 @@
-"""Links where a store's own folders and files belong: a store that has one is not changed, and told so at once.
+"""Check a store before it is changed: links in its own layout, and a pending restore or reset of its profile.
 
-Every write looks again (:mod:`regraft.disk.writable`); here a command is refused before it has looked at anything else, so that
-nothing is planned, paid for or half done. Links of the user's, say below ``raw/``, are no part of this.
+A store with a link in place of one of its own files or folders is refused at once, before anything is planned or paid
+for; every write checks again (:mod:`regraft.disk.writable`). Links of the user, below ``raw/`` for example, are not
+affected.
 """
 
 from __future__ import annotations
@@ -23,43 +24,43 @@ from regraft.stores.locate import Located
 
 
 def refuse_store_links(found: Located) -> None:
-    """Refuse a store with a link in the place of a folder or file of its layout, or of regraft's own.
+    """Raise if a file or folder of the store's layout, or of regraft's own, is a link.
 
     Raises:
         LinkInStore
         OSError: a folder cannot be read.
     """
     root = found.tree.path
-    refuse_links_on_way(root, _names(found))
+    refuse_links_on_way(root, _layout_paths(found))
     refuse_own_links(root)
 
 
 def refuse_library_links(root: Path) -> None:
-    """Do the same for a library that is written: it may be empty, or not there yet.
+    """Raise if a file or folder of a library that will be written is a link; the library may be empty or missing.
 
     Raises:
         LinkInStore
         OSError: a folder cannot be read.
     """
-    refuse_links_on_way(root, _of_library(root, layout.KNOWLEDGE_FOLDER, layout.CATALOG_FILE))
+    refuse_links_on_way(root, _library_paths(root, layout.KNOWLEDGE_FOLDER, layout.CATALOG_FILE))
     refuse_own_links(root)
 
 
 def refuse_own_links(root: Path) -> None:
-    """Do the same for ``.regraft`` alone, as deep as it is regraft's own: what is kept there may be a link.
+    """Raise if ``.regraft`` or one of regraft's own folders in it is a link; backups kept there may be links.
 
     Raises:
         LinkInStore
         OSError: a folder cannot be read.
     """
     refuse_links_on_way(root, [ledger.FOLDER])
-    for folder in _folders(root / ledger.FOLDER):
-        for inner in _folders(folder):
+    for folder in _entries_without_links(root / ledger.FOLDER):
+        for inner in _entries_without_links(folder):
             writable.refuse_link(inner)
 
 
 def refuse_links_on_way(root: Path, names: Iterable[str]) -> None:
-    """Refuse a link anywhere on the way from a root to what these names, ``/`` between parts, stand for.
+    """Raise if a relative path, or a folder in it, is a link.
 
     Raises:
         LinkInStore
@@ -73,63 +74,59 @@ def refuse_links_on_way(root: Path, names: Iterable[str]) -> None:
                 writable.refuse_link(root / part)
 
 
-def _folders(folder: Path) -> Iterator[Path]:
-    """Yield what lies in a folder, if it is one; no link is among it.
+def _entries_without_links(folder: Path) -> Iterator[Path]:
+    """Yield the entries of a folder; none if it is not a folder.
 
     Raises:
-        LinkInStore: one is.
+        LinkInStore: an entry is a link.
     """
     for inner in sorted(folder.iterdir()) if folder.is_dir() else ():
         writable.refuse_link(inner)
         yield inner
 
 
-def _names(found: Located) -> Iterator[str]:
+def _layout_paths(found: Located) -> Iterator[str]:
     if found.kind in SYSTEMS:
         system = systems.system_of(found.kind)
-        yield from _databases(*system.databases(found))
+        yield from _database_paths(*system.databases(found))
         yield from system.files(found)
         return
     stores = found.stores
-    # What lies behind a link is not seen, and nothing seems to be there.
+    # A link hides what is behind it from the search for stores, so the usual paths are always checked.
     yield layout.KNOWLEDGE_FOLDER
     yield f"{layout.DATA_FOLDER}/{layout.KNOWLEDGE_FOLDER}"
-    yield from _databases(layout.CATALOG_FILE, layout.PROFILE_DATABASE, layout.LIVE_DATABASE)
+    yield from _database_paths(layout.CATALOG_FILE, layout.PROFILE_DATABASE, layout.LIVE_DATABASE)
     for store in (*stores.current, *stores.preview):
-        yield from _databases(store.name)
+        yield from _database_paths(store.name)
         yield store.raw
-    yield from _of_library(found.tree.path, stores.bases, stores.catalog)
+    yield from _library_paths(found.tree.path, stores.bases, stores.catalog)
 
 
-def _of_library(root: Path, bases: str, catalog: str | None) -> Iterator[str]:
+def _library_paths(root: Path, bases: str, catalog: str | None) -> Iterator[str]:
     yield from (REPORT_FILE, REPORT_PAGE, bases)
     if catalog is not None:
-        yield from _databases(catalog)
-    # A folder whose index lies behind a link, or nowhere, is that of a base, too.
-    for folder in _entries(root / bases):
+        yield from _database_paths(catalog)
+    # A folder whose index is missing or behind a link also belongs to a base.
+    existing = (root / bases).iterdir() if (root / bases).is_dir() else ()
+    for folder in sorted(path for path in existing if path.is_dir()):
         base = PurePosixPath(bases, folder.name)
-        yield from (str(base / layout.RAW_FOLDER), *_databases(str(base / layout.INDEX_FILE)))
+        yield from (str(base / layout.RAW_FOLDER), *_database_paths(str(base / layout.INDEX_FILE)))
 
 
-def _entries(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-
-
-def _databases(*names: str) -> Iterator[str]:
+def _database_paths(*names: str) -> Iterator[str]:
     for name in names:
         yield from (f"{name}{suffix}" for suffix in ("", *untrusted_sqlite.COMPANION_SUFFIXES))
 
 
-# Whether the application is going to replace or delete a profile's data at its next start.
-#
-# What is written until then is thrown away (``docs/formats/catalog.md``, "Pending restores and resets").
+# Pending changes: whether the application will replace or delete a profile's data at its next start, and discard what
+# is written until then (``docs/formats/catalog.md``, "Pending restores and resets").
 
 
-#: What a restore records of itself, in the profile.
+#: The journal of a restore, in the profile.
 RESTORE_JOURNAL = "Data/restore-journal.json"
-#: What a reset that waits for the next start records of itself, in the profile.
+#: The record of a reset that is pending until the next start, in the profile.
 RESET_RECORD = "data-reset.pending.json"
-#: The states of each version of that journal in which a restore is to come, and what they mean.
+#: States of each version of the journal in which the restore is pending, with their meaning.
 _STAGED = {
     1: {"staged": tr("a restore is staged"), "promoting": tr("a restore is being put into place")},
     2: {
@@ -140,22 +137,22 @@ _STAGED = {
         "rollback-armed": tr("taking a restore back is staged"),
     },
 }
-#: The states in which it is over.
+#: States in which the restore has ended.
 _SETTLED = {1: {"completed", "failed", "expired"}, 2: {"completed", "rolled-back", "failed", "expired"}}
-#: Neither holds more than a few paths and times.
+#: Both files hold only a few paths and times.
 _LARGEST = 16 << 20
 
 
 def find_pending_change(profile: Path) -> str | None:
-    """Return what of a profile's data is going to be replaced or deleted, for a person; None where nothing is.
+    """Describe the pending replacement or deletion of a profile's data, or return None. Never raises.
 
-    A record that cannot be read counts as pending. Nothing is raised.
+    An unreadable record counts as pending.
     """
-    return _restore(profile) or _reset(profile)
+    return _pending_restore(profile) or _pending_reset(profile)
 
 
-def _restore(profile: Path) -> str | None:
-    problem, journal = _read(profile / RESTORE_JOURNAL)
+def _pending_restore(profile: Path) -> str | None:
+    problem, journal = _read_record(profile / RESTORE_JOURNAL)
     if problem is None and journal is None:
         return None
     version, state = (None, None) if journal is None else (journal.get("version"), journal.get("state"))
@@ -167,18 +164,20 @@ def _restore(profile: Path) -> str | None:
     return tr(
         "a restore may be pending: {restore_journal} {problem}",
         restore_journal=RESTORE_JOURNAL,
-        problem=problem or tr("says of none of the known states"),
+        problem=problem or tr("has none of the known states"),
     )
 
 
-def _reset(profile: Path) -> str | None:
-    problem, record = _read(profile / RESET_RECORD)
+def _pending_reset(profile: Path) -> str | None:
+    problem, record = _read_record(profile / RESET_RECORD)
     if problem is None and record is None:
         return None
     status = None if record is None else record.get("status")
     if isinstance(status, str) and status != "pending":
         return None
-    deleted = tr("at its next start the application deletes all data here: copy what you want to keep first")
+    deleted = tr(
+        "the application will delete all data here at its next start; copy everything that you want to keep first"
+    )
     if status == "pending":
         return tr("a reset is pending ({reset_record}); {deleted}", reset_record=RESET_RECORD, deleted=deleted)
     return tr(
@@ -189,15 +188,16 @@ def _reset(profile: Path) -> str | None:
     )
 
 
-def _read(path: Path) -> tuple[str | None, dict[str, Any] | None]:
-    """Return what is wrong with a record and what it holds; both None where there is none."""
+def _read_record(path: Path) -> tuple[str | None, dict[str, Any] | None]:
+    """Return a problem with the record, and its content; both None if there is no record."""
     try:
         if not os.path.lexists(path):
             return None, None
         if not path.is_file():
             return tr("is not a file"), None
         with path.open("rb") as file:
-            # The application reads UTF-8 and takes no byte order mark; from bytes Python would take both and more.
+            # The application reads UTF-8 without a byte order mark; from bytes, Python would also accept other
+            # encodings.
             found: Any = json_text.loads(file.read(_LARGEST).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else tr("not JSON")
