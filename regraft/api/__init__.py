@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from regraft.api.changes import gc as gc
     from regraft.api.changes import history as history
     from regraft.api.changes import install as install
-    from regraft.api.changes import reconcile as reconcile
     from regraft.api.changes import repair as repair
     from regraft.api.changes import rescue as rescue
     from regraft.api.changes import undo as undo
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from regraft.api.embedders import list_embedders as list_embedders
     from regraft.api.embedding import backfill as backfill
     from regraft.api.embedding import rebuild as rebuild
+    from regraft.api.embedding import reconcile as reconcile
     from regraft.api.embedding import restore as restore
     from regraft.api.inspection import inspect as inspect
     from regraft.api.queries import compare as compare
@@ -55,7 +55,7 @@ _MODULES = {
     "pack": "regraft.api.transfer",
     "rebuild": "regraft.api.embedding",
     "recall": "regraft.api.queries",
-    "reconcile": "regraft.api.changes",
+    "reconcile": "regraft.api.embedding",
     "repair": "regraft.api.changes",
     "rescue": "regraft.api.changes",
     "restore": "regraft.api.embedding",

@@ -1,45 +1,66 @@
-"""What callers give: paths and kinds as text, words on models, and what they leave out."""
+"""Checks and conversions of the arguments of API functions."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
 
 from regraft import identity
 from regraft.errors import ModelOptionInvalid, WrongUsage
 from regraft.formats.cherry_v2.models import ModelOverrides, is_model_id, tidy_model_id
-from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.report.progress import Progress, SilentProgress
 from regraft.text import trim
 
-
-def as_path(path: str | Path) -> Path:
-    """Return a path that is given in either way."""
-    return Path(path)
+Options = TypeVar("Options", bound=msgspec.Struct)
 
 
-def parse_kind(kind: Kind | str | None) -> Kind | None:
-    """Return the kind that a caller names.
+def merge_options(struct: type[Options], options: Options | None, fields: Mapping[str, Any]) -> Options:
+    """Put together the options of a call: a struct of :mod:`regraft.options`, single fields, or both; fields win.
+
+    Lists become tuples, and text becomes paths and kinds. Limits are checked.
 
     Raises:
-        ValueError: there is no such kind.
+        TypeError: a field that the struct does not have, as Python raises it for an unknown argument.
+        ValueError: a value that the field cannot have.
     """
-    return None if kind is None else Kind(kind)
+    unknown = fields.keys() - set(struct.__struct_fields__)
+    if unknown:
+        raise TypeError(f"{struct.__name__} has no field {min(unknown)!r}")
+    given = struct() if options is None else options
+    values = {name: getattr(given, name) for name in given.__struct_fields__} | dict(fields)
+    for name, value in values.items():
+        if isinstance(value, Iterable) and not isinstance(value, (str, Path, Mapping)):
+            values[name] = tuple(value)
+        elif isinstance(value, float) and math.isnan(value):
+            # Not a number is no limit: no comparison with it would hold, and the check of limits would reject it.
+            values[name] = math.inf
+    return msgspec.convert(values, struct, dec_hook=_convert)
+
+
+def _convert(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str | os.PathLike):
+        return Path(value)
+    raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
 
 
 def progress_or_silent(progress: Progress | None) -> Progress:
-    """Return what is told how far work is."""
+    """Return a progress that reports nothing, unless the caller gave one."""
     return SilentProgress() if progress is None else progress
 
 
 def time_or_now(now_ms: int | None) -> int:
-    """Return the time of a run, in ms."""
+    """Return the time of a run, in Unix milliseconds."""
     return identity.now_ms() if now_ms is None else now_ms
 
 
 def parse_base_name(name: str | None) -> str | None:
-    """Return a name for a base without the blanks around it; None stays None.
+    """Strip the name of a base; None stays None.
 
     Raises:
         WrongUsage: the name is blank, or not valid Unicode.
@@ -48,23 +69,25 @@ def parse_base_name(name: str | None) -> str | None:
         return None
     tidy = trim(name)
     if not tidy:
-        raise WrongUsage(problem=tr("a base's name cannot be blank"), hint=tr("give a name"))
+        raise WrongUsage(problem=tr("the name of a base cannot be blank"), hint=tr("give a name"))
     try:
         tidy.encode()
     except UnicodeEncodeError as error:
-        raise WrongUsage(problem=tr("a base's name must be valid Unicode"), hint=tr("give another name")) from error
+        raise WrongUsage(
+            problem=tr("the name of a base must be valid Unicode"), hint=tr("give another name")
+        ) from error
     return tidy
 
 
 def parse_model_overrides(mapped: Mapping[str, str], recreated: Iterable[str]) -> ModelOverrides:
-    """Return what a caller says of models.
+    """Parse the options on models.
 
     Args:
-        mapped: the new ids by the old ones, or by the ids of v1 bases.
-        recreated: ids of models that v1 lost, and that will be there again.
+        mapped: new model ids by old ones, or by ids of v1 bases.
+        recreated: ids of models that v1 no longer lists and that are created again.
 
     Raises:
-        ModelOptionInvalid: an id is not of the form provider::model.
+        ModelOptionInvalid: an id has not the form provider::model.
     """
     words = {}
     for old, new in mapped.items():
@@ -76,10 +99,10 @@ def parse_model_overrides(mapped: Mapping[str, str], recreated: Iterable[str]) -
 
 
 def parse_model_id(option: str, text: str) -> str:
-    """Return a model's id in its usual form.
+    """Normalize the id of a model.
 
     Raises:
-        ModelOptionInvalid: it is not of the form provider::model.
+        ModelOptionInvalid: it has not the form provider::model.
     """
     if not is_model_id(text):
         raise ModelOptionInvalid(option=option, value=text, reason=tr("write it as provider::model"))

@@ -1,40 +1,40 @@
-"""An audit of whatever a path is, as ``regraft check`` and programs ask for it."""
+"""``check``: the audit of a store or of a source of a migration."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 import migrators
 from checks import systems
-from checks.audit import findings
-from checks.audit.collector import CheckOptions, CommandLine, Level
+from checks.audit import collector, findings
+from checks.audit.collector import CommandLine, Level
 from checks.cherry_v1 import audit as cherry_v1_audit
 from checks.cherry_v2 import audit as store
 from regraft import identity
-from regraft.api.arguments import as_path, parse_kind, parse_model_overrides, progress_or_silent, time_or_now
+from regraft.api.arguments import merge_options, parse_model_overrides, progress_or_silent, time_or_now
 from regraft.errors import NotChecked, SourceNotMigratable, SourceUnreadable, SourceUnrecognised, WrongUsage
 from regraft.identity import replace
 from regraft.kinds import KIND_NAMES, V2_STORES, Kind
 from regraft.language import tr
+from regraft.options import CheckOptions
 from regraft.report.document import Head, Run
-from regraft.report.progress import Progress, SilentProgress
+from regraft.report.progress import Progress
 from regraft.stores.locate import INDEX_FILE, Located, open_store, unpack_archive
 from regraft.text import path_argument
-from repair.cherry_v2 import recommendations
+from repair.fix import recommendations
 
-#: Commands that go by how old something is.
+#: Commands with ``--now``.
 _OF_AGES = ("gc",)
 
 
 @contextmanager
 def recognize(path: Path, kind: Kind | None) -> Iterator[Located | SourceUnreadable]:
-    """Recognise a path; where an index lies, damage to it is a finding and no refusal."""
+    """Open a store; an unreadable index file is yielded as SourceUnreadable, because its damage is a finding."""
     with ExitStack() as keep:
         found: Located | SourceUnreadable
         try:
@@ -46,116 +46,75 @@ def recognize(path: Path, kind: Kind | None) -> Iterator[Located | SourceUnreada
         yield found
 
 
-class AuditRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What an audit is asked; ``max_duration`` in seconds, ``bases`` are names or ids, empty: all."""
-
-    level: Level = Level.DEFAULT
-    max_duration: float | None = None
-    bases: tuple[str, ...] = ()
-    map_model: Mapping[str, str] = msgspec.field(default_factory=dict)
-    recreate_model: tuple[str, ...] = ()
-    #: Whether bases are planned of vector files that v1's state does not name.
-    adopt_orphans: bool = False
-    #: What ages are relative to; None: the present time.
-    now_ms: int | None = None
-    progress: Progress = msgspec.field(default_factory=SilentProgress)
-
-
 def check(
-    path: str | Path,
-    *,
-    kind: Kind | str | None = None,
-    bases: Sequence[str] = (),
-    level: str = "default",
-    only: Sequence[str] = (),
-    max_duration: float | None = None,
-    map_model: Mapping[str, str] | None = None,
-    recreate_model: Iterable[str] = (),
-    adopt_orphans: bool = False,
-    now_ms: int | None = None,
-    progress: Progress | None = None,
+    path: str | Path, options: CheckOptions | None = None, *, progress: Progress | None = None, **fields: Any
 ) -> findings.CheckReport:
-    """Return what an audit finds; options as of ``regraft check``.
-
-    Args:
-        path: v2 data, data of another system, or what :func:`migrate` takes.
-        kind: what the path is, where that is not recognised rightly.
-        bases: names or ids of the only bases to look at; empty: all.
-        level: "quick", "default" or "deep".
-        only: names of the only findings to return; empty: all.
-        max_duration: seconds after which it ends with what was found so far.
-        map_model: of v1 data: new ids of models by old ones, or by ids of v1 bases.
-        recreate_model: of v1 data: ids of models that will be there again.
-        adopt_orphans: of v1 data: whether to plan bases of vector files that no base names.
-        now_ms: what ages are relative to, in ms; None: the present time.
-        progress: is told how far it is.
+    """Audit v2 data, data of another system, or a source of :func:`migrate`; nothing is written.
 
     Raises:
-        ValueError: there is no such level.
-        RegraftError: as ``docs/errors.md`` has them.
+        RegraftError: any error of ``docs/errors.md``.
     """
-    systems.require_finding_names(only)
-    place, of_kind = as_path(path), parse_kind(kind)
-    wanted = AuditRequest(
-        level=Level[level.upper()],
-        max_duration=max_duration,
-        bases=tuple(bases),
-        map_model=map_model or {},
-        recreate_model=tuple(recreate_model),
-        adopt_orphans=adopt_orphans,
-        now_ms=now_ms,
-        progress=progress_or_silent(progress),
-    )
-    with recognize(place, of_kind) as found:
-        head, audit = audit_source(place, found, of_kind, wanted)
-    return audit.only(only).report(head)
+    options = merge_options(CheckOptions, options, fields)
+    systems.require_finding_names(options.only)
+    with recognize(Path(path), options.kind) as found:
+        head, audit = audit_source(Path(path), found, options, progress_or_silent(progress))
+    return audit.report(head)
 
 
 def audit_source(
-    path: Path, found: Located | SourceUnreadable, kind: Kind | None, wanted: AuditRequest
+    path: Path, found: Located | SourceUnreadable, options: CheckOptions, progress: Progress
 ) -> tuple[Head, findings.Audit]:
-    """Return what an audit of a recognised path comes to.
+    """Audit a recognized path.
 
     Raises:
-        WrongUsage: an option says nothing about such data.
-        NotChecked: there is nothing in it that is audited.
+        WrongUsage: an option has no meaning for such data.
+        NotChecked: the path has nothing that can be audited.
         RegraftError: it cannot be read.
     """
     of_sources = {
-        "--map-model": wanted.map_model,
-        "--recreate-model": wanted.recreate_model,
-        "--adopt-orphans": wanted.adopt_orphans,
+        "--map-model": options.map_model,
+        "--recreate-model": options.recreate_model,
+        "--adopt-orphans": options.adopt_orphans,
     }
     if isinstance(found, SourceUnreadable):
-        return _head(path, Kind.INDEX), store.audit_unreadable_file(path, str(found.facts["reason"]))
-    if systems.is_audited(found.kind):
+        head, audit = _head(path, Kind.INDEX), store.audit_unreadable_file(path, str(found.facts["reason"]))
+    elif systems.is_audited(found.kind):
         _refuse(of_sources, tr("of a v1 source or a preview build"))
-        options = CheckOptions(
-            level=wanted.level,
-            max_duration=wanted.max_duration,
-            bases=wanted.bases,
-            now_ms=time_or_now(wanted.now_ms),
-            progress=wanted.progress,
+        wanted = collector.CheckOptions(
+            level=Level[options.level.upper()],
+            max_duration=options.max_duration,
+            bases=options.bases,
+            now_ms=time_or_now(options.now_ms),
+            progress=progress,
         )
-        return _v2_audit(path, found, options, partial(command_line, path, kind, now_ms=wanted.now_ms))
-    levels = {"--quick": wanted.level is Level.QUICK, "--deep": wanted.level is Level.DEEP}
-    _refuse({**levels, "--max-duration": wanted.max_duration is not None}, tr("of v2 data"))
-    return _v1_audit(path, found, kind, wanted)
+        line_for = partial(command_line, path, options.kind, now_ms=options.now_ms)
+        head, audit = _v2_audit(path, found, wanted, line_for)
+    else:
+        levels = {f"--{level}": options.level == level for level in ("quick", "deep")}
+        _refuse({**levels, "--max-duration": options.max_duration is not None}, tr("of v2 data"))
+        head, audit = _v1_audit(path, found, options, progress)
+    return head, audit.only(options.only)
 
 
 def _refuse(options: Mapping[str, object], about: str) -> None:
     for name, given in options.items():
         if given:
             raise WrongUsage(
-                problem=tr("{name} is for a check {about}", name=name, about=about), hint=tr("leave it out")
+                problem=tr("{name} can only be used for a check {about}", name=name, about=about),
+                hint=tr("leave it out"),
             )
 
 
-def _v2_audit(path: Path, found: Located, options: CheckOptions, line_for: CommandLine) -> tuple[Head, findings.Audit]:
+def _v2_audit(
+    path: Path, found: Located, options: collector.CheckOptions, line_for: CommandLine
+) -> tuple[Head, findings.Audit]:
     run = Run(command="check", source_kind=found.kind, source=path)
-    # What lies in an archive, or is a backup, is nothing that a command mends.
+    # No command repairs archives and backups.
     is_fixed = found.is_archive or found.kind is Kind.V2_BACKUP
-    with unpack_archive(found, _chosen_in(found, options.bases)) as unpacked:
+    # Everything is extracted if only the catalog in the archive knows the names of the bases.
+    known = {store.base_id for store in (*found.stores.current, *found.stores.preview)}
+    chosen = options.bases if known.issuperset(options.bases) else ()
+    with unpack_archive(found, chosen) as unpacked:
         options = replace(options, bases=systems.resolve_base_ids(unpacked, options.bases))
         audit = systems.audit(unpacked, options, None if is_fixed else line_for)
     if found.kind in V2_STORES and not is_fixed:
@@ -166,38 +125,32 @@ def _v2_audit(path: Path, found: Located, options: CheckOptions, line_for: Comma
     return run.head(), audit
 
 
-def _chosen_in(found: Located, bases: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the bases that have to be extracted; none where that is all, or where only the catalog can tell."""
-    known = {store.base_id for store in (*found.stores.current, *found.stores.preview)}
-    return bases if known.issuperset(bases) else ()
-
-
 def _head(path: Path, kind: Kind) -> Head:
     run = Run(command="check", source_kind=kind, source=path)
     run.end()
     return run.head()
 
 
-def _v1_audit(path: Path, found: Located, kind: Kind | None, wanted: AuditRequest) -> tuple[Head, findings.Audit]:
+def _v1_audit(path: Path, found: Located, options: CheckOptions, progress: Progress) -> tuple[Head, findings.Audit]:
     try:
         # A look at vector files alone says what can be made of them.
-        migrators.pipeline_of(found, adopt_orphans=wanted.adopt_orphans or found.kind is Kind.V1_VECTOR_FOLDER)
+        migrators.pipeline_of(found, adopt_orphans=options.adopt_orphans or found.kind is Kind.V1_VECTOR_FOLDER)
     except SourceNotMigratable as error:
         advice = tr(
             "regraft inspect gives a first look{v1_left}",
-            has_v1_state=tr("; --kind v1-profile checks what v1 left") if found.has_v1_state else "",
+            v1_left=tr("; --kind v1-profile checks what v1 left") if found.has_v1_state else "",
         )
         raise NotChecked(path=path, what=KIND_NAMES[found.kind], advice=advice) from error
-    # A look harms nobody: that the application is running is a finding.
-    options = migrators.Options(
-        now_ms=time_or_now(wanted.now_ms),
-        model_overrides=parse_model_overrides(wanted.map_model, wanted.recreate_model),
-        bases=wanted.bases,
+    # Reading is safe while the application runs; that it runs is a finding.
+    wanted = migrators.Options(
+        now_ms=time_or_now(options.now_ms),
+        model_overrides=parse_model_overrides(options.map_model, options.recreate_model),
+        bases=options.bases,
         while_running=True,
-        adopt_orphans=wanted.adopt_orphans,
+        adopt_orphans=options.adopt_orphans,
     )
-    plan = migrators.plan_only(found, options, wanted.progress)
-    return plan.report.head, cherry_v1_audit.audit_plan(plan, _migrate_command(path, kind, wanted))
+    plan = migrators.plan_only(found, wanted, progress)
+    return plan.report.head, cherry_v1_audit.audit_plan(plan, _migrate_command(path, options))
 
 
 def command_line(
@@ -209,15 +162,22 @@ def command_line(
     return shlex.join(["regraft", *command, path_argument(path), *options, *now_option, *kind_option])
 
 
-def _migrate_command(path: Path, kind: Kind | None, wanted: AuditRequest) -> list[str]:
+def _migrate_command(path: Path, options: CheckOptions) -> list[str]:
     """Return the words of the command that migrates a source, with options that were given for it."""
-    words = ["regraft", "migrate", path_argument(path), "--to", "OUT", *(("--kind", kind) if kind else ())]
-    for base in wanted.bases:
+    words = [
+        "regraft",
+        "migrate",
+        path_argument(path),
+        "--to",
+        "OUT",
+        *(("--kind", options.kind) if options.kind else ()),
+    ]
+    for base in options.bases:
         words += ["--base", base]
-    for old, new in wanted.map_model.items():
+    for old, new in options.map_model.items():
         words += ["--map-model", f"{old}={new}"]
-    for model in wanted.recreate_model:
+    for model in options.recreate_model:
         words += ["--recreate-model", model]
-    if wanted.adopt_orphans:
+    if options.adopt_orphans:
         words.append("--adopt-orphans")
     return words

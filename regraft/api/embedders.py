@@ -8,12 +8,13 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from checks import systems as audits
 from regraft import embedders
-from regraft.api.arguments import as_path, parse_kind
+from regraft.api.arguments import merge_options
 from regraft.disk import durable, writable
 from regraft.embedders import ServerFailing, TextsRejected, config
 from regraft.embedders import settings as embedders_settings
@@ -28,12 +29,13 @@ from regraft.embedders.settings import (
 from regraft.errors import NotChanged, RegraftError, WrongUsage
 from regraft.kinds import KIND_NAMES, Kind
 from regraft.language import tr
+from regraft.options import EmbeddersOptions
 from regraft.report.document import Report, Run
 from regraft.stores.locate import open_store
 from regraft.text import path_text, printable
 from repair import systems
 from repair.changes.store import Store
-from repair.embedding.scope import BackfillOptions
+from repair.embedding import scope
 from repair.embedding.survey import needed_models
 
 #: What is sent to see whether an embedder answers.
@@ -91,47 +93,36 @@ class EmbeddersReport(Report, kw_only=True):
 
 
 def list_embedders(
-    path: str | Path | None = None,
-    *,
-    kind: Kind | str | None = None,
-    bases: Sequence[str] = (),
-    config: str | Path | None = None,
-    test: bool | str = False,
-    write: bool = False,
+    path: str | Path | None = None, options: EmbeddersOptions | None = None, **fields: Any
 ) -> EmbeddersReport:
-    """List the embedders of a configuration; options as of ``regraft embedders``.
+    """List the embedders of the configuration, and the models that the bases of a store need.
 
-    Args:
-        path: a store whose bases are looked at; None: none.
-        kind: what the path is, where it is told wrongly.
-        bases: of the path; none: all.
-        config: the file; None: ``regraft.yaml`` of the working directory.
-        test: send two short texts to every embedder, or to that of a name.
-        write: write the file, which must not be there.
+    Without a path, only the configuration is listed.
 
     Raises:
-        EmbedderUnknown: there is none of the name.
-        WrongUsage: the file that is to be written is there already.
-        RegraftError: as ``docs/errors.md`` has them.
+        EmbedderUnknown: ``test`` names an embedder that is not in the configuration.
+        WrongUsage: ``write``, but the file exists.
+        RegraftError: any error of ``docs/errors.md``.
     """
-    place = None if config is None else as_path(config)
-    run = Run(command="embedders", source=None if path is None else as_path(path))
-    needs = [] if path is None else _needs(as_path(path), parse_kind(kind), tuple(bases), run)
-    if write:
+    options = merge_options(EmbeddersOptions, options, fields)
+    place = options.config
+    run = Run(command="embedders", source=None if path is None else Path(path))
+    needs = [] if path is None else _needs(Path(path), options.kind, options.bases, run)
+    if options.write:
         _write(place, make_snippet(needs))
     found = _load(place)
     every = list(found.embedders.values())
     lacking = [one for one in needs if not any(_fits(settings, one) for settings in every)]
     tested = []
-    if test:
-        meant = every if test is True else [found.embedder(test)]
+    if options.test:
+        meant = every if options.test is True else [found.embedder(options.test)]
         tested = [_tested(settings) for settings in meant]
     run.end()
     return EmbeddersReport(
         head=run.head(),
         config=path_text(found.path),
         there=found.there,
-        written=write,
+        written=options.write,
         embedders=[_listed(settings, needs) for settings in every],
         models=_models(needs, every),
         tested=tested,
@@ -158,11 +149,13 @@ def _needs(path: Path, kind: Kind | None, bases: tuple[str, ...], run: Run) -> l
             return []
         filler = systems.fillers().get(found.kind)
         if filler is None or found.is_archive:
-            advice = tr("unpack it first") if filler is not None else tr("regraft migrate makes a library of it")
+            advice = (
+                tr("extract it first") if filler is not None else tr("migrate it to a library with regraft migrate")
+            )
             raise NotChanged(path=path, what=KIND_NAMES[found.kind], command="backfill", advice=advice)
         chosen = frozenset(audits.resolve_base_ids(found, bases))
         store = Store(path=path, root=found.tree.path, found=found, chosen=chosen)
-        return needed_models(store, filler, BackfillOptions(path=path, kind=kind, bases=bases, all_projects=True))
+        return needed_models(store, filler, scope.BackfillOptions(path=path, kind=kind, bases=bases, all_projects=True))
 
 
 def _fits(settings: EmbedderSettings, need: ModelNeed) -> bool:
@@ -250,7 +243,7 @@ def _write(place: Path | None, text: str) -> None:
         ):
             file.write(text)
     except FileExistsError as error:
-        problem = tr("{path} is there already, and is never overwritten", path=printable(path))
+        problem = tr("{path} exists and is never overwritten", path=printable(path))
         raise WrongUsage(problem=problem, hint=tr("regraft embedders --snippet shows what to write into it")) from error
     with suppress(OSError):
         durable.sync_file(path.absolute())

@@ -1,54 +1,61 @@
-"""Embedders of the configuration, as commands and programs choose them (``docs/embedders.md``)."""
+"""The commands that embed texts, as functions, and their choice of an embedder (``docs/embedders.md``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from regraft.api.arguments import as_path, parse_base_name, parse_kind, parse_model_id, progress_or_silent, time_or_now
+from regraft.api.arguments import merge_options, parse_base_name, parse_model_id, progress_or_silent, time_or_now
+from regraft.api.changes import plan_reconcile
 from regraft.embedders import config
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
-from regraft.errors import EmbedderUnnamed, ModelDiffers, WrongUsage
+from regraft.errors import EmbedderUnnamed, ModelDiffers, SidecarUnfit, WrongUsage
 from regraft.kinds import Kind
 from regraft.language import format_count, join_list, tr
+from regraft.options import BackfillOptions, RebuildOptions, ReconcileOptions, RestoreOptions
 from regraft.report.progress import Progress
 from repair import systems
-from repair.cherry_v2.restore.filling import RestoreRequest, make_suggestion, restore_with_vectors, suggest_model
+from repair.angel_memory import reconcile as angel_memory
+from repair.changes.run import ChangeReport
+from repair.changes.store import open_for_change
+from repair.cherry_v2.restore.run import RestoreRequest, make_suggestion, restore_with_vectors, suggest_model
+from repair.embedding import scope
 from repair.embedding.budget import Limits
 from repair.embedding.report import BackfillReport, EmbeddingReport, ScopeReport
+from repair.embedding.run import EmbedderSource
 from repair.embedding.run import backfill as run_backfill
-from repair.embedding.scope import BackfillOptions, NewModel
+from repair.embedding.scope import NewModel
 from repair.embedding.survey import add_suggestion, is_unconfigured, unnamed_embedder
 
 
 def choose_priced_embedder(
     path: Path | None, name: str | None, limits: Limits, models: frozenset[str]
 ) -> EmbedderSettings:
-    """Return the settings of the embedder that is meant, which has a price where one is needed; see
-    :func:`chosen_embedder`.
+    """Choose an embedder (:func:`choose_embedder`); with a limit of costs it must have a price.
 
     Raises:
-        WrongUsage: costs are limited, and nobody knows the price.
+        WrongUsage: costs are limited, but the configuration has no price.
     """
     settings = choose_embedder(path, name, models)
     if limits.cost is not None and settings.price_per_million_tokens is None:
-        problem = tr("--max-cost without a price of embedder {name}", name=settings.name)
+        problem = tr("--max-cost needs the price of embedder {name}", name=settings.name)
         raise WrongUsage(problem=problem, hint=tr("write price_per_million_tokens into the configuration"))
     return settings
 
 
 def choose_embedder(path: Path | None, name: str | None, models: frozenset[str]) -> EmbedderSettings:
-    """Return the settings of the embedder that is meant.
+    """Choose an embedder of the configuration.
 
     Args:
         path: the configuration file; None: ``regraft.yaml``.
-        name: what the user calls it; None: the only one that there is, or the only one that is one of the models.
-        models: ids of the models that would do.
+        name: the embedder's name; None: the only embedder, or the only one that has one of the models.
+        models: ids of suitable models.
 
     Raises:
-        EmbedderUnknown: there is none of this name.
-        EmbedderUnnamed: none is named, and it is not clear which one is meant.
+        EmbedderUnknown: no embedder has this name.
+        EmbedderUnnamed: no name is given, and not exactly one embedder fits.
         ConfigInvalid, SourceNotFound, SourceUnreadable: the file cannot be used.
     """
     found = config.load_config(path)
@@ -60,175 +67,164 @@ def choose_embedder(path: Path | None, name: str | None, models: frozenset[str])
     if len(possible) == 1:
         return possible[0]
     if not every:
-        problem = tr("it names no embedder") if found.there else tr("there is no such file, which names embedders")
-        known = tr("which has to be written there first (regraft explain embedders)")
+        problem = tr("it has no embedders") if found.there else tr("the file does not exist")
+        known = tr("after adding it there (regraft explain embedders)")
     else:
-        problem = tr(
-            "{embedders} of {every} could be meant", embedders=format_count(len(fitting), "embedder"), every=len(every)
-        )
+        problem = tr("{embedders} of {every} fit", embedders=format_count(len(fitting), "embedder"), every=len(every))
         known = tr("one of {sorted}", sorted=join_list(sorted(one.name for one in fitting or every)))
     raise EmbedderUnnamed(path=found.path, problem=problem, known=known, count=len(every))
 
 
-# Embedding what has no vector yet, and all notes anew, as functions (``docs/api.md``).
-
-
 def backfill(
     path: str | Path,
+    options: BackfillOptions | None = None,
     *,
-    kind: Kind | str | None = None,
-    bases: Sequence[str] = (),
-    embedder: str | None = None,
-    config: str | Path | None = None,
-    model: str | None = None,
-    dimensions: int | None = None,
-    all_projects: bool = False,
-    limit: int | None = None,
-    max_requests: int | None = None,
-    max_cost: float | None = None,
-    probe: bool = True,
-    dry_run: bool = False,
+    progress: Progress | None = None,
+    confirm: Callable[[BackfillReport], bool] | None = None,
+    **fields: Any,
+) -> BackfillReport:
+    """Embed the texts of a store that have no vector, or one that no search can use.
+
+    Raises:
+        Declined: ``confirm`` returned False.
+        RegraftError: any error of ``docs/errors.md``.
+    """
+    options = merge_options(BackfillOptions, options, fields)
+    return backfill_from(path, options, None, progress=progress, confirm=confirm)
+
+
+def backfill_from(
+    path: str | Path,
+    options: BackfillOptions,
+    source: EmbedderSource | None,
+    *,
     progress: Progress | None = None,
     confirm: Callable[[BackfillReport], bool] | None = None,
 ) -> BackfillReport:
-    """Embed what has no vector yet, and nothing else; options as of ``regraft backfill``.
-
-    Raises:
-        Declined: ``confirm`` said no.
-        RegraftError: as ``docs/errors.md`` has them.
-    """
-    if (model is None) != (dimensions is None):
-        raise WrongUsage(problem=tr("--model says nothing of its dimensions"), hint=tr("give --dimensions too"))
-    new = None if model is None or dimensions is None else NewModel(parse_model_id("--model", model), dimensions)
-    options = BackfillOptions(
-        path=as_path(path),
-        kind=parse_kind(kind),
-        bases=tuple(bases),
-        dry_run=dry_run,
-        limits=Limits(limit, max_requests, max_cost),
-        probes=probe,
-        command="backfill",
-        new=new,
-        dimensions=dimensions,
-        all_projects=all_projects,
-        config=None if config is None else as_path(config),
-    )
-    return _filled(options, embedder, progress, confirm)
+    """Do what :func:`backfill` does, with vectors from ``source``; None: from an embedder of the configuration."""
+    if options.all_projects and options.bases:
+        raise WrongUsage(problem=tr("--all-projects and --base exclude each other"), hint=tr("use one of them"))
+    new = None
+    if options.model is not None:
+        model = parse_model_id("--model", options.model)
+        if options.dimensions is None:
+            raise WrongUsage(problem=tr("--model needs the number of dimensions"), hint=tr("also give --dimensions"))
+        new = NewModel(model, options.dimensions)
+    more = {"new": new, "dimensions": options.dimensions, "all_projects": options.all_projects}
+    return _fill("backfill", path, options, source, progress, confirm, **more)
 
 
 def rebuild(
     path: str | Path,
+    options: RebuildOptions | None = None,
     *,
-    kind: Kind | str | None = None,
-    embedder: str | None = None,
-    config: str | Path | None = None,
-    limit: int | None = None,
-    max_requests: int | None = None,
-    max_cost: float | None = None,
-    probe: bool = True,
-    dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Callable[[BackfillReport], bool] | None = None,
+    **fields: Any,
 ) -> BackfillReport:
-    """Make the vectors of all notes of codex-mem anew, with any model; options as of ``regraft rebuild``.
+    """Embed all notes of a codex-mem database again, with any model.
 
     Raises:
-        Declined: ``confirm`` said no.
-        RegraftError: as ``docs/errors.md`` has them.
+        Declined: ``confirm`` returned False.
+        RegraftError: any error of ``docs/errors.md``.
     """
-    options = BackfillOptions(
-        path=as_path(path),
-        kind=parse_kind(kind),
-        bases=(),
-        dry_run=dry_run,
-        limits=Limits(limit, max_requests, max_cost),
-        probes=probe,
-        command="rebuild",
-        config=None if config is None else as_path(config),
-    )
-    return _filled(options, embedder, progress, confirm)
+    options = merge_options(RebuildOptions, options, fields)
+    if options.bases:
+        raise WrongUsage(problem=tr("--base: rebuild embeds the notes of every project"), hint=tr("leave it out"))
+    return _fill("rebuild", path, options, None, progress, confirm)
 
 
-def _filled(
-    options: BackfillOptions,
-    embedder: str | None,
+def _fill(
+    command: str,
+    path: str | Path,
+    options: RebuildOptions,
+    source: EmbedderSource | None,
     progress: Progress | None,
     confirm: Callable[[BackfillReport], bool] | None,
+    **more: Any,
 ) -> BackfillReport:
+    limits = Limits(options.limit, options.max_requests, options.max_cost)
+    wanted = scope.BackfillOptions(
+        path=Path(path),
+        kind=options.kind,
+        bases=options.bases,
+        dry_run=options.dry_run,
+        limits=limits,
+        probes=options.probe,
+        command=command,
+        config=options.config,
+        **more,
+    )
+    if source is None:
+        source = EmbedderSource(choose=partial(choose_priced_embedder, options.config, options.embedder, limits))
     return run_backfill(
-        partial(choose_priced_embedder, options.config, embedder, options.limits),
-        options,
+        source.choose,
+        wanted,
         fillers=systems.fillers(),
         progress=progress_or_silent(progress),
         show_plan=confirm or (lambda _: True),
+        opened=source.opened,
+        looked=source.looked,
+        sampled=source.sampled,
     )
-
-
-# A new base with another model, of the same texts, as a function (``docs/api.md``).
 
 
 def restore(
     path: str | Path,
+    options: RestoreOptions | None = None,
     *,
-    kind: Kind | str | None = None,
-    base: str | None = None,
-    embedder: str | None = None,
-    config: str | Path | None = None,
-    model: str | None = None,
-    dimensions: int | None = None,
-    name: str | None = None,
-    dry_run: bool = False,
-    now_ms: int | None = None,
     progress: Progress | None = None,
     confirm: Callable[[ScopeReport], bool] | None = None,
+    **fields: Any,
 ) -> EmbeddingReport:
-    """Make a new base with another model of the texts of a base; options as of ``regraft restore``.
+    """Make a new base from the texts of a base, embedded with another model.
 
     Raises:
-        Declined: ``confirm`` said no.
-        RegraftError: as ``docs/errors.md`` has them.
+        Declined: ``confirm`` returned False.
+        RegraftError: any error of ``docs/errors.md``.
     """
-    name = parse_base_name(name)
-    place, of_kind, at_ms = as_path(path), parse_kind(kind), time_or_now(now_ms)
-    config_path = None if config is None else as_path(config)
+    options = merge_options(RestoreOptions, options, fields)
+    name, now_ms = parse_base_name(options.name), time_or_now(options.now_ms)
+    model, dimensions = options.model, options.dimensions
 
     def request(settings: EmbedderSettings, new_model: str, length: int | None) -> RestoreRequest:
         return RestoreRequest(
-            path=place,
+            path=Path(path),
             settings=settings,
             model_id=new_model,
             dimensions=length,
             name=name,
-            base=base,
-            now_ms=at_ms,
-            kind=of_kind,
-            config=config_path,
+            base=options.base,
+            now_ms=now_ms,
+            kind=options.kind,
+            config=options.config,
         )
 
     try:
-        settings = choose_embedder(config_path, embedder, frozenset() if model is None else frozenset({model}))
+        models = frozenset() if model is None else frozenset({model})
+        settings = choose_embedder(options.config, options.embedder, models)
     except EmbedderUnnamed as error:
         if not is_unconfigured(error):
             raise
-        need = suggest_model(place, base, of_kind, model, dimensions)
+        need = suggest_model(Path(path), options.base, options.kind, model, dimensions)
         wanted = request(unnamed_embedder([str(need.model_id)]), str(need.model_id), need.dimensions)
-        if not dry_run:
+        if not options.dry_run:
             raise add_suggestion(error, make_suggestion(wanted)) from error
     else:
         if dimensions is None and isinstance(settings, ServerSettings):
             dimensions = settings.dimensions
-        wanted = request(settings, _model_of(settings, model), dimensions)
+        wanted = request(settings, _new_model_id(settings, model), dimensions)
     return restore_with_vectors(
-        wanted, dry_run=dry_run, progress=progress_or_silent(progress), show_plan=confirm or (lambda _: True)
+        wanted, dry_run=options.dry_run, progress=progress_or_silent(progress), show_plan=confirm or (lambda _: True)
     )
 
 
-def _model_of(settings: EmbedderSettings, model: str | None) -> str:
-    """Return the id of the new model in the catalog."""
+def _new_model_id(settings: EmbedderSettings, model: str | None) -> str:
+    """Return the id under which the catalog gets the embedder's model: ``model``, or the only id of the settings."""
     if model is None:
         if len(settings.model_ids) == 1:
             return settings.model_ids[0]
-        problem = tr("nobody says under which id the catalog has the model of embedder {name}", name=settings.name)
+        problem = tr("the id of the model of embedder {name} in the catalog is unknown", name=settings.name)
         raise WrongUsage(
             problem=problem, hint=tr("give --model provider::model, or one model_ids in the configuration")
         )
@@ -236,3 +232,91 @@ def _model_of(settings: EmbedderSettings, model: str | None) -> str:
     if not settings.serves(tidy):
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=tr("--model says {tidy}", tidy=tidy))
     return tidy
+
+
+def reconcile(
+    path: str | Path,
+    options: ReconcileOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    confirm: Callable[[Any], bool] | None = None,
+    **fields: Any,
+) -> ChangeReport | BackfillReport | EmbeddingReport:
+    """Update the indexes of bases to match their catalog, codex-mem's vectors its notes, and rsclaw's caches its data.
+
+    Notes of codex-mem and AngelMemory that lack a vector are embedded only with ``embed``; without it nothing is sent.
+    An orphan that could be listed or attached again is deleted only if ``only`` names its finding. ``confirm`` gets
+    what is returned, as a plan.
+
+    Raises:
+        Declined: ``confirm`` returned False.
+        RegraftError: any error of ``docs/errors.md``.
+    """
+    options = merge_options(ReconcileOptions, options, fields)
+    if options.embed:
+        with open_for_change(Path(path), options.kind, "reconcile", options.bases) as store:
+            kind = store.found.kind
+        _refuse_unused(kind, options)
+        if kind is Kind.ANGEL_MEMORY:
+            return _reconcile_angel_memory(path, options, progress, confirm)
+        if kind is Kind.CODEX_MEM and not options.only:
+            try:
+                return _fill("reconcile", path, options, None, progress, confirm)
+            except (EmbedderUnnamed, ModelDiffers, SidecarUnfit):
+                # As far as that goes without an embedder.
+                if options.embedder is not None:
+                    raise
+    return plan_reconcile(path, options, progress, confirm)
+
+
+def _reconcile_angel_memory(
+    path: str | Path,
+    options: ReconcileOptions,
+    progress: Progress | None,
+    confirm: Callable[[EmbeddingReport], bool] | None,
+) -> EmbeddingReport:
+    wanted = angel_memory.AngelReconcileOptions(
+        path=Path(path),
+        kind=options.kind,
+        dry_run=options.dry_run,
+        provider=options.provider,
+        probes=options.probe,
+    )
+    return angel_memory.reconcile(
+        partial(choose_embedder, options.config, options.embedder),
+        wanted,
+        progress=progress_or_silent(progress),
+        show_plan=confirm or (lambda _: True),
+    )
+
+
+def _refuse_unused(kind: Kind, options: ReconcileOptions) -> None:
+    """Refuse options of ``reconcile`` that have no meaning for a kind of store.
+
+    Raises:
+        WrongUsage
+    """
+    limits = {"--limit": options.limit, "--max-requests": options.max_requests, "--max-cost": options.max_cost}
+    embedder = {"--embedder": options.embedder, "--config": options.config, "--no-probe": not options.probe}
+    leave_out = tr("leave it out")
+
+    def refuse(given: Mapping[str, object], problem: str, hint: str) -> None:
+        for option, value in given.items():
+            if value not in (None, False, ()):
+                raise WrongUsage(problem=f"{option}: {problem}", hint=hint)
+
+    if kind in (Kind.ANGEL_MEMORY, Kind.CODEX_MEM):
+        refuse({"--now": options.now_ms}, tr("no change depends on ages in such a store"), leave_out)
+    if kind is Kind.ANGEL_MEMORY:
+        whole = tr("a collection is always rebuilt as a whole")
+        refuse({"--only": options.only}, whole, leave_out)
+        refuse(limits, whole, tr("see the estimate of regraft reconcile --dry-run"))
+        return
+    refuse({"--provider": options.provider}, tr("only AngelMemory has providers"), leave_out)
+    if kind is Kind.CODEX_MEM and not options.only:
+        return
+    problem = tr("indexes are updated without an embedder")
+    hint = tr("regraft backfill embeds texts that have no vector")
+    if kind is Kind.RSCLAW:
+        problem, hint = tr("rsclaw itself rebuilds indexes that were moved aside"), leave_out
+    refuse({**limits, **embedder}, problem, hint)

@@ -1,34 +1,41 @@
-"""A first look at what a path is, as a function (``docs/api.md``)."""
+"""``inspect``: what a path is and what is in it. Loads less than any other command."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from checks import inspect as checks_inspect
-from checks.looks import InspectOptions
-from regraft.api.arguments import as_path, parse_kind, progress_or_silent, time_or_now
-from regraft.kinds import Kind
+from checks import systems
+from checks.cherry_v2.installed import InstallationsReport, find_installations
+from regraft.api.arguments import merge_options, progress_or_silent, time_or_now
+from regraft.options import InspectOptions
 from regraft.report.document import Run
 from regraft.report.progress import Progress
 from regraft.stores.locate import open_store
 
 
 def inspect(
-    path: str | Path,
-    *,
-    kind: Kind | str | None = None,
-    items: bool = False,
-    now_ms: int | None = None,
-    progress: Progress | None = None,
+    path: str | Path, options: InspectOptions | None = None, *, progress: Progress | None = None, **fields: Any
 ) -> checks_inspect.InspectReport:
-    """Return what a path is and what is in it, with every item if ``items``; as ``regraft inspect PATH`` does.
+    """Recognize a path and count what is in it; with ``items``, list every item. Nothing is written.
 
     Raises:
-        RegraftError: as ``docs/errors.md`` has them.
+        RegraftError: any error of ``docs/errors.md``.
     """
-    place = as_path(path)
+    options = merge_options(InspectOptions, options, fields)
     run = Run(command="inspect")
-    with open_store(place, parse_kind(kind)) as source:
-        run.source_kind, run.source = source.kind.value, source.path if source.notices else place
-        asked = InspectOptions(items=items, now_ms=time_or_now(now_ms), progress=progress_or_silent(progress))
-        return checks_inspect.make_inspect_report(source, run, asked)
+    with open_store(Path(path), options.kind) as source:
+        run.source_kind, run.source = source.kind.value, source.path if source.notices else Path(path)
+        wanted = checks_inspect.InspectOptions(
+            items=options.items, now_ms=time_or_now(options.now_ms), progress=progress_or_silent(progress)
+        )
+        return systems.make_inspect_report(source, run, wanted)
+
+
+def inspect_computer() -> InstallationsReport:
+    """Find the application's data and backups in the usual folders of this computer."""
+    run = Run(command="inspect")
+    places, found = find_installations()
+    run.end()
+    return InstallationsReport(head=run.head(), searched=[str(place) for place in places], found=found)

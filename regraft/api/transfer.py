@@ -1,117 +1,157 @@
-"""Bases from one layout or place to another: ``migrate``, ``export``, ``import_``, ``pack``."""
+"""The commands that write bases somewhere else, as functions: ``migrate``, ``import_``, ``export``, ``pack``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import migrators
-from migrators.parquet.run import import_files
-from regraft.api.arguments import as_path, parse_kind, parse_model_overrides, progress_or_silent, time_or_now
-from regraft.formats.parquet.export import ExportReport
-from regraft.formats.parquet.export import export as write_parquet
-from regraft.kinds import Kind
+from regraft.api.arguments import merge_options, parse_model_overrides, progress_or_silent, time_or_now
+from regraft.options import ExportOptions, ImportOptions, MigrateOptions, PackOptions
 from regraft.report.document import Run
 from regraft.report.progress import Progress
-from regraft.stores.locate import open_store
-from repair.cherry_v2 import pack as packing
+from regraft.stores.locate import Located, open_store
 
-#: Is shown a plan; False stops before anything is written.
+# What reads and writes Parquet files and packs is loaded where it is used: migrate starts without it.
+if TYPE_CHECKING:
+    from regraft.formats.parquet.export import ExportReport
+    from repair.cherry_v2.pack import PackReport
+
+#: Gets the plan before anything is written; False stops the run.
 Confirm = Callable[[migrators.MigrationReport], bool]
 
 
 def migrate(
     source: str | Path,
     to: str | Path,
+    options: MigrateOptions | None = None,
     *,
-    kind: Kind | str | None = None,
-    bases: Sequence[str] = (),
-    map_model: Mapping[str, str] | None = None,
-    recreate_model: Iterable[str] = (),
-    jobs: int | None = None,
-    dry_run: bool = False,
-    while_running: bool = False,
-    restore_duplicates: bool = True,
-    carry_text: bool = False,
-    adopt_orphans: bool = False,
-    salvage: bool = False,
-    visible_to: Sequence[str] = (),
-    verify: bool = False,
-    now_ms: int | None = None,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
+    **fields: Any,
 ) -> migrators.MigrationReport:
-    """Migrate a knowledge base to a v2 library; options as of ``regraft migrate``.
+    """Migrate the bases of a v1 source, a preview build or rsclaw to a v2 library; ``to`` is new, empty or a library.
 
     Raises:
-        Declined: ``confirm`` said no.
-        RegraftError: as ``docs/errors.md`` has them.
+        Declined: ``confirm`` returned False.
+        RegraftError: any error of ``docs/errors.md``.
     """
-    options = migrators.Options(
-        now_ms=time_or_now(now_ms),
-        model_overrides=parse_model_overrides(map_model or {}, recreate_model),
-        bases=tuple(bases),
-        jobs=jobs,
-        dry_run=dry_run,
-        while_running=while_running,
-        restore_duplicates=restore_duplicates,
-        carry_text=carry_text,
-        adopt_orphans=adopt_orphans,
-        salvage=salvage,
-        visible_to=tuple(visible_to),
-        verify=verify,
+    options = merge_options(MigrateOptions, options, fields)
+    return run_migration(source, to, options, progress=progress, confirm=confirm).report
+
+
+def run_migration(
+    source: str | Path,
+    to: str | Path,
+    options: MigrateOptions,
+    *,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+    on_open: Callable[[Located], None] | None = None,
+) -> migrators.Migration:
+    """Do what :func:`migrate` does, and tell whether anything was written.
+
+    ``on_open`` gets the recognized source before it is read.
+    """
+    wanted = migrators.Options(
+        now_ms=time_or_now(options.now_ms),
+        model_overrides=parse_model_overrides(options.map_model, options.recreate_model),
+        bases=options.bases,
+        jobs=options.jobs,
+        dry_run=options.dry_run,
+        while_running=options.while_running,
+        restore_duplicates=options.restore_duplicates,
+        carry_text=options.carry_text,
+        adopt_orphans=options.adopt_orphans,
+        salvage=options.salvage,
+        visible_to=options.visible_to,
+        verify=options.verify,
     )
-    with open_store(as_path(source), parse_kind(kind), salvage=salvage) as found:
-        return migrators.migrate(found, as_path(to), options, progress_or_silent(progress), confirm or _agreed).report
+    with open_store(Path(source), options.kind, salvage=options.salvage) as found:
+        if on_open is not None:
+            on_open(found)
+        return migrators.migrate(found, Path(to), wanted, progress_or_silent(progress), confirm or _agree)
 
 
-def _agreed(_: migrators.MigrationReport) -> bool:
+def _agree(_: migrators.MigrationReport) -> bool:
     return True
 
 
 def import_(
     files: Iterable[str | Path],
     to: str | Path,
+    options: ImportOptions | None = None,
     *,
-    bases: Sequence[str] = (),
-    dry_run: bool = False,
-    now_ms: int | None = None,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
+    **fields: Any,
 ) -> migrators.MigrationReport:
-    """Write the library that Parquet files of :func:`export` hold; options as of ``regraft import``.
+    """Write a library from Parquet files that :func:`export` wrote. Needs pyarrow.
 
     Raises:
-        Declined: ``confirm`` said no.
-        RegraftError: as ``docs/errors.md`` has them.
+        Declined: ``confirm`` returned False.
+        RegraftError: any error of ``docs/errors.md``.
     """
-    options = migrators.Options(now_ms=time_or_now(now_ms), bases=tuple(bases), dry_run=dry_run)
-    paths = tuple(as_path(file) for file in files)
-    return import_files(paths, as_path(to), options, progress_or_silent(progress), confirm or _agreed).report
+    options = merge_options(ImportOptions, options, fields)
+    return run_import(files, to, options, progress=progress, confirm=confirm).report
+
+
+def run_import(
+    files: Iterable[str | Path],
+    to: str | Path,
+    options: ImportOptions,
+    *,
+    progress: Progress | None = None,
+    confirm: Confirm | None = None,
+) -> migrators.Migration:
+    """Do what :func:`import_` does, and tell whether anything was written."""
+    from migrators.parquet.run import import_files  # noqa: PLC0415 - see above
+
+    wanted = migrators.Options(now_ms=time_or_now(options.now_ms), bases=options.bases, dry_run=options.dry_run)
+    paths = tuple(Path(file) for file in files)
+    return import_files(paths, Path(to), wanted, progress_or_silent(progress), confirm or _agree)
 
 
 def export(
     path: str | Path,
     to: str | Path,
+    options: ExportOptions | None = None,
     *,
-    kind: Kind | str | None = None,
-    bases: Sequence[str] = (),
-    from_v1: bool = False,
-    visible_to: Sequence[str] = (),
     progress: Progress | None = None,
+    **fields: Any,
 ) -> ExportReport:
-    """Write units with texts and vectors to a Parquet file; options as of ``regraft export``. Needs pyarrow.
+    """Write units with their texts and vectors to a Parquet file. Needs pyarrow.
 
     Raises:
-        RegraftError: as ``docs/errors.md`` has them.
+        RegraftError: any error of ``docs/errors.md``.
     """
-    place, target = as_path(path), as_path(to)
-    run = Run(command="export", target_kind="parquet", target=target)
-    with open_store(place, parse_kind(kind)) as found:
-        run.source_kind, run.source = found.kind.value, found.path if found.notices else place
-        wanted = tuple(bases)
+    options = merge_options(ExportOptions, options, fields)
+    return export_units(path, to, options, progress=progress)
+
+
+def export_units(
+    path: str | Path,
+    to: str | Path,
+    options: ExportOptions,
+    *,
+    file: Path | None = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Do what :func:`export` does, but write to ``file``; the report names ``to``."""
+    from regraft.formats.parquet.export import ExportReport  # noqa: PLC0415 - see above
+    from regraft.formats.parquet.export import export as write_parquet  # noqa: PLC0415
+
+    run = Run(command="export", target_kind="parquet", target=Path(to))
+    with open_store(Path(path), options.kind) as found:
+        run.source_kind, run.source = found.kind.value, found.path if found.notices else Path(path)
         parts = write_parquet(
-            found, target, wanted, progress_or_silent(progress), from_v1=from_v1, visible_to=tuple(visible_to)
+            found,
+            Path(to) if file is None else file,
+            options.bases,
+            progress_or_silent(progress),
+            from_v1=options.from_v1,
+            visible_to=options.visible_to,
         )
     run.end()
     return ExportReport(head=run.head(), bases=[part.report() for part in parts.bases])
@@ -120,24 +160,25 @@ def export(
 def pack(
     source: str | Path,
     to: str | Path,
+    options: PackOptions | None = None,
     *,
-    kind: Kind | str | None = None,
-    bases: Sequence[str] = (),
-    dry_run: bool = False,
-    now_ms: int | None = None,
     progress: Progress | None = None,
-) -> packing.PackReport:
-    """Write bases to one zip file for another machine; options as of ``regraft pack``.
+    **fields: Any,
+) -> PackReport:
+    """Write bases with vectors, files and checksums to one zip file, for another machine.
 
     Raises:
-        RegraftError: as ``docs/errors.md`` has them.
+        RegraftError: any error of ``docs/errors.md``.
     """
-    options = packing.PackOptions(
-        source=as_path(source),
-        target=as_path(to),
-        now_ms=time_or_now(now_ms),
-        kind=parse_kind(kind),
-        bases=tuple(bases),
-        dry_run=dry_run,
+    from repair.cherry_v2 import pack as packing  # noqa: PLC0415 - see above
+
+    options = merge_options(PackOptions, options, fields)
+    wanted = packing.PackOptions(
+        source=Path(source),
+        target=Path(to),
+        now_ms=time_or_now(options.now_ms),
+        kind=options.kind,
+        bases=options.bases,
+        dry_run=options.dry_run,
     )
-    return packing.pack(options, progress_or_silent(progress))
+    return packing.pack(wanted, progress_or_silent(progress))

@@ -1,4 +1,7 @@
-"""The command line: a command parses, calls one function, renders its result (``docs/commands.md``)."""
+"""The command line: each command parses its options, calls a function of :mod:`regraft.api`, and prints the report.
+
+Commands are imported when they are run; ``--help`` lists them without importing any (``docs/commands.md``).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from regraft import __version__
 from regraft.cli.output import echo, fail, final_status
 from regraft.errors import INTERRUPTED, REFUSED, Interrupted, WrongUsage
 from regraft.language import OPTION, available_languages, tr
-from regraft.processes import interrupts, streams
+from regraft.processes import interrupts, startup
 
 # What ``regraft --help`` lists: every command in its group, with one line; no command is loaded for that.
 
@@ -30,33 +33,33 @@ COMMAND_GROUPS = {
         "export": tr("Write texts and vectors to a Parquet file."),
         "pack": tr("Write bases to one zip file, for another machine."),
         "install": tr("Put bases into a v2 profile."),
-        "fleet": tr("Run one command over many libraries."),
+        "fleet": tr("Run one command on many libraries."),
     },
     tr("Look"): {
-        "inspect": tr("Tell what a path is and what is in it."),
-        "check": tr("Audit a store: findings, and what mends each."),
+        "inspect": tr("Show what a path is and what it contains."),
+        "check": tr("Audit a store: findings, and how to fix each."),
         "search": tr("Search a base as the application does."),
         "compare": tr("Ask v1's vectors and a v2 index the same."),
-        "history": tr("List what regraft did, and what can be taken back."),
+        "history": tr("List regraft's runs, and which can be undone."),
         "explain": tr("Explain a finding, a code or an error."),
     },
     tr("Repair"): {
-        "fix": tr("Do all that check offers, in the right order."),
-        "repair": tr("Mend what check finds, where other data prove what is right."),
-        "gc": tr("Remove what nothing reaches: vectors, texts, files."),
-        "reconcile": tr("Make indexes and vectors follow what they are derived from."),
-        "upgrade": tr("Bring older files to the current layout, every vector kept."),
-        "rescue": tr("Bring back what the application's own upgrade left behind."),
-        "undo": tr("Take back what a run did."),
+        "fix": tr("Do everything check offers, in the right order."),
+        "repair": tr("Repair what check finds, where other data prove it."),
+        "gc": tr("Remove unreferenced vectors, texts and files."),
+        "reconcile": tr("Update indexes and vectors from their sources."),
+        "upgrade": tr("Convert older files to the current layout."),
+        "rescue": tr("Bring back what the application's upgrade left."),
+        "undo": tr("Undo a run."),
     },
     tr("Embed"): {
-        "backfill": tr("Embed what has no vector yet, and nothing else."),
-        "restore": tr("Make a new base with another model, of the same texts."),
-        "embedders": tr("List what makes vectors, and for which bases; test it."),
+        "backfill": tr("Embed texts that have no vector."),
+        "restore": tr("Make a new base from a base, with another model."),
+        "embedders": tr("List and test the configured embedders."),
     },
     tr("codex-mem and AngelMemory"): {
-        "rebuild": tr("codex-mem: make the vectors of all notes anew."),
-        "clear-failed": tr("codex-mem: have notes tried again that were refused."),
+        "rebuild": tr("codex-mem: embed all notes again."),
+        "clear-failed": tr("codex-mem: retry notes that failed."),
         "recall": tr("AngelMemory: read a note by its short id."),
     },
 }
@@ -65,7 +68,7 @@ SUMMARIES = {name: summary for group in COMMAND_GROUPS.values() for name, summar
 
 
 def group_commands(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the groups with those of their commands that there are; a command of no group is in the last one."""
+    """Group the given commands; those of no group come last."""
     there = list(names)
     groups = {title: [name for name in group if name in there] for title, group in COMMAND_GROUPS.items()}
     groups[OTHER_GROUP] = [name for name in there if name not in SUMMARIES]
@@ -75,24 +78,21 @@ def group_commands(names: Iterable[str]) -> dict[str, list[str]]:
 # The text of a command's help, paragraph by paragraph in the language of this process; examples stay as they are.
 
 
-#: Begins a paragraph whose lines stay as they are.
+#: Begins a paragraph whose line breaks click keeps.
 _AS_IT_IS = "\b"
 
 
 def help_paragraphs(text: str) -> list[str]:
-    """Return what of a help is translated, each paragraph on one line."""
+    """List the paragraphs of a help text that are translated, each on one line."""
     return [_on_one_line(part) for part in _parts(text) if not part.startswith(_AS_IT_IS)]
 
 
 def translate_help(text: str) -> str:
-    """Return a help in the language of this process."""
-    return "\n\n".join(_translated(part) for part in _parts(text))
-
-
-def _translated(part: str) -> str:
-    if part.startswith(_AS_IT_IS):
-        return part.replace("Example:", tr("Example:"), 1)
-    return tr(_on_one_line(part))
+    """Translate a help text, paragraph by paragraph; examples stay as they are."""
+    return "\n\n".join(
+        part.replace("Example:", tr("Example:"), 1) if part.startswith(_AS_IT_IS) else tr(_on_one_line(part))
+        for part in _parts(text)
+    )
 
 
 def _parts(text: str) -> list[str]:
@@ -103,7 +103,7 @@ def _on_one_line(part: str) -> str:
     return " ".join(part.split())
 
 
-#: The commands, each with the module that has it.
+#: The module of each command.
 _MODULES = {
     "inspect": "inspect",
     "check": "check",
@@ -134,13 +134,13 @@ _MODULES = {
 
 
 class LazyCommands(MutableMapping[str, click.Command]):
-    """The commands by their names; the module of one is imported when it is asked for, and not before."""
+    """Maps names to commands, and imports the module of a command on first access."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, click.Command] = {}
 
     def __getitem__(self, name: str) -> click.Command:
-        """Return a command."""
+        """Import a command if it is not loaded yet."""
         if name not in self._loaded:
             module = import_module(f"{__name__}.{_MODULES[name]}")
             command = getattr(module, "import_" if name == "import" else name.replace("-", "_"))
@@ -153,25 +153,25 @@ class LazyCommands(MutableMapping[str, click.Command]):
         self._loaded[name] = command
 
     def __delitem__(self, name: str) -> None:
-        """Forget a command that was added."""
+        """Remove a command that was added."""
         del self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Return the names."""
+        """Iterate over the names, without importing commands."""
         return iter({**_MODULES, **self._loaded})
 
     def __len__(self) -> int:
-        """Return how many commands there are."""
+        """Count the commands."""
         return len({**_MODULES, **self._loaded})
 
 
 class CommandGroup(click.Group):
-    """The commands, with wrong usage said like every other error: one line, and one document with --json."""
+    """The commands; wrong usage is reported like any other error: one line, or one JSON document."""
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **settings: Any) -> Any:
         """Run a command line."""
         arguments = sys.argv[1:] if args is None else list(args)
-        # Habits from other programs: "help", "help COMMAND" and "version" without dashes.
+        # As in other programs: "help", "help COMMAND" and "version" without dashes.
         if arguments[:1] == ["help"]:
             arguments = [*arguments[1:], "--help"]
         elif arguments[:1] == ["version"]:
@@ -183,7 +183,7 @@ class CommandGroup(click.Group):
             fail_interrupted(arguments)
         except click.ClickException as error:
             if not arguments:
-                # Loading what looks at data takes a while, which no other command line has to wait for.
+                # Only an empty command line needs this import, which takes a while.
                 from regraft.cli.inspect import greet  # noqa: PLC0415
 
                 if greet():
@@ -206,7 +206,7 @@ class CommandGroup(click.Group):
                 formatter.write_dl([(name, self._summary(name)) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the commands and options that a word can become."""
+        """List the commands and options that begin with a word."""
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         commands = [CompletionItem(name, help=self._summary(name)) for name in names]
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -215,7 +215,7 @@ class CommandGroup(click.Group):
         return SUMMARIES.get(name) or self.commands[name].get_short_help_str()
 
     def invoke(self, context: click.Context) -> Any:
-        """Load a command and run it; of a stop meanwhile click would say something of its own."""
+        """Load a command and run it; Ctrl-C while it loads becomes an Abort, which :meth:`main` reports."""
         try:
             return super().invoke(context)
         except KeyboardInterrupt as error:
@@ -242,13 +242,13 @@ cli.help = translate_help(cli.help or "")
 
 
 def fail_interrupted(arguments: Sequence[str]) -> NoReturn:
-    """Say that a command line was stopped before it had begun anything, and end."""
+    """Report that the user stopped the program before a command began, and exit."""
     fail(Interrupted(finished=0), "", as_json="--json" in arguments, verbose=0)
 
 
 def main(*, is_interrupted: bool = False) -> None:
-    """Run the command line; ``is_interrupted``: it was stopped while this was loaded."""
-    streams.protect_streams()
+    """Run the command line; ``is_interrupted``: the user pressed Ctrl-C while it was loading."""
+    startup.protect_streams()
     interrupts.install_handlers()
     status: object = INTERRUPTED
     try:
@@ -263,16 +263,10 @@ def main(*, is_interrupted: bool = False) -> None:
         interrupts.ignore_stops()
     status = final_status(status if isinstance(status, int) else 0)
     if status == INTERRUPTED:
-        _end_interrupted()
+        # Exit without Python's own shutdown: if Ctrl-C came while Python was executing generated code, as for data
+        # classes, it would end itself by a signal.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(INTERRUPTED)
     sys.exit(status)
-
-
-def _end_interrupted() -> NoReturn:
-    """End with the status of an interrupted run, by which all that was begun is cleaned up.
-
-    Where a stop came while Python ran code out of a text, as data classes are made, it would kill itself by a signal.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(INTERRUPTED)

@@ -11,13 +11,13 @@ import msgspec
 
 from migrators.compare import OUTCOMES, BaseComparison, Difference, Query, RankedText
 from regraft import api
-from regraft.cli.options import PATH, output_options, parse_model_map, plan_options
+from regraft.cli.options import FAIL_ON, PATH, Output, output_options, struct_options
 from regraft.cli.output import echo, echo_json, report_errors
 from regraft.errors import SourceUnreadable, WrongUsage
 from regraft.formats.cherry_v2.index.search import vector_blob
 from regraft.language import format_count, join_list, tr
+from regraft.options import CompareOptions
 from regraft.ranking import cherry_v2
-from regraft.report import progress
 from regraft.report.document import encoded
 from regraft.report.labels import label_of
 from regraft.text import one_line, pad_right, printable, printable_lines
@@ -75,41 +75,10 @@ def read_queries(path: Path) -> tuple[Query, ...]:
     metavar="FILE",
     help=tr('JSON lines (or one JSON array) of {"id": "a name", "vector": [numbers]}.'),
 )
-@click.option(
-    "--sample",
-    type=click.IntRange(1, 100_000),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help=tr("Without --queries: so many of each base's own vectors."),
-)
-@click.option(
-    "-k",
-    "count",
-    type=click.IntRange(1, 10_000),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help=tr("Texts compared."),
-)
-@plan_options
-@output_options
 @report_errors
-def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
-    v1: Path,
-    v2: Path,
-    queries: Path | None,
-    sample: int,
-    count: int,
-    bases: tuple[str, ...],
-    map_model: tuple[str, ...],
-    recreate_model: tuple[str, ...],
-    fail_on: str,
-    as_json: bool,
-    quiet: bool,
-    verbose: int,
-    kind: str | None,
-) -> None:
+@struct_options(CompareOptions)
+@output_options(fail_on=FAIL_ON)
+def compare(v1: Path, v2: Path, queries: Path | None, options: CompareOptions, output: Output) -> None:
     """Ask the vectors of V1 and the index of V2 the same, and tell where they part. Nothing is written.
 
     V1 is whatever regraft migrate takes, one vector file, or anything that V2 can be; V2 a v2 library, profile or
@@ -119,30 +88,16 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter for every option
     Example:
       regraft compare cherry-studio.202503141200.zip library
     """
-    report = api.compare(
-        v1,
-        v2,
-        kind=kind,
-        bases=bases,
-        queries=None if queries is None else read_queries(queries),
-        sample=sample,
-        count=count,
-        map_model=parse_model_map(map_model),
-        recreate_model=recreate_model,
-        progress=progress.terminal_progress(quiet=quiet or as_json),
-    )
-    if as_json:
+    given = None if queries is None else read_queries(queries)
+    report = api.compare(v1, v2, options, queries=given, progress=output.progress())
+    if output.as_json:
         echo_json(encoded(report))
     else:
-        is_v1 = report.head.source is None or report.head.source.kind not in cherry_v2.SEARCHED
-        echo(_as_text(report.bases, count, SIDES[is_v1], every=verbose > 0, quiet=quiet))
-    sys.exit(_exit_status(report.bases, fail_on))
-
-
-def _exit_status(told: list[BaseComparison], fail_on: str) -> int:
-    outcomes = {base.outcome for base in told}
-    worst = {"never": set(), "error": _ERRORS}.get(fail_on, set(OUTCOMES) - {"equal"})
-    return int(bool(outcomes & worst))
+        is_v1 = report.head.source is None or report.head.source.kind not in cherry_v2.SEARCHABLE_KINDS
+        echo(_as_text(report.bases, options.count, SIDES[is_v1], every=output.verbose > 0, quiet=output.quiet))
+    outcomes = {base.outcome for base in report.bases}
+    worst = {"never": set(), "error": _ERRORS}.get(output.fail_on, set(OUTCOMES) - {"equal"})
+    sys.exit(int(bool(outcomes & worst)))
 
 
 def _as_text(told: list[BaseComparison], count: int, sides: tuple[str, str], *, every: bool, quiet: bool) -> str:

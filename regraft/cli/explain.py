@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Literal
 
 import click
 import msgspec
 
 from checks.systems import load_findings
-from regraft.cli import pages
 from regraft.cli.options import verbose_option
 from regraft.cli.output import echo, echo_json, report_errors
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, WrongUsage, error_classes
@@ -19,12 +21,32 @@ from regraft.report.document import Report, Run, encoded
 from regraft.report.notices import EVERY_CODE
 from regraft.text import printable_lines
 
-Kind = Literal["finding", "code", "error", "page"]
+NameKind = Literal["finding", "code", "error", "page"]
+
+#: HTML comments in a page: the markers of generated tables.
+_COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+
+
+def _pages_folder() -> Traversable:
+    """Return the folder of the documentation: inside the installed package, or at the root of a checkout."""
+    installed = files("regraft") / "docs"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "docs"
+
+
+def page_names() -> list[str]:
+    """Return the names of the documentation's pages, sorted: ``upgrade``, ``findings``…"""
+    found = (page.name for page in _pages_folder().iterdir())
+    return sorted(name.removesuffix(".md") for name in found if name.endswith(".md") and name != "README.md")
+
+
+def read_page(name: str) -> str:
+    """Return a page as Markdown, without comments."""
+    return _COMMENT.sub("", (_pages_folder() / f"{name}.md").read_text("utf-8"))
 
 
 #: What to do about a code that is no finding of a check, by its severity.
 _REMEDIES_BY_SEVERITY: dict[str, str] = {
-    "note": tr("Nothing has to be done."),
+    "note": tr("No action needed."),
     "warning": tr("The report names each one. Take what is missing from the source or a backup, or go on without it."),
     "error": tr("The report names each one. Correct the source, or take an undamaged copy, and run the command again."),
 }
@@ -41,7 +63,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What a name means: of a finding, of a code that a finished run says, of an error, or a page."""
 
     name: str
-    kind: Kind
+    kind: NameKind
     meaning: str
     #: Of a finding and a code.
     severity: str | None = None
@@ -79,12 +101,16 @@ def explain(names: tuple[str, ...], as_json: bool, **_: Any) -> None:
     explained = [one for name in names for one in _explained(name)]
     run.end()
     if as_json:
-        listed = [] if names else pages.page_names()
+        listed = [] if names else page_names()
         echo_json(encoded(ExplainReport(head=run.head(), explained=explained, pages=listed)))
     elif names:
         echo("\n".join(_as_text(one) for one in explained))
     else:
-        echo(_list_of_pages())
+        usage = tr(
+            "regraft explain NAME says what a finding (item.tombstone), a code (missing_vector_store) or an error "
+            "(TargetNotOurs) means. These pages can be read the same way:"
+        )
+        echo(f"{usage}\n\n{printable_lines(f'  {name}' for name in page_names())}")
 
 
 def _explained(name: str) -> list[Explanation]:
@@ -123,13 +149,13 @@ def _explained(name: str) -> list[Explanation]:
         found.append(
             Explanation(name=name, kind="error", meaning=meaning, remedy=remedy, exit_status=error.exit_status)
         )
-    if name in pages.page_names():
-        found.append(Explanation(name=name, kind="page", meaning=pages.read_page(name)))
+    if name in page_names():
+        found.append(Explanation(name=name, kind="page", meaning=read_page(name)))
     if not found:
-        every = [*findings, *EVERY_CODE, *errors, *pages.page_names()]
+        every = [*findings, *EVERY_CODE, *errors, *page_names()]
         near = difflib.get_close_matches(name, every, n=3, cutoff=0)
         raise WrongUsage(
-            problem=tr("{name}: nothing has this name", name=name),
+            problem=tr("no finding, code, error or page is called {name}", name=name),
             hint=tr("the nearest are {near}", near=join_list(near)),
         )
     return found
@@ -138,24 +164,13 @@ def _explained(name: str) -> list[Explanation]:
 def _as_text(one: Explanation) -> str:
     if one.kind == "page":
         return one.meaning
-    lines = [f"{one.name}  ({one.kind}{_grade(one)})", f"  {one.meaning}"]
+    grade = tr(", exit status {exit_status}", exit_status=one.exit_status)
+    if one.severity is not None:
+        grade = f", {one.severity}"
+    lines = [f"{one.name}  ({one.kind}{grade})", f"  {one.meaning}"]
     lines.append(tr("  What to do: {remedy}", remedy=one.remedy))
     if one.kind == "finding" and one.related:
-        lines.append(tr("  A migration says it as: {related}", related=join_list(one.related)))
+        lines.append(tr("  Codes of a migration: {related}", related=join_list(one.related)))
     if one.kind == "code" and one.related:
-        lines.append(tr("  regraft check finds it as: {related}", related=one.related[0]))
+        lines.append(tr("  Finding of regraft check: {related}", related=one.related[0]))
     return printable_lines(lines)
-
-
-def _grade(one: Explanation) -> str:
-    if one.severity is not None:
-        return f", {one.severity}"
-    return tr(", exit status {exit_status}", exit_status=one.exit_status)
-
-
-def _list_of_pages() -> str:
-    usage = tr(
-        "regraft explain NAME says what a finding (item.tombstone), a code (missing_vector_store) or an error "
-        "(TargetNotOurs) means. These pages can be read the same way:"
-    )
-    return f"{usage}\n\n{printable_lines(f'  {name}' for name in pages.page_names())}"

@@ -8,20 +8,17 @@ from pathlib import Path
 import click
 
 from regraft import api
-from regraft.cli import options
+from regraft.api import transfer
+from regraft.api.outcome import exit_status
 from regraft.cli.changes import unresolved_lines
-from regraft.cli.options import PATH, output_options, parse_time, visible_option
+from regraft.cli.options import PATH, Output, output_options, struct_options
 from regraft.cli.output import echo, echo_error, echo_file, echo_json, format_written, report_errors
 from regraft.disk import durable
 from regraft.errors import WrongUsage
-from regraft.formats.parquet.export import ExportedBase, ExportReport, SourceExport
-from regraft.formats.parquet.export import export as write_parquet
-from regraft.kinds import Kind
+from regraft.formats.parquet.export import ExportedBase
 from regraft.language import format_count, tr
-from regraft.report import notices, progress
-from regraft.report.document import Run, encoded
-from regraft.report.progress import Progress
-from regraft.stores.locate import Located, open_store
+from regraft.options import ExportOptions, PackOptions
+from regraft.report.document import encoded
 from regraft.text import LONGEST_NAME, format_bytes, one_line, printable, printable_lines
 from repair.cherry_v2 import pack as packing
 
@@ -32,29 +29,10 @@ STDOUT = Path("-")
 @click.command()
 @click.argument("path", type=PATH)
 @click.argument("target", type=PATH, metavar="FILE.parquet")
-@click.option(
-    "--base",
-    "bases",
-    multiple=True,
-    metavar="ID",
-    shell_complete=options.complete_bases,
-    help=tr("Only this base; may be repeated."),
-)
-@visible_option
-@click.option("--v1", "from_v1", is_flag=True, help=tr("Of v1 data: its old table, in the same columns."))
-@output_options
 @report_errors
-def export(  # noqa: PLR0913, PLR0917 - one parameter for every option
-    path: Path,
-    target: Path,
-    bases: tuple[str, ...],
-    visible_to: tuple[str, ...],
-    from_v1: bool,
-    as_json: bool,
-    quiet: bool,
-    verbose: int,
-    kind: str | None,
-) -> None:
+@struct_options(ExportOptions)
+@output_options()
+def export(path: Path, target: Path, options: ExportOptions, output: Output) -> None:
     """Write the units of PATH, with texts and vectors, to FILE.parquet.
 
     PATH is a library, a v2 profile or backup, one base's folder, an index.sqlite or a knowledge base of rsclaw; with
@@ -66,51 +44,28 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter for every option
       regraft export library units.parquet --base Handbook
     """
     if target == STDOUT:
-        _check_stdout(as_json=as_json)
-    watch = progress.terminal_progress(quiet=quiet or as_json)
-    run = Run(command="export", target_kind="parquet", target=target)
-    with open_store(path, Kind(kind) if kind else None) as found:
-        run.source_kind, run.source = found.kind.value, found.path if found.notices else path
-        if target == STDOUT:
-            parts = _to_stdout(found, bases, watch, from_v1=from_v1, visible_to=visible_to)
-        else:
-            parts = write_parquet(found, target, bases, watch, from_v1=from_v1, visible_to=visible_to)
-    run.end()
-    report = ExportReport(head=run.head(), bases=[part.report() for part in parts.bases])
-    lines = [_line(base, verbose=verbose > 0) for base in report.bases]
-    if as_json:
+        # The file must not be mixed up with text.
+        if output.as_json:
+            hint = tr("name a file, or leave out --json")
+            raise WrongUsage(problem=tr("--json and the file would both be written to standard output"), hint=hint)
+        if sys.stdout.isatty():
+            hint = tr("send it to a file or another program, or name a file")
+            raise WrongUsage(problem=tr("standard output is a terminal, and a Parquet file is not text"), hint=hint)
+        with durable.temporary_folder() as folder:
+            file = folder / "units.parquet"
+            report = transfer.export_units(path, target, options, file=file, progress=output.progress())
+            echo_file(file)
+    else:
+        report = api.export(path, target, options, progress=output.progress())
+    lines = [_line(base, verbose=output.verbose > 0) for base in report.bases]
+    if output.as_json:
         echo_json(encoded(report))
     elif target == STDOUT:
         for line in lines:
             echo_error(line)
     else:
-        echo(printable_lines(lines) if quiet else printable_lines(lines) + format_written([target]))
-    sys.exit(int(any(base.problem or base.rows.skipped for base in report.bases)))
-
-
-def _check_stdout(*, as_json: bool) -> None:
-    """Refuse to write a file to where it would be mixed up with text.
-
-    Raises:
-        WrongUsage
-    """
-    if as_json:
-        hint = tr("name a file, or leave out --json")
-        raise WrongUsage(problem=tr("--json and the file would both go to standard output"), hint=hint)
-    if sys.stdout.isatty():
-        hint = tr("send it to a file or another program, or name a file")
-        raise WrongUsage(problem=tr("a Parquet file is not text, and standard output is a terminal"), hint=hint)
-
-
-def _to_stdout(
-    source: Located, bases: tuple[str, ...], watch: Progress, *, from_v1: bool, visible_to: tuple[str, ...]
-) -> SourceExport:
-    """Write the file to standard output once it is whole."""
-    with durable.temporary_folder() as folder:
-        whole = folder / "units.parquet"
-        parts = write_parquet(source, whole, bases, watch, from_v1=from_v1, visible_to=visible_to)
-        echo_file(whole)
-    return parts
+        echo(printable_lines(lines) if output.quiet else printable_lines(lines) + format_written([target]))
+    sys.exit(exit_status(report))
 
 
 def _line(base: ExportedBase, *, verbose: bool) -> str:
@@ -133,31 +88,10 @@ def _line(base: ExportedBase, *, verbose: bool) -> str:
 @click.command()
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH, metavar="FILE.zip")
-@click.option(
-    "--base",
-    "bases",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=options.complete_bases,
-    help=tr("Only this base; may be repeated."),
-)
-@click.option("--dry-run", is_flag=True, help=tr("Show what would be packed, and write nothing."))
-@click.option("-y", "--yes", is_flag=True, help=tr("Accepted, and never needed: nothing that is there is changed."))
-@click.option("--now", callback=parse_time, metavar="TIME", help=tr("The run's time, ISO 8601 with Z. [default: now]"))
-@output_options
 @report_errors
-def pack(  # noqa: PLR0913, PLR0917 - one parameter for every option
-    source: Path,
-    target: Path,
-    bases: tuple[str, ...],
-    dry_run: bool,
-    yes: bool,  # noqa: ARG001 - part of what every command that writes takes
-    now: int | None,
-    as_json: bool,
-    quiet: bool,
-    verbose: int,
-    kind: str | None,
-) -> None:
+@struct_options(PackOptions)
+@output_options(yes=tr("Accepted, but not needed: pack changes no existing file."))
+def pack(source: Path, target: Path, options: PackOptions, output: Output) -> None:
     """Write bases of SOURCE to FILE.zip: vectors, files, rows and checksums, for another machine.
 
     SOURCE is a library, a v2 profile, a v2 backup or another pack. It is only read. Without --base all bases are
@@ -168,27 +102,15 @@ def pack(  # noqa: PLR0913, PLR0917 - one parameter for every option
     Example:
       regraft pack ~/.config/CherryStudio handbook.zip --base Handbook
     """
-    report = api.pack(
-        source,
-        target,
-        kind=kind,
-        bases=bases,
-        dry_run=dry_run,
-        now_ms=now,
-        progress=progress.terminal_progress(quiet=quiet or as_json),
-    )
-    if as_json:
+    report = api.pack(source, target, options, progress=output.progress())
+    if output.as_json:
         echo_json(encoded(report))
     else:
-        echo(_format_pack(report, target, verbose=verbose > 0))
-    sys.exit(int(any(notices.at_least(one.severity, "warning") for one in report.left)))
-
-
-def _format_pack(report: packing.PackReport, target: Path, *, verbose: bool) -> str:
-    lines = [_base_line(base) for base in report.bases]
-    lines += unresolved_lines(report.bases, report.left, verbose=verbose)
-    lines += ["", *_closing(report, target)]
-    return printable_lines(lines)
+        lines = [_base_line(base) for base in report.bases]
+        lines += unresolved_lines(report.bases, report.left, verbose=output.verbose > 0)
+        lines += ["", *_closing(report, target)]
+        echo(printable_lines(lines))
+    sys.exit(exit_status(report))
 
 
 def _base_line(base: packing.PackedBaseReport) -> str:
@@ -208,8 +130,6 @@ def _closing(report: packing.PackReport, target: Path) -> list[str]:
     if report.outcome == "planned":
         return [tr("Would pack {size}.", size=size), tr("Dry run: nothing was written.")]
     if report.outcome == "unchanged":
-        return [
-            tr("{target} is this very pack already ({size}): nothing was written.", target=printable(target), size=size)
-        ]
+        return [tr("Nothing to do: {target} already has these bases ({size}).", target=printable(target), size=size)]
     next_step = tr("On the other machine: regraft install {path} --profile PROFILE", path=printable(Path(target.name)))
     return [tr("Packed {size}.", size=size), *format_written([target]).splitlines(), next_step]

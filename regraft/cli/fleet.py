@@ -19,7 +19,7 @@ from regraft.api.embedding import choose_priced_embedder
 from regraft.cli import cli, embedding, fleet_worker
 from regraft.cli.changes import confirm_plan
 from regraft.cli.embedding import format_cost
-from regraft.cli.options import PATH, PathType, embedder_options, limit_options
+from regraft.cli.options import PATH, PathType, echo_retries, struct_options
 from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
 from regraft.errors import Declined, WrongUsage
 from regraft.fleet import jobs, manifest, results
@@ -32,6 +32,7 @@ from regraft.fleet.results import FleetOrder, KnownRows, ResultRow
 from regraft.fleet.run import ATTEMPTS, Fleet, FleetReport, demand_new_results, fleet_exit_status
 from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import format_count, join_list, tr
+from regraft.options import RebuildOptions
 from regraft.processes import pool as processes_pool
 from regraft.report import progress
 from regraft.report.document import Run, encoded
@@ -59,23 +60,18 @@ def check_library_options(order: FleetOrder) -> None:
         WrongUsage: see the module; the message names the library, if the options are its own.
     """
     command = cli.commands[order.command]
-    for where, words in _every(order):
+    # Options that several libraries share are checked once. None: all libraries have them.
+    checked: dict[tuple[str, ...], str | None] = {order.options: None}
+    for library in order.libraries:
+        if library.options and library.options not in checked:
+            checked[library.options] = one_line(library.source, LONGEST_NAME)
+    for words, where in checked.items():
         problem = _problem(command, words)
         if problem is not None:
             raise WrongUsage(
                 problem=problem if where is None else tr("{source}: {problem}", source=where, problem=problem),
                 hint=tr("see regraft {name} --help", name=order.command),
             )
-
-
-def _every(order: FleetOrder) -> Iterator[tuple[str | None, tuple[str, ...]]]:
-    """Yield all options that there are, each once, and which library has them; None: all have."""
-    yield None, order.options
-    seen = {(), order.options}
-    for library in order.libraries:
-        if library.options not in seen:
-            seen.add(library.options)
-            yield one_line(library.source, LONGEST_NAME), library.options
 
 
 def _problem(command: click.Command, words: tuple[str, ...]) -> str | None:
@@ -90,7 +86,7 @@ def _problem(command: click.Command, words: tuple[str, ...]) -> str | None:
     paths = (found[str(one.name)] for one in given if isinstance(one, click.Argument))
     loose = [*rest, *(path for path in paths if isinstance(path, str)), *(word for word in words if word == "--")]
     if loose:
-        return tr("{word} is no option", word=one_line(loose[0], LONGEST_NAME))
+        return tr("{word} is not an option", word=one_line(loose[0], LONGEST_NAME))
     problems = (_problem_of(one) for one in given if isinstance(one, click.Option))
     return next((problem for problem in problems if problem is not None), None)
 
@@ -98,9 +94,9 @@ def _problem(command: click.Command, words: tuple[str, ...]) -> str | None:
 def _problem_of(option: click.Option) -> str | None:
     name = max(option.opts, key=len)
     if option.is_flag and option.is_eager and not option.expose_value:
-        return tr("{name} only shows something, and does nothing with a library", name=name)
+        return tr("{name} only displays information", name=name)
     if isinstance(option.type, click.Path) and name not in _READ:
-        return tr("{name} writes a file beside the libraries, which a fleet does not", name=name)
+        return tr("{name} writes an extra file, which is not possible in a fleet", name=name)
     return None
 
 
@@ -131,13 +127,13 @@ def rate_options(command: F) -> F:
             "--tokens-per-minute",
             type=click.IntRange(min=1),
             metavar="N",
-            help=tr("Send N tokens in a minute at most, of all workers together."),
+            help=tr("Send at most N tokens per minute, all workers together."),
         ),
         click.option(
             "--requests-per-minute",
             type=click.IntRange(min=1),
             metavar="N",
-            help=tr("Send N requests in a minute at most, of all workers together."),
+            help=tr("Send at most N requests per minute, all workers together."),
         ),
     ):
         command = option(command)
@@ -145,34 +141,26 @@ def rate_options(command: F) -> F:
 
 
 def backfill_settings(
-    *,
-    embedder_name: str | None,
-    config_path: Path | None,
-    texts: int | None,
-    requests: int | None,
-    cost: float | None,
-    no_probe: bool,
-    requests_per_minute: int | None,
-    tokens_per_minute: int | None,
+    options: RebuildOptions, *, requests_per_minute: int | None, tokens_per_minute: int | None
 ) -> BackfillSettings:
-    """Return what the fleet is told, by the options of the command line.
+    """Choose the embedder of the fleet, and record what its workers need to know of the options.
 
     Raises:
         RegraftError: as :func:`regraft.api.embedding.choose_priced_embedder` does.
     """
-    limits = Limits(texts, requests, cost)
-    settings = choose_priced_embedder(config_path, embedder_name, limits, frozenset())
+    limits = Limits(options.limit, options.max_requests, options.max_cost)
+    settings = choose_priced_embedder(options.config, options.embedder, limits, frozenset())
     return BackfillSettings(
         embedder=settings.name,
-        config=None if config_path is None else str(config_path.absolute()),
+        config=None if options.config is None else str(options.config.absolute()),
         limits=limits,
         rates=Rates(requests=requests_per_minute, tokens=tokens_per_minute),
-        no_probe=no_probe,
+        no_probe=not options.probe,
     )
 
 
 def backfill_order(told: BackfillSettings, options: tuple[str, ...], libraries: list[Library]) -> FleetOrder:
-    """Return what a fleet is told to do.
+    """Build the order of a fleet from its options and libraries.
 
     Raises:
         WrongUsage: a library has an option that is of the whole fleet.
@@ -181,8 +169,8 @@ def backfill_order(told: BackfillSettings, options: tuple[str, ...], libraries: 
         for word in words:
             name = word.partition("=")[0]
             if name in _OF_THE_FLEET:
-                problem = tr("{name} is of the whole fleet, not of one library", name=name)
-                raise WrongUsage(problem=problem, hint=tr("write it before --"))
+                problem = tr("{name} applies to the whole fleet, not to one library", name=name)
+                raise WrongUsage(problem=problem, hint=tr("put it before --"))
     return FleetOrder(
         command="backfill",
         options=options,
@@ -226,7 +214,7 @@ def choose_sending(engine: str, workers: int | None) -> SendingBackend:
     return RaySending(workers)
 
 
-def build_fleet_backfill(order: FleetOrder, path: Path, known: KnownRows[ResultRow], **more: Any) -> FleetBackfill:
+def build_fleet_backfill(order: FleetOrder, path: Path, known: KnownRows, **more: Any) -> FleetBackfill:
     """Return the work of a fleet.
 
     Raises:
@@ -260,21 +248,19 @@ def build_fleet_backfill(order: FleetOrder, path: Path, known: KnownRows[ResultR
 
 def run_backfill_job(job: EmbeddingJob) -> TaskResult:
     """Look at one library, or fill it, and return how it ended."""
-    supply = job.supply()
-    return job.told(
-        supply,
-        fleet_worker.run_job_safely(job.line, lambda arguments: fleet_worker.run_command_line(arguments, supply)),
-    )
+    source = job.embedder_source()
+    ended = fleet_worker.run_job_safely(job.line, lambda arguments: fleet_worker.run_command_line(arguments, source))
+    return job.add_collected(source, ended)
 
 
 # --- for a person ----------------------------------------------------------------------------------------------------
 
 
 def fleet_plan_lines(plan: FleetPlan) -> list[str]:
-    """Return what is going to be sent, as lines for a person."""
+    """Format the plan of a fleet backfill."""
     lines = [
         tr(
-            "{libraries} lack {wanted:,} vectors, of {texts}",
+            "{libraries}: {wanted:,} vectors are missing, for {texts}",
             libraries=format_count(plan.libraries, "library"),
             wanted=plan.wanted,
             texts=format_count(plan.distinct, "different text"),
@@ -284,7 +270,7 @@ def fleet_plan_lines(plan: FleetPlan) -> list[str]:
 
 
 def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
-    """Return what was sent, or would be, as lines for a person."""
+    """Format the numbers of texts and requests that were sent, or would be."""
     sent = report.sent
     if report.head.run.dry_run:
         plan = FleetPlan(libraries=sent.libraries, wanted=sent.wanted, distinct=sent.distinct, planned=sent.planned)
@@ -301,7 +287,7 @@ def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
         )
         lines.append(
             tr(
-                "  checking that it is the same model: {texts}, {sent}",
+                "  model check: {texts}, {sent}",
                 texts=format_count(sent.probe.texts, "text"),
                 sent=more,
             )
@@ -309,7 +295,7 @@ def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
     if sent.failed:
         lines.append(tr("{texts} failed.", texts=format_count(sent.failed, "text")))
     if sent.stopped is not None:
-        lines.append(tr("Stopped: {stopped}; go on with regraft fleet resume.", stopped=one_line(sent.stopped)))
+        lines.append(tr("Stopped: {stopped}; continue with regraft fleet resume.", stopped=one_line(sent.stopped)))
     return lines
 
 
@@ -321,13 +307,13 @@ class _PathOrUrl(PathType):
     """A path as other commands take it, or a URL of object storage."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        """Return it as text."""
+        """Format the report."""
         return value if "://" in value else str(super().convert(value, parameter, context))
 
 
 @click.group()
 def fleet() -> None:
-    """Run one command over many libraries, several at a time, and write what became of each to a Parquet file.
+    """Run one command on many libraries in parallel, and write the result of each to a Parquet file.
 
     MANIFEST is a folder whose entries are sources, a pattern like 'backups/*.zip', or a table (.csv, .jsonl, .parquet)
     with the columns source, target and options. What stops one library stops no other, and what was stopped goes on
@@ -342,39 +328,39 @@ def fleet() -> None:
 def _engine_options(command: Any) -> Any:
     for option in (
         click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text.")),
-        click.option("-y", "--yes", is_flag=True, help=tr("Do not ask; needed where nobody is there to answer.")),
+        click.option("-y", "--yes", is_flag=True, help=tr("Do not ask for confirmation; needed in scripts.")),
         click.option("-q", "--quiet", is_flag=True, help=tr("No progress, no line for each library; only the result.")),
-        click.option("-v", "--verbose", count=True, help=tr("Name every library that did not end well.")),
+        click.option("-v", "--verbose", count=True, help=tr("List every library that did not end well.")),
         click.option(
             "--metrics",
             type=PATH,
             metavar="FILE",
-            help=tr("Keep the state of the run in FILE, as metrics of Prometheus."),
+            help=tr("Write the state of the run to FILE, as Prometheus metrics."),
         ),
         click.option(
             "--attempts",
             type=click.IntRange(1, 100),
             default=ATTEMPTS,
             show_default=True,
-            help=tr("How often a library is tried that the system stopped."),
+            help=tr("How often a library is tried again after the system stopped it."),
         ),
         click.option(
             "--workers",
             type=click.IntRange(1, 1024),
             metavar="N",
-            help=tr("Libraries worked on at once. [default: cores]"),
+            help=tr("Libraries processed in parallel. [default: cores]"),
         ),
         click.option(
             "--address",
             metavar="ADDRESS",
-            help=tr("Of a cluster of Ray, such as auto or ray://host:10001. [default: one of this machine]"),
+            help=tr("Address of a Ray cluster, such as auto or ray://host:10001. [default: a local cluster]"),
         ),
         click.option(
             "--engine",
             type=click.Choice(["local", "ray"]),
             default="local",
             show_default=True,
-            help=tr("Processes of this machine, or a cluster of Ray."),
+            help=tr("Processes on this machine, or a Ray cluster."),
         ),
     ):
         command = option(command)
@@ -387,7 +373,7 @@ _results_option = click.option(
     type=PATH,
     required=True,
     metavar="OUT.parquet",
-    help=tr("The file of what became of each library and base: a new one."),
+    help=tr("A new file for the result of each library and base."),
 )
 
 
@@ -409,7 +395,7 @@ def _added(name: str) -> None:
             name,
             short_help=tr("Run regraft {name} over many libraries.", name=name),
             help=tr(
-                "Run regraft {name} over all libraries of MANIFEST; what stands behind -- are options of each.",
+                "Run regraft {name} for each library of MANIFEST. Options after -- are passed to each run.",
                 name=name,
             ),
         ),
@@ -424,7 +410,7 @@ def _added(name: str) -> None:
                 "targets",
                 type=_PathOrUrl(),
                 metavar="FOLDER",
-                help=tr("The folder of the targets that the manifest does not name."),
+                help=tr("The folder for targets that the manifest does not name."),
             )
         )
 
@@ -456,37 +442,38 @@ for _name in COMMAND_FORMS:
     "backfill",
     short_help=tr("Embed what has no vector in many libraries."),
     help=tr(
-        "Embed what has no vector in all libraries of MANIFEST: each text once, whoever has it. Then each library is"
-        " filled as regraft backfill would fill it; what stands behind -- are options of that."
+        "Embed the texts without a vector in all libraries of MANIFEST. A text that several libraries "
+        "have is sent once. Then each library is filled as by regraft backfill; options after -- are "
+        "passed to it."
     ),
 )
 @click.argument("manifest_path", type=_PathOrUrl(), metavar="MANIFEST")
-@click.argument("options", nargs=-1, metavar="[-- OPTIONS]")
+@click.argument("words", nargs=-1, metavar="[-- OPTIONS]")
 @_results_option
-@embedder_options
-@limit_options
 @rate_options
-@click.option("--dry-run", is_flag=True, help=tr("Only say what would be sent; nothing is written."))
+@click.option("--dry-run", is_flag=True, help=tr("Only show what would be sent; write nothing."))
 @_engine_options
 @report_errors
 @_called("fleet backfill")
-def backfill(manifest_path: str, options: tuple[str, ...], path: Path, **more: Any) -> None:
+@struct_options(RebuildOptions, without=("kind", "bases", "dry_run"))
+def backfill(
+    manifest_path: str, words: tuple[str, ...], path: Path, dry_run: bool, options: RebuildOptions, **more: Any
+) -> None:
     """Embed what has no vector in many libraries."""
-    engine = {name: more.pop(name) for name in FleetOptions.__struct_fields__}
-    dry_run = more.pop("dry_run")
+    engine = FleetOptions(**{name: more.pop(name) for name in FleetOptions.__struct_fields__})
     # Other machines have other working directories.
     path = path.absolute()
     check_new_backfill(path)
     libraries = manifest.read_manifest(manifest_path, None, "", needs_target=False)
     manifest.demand_apart(libraries, backfill_files(path))
-    told = backfill_settings(**more)
-    order = backfill_order(told, options, libraries)
-    _backfill(order, path, KnownRows(), FleetOptions(**engine), dry_run=dry_run)
+    order = backfill_order(backfill_settings(options, **more), words, libraries)
+    with echo_retries(enabled=not (engine.as_json or engine.quiet or engine.verbose > 1)):
+        _backfill(order, path, KnownRows(), engine, dry_run=dry_run)
 
 
 @fleet.command(
     "resume",
-    short_help=tr("Go on with what is left of a fleet."),
+    short_help=tr("Resume a fleet."),
     help=tr(
         "Go on with a fleet whose results are in OUT.parquet, or were going to be. Libraries that ended well stay as"
         " they are; the others are worked on again."
@@ -524,11 +511,11 @@ def _demand_engine(order: FleetOrder, asked: FleetOptions) -> None:
     import_arrow()
     manifest.demand_clients(order.libraries)
     if asked.address is not None and asked.engine != "ray":
-        raise WrongUsage(problem=tr("--address is of a cluster of Ray"), hint=tr("add --engine ray"))
+        raise WrongUsage(problem=tr("--address needs a Ray cluster"), hint=tr("add --engine ray"))
 
 
 def _backfill(
-    order: FleetOrder, path: Path, known: KnownRows[ResultRow], asked: FleetOptions, *, dry_run: bool = False
+    order: FleetOrder, path: Path, known: KnownRows, asked: FleetOptions, *, dry_run: bool = False
 ) -> NoReturn:
     """Embed what has no vector, say what became of it, and end the process."""
     _demand_engine(order, asked)
@@ -559,12 +546,17 @@ def _backfill(
     sys.exit(fleet_exit_status(report))
 
 
-def _carry_out(order: FleetOrder, path: Path, known: KnownRows[ResultRow], asked: FleetOptions) -> None:
+def _carry_out(order: FleetOrder, path: Path, known: KnownRows, asked: FleetOptions) -> None:
     _demand_engine(order, asked)
     run = Run(command=f"fleet {order.command}", target_kind="parquet", target=path)
     pool, metrics = partial(_pool, asked, fleet_worker.run_job), _metrics(order, path, asked)
     work = Fleet(order=order, path=path, pool=pool, attempts=asked.attempts, known=known, metrics=metrics)
-    _demand_consent(order, len(work.left), path, asked)
+    # Ask once before libraries are changed.
+    if COMMAND_FORMS[order.command].changes and "--dry-run" not in order.options:
+        count = format_count(len(work.left), "library")
+        line = tr("run regraft {command} over {libraries}", command=order.command, libraries=count)
+        if not confirm_plan([line], yes=asked.yes, as_json=asked.as_json):
+            raise Declined(path=path)
     bar = progress.terminal_progress(quiet=asked.quiet or asked.as_json)
     is_log = not (asked.quiet or asked.as_json or sys.stderr.isatty())
 
@@ -584,20 +576,6 @@ def _carry_out(order: FleetOrder, path: Path, known: KnownRows[ResultRow], asked
     sys.exit(fleet_exit_status(report))
 
 
-def _demand_consent(order: FleetOrder, count: int, path: Path, asked: FleetOptions) -> None:
-    """Ask once before libraries are changed.
-
-    Raises:
-        ConsentMissing: nobody is there to answer.
-        Declined: the answer is no.
-    """
-    if not COMMAND_FORMS[order.command].changes or "--dry-run" in order.options:
-        return
-    line = tr("run regraft {command} over {libraries}", command=order.command, libraries=format_count(count, "library"))
-    if not confirm_plan([line], yes=asked.yes, as_json=asked.as_json):
-        raise Declined(path=path)
-
-
 def _pool(asked: FleetOptions, work: Work) -> Pool:
     """Return where command lines are run.
 
@@ -610,7 +588,7 @@ def _pool(asked: FleetOptions, work: Work) -> Pool:
 
 
 def _metrics(order: FleetOrder, path: Path, asked: FleetOptions) -> Metrics | None:
-    """Return what writes the metrics, if they are wanted.
+    """Return the writer of the metrics file, or None.
 
     Raises:
         WrongUsage: the library for them is not installed, or their file is not for them.
@@ -619,14 +597,14 @@ def _metrics(order: FleetOrder, path: Path, asked: FleetOptions) -> Metrics | No
         return None
     metrics = Metrics(asked.metrics, path, command=order.command, engine=asked.engine, libraries=len(order.libraries))
     own = backfill_files(path) if order.command == "backfill" else results.result_files(path)
-    metrics.demand_place(own)
+    metrics.demand_path(own)
     manifest.demand_apart(order.libraries, metrics_files(asked.metrics))
     return metrics
 
 
 def _note_metrics(metrics: Metrics | None, asked: FleetOptions) -> None:
     if metrics is not None and metrics.problem is not None:
-        echo_error(tr("{path} is not up to date: {error}", path=asked.metrics, error=metrics.problem))
+        echo_error(tr("{path} could not be updated: {error}", path=asked.metrics, error=metrics.problem))
 
 
 @contextmanager
@@ -644,7 +622,7 @@ def _speaking_english() -> Iterator[None]:
 
 
 def _line(row: ResultRow) -> str:
-    """Return what is said of a library in one line."""
+    """Format the result of a library as one line."""
     parts = [label_of(row.outcome), f"{row.seconds or 0:.1f} s", one_line(row.source, LONGEST_NAME)]
     if row.message:
         parts.append(one_line(row.message, LONGEST_NAME))
@@ -656,7 +634,7 @@ def _as_text(report: FleetReport, *, verbose: bool) -> str:
     if report.bases["all"]:
         lines.append(_counts(report.bases, "base"))
     if report.rows_carried:
-        lines.append(tr("{rows} carried.", rows=format_count(report.rows_carried, "row")))
+        lines.append(tr("{rows} migrated.", rows=format_count(report.rows_carried, "row")))
     if report.findings:
         named = [f"{count:,} {name}" for name, count in report.findings.items()]
         lines.append(tr("Findings: {named}.", named=join_list(named)))

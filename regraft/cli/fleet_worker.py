@@ -1,4 +1,4 @@
-"""Command lines that are run by another one, in a process of its own (:mod:`regraft.fleet`)."""
+"""Runs the command line of one library in a worker process of a fleet (:mod:`regraft.fleet`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from regraft.processes import pool
 
 
 def run_job(job: LibraryJob) -> TaskResult:
-    """Do what is to be done with one library of a fleet, and return how it ended."""
+    """Process one library of a fleet."""
     return run_job_safely(job, run_command_line)
 
 
 def run_job_safely(job: LibraryJob, run: jobs.RunCommand) -> TaskResult:
-    """Do what is to be done with a library; whatever it does to this process, the others are worked on."""
+    """Process one library; any exception becomes a result, so that the fleet continues."""
     begun = time.monotonic()
     pool.set_core_limit(job.cores)
     try:

@@ -8,43 +8,41 @@ from pathlib import Path
 import click
 
 from checks import inspect as checks_inspect
-from checks.cherry_v2.installed import Installation, InstallationsReport, find_installations
+from checks.cherry_v2.installed import Installation
 from regraft import api
-from regraft.cli.options import PATH, now_option, output_options
+from regraft.api import inspection
+from regraft.cli.options import PATH, Output, output_options, struct_options
 from regraft.cli.output import echo, echo_json, report_errors
 from regraft.errors import WrongUsage
 from regraft.language import tr
-from regraft.report import progress
-from regraft.report.document import Run, encoded
+from regraft.options import InspectOptions
+from regraft.report.document import encoded
 from regraft.text import printable, printable_lines
-
-# What is said where no path is given: what the application has on this system, and the next command for each.
 
 
 def print_installed(*, as_json: bool, quiet: bool) -> None:
-    """Say what the application has on this system; where that is nothing, where was looked, and what to do."""
-    report = _report()
+    """Print the application's data on this computer, or the folders that were searched if there are none."""
+    report = inspection.inspect_computer()
     if as_json:
         echo_json(encoded(report))
     elif report.found:
         echo(printable_lines(_found_lines(report.found, quiet=quiet)))
     else:
-        echo(printable_lines(_nowhere_lines(report)))
+        lines = [
+            tr("Cherry Studio has no data where it usually keeps them. Looked at:"),
+            *(f"  {printable(place)}" for place in report.searched),
+            "",
+            tr("Give the path of its data, of a backup, or of a library: regraft inspect PATH"),
+        ]
+        echo(printable_lines(lines))
 
 
 def greet() -> bool:
-    """Say what the application has on this system, if anything; tell whether there was something."""
-    found = _report().found
+    """Print the application's data on this computer, if any; return whether there are any."""
+    found = inspection.inspect_computer().found
     if found:
         echo(printable_lines([*_found_lines(found, quiet=False), "", tr("All commands: regraft --help")]))
     return bool(found)
-
-
-def _report() -> InstallationsReport:
-    run = Run(command="inspect")
-    places, found = find_installations()
-    run.end()
-    return InstallationsReport(head=run.head(), searched=[str(place) for place in places], found=found)
 
 
 def _found_lines(found: list[Installation], *, quiet: bool) -> Iterator[str]:
@@ -60,25 +58,13 @@ def _found_lines(found: list[Installation], *, quiet: bool) -> Iterator[str]:
             yield f"    {step.command}"
 
 
-def _nowhere_lines(report: InstallationsReport) -> Iterator[str]:
-    yield tr("Cherry Studio has no data where it usually keeps them. Looked at:")
-    yield from (f"  {printable(place)}" for place in report.searched)
-    yield ""
-    yield tr("Give the path of its data, of a backup, or of a library: regraft inspect PATH")
-
-
 @click.command()
 @click.argument("path", type=PATH, required=False)
-@click.option(
-    "--items", is_flag=True, help=tr("List every item of every base; of AngelMemory, every record and vector.")
-)
-@now_option
-@output_options
 @report_errors
-def inspect(
-    path: Path | None, items: bool, now: int | None, as_json: bool, quiet: bool, verbose: int, kind: str | None
-) -> None:
-    """Tell what PATH is and what is in it. Nothing is written.
+@struct_options(InspectOptions)
+@output_options()
+def inspect(path: Path | None, options: InspectOptions, output: Output) -> None:
+    """Show what PATH is and what it contains. Nothing is written.
 
     PATH may be a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file, a v1 vector
     file, what a preview build wrote, a library that regraft wrote, one base folder, an index.sqlite, a database of
@@ -90,16 +76,14 @@ def inspect(
       regraft inspect ~/.config/CherryStudio
     """
     if path is None:
-        if kind is not None or items:
+        if options.kind is not None or options.items:
             raise WrongUsage(problem=tr("--kind and --items are about a path"), hint=tr("give PATH"))
-        if now is not None:
+        if options.now_ms is not None:
             raise WrongUsage(problem=tr("--now is about a path"), hint=tr("give PATH"))
-        print_installed(as_json=as_json, quiet=quiet)
+        print_installed(as_json=output.as_json, quiet=output.quiet)
         return
-    report = api.inspect(
-        path, kind=kind, items=items, now_ms=now, progress=progress.terminal_progress(quiet=quiet or as_json)
-    )
-    if as_json:
+    report = api.inspect(path, options, progress=output.progress())
+    if output.as_json:
         echo_json(encoded(report))
     else:
-        echo(checks_inspect.format_inspect_report(report, verbose=verbose > 0))
+        echo(checks_inspect.format_inspect_report(report, verbose=output.verbose > 0))

@@ -1,4 +1,4 @@
-"""Bundles of options that several commands take."""
+"""Builds the options of commands from the structs of :mod:`regraft.options`, and completes their values in shells."""
 
 from __future__ import annotations
 
@@ -6,44 +6,41 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
+from inspect import get_annotations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import apsw
 import click
+import msgspec
 from click.shell_completion import CompletionItem
 
-from regraft.api.arguments import parse_model_overrides
 from regraft.cli import output
 from regraft.cli.output import echo_error
 from regraft.disk import links
 from regraft.errors import ModelOptionInvalid, RegraftError
-from regraft.formats.cherry_v2.models import ModelOverrides
-from regraft.formats.vector_survey import SALVAGE_OPTION
 from regraft.kinds import Kind
 from regraft.language import tr
+from regraft.report.progress import Progress, terminal_progress
 from regraft.text import printable
 
 if TYPE_CHECKING:
-    from regraft.stores.systems import Located
+    pass
 
 
-# What a shell offers for a word that is being written: bases of the store at PATH, and names of findings.
-#
-# The packages that look at data are loaded only when a shell asks. Nothing is written, and nothing is raised: what
-# cannot be read is not offered.
+# Shell completion loads the packages that read stores only when a shell asks. It raises nothing: what cannot be read is
+# not offered.
 
-
-#: What commands call the path whose bases are meant.
+#: Parameters of commands with the path of the store.
 _PATHS = ("path", "source", "v1")
 
 
 def complete_bases(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the bases of the store that the command line names, by their names or, of v1 data, by their ids."""
+    """Complete bases of the store on the command line, by name, or by id in v1 data."""
     # While the option has no value yet, click leaves the arguments as they came.
     given = [*(context.params.get(name) for name in _PATHS), *context.args]
     paths = [path for path in given if path is not None]
@@ -57,12 +54,13 @@ def complete_bases(context: click.Context, _parameter: click.Parameter, incomple
 
 
 def complete_findings(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the findings that a command takes."""
+    """Complete the findings that the command accepts."""
     from checks.systems import load_findings  # noqa: PLC0415
-    from repair import fix, systems  # noqa: PLC0415
+    from repair import systems  # noqa: PLC0415
+    from repair.fix import sequence  # noqa: PLC0415
 
     taken = {
-        "fix": fix.names_taken(),
+        "fix": sequence.names_taken(),
         "gc": systems.collected_findings(),
         "repair": systems.repaired_findings(),
         "reconcile": systems.reconciled_findings(),
@@ -71,7 +69,7 @@ def complete_findings(context: click.Context, _parameter: click.Parameter, incom
 
 
 def _words_of(path: Path) -> list[tuple[str, str]]:
-    """Return the words that choose a base of a store, each with what is said of it."""
+    """List the words that select a base of a store, each with a description."""
     from checks import systems  # noqa: PLC0415
     from checks.cherry_v2.audit import read_base_names  # noqa: PLC0415
     from regraft.kinds import SYSTEMS, V1_SOURCES  # noqa: PLC0415
@@ -79,28 +77,24 @@ def _words_of(path: Path) -> list[tuple[str, str]]:
 
     with open_store(path) as found:
         if found.kind in V1_SOURCES:
-            return _v1_words(found)
+            from regraft.formats.cherry_v1.state import read_state  # noqa: PLC0415
+
+            state = read_state(found.tree, found.places)
+            raws = [raw for raw in state.bases if isinstance(raw, dict) and isinstance(raw.get("id"), str)]
+            return [(raw["id"], str(raw.get("name"))) for raw in raws]
         if found.kind in SYSTEMS:
             return list(systems.checks_for(found.kind).ids_by_name(found).items())
         return [] if found.is_archive else _by_name(read_base_names(found))
 
 
-def _v1_words(found: Located) -> list[tuple[str, str]]:
-    from regraft.formats.cherry_v1.state import read_state  # noqa: PLC0415
-
-    state = read_state(found.tree, found.places)
-    raws = [raw for raw in state.bases if isinstance(raw, dict) and isinstance(raw.get("id"), str)]
-    return [(raw["id"], str(raw.get("name"))) for raw in raws]
-
-
 def _by_name(names: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the names of bases with their ids; where several have one name, their ids with the name."""
+    """Pair names of bases with their ids; bases with the same name are listed by id."""
     every = list(names.values())
     return [(name, base) if every.count(name) == 1 else (base, name) for base, name in names.items()]
 
 
 def _is_plain(word: str) -> bool:
-    """Tell whether a word is shown as it is and keeps its form on its way through a shell."""
+    """Whether a shell passes a word on unchanged."""
     return bool(word.strip()) and printable(word) == word and "\\" not in word
 
 
@@ -115,16 +109,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class PathType(click.Path):
-    """A path; a relative one is refused where the working directory is gone, since it leads nowhere."""
+    """A path; relative paths are refused if the working directory was deleted."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        """Return it as a path."""
+        """Convert to a :class:`~pathlib.Path`."""
         path = super().convert(value, parameter, context)
         try:
             Path(os.fsdecode(path)).absolute()
         except OSError:
             self.fail(
-                tr("{value!r} leads nowhere, the working directory is gone; give an absolute path", value=value),
+                tr("The current directory no longer exists; use an absolute path instead of {value!r}.", value=value),
                 parameter,
             )
         return path
@@ -133,8 +127,8 @@ class PathType(click.Path):
 PATH = PathType(path_type=Path)
 
 
-def parse_time(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    """Return a time given as ISO 8601 with a time zone, in ms."""
+def _parse_time(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    """Parse ISO 8601 with a time zone to Unix milliseconds."""
     if value is None:
         return None
     try:
@@ -143,25 +137,7 @@ def parse_time(_context: click.Context, _parameter: click.Parameter, value: str 
             return round(moment.astimezone(UTC).timestamp() * 1000)
     except (ValueError, OverflowError) as error:
         raise click.BadParameter(tr("{value!r} is not a time like 2026-01-31T12:00:00Z", value=value)) from error
-    raise click.BadParameter(tr("{value!r} has no time zone; write it with a Z at its end", value=value))
-
-
-#: Of the commands that go by how old something is.
-now_option = click.option(
-    "--now",
-    "now",
-    callback=parse_time,
-    metavar="TIME",
-    help=tr("What ages are relative to, ISO 8601 with Z. [default: now]"),
-)
-#: Of the commands that are about findings.
-only_option = click.option(
-    "--only",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=complete_findings,
-    help=tr("Only findings of this name; may be repeated."),
-)
+    raise click.BadParameter(tr("{value!r} has no time zone; add a Z at its end", value=value))
 
 
 def _follow_links(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -179,165 +155,158 @@ verbose_option = click.option(
     "--verbose",
     count=True,
     callback=_show_decisions,
-    help=tr("Show every note; -vv shows what was decided and where an error came from."),
+    help=tr("Show every note; -vv also shows decisions, and the traceback of an error."),
 )
 
 
-def output_options(command: F) -> F:
-    """Add what every command takes: how much it says, in which form, and what a path is."""
-    for option in (
-        click.option(
-            links.FOLLOW_OPTION,
-            is_flag=True,
-            expose_value=False,
-            callback=_follow_links,
-            help=tr("Follow links that lead out of what is read; only for data of your own."),
-        ),
-        click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text.")),
-        click.option("-q", "--quiet", is_flag=True, help=tr("No plan, no progress; only the result.")),
-        verbose_option,
-        click.option(
-            "--kind",
-            type=click.Choice([kind.value for kind in Kind]),
-            metavar="KIND",
-            help=tr("What PATH is, if regraft takes it for something else: v1-backup, v1-export, library…"),
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-fail_on_option = click.option(
-    "--fail-on",
-    type=click.Choice(["error", "warning", "note", "never"]),
-    default="warning",
-    show_default=True,
-    help=tr("From which severity on the exit status is 1."),
-)
-
-
-salvage_option = click.option(
-    SALVAGE_OPTION,
-    "salvage",
+_json_option = click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text."))
+_quiet_option = click.option("-q", "--quiet", is_flag=True, help=tr("Show only the result, without plan and progress."))
+_links_option = click.option(
+    links.FOLLOW_OPTION,
     is_flag=True,
-    help=tr(
-        "Carry the rows of damaged vector files that prove themselves, and the whole members of a damaged zip archive; "
-        "name the others."
-    ),
+    expose_value=False,
+    callback=_follow_links,
+    help=tr("Follow links that lead out of the path; only for your own data."),
 )
+#: Help of options of several commands.
+ASKS = tr("Do not ask for confirmation; needed in scripts.")
+#: What severity of a finding or notice makes the exit status 1.
+FAIL_ON = tr("Lowest severity that makes the exit status 1.")
 
 
-visible_option = click.option(
-    "--visible-to",
-    multiple=True,
-    metavar="WHO",
-    help=tr("rsclaw: also documents for user:ID, agent:ID or channel:ID; may be repeated.  [default: everybody's]"),
-)
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command prints, asks and exits: what :func:`output_options` adds to it."""
+
+    as_json: bool
+    quiet: bool
+    #: How often ``-v`` was given.
+    verbose: int
+    #: Do not ask before changing anything.
+    yes: bool = False
+    #: The lowest severity of a finding or notice that makes the exit status 1, or "never".
+    fail_on: Literal["error", "warning", "note", "never"] = "warning"
+    #: The lines of the plan that the user was shown and agreed to.
+    shown: list[str] = msgspec.field(default_factory=list)
+
+    def progress(self) -> Progress:
+        """Return a progress bar, unless the output is for a program or the user wants none."""
+        return terminal_progress(quiet=self.as_json or self.quiet)
 
 
-adopt_option = click.option(
-    "--adopt-orphans",
-    is_flag=True,
-    help=tr("v1: make a base of each vector file that no base names; --map-model FILE=MODEL says its model."),
-)
+def output_options(*, yes: str = "", fail_on: str = "", follows_links: bool = True) -> Callable[[F], F]:
+    """Add the options on how a command prints; it gets them as one value, ``output``.
+
+    Args:
+        yes: the help of ``--yes``; empty: the command asks nothing.
+        fail_on: the help of ``--fail-on``; empty: the command has no such option.
+        follows_links: whether the command reads a path that may hold links.
+    """
+    options = [verbose_option, _quiet_option, _json_option]
+    if yes:
+        options.append(click.option("-y", "--yes", is_flag=True, help=yes))
+    if fail_on:
+        choice = click.Choice(["error", "warning", "note", "never"])
+        options.append(click.option("--fail-on", type=choice, default="warning", show_default=True, help=fail_on))
+    if follows_links:
+        options.append(_links_option)
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def run(*args: Any, **given: Any) -> Any:
+            names = given.keys() & set(Output.__struct_fields__)
+            return command(*args, output=Output(**{name: given.pop(name) for name in names}), **given)
+
+        for option in options:
+            run = option(run)
+        return run  # type: ignore[return-value]
+
+    return decorate
 
 
-def model_options(command: F) -> F:
-    """Add the user's word on models (:func:`model_word`)."""
-    for option in (
-        click.option(
-            "--recreate-model",
-            multiple=True,
-            metavar="ID",
-            help=tr("Carry bases of model ID, which v1 no longer lists: the model is made again."),
-        ),
-        click.option(
-            "--map-model",
-            multiple=True,
-            metavar="OLD=NEW",
-            help=tr(
-                "Treat vectors of model OLD (or of the v1 base or vector file OLD) as those of model NEW; ids are "
-                "provider::model."
-            ),
-        ),
-    ):
-        command = option(command)
-    return command
+def struct_options(struct: type[msgspec.Struct], *, without: Collection[str] = ()) -> Callable[[F], F]:
+    """Add one option per field of an options struct (:mod:`regraft.options`); the command gets the struct, ``options``.
+
+    Fields in ``without`` get no option and keep their default.
+    """
+    hints = get_type_hints(struct, include_extras=True)
+    defaults = dict(zip(struct.__struct_fields__, struct.__struct_defaults__, strict=True))
+    # A command's own options come before those that it shares with others.
+    own = [name for base in struct.__mro__ if base is not object for name in get_annotations(base)]
+    names = [name for name in own if name in defaults and name not in without]
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def run(*args: Any, **given: Any) -> Any:
+            values = {name: given.pop(name) for name in names}
+            return command(*args, options=_build(struct, hints, values), **given)
+
+        for name in reversed(names):
+            run = _click_option(name, hints[name], defaults[name])(run)
+        return run  # type: ignore[return-value]
+
+    return decorate
 
 
-def plan_options(command: F) -> F:
-    """Add what decides how a source is planned, and which of what is said about it counts."""
-    for option in (
-        fail_on_option,
-        model_options,
-        click.option(
-            "--base",
-            "bases",
-            multiple=True,
-            metavar="ID",
-            shell_complete=complete_bases,
-            help=tr("Only this base (v1 or v2 id); may be repeated."),
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def parse_model_map(pairs: tuple[str, ...]) -> dict[str, str]:
-    """Return what ``--map-model`` says: new ids by old ones.
+def _build(struct: type[msgspec.Struct], hints: dict[str, Any], values: dict[str, Any]) -> msgspec.Struct:
+    """Make the struct from what click parsed.
 
     Raises:
-        ModelOptionInvalid: it is not of the form OLD=NEW.
+        ModelOptionInvalid: a value of ``--map-model`` has not the form OLD=NEW.
     """
-    words = {}
-    for text in pairs:
-        old, separator, new = text.partition("=")
-        if not separator:
-            reason = tr("write OLD=NEW, NEW as provider::model")
-            raise ModelOptionInvalid(option="--map-model", value=text, reason=reason)
-        words[old] = new
-    return words
+    for name, value in values.items():
+        if hints[name].__metadata__[-1].extra["off"]:
+            values[name] = not value
+        elif name == "map_model":
+            pairs = [text.partition("=") for text in value]
+            for old, separator, _ in pairs:
+                if not separator:
+                    reason = tr("write OLD=NEW, NEW as provider::model")
+                    raise ModelOptionInvalid(option="--map-model", value=old, reason=reason)
+            values[name] = {old: new for old, _, new in pairs}
+        elif name == "kind":
+            values[name] = None if value is None else Kind(value)
+    return struct(**values)
 
 
-def parse_models(pairs: tuple[str, ...], recreated: tuple[str, ...]) -> ModelOverrides:
-    """Return what the user says of models.
-
-    Raises:
-        ModelOptionInvalid: an option is not of its form.
-    """
-    return parse_model_overrides(parse_model_map(pairs), recreated)
-
-
-# What commands that embed texts take: an embedder of the configuration (``docs/embedders.md``).
-
-
-config_option = click.option(
-    "--config",
-    "config_path",
-    type=PATH,
-    metavar="FILE",
-    help=tr("Where embedders are written.  [default: regraft.yaml]"),
-)
+def _click_option(name: str, hint: Any, default: Any) -> Callable[[F], F]:
+    described = hint.__metadata__[-1]
+    extra = described.extra or {}
+    option = extra["off"] or extra["option"] or f"--{name.replace('_', '-')}"
+    settings: dict[str, Any] = {"help": described.description, "metavar": described.title, **_value_settings(hint)}
+    if name == "now_ms":
+        settings |= {"type": str, "callback": _parse_time}
+    elif name == "only":
+        settings["shell_complete"] = complete_findings
+    elif option == "--base":
+        settings["shell_complete"] = complete_bases
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        settings |= {"default": default, "show_default": True}
+    return click.option(option, name, **settings)
 
 
-def embedder_options(command: F) -> F:
-    """Add which embedder is meant, and where it is written."""
-    chosen = click.option(
-        "--embedder",
-        "embedder_name",
-        metavar="NAME",
-        help=tr("The embedder, by its name in the configuration; may be left out where only one fits."),
-    )
-
-    @wraps(command)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        # With -vv everything that is logged is shown already; a program reads errors alone on stderr.
-        if kwargs.get("as_json") or kwargs.get("quiet") or kwargs.get("verbose", 0) > 1:
-            return command(*args, **kwargs)
-        with _shown_retries():
-            return command(*args, **kwargs)
-
-    return config_option(chosen(run))  # type: ignore[return-value]
+def _value_settings(hint: Any) -> dict[str, Any]:
+    """Choose the arguments of ``click.option`` for an annotated type."""
+    annotated, limits = hint.__origin__, hint.__metadata__[0]
+    if get_origin(annotated) in (tuple, dict):
+        return {"multiple": True}
+    # The type beside None, if the value is optional; it may have limits.
+    kind = next((one for one in get_args(annotated) if one is not type(None)), annotated)
+    if get_origin(kind) is Annotated:
+        kind, limits = kind.__origin__, kind.__metadata__[0]
+    if get_origin(kind) is Literal:
+        return {"type": click.Choice(get_args(kind))}
+    if kind is int:
+        return {"type": click.IntRange(limits.ge, limits.le)}
+    if kind is float:
+        lowest = limits.ge if limits.gt is None else limits.gt
+        return {"type": click.FloatRange(lowest, limits.le, min_open=limits.gt is not None)}
+    settings: dict[Any, dict[str, Any]] = {
+        bool: {"is_flag": True},
+        str: {"type": str},
+        Path: {"type": PATH},
+        Kind: {"type": click.Choice([one.value for one in Kind])},
+    }
+    return settings[kind]
 
 
 class _RetryLines(logging.Handler):
@@ -350,8 +319,11 @@ class _RetryLines(logging.Handler):
 
 
 @contextmanager
-def _shown_retries() -> Iterator[None]:
+def echo_retries(*, enabled: bool) -> Iterator[None]:
     """Print a line on stderr for each failed attempt to reach an embedding server."""
+    if not enabled:
+        yield
+        return
     logger, lines = logging.getLogger("regraft.embedders.server"), _RetryLines(logging.WARNING)
     logger.addHandler(lines)
     try:
@@ -360,23 +332,15 @@ def _shown_retries() -> Iterator[None]:
         logger.removeHandler(lines)
 
 
-def limit_options(command: F) -> F:
-    """Add how much is sent at most, and whether the model is compared first."""
-    for option in (
-        click.option(
-            "--no-probe", is_flag=True, help=tr("Do not ask first whether it is the model of the vectors there are.")
-        ),
-        click.option(
-            "--max-cost",
-            "cost",
-            type=click.FloatRange(min=0, min_open=True),
-            metavar="N",
-            help=tr("Spend N at most, by the configured price."),
-        ),
-        click.option(
-            "--max-requests", "requests", type=click.IntRange(min=1), metavar="N", help=tr("Send N requests at most.")
-        ),
-        click.option("--limit", "texts", type=click.IntRange(min=1), metavar="N", help=tr("Embed N texts at most.")),
-    ):
-        command = option(command)
-    return command
+def report_retries(command: F) -> F:
+    """Let a command print its failed attempts to reach an embedding server, unless its output is for a program.
+
+    With ``-vv`` everything that is logged is printed already.
+    """
+
+    @wraps(command)
+    def run(*args: Any, output: Output, **given: Any) -> Any:
+        with echo_retries(enabled=not (output.as_json or output.quiet or output.verbose > 1)):
+            return command(*args, output=output, **given)
+
+    return run  # type: ignore[return-value]

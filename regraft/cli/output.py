@@ -1,6 +1,6 @@
-"""What every command does with its result and its errors (``docs/commands.md``).
+"""Printing: results, questions and errors of all commands, and text layout on terminals (``docs/commands.md``).
 
-Everything that is printed goes through :func:`say` and :func:`note`, and by them through :func:`regraft.text.printable`.
+Everything that is printed goes through :func:`echo` and :func:`echo_error`, which escape what could control a terminal.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from regraft.errors import (
     StoppedBySystem,
 )
 from regraft.language import tr
-from regraft.processes import interrupts, streams
+from regraft.processes import interrupts, startup
 from regraft.text import printable, printable_lines, text_width
 
-# How text is set on a terminal: wrapped at words with a hanging indent, and coloured; elsewhere it stays as it is.
+# On a terminal, text is wrapped at words with a hanging indent, and colored; elsewhere it stays as it is.
 
-
-#: A command stands at the end of a line, after a colon or alone: it is copied as a whole.
+#: A command at the end of a line, after a colon or alone; it is not wrapped, so that it can be copied.
 _COMMAND = re.compile(r"(?:(?<=: )|(?<=^)|(?<=  ))regraft [a-z-]+ .*$")
-#: A path in a list of paths takes a line of its own, and may have blanks in it.
+#: A line with a path alone, which may contain blanks; it is not wrapped.
 _PATH_LINE = re.compile(r"\s+(?:/|~/|[A-Za-z]:\\|\\\\)")
-#: What stands before the text of an entry: a sign, a rank, or a label with two blanks behind it.
+#: The start of an entry before its text: a bullet, a rank, or a label followed by two blanks.
 _LABEL = re.compile(r"[-…•] |\d+  |[\w.:-]+(?: [\w.:-]+)?  +(?=\S)")
 #: ENABLE_VIRTUAL_TERMINAL_PROCESSING of a console of Windows.
 _VT_MODE = 0x4
@@ -49,12 +48,12 @@ _LEAST_WIDTH = 40
 _FOLDER_OF_MACOS = "Application Support"
 #: Chinese and Japanese have no blanks: a line may end behind these.
 _BREAKS_BEHIND = re.compile("(?<=[\u3001\u3002\uff0c\uff1a\uff1b\uff01\uff1f])")
-#: Stands for a blank at which no line is broken; what is shown has no such character.
+#: Replaces blanks at which no line may be broken; printable text has no such character.
 _KEPT_BLANK = "\0"
 
 
 def format_for_terminal(text: str, stream: TextIO) -> str:
-    """Return text as it is written to a stream: wrapped and coloured as far as that is a terminal that can do it."""
+    """Wrap and color text if the stream is a terminal that supports it."""
     width = terminal_width(stream)
     if width is not None:
         text = "".join(wrap_line(line, width) for line in text.splitlines(keepends=True))
@@ -62,7 +61,7 @@ def format_for_terminal(text: str, stream: TextIO) -> str:
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Return how many columns a terminal has; None: it is none, or so narrow that it is left to itself."""
+    """Return the columns of a terminal; None for other streams, and for terminals too narrow to wrap text."""
     if not stream.isatty():
         return None
     try:
@@ -74,18 +73,14 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def supports_color(stream: TextIO) -> bool:
-    """Tell whether text on a stream has colours: ``NO_COLOR`` forbids them, ``FORCE_COLOR`` wants them everywhere."""
+    """Whether text on a stream is colored: ``NO_COLOR`` forbids it, ``FORCE_COLOR`` forces it on every stream."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
     if not stream.isatty():
         return False
-    return _understands_colour(stream)
-
-
-def _understands_colour(stream: TextIO) -> bool:
-    """Whether a terminal reads escape sequences; older consoles of Windows print them as they are."""
+    # Older consoles of Windows print escape sequences as they are.
     if sys.platform == "win32":
         import ctypes  # noqa: PLC0415 - only there
         import msvcrt  # noqa: PLC0415
@@ -97,7 +92,7 @@ def _understands_colour(stream: TextIO) -> bool:
 
 
 def enable_escapes(handle: int, kernel: Any) -> bool:
-    """Whether a console reads escape sequences (VT mode), after asking for it where it is off.
+    """Turn on escape sequences (VT mode) in a console of Windows; return whether they work.
 
     Args:
         handle: of the console.
@@ -114,14 +109,14 @@ def enable_escapes(handle: int, kernel: Any) -> bool:
 
 
 def colorize(text: str) -> str:
-    """Return text with its telling words in colour."""
+    """Color words like "error" and "done" in a text."""
     colours = _colours()
     return _coloured(*colours).sub(lambda word: click.style(word[0], fg=colours[word[1].lower()]), text)
 
 
 @cache
 def _colours() -> dict[str, str]:
-    """Return the colours of the words that have one, in English and in the language of this process."""
+    """Map words to colors, in English and in the language of this process."""
     from regraft.report.labels import label_of, severity_label  # noqa: PLC0415 - only a terminal needs them
 
     return {
@@ -138,9 +133,9 @@ def _colours() -> dict[str, str]:
 
 @cache
 def _coloured(*words: str) -> re.Pattern[str]:
-    """Return what finds words where they tell something.
+    """Compile a pattern that finds words at the beginning of a line or a column, or after a number.
 
-    That is where they begin a line or a column, or are counted; elsewhere they may be of a name or a text.
+    Elsewhere they may be part of a name or a text.
     """
     alternatives = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     return re.compile(
@@ -150,7 +145,7 @@ def _coloured(*words: str) -> re.Pattern[str]:
 
 
 def wrap_line(line: str, width: int) -> str:
-    """Return a line as lines of at most ``width`` columns; words, paths and commands stay whole, however long."""
+    """Wrap a line to at most ``width`` columns; words, paths and commands are not broken, however long."""
     if text_width(line) <= width or _PATH_LINE.match(line):
         return line
     end = "\n" if line.endswith("\n") else ""
@@ -167,17 +162,17 @@ def wrap_line(line: str, width: int) -> str:
 
 
 def hanging_indent(line: str, width: int) -> int:
-    """Return the column at which what follows of a line begins: below its text, behind its sign or label."""
+    """Return the column at which the continuation of a line begins: that of its text, after its bullet or label."""
     start = len(line) - len(line.lstrip())
     label = _LABEL.match(line, start)
-    # An id in brackets is no text behind a label.
+    # An id in brackets is not the text of a label.
     is_label = label is not None and line[label.end() : label.end() + 1] != "("
     behind = text_width(line[: label.end()]) if label is not None and is_label else start + 2
     return behind if behind <= width // 2 else start + 2
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield what may stand on a line of its own, each with the blanks behind it."""
+    """Split text where a line may be broken; each part keeps the blanks after it."""
     kept = text
     command = _COMMAND.search(kept)
     wholes = _words_with_blanks()
@@ -194,7 +189,7 @@ def _parts(text: str) -> Iterator[str]:
 
 @cache
 def _words_with_blanks() -> tuple[str, ...]:
-    """Return the names and paths with blanks in them that are known, longest first: they are not broken."""
+    """List known names and paths that contain blanks, longest first; they are not broken."""
     words = {_FOLDER_OF_MACOS, *map(printable, sys.argv[1:])}
     with contextlib.suppress(OSError, RuntimeError):
         words |= {printable(Path.cwd()), printable(Path.home())}
@@ -209,7 +204,7 @@ _TOLD = f"{__name__}.told"
 
 
 def report_errors(command: F) -> F:
-    """Turn errors into one line on stderr and their exit status; with --json, into one document on stdout too."""
+    """Let a command report errors in one line on stderr and by its exit status; with --json also in a document."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -217,7 +212,7 @@ def report_errors(command: F) -> F:
         try:
             command(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
-            # What something else is said of is traced here, with what it was itself.
+            # If another error is reported instead, the original traceback is printed here.
             message = _as_it_came(error)
             if verbose > 1 and message is not error:
                 echo_traceback(error)
@@ -227,7 +222,7 @@ def report_errors(command: F) -> F:
 
 
 def _as_it_came(error: BaseException) -> RegraftError:
-    """Return what to say of an error; where a stop tore what ended with it, the stop."""
+    """Convert any exception to a RegraftError; an error that Ctrl-C caused becomes Interrupted."""
     if isinstance(error, RegraftError) and error.exit_status not in (REFUSED, STOPPED):
         return error
     if interrupts.is_caused_by_stop(error):
@@ -245,10 +240,8 @@ def _as_it_came(error: BaseException) -> RegraftError:
 
 
 def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> NoReturn:
-    """Say an error in one line (with ``as_json`` in a document too), what to write where it says that something has
-    to be written, and end with its exit status.
-    """
-    from regraft.report.suggestion import Suggestion  # noqa: PLC0415
+    """Print an error, and the suggested configuration if it has one, and exit with its status."""
+    from regraft.report.document import Suggestion  # noqa: PLC0415
 
     interrupts.ignore_stops()
     found = error.facts.get("suggestion")
@@ -271,7 +264,7 @@ def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> N
 
 
 def echo_json(document: dict[str, Any]) -> None:
-    """Print a document; a stdout that is not UTF-8 gets it in ASCII, so that no name is lost."""
+    """Print a JSON document; in ASCII if stdout is not UTF-8, so that every name can be printed."""
     from regraft.report import migration  # noqa: PLC0415
 
     is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
@@ -280,26 +273,26 @@ def echo_json(document: dict[str, Any]) -> None:
     if context is not None:
         context.meta[_TOLD] = True
     echo(text, as_it_is=True)
-    # The run is over, and what it came to is known: who asks it to stop now comes too late.
+    # The run is over: Ctrl-C no longer changes its result.
     interrupts.ignore_stops()
 
 
 def _is_told() -> bool:
-    """Tell whether the one document has begun to be printed: a stop meanwhile must not print a second one."""
+    """Whether the document was printed, at least in part: an error must not print a second one."""
     context = click.get_current_context(silent=True)
     return context is not None and _TOLD in context.meta
 
 
 def echo(text: str, *, as_it_is: bool = False) -> None:
-    """Print ``text``, of whole lines; a terminal gets it wrapped and coloured, unless it is to stay ``as_it_is``.
+    """Print whole lines on stdout; on a terminal wrapped and colored, unless ``as_it_is``.
 
-    That it cannot be written decides nothing about the work.
+    A failure to write does not stop the command (:func:`final_status`).
     """
     _print(sys.stdout, printable(text, None, lines=True), as_it_is=as_it_is)
 
 
 def echo_file(path: Path) -> None:
-    """Write a file as it is to standard output. That it cannot be written decides nothing about the work."""
+    """Copy a file to standard output."""
     import shutil  # noqa: PLC0415 - it brings every kind of compression along
 
     with path.open("rb") as file:
@@ -313,7 +306,7 @@ def echo_error(line: str) -> None:
 
 
 def echo_traceback(error: BaseException) -> None:
-    """Print where an error came from on stderr."""
+    """Print the traceback of an error on stderr."""
     import traceback  # noqa: PLC0415
 
     _print(sys.stderr, printable("".join(traceback.format_exception(error)), None, lines=True))
@@ -326,15 +319,17 @@ def _print(stream: TextIO | None, text: str, *, as_it_is: bool = False) -> None:
 
 
 def ask(question: str) -> bool:
-    """Ask a person a question whose usual answer is yes.
+    """Ask a question whose default answer is yes.
 
     Raises:
-        StoppedBySystem: nobody would see it.
-        KeyboardInterrupt: the person leaves instead of answering.
+        StoppedBySystem: the question cannot be shown.
+        KeyboardInterrupt: the user pressed Ctrl-C or closed the input.
     """
-    reason = streams.find_lost_output(with_reader=False)
+    reason = startup.find_lost_output(with_reader=False)
     if reason is not None:
-        raise StoppedBySystem(reason=tr("nothing was done, for the question cannot be shown ({reason})", reason=reason))
+        raise StoppedBySystem(
+            reason=tr("nothing was done, because the question cannot be shown ({reason})", reason=reason)
+        )
     try:
         return click.confirm(question, default=True)
     except click.Abort as error:
@@ -342,8 +337,8 @@ def ask(question: str) -> bool:
 
 
 def final_status(status: int) -> int:
-    """Return the exit status of a run that ends with ``status``: 3 where its result could not be written."""
-    reason = streams.find_lost_output()
+    """Return the exit status of the process: ``status``, or 3 if the result could not be written to stdout."""
+    reason = startup.find_lost_output()
     if reason is None or status not in (0, WORTH_READING):
         return status
     lost = OutputLost(output=tr("Standard output"), reason=reason)
@@ -352,7 +347,7 @@ def final_status(status: int) -> int:
 
 
 def format_written(paths: Iterable[Path]) -> str:
-    """Return the list of what a run has written, which stands at its end."""
+    """Format the list of written paths."""
     return tr("Written:") + "\n" + printable_lines(f"  {printable(path)}" for path in paths)
 
 

@@ -1,1 +1,1 @@
-"""What a command says: documents, messages, pages, progress."""
+"""What commands return and print: JSON documents, notices, report pages, progress bars."""

@@ -1,6 +1,6 @@
-"""What every JSON document of regraft begins with: version, command, source, target and run.
+"""The base class of all reports, and the fields with which every JSON document begins.
 
-A command's result is a :class:`Report` of its own; :func:`encoded` makes its JSON document at the edge.
+A command returns its own subclass of :class:`Report`; :func:`encoded` turns it into the document of ``--json``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from regraft.kinds import KIND_NAMES, Kind
 from regraft.language import tr
 from regraft.text import path_text
 
-#: The version of the documents' shape.
+#: The version of the documents' format.
 SCHEMA = 1
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """Which regraft made a document, and in what shape; ``schema`` is :data:`SCHEMA`."""
+    """The version of regraft, the command, and the version of the document's format (:data:`SCHEMA`)."""
 
     version: str
     command: str
@@ -28,14 +28,14 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One end of a command, its source or its target: what kind of thing it is, and where."""
+    """The source or the target of a command; ``kind`` is a :class:`~regraft.kinds.Kind` or "parquet"."""
 
     kind: str | None
     path: str
 
 
 class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: its id, and when it began and ended (ISO 8601, UTC; None: not yet)."""
+    """Id and times of one run (ISO 8601, UTC; None: not yet)."""
 
     id: str
     started_at: str | None
@@ -44,7 +44,7 @@ class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What every document begins with."""
+    """The first fields of every document."""
 
     regraft: Program
     source: Endpoint | None
@@ -53,22 +53,22 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Return what the source is, in a sentence; empty where nobody knows."""
+        """A sentence that says what the source is; empty if its kind is unknown."""
         if self.source is None or self.source.kind is None:
             return ""
         return tr("{path} is {names}.", path=self.source.path, names=KIND_NAMES[Kind(self.source.kind)])
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The result of a command: what all have in common; each command's own has its fields beside it."""
+    """The result of a command. Each command's subclass adds its fields."""
 
     head: Head
 
 
 def encoded(report: msgspec.Struct) -> dict[str, Any]:
-    """Return the JSON document of a report (``docs/commands.md``): the fields of its head, then its own.
+    """Convert a report to its JSON document (``docs/commands.md``): the fields of the head, then the report's own.
 
-    Fields that are ``UNSET`` are left out.
+    ``UNSET`` fields are omitted.
     """
     document: dict[str, Any] = msgspec.to_builtins(report, builtin_types=(bytes,))
     head = document.pop("head", {})
@@ -76,7 +76,7 @@ def encoded(report: msgspec.Struct) -> dict[str, Any]:
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """One run of a command; times in ms."""
+    """Id, paths and times (Unix ms) of a command while it runs."""
 
     command: str
     dry_run: bool = False
@@ -89,36 +89,50 @@ class Run(msgspec.Struct, kw_only=True):
     finished_at: int | None = None
 
     def end(self) -> None:
-        """Take the time at which the run ends."""
+        """Record the present time as the end of the run."""
         self.finished_at = identity.now_ms()
 
     def head(self) -> Head:
-        """Return the head of the run's document."""
+        """Make the head of the run's document."""
+
+        def endpoint(kind: str | None, path: Path | None) -> Endpoint | None:
+            return None if path is None else Endpoint(kind=kind, path=path_text(path))
+
+        finished_at = None if self.finished_at is None else identity.iso_time(self.finished_at)
         return Head(
             regraft=Program(version=__version__, command=self.command, schema=SCHEMA),
-            source=_end(self.source_kind, self.source),
-            target=_end(self.target_kind, self.target),
+            source=endpoint(self.source_kind, self.source),
+            target=endpoint(self.target_kind, self.target),
             run=RunTimes(
                 id=self.id,
-                started_at=_time(self.started_at),
-                finished_at=_time(self.finished_at),
+                started_at=identity.iso_time(self.started_at),
+                finished_at=finished_at,
                 dry_run=self.dry_run,
             ),
         )
 
     def document(self) -> dict[str, object]:
-        """Return the head of the run's document as JSON has it."""
+        """Make the head of the run's document, as JSON."""
         document: dict[str, object] = msgspec.to_builtins(self.head())
         return document
 
 
-def _end(kind: str | None, path: Path | None) -> Endpoint | None:
-    if path is None:
-        return None
-    return Endpoint(kind=kind, path=path_text(path))
+# Suggest what to write into a configuration file, and which command to run then.
 
 
-def _time(milliseconds: int | None) -> str | None:
-    if milliseconds is None:
-        return None
-    return identity.iso_time(milliseconds)
+class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
+    """A snippet for a configuration file (its path as a command-line argument), and the commands to run next."""
+
+    config: str
+    snippet: str
+    next: list[str]
+
+    def lines(self) -> list[str]:
+        """Return the suggestion as lines of text."""
+        return [
+            tr("Add this to {path}, and put the key into the environment:", path=self.config),
+            "",
+            *(f"  {line}" for line in self.snippet.splitlines()),
+            "",
+            *(tr("Next: {command}", command=command) for command in self.next),
+        ]

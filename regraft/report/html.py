@@ -1,15 +1,17 @@
-"""What regraft's pages share: one offline document for a browser, a telephone, paper and the dark.
+"""Report pages: one offline HTML file each, for a browser, a telephone, paper and dark mode.
 
-A page is a template of ``regraft/report/templates`` with values: whatever these hold is shown as
-:func:`regraft.text.printable` does, and escaped. It refers to nothing outside of itself and needs no script. A chart is an
-inline SVG that says its numbers in words, and the numbers stand beside it too.
+A page is a Jinja template of ``regraft/report/templates``. Every value is escaped for HTML and by
+:func:`regraft.text.printable`. A page loads nothing and needs no script. A chart is an inline SVG with a text
+alternative, and its numbers are on the page as well.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from importlib import import_module
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,61 +19,106 @@ from regraft import __version__, identity
 from regraft.disk import durable, links, writable
 from regraft.errors import ReportNotWritable
 from regraft.language import available_languages, current_language, tr
-from regraft.report.labels import label_of
+from regraft.report.labels import label_of, severity_label
 from regraft.text import printable
 
-#: How a page of a command begins; its version follows.
+#: The first bytes of a page: language, and name of the command. The version follows.
 _START = (
     '<!doctype html>\n<html lang="{}">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="regraft {} '
 )
-#: Bytes of a file that tell whose page it is.
+#: Bytes read of a file to tell whether it is a page.
 _START_BYTES = 200
 
 
 class BarPart(NamedTuple):
-    """A part of a bar: the class that gives its colour, what it is, and how much."""
+    """One part of a stacked bar: its CSS class, its name, and its number."""
 
     kind: str
     name: str
     number: int
 
 
-def render_page(template: str, command: str, **values: object) -> str:
-    """Return a page of a command.
+class Segment(NamedTuple):
+    """A part of a bar as it is drawn; ``x`` and ``width`` are percentages with their sign."""
 
-    Args:
-        template: the name of a file in ``regraft/report/templates``.
-        command: the command's name.
-        values: what the template shows.
-    """
+    kind: str
+    name: str
+    number: int
+    x: str
+    width: str
+
+
+def render_page(template: str, command: str, **values: object) -> str:
+    """Fill a template of ``regraft/report/templates`` for the page of a command."""
     return str(
         load_template(template).render(command=command, version=__version__, language=current_language(), **values)
     )
 
 
 def load_template(template: str) -> Any:
-    """Return a template of Jinja; one that was loaded before is at hand."""
-    # Jinja takes a while to load, and few runs make a page.
-    return import_module("regraft.report.environment").ENVIRONMENT.get_template(template)
+    """Load a Jinja template by its file name."""
+    return _environment().get_template(template)
+
+
+@cache
+def _environment() -> Any:
+    # Jinja takes a while to load, and few runs write a page.
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
+    from markupsafe import Markup, escape  # noqa: PLC0415
+
+    def show(value: object) -> object:
+        return value if isinstance(value, Markup) else printable(value)
+
+    def render_prose(sentence: str) -> Markup:
+        """Turn text between backticks into code."""
+        return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(printable(sentence)))))
+
+    environment = Environment(
+        loader=PackageLoader("regraft.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=show,
+    )
+    environment.filters.update(number="{:,}".format, prose=render_prose)
+    style = (files("regraft.report") / "style.css").read_text("utf-8")
+    environment.globals.update(
+        tr=tr,
+        label_of=label_of,
+        severity_label=severity_label,
+        segments=_segments,
+        style=Markup(style),
+        colon=tr("{heading}: ", heading=""),
+    )
+    return environment
+
+
+def _segments(parts: Sequence[BarPart], whole: int | None) -> Iterator[Segment]:
+    """Yield the parts of a bar that are not empty; ``whole`` is the number of the full width, None: their sum."""
+    total = sum(count for _, _, count in parts) if whole is None else whole
+    before = 0
+    for kind, name, count in parts:
+        if count:
+            yield Segment(kind, name, count, format_percent(before, total), format_percent(count, total))
+        before += count
 
 
 def format_percent(part: float, whole: float) -> str:
-    """Return a length in a chart."""
+    """Format a share as a length of SVG."""
     return f"{100 * part / whole:.3f}%"
 
 
 def is_report_page(command: str, start: str) -> bool:
-    """Tell whether a file that starts so is a page of this command."""
+    """Whether a file with this beginning is a page that the command wrote, in any language."""
     return any(start.startswith(_START.format(language, command)) for language in available_languages())
 
 
 def check_page_path(command: str, path: Path | None, *read: Path) -> None:
-    """See that a page can be put at ``path``: over nothing but an earlier one, and not into what the run is about.
-
-    Without a path there is no page.
+    """Check that a page may be written to ``path``: only over an earlier page, and not inside a path in ``read``.
 
     Raises:
-        ReportNotWritable: it cannot.
+        ReportNotWritable
     """
     if path is None:
         return
@@ -83,8 +130,23 @@ def check_page_path(command: str, path: Path | None, *read: Path) -> None:
         raise ReportNotWritable(path=path, reason=reason)
 
 
+def _problem(command: str, path: Path, read: Iterable[Path]) -> str:
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return tr("its folder does not exist")
+    within = next(
+        (place for place in read if _is_within(links.real_path(folder) / path.name, links.real_path(place))), None
+    )
+    if within is not None:
+        return tr("it is inside {within}, which this run reads or writes", within=printable(within))
+    found = _other_thing(command, path)
+    if found:
+        return found
+    return "" if os.access(folder, os.W_OK) else tr("no permission to write to its folder")
+
+
 def _other_thing(command: str, path: Path) -> str:
-    """Say what stands where a page is to be written; nothing where that is an earlier page, or nothing."""
+    """Describe what is at the path of a page; empty for nothing and for an earlier page of the command."""
     if path.is_symlink():
         return tr("it is a link")
     if not path.exists():
@@ -93,39 +155,22 @@ def _other_thing(command: str, path: Path) -> str:
         return tr("it is a {is_dir}", is_dir=label_of("folder" if path.is_dir() else "device"))
     with path.open("rb") as file:
         start = file.read(_START_BYTES).decode("utf-8", "replace")
-    return (
-        ""
-        if is_report_page(command, start)
-        else tr("it is there already and no report page of regraft {command}", command=command)
-    )
+    if is_report_page(command, start):
+        return ""
+    return tr("it exists and is not a report page of regraft {command}", command=command)
 
 
-def _problem(command: str, path: Path, read: Iterable[Path]) -> str:
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        return tr("its folder does not exist")
-    within = next(
-        (place for place in read if _lies_in(links.real_path(folder) / path.name, links.real_path(place))), None
-    )
-    if within is not None:
-        return tr("it lies in {within}, which this run is about", within=printable(within))
-    found = _other_thing(command, path)
-    if found:
-        return found
-    return "" if os.access(folder, os.W_OK) else tr("no permission to write to its folder")
-
-
-def _lies_in(path: Path, place: Path) -> bool:
-    """Tell whether ``path`` is ``place`` or below it, also where letter case makes no difference."""
+def _is_within(path: Path, place: Path) -> bool:
+    """Whether ``path`` is ``place`` or below it, on file systems that ignore letter case as well."""
     above = (path, *path.parents)
     return place in above or (place.exists() and any(one.exists() and one.samefile(place) for one in above))
 
 
 def write_page(path: Path, page: str) -> None:
-    """Put a page at ``path`` in one step.
+    """Write a page atomically.
 
     Raises:
-        OSError: it cannot be written; what was at ``path`` is still there.
+        OSError: it cannot be written; an earlier file at ``path`` is unchanged.
     """
     temporary = path.with_name(f".{identity.new_run_id()}.part")
     with writable.allow_writes(path.parent, entries_only=True):

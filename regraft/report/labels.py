@@ -1,4 +1,4 @@
-"""What names of statuses, outcomes, kinds and the like are called to a person; in JSON they stay as they are."""
+"""Names of statuses, outcomes, kinds and the like as people read them; JSON uses the untranslated names."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ _MODES = {
     "hybrid": tr_in("search", "words and meaning"),
     "simple": tr_in("search", "tags"),
 }
-#: Whether notes of codex-mem are found by meaning.
+#: States of vector search in codex-mem.
 _STATES = {
     "disabled": tr("off"),
     "ready": tr("ready"),
@@ -180,30 +180,30 @@ _STATES = {
 
 
 def mode_label(mode: str) -> str:
-    """Return by what a mode of search finds."""
+    """Return what a search mode searches by."""
     return _MODES[mode]
 
 
 def state_label(state: str) -> str:
-    """Return whether notes are found by meaning, by the state of their vectors (``docs/formats/codex_mem.md``)."""
+    """Return whether notes can be found by vector search, for a state of ``docs/formats/codex_mem.md``."""
     return _STATES[state]
 
 
 def label_of(name: object) -> str:
-    """Return what a name is called; one that is not known, as a file may have any, stays as it is."""
+    """Return the label of a name; an unknown name (a file may contain any) is returned unchanged."""
     return _LABELS.get(str(name), str(name))
 
 
 def severity_label(severity: str) -> str:
-    """Return what a severity is called."""
+    """Return the label of a severity."""
     return _SEVERITIES[severity]
 
 
 def severity_heading(severity: str) -> str:
-    """Return what stands over all that is of a severity."""
+    """Return the heading above findings of a severity."""
     return _HEADINGS[severity]
 
 
 def format_severity_count(number: int, severity: str) -> str:
-    """Return how many there are of a severity."""
+    """Return a count of findings with its severity, such as "2 errors"."""
     return format_count(number, severity, context="severity")

@@ -1,7 +1,7 @@
-"""The parts of the report of a migration or an import, as ``docs/commands.md`` promises them.
+"""The report of a migration or an import: its structs, and its document as text and as a page.
 
-A base's part is kept in the ledger too (``docs/formats/library.md``). Fields that only one of the two commands has, or
-that earlier versions did not have, may be ``UNSET``.
+The part of each base is also kept in the ledger (``docs/formats/library.md``). Fields that only one of the two commands
+has, or that earlier versions lacked, may be ``UNSET``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from regraft.text import (
 
 
 class RowsReport(Struct, frozen=True, kw_only=True):
-    """Where the rows of a base went; ``skipped`` counts by reason."""
+    """How many rows of a base were read and migrated; ``skipped`` counts the others by reason code."""
 
     read: Count
     carried: Count
@@ -48,7 +48,7 @@ class RowsReport(Struct, frozen=True, kw_only=True):
 
 
 class IndexReport(Struct, frozen=True, kw_only=True):
-    """The index of a base; None is what is known only once it is written. In the ledger ``path`` is relative."""
+    """The index of a base; None: not known before it is written. In the ledger ``path`` is relative."""
 
     path: str
     materials: Count
@@ -58,7 +58,7 @@ class IndexReport(Struct, frozen=True, kw_only=True):
 
 
 class DirectoriesReport(Struct, frozen=True, kw_only=True):
-    """What became of the folders of a base."""
+    """How many folders of a base became folders (``expanded``), with how many files in them."""
 
     expanded: Count
     children: Count
@@ -66,11 +66,11 @@ class DirectoriesReport(Struct, frozen=True, kw_only=True):
 
 
 class SalvageReport(Struct, frozen=True, kw_only=True):
-    """What is left of a damaged vector file: rows that prove themselves, of about how many, and why others do not.
+    """Rows found in a damaged vector file: how many are verified, of about how many, and why others are refused.
 
-    ``carried`` tells whether they were wanted. ``weaker`` counts rows that the tree of their table does not reach, by
-    how they were found; ``deleted`` those that were left of what had been deleted. ``items`` counts items with all of
-    their rows and such that lost some.
+    ``carried``: whether ``--salvage`` was given, so that they are migrated. ``weaker`` counts rows outside the B-tree
+    of their table, by how they were found; ``deleted`` counts remains of deleted rows. ``items`` counts complete items,
+    and items that lost rows.
     """
 
     carried: bool
@@ -86,7 +86,7 @@ class SalvageReport(Struct, frozen=True, kw_only=True):
 
 
 class BaseReport(Struct, frozen=True, kw_only=True):
-    """What became of a base; ``items`` counts them by status, ``outcome`` is what the run did."""
+    """The result for one base; ``items`` counts its items by status, ``outcome`` is what the run did with it."""
 
     legacy_id: str | UnsetType = UNSET
     id: str
@@ -107,23 +107,23 @@ class BaseReport(Struct, frozen=True, kw_only=True):
 
     @property
     def source_id(self) -> str:
-        """Return the id that the source has for it."""
+        """The id of the base in the source."""
         return self.legacy_id or self.id
 
     @property
     def is_done(self) -> bool:
-        """Tell whether it stands in the target."""
+        """Whether the base is in the target."""
         return self.outcome in ("written", "rewritten", "unchanged", "failed")
 
     def lacks(self, command: Literal["migrate", "import"]) -> bool:
-        """Tell whether something is missing that the command which wrote it always says."""
+        """Whether a field is missing that this command always writes."""
         if command == "migrate":
             return UNSET in (self.legacy_id, self.directories)
         return UNSET in (self.skipped_items, self.vectors, self.differing_vectors, self.remade)
 
 
 class WarningReport(Struct, frozen=True, kw_only=True):
-    """One thing that a run says; ``base`` and ``item`` are ids of the source."""
+    """A notice of a run; ``base`` and ``item`` are ids of the source."""
 
     code: str
     base: str | None
@@ -135,7 +135,7 @@ class WarningReport(Struct, frozen=True, kw_only=True):
 
 
 class NewIds(Struct, frozen=True, kw_only=True):
-    """What bases, items and files of folders are called in v2, by their v1 ids; ``children`` by their base."""
+    """The v2 ids of bases, items and files of folders, by their v1 ids; ``children`` are grouped by base."""
 
     bases: dict[str, str]
     items: dict[str, str]
@@ -143,7 +143,7 @@ class NewIds(Struct, frozen=True, kw_only=True):
 
 
 class Totals(Struct, frozen=True, kw_only=True):
-    """The sums over all bases; None is what a plan cannot know."""
+    """The sums over all bases; None: not known before the run."""
 
     bases: dict[str, int]
     items: dict[str, int]
@@ -155,14 +155,14 @@ class Totals(Struct, frozen=True, kw_only=True):
 
 
 class Preflight(Struct, frozen=True, kw_only=True):
-    """The room that a run takes, and that there is, in bytes."""
+    """Disk space that a run needs, and that is free, in bytes."""
 
     bytes_needed: int
     bytes_free: int
 
 
 class MigrationReport(Report, kw_only=True):
-    """What a migration or an import tells; ``ids`` only of a migration, ``preflight`` only of a plan."""
+    """The report of a migration or an import; ``ids`` is set by migrations, ``preflight`` by plans."""
 
     bases: list[BaseReport]
     skipped: dict[str, int]
@@ -173,11 +173,10 @@ class MigrationReport(Report, kw_only=True):
 
 
 class BaseSurvey(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at of a base: how many items and uploads it names, and its vector file.
+    """What the survey of the source found for one base: its numbers of items and uploads, and its vector file.
 
-    ``vector_file`` is its name in the source, ``kind`` what is there (None: nothing), ``bytes`` its size, and
-    ``is_read`` tells whether its rows could be read, and
-    ``salvageable`` how many rows of a damaged one prove themselves.
+    ``vector_file`` is the file's name in the source, ``kind`` what is there (None: nothing), ``bytes`` its size,
+    ``is_read`` whether its rows could be read, ``salvageable`` the number of verified rows of a damaged file.
     """
 
     items: int
@@ -190,9 +189,9 @@ class BaseSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a migration into a new folder would report, and what was looked at of each base, by its v1 id.
+    """The report that a migration into a new folder would give, and the survey of each base, by its v1 id.
 
-    The report's room is that on the disk of the source, and nothing is refused for want of it.
+    ``room`` is the space on the disk of the source; a lack of it is not an error.
     """
 
     report: MigrationReport
@@ -200,9 +199,7 @@ class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
     looked_at: dict[str, BaseSurvey]
 
 
-# Renders a run's document: JSON for programs, text for a terminal, one offline page for a browser.
-#
-# All three show the same document, so they cannot disagree.
+# --- text -----------------------------------------------------------------------------------------------------------
 
 
 #: The template of a migration's page.
@@ -214,9 +211,9 @@ Document = dict[str, Any]
 
 
 def as_json(document: Document, *, ascii_only: bool = False) -> str:
-    """Return the document as JSON text, readable, one line end at the end.
+    """Format a document as indented JSON with a final line end.
 
-    What a file says may be of any type: bytes are shown as text, and a number that JSON does not have is null.
+    Values from files may have any type: bytes become text, and numbers that JSON lacks (NaN) become null.
     """
     try:
         text = json.dumps(document, ensure_ascii=ascii_only, indent=2, default=_encode_unknown, allow_nan=False)
@@ -230,7 +227,7 @@ def _encode_unknown(value: object) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Return a value with null for numbers that JSON has not, as JavaScript writes them."""
+    """Replace NaN and infinities by None, as JavaScript does."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -239,14 +236,14 @@ def _finite(value: Any) -> Any:
 
 
 def plan_line(planned: Document) -> str:
-    """Return a plan in one line: what will be carried, and the room for it."""
+    """Format a plan in one line: how much will be migrated, and the disk space for it."""
     totals = planned["totals"]
     needed, free = (format_bytes(planned["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
     bases = format_count(totals["bases"]["all"], "base")
     bare = _bare(totals["rows"])
     more = tr(" and {bare:,} without a vector", bare=bare) if bare else ""
     return tr(
-        "Plan: {bases}, {carried}{more}; about {needed} will be written, {free} are free.\n",
+        "Plan: {bases}, {carried}{more}; needs about {needed}, {free} are free.\n",
         bases=bases,
         carried=_carried(totals["rows"]),
         more=more,
@@ -256,7 +253,7 @@ def plan_line(planned: Document) -> str:
 
 
 def format_migration(document: Document, *, verbose: bool = False) -> str:
-    """Return the document of a migration or an import as text for a person."""
+    """Format the document of a migration or an import as text."""
     planned = document["run"]["dry_run"] or document["run"]["finished_at"] is None
     lines = [*_bases(document, planned=planned)]
     if document["bases"] or document["skipped"]:
@@ -290,11 +287,11 @@ def _bases(document: Document, *, planned: bool) -> Iterator[str]:
 def _totals(document: Document, *, planned: bool) -> Iterator[str]:
     totals = document["totals"]
     rows = totals["rows"]
-    verb = tr("will be carried") if planned else label_of("carried")
+    verb = tr("will be migrated") if planned else tr("migrated")
     unread = _unread(document)
     of = tr(" of {bases}", bases=format_count(len(document["bases"]) - len(unread), "base")) if unread else ""
     yield tr(
-        "{carried}{of} {verb} with their vectors{of_those}, none embedded again.",
+        "{carried}{of} {verb} with their vectors{of_those}; nothing was embedded again.",
         carried=_carried(rows),
         of=of,
         verb=verb,
@@ -304,14 +301,14 @@ def _totals(document: Document, *, planned: bool) -> Iterator[str]:
         named = join_list(one_line(name, LONGEST_NAME) for name in unread[:SHOWN_PER_CODE])
         more = tr(" and {unread:,} more", unread=len(unread) - SHOWN_PER_CODE) if len(unread) > SHOWN_PER_CODE else ""
         yield tr(
-            "Not carried, and nobody knows how many: all rows of {named}{more}. The vector file cannot be read.",
+            "{named}{more}: no rows migrated. The vector file cannot be read, so the number of rows is unknown.",
             named=named,
             more=more,
         )
     yield from _reasons(document)
     if "preflight" in document:
         needed, free = (format_bytes(document["preflight"][key]) for key in ("bytes_needed", "bytes_free"))
-        yield tr("About {needed} will be written, {free} are free.", needed=needed, free=free)
+        yield tr("Needs about {needed}; {free} are free.", needed=needed, free=free)
     elif totals["bytes"]:
         counts = (format_count(totals["materials"], "material"), format_count(totals["embeddings"], "vector"))
         yield tr("{counts}, {bytes} of indexes.", counts=join_list(counts), bytes=format_bytes(totals["bytes"]))
@@ -321,14 +318,14 @@ def _reasons(document: Document) -> Iterator[str]:
     rows = document["totals"]["rows"]
     for reason, count in rows["skipped"].items():
         yield tr(
-            "  not carried: {count:,} {reason} - {meaning}",
+            "  not migrated: {count:,} {reason} - {meaning}",
             count=count,
             reason=reason,
             meaning=notices.EVERY_CODE[reason].meaning,
         )
     if rows["v1_deduplicated"]:
         left_out = format_count(rows["v1_deduplicated"], "chunk")
-        yield tr("  v1 itself had left out {left_out} of a text it had already: nothing is lost.", left_out=left_out)
+        yield tr("  {left_out} were duplicates that v1 never stored. Nothing is lost.", left_out=left_out)
     if rows["restored_duplicate"]:
         yield f"  {_restored(rows)}"
     for reason, count in document["skipped"].items():
@@ -342,11 +339,11 @@ def _reasons(document: Document) -> Iterator[str]:
 
 def _restored(rows: Document) -> str:
     given = format_count(rows["restored_duplicate"], "chunk")
-    return tr("{given} more for files of which v1 had kept nothing, since another one has the same bytes.", given=given)
+    return tr("{given} more for files without chunks in v1, because another file has the same bytes.", given=given)
 
 
 def _of_those(document: Document) -> str:
-    """Return how many vectors the rows have, where not every row must have one, or how many more have none."""
+    """Format the number of migrated vectors if rows may lack one, or of rows without a vector; else empty."""
     bare = _bare(document["totals"]["rows"])
     if bare:
         return tr(", {bare:,} more without one", bare=bare)
@@ -355,7 +352,7 @@ def _of_those(document: Document) -> str:
 
 
 def _unread(document: Document) -> list[str]:
-    """Return the names of bases whose rows nobody could count; those of a Parquet file are always counted."""
+    """List the names of bases whose rows could not be counted; an import counts all of them."""
     if _is_import(document):
         return []
     failed = (base for base in document["bases"] if base["status"] == "failed" and not base["rows"]["read"])
@@ -371,7 +368,7 @@ def _carried(rows: Document) -> str:
 
 
 def _bare(rows: Document) -> int:
-    """Return how many rows were carried without a vector; a report of an earlier version does not say."""
+    """Count rows that were migrated without a vector; reports of earlier versions lack this number."""
     return min(int(rows.get("without_vector", 0)), int(rows["carried"]))
 
 
@@ -398,7 +395,7 @@ def _warnings(document: Document, verbose: bool) -> Iterator[str]:
 
 
 def omitted_lines(seen: Mapping[str, int], shown: int) -> Iterator[str]:
-    """Say how many entries of each name are not among those that are shown."""
+    """Yield a line for each name with more entries than were shown."""
     for name, count in seen.items():
         if count > shown:
             yield tr("… and {count:,} more of {name} (-v shows all)", count=count - shown, name=name)
@@ -415,18 +412,20 @@ def _cut(text: str, width: int) -> str:
 
 
 def migration_page(document: Document) -> str:
-    """Return a run's document as one offline HTML page: statistics and reasons, never texts or vectors.
+    """Render a run's document as an offline HTML page with statistics and reasons, but no texts or vectors.
 
-    Messages may quote the user's texts, so they stay in ``report.json``: of them only their codes are counted.
+    Messages may quote the user's texts, so the page only counts their codes; ``report.json`` has the messages.
     """
     totals, rows = document["totals"], document["totals"]["rows"]
     unread = _unread(document)
+    codes = count_codes(Counter(warning["code"] for warning in document["warnings"]))
+    gravest = get_args(notices.Severity)
     return report_html.render_page(
         PAGE,
         document["regraft"]["command"],
         title=tr("Report of an import") if _is_import(document) else tr("Report of a migration"),
         lead=tr(
-            "{carried} carried with their vectors{of_those}, none embedded again.",
+            "{carried} migrated with their vectors{of_those}; nothing was embedded again.",
             carried=_carried(rows),
             of_those=_of_those(document),
         ),
@@ -443,27 +442,22 @@ def migration_page(document: Document) -> str:
         bases=[_page_base(base) for base in document["bases"]],
         left=count_codes({**rows["skipped"], **document["skipped"]}),
         unread=format_count(len(unread), "base") if unread else "",
-        codes=_gravest_first(count_codes(Counter(warning["code"] for warning in document["warnings"]))),
+        codes=sorted(codes, key=lambda code: gravest.index(code.severity)),
         steps=list(_steps(document)),
     )
 
 
-def _gravest_first(codes: list[CountedCode]) -> list[CountedCode]:
-    gravest = get_args(notices.Severity)
-    return sorted(codes, key=lambda code: gravest.index(code.severity))
-
-
 class NextStep(NamedTuple):
-    """A command to go on with, and what it does; a path, which says who somebody is, stands as a word."""
+    """A command to run next, and what it does. Paths are placeholders, since a path may identify a person."""
 
     does: str
     command: str
 
 
 def _steps(document: Document) -> Iterator[NextStep]:
-    """Yield what to do after a run."""
+    """Yield the commands to run next."""
     for code in dict.fromkeys(base["error"] for base in document["bases"] if base["error"]):
-        yield NextStep(tr("See why bases failed, and what helps"), f"regraft explain {code}")
+        yield NextStep(tr("See why bases failed, and how to fix that"), f"regraft explain {code}")
     if document["run"]["dry_run"]:
         yield NextStep(tr("Carry it out"), f"regraft {document['regraft']['command']} SOURCE --to LIBRARY")
         return
@@ -491,7 +485,7 @@ def _page_base(base: Document) -> dict[str, object]:
 
 
 class CountedCode(NamedTuple):
-    """A code with how often it was said, and what the registry says of it."""
+    """A code with its number of notices, and its entry of the registry."""
 
     name: str
     number: int
@@ -500,16 +494,16 @@ class CountedCode(NamedTuple):
 
 
 def count_codes(counts: Mapping[str, int]) -> list[CountedCode]:
-    """Return codes as a page shows them."""
+    """Look up codes in the registry, for a page."""
     codes = ((notices.EVERY_CODE[name], count) for name, count in counts.items())
     return [CountedCode(code.name, count, code.severity, code.meaning) for code, count in codes]
 
 
 def row_bar_parts(rows: Document) -> list[BarPart]:
-    """Return where v1's rows went as parts of a bar: carried first, then every reason why not.
+    """Divide v1's rows into parts of a bar: migrated rows first, then one part per reason code.
 
-    What was given to duplicates, and what v1 had left out, come on top of the rows that were read. A reason that
-    nobody has registered is counted, and not named: a file on disk may say anything.
+    Rows restored for duplicates, and chunks that v1 never stored, come on top of the rows that were read. Codes that
+    are not registered are counted as "another reason", since a file on disk may contain anything.
     """
     reasons: dict[str, int] = {}
     for reason, count in rows["skipped"].items():

@@ -1,4 +1,4 @@
-"""What a run can say about a base, an item or rows: one code for each thing, registered here.
+"""The registry of notices: every code that a migration or an import can report, with its severity and meaning.
 
 Codes are part of the output contract and never change. ``docs/codes.md`` is generated from this registry.
 """
@@ -12,50 +12,47 @@ import msgspec
 
 from regraft.language import tr
 
-# The registry of what a run can say: codes, how grave each is, and what is said by them (``docs/codes.md``).
-
-
 Severity = Literal["error", "warning", "note"]
-#: What a code speaks of; those of ``row``, ``item`` and ``base`` are also reasons for not carrying one.
+#: What a code is about. Codes about rows, items and bases are also the reasons for which one is not migrated.
 Subject = Literal["run", "base", "item", "row"]
 
 _SEVERITIES: dict[Severity, int] = {"note": 0, "warning": 1, "error": 2}
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered code: what it is about, how grave it is, and what it means in the user's words."""
+    """A registered code."""
 
     name: str
     subject: Subject
     severity: Severity
     meaning: str
-    #: The finding that it is where a source is checked (``docs/findings.md``); empty: none.
+    #: The finding that ``check`` reports for it in a source (``docs/findings.md``); empty: none.
     finding: str = ""
 
 
-#: What a migration can say.
+#: Codes of a migration, by name.
 CODES: dict[str, Code] = {}
-#: What only an import can say (``docs/codes.md``, "An import").
+#: Codes that only an import has, by name.
 IMPORT_CODES: dict[str, Code] = {}
 EVERY_CODE = ChainMap(CODES, IMPORT_CODES)
 
 
 def register(subject: Subject, severity: Severity, name: str, finding: str, meaning: str) -> str:
-    """Register what a migration can say, and the finding that it is where a source is checked; return its name."""
+    """Register a code of migrations, and the finding that ``check`` reports for it; return its name."""
     CODES[name] = Code(name=name, subject=subject, severity=severity, finding=finding, meaning=meaning)
     return name
 
 
 def register_import(subject: Subject, severity: Severity, name: str, meaning: str) -> str:
-    """Register what only an import can say; return its name."""
+    """Register a code that only imports have; return its name."""
     IMPORT_CODES[name] = Code(name=name, subject=subject, severity=severity, meaning=meaning)
     return name
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a run says: ``base`` and ``item`` are v1 ids, ``count`` counts items or rows.
+    """One notice of a run; ``base`` and ``item`` are v1 ids, ``count`` is the number of items or rows it is about.
 
-    ``samples`` names a few of the rows. ``model`` is one that is gone, where the user's word for it would do.
+    ``samples`` names some of the rows. ``model`` is a missing model that the user may replace.
     """
 
     code: str
@@ -68,16 +65,16 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def severity(self) -> Severity:
-        """Return how grave the code is."""
+        """The severity of the code."""
         return EVERY_CODE[self.code].severity
 
 
-def at_least(severity: Severity, line: Severity) -> bool:
-    """Tell whether ``severity`` reaches ``line``."""
+def is_at_least(severity: Severity, line: Severity) -> bool:
+    """Whether a severity is ``line`` or above it."""
     return _SEVERITIES[severity] >= _SEVERITIES[line]
 
 
-# What a run can say about vector files that no state names: one code for each thing (``docs/codes.md``).
+# Vector files that the state does not name.
 
 
 LOST_STATE = register(
@@ -86,8 +83,8 @@ LOST_STATE = register(
     "lost_state",
     "v1.state",
     tr(
-        "Vector files are there, and the state names no base that they belong to: it is lost, or that of another "
-        "place. `--adopt-orphans` makes bases of them."
+        "The state names no base for any of the vector files: it was lost, or belongs to another "
+        "installation. `--adopt-orphans` makes bases of the files."
     ),
 )
 UNNAMED_VECTORS = register(
@@ -96,8 +93,8 @@ UNNAMED_VECTORS = register(
     "unnamed_vector_files",
     "v1.unnamed-file",
     tr(
-        "Vector files that belong to no base in v1's state, left over from bases that are gone. They are not read; "
-        "`--adopt-orphans` makes bases of them."
+        "Vector files of bases that are no longer in v1's state. They are not read; `--adopt-orphans` "
+        "makes bases of them."
     ),
 )
 ADOPTED = register(
@@ -105,27 +102,24 @@ ADOPTED = register(
     "note",
     "adopted",
     "v1.unnamed-file",
-    tr("The base was made of its vector file alone, as `--adopt-orphans` says: no base of v1's state names it."),
+    tr("The base was made from its vector file alone (`--adopt-orphans`): v1's state has no base for it."),
 )
 NOT_ADOPTED = register(
     "run",
     "warning",
     "not_adopted",
     "v1.unnamed-file",
-    tr("A file among the vector files is none of v1's, or has no row: no base is made of it."),
+    tr("A file among the vector files is not a v1 vector file, or has no rows: no base is made of it."),
 )
 
 
-# What only a migration of a KB of rsclaw can say: one code for each thing, registered here (``docs/codes.md``).
-
-
-# Rows that are not carried, and documents of which none is.
+# rsclaw: rows that are not migrated, and documents of which none is.
 NOT_VISIBLE = register(
     "row",
     "note",
     "not_visible",
     "",
-    tr("The document is not for those to whom the new base is visible. `--visible-to` names others."),
+    tr("The document is not visible to the users of the new base. `--visible-to` adds users."),
 )
 TOMBSTONED = register(
     "row", "note", "tombstoned", "", tr("The document, or the chunk, was deleted in the application.")
@@ -135,7 +129,7 @@ UPDATING = register(
     "warning",
     "updating",
     "",
-    tr("The application was at writing the document anew. Start it, let it finish, and migrate again."),
+    tr("The application was rewriting the document. Start it, let it finish, and migrate again."),
 )
 SUPERSEDED = register(
     "row",
@@ -150,8 +144,8 @@ OTHER_EMBEDDER = register(
     "other_embedder",
     "",
     tr(
-        "The vector is of another embedder than most of the KB's: in one base the two cannot be compared. "
-        "`--carry-text` carries the text."
+        "The vector was made by another embedder than most of the KB's vectors, and cannot be compared "
+        "with them. `--carry-text` migrates the text."
     ),
 )
 RANGE_OUTSIDE = register(
@@ -159,37 +153,42 @@ RANGE_OUTSIDE = register(
     "warning",
     "range_outside",
     "",
-    tr("The chunk's range is not within the text of its document, which is the one that it was cut from."),
+    tr("The chunk's offsets are outside the text of its document, although the text has not changed."),
 )
 ROW_UNREADABLE = register(
     "row",
     "error",
     "row_unreadable",
     "",
-    tr("The row, or the document's, is not of the form that the application writes."),
+    tr("The row, or its document's row, does not have the format that the application writes."),
 )
 
-# Worth saying about what is carried.
+# Notices on what is migrated.
 PAGES_DAMAGED = register(
     "base",
     "error",
     "pages_damaged",
     "",
-    tr("Pages of the database are damaged: their rows cannot be read, and nobody knows them. A backup may have them."),
+    tr(
+        "Pages of the database are damaged: their rows, and the number of them, cannot be read. A backup may have them."
+    ),
 )
 VISIBILITY_DROPPED = register(
     "base",
     "note",
     "visibility_dropped",
     "",
-    tr("v2 has no visibility: whoever opens the base sees these documents, which not everybody saw before."),
+    tr(
+        "v2 has no visibility settings: every user of the base sees these documents, which were visible to "
+        "some users only."
+    ),
 )
 NOTHING_VISIBLE = register(
     "base",
     "warning",
     "nothing_visible",
     "",
-    tr("None of the documents is for those to whom the new base would be visible. `--visible-to` names others."),
+    tr("None of the documents is visible to the users of the new base. `--visible-to` adds users."),
 )
 DOCUMENT_CHANGED = register(
     "item",
@@ -197,7 +196,8 @@ DOCUMENT_CHANGED = register(
     "document_changed",
     "",
     tr(
-        "The Markdown file was changed after it was cut into texts: file and texts are carried as they are, and differ."
+        "The Markdown file was changed after it was split into chunks: file and chunks are migrated as "
+        "they are, and differ."
     ),
 )
 NOT_INDEXED = register(
@@ -205,93 +205,88 @@ NOT_INDEXED = register(
     "warning",
     "document_without_rows",
     "",
-    tr("No chunk of the document is carried. Its item is marked failed; indexing it again in the application helps."),
+    tr("No chunk of the document is migrated. Its item is marked failed; index it again in the application."),
 )
 
 
-# What an import of Parquet files can say: one code for each thing, registered here (``docs/codes.md``).
-
-
-# Rows and items of a Parquet file that are not imported, and what is imported otherwise than it was.
-NOT_WHOLE = register_import("row", "warning", "not_whole", tr("The row of the file has no item, text, hash or index."))
+# Imports: rows and items of a Parquet file that are not imported, or imported with changes.
+NOT_WHOLE = register_import("row", "warning", "not_whole", tr("A row of the file lacks its item, text, hash or index."))
 TEXT_CHANGED = register_import(
     "row", "warning", "text_changed", tr("The row's text does not match its hash: the vector belongs to another text.")
 )
 DUPLICATE_ROW = register_import(
     "row", "warning", "duplicate", tr("An earlier row of the file has the same item and index.")
 )
-NO_BASE = register_import("row", "warning", "no_base", tr("The row is of a base that the file does not describe."))
+NO_BASE = register_import("row", "warning", "no_base", tr("The row belongs to a base that the file does not describe."))
 ITEM_DELETED = register_import("item", "note", "deleted", tr("The item was deleted in the application."))
 NOT_AN_ITEM = register_import(
-    "item", "warning", "invalid", tr("No catalog would take the item that is in the file, or its folder is missing.")
+    "item", "warning", "invalid", tr("The item in the file is not valid for a catalog, or its folder is missing.")
 )
 REMADE = register_import(
     "base",
     "warning",
     "material_made_anew",
-    tr(
-        "Units of a material were not slices of its content: offsets and ids are made anew, each text keeps its vector."
-    ),
+    tr("Units of a material were not slices of its content: they get new offsets and ids; each text keeps its vector."),
 )
 MODEL_NOT_NAMED = register_import(
     "base",
     "warning",
     "model_not_named",
-    tr("The file does not say of which model the base's vectors are: the base is complete and stands as failed."),
+    tr("The file does not name the model of the base's vectors: the base is complete, but marked failed."),
 )
-
-
-# What only the salvage of a damaged vector file can say, one code for each thing (``docs/codes.md``).
 
 
 _SALVAGE_FINDING = "v1.unreadable"
 
-# Rows that are not carried: they were there, and do not prove themselves.
+# Salvage of damaged vector files: rows that cannot be verified and are not migrated.
 ROW_LOST = register(
     "row",
     "warning",
     "row_lost",
     _SALVAGE_FINDING,
-    tr("Of the row only its key is left in the damaged vector file; its text and its vector are gone."),
+    tr("Only the key of the row is left in the damaged vector file; its text and vector are lost."),
 )
 ROW_BROKEN = register(
     "row",
     "warning",
     "row_broken",
     _SALVAGE_FINDING,
-    tr("Parts of the row are gone or are another row's: the pages that it goes on in do not hold together."),
+    tr("Parts of the row are lost or belong to another row: its overflow pages are inconsistent."),
 )
 ROW_UNPROVEN = register(
     "row",
     "warning",
     "row_unproven",
     _SALVAGE_FINDING,
-    tr("Of what is left, the row's id, loader, source, text or metadata is not as v1 writes it, or they disagree."),
+    tr(
+        "The row's id, loader, source, text or metadata does not have the format that v1 writes, or they "
+        "contradict each other."
+    ),
 )
 VECTOR_UNPROVEN = register(
     "row",
     "warning",
     "vector_unproven",
     _SALVAGE_FINDING,
-    tr("Of what is left, the row's vector is not of the length, or of the norm, that the base's others have."),
+    tr("The row's vector has another length or norm than the base's other vectors."),
 )
 ROW_CONTRADICTED = register(
     "row",
     "warning",
     "row_contradicted",
     _SALVAGE_FINDING,
-    tr("The row can be read in two ways, or an index of the damaged file says something else of it."),
+    tr("The row can be read in two ways, or an index of the damaged file contradicts it."),
 )
 
-# What is said of the source, the base and its items.
+# Salvage: notices on the source, the base and its items.
 ARCHIVE_SALVAGED = register(
     "run",
     "warning",
     "archive_salvaged",
     _SALVAGE_FINDING,
     tr(
-        "The zip archive is damaged. With `--salvage` its members were read by their own headers, and only those that "
-        "are whole by their checksums. What the others held is missing."
+        "The zip archive is damaged. With `--salvage`, its members were read from their own headers, and "
+        "those with a correct checksum were used. The others are missing."
     ),
 )
 SALVAGED = register(
@@ -300,8 +295,8 @@ SALVAGED = register(
     "salvaged",
     _SALVAGE_FINDING,
     tr(
-        "The base's vector file is damaged. With `--salvage` it was read page by page, and every row that proves "
-        "itself was carried. A backup may have the others."
+        "The base's vector file is damaged. With `--salvage`, it was read page by page, and every row that "
+        "could be verified was migrated. A backup may have the others."
     ),
 )
 ROWS_LOST = register(
@@ -309,9 +304,7 @@ ROWS_LOST = register(
     "warning",
     "rows_lost",
     _SALVAGE_FINDING,
-    tr(
-        "Rows of the item were lost with the damaged part of the vector file. Indexing it again in v2 brings them back."
-    ),
+    tr("Rows of the item were in the damaged part of the vector file and are lost. Index the item again in v2."),
 )
 
 
@@ -328,14 +321,14 @@ DUPLICATE_BASE = register(
     "warning",
     "duplicate_knowledge_base",
     "v1.base",
-    tr("A base with this id came before; this one and its items are skipped."),
+    tr("An earlier base has the same id; this one and its items are skipped."),
 )
 PENDING_DELETE = register(
     "base",
     "note",
     "pending_delete",
     "v1.pending-delete",
-    tr("v1 was going to delete this base at its next start; it does not come back to life."),
+    tr("v1 would have deleted this base at its next start; it is not migrated."),
 )
 
 # Bases that are migrated without their vectors.
@@ -345,8 +338,8 @@ MISSING_MODEL = register(
     "missing_embedding_model",
     "v1.model",
     tr(
-        "The base's embedding model no longer exists. The base migrates as failed with its "
-        "items, without its rows. `--map-model` or `--recreate-model` carries them."
+        "The base's embedding model no longer exists. The base is migrated with its items, marked failed, "
+        "without its rows. `--map-model` or `--recreate-model` migrates them."
     ),
 )
 MISSING_STORE = register(
@@ -355,8 +348,8 @@ MISSING_STORE = register(
     "missing_vector_store",
     "v1.no-vectors",
     tr(
-        "The base's vector file is missing, cannot be read, or has no usable vector. The base "
-        "migrates as failed with its items, without an index."
+        "The base's vector file is missing, cannot be read, or has no usable vector. The base is migrated "
+        "with its items, marked failed, without an index."
     ),
 )
 
@@ -365,7 +358,7 @@ CURRENT_LAYOUT = register(
     "note",
     "current_layout",
     "v1.base",
-    tr("The base is in the v2 layout already. It needs no migration and stays where it is."),
+    tr("The base already has the v2 layout and needs no migration."),
 )
 
 # Items that are not migrated.
@@ -377,7 +370,7 @@ UNSUPPORTED_TYPE = register(
     "warning",
     "knowledge_item_unsupported_type",
     "v1.item",
-    tr("v2 has no place for items of this type (memory, video…)."),
+    tr("v2 has no items of this type (memory, video…)."),
 )
 DUPLICATE_ITEM = register(
     "item", "warning", "duplicate_knowledge_item", "v1.item", tr("An item with this id was migrated before.")
@@ -405,40 +398,40 @@ ITEM_DELETING = register(
     "note",
     "item_deleting",
     "v1.pending-delete",
-    tr("You deleted the item, and the application had not cleared it away yet."),
+    tr("You deleted the item, and the application had not removed its data yet."),
 )
 
-# Rows that are not carried. MISSING_MODEL and MISSING_STORE are reasons too.
+# Rows that are not migrated. MISSING_MODEL and MISSING_STORE are reasons as well.
 UNMAPPED_LOADER = register(
-    "row", "note", "unmapped_loader", "v1.unmapped", tr("No item owns the row: it was left of an item that is gone.")
+    "row", "note", "unmapped_loader", "v1.unmapped", tr("No item owns the row: its item was deleted.")
 )
 NON_INDEXABLE = register(
     "row",
     "note",
     "non_indexable_container",
     "v1.folder",
-    tr("The row belongs to a folder that stayed one item, which holds no vectors."),
+    tr("The row belongs to a folder that is migrated as one item, which has no vectors."),
 )
 MISSING_PAYLOAD = register(
     "row",
     "warning",
     "missing_vector_payload",
     "v1.unusable-vector",
-    tr("The row has no vector (NULL or empty). `--carry-text` carries its text, if any."),
+    tr("The row has no vector (NULL or empty). `--carry-text` migrates its text, if any."),
 )
 UNSUPPORTED_ENCODING = register(
     "row",
     "warning",
     "unsupported_vector_encoding",
     "v1.unusable-vector",
-    tr("The vector is text, a number, or not a whole number of float32. `--carry-text` carries the text, if any."),
+    tr("The vector is text, a number, or not a whole number of float32. `--carry-text` migrates the text, if any."),
 )
 DIMENSION_MISMATCH = register(
     "row",
     "warning",
     "dimension_mismatch",
     "v1.mixed-dimensions",
-    tr("The vector has another length than most of the base's vectors. `--carry-text` carries the text, if any."),
+    tr("The vector has another length than most of the base's vectors. `--carry-text` migrates the text, if any."),
 )
 NON_FINITE = register(
     "row",
@@ -446,8 +439,8 @@ NON_FINITE = register(
     "non_finite_vector",
     "v1.unusable-vector",
     tr(
-        "The vector holds a NaN or an infinity: with it in a base, the application fails on "
-        "every search there. `--carry-text` carries the text, if any."
+        "The vector contains NaN or infinity, which makes every search of the application in its base "
+        "fail. `--carry-text` migrates the text, if any."
     ),
 )
 CONTENT_TOO_LARGE = register(
@@ -455,12 +448,12 @@ CONTENT_TOO_LARGE = register(
     "error",
     "content_too_large",
     "v1.too-large",
-    tr("The item's whole text is over SQLite's limit of 1 GB; the item has no material."),
+    tr("The item's whole text exceeds SQLite's limit of 1 GB; the item has no material."),
 )
 
-# Worth saying about what is carried.
+# Notices on what is migrated.
 NO_KNOWLEDGE = register(
-    "run", "note", "no_knowledge_state", "v1.state", tr("The source is one, but holds no knowledge state: no bases.")
+    "run", "note", "no_knowledge_state", "v1.state", tr("The source contains no knowledge state, so it has no bases.")
 )
 MODELS_UNKNOWN = register(
     "run",
@@ -476,17 +469,14 @@ TABLE_UNREADABLE = register(
     "warning",
     "dexie_table_unreadable",
     "v1.state",
-    tr("A Dexie table cannot be read; what the knowledge state itself holds is used instead."),
+    tr("A Dexie table cannot be read; the data in the knowledge state itself are used instead."),
 )
 STORAGE_DAMAGED = register(
     "run",
     "warning",
     "storage_damaged",
     "v1.state",
-    tr(
-        "Places of the application's storage are damaged, as after a crash: what was written "
-        "or deleted last may not show."
-    ),
+    tr("Parts of the application's storage are damaged, as after a crash: the latest changes may be missing."),
 )
 APPLICATION_RUNNING = register(
     "run",
@@ -494,8 +484,8 @@ APPLICATION_RUNNING = register(
     "application_running",
     "v1.running",
     tr(
-        "The application was running while its profile was read, as you allowed: what it had "
-        "not written yet is missing."
+        "The application was running while its profile was read (`--while-running`): changes that it had "
+        "not saved yet are missing."
     ),
 )
 PROFILE_MOVED = register(
@@ -503,14 +493,14 @@ PROFILE_MOVED = register(
     "note",
     "profile_moved",
     "v1.moved",
-    tr("The application's settings name another folder for its data; that one was read."),
+    tr("The application's settings name another folder for its data; that folder was read."),
 )
 SLIM_BACKUP = register(
     "run",
     "warning",
     "slim_backup",
     "v1.slim",
-    tr("A slim backup, made without `Data/`: bases and items are described in it, vectors and files are not."),
+    tr("This is a slim backup, made without `Data/`: it has bases and items, but no vectors and files."),
 )
 DATA_MISSING = register(
     "run",
@@ -524,31 +514,31 @@ OLDER_LAYOUT = register(
     "note",
     "older_layout",
     "v1.state",
-    tr("Folders of a still older layout lie among the vector files; nothing reads them any more."),
+    tr("Folders of an even older layout are among the vector files; they are not read."),
 )
 PENDING_UNREADABLE = register(
     "run",
     "warning",
     "pending_delete_unreadable",
     "v1.state",
-    tr("The list of bases to be deleted cannot be read; none counts as such."),
+    tr("The list of bases to be deleted cannot be read; no base is treated as deleted."),
 )
 OPTION_UNUSED = register(
-    "run", "warning", "model_option_unused", "v1.model", tr("A `--map-model` or `--recreate-model` met no base.")
+    "run", "warning", "model_option_unused", "v1.model", tr("No base matches a `--map-model` or `--recreate-model`.")
 )
 CATALOG_UNREADABLE = register(
     "run",
     "warning",
     "catalog_unreadable",
     "v1.state",
-    tr("The catalog, or its table of items, cannot be read; bases and items are known by their rows alone."),
+    tr("The catalog, or its table of items, cannot be read; bases and items are taken from their rows alone."),
 )
 BLANK_NAME = register(
     "base",
     "warning",
     "blank_base_name",
     "v1.settings",
-    tr("The name is only white space; the base is called by its id."),
+    tr("The name is blank; the base is named after its id."),
 )
 INVALID_CONFIG = register(
     "base",
@@ -562,7 +552,10 @@ RENAMED = register(
     "note",
     "renamed_files",
     "v1.renamed",
-    tr("Files got another name because theirs was taken, also where only case or accents' coding differ."),
+    tr(
+        "Files were renamed because another file has the same name, or one that differs only in case or in "
+        "the encoding of accents."
+    ),
 )
 INVALID_ITEMS = register(
     "base", "warning", "invalid_item_list", "v1.item", tr("The base's list of items is not a list, so it has no items.")
@@ -572,26 +565,24 @@ DROPPED_FIELD = register(
     "note",
     "dropped_field",
     "v1.dropped-field",
-    tr("v2 has no place for this field; its text is kept in the report."),
+    tr("v2 lacks this field; its text is kept in the report."),
 )
 MODEL_RECREATED = register(
     "base",
     "note",
     "model_recreated",
     "v1.model",
-    tr("The model was gone, its provider is there: an entry for it is created."),
+    tr("The model was missing, but its provider exists: the model is created again."),
 )
-MODEL_MAPPED = register(
-    "base", "note", "model_mapped", "v1.model", tr("You said which model the base's vectors are of.")
-)
+MODEL_MAPPED = register("base", "note", "model_mapped", "v1.model", tr("You named the model of the base's vectors."))
 PROVIDER_RETIRED = register(
     "base",
     "warning",
     "provider_retired",
     "v1.model",
     tr(
-        "The model's provider is one that the application has no more, or only up to 2.0.8. "
-        "The base is carried; to be searched by meaning it needs a provider that is there."
+        "The application no longer has the model's provider, or only up to 2.0.8. The base is migrated; "
+        "searching it by meaning needs a provider that exists."
     ),
 )
 RERANK_CLEARED = register(
@@ -603,8 +594,8 @@ DEGENERATE = register(
     "degenerate_vector",
     "v1.degenerate",
     tr(
-        "The vector has no direction: it is all zeros, or its norm is too large or too small for single precision. "
-        "It is carried as it is; its text is found by words, never by meaning."
+        "The vector has no direction: it is all zeros, or its norm is too large or too small for single "
+        "precision. It is migrated as it is; its text is found by words, never by meaning."
     ),
 )
 WITHOUT_VECTOR = register(
@@ -613,8 +604,8 @@ WITHOUT_VECTOR = register(
     "carried_without_vector",
     "v1.unusable-vector",
     tr(
-        "With `--carry-text`, the texts of rows came along whose vector could not. Words find them; "
-        "vector search does once they have a vector."
+        "With `--carry-text`, texts were migrated without their vector. Search by words finds them; search "
+        "by meaning does once they have a vector."
     ),
 )
 DIFFERING_VECTOR = register(
@@ -629,21 +620,21 @@ DEDUPLICATED = register(
     "note",
     "v1_deduplicated",
     "v1.deduplicated",
-    tr("Chunks that v1 itself never stored because an equal text was there already. Nothing is lost that v1 had."),
+    tr("Duplicate chunks that v1 never stored. Nothing is lost."),
 )
 DEDUPLICATED_ITEM = register(
     "item",
     "note",
     "v1_deduplicated_item",
     "v1.deduplicated",
-    tr("Chunks of this item that v1 itself never stored, because an equal text was there already."),
+    tr("Duplicate chunks of this item that v1 never stored."),
 )
 RESTORED_DUPLICATE = register(
     "item",
     "note",
     "restored_duplicate",
     "v1.deduplicated",
-    tr("v1 kept nothing of this file, since another one has the same bytes; it gets the same chunks."),
+    tr("v1 stored no chunks of this file, because another file has the same bytes; it gets the chunks of that file."),
 )
 LOST_DUPLICATE = register(
     "item",
@@ -651,8 +642,8 @@ LOST_DUPLICATE = register(
     "lost_duplicate",
     "v1.deduplicated",
     tr(
-        "v1 kept nothing of this file, since another one has the same bytes; with "
-        "--no-restore-duplicates it stays without chunks."
+        "v1 stored no chunks of this file, because another file has the same bytes; with "
+        "`--no-restore-duplicates` it stays without chunks."
     ),
 )
 FILE_WITHOUT_ROWS = register(
@@ -660,76 +651,73 @@ FILE_WITHOUT_ROWS = register(
     "note",
     "file_without_rows",
     "v1.no-text",
-    tr("Completed files without a single row: they stay completed, have no text, and no search finds them."),
+    tr("Completed files without any rows: they stay completed, but have no text, and no search finds them."),
 )
 KEPT_COMPLETED = register(
     "base",
     "warning",
     "completed_base_kept",
     "v1.base",
-    tr(
-        "From this source the base would fail; what an earlier run wrote to the target stays, "
-        "completed or with its texts."
-    ),
+    tr("The base would fail with this source; the completed base that an earlier run wrote to the target is kept."),
 )
 CHANGED_SINCE = register(
     "base",
     "note",
     "base_changed_since",
     "v1.base",
-    tr("What an earlier run wrote to the target was changed there since, and is left as it is."),
+    tr("The base that an earlier run wrote was changed in the target since then. It is not overwritten."),
 )
 MISSING_UPLOAD = register(
     "item",
     "warning",
     "missing_upload",
     "v1.missing-upload",
-    tr("The uploaded file is not in the source: it is searchable, but cannot be reindexed."),
+    tr("The uploaded file is not in the source: its text can be searched, but not indexed again."),
 )
 PATH_TOO_LONG = register(
     "item",
     "warning",
     "path_too_long",
     "",
-    tr("The path of the item's file is too long for the system: it is searchable, but cannot be reindexed."),
+    tr("The path of the item's file is too long for the system: its text can be searched, but not indexed again."),
 )
 LINK_NOT_FOLLOWED = register(
     "run",
     "warning",
     "link_not_followed",
     "v1.link",
-    tr("A link in the source leads out of it: nothing behind it is read. `--follow-links` follows links of your own."),
+    tr("A link in the source leads out of it and is not followed. `--follow-links` follows links in your own data."),
 )
 DATA_MENDED = register(
     "item",
     "note",
     "item_data_mended",
     "v1.item",
-    tr("The catalog described the item in another shape; what v2 needs follows from what is known of it."),
+    tr("The catalog has the item in another format; the fields that v2 needs were derived from it."),
 )
 DATA_INCOMPLETE = register(
     "item",
     "warning",
     "item_data_incomplete",
     "v1.item",
-    tr("Neither the catalog nor the item's rows say where it came from. Its rows are carried all the same."),
+    tr("Neither the catalog nor the rows of the item name its source. Its rows are migrated."),
 )
 NOTE_CUT = register(
-    "item", "warning", "note_truncated", "v1.too-large", tr("The note is longer than v2 allows; its end is cut off.")
+    "item", "warning", "note_truncated", "v1.too-large", tr("The note is longer than v2 allows; its end is cut.")
 )
 LOADER_SHARED = register(
     "item",
     "warning",
     "loader_shared",
     "v1.shared-loader",
-    tr("A later item has the same loader: its rows went there, this item has none of them."),
+    tr("A later item has the same loader id and gets the rows; this item has none of them."),
 )
 ENTRIES_WITHOUT_ROWS = register(
     "item",
     "warning",
     "directory_entries_without_rows",
     "v1.folder",
-    tr("Files of the folder have no rows in v1 and become no items."),
+    tr("Files of the folder that have no rows in v1. They do not become items."),
 )
 CHILD_OUTSIDE = register(
     "item",
@@ -737,8 +725,8 @@ CHILD_OUTSIDE = register(
     "directory_child_outside",
     "v1.folder",
     tr(
-        "Files of the folder have no path in it, as far as v1 recorded: a snippet of their "
-        "text, or another place. They are called by its last part alone."
+        "Files of the folder for which v1 recorded no path inside it, but text or another place. They are "
+        "named after the last part of that."
     ),
 )
 NOT_MIGRATED = register(
@@ -746,26 +734,26 @@ NOT_MIGRATED = register(
     "warning",
     "directory_not_migrated",
     "v1.folder",
-    tr("The folder stays one item, failed: none of its files has rows that could be carried."),
+    tr("The folder is migrated as one failed item: none of its files has rows that can be migrated."),
 )
 CHILD_NOT_MIGRATED = register(
     "item",
     "warning",
     "directory_child_not_migrated",
     "v1.folder",
-    tr("Files of the folder have rows, but none that could be carried."),
+    tr("Files of the folder whose rows cannot be migrated."),
 )
 CHILD_CONFLICT = register(
     "item",
     "note",
     "directory_child_loader_conflict",
     "v1.shared-loader",
-    tr("A file of the folder was also added alone: its rows stay with the item that was added alone."),
+    tr("A file of the folder was also added by itself: its rows stay with that item."),
 )
 CHILD_SHARED = register(
     "item",
     "note",
     "directory_child_loader_shared",
     "v1.shared-loader",
-    tr("A later file of a folder has the same loader: its rows went there."),
+    tr("A later file of a folder has the same loader id and gets the rows."),
 )

@@ -1,91 +1,104 @@
-"""Progress bars on stderr, only where a person watches."""
+"""Progress bars on stderr, shown only if it is a terminal."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from functools import cache
+from typing import Any, Protocol
 
 from regraft.language import join_list, tr
 from regraft.report.labels import label_of
 from regraft.text import format_bytes, one_line
 
-if TYPE_CHECKING:
-    from regraft.report.bar import UnwatchedBar
-
-#: Code points of what is being worked on, beside a bar.
+#: Maximum length, in code points, of the label beside a bar.
 _LONGEST_LABEL = 60
-#: A terminal of 80 columns has room for a bar of so many and for what stands beside it.
+#: Width of a bar: in a terminal of 80 columns this leaves room for the text beside it.
 _BAR_COLUMNS = 12
 
 
 class Progress(Protocol):
-    """Where long work reports how far it is."""
+    """Receives the progress of long work."""
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
-        """Begin a stage of ``rows`` rows, or of whatever ``unit`` says; bytes are shown as sizes."""
+        """Begin a stage of ``rows`` steps, counted in ``unit``; numbers of "bytes" are shown as sizes."""
 
     def at(self, label: str) -> None:
-        """Say what is being worked on."""
+        """Name the object that is being processed."""
 
     def step(self, rows: float, size: int) -> None:
-        """Report that rows (parts of rows too) and bytes are done."""
+        """Report that so many more rows (fractions are allowed) and bytes are done."""
 
     def end(self) -> None:
         """End the stage."""
 
 
 class SilentProgress:
-    """Reports nothing."""
+    """A progress that shows nothing."""
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
-        """See :class:`Progress`."""
+        """Implement :class:`Progress`."""
 
     def at(self, label: str) -> None:
-        """See :class:`Progress`."""
+        """Implement :class:`Progress`."""
 
     def step(self, rows: float, size: int) -> None:
-        """See :class:`Progress`."""
+        """Implement :class:`Progress`."""
 
     def end(self) -> None:
-        """See :class:`Progress`."""
+        """Implement :class:`Progress`."""
+
+
+@cache
+def _bar_class() -> Any:
+    """Return tqdm's class of bars, without its monitoring thread; loads tqdm, which few commands need."""
+    from tqdm import tqdm  # noqa: PLC0415
+
+    class UnmonitoredBar(tqdm):  # type: ignore[type-arg]
+        monitor_interval = 0
+        #: The text after the bar.
+        counts = ""
+
+        @property
+        def format_dict(self) -> Any:
+            return {**super().format_dict, "counts": self.counts}
+
+    return UnmonitoredBar
 
 
 class ProgressBar:
-    """A bar with what is done of all, the time left, and what is being worked on."""
+    """A bar with the share that is done, the time left, and the label of the current object."""
 
     def __init__(self) -> None:
-        self._bar: UnwatchedBar | None = None
+        self._bar: Any = None
         self._bytes = 0
         self._unit = ""
         self._label = ""
 
     def start(self, what: str, rows: int, unit: str = "rows") -> None:
-        """See :class:`Progress`."""
-        from regraft.report.bar import UnwatchedBar  # noqa: PLC0415 - loaded where a bar is drawn
-
+        """Implement :class:`Progress`."""
         self._bytes, self._unit, self._label = 0, unit, ""
-        self._bar = UnwatchedBar(
+        self._bar = _bar_class()(
             total=rows,
-            # A part of a row, and the next name, are worth showing, too.
+            # Fractions of a row, and a new label, are shown at once.
             miniters=0,
             desc=label_of(what),
             file=sys.stderr,
             leave=False,
             dynamic_ncols=True,
-            # What follows the bar has its own width, so that the bar keeps a readable one.
+            # The text after the bar varies in width; a fixed bar stays readable.
             bar_format=f"{{desc}} {{percentage:3.0f}}% {{bar:{_BAR_COLUMNS}}} {{counts}}",
         )
         self._show(0)
 
     def at(self, label: str) -> None:
-        """See :class:`Progress`."""
+        """Implement :class:`Progress`."""
         self._label = one_line(label, _LONGEST_LABEL)
         self._show(0)
 
     def step(self, rows: float, size: int) -> None:
-        """See :class:`Progress`."""
+        """Implement :class:`Progress`."""
         self._bytes += size
         self._show(rows)
 
@@ -96,8 +109,8 @@ class ProgressBar:
             bar.counts = self._counts(bar, bar.n + done)
             bar.update(done)
 
-    def _counts(self, bar: UnwatchedBar, done: float) -> str:
-        """Return what stands behind a bar: how much of all is done, the time left, what is being worked on."""
+    def _counts(self, bar: Any, done: float) -> str:
+        """Format the text after the bar: numbers, time left, label."""
         total = bar.total or 0
         if self._unit == "bytes":
             parts = [tr("{done} of {total}", done=format_bytes(done), total=format_bytes(total))]
@@ -107,28 +120,28 @@ class ProgressBar:
                 parts.append(format_bytes(self._bytes))
         rate = bar.format_dict["rate"] or (done / bar.format_dict["elapsed"] if bar.format_dict["elapsed"] else 0)
         if rate and done:
-            parts.append(tr("{format_interval} left", format_interval=bar.format_interval((total - done) / rate)))
+            parts.append(tr("{interval} left", interval=bar.format_interval((total - done) / rate)))
         if self._label:
             parts.append(self._label)
         return join_list(parts)
 
     def end(self) -> None:
-        """See :class:`Progress`."""
+        """Implement :class:`Progress`."""
         if self._bar is not None:
             self._bar.close()
-            # tqdm leaves the last carriage return in the buffer: what is printed next would start behind the blanks.
+            # tqdm leaves its last carriage return in the buffer; without a flush, the next text would start after it.
             sys.stderr.flush()
             self._bar = None
 
 
 def terminal_progress(*, quiet: bool) -> Progress:
-    """Return a bar where stderr is a terminal and the user wants one."""
+    """Make a progress bar if stderr is a terminal and the user did not ask for quiet."""
     return ProgressBar() if sys.stderr.isatty() and not quiet else SilentProgress()
 
 
 @contextmanager
 def stage(progress: Progress, what: str, rows: int, unit: str = "rows") -> Iterator[None]:
-    """Run one stage of a progress; arguments as of :meth:`Progress.start`."""
+    """Start a stage of a progress (:meth:`Progress.start`), and end it when the context ends."""
     progress.start(what, rows, unit)
     try:
         yield
