@@ -1,4 +1,8 @@
-"""What the preview of Cherry Studio v2 wrote."""
+"""Read the table in which preview builds of Cherry Studio v2 kept the chunks of a base (``docs/formats/preview.md``).
+
+Every query says ``NOT INDEXED``, because the vector index of early builds is empty to SQLite and it might answer from
+it. If SQLite refuses the schema because of that index, a copy without it is read.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import apsw
 import msgspec
@@ -19,22 +22,16 @@ from regraft.formats.vector_survey import LoaderRows, StoreProblem, VectorSurvey
 from regraft.formats.vector_table import SPACES_SQL, ColumnExpressions, VectorTable
 from regraft.language import tr
 
-# The single table in which preview builds kept the chunks of a base (``docs/formats/preview.md``).
-#
-# Every query on it says ``NOT INDEXED``, so that the empty vector index of early builds cannot answer in its place. Where
-# SQLite refuses the schema altogether because of that index, a copy without it is read.
-
-
 PREVIEW_TABLE = "libsql_vectorstores_embedding"
-#: The function of libSQL over which the index of early builds is made.
+#: The libSQL function that the vector index of early builds is defined with.
 VECTOR_INDEX = "libsql_vector_idx"
-#: Where to look for the table's name in a member of an archive: its schema stands at a file's beginning.
+#: Bytes of an archive member that are searched for the table's name: the schema is at the beginning of a file.
 _SNIFFED_BYTES = 1 << 20
 
 
-def _metadata(key: str) -> tuple[str, str]:
-    """Return the SQL for a text of ``metadata``; NULL where that is no JSON object or the text is blank."""
-    # As a BLOB it would be taken for SQLite's own binary form of JSON.
+def _metadata_sql(key: str) -> tuple[str, str]:
+    """Build SQL for a text in ``metadata``; NULL if that is not a JSON object or the text is blank."""
+    # SQLite would interpret a BLOB as its own binary JSON.
     text = "CAST(metadata AS TEXT)"
     value = f"({text} ->> '$.{key}')"
     return "metadata", f"CASE WHEN json_valid({text}) AND trim({value}, {SPACES_SQL}) <> '' THEN {value} END"
@@ -42,10 +39,10 @@ def _metadata(key: str) -> tuple[str, str]:
 
 _OWNER: ColumnExpressions = (
     ("external_id", f"CASE WHEN trim(external_id, {SPACES_SQL}) <> '' THEN external_id END"),
-    _metadata("itemId"),
+    _metadata_sql("itemId"),
 )
-_SOURCE: ColumnExpressions = (_metadata("source"),)
-_TYPE: ColumnExpressions = (_metadata("itemType"),)
+_SOURCE: ColumnExpressions = (_metadata_sql("source"),)
+_TYPE: ColumnExpressions = (_metadata_sql("itemType"),)
 _BODY: ColumnExpressions = (("document", "document"),)
 _COLLECTION: ColumnExpressions = (
     ("collection", f"CASE WHEN trim(collection, {SPACES_SQL}) <> '' THEN collection END"),
@@ -66,7 +63,7 @@ _COLUMNS = ("id", "external_id", "collection", "document", "metadata", "embeddin
 
 
 class IndexLayout(Enum):
-    """What a file holds: the preview table, the seven tables of v2, neither, or nobody can tell."""
+    """Layout of a file: the preview table, the seven tables of v2, neither, or unknown because it cannot be read."""
 
     PREVIEW = "preview"
     CURRENT = "current"
@@ -75,57 +72,57 @@ class IndexLayout(Enum):
 
 
 class IndexSummary(msgspec.Struct, frozen=True):
-    """What a file is at a glance."""
+    """What the schema and the first rows of a file say about it."""
 
     layout: IndexLayout
-    #: Whether there is a row in the preview table, or a unit in the seven tables.
+    #: The preview table has a row, or the seven tables have a unit.
     has_rows: bool = False
-    #: Whether the vector index of early builds is there, which hides rows from other programs.
+    #: The vector index of early builds exists. It hides rows from other programs.
     has_trap: bool = False
-    #: Whether rows of the preview table stand beside seven tables with units.
+    #: The preview table has rows although the seven tables have units.
     leaves_rows: bool = False
-    #: Why nobody can tell, for a person.
+    #: Why the file cannot be read, for messages.
     problem: str = ""
-    #: Whether that is because of the system: another look may tell.
+    #: The operating system caused the problem, so another attempt may succeed.
     by_system: bool = False
 
 
 def summarize_file(path: Path, work: Path | None = None) -> IndexSummary:
-    """Tell what a file on disk is, from its schema and the first row of its tables.
+    """Determine the layout of a file from its schema and the first row of each table.
 
-    A file with both the preview table and the seven tables is a preview store as long as only the preview table has
-    rows: the application made the seven, empty, when it opened the file.
+    A file with both layouts counts as a preview store as long as only the preview table has rows: the application
+    created the seven empty tables when it opened the file.
 
     Args:
         path: any file.
         work: folder for temporary copies (default: the system's temporary folder).
     """
     try:
-        # Opening a pipe would wait for somebody to write into it.
+        # Opening a pipe would block until another process writes to it.
         if not file_paths.is_file(path) or not untrusted_sqlite.is_database(path):
             return IndexSummary(IndexLayout.OTHER)
     except PermissionError as error:
         return IndexSummary(IndexLayout.UNREADABLE, problem=error.strerror or str(error))
     try:
         try:
-            return _looked_at(path, work)
+            return _read_summary(path, work)
         except sqlite.SYSTEM_ERRORS:
             raise
         except (apsw.Error, UnicodeDecodeError):
-            # Most files can be read at once; what is refused is only asked for where one cannot.
-            refused = _is_refused(path, work)
+            # Checked only now because most files can be read directly.
+            refused = _has_refused_schema(path, work)
             with readable_copy(path, work, refused=refused) as copy:
-                return _looked_at(copy, work, has_trap=refused)
+                return _read_summary(copy, work, has_trap=refused)
     except (apsw.Error, UnicodeDecodeError, OSError) as error:
         by_system = isinstance(error, (OSError, *sqlite.SYSTEM_ERRORS))
         return IndexSummary(IndexLayout.UNREADABLE, problem=str(error), by_system=by_system)
 
 
-def _looked_at(path: Path, work: Path | None, *, has_trap: bool = False) -> IndexSummary:
+def _read_summary(path: Path, work: Path | None, *, has_trap: bool = False) -> IndexSummary:
     with sqlite.open_readonly(path, work=work) as db:
         schema = db.execute("SELECT type, lower(name), sql FROM sqlite_schema").fetchall()
         tables = {name for kind, name, _ in schema if kind == "table"}
-        has_trap = has_trap or _has_vector_index(schema)
+        has_trap = has_trap or any(VECTOR_INDEX in str(sql) for kind, _, sql in schema if kind == "index")
         previews = PREVIEW_TABLE in tables and _has_rows(db, PREVIEW_TABLE)
         units = "search_unit" in tables and _has_rows(db, "search_unit")
     if "search_unit" in tables and (units or not previews):
@@ -135,15 +132,13 @@ def _looked_at(path: Path, work: Path | None, *, has_trap: bool = False) -> Inde
     return IndexSummary(IndexLayout.PREVIEW, previews, has_trap)
 
 
-def _has_vector_index(schema: list[Any]) -> bool:
-    return any(VECTOR_INDEX in str(sql) for kind, _, sql in schema if kind == "index")
-
-
 def summarize_member(tree: Tree, name: str) -> IndexSummary:
-    """Tell what a file of a tree is; one in an archive is only extracted where it seems to hold the preview table.
+    """Determine the layout of a file in a tree.
+
+    An archive member is extracted only if it seems to contain the preview table.
 
     Raises:
-        SourceUnreadable: it is not there, cannot be read, or is a damaged member.
+        SourceUnreadable: the file is missing, cannot be read, or is a damaged member.
     """
     if isinstance(tree, ZipTree):
         with tree.open(name) as file:
@@ -162,25 +157,26 @@ def _has_rows(db: apsw.Connection, table: str) -> bool:
     try:
         return db.execute(f"SELECT 1 FROM {table} NOT INDEXED LIMIT 1").get is not None
     except apsw.Error:
-        # Damage: there is something, and whoever reads all of it finds out what.
+        # Damaged, so there are rows; the full read reports the damage.
         return True
 
 
-# --- a schema that SQLite refuses ----------------------------------------------------------------------------------
+# --- files whose schema SQLite refuses -----------------------------------------------------------------------------
 
 
 @contextmanager
 def readable_copy(path: Path, work: Path | None = None, *, refused: bool | None = None) -> Iterator[Path]:
-    """Give ``path``, or where SQLite refuses its schema, a temporary copy without the vector index.
+    """Yield ``path``, or a temporary copy without the vector index if SQLite refuses the schema.
 
-    The file itself is never changed. One that no copy helps is given as it is: reading it says what is wrong.
+    The file itself is never changed. If no copy can be read either, ``path`` is yielded and reading it raises the
+    error.
 
     Args:
         path: the file.
         work: folder for the copy (default: the system's temporary folder).
-        refused: whether SQLite refuses the schema, where that was just tried.
+        refused: whether SQLite refuses the schema, if the caller has just tried.
     """
-    if not (_is_refused(path, work) if refused is None else refused):
+    if not (_has_refused_schema(path, work) if refused is None else refused):
         yield path
         return
     with durable.temporary_folder(work) as folder:
@@ -189,11 +185,11 @@ def readable_copy(path: Path, work: Path | None = None, *, refused: bool | None 
         durable.copy_file(real, copy)
         for beside in untrusted_sqlite.find_companions(real):
             untrusted_sqlite.copy_companion(beside, copy, beside.name[len(real.name) :])
-        helped = any(_set_aside(copy, which) and not _is_refused(copy, work) for which in _ASIDE)
+        helped = any(_remove_entries(copy, which) and not _has_refused_schema(copy, work) for which in _REMOVED_ENTRIES)
         yield copy if helped else path
 
 
-def _is_refused(path: Path, work: Path | None) -> bool:
+def _has_refused_schema(path: Path, work: Path | None) -> bool:
     if not untrusted_sqlite.is_database(path):
         return False
     try:
@@ -206,19 +202,19 @@ def _is_refused(path: Path, work: Path | None) -> bool:
     return False
 
 
-#: What is taken out of a schema that SQLite refuses: its vector index; where that is not enough, all but the table.
-_ASIDE = (
+#: Schema entries to delete if SQLite refuses the schema: the vector index first, then everything except the table.
+_REMOVED_ENTRIES = (
     f"type = 'index' AND sql LIKE '%{VECTOR_INDEX}%' AND ?1 IS NOT NULL",
     "name <> ?1 COLLATE NOCASE AND NOT (tbl_name = ?1 COLLATE NOCASE AND sql IS NULL)",
 )
 
 
-def _set_aside(copy: Path, which: str) -> bool:
-    """Take some entries out of the schema of a copy; tell whether that went through."""
+def _remove_entries(copy: Path, which: str) -> bool:
+    """Delete entries from the schema of a copy; return whether that worked."""
     try:
         with sqlite.open_writable(copy) as db, untrusted_sqlite.allow_schema_writes(db):
             db.execute("PRAGMA writable_schema = ON")
-            # With that setting only the first statement fails on a schema that cannot be read.
+            # With this setting only the first statement fails on a schema that cannot be read.
             with contextlib.suppress(apsw.SQLError):
                 db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
             db.execute(f"DELETE FROM sqlite_schema WHERE {which}", (PREVIEW_TABLE,))
@@ -227,14 +223,14 @@ def _set_aside(copy: Path, which: str) -> bool:
     return True
 
 
-# --- rows that stay where they are -----------------------------------------------------------------------------------
+# --- copying rows to a new file ------------------------------------------------------------------------------------
 
 
 def count_rows(db: apsw.Connection) -> int:
-    """Return how many rows the preview table of an open file has; 0 where it has no such table.
+    """Count the rows of the preview table; 0 if the file has no such table.
 
     Raises:
-        apsw.Error: it is damaged.
+        apsw.Error: the file is damaged.
     """
     if db.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND lower(name) = ?", (PREVIEW_TABLE,)).get is None:
         return 0
@@ -243,17 +239,17 @@ def count_rows(db: apsw.Connection) -> int:
 
 
 def copy_remaining_rows(path: Path, new: Path, runs: Iterable[tuple[int, int]] = (), vector_bytes: int = 0) -> int:
-    """Copy the rows of the preview table to a table of that name in ``new``, and return how many these are.
+    """Copy the rows of the preview table that were not migrated to a table in ``new``; return their number.
 
     Args:
-        path: the file with the table, in a form that SQLite reads.
-        new: another file, without such a table.
-        runs: ranges of rowids whose rows stay behind, where their vectors have the length that follows and finite
-            numbers (:meth:`VectorTable.rows`).
-        vector_bytes: that length.
+        path: the file with the preview table, in a form that SQLite can read.
+        new: another file, without a preview table.
+        runs: ranges of row ids. Their rows are not copied if the vector has ``vector_bytes`` bytes and finite numbers
+            (:meth:`VectorTable.rows`).
+        vector_bytes: length of the migrated vectors.
 
     Raises:
-        apsw.Error, OSError: one cannot be read, or the other not be written.
+        apsw.Error, OSError: one file cannot be read or the other cannot be written.
     """
     with sqlite.open_writable(new) as db:
         vector_checks.register_functions(db)
@@ -265,8 +261,8 @@ def copy_remaining_rows(path: Path, new: Path, runs: Iterable[tuple[int, int]] =
                 str(row[1]).lower(): str(row[2]) for row in db.execute(f"PRAGMA old.table_info('{PREVIEW_TABLE}')")
             }
             columns = [name for name in _COLUMNS if name in there]
-            length = _declared(there)
-            # Without a type of their own, values stay what they are.
+            length = _parse_dimensions(there)
+            # Columns have no type, so values are stored unchanged.
             types = {"embeddings": f" F32_BLOB({length})"} if length else {}
             db.execute(
                 f"CREATE TABLE main.{PREVIEW_TABLE} ({', '.join(name + types.get(name, '') for name in columns)})"
@@ -284,30 +280,30 @@ def copy_remaining_rows(path: Path, new: Path, runs: Iterable[tuple[int, int]] =
             return count_rows(db)
 
 
-# --- what a store says of itself -----------------------------------------------------------------------------------
+# --- metadata of a store -------------------------------------------------------------------------------------------
 
 
 class StoredItem(msgspec.Struct):
-    """An item as its rows tell it: its type in lower case and its source, None where no row says."""
+    """Type (in lower case) and source of an item according to its rows; None if no row has it."""
 
     type: str | None = None
     source: str | None = None
 
 
 class StoreContents(msgspec.Struct):
-    """What a store knows beside its chunks."""
+    """Items and base id according to the rows of a store."""
 
-    #: By the owner's id, in the order of first rows.
+    #: By owner id, in the order of first rows.
     items: dict[str, StoredItem] = msgspec.field(default_factory=dict)
-    #: The base's id, by the first row that names one.
+    #: Id of the base, from the first row that has one.
     collection: str | None = None
 
 
 def read_contents(path: Path, work: Path | None = None) -> StoreContents:
-    """Read whose rows a store has and what they say of their items; ``path`` as for :meth:`VectorTable.survey`.
+    """Read the items and the base id from the rows of a store. ``path`` as for :meth:`VectorTable.survey`.
 
     Raises:
-        StoreProblem: it cannot be read.
+        StoreProblem: the file cannot be read.
     """
     found = StoreContents()
     try:
@@ -327,16 +323,16 @@ def read_contents(path: Path, work: Path | None = None) -> StoreContents:
 
 
 def declared_dimensions(path: Path, work: Path | None = None) -> int | None:
-    """Return d of ``embeddings F32_BLOB(d)``, None where the table says no such thing or cannot be read."""
+    """Return d of the column type ``F32_BLOB(d)``; None if the table has no such type or cannot be read."""
     try:
         with sqlite.open_readonly(path, work=work) as db:
             types = {str(row[1]): str(row[2]) for row in db.execute(f"PRAGMA table_info('{PREVIEW_TABLE}')")}
     except (apsw.Error, UnicodeDecodeError, OSError):
         return None
-    return _declared(types)
+    return _parse_dimensions(types)
 
 
-def _declared(types: dict[str, str]) -> int | None:
+def _parse_dimensions(types: dict[str, str]) -> int | None:
     name, _, rest = types.get("embeddings", "").partition("(")
     digits = rest.partition(")")[0].strip()
     is_vector = name.strip().upper() == "F32_BLOB" and digits.isascii() and digits.isdigit()
@@ -346,13 +342,12 @@ def _declared(types: dict[str, str]) -> int | None:
 def join_owner_bodies(
     path: Path, survey: VectorSurvey, owner: str, separator: str, limit: int, *, texts: bool = False
 ) -> str:
-    """Return the bodies of an owner's rows with ``separator`` between them: of those that are carried, else of all.
+    """Join the bodies of an owner's rows: of the rows that are migrated, or of all rows if none is.
 
-    With ``texts`` rows are carried for their text alone, too. Reading stops once ``limit`` code points have come
-    together.
+    With ``texts``, rows that have only a text are migrated too. Reading stops after ``limit`` code points.
 
     Raises:
-        StoreProblem: it cannot be read.
+        StoreProblem: the file cannot be read.
     """
     rows = survey.loaders.get(owner)
     if rows is None:

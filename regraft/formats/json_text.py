@@ -1,8 +1,8 @@
-"""Large JSON written by JavaScript, read without holding more of it than is asked for.
+r"""Read large JSON written by JavaScript without parsing more of it than needed.
 
-JavaScript writes unpaired surrogates as escapes (``\\ud83d`` alone, where a text was cut); strict parsers refuse the
-whole document for one. They are made U+FFFD in place, byte for byte, before the text is parsed
-(``docs/formats/v1.md``, "JSON").
+Where JavaScript cut a text inside a surrogate pair, it writes an unpaired surrogate (``\ud83d``), and strict parsers
+then refuse the whole document. Such surrogates are replaced by U+FFFD in place, with the same number of bytes, before
+parsing (``docs/formats/v1.md``, "JSON").
 """
 
 from __future__ import annotations
@@ -23,36 +23,34 @@ _RAW_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _REPLACEMENT_ESCAPE = b"\\ufffd"
 _REPLACEMENT = b"\xef\xbf\xbd"
 _BLANK = re.compile(rb"[ \t\r\n]*")
-#: A string up to its end: what is not its end is neither a quote nor a backslash, or escaped.
+#: Matches up to the closing quote of a string.
 _UNESCAPED_QUOTE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-#: Behind so many plain bytes no escape is cut in two: the longest has a backslash and five more.
+#: After this many plain bytes no escape can be split: the longest is a backslash and five more bytes.
 _NO_ESCAPE = re.compile(rb"[ !#-\[\]-~]{6}")
 _PIECE_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
-#: Digits of a whole number that is kept exact: more than a float can be large, fewer than Python refuses.
+#: Integers with up to this many digits are parsed exactly: more digits than any float has, fewer than Python refuses.
 MAX_EXACT_DIGITS = 400
 
 
 class JsonProblem(ValueError):
-    """Text that is not valid JSON, or not of the shape asked for; the text says what and where."""
+    """Text that is not valid JSON or does not have the requested shape. The message says what is wrong and where."""
 
 
 def loads(text: str | bytes) -> Any:
-    """Parse JSON that anybody may have written; a number beyond all floats is infinite, as JavaScript reads it.
+    """Parse JSON from an untrusted source. A number beyond all floats becomes infinity, as in JavaScript.
 
-    Whole numbers are exact, those with too many digits for any use (:data:`MOST_DIGITS`) floats.
+    Integers are exact up to :data:`MAX_EXACT_DIGITS` digits and floats beyond that.
 
     Raises:
-        JsonProblem: it is no JSON, nested too deeply, or no UTF-8.
+        JsonProblem: the text is not JSON, nested too deeply, or not UTF-8.
     """
     try:
-        return json.loads(text, parse_int=_whole_number)
+        return json.loads(
+            text, parse_int=lambda digits: int(digits) if len(digits.lstrip("-")) <= MAX_EXACT_DIGITS else float(digits)
+        )
     except (ValueError, RecursionError) as error:
         raise JsonProblem(_reason(error)) from error
-
-
-def _whole_number(digits: str) -> int | float:
-    return int(digits) if len(digits.lstrip("-")) <= MAX_EXACT_DIGITS else float(digits)
 
 
 def _reason(error: Exception) -> str:
@@ -60,11 +58,15 @@ def _reason(error: Exception) -> str:
 
 
 def replace_lone_surrogates(text: bytearray) -> memoryview:
-    """Make every unpaired surrogate in ``text`` U+FFFD, in place, and return the text without a byte order mark."""
+    """Replace every unpaired surrogate in ``text`` by U+FFFD, in place; return a view without the byte order mark."""
     done = 0
     for match in _SURROGATE_ESCAPE.finditer(text):
         start = match.start()
-        if start < done or _is_escaped(text, start):
+        first = start
+        while first > 0 and text[first - 1] == 0x5C:
+            first -= 1
+        # After an odd number of backslashes this one is itself escaped, so that plain text follows.
+        if start < done or (start - first) % 2 == 1:
             continue
         high = text[start + 3] in b"89abAB"
         if high and _LOW_ESCAPE.match(text, start + 6):
@@ -76,21 +78,14 @@ def replace_lone_surrogates(text: bytearray) -> memoryview:
     return memoryview(text)[3:] if text.startswith(_BOM) else memoryview(text)
 
 
-def _is_escaped(text: bytearray, start: int) -> bool:
-    """Tell whether the backslash at ``start`` is itself escaped, so that what follows is plain text."""
-    first = start
-    while first > 0 and text[first - 1] == 0x5C:
-        first -= 1
-    return (start - first) % 2 == 1
-
-
 def decode(text: bytearray, shape: type[T]) -> T:
     """Parse ``text`` as ``shape``.
 
-    It is changed in place (see :func:`harmless`) and must be kept while fields of type Raw live.
+    ``text`` is modified in place (:func:`replace_lone_surrogates`) and must be kept as long as any Raw field of the
+    result.
 
     Raises:
-        JsonProblem: it is no valid JSON, or of another shape.
+        JsonProblem: the text is not valid JSON or has another shape.
     """
     return _decode(replace_lone_surrogates(text), shape)
 
@@ -100,34 +95,36 @@ def _decode(text: memoryview | msgspec.Raw, shape: type[T]) -> T:
         return msgspec.json.decode(text, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if shape in (Any, object) and "out of range" in str(error):
-            # A number beyond all floats is valid JSON: infinite, as JavaScript reads it.
+            # A number beyond all floats is valid JSON: infinity, as in JavaScript.
             return loads(bytes(text))  # type: ignore[no-any-return]
         raise JsonProblem(_reason(error)) from error
 
 
 def decode_raw(raw: msgspec.Raw, shape: type[T]) -> T:
-    """Parse a part of a text that was parsed before.
+    """Parse a part of a text that has been parsed before.
 
     Raises:
-        JsonProblem: it is no valid JSON, or of another shape.
+        JsonProblem: the part is not valid JSON or has another shape.
     """
     return _decode(raw, shape)
 
 
 def decode_any(raw: msgspec.Raw) -> Any:
-    """Return the value of a part of a text that was parsed before, of any shape.
+    """Parse a part of a text that has been parsed before as plain Python values.
 
     Raises:
-        JsonProblem: it is no valid JSON.
+        JsonProblem: the part is not valid JSON.
     """
     return _decode(raw, object)
 
 
 def unwrap_string(raw: msgspec.Raw) -> bytearray:
-    """Return the JSON text in ``raw``: where it is a string that holds JSON text (redux-persist), that text.
+    """Return the JSON text in ``raw``, or the text inside it if ``raw`` is a string that contains JSON text.
+
+    redux-persist nests JSON this way.
 
     Raises:
-        JsonProblem: a string of it is broken.
+        JsonProblem: a string is broken.
     """
     text = bytearray(raw)
     for _ in range(4):
@@ -141,15 +138,17 @@ def unwrap_string(raw: msgspec.Raw) -> bytearray:
 
 
 def _unquote(text: bytearray, begin: int) -> None:
-    """Make a text that is a JSON string from ``begin`` on what the string says, piece by piece in the same memory.
+    """Replace a text that is a JSON string from ``begin`` by the string's value, in pieces and in place.
 
     Raises:
-        JsonProblem: it is no whole string.
+        JsonProblem: the string is incomplete.
     """
     at = text.index(b'"', begin) + 1
     written = 0
     while True:
-        end = _piece_end(text, at)
+        # A piece ends where it splits neither an escape nor a character.
+        plain = _NO_ESCAPE.search(text, at + _PIECE_BYTES)
+        end = len(text) if plain is None else plain.end()
         quote = _UNESCAPED_QUOTE.match(text, at, end)
         stop = end if quote is None else quote.end() - 1
         with memoryview(text) as view:
@@ -166,14 +165,8 @@ def _unquote(text: bytearray, begin: int) -> None:
     del text[written:]
 
 
-def _piece_end(text: bytearray, at: int) -> int:
-    """Return where a string can be cut: some way behind ``at``, where no escape and no character is cut in two."""
-    found = _NO_ESCAPE.search(text, at + _PIECE_BYTES)
-    return len(text) if found is None else found.end()
-
-
 def _start(text: memoryview | msgspec.Raw) -> bytes:
-    """Return the first bytes of ``text`` after white space, without copying the rest."""
+    """Return up to 64 bytes of ``text`` after leading white space, without copying the rest."""
     view = memoryview(text)
     blank = _BLANK.match(view)
     return bytes(view[blank.end() if blank else 0 :][:64])
@@ -192,21 +185,15 @@ def _entry(raw: msgspec.Raw) -> _Entry:
 
 
 def read_fields(text: bytearray | msgspec.Raw, names: tuple[str, ...]) -> dict[str, msgspec.Raw]:
-    """Return those of ``names`` that the object ``text`` has, unparsed; a list of {key, value} reads as an object.
+    """Return the requested fields of the object ``text``, unparsed. A list of {key, value} is read like an object.
 
     Raises:
-        JsonProblem: it is no valid JSON, or neither an object nor such a list.
+        JsonProblem: the text is not valid JSON, or neither an object nor such a list.
     """
     source = replace_lone_surrogates(text) if isinstance(text, bytearray) else text
-    return _listed_fields(source, names) if _start(source).startswith(b"[") else _object_fields(source, names)
-
-
-def _listed_fields(source: memoryview | msgspec.Raw, names: tuple[str, ...]) -> dict[str, msgspec.Raw]:
-    entries = [_entry(raw) for raw in _decode(source, list[msgspec.Raw])]
-    return {entry.key: entry.value for entry in entries if isinstance(entry.key, str) and entry.key in names}
-
-
-def _object_fields(source: memoryview | msgspec.Raw, names: tuple[str, ...]) -> dict[str, msgspec.Raw]:
+    if _start(source).startswith(b"["):
+        entries = [_entry(raw) for raw in _decode(source, list[msgspec.Raw])]
+        return {entry.key: entry.value for entry in entries if isinstance(entry.key, str) and entry.key in names}
     shape = msgspec.defstruct(
         "Fields",
         [(f"field_{number}", msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for number in range(len(names))],
@@ -218,20 +205,20 @@ def _object_fields(source: memoryview | msgspec.Raw, names: tuple[str, ...]) -> 
 
 
 def is_list(text: bytearray | msgspec.Raw) -> bool:
-    """Tell whether ``text`` is a JSON list."""
+    """Whether ``text`` starts like a JSON list."""
     return _start(text if isinstance(text, msgspec.Raw) else memoryview(text)).startswith(b"[")
 
 
 def is_object(text: bytearray) -> bool:
-    """Tell whether ``text`` is a JSON object."""
+    """Whether ``text`` starts like a JSON object."""
     return _start(memoryview(text)).startswith(b"{")
 
 
 def is_string(text: bytearray) -> bool:
-    """Tell whether ``text`` is a JSON string."""
+    """Whether ``text`` starts like a JSON string."""
     return _start(memoryview(text)).startswith(b'"')
 
 
 def is_null(raw: msgspec.Raw) -> bool:
-    """Tell whether ``raw`` is the JSON value null."""
+    """Whether ``raw`` is the JSON value null."""
     return _start(raw).rstrip() == b"null"

@@ -1,6 +1,7 @@
-"""Texts of hundreds of megabytes, read from a database piece by piece and never held whole.
+"""Texts of hundreds of megabytes: read, stored and compared in pieces, so that memory never holds a whole one.
 
-A piece is UTF-8, and is what :func:`regraft.text.decode_utf8` makes of the same bytes when it has all of them.
+Pieces are UTF-8 and together equal :func:`regraft.text.decode_utf8` of the whole text. No character is split between
+pieces.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from regraft import identity
 from regraft.disk import sqlite
 from regraft.text import decode_utf8
 
-#: From so many bytes on a text is read in pieces.
+#: Texts longer than this are processed in pieces.
 LARGE_BYTES = 16 << 20
 PIECE_BYTES = 1 << 20
-#: Before a byte that begins a character none is cut in two; surrogates that stand as characters begin with ED, and
-#: only a row of them as a whole tells what they are.
-_BEGINS = re.compile(rb"[\x00-\x7f\xc2-\xec\xee-\xf4]")
-_CONTINUES = bytes(range(0x80, 0xC0))
-_FOUR_BYTES = bytes(range(0xF0, 0xF8))
+#: Bytes that start a character, so that text can be split before them. ED is excluded: it starts encoded surrogates,
+#: and only a whole run of them shows what they are.
+_CHARACTER_START = re.compile(rb"[\x00-\x7f\xc2-\xec\xee-\xf4]")
+_CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
+_FOUR_BYTE_STARTS = bytes(range(0xF0, 0xF8))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargeText:
-    """The text of one row: a column of an ordinary table; ``codec`` is that of the file where it is not UTF-8."""
+    """The text in one row of an ordinary table. ``codec`` is the encoding of the file unless it is UTF-8."""
 
     db: apsw.Connection
     table: str
@@ -40,16 +41,16 @@ class LargeText:
     codec: str | None = None
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the text as UTF-8.
+        """Yield the text as UTF-8 in pieces.
 
         Raises:
             apsw.Error: it cannot be read.
         """
         raw = read_pieces(self.db, self.table, self.column, self.rowid)
-        yield from _mended(raw if self.codec is None else _recoded(raw, self.codec))
+        yield from _repair_utf8(raw if self.codec is None else _convert_to_utf8(raw, self.codec))
 
     def whole(self) -> str:
-        """Return all of it.
+        """Read the whole text.
 
         Raises:
             apsw.Error: it cannot be read.
@@ -57,7 +58,7 @@ class LargeText:
         return self.utf8().decode()
 
     def utf8(self) -> bytes:
-        """Return all of it as UTF-8.
+        """Read the whole text as UTF-8.
 
         Raises:
             apsw.Error: it cannot be read.
@@ -68,10 +69,10 @@ class LargeText:
 
 
 def hash_text(text: str | LargeText) -> str:
-    """Return the hash of a text as :func:`regraft.identity.text_hash` does, a large one piece by piece.
+    """Compute :func:`regraft.identity.text_hash` of a text, of a large one in pieces.
 
     Raises:
-        apsw.Error: it cannot be read.
+        apsw.Error: the text cannot be read.
     """
     if isinstance(text, str):
         return identity.text_hash(text)
@@ -82,40 +83,40 @@ def hash_text(text: str | LargeText) -> str:
 
 
 def read_pieces(db: apsw.Connection, table: str, column: str, rowid: int) -> Iterator[bytes]:
-    """Yield the bytes of a value, piece by piece.
+    """Yield the stored bytes of a value in pieces.
 
     Raises:
-        apsw.Error: it cannot be read.
+        apsw.Error: the value cannot be read.
     """
     with db.blob_open("main", table, column, rowid, False) as blob:
         while piece := blob.read(PIECE_BYTES):
             yield piece
 
 
-def _recoded(raw: Iterator[bytes], codec: str) -> Iterator[bytes]:
+def _convert_to_utf8(raw: Iterator[bytes], codec: str) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder(codec)("replace")
     for piece in raw:
         yield decoder.decode(piece).encode("utf-8", "replace")
     yield decoder.decode(b"", final=True).encode("utf-8", "replace")
 
 
-def _mended(raw: Iterator[bytes]) -> Iterator[bytes]:
+def _repair_utf8(raw: Iterator[bytes]) -> Iterator[bytes]:
     left = b""
     for piece in raw:
         whole = left + piece
-        cut = _cut(whole)
-        left = whole[cut:]
-        if cut:
-            yield _utf8(whole[:cut])
+        end = _split_position(whole)
+        left = whole[end:]
+        if end:
+            yield _utf8(whole[:end])
     if left:
         yield _utf8(left)
 
 
-def _cut(raw: bytes) -> int:
-    """Return where bytes can be cut, as near to their end as there is such a place; 0 where there is none."""
+def _split_position(raw: bytes) -> int:
+    """Find the last position at which ``raw`` can be split without breaking a character, or 0."""
     for begin in (max(len(raw) - 64, 0), 0):
         last = None
-        for match in _BEGINS.finditer(raw, begin):
+        for match in _CHARACTER_START.finditer(raw, begin):
             last = match
         if last is not None:
             return last.start()
@@ -131,23 +132,25 @@ def _utf8(raw: bytes) -> bytes:
 
 
 def count_utf16_units(piece: bytes) -> int:
-    """Return how many UTF-16 units the characters have that begin in a piece of UTF-8."""
+    """Count the UTF-16 units of the characters that start in a piece of UTF-8."""
     if piece.isascii():
         return len(piece)
-    wide = len(piece) - len(piece.translate(None, _FOUR_BYTES))
-    return len(piece.translate(None, _CONTINUES)) + wide
-
-
-# Materials of large texts: written and held against what was written piece by piece.
-#
-# A text goes into its row as room that is then filled, so that SQLite alone has it in memory, twice at the most.
+    wide = len(piece) - len(piece.translate(None, _FOUR_BYTE_STARTS))
+    return len(piece.translate(None, _CONTINUATION_BYTES)) + wide
 
 
 _SEPARATOR = b"\n\n"
 
 
 class SpooledBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A body in the spool: where its bytes begin, how many there are, its length in UTF-16 units, and its hash."""
+    """A body in a spool.
+
+    Attributes:
+        start: offset of its first byte in the content.
+        size: length in bytes.
+        units: length in UTF-16 units.
+        key: hash of the text.
+    """
 
     start: int
     size: int
@@ -156,7 +159,7 @@ class SpooledBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spool:
-    """The bodies of one material outside of memory, as its content has them: joined by blank lines."""
+    """The content of one material in a temporary database: its bodies, separated by blank lines."""
 
     def __init__(self) -> None:
         self._scratch = sqlite.open_scratch()
@@ -168,14 +171,14 @@ class Spool:
         self.bodies: list[SpooledBody] = []
 
     def close(self) -> None:
-        """Remove it."""
+        """Delete the temporary database."""
         self._scratch.__exit__(None, None, None)
 
     def add(self, body: str | LargeText) -> SpooledBody:
-        """Write a body behind the others.
+        """Append a body.
 
         Raises:
-            apsw.Error: it cannot be read, or there is no room.
+            apsw.Error: the body cannot be read, or the disk is full.
         """
         if self.bodies:
             self._write(_SEPARATOR)
@@ -195,22 +198,22 @@ class Spool:
 
     @property
     def content_hash(self) -> str:
-        """Return the hash of the whole content."""
+        """Hash of the content written so far."""
         return self._content.hexdigest()
 
     def pieces(self, start: int = 0, size: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes from the beginning of a body on, piece by piece, no character cut in two."""
+        """Yield ``size`` bytes from the start of a body, in pieces that do not split characters."""
         end = self.size if size is None else start + size
         query = "SELECT bytes FROM piece WHERE start >= ? AND start < ? ORDER BY start"
         for (piece,) in self._db.execute(query, (start, end)):
             yield piece
 
     def text(self, body: SpooledBody) -> str:
-        """Return a body whole."""
+        """Read a whole body."""
         return b"".join(self.pieces(body.start, body.size)).decode()
 
     def head(self, size: int, start: int = 0) -> str:
-        """Return the beginning of the content, or of what begins at ``start``, of about so many bytes."""
+        """Read about ``size`` bytes from ``start``."""
         found = []
         for piece in self.pieces(start, self.size - start):
             found.append(piece[:size])
@@ -221,82 +224,83 @@ class Spool:
 
 
 def write_pieces(db: apsw.Connection, table: str, rowid: int, pieces: Iterable[bytes]) -> None:
-    """Write the bytes of the column ``text`` of a row that has room for them (:data:`ROOM`).
+    """Write the bytes of the column ``text`` of a row that was inserted with :data:`RESERVED_TEXT`.
 
     Raises:
-        apsw.Error: it cannot be written.
+        apsw.Error: they cannot be written.
     """
     with db.blob_open("main", table, "text", rowid, True) as blob:
         for piece in pieces:
             blob.write(piece)
 
 
-#: SQL for a text of so many bytes, to be filled.
+#: SQL expression for a text of a given number of bytes, to be filled by :func:`write_pieces`. This way only SQLite
+#: holds the text in memory, at most twice.
 RESERVED_TEXT = "CAST(zeroblob(?) AS TEXT)"
 
 
 class LargeContent:
-    """A large content text, walked body by body from its start."""
+    """Compares a large content with consecutive bodies, reading it in pieces."""
 
     def __init__(self, db: apsw.Connection, rowid: int, content_hash: str) -> None:
         whole = hashlib.sha256()
         for piece in read_pieces(db, "content", "text", rowid):
             whole.update(piece)
-        self._is_it = whole.hexdigest() == content_hash
+        self._has_hash = whole.hexdigest() == content_hash
         self._blob = db.blob_open("main", "content", "text", rowid, False)
         self._units = 0
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         self._blob.close()
 
-    def begins_at(self, start: int) -> bool:
-        """Tell whether the next body begins at ``start`` (UTF-16 units); a blank line stands before all but the first.
+    def starts_at(self, start: int) -> bool:
+        """Whether the next body starts at ``start`` (UTF-16 units). A blank line must precede all bodies but the first.
 
-        To be called before the body's pieces are held against it.
+        Call this before comparing the body's pieces.
         """
         if start and (self._blob.read(len(_SEPARATOR)) != _SEPARATOR or start != self._units + len(_SEPARATOR)):
             return False
         self._units = start
-        return self._is_it
+        return self._has_hash
 
-    def goes_on(self, piece: bytes) -> bool:
-        """Tell whether it goes on with these bytes."""
+    def matches_next(self, piece: bytes) -> bool:
+        """Whether the next bytes of the content are ``piece``."""
         self._units += count_utf16_units(piece)
         return self._blob.read(len(piece)) == piece
 
-    def has_come_to(self, end: int) -> bool:
-        """Tell whether what was held against it ends at ``end`` (UTF-16 units)."""
+    def ends_at(self, end: int) -> bool:
+        """Whether the bytes compared so far end at ``end`` (UTF-16 units)."""
         return self._units == end
 
 
 class WholeContent:
-    """A content text that is held whole, walked in the same way."""
+    """Compares a content with consecutive bodies, holding it in memory."""
 
     def __init__(self, db: apsw.Connection, rowid: int, content_hash: str) -> None:
         self._text = b"".join(read_pieces(db, "content", "text", rowid))
-        self._is_it = hashlib.sha256(self._text).hexdigest() == content_hash
+        self._has_hash = hashlib.sha256(self._text).hexdigest() == content_hash
         self._at = self._units = 0
 
     def close(self) -> None:
-        """Do nothing: there is nothing to let go of."""
+        """Do nothing; there is no open file."""
 
-    def begins_at(self, start: int) -> bool:
-        """See :meth:`LargeContent.begins_at`."""
+    def starts_at(self, start: int) -> bool:
+        """See :meth:`LargeContent.starts_at`."""
         if start:
             if not self._text.startswith(_SEPARATOR, self._at) or start != self._units + len(_SEPARATOR):
                 return False
             self._at += len(_SEPARATOR)
         self._units = start
-        return self._is_it
+        return self._has_hash
 
-    def goes_on(self, piece: bytes) -> bool:
-        """See :meth:`LargeContent.goes_on`."""
+    def matches_next(self, piece: bytes) -> bool:
+        """See :meth:`LargeContent.matches_next`."""
         fits = self._text.startswith(piece, self._at)
         self._at += len(piece)
         self._units += count_utf16_units(piece)
         return fits
 
-    def has_come_to(self, end: int) -> bool:
-        """See :meth:`LargeContent.has_come_to`."""
+    def ends_at(self, end: int) -> bool:
+        """See :meth:`LargeContent.ends_at`."""
         return self._units == end

@@ -1,4 +1,7 @@
-"""Snapshots of notes and pages, for other programs."""
+"""Name and describe snapshots of URLs and notes: Markdown after a flat YAML block of JSON-quoted values (OKF).
+
+Rules: ``docs/formats/catalog.md``, "Snapshots", and ``docs/rules.md``, "Snapshots".
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,6 @@ import msgspec
 from regraft.disk.file_paths import sanitize_name
 from regraft.text import JS_WHITESPACE, trim, utf16_cut
 
-# Snapshots of urls and notes: Markdown behind a flat YAML block of JSON-quoted values (OKF).
-#
-# Rules: ``docs/formats/catalog.md``, "Snapshots", and ``docs/rules.md``, "Snapshots".
-
-
 #: Titles and stems are cut to this many UTF-16 units.
 MAX_TITLE_UNITS = 80
 
@@ -25,7 +23,7 @@ _BLOCK = re.compile(r"\A---\n(?:[A-Za-z_]+: .*\n)*?---\n")
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot file is called (before it is made free) and the lines of its block."""
+    """Name of a snapshot file before it is made unique, and the fields of its block."""
 
     stem: str
     type: str
@@ -41,14 +39,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def strip_block(text: str) -> str:
-    """Return ``text`` without the one block it begins with, or all of it where it begins with none."""
-    # Values are JSON-quoted, so a line break inside one is escaped and no value can end the block early.
+    """Return ``text`` without the block that it starts with, if any."""
+    # Values are JSON-quoted: line breaks inside them are escaped, so no value can end the block early.
     match = _BLOCK.match(text)
     return text[match.end() :] if match else text
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the lines of ``text``, each trimmed, without a list of them all."""
+    """Yield the lines of ``text``, trimmed, without building a list."""
     start = 0
     while start <= len(text):
         end = text.find("\n", start)
@@ -58,7 +56,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def leading_line(text: str) -> str:
-    """Return the first heading of ``text`` without its marks, else its first non-empty line, else ``""``."""
+    """Return the first heading of ``text`` without its ``#`` marks, else the first non-empty line, else ``""``."""
     first = ""
     for line in _lines(text):
         if heading := _HEADING.match(line):
@@ -68,7 +66,7 @@ def leading_line(text: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the first non-empty line of ``text``, heading marks and all, else ``""``."""
+    """Return the first non-empty line of ``text``, including heading marks, else ``""``."""
     return next(filter(None, _lines(text)), "")
 
 
@@ -77,14 +75,14 @@ def _short(text: str) -> str:
 
 
 def _stem(text: str) -> str | None:
-    """Return the sanitised stem, or None where nothing or ``untitled`` is left of it."""
+    """Sanitize a title for a file name. None if the result is empty or ``untitled``."""
     stem = sanitize_name(_short(text))
     return None if stem in ("", "untitled") else stem
 
 
 def _address(url: str) -> str | None:
-    """Return ``<host>-<last path segment>`` as a WHATWG URL parser gives them, or None for what is no URL."""
-    import ada_url  # noqa: PLC0415 - takes its time, and not every base has addresses
+    """Return ``<host>-<last path segment>`` as a WHATWG URL parser determines them. None if ``url`` is not a URL."""
+    import ada_url  # noqa: PLC0415 - slow to import, and many bases have no URLs
 
     try:
         parsed = ada_url.URL(url)
@@ -95,7 +93,7 @@ def _address(url: str) -> str | None:
 
 
 def url_snapshot(url: str, content: str) -> Snapshot:
-    """Describe the snapshot of a url whose indexed text is ``content``."""
+    """Describe the snapshot of a URL whose indexed text is ``content``."""
     line = leading_line(content)
     address = _address(url)
     stem = _stem(line) or (_stem(address) if address else None) or "page"
@@ -104,16 +102,6 @@ def url_snapshot(url: str, content: str) -> Snapshot:
 
 
 def note_snapshot(source: str) -> Snapshot:
-    """Describe the snapshot of a note; ``source`` is its source URL, or its text."""
+    """Describe the snapshot of a note. ``source`` is its source URL or its text."""
     line = first_line(source)
     return Snapshot(stem=_stem(line) or "note", type="Note", title=line)
-
-
-__all__ = [
-    "Snapshot",
-    "first_line",
-    "leading_line",
-    "note_snapshot",
-    "strip_block",
-    "url_snapshot",
-]

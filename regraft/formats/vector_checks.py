@@ -1,7 +1,10 @@
-"""Whether the numbers of a stored vector can be searched, asked of SQLite row by row.
+"""Check float32 vectors: whether a search can use them, and whether vectors salvaged from a damaged file look right.
 
-sqlite-vec finds no direction in a vector that is all zeros, too short or too long for single precision, or holds a NaN
-or an infinity. It looks at a million a second; only what it finds is looked at number by number here.
+A vector is unusable if its norm is zero or outside single precision, or if it contains a NaN or an infinity.
+sqlite-vec checks about a million vectors a second; only the vectors it rejects are examined number by number in Python.
+
+Nothing in a file proves the numbers of a vector. But all vectors of one model have the same length and similar norms,
+so a salvaged vector is compared with the others of its base (``docs/formats/index.md``, "Salvage").
 """
 
 from __future__ import annotations
@@ -18,15 +21,15 @@ import msgspec
 
 from regraft.disk import sqlite
 
-#: What is wrong with a vector: it has no direction; or it holds a NaN or an infinity, and so has none either.
+#: Values of :func:`flaw_sql`: the vector has no usable norm, or it contains a NaN or an infinity.
 DEGENERATE, NON_FINITE = 1, 2
 _IS_FINITE = "regraft_is_finite"
-#: The square root of the largest float32.
+#: Square root of the largest float32.
 LARGEST_NORM = math.sqrt(2.0**128 - 2.0**104)
 
 
 def read_floats(vector: bytes) -> array[float]:
-    """Return the numbers of a float32 vector, whose bytes are the low end first on any machine."""
+    """Decode a little-endian float32 vector, on machines of either byte order."""
     numbers = array("f", vector)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -34,36 +37,29 @@ def read_floats(vector: bytes) -> array[float]:
 
 
 def is_finite(vector: bytes) -> bool:
-    """Tell whether all numbers of a float32 vector are finite: their sum then is, in double precision."""
+    """Whether all numbers of a float32 vector are finite. If they are, so is their sum in double precision."""
     return math.isfinite(sum(read_floats(vector)))
 
 
 def has_usable_norm(numbers: Iterable[float]) -> bool:
-    """Whether the norm of a vector is neither zero nor beyond single precision, in which searches compute it.
-
-    The sum of the squares has to be a float32: a cosine is not defined where it is infinite.
-    """
+    """Whether the norm is greater than zero and its square fits a float32, so that a cosine distance is defined."""
     return 0 < math.hypot(*numbers) < LARGEST_NORM
 
 
 def register_functions(db: apsw.Connection) -> None:
-    """Give a connection the functions of :func:`flaw_of`, if it has them not yet."""
+    """Register the SQL functions that :func:`flaw_sql` needs on a connection, unless they are registered already."""
     try:
         db.execute(f"SELECT {_IS_FINITE}(zeroblob(4))")
     except apsw.SQLError:
         sqlite.load_vector_extension(db)
-        db.create_scalar_function(_IS_FINITE, _asked, 1, deterministic=True)
-
-
-def _asked(*vectors: Any) -> bool:
-    return all(map(is_finite, vectors))
+        db.create_scalar_function(_IS_FINITE, lambda *vectors: all(map(is_finite, vectors)), 1, deterministic=True)
 
 
 def flaw_sql(vector: str) -> str:
-    """Return SQL for what is wrong with a vector, 0 where nothing is.
+    """Build an SQL expression for the flaw of a vector: 0 if it is usable, else DEGENERATE or NON_FINITE.
 
     Args:
-        vector: SQL that gives a BLOB of a whole number of float32, at least one.
+        vector: SQL expression for a BLOB that contains one or more float32 numbers and nothing else.
     """
     return (
         f"CASE WHEN vec_distance_cosine({vector}, {vector}) IS NOT NULL THEN 0"
@@ -71,37 +67,31 @@ def flaw_sql(vector: str) -> str:
     )
 
 
-# What speaks for a vector that was read out of a damaged file: it is like the others of its base.
-#
-# Nothing in a file says what a vector's numbers were. Those of one model have one length, and norms near each other: an
-# embedding server gives vectors of unit length, or such as all its answers have (``docs/formats/index.md``, "Salvage").
-
-
-#: How far a norm may be from those of the others: so many times as they are spread, and at least such a part of it.
-_SPREADS, _LEAST_PART = 12, 2e-7
-#: Norms that so large a part of the vectors has close together are those of a model that gives all its vectors one.
-_CLOSE_PART = 5
-#: Fewer vectors say nothing of how far they are spread.
-_LEAST_VECTORS = 5
-#: But where the middle one of them is this near to unit length, all are.
-_UNIT_PART = 1e-4
-#: So many numbers of a vector may be there more than once, and more where those of other vectors are.
-_LEAST_REPEATS = 7
+#: A norm is accepted within 12 times the spread of the others, and within this fraction of the norm in any case.
+_MAX_SPREADS, _MIN_TOLERANCE = 12, 2e-7
+#: A fifth of the vectors with nearly equal norms identifies a model whose vectors all have one norm.
+_CLUSTER_FRACTION = 5
+#: With fewer vectors the spread is unknown.
+_MIN_VECTORS = 5
+#: With too few vectors: if the median norm is this close to 1, all vectors are expected to have unit length.
+_UNIT_TOLERANCE = 1e-4
+#: Accepted number of repeated values in a vector; more if other vectors have more.
+_MIN_REPEATS = 7
 
 
 class VectorMeasures(msgspec.Struct, frozen=True, kw_only=True):
-    """A vector's norm, and how many of its numbers are there more than once."""
+    """Norm of a vector, and how many of its numbers repeat an earlier one."""
 
     norm: float
     repeats: int
 
 
-#: Those of what is no vector.
+#: Measures of a value that is not a vector.
 NO_MEASURES = VectorMeasures(norm=0.0, repeats=0)
 
 
 def measure_vector(vector: bytes | None) -> VectorMeasures | None:
-    """Return the measures of a float32 vector; None of what is none, or holds a NaN or an infinity."""
+    """Measure a float32 vector. None if the value is not a vector or contains a NaN or an infinity."""
     if not vector or len(vector) % 4:
         return None
     numbers = read_floats(vector)
@@ -112,26 +102,25 @@ def measure_vector(vector: bytes | None) -> VectorMeasures | None:
 
 
 class TypicalRange(msgspec.Struct, frozen=True, kw_only=True):
-    """What the vectors of a base have in common; ``furthest`` is the distance from the ``middle`` norm that is none."""
+    """Norms and repeats that most vectors of a base have.
+
+    ``furthest`` is the largest accepted distance from the norm ``middle``.
+    """
 
     middle: float
     furthest: float
     repeats: int
 
-    def holds(self, norm: float, repeats: int) -> bool:
-        """Tell whether a vector is like the others. One of zeros is like none but those."""
-        return abs(norm - self.middle) <= self.furthest and repeats <= self.repeats
-
 
 def compute_typical_range(db: apsw.Connection, table: str, which: str = "TRUE") -> TypicalRange:
-    """Return what most vectors of a table have in common; it has their ``norm`` and ``repeats``.
+    """Compute the range of norms and repeats that most vectors of a table have.
 
-    Vectors of zeros, which a file may well have, say nothing of the others.
+    Vectors of zeros are ignored: a valid file may contain them, and they say nothing about the others.
 
     Args:
-        db: where the table is.
-        table: its name.
-        which: SQL that tells of which rows the vectors count.
+        db: database that contains the table.
+        table: name of a table with the columns ``norm`` and ``repeats``.
+        which: SQL condition that selects the rows to use.
     """
     rows = f"FROM {table} WHERE norm > 0 AND ({which})"
     count = int(str(db.execute(f"SELECT count(*) {rows}").get))
@@ -141,29 +130,22 @@ def compute_typical_range(db: apsw.Connection, table: str, which: str = "TRUE") 
         return float(str(db.execute(query, values).get or 0))
 
     middle = at(count // 2, "norm")
-    if count < _LEAST_VECTORS:
-        if abs(middle - 1) < _UNIT_PART:
-            return TypicalRange(middle=1, furthest=_UNIT_PART, repeats=sys.maxsize)
+    if count < _MIN_VECTORS:
+        if abs(middle - 1) < _UNIT_TOLERANCE:
+            return TypicalRange(middle=1, furthest=_UNIT_TOLERANCE, repeats=sys.maxsize)
         return TypicalRange(middle=middle, furthest=math.inf, repeats=sys.maxsize)
-    low, width = _narrowest(db, rows, count)
-    if width <= _UNIT_PART * low:
-        middle = low + width / 2
-    else:
-        low, width = middle, at(count // 2, "abs(norm - ?)", middle)
-    furthest = max(_SPREADS * width, _LEAST_PART * low)
-    # Of those that damage left whole there may be few.
-    return TypicalRange(middle=middle, furthest=furthest, repeats=2 * int(at(count // 10, "repeats")) + _LEAST_REPEATS)
-
-
-def _narrowest(db: apsw.Connection, rows: str, count: int) -> tuple[float, float]:
-    """Return the lowest of the norms that lie closest together, and how far they are spread.
-
-    Most models make vectors of one norm. Then those that are whole lie close together, also where they are few.
-    """
-    close = max(_LEAST_VECTORS, count // _CLOSE_PART) - 1
+    # The narrowest interval of norms that contains a fifth of the vectors, by its lower end and its width. Most models
+    # produce vectors of one norm, so the undamaged vectors are close together even if they are few.
+    close = max(_MIN_VECTORS, count // _CLUSTER_FRACTION) - 1
     found: Any = db.execute(
         f"SELECT low, high - low FROM (SELECT norm AS low, lead(norm, {close}) OVER (ORDER BY norm) AS high {rows})"
         " WHERE high IS NOT NULL ORDER BY 2 LIMIT 1"
     ).fetchone()
     low, width = found
-    return low, width
+    if width <= _UNIT_TOLERANCE * low:
+        middle = low + width / 2
+    else:
+        low, width = middle, at(count // 2, "abs(norm - ?)", middle)
+    furthest = max(_MAX_SPREADS * width, _MIN_TOLERANCE * low)
+    # Few of the vectors may be undamaged, so the tenth percentile of the repeats is used.
+    return TypicalRange(middle=middle, furthest=furthest, repeats=2 * int(at(count // 10, "repeats")) + _MIN_REPEATS)

@@ -1,4 +1,9 @@
-"""What a survey of a vector file keeps: rows by loader and by kind of vector (:mod:`regraft.formats.vector_table`)."""
+"""Results of a survey of a vector file: rows grouped by loader and by vector kind, and totals of a salvage.
+
+:mod:`regraft.formats.vector_table` makes the surveys. A loader is one ingestion run of one v1 item; in the preview
+layout
+it is the item itself. Salvage: ``docs/salvage.md``.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +17,24 @@ import msgspec
 from regraft.language import tr
 from regraft.text import decode_utf8, is_blank
 
-# What a salvage of a damaged vector file comes to, in numbers (``docs/salvage.md``, "What is said").
-
-
-#: The option that asks for it.
+#: The command-line option that enables salvage.
 SALVAGE_OPTION = "--salvage"
 
 
 class SalvageTally(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a damaged vector file.
+    """Totals of the salvage of a damaged vector file.
 
     Attributes:
-        problem: why SQLite does not read it, for a person.
-        rows: rows that prove themselves.
-        about: rows that there were, as far as what is left tells.
-        is_exact: whether an index that is whole tells all rows: then holes in the numbers of a loader are no losses.
-        refused: rows that do not prove themselves, by the code of the reason.
-        weaker: rows that prove themselves and are not reached from the root of their table, by how they were found.
-        deleted: rows that were left of what had been deleted.
-        pages: pages of the file; ``pages_read`` are those of which it is known what they hold.
-        page_bytes: the length of a page.
-        is_carried: whether the rows are wanted, and not only counted.
+        problem: error that SQLite reports for the file.
+        rows: rows that were verified.
+        about: estimated number of rows before the damage.
+        is_exact: an intact index lists all rows, so gaps in the numbering of a loader's rows are not losses.
+        refused: rows that could not be verified, by reason code.
+        weaker: verified rows that the tree of the table does not reach, by how they were found.
+        deleted: remains of rows that had been deleted.
+        pages: pages of the file; ``pages_read`` counts those whose content is known.
+        page_bytes: size of a page in bytes.
+        is_carried: the rows are migrated, not only counted.
     """
 
     problem: str = ""
@@ -49,11 +51,11 @@ class SalvageTally(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def offer(self) -> str:
-        """Return what to say to who did not ask for it, or asked in vain."""
+        """Message about the rows that can be salvaged."""
         if not self.rows:
-            return tr("none of about {about:,} rows can be salvaged", about=self.about)
+            return tr("none of its rows (about {about:,}) can be salvaged", about=self.about)
         return tr(
-            "{rows:,} of about {about:,} rows can be salvaged with {option}",
+            "{option} can salvage {rows:,} of about {about:,} rows",
             rows=self.rows,
             about=self.about,
             option=SALVAGE_OPTION,
@@ -61,31 +63,33 @@ class SalvageTally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 T = TypeVar("T")
-#: Row ids kept as examples for each loader and kind of vector.
+#: Row ids kept as examples for each loader and vector kind.
 MAX_SAMPLES = 3
-#: Different sources of one loader that are told apart; of a file there is one, of a sitemap one for every page.
+#: Distinct sources tracked per loader. A file has one source, a sitemap has one per page.
 MAX_SOURCES = 1_000
 
-#: The digests of a row: with its vector, and with its text alone.
+#: Digests of a row: with its vector, and of its text alone.
 RowDigests: TypeAlias = tuple[int, int]
 
-#: Kinds of a row's vector: the length in bytes of a usable one, that of one with a NaN or an infinity
-#: (:func:`non_finite`), or one of these.
+#: Kinds of a row's vector: its length in bytes, minus its length if it contains a NaN or an infinity
+#: (:func:`non_finite_kind`), or one of these two.
 MISSING = -1
 UNSUPPORTED = -2
 
 
 def non_finite_kind(length: int) -> int:
-    """Return the kind of a vector of ``length`` bytes that holds a NaN or an infinity."""
+    """Return the kind of a vector of ``length`` bytes that contains a NaN or an infinity."""
     return -length
 
 
 class StoreProblem(Exception):
-    """A vector file that cannot be used; the text says why, for a person.
+    """A vector file that cannot be used. The message gives the reason.
 
-    ``vector_bytes`` is the length of its vectors where that is known all the same. ``is_damage`` tells that it was one
-    and is damaged, ``may_be_damage`` that only its rows tell whether it is another kind of file, or its schema is
-    damaged. ``salvage`` is what is left of it, where somebody looked.
+    Attributes:
+        vector_bytes: length of its vectors, if known.
+        is_damage: the file was a vector file and is damaged.
+        may_be_damage: either the schema is damaged or this is another kind of file; only the rows can tell.
+        salvage: what can be salvaged, if that was determined.
     """
 
     def __init__(
@@ -105,21 +109,21 @@ class StoreProblem(Exception):
 
 
 class RowTally(msgspec.Struct):
-    """Rows of one loader whose vectors are of one kind."""
+    """Totals of the rows of one loader that have the same vector kind or the same reason."""
 
     count: int = 0
     first_rowid: int = 0
     degenerate: int = 0
-    #: Bytes of the bodies.
+    #: Total bytes of the texts.
     body_bytes: int = 0
-    #: Over the rows with their vectors, and with their texts alone (:mod:`regraft.formats.table_integrity`). The latter only
-    #: where texts were asked for.
+    #: Sums of row digests (:mod:`regraft.formats.table_integrity`): with vectors, and of the texts alone. The second
+    #: one is computed only on request.
     digest: int = 0
     text_digest: int = 0
     samples: list[str] = msgspec.field(default_factory=list)
-    #: Those of these rows that have no text: NULL, empty or white space only. Only known where it was asked for.
+    #: Rows whose text is NULL, empty or white space. Only counted on request.
     blank: RowTally | None = None
-    #: The first row that has one; likewise.
+    #: Row id of the first row with a text. Only determined on request.
     first_text: int | None = None
 
     def add(self, body_bytes: int, digests: RowDigests) -> None:
@@ -131,7 +135,7 @@ class RowTally(msgspec.Struct):
 
     @property
     def with_text(self) -> RowTally:
-        """Return the rows of these that have a text."""
+        """Totals of the rows that have a text."""
         if self.blank is None:
             return self
         return RowTally(
@@ -146,71 +150,71 @@ class RowTally(msgspec.Struct):
 
     @property
     def without_text(self) -> RowTally:
-        """Return the rows of these that have none."""
+        """Totals of the rows that have no text."""
         return RowTally() if self.blank is None else self.blank
 
 
 class LoaderRows(msgspec.Struct):
-    """What a vector file holds of one loader."""
+    """Rows of one loader in a vector file."""
 
     rows: int = 0
-    #: The last that came up of the different sources, in row order, that are text and not blank (A, B, A: B).
+    #: The last distinct source, in row order, that is a text and not blank: of A, B, A it is B.
     source: str | None = None
-    #: The highest number in a row id ``<loader id>_<n>``, -1 where there is none.
+    #: Highest n of the row ids ``<loader id>_<n>``, or -1.
     highest_number: int = -1
-    #: By kind: a usable length in bytes, one below 0 where the numbers are not finite, :data:`MISSING` or
+    #: By vector kind: a length in bytes, a negative length if numbers are not finite, :data:`MISSING` or
     #: :data:`UNSUPPORTED`.
     kinds: dict[int, RowTally] = msgspec.field(default_factory=dict)
-    #: By reason: rows that are not carried, whatever their vector.
+    #: By reason code: rows that are not migrated, whatever their vector.
     refused: dict[str, RowTally] = msgspec.field(default_factory=dict)
-    #: First and last rowid of every run of rows without another loader's between them, flat.
+    #: First and last row id of each run of consecutive rows of this loader, as a flat array.
     runs: array[int] = msgspec.field(default_factory=lambda: array("q"))
     _last_source: bytes | None = None
-    #: Marks of the sources before, once there is more than one: there may be a million loaders.
+    #: Hashes of earlier sources, kept only from the second source on: there may be a million loaders.
     _sources: set[bytes] | None = None
 
     def see_source(self, raw: bytes | None) -> None:
-        """Take a row's source into account; the same bytes as the row before cost nothing."""
+        """Update the source with that of the next row. Repeating the previous bytes costs nothing."""
         if raw is None or raw == self._last_source:
             return
         before, self._last_source = self._last_source, raw
         if before is not None:
             if self._sources is None:
-                self._sources = {_mark(before)}
-            mark = _mark(raw)
-            if mark in self._sources:
+                self._sources = {_source_hash(before)}
+            key = _source_hash(raw)
+            if key in self._sources:
                 return
             if len(self._sources) < MAX_SOURCES:
-                self._sources.add(mark)
+                self._sources.add(key)
         text = decode_utf8(raw)
         if not is_blank(text):
             self.source = text
 
 
-def _mark(source: bytes) -> bytes:
+def _source_hash(source: bytes) -> bytes:
     return hashlib.blake2b(source, digest_size=16).digest()
 
 
 class VectorSurvey(msgspec.Struct):
-    """What a vector file holds: rows by loader, and the lengths of all usable vectors."""
+    """Contents of a vector file: rows by loader, and the lengths of its vectors."""
 
     rows: int = 0
-    #: By loader id; None for rows whose loader id is no text.
+    #: By loader id; None for rows whose loader id is not a text.
     loaders: dict[str | None, LoaderRows] = msgspec.field(default_factory=dict)
-    #: Usable vectors by length in bytes, whatever their numbers, in the order of their first rows.
+    #: Number of vectors by length in bytes, finite or not, in the order of their first rows.
     lengths: dict[int, int] = msgspec.field(default_factory=dict)
     body_bytes: int = 0
-    #: What was salvaged of a damaged file, None of one that SQLite reads.
+    #: Totals of the salvage if the file is damaged, else None.
     salvage: SalvageTally | None = None
 
     @property
     def vector_bytes(self) -> int | None:
-        """Return the length in bytes that most usable vectors have (a tie goes to the first row), or None."""
+        """The most common vector length in bytes; in a tie, that of the earliest row. None without vectors."""
         return max(self.lengths, key=self.lengths.__getitem__) if self.lengths else None
 
 
 class Surveyor:
-    """Takes one row after the other into a survey."""
+    """Builds a survey row by row."""
 
     def __init__(self, found: VectorSurvey, number: Callable[[bytes, bytes], int] | None) -> None:
         self._found = found
@@ -219,17 +223,21 @@ class Surveyor:
         self._key: bytes | None = None
         self._loader: LoaderRows | None = None
         self._row_id: bytes | None = None
-        #: Below every row number.
+        #: Less than every row id.
         self._last = -(1 << 63) - 1
 
     def row(self, rowid: int, key: bytes | None, source: bytes | None, row_id: bytes | None) -> None:
-        """Count a row; its vector follows."""
+        """Count a row. Its vector is passed next, to :meth:`vector` or :meth:`refused`."""
         if self._loader is None or key != self._key:
             self._key = key
-            self._loader = self._loader_of(key)
+            if key not in self._by_key:
+                # Two ids that are invalid UTF-8 may decode to the same text; their rows are counted as one loader's.
+                text = None if key is None else decode_utf8(key)
+                self._by_key[key] = self._found.loaders.setdefault(text, LoaderRows())
+            self._loader = self._by_key[key]
             self._loader.runs.extend((rowid, rowid))
         if rowid <= self._last:
-            # Ranges of rowids would then name other rows than these.
+            # Ranges of row ids would no longer select these rows.
             raise StoreProblem(tr("cannot be read: its rows are out of order"), is_damage=True)
         self._last = rowid
         self._row_id = row_id
@@ -242,7 +250,7 @@ class Surveyor:
         self._found.rows += 1
 
     def vector(self, rowid: int, kind: int, body_bytes: int, degenerate: bool, digests: RowDigests) -> RowTally:
-        """Count the row's vector, and return where."""
+        """Count the vector of the current row and return the tally that it was added to."""
         assert self._loader is not None
         tally = self._counted(self._loader.kinds, kind, rowid, body_bytes, digests)
         tally.degenerate += degenerate
@@ -251,7 +259,7 @@ class Surveyor:
         return tally
 
     def refused(self, rowid: int, reason: str, body_bytes: int, digests: RowDigests) -> RowTally:
-        """Count a row that is not carried, and return where."""
+        """Count the current row as one that is not migrated and return the tally that it was added to."""
         assert self._loader is not None
         return self._counted(self._loader.refused, reason, rowid, body_bytes, digests)
 
@@ -270,7 +278,7 @@ class Surveyor:
     def text(
         self, tally: RowTally, rowid: int, body_bytes: int, degenerate: bool, digests: RowDigests, *, is_there: bool
     ) -> None:
-        """Tell rows without a text from the others."""
+        """Record whether the current row has a text."""
         if is_there:
             tally.first_text = rowid if tally.first_text is None else tally.first_text
             return
@@ -281,12 +289,5 @@ class Surveyor:
             blank.samples.append(self._name(rowid))
 
     def _name(self, rowid: int) -> str:
-        """Return what a person calls the row."""
+        """Name the current row for messages."""
         return decode_utf8(self._row_id) if self._row_id else f"rowid {rowid}"
-
-    def _loader_of(self, key: bytes | None) -> LoaderRows:
-        if key not in self._by_key:
-            # Two ids of invalid UTF-8 may decode to one text: their rows then count as one loader's.
-            text = None if key is None else decode_utf8(key)
-            self._by_key[key] = self._found.loaders.setdefault(text, LoaderRows())
-        return self._by_key[key]

@@ -1,10 +1,12 @@
-"""A table with a text and a raw float32 vector in every row, as both the v1 and the preview layout keep their chunks.
+"""Read tables that keep a text and a raw float32 vector in each row, as the v1 and the preview layout do.
 
-A survey reads every row once and keeps what planning needs per loader (in the preview layout: per item); rows are then
-streamed loader by loader. Both are proof against rows of any type and against damaged files: what cannot be read is a
-:class:`StoreProblem`. The survey scans the table and the streams seek, which gives different rows where a file is
-damaged: a stream has to reproduce the survey's digest of its rows (:mod:`regraft.formats.table_integrity`). Every query says
-``NOT INDEXED``: a vector index of libSQL is empty to any other SQLite, which would answer from it
+A survey reads every row once and keeps what planning needs for each loader (in the preview layout: for each item). Rows
+are then streamed loader by loader. Both accept values of any type and raise :class:`StoreProblem` for files that cannot
+be read.
+
+A survey scans the table but a stream seeks, and in a damaged file the two can return different rows. Therefore a stream
+must reproduce the survey's digest of its rows (:mod:`regraft.formats.table_integrity`). Every query says ``NOT
+INDEXED``: to any SQLite other than libSQL a libSQL vector index is empty, and SQLite might answer from it
 (``docs/formats/preview.md``, "The vector index trap").
 """
 
@@ -29,15 +31,19 @@ from regraft.formats.vector_survey import MISSING, UNSUPPORTED, StoreProblem, Su
 from regraft.language import join_list, tr
 from regraft.text import JS_WHITESPACE, decode_utf8
 
-#: White space as SQL.
+#: SQL expression for the characters that JavaScript treats as white space.
 SPACES_SQL = f"char({', '.join(str(ord(space)) for space in JS_WHITESPACE)})"
 
 
 def check_file(path: Path) -> None:
-    """Raise :class:`StoreProblem` where ``path`` cannot be a vector file: missing, a directory, empty."""
+    """Check that ``path`` can be a vector file.
+
+    Raises:
+        StoreProblem: it is missing, a directory, empty or cut off.
+    """
     try:
         if path.is_dir():
-            raise StoreProblem(tr("is a folder, as a still older layout had it, not a vector file"))
+            raise StoreProblem(tr("is a folder, not a vector file; an older layout used folders"))
         if not path.exists():
             raise StoreProblem(tr("does not exist"))
         if path.stat().st_size == 0:
@@ -46,7 +52,7 @@ def check_file(path: Path) -> None:
             0 if untrusted_sqlite.find_companions(links.real_path(path)) else untrusted_sqlite.count_missing_bytes(path)
         )
         if missing:
-            said = tr("is cut off: {missing:,} bytes are missing at its end", missing=missing)
+            said = tr("is truncated: the last {missing:,} bytes are missing", missing=missing)
             raise StoreProblem(said, is_damage=True)
     except OSError as error:
         raise _disk_problem(error) from error
@@ -57,18 +63,22 @@ def _disk_problem(error: OSError) -> StoreProblem:
     return StoreProblem(why, is_damage=error.errno == errno.EIO)
 
 
-#: SQL expressions, each with the column that it needs.
+#: Alternative SQL expressions, each with the column that it needs.
 ColumnExpressions = tuple[tuple[str, str], ...]
 
 
 class VectorTable(msgspec.Struct, frozen=True):
-    """Where a layout keeps its chunks: a table and the SQL expressions over its columns.
+    """Location of a layout's chunks: a table and SQL expressions over its columns.
 
-    All of it is our own text, never a file's. ``loader`` says whose row it is; ``row_id`` names it for a person, and
-    carries its number where ``number`` reads one out of it. Where a column may be missing there are several
-    expressions, each with the column that it needs: the first that gives a text counts. ``needed`` are the columns that
-    must be there. ``reason`` is why a row is not carried, NULL where nothing but its vector decides; such a row has no
-    vector.
+    None of the SQL comes from a file. For ``loader``, ``source`` and ``row_id`` there may be several expressions, each
+    with the column that it needs: the first one that yields a text is used.
+
+    Attributes:
+        loader: id of the loader that the row belongs to.
+        row_id: name of the row in messages; ``number`` parses the row's number from it.
+        needed: columns that must exist.
+        number: parses a chunk number from a row id and its loader id; None if the layout has no use for it.
+        reason: reason code if the row is not migrated whatever its vector, else NULL. Such a row has no vector.
     """
 
     name: str
@@ -78,22 +88,21 @@ class VectorTable(msgspec.Struct, frozen=True):
     body: str
     vector: str
     needed: tuple[str, ...]
-    #: Reads a chunk's number out of a row id and its loader id; None where the layout has no use for one.
     number: Callable[[bytes, bytes], int] | None = None
     reason: str | None = None
 
     def survey(self, path: Path, work: Path | None = None, *, texts: bool = False) -> VectorSurvey:
-        """Read every row of a file once and return what it holds.
+        """Read every row of a file once.
 
         Args:
-            path: the file; it is opened read-only and without a trace.
-            work: folder for a temporary copy, made only where a log or journal lies beside the file.
-            texts: whether rows without a text are told from the others (``Tally.blank``).
+            path: the file. It is opened read-only and no file is created beside it.
+            work: folder for a temporary copy, which is made only if a log or journal is beside the file.
+            texts: count rows without a text separately (``RowTally.blank``).
 
         Raises:
-            StoreProblem: missing, a folder, empty, no SQLite, damaged, without the table or a column of it; where the
-                column of vectors is there, with their length. Damaged is also a file that SQLite reads to its end and
-                whose pages do not agree on which rows there are.
+            StoreProblem: the file is missing, a folder, empty, not SQLite, damaged, or lacks the table or a column. If
+                the vector column exists, ``vector_bytes`` is set. A file that SQLite reads without an error is damaged
+                too if its pages contradict each other.
         """
         check_file(path)
         found = VectorSurvey()
@@ -102,7 +111,9 @@ class VectorTable(msgspec.Struct, frozen=True):
                 columns = self._columns(db)
                 register_functions(db)
                 self._survey_rows(db, found, columns, texts=texts)
-                self._demand_all_rows(db, path, found)
+                said = table_integrity.find_contradiction(db, path, self.name, (self.body, self.vector))
+                if said is not None:
+                    raise StoreProblem(tr("is damaged: {said}", said=said), found.vector_bytes, is_damage=True)
         except (apsw.Error, UnicodeDecodeError) as error:
             if sqlite.is_write_failure(error):
                 raise
@@ -123,13 +134,13 @@ class VectorTable(msgspec.Struct, frozen=True):
         *,
         any_number: bool = False,
     ) -> Iterator[tuple[str, bytes]]:
-        """Stream (body, vector) of the rows in ``runs`` whose vector is a BLOB of that length, in rowid order.
+        """Stream (body, vector) of the rows in ``runs`` whose vector is a BLOB of ``vector_bytes``, ordered by row id.
 
-        A NULL body is the empty text; unpaired surrogates and other invalid bytes become U+FFFD. Vectors with a NaN or
-        an infinity are left out, but for ``any_number``.
+        A NULL body becomes the empty text; unpaired surrogates and other invalid bytes become U+FFFD. Vectors that
+        contain a NaN or an infinity are left out unless ``any_number`` is set.
 
         Raises:
-            RowsDiffer: at the end, where ``digest``, that of these rows by the survey, is another one.
+            RowsDiffer: at the end, if the digest of the rows differs from ``digest``, which the survey computed.
         """
         length = f"typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?3"
         fits = length if any_number else self._fits
@@ -146,7 +157,7 @@ class VectorTable(msgspec.Struct, frozen=True):
     def text_hashes(
         self, db: apsw.Connection, runs: Iterable[tuple[int, int]], vector_bytes: int
     ) -> Iterator[tuple[int, str]]:
-        """Stream the rowid and the hash of the body of every row that :meth:`rows` streams, no large body whole."""
+        """Stream (row id, hash of the body) of the rows that :meth:`rows` streams, reading large bodies in pieces."""
         body, is_large = self.body, f"octet_length({self.body}) > {LARGE_BYTES}"
         query = f"""SELECT rowid, CASE WHEN {is_large} THEN NULL ELSE CAST({body} AS BLOB) END, {is_large}
                       FROM {self.name} NOT INDEXED WHERE rowid BETWEEN ?1 AND ?2 AND {self._fits} ORDER BY rowid"""
@@ -160,7 +171,7 @@ class VectorTable(msgspec.Struct, frozen=True):
                 yield rowid, hash_text(whole or "")
 
     def vector_of(self, db: apsw.Connection, rowid: int) -> bytes:
-        """Return the vector of one of the rows that :meth:`rows` streams."""
+        """Read the vector of one row that :meth:`rows` streams."""
         found: Any = db.execute(f"SELECT {self.vector} FROM {self.name} NOT INDEXED WHERE rowid = ?", (rowid,)).get
         return bytes(found)
 
@@ -173,12 +184,12 @@ class VectorTable(msgspec.Struct, frozen=True):
         *,
         texts: bool,
     ) -> Iterator[tuple[str | LargeText, bytes | None]]:
-        """Stream what :meth:`rows` streams, or :meth:`rows_and_texts`; a large body is read in pieces.
+        """Stream the rows of :meth:`rows`, or with ``texts`` of :meth:`rows_and_texts`, reading large bodies in pieces.
 
-        Of a large body only the length counts for the digest.
+        Only the length of a large body is part of the digest.
 
         Raises:
-            RowsDiffer: as by :meth:`rows`.
+            RowsDiffer: as in :meth:`rows`.
         """
         fits = self._fits
         wanted = f"({fits} OR {self._has_text})" if texts else fits
@@ -206,16 +217,16 @@ class VectorTable(msgspec.Struct, frozen=True):
         vector_bytes: int | None,
         digest: int | None = None,
     ) -> Iterator[tuple[str, bytes | None]]:
-        """Stream (body, vector) as :meth:`rows` does, and the rows that have a text alone, with None for a vector.
+        """Stream (body, vector) as :meth:`rows` does, and (body, None) for rows that have only a text.
 
         Args:
-            db: the file.
-            runs: ranges of rowids.
-            vector_bytes: the length of the vectors; with None every row counts for its text alone.
-            digest: of these rows by the survey, those that come without a vector by their text alone.
+            db: the open file.
+            runs: ranges of row ids.
+            vector_bytes: length of the vectors; None to stream all rows as texts.
+            digest: the survey's digest of these rows; rows without a vector are digested by their text alone.
 
         Raises:
-            RowsDiffer: as by :meth:`rows`.
+            RowsDiffer: as in :meth:`rows`.
         """
         fits = self._fits
         query = f"""SELECT rowid, CAST({self.body} AS BLOB), CASE WHEN {fits} THEN {self.vector} END
@@ -231,7 +242,7 @@ class VectorTable(msgspec.Struct, frozen=True):
 
     @property
     def _fits(self) -> str:
-        """Return SQL that tells whether a row's vector is a BLOB of ``?3`` bytes whose numbers are all finite."""
+        """SQL condition: the vector of a row is a BLOB of ``?3`` bytes and all its numbers are finite."""
         return (
             f"CASE WHEN typeof({self.vector}) = 'blob' AND octet_length({self.vector}) = ?3"
             f" THEN {flaw_sql(self.vector)} < {NON_FINITE} ELSE 0 END"
@@ -239,32 +250,31 @@ class VectorTable(msgspec.Struct, frozen=True):
 
     @property
     def _has_text(self) -> str:
-        """Return SQL that tells whether a row has a text that is not blank; NULL where it has none."""
+        """SQL condition: the row has a text that is not blank. NULL if the body is NULL."""
         return f"ltrim(CAST({self.body} AS TEXT), {SPACES_SQL}) <> ''"
 
     def texts(self, db: apsw.Connection, wanted: Sequence[ColumnExpressions]) -> Iterator[tuple[str | None, ...]]:
-        """Stream some texts of every row, in rowid order: for each of ``wanted`` the first expression that is text.
+        """Stream one text per entry of ``wanted`` for every row, ordered by row id.
 
-        None where none is. Invalid bytes become U+FFFD.
+        Each entry lists alternative expressions; the first one that is a text is used, or None. Invalid bytes become
+        U+FFFD.
 
         Raises:
-            StoreProblem: the table or a column of it is missing.
-            apsw.Error: damage, found while reading.
+            StoreProblem: the table or a column is missing.
+            apsw.Error: damage was found while reading.
         """
         columns = self._columns(db)
-        texts = ", ".join(_text_of(some, columns) for some in wanted)
+        texts = ", ".join(_text_sql(some, columns) for some in wanted)
         text = make_text_decoder(db)
         for row in db.execute(f"SELECT {texts} FROM {self.name} NOT INDEXED ORDER BY rowid"):
             yield tuple(map(text, row))
 
     def _columns(self, db: apsw.Connection) -> Sequence[str]:
-        """Return the names of the table's columns, in their order."""
-        self._demand_plain_table(db)
+        """Read the column names of the table, in order, after checking that the table can be read safely."""
+        self._check_plain_table(db)
         columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info('{self.name}')")]
         if any(name.lower() in ROW_NUMBERS for name in columns):
-            raise StoreProblem(
-                tr("has a table `{name}` with a column in the place of the numbers of its rows", name=self.name)
-            )
+            raise StoreProblem(tr("has a table `{name}` with a column that hides the row ids", name=self.name))
         missing = [name for name in self.needed if name not in columns]
         if missing:
             length = self.most_common_length(db) if self.vector in columns else None
@@ -275,8 +285,8 @@ class VectorTable(msgspec.Struct, frozen=True):
             )
         return columns
 
-    def _demand_plain_table(self, db: apsw.Connection) -> None:
-        """Refuse a view and a virtual table: reading one would run what a stranger defined."""
+    def _check_plain_table(self, db: apsw.Connection) -> None:
+        """Refuse views and virtual tables: reading one would run code that an untrusted file defines."""
         found = db.execute(
             "SELECT type, CAST(sql AS BLOB) FROM sqlite_master WHERE type IN ('table', 'view')"
             " AND name = ? COLLATE NOCASE",
@@ -287,11 +297,11 @@ class VectorTable(msgspec.Struct, frozen=True):
         statement: Any = found[1]
         if found[0] == "view" or is_virtual((statement or b"").decode("utf-8", "replace")):
             raise StoreProblem(
-                tr("has something else in the place of its table `{name}`, which is not read", name=self.name)
+                tr("has a view or virtual table named `{name}`, which regraft does not read", name=self.name)
             )
 
     def most_common_length(self, db: apsw.Connection) -> int | None:
-        """Return the length in bytes that most usable vectors have (a tie goes to the first row), or None."""
+        """Find the most common vector length in bytes; in a tie, that of the earliest row. None without vectors."""
         length = f"octet_length({self.vector})"
         query = f"""SELECT {length} FROM {self.name} NOT INDEXED
                      WHERE typeof({self.vector}) = 'blob' AND {length} > 0 AND {length} % 4 = 0
@@ -299,40 +309,34 @@ class VectorTable(msgspec.Struct, frozen=True):
         return next((int(str(found)) for (found,) in db.execute(query)), None)
 
     def _survey_rows(self, db: apsw.Connection, found: VectorSurvey, columns: Sequence[str], *, texts: bool) -> None:
-        seen = Surveyor(found, self.number)
-        recoded = _recoder(db)
+        surveyor = Surveyor(found, self.number)
+        recoded = _make_recoder(db)
         for rowid, loader, source, row_id, length, body_bytes, flaw, has_text, reason, body, vector in db.execute(
             self._survey_query(columns, texts=texts)
         ):
-            seen.row(rowid, recoded(loader), recoded(source), recoded(row_id))
+            surveyor.row(rowid, recoded(loader), recoded(source), recoded(row_id))
             size = body_bytes if body is None else len(body)
             digests = digest_row(rowid, body, size, vector), digest_row(rowid, body, size, None) if texts else 0
             if reason is None:
                 kind = non_finite_kind(length) if flaw == NON_FINITE else length
-                tally = seen.vector(rowid, kind, body_bytes, flaw == DEGENERATE, digests)
+                tally = surveyor.vector(rowid, kind, body_bytes, flaw == DEGENERATE, digests)
             else:
-                tally = seen.refused(rowid, str(reason), body_bytes, digests)
+                tally = surveyor.refused(rowid, str(reason), body_bytes, digests)
             if texts:
                 is_there = bool(has_text)
-                seen.text(tally, rowid, body_bytes, flaw == DEGENERATE, digests, is_there=is_there)
-
-    def _demand_all_rows(self, db: apsw.Connection, path: Path, found: VectorSurvey) -> None:
-        """Refuse a file whose pages do not agree on which rows there are."""
-        said = table_integrity.find_contradiction(db, path, self.name, (self.body, self.vector))
-        if said is not None:
-            raise StoreProblem(tr("is damaged: {said}", said=said), found.vector_bytes, is_damage=True)
+                surveyor.text(tally, rowid, body_bytes, flaw == DEGENERATE, digests, is_there=is_there)
 
     def _survey_query(self, columns: Sequence[str], *, texts: bool) -> str:
-        # Vectors are read whole (to see which have no direction), so that damage anywhere in a row shows here and not
-        # later. One with a NaN or an infinity has none either: only of these few the numbers are looked at. Text is
-        # fetched as bytes: it may be no UTF-8.
+        # Vectors are read completely, so that damage anywhere in a row shows now and not later. Their finiteness is
+        # checked number by number only if sqlite-vec finds no direction. Texts are read as bytes because they may be
+        # invalid UTF-8.
         vector, length = self.vector, f"octet_length({self.vector})"
-        told = (_text_of(some, columns) for some in (self.loader, self.source, self.row_id))
-        # Only where it reads the last column, SQLite sees that columns take more or less than there is of a row: one
-        # wrong length shifts every column behind it.
+        texts_sql = (_text_sql(some, columns) for some in (self.loader, self.source, self.row_id))
+        # SQLite only notices that the columns of a row do not add up to its length if it reads the last column: one
+        # wrong length shifts every column after it.
         last = untrusted_sqlite.quote_name(columns[-1])
         return f"""
-            SELECT rowid, {", ".join(told)},
+            SELECT rowid, {", ".join(texts_sql)},
                    CASE WHEN {length} > 0 IS NOT TRUE THEN {MISSING}
                         WHEN typeof({vector}) <> 'blob' OR {length} % 4 THEN {UNSUPPORTED}
                         ELSE {length} END AS kind,
@@ -348,8 +352,8 @@ class VectorTable(msgspec.Struct, frozen=True):
              ORDER BY rowid"""
 
 
-def _text_of(some: ColumnExpressions, columns: Sequence[str]) -> str:
-    """Return SQL for the bytes of the first expression that is text; those without their column are left out."""
+def _text_sql(some: ColumnExpressions, columns: Sequence[str]) -> str:
+    """Build SQL for the bytes of the first expression that is a text; expressions without their column are skipped."""
     texts = [
         f"CASE typeof({expression}) WHEN 'text' THEN CAST({expression} AS BLOB) END"
         for column, expression in some
@@ -359,8 +363,8 @@ def _text_of(some: ColumnExpressions, columns: Sequence[str]) -> str:
 
 
 def make_text_decoder(db: apsw.Connection) -> Callable[[bytes | None], str | None]:
-    """Return what makes text of a text's bytes; invalid ones become U+FFFD, and None stays None."""
-    recoded = _recoder(db)
+    """Make a function that decodes the bytes of a text in this file. Invalid bytes become U+FFFD; None stays None."""
+    recoded = _make_recoder(db)
 
     def decoded(raw: bytes | None) -> str | None:
         coded = recoded(raw)
@@ -369,8 +373,8 @@ def make_text_decoder(db: apsw.Connection) -> Callable[[bytes | None], str | Non
     return decoded
 
 
-def _recoder(db: apsw.Connection) -> Callable[[bytes | None], bytes | None]:
-    """Return what makes UTF-8 of a text's bytes: a file may keep its texts as UTF-16."""
+def _make_recoder(db: apsw.Connection) -> Callable[[bytes | None], bytes | None]:
+    """Make a function that converts the bytes of a text to UTF-8: a file may store UTF-16."""
     codec = text_codec(db)
     if codec is None:
         return lambda raw: raw
@@ -378,5 +382,5 @@ def _recoder(db: apsw.Connection) -> Callable[[bytes | None], bytes | None]:
 
 
 def text_codec(db: apsw.Connection) -> str | None:
-    """Return in what a file keeps its texts; None for UTF-8."""
+    """Return the Python codec of the file's texts, or None for UTF-8."""
     return {"UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}.get(str(db.execute("PRAGMA encoding").get))

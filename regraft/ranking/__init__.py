@@ -1,1 +1,1 @@
-"""How each system ranks what a search finds."""
+"""Searches for each system: which hits are found, and in which order."""

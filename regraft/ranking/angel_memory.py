@@ -1,4 +1,8 @@
-"""Reading a note of AngelMemory by its short id, from the file itself (``docs/angel-memory.md``, "Recall")."""
+"""Recall and search of AngelMemory notes (``docs/angel-memory.md``, ``docs/search.md``).
+
+:func:`recall` reads lines of a note's file by short id. :func:`search` finds records by tags, or by the vectors of the
+collection ``notes_index``. A search hit has path, headings and tags, never the text of the note.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +24,27 @@ from regraft.formats.cherry_v2.index.search import MAX_TERMS, compile_query, is_
 from regraft.language import format_count, join_list, tr
 from regraft.ranking.cherry_v2 import DEFAULT_COUNT, Mode
 
-#: Short ids that are given as the nearest to one that no note has.
+#: Number of similar short ids to suggest for an unknown one.
 _NEAREST = 3
 
 
 @dataclass(frozen=True)
-class Span:
-    """Lines that are wanted, from 1 on, both ends included; None: from the first, to the last."""
+class LineRange:
+    """A range of lines, from 1, both ends included; None means the first or the last line."""
 
     first: int | None = None
     last: int | None = None
 
     def __post_init__(self) -> None:
         if self.first is not None and self.last is not None and self.first > self.last:
-            raise ValueError(tr("line {first} comes after line {last}", first=self.first, last=self.last))
+            raise ValueError(tr("first line {first} is after last line {last}", first=self.first, last=self.last))
 
 
-class Recalled(msgspec.Struct, frozen=True, kw_only=True):
-    """A note's record, and lines of its file as they are now.
+class NoteExcerpt(msgspec.Struct, frozen=True, kw_only=True):
+    """A record and current lines of its file.
 
-    Of an empty file both lines are 0. If the budget has no room for the first line, that line is cut; if it has no room
-    for a single character, the end is before the start.
+    For an empty file both line numbers are 0. If the token budget is smaller than the first line, that line is
+    truncated; if it allows no character, ``end`` is less than ``start``.
     """
 
     record: Record
@@ -48,44 +52,44 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     end: int
     content: str
-    #: About how many tokens the lines have, and whether lines were left out because there were more.
+    #: Estimated tokens of the content, and whether lines were omitted to stay within the budget.
     tokens: int
     is_cut: bool
-    #: Whether the first line alone has more tokens than the budget, so that only its beginning is there.
+    #: Whether the first line alone exceeds the budget and is truncated.
     is_line_cut: bool
 
 
-def recall(root: Path, short_id: int, span: Span, token_budget: int | None = None) -> Recalled:
-    """Read lines of the file of a note; nothing is written.
+def recall(root: Path, short_id: int, span: LineRange, token_budget: int | None = None) -> NoteExcerpt:
+    """Read lines of a note's file. Nothing is written.
 
     Args:
-        root: the data folder.
-        short_id: the note's.
-        span: which lines; what lies beyond the file is left out.
-        token_budget: at most so many tokens; None: as many as there are.
+        root: the data directory.
+        short_id: short id of the note.
+        span: lines to read; limited to the lines of the file.
+        token_budget: maximum number of tokens; None for no limit.
 
     Raises:
         NoteUnknown, NoteAmbiguous: no note has the short id, or several have it.
-        NoteGone, NoteOutside: its file is not there, or not below ``raw/``.
-        SourceUnreadable: its file or the database cannot be read.
+        NoteGone, NoteOutside: the file of the note is missing, or not below ``raw/``.
+        SourceUnreadable: the file or the database cannot be read.
     """
-    record = _record(root, short_id)
-    place = database.inside(root / database.RAW, record.path)
-    if place is None:
+    record = _find_record(root, short_id)
+    file = database.resolve_note_path(root / database.RAW, record.path)
+    if file is None:
         raise NoteOutside(path=root, short_id=short_id, file=record.path)
     try:
-        lines = database.lines_of(links.read_bytes(place))
+        lines = database.split_lines(links.read_bytes(file))
     except FileNotFoundError as error:
         raise NoteGone(path=root, short_id=short_id, file=record.path) from error
     except OSError as error:
-        raise SourceUnreadable(path=place, reason=error.strerror or error) from error
+        raise SourceUnreadable(path=file, reason=error.strerror or error) from error
     start = min(max(1, span.first or 1), len(lines))
     end = min(max(1, len(lines) if span.last is None else span.last), len(lines))
     wanted = lines[max(0, start - 1) : end]
-    kept = wanted if token_budget is None else _fitting(wanted, token_budget)
+    kept = wanted if token_budget is None else _limit_tokens(wanted, token_budget)
     content = "\n".join(kept)
     is_cut = kept != wanted
-    return Recalled(
+    return NoteExcerpt(
         record=record,
         total_lines=len(lines),
         start=start,
@@ -97,11 +101,8 @@ def recall(root: Path, short_id: int, span: Span, token_budget: int | None = Non
     )
 
 
-def _fitting(lines: Sequence[str], budget: int) -> list[str]:
-    """Return the lines from the first on that have no more tokens than ``budget``, joined.
-
-    If the first line alone has more, return its beginning.
-    """
+def _limit_tokens(lines: Sequence[str], budget: int) -> list[str]:
+    """Return as many of the first lines as the token budget allows; if none fits, the beginning of the first line."""
     count = bisect_right(range(1, len(lines) + 1), budget, key=lambda count: estimate("\n".join(lines[:count])))
     if count or not lines:
         return list(lines[:count])
@@ -110,12 +111,12 @@ def _fitting(lines: Sequence[str], budget: int) -> list[str]:
     return [first[:length]] if length else []
 
 
-def _record(root: Path, short_id: int) -> Record:
+def _find_record(root: Path, short_id: int) -> Record:
     try:
-        with database.reading(root) as db:
-            found = list(database.records(db, "r.note_short_id = ?", (short_id,)))
+        with database.open_records(root) as db:
+            found = list(database.iterate_records(db, "r.note_short_id = ?", (short_id,)))
             if not found:
-                raise NoteUnknown(path=root, short_id=short_id, known=_known(db, short_id))
+                raise NoteUnknown(path=root, short_id=short_id, known=_describe_short_ids(db, short_id))
     except (AngelProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=root / database.DATABASE, reason=error) from error
     if len(found) > 1:
@@ -124,61 +125,59 @@ def _record(root: Path, short_id: int) -> Record:
     return found[0]
 
 
-def _known(db: apsw.Connection, short_id: int) -> str:
-    """Return the short ids that there are, for a person."""
-    highest = database.highest_short_id(db)
+def _describe_short_ids(db: apsw.Connection, short_id: int) -> str:
+    """Describe the existing short ids, for an error message."""
+    highest = database.find_highest_short_id(db)
     if highest is None:
         return tr("there are no notes")
     nearest = f"SELECT DISTINCT note_short_id FROM {RECORDS} WHERE note_short_id IS NOT NULL"
     rows = db.execute(f"{nearest} ORDER BY abs(note_short_id - ?), 1 LIMIT ?", (short_id, _NEAREST))
     near = join_list(str(number) for (number,) in sorted(rows))
-    return tr("the nearest are {near}, the highest is {highest}", near=near, highest=highest)
+    return tr("the closest short ids are {near}, the highest is {highest}", near=near, highest=highest)
 
 
-# Search the note records of AngelMemory by tags, or by the vectors of its collection ``notes_index``.
-#
-# A hit is a record: its path, headings and tags, never the text of the note (``docs/search.md``, "Notes of AngelMemory").
+# Search.
 
 
-class Nearest(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a search in the collection ``notes_index``."""
+class NearestRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a vector search in the collection ``notes_index``."""
 
-    #: Source ids with their squared L2 distance, nearest first; every one is the id of a record.
+    #: Source ids of records with their squared L2 distance, nearest first.
     distances: list[tuple[str, float]]
-    #: Records that have a vector text and no usable vector.
+    #: Number of records with a text to embed but without a valid vector.
     missing: int
-    #: Vectors whose id is no record.
+    #: Number of vectors without a record.
     orphans: int
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A search request; ``nearest`` returns the given number of nearest records and is needed by vector mode only."""
+class RecordRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A search request. ``nearest`` returns the given number of nearest records; only vector mode needs it."""
 
     query: str
     mode: Mode
     count: int | None = None
-    nearest: Callable[[int], Nearest] | None = None
+    nearest: Callable[[int], NearestRecords] | None = None
 
 
-class FoundRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that was found; ``matched`` are those of its tags that the query matches, in simple mode only."""
+class RecordMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that was found; ``matched`` are its tags that the query matches, in simple mode only."""
 
     record: Record
     score: float
     matched: tuple[str, ...] = ()
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Records, best first, and how they were found."""
+class RecordAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a search: records, best first."""
 
     mode: Mode
     count: int
-    hits: tuple[FoundRecord, ...]
+    hits: tuple[RecordMatch, ...]
     notes: tuple[str, ...] = ()
 
 
-def search(root: Path, request: Request) -> Answer:
-    """Search the records of a data folder.
+def search(root: Path, request: RecordRequest) -> RecordAnswer:
+    """Search the records of a data directory.
 
     Raises:
         QueryWithoutWord: the query has no letter, number or ``_``.
@@ -188,10 +187,10 @@ def search(root: Path, request: Request) -> Answer:
         raise QueryWithoutWord
     count = request.count or DEFAULT_COUNT
     try:
-        with database.reading(root) as db:
+        with database.open_records(root) as db:
             if request.nearest is None:
-                return Answer(mode=Mode.SIMPLE, count=count, hits=tuple(_by_tags(db, request.query, count)))
-            return _by_vector(db, request.nearest(count), count)
+                return RecordAnswer(mode=Mode.SIMPLE, count=count, hits=tuple(_search_tags(db, request.query, count)))
+            return _search_vectors(db, request.nearest(count), count)
     except (AngelProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=root / database.DATABASE, reason=error) from error
 
@@ -204,9 +203,9 @@ class TagMatcher:
 
     def __init__(self, query: str) -> None:
         self._query = query.casefold()
-        asked = compile_query(self._query)
-        self._terms = asked.terms
-        self._shorts = frozenset(asked.shorts[:MAX_TERMS])
+        compiled = compile_query(self._query)
+        self._terms = compiled.terms
+        self._shorts = frozenset(compiled.shorts[:MAX_TERMS])
 
     def matches(self, tag: str) -> bool:
         """Whether the query matches a tag."""
@@ -216,14 +215,14 @@ class TagMatcher:
         shorts = compile_query(folded).shorts
         return (
             not self._shorts.isdisjoint(shorts)
-            # Text without spaces between words: a short word is found inside a longer run, in either direction.
+            # In text without spaces between words, a short word may be part of a longer run, in either direction.
             or any(is_unsegmented(short) and short in folded for short in self._shorts)
             or any(is_unsegmented(short) and short in self._query for short in shorts)
         )
 
 
-def _by_tags(db: apsw.Connection, query: str, count: int) -> Iterator[FoundRecord]:
-    """Yield the records with the most matching tags; of equal numbers, the one updated last comes first."""
+def _search_tags(db: apsw.Connection, query: str, count: int) -> Iterator[RecordMatch]:
+    """Yield the records with the most matching tags; of equal ones, the most recently updated first."""
     matcher = TagMatcher(query)
     db.create_scalar_function("regraft_matches", lambda *tags: matcher.matches(str(tags[0])), 1, deterministic=True)
     ranked: list[Any] = db.execute(
@@ -234,29 +233,29 @@ def _by_tags(db: apsw.Connection, query: str, count: int) -> Iterator[FoundRecor
         (count,),
     ).fetchall()
     for rowid, hits in ranked:
-        for record in database.records(db, "r.rowid = ?", (rowid,)):
+        for record in database.iterate_records(db, "r.rowid = ?", (rowid,)):
             matched = tuple(name for name in record.names if matcher.matches(name))
-            yield FoundRecord(record=record, score=float(hits), matched=matched)
+            yield RecordMatch(record=record, score=float(hits), matched=matched)
 
 
 # --- by vector ------------------------------------------------------------------------------------------------------
 
 
-def _by_vector(db: apsw.Connection, nearest: Nearest, count: int) -> Answer:
+def _search_vectors(db: apsw.Connection, nearest: NearestRecords, count: int) -> RecordAnswer:
     hits = tuple(
-        FoundRecord(record=record, score=1 / (1 + distance))
+        RecordMatch(record=record, score=1 / (1 + distance))
         for source_id, distance in nearest.distances
-        for record in database.records(db, "r.source_id = ?", (source_id,))
+        for record in database.iterate_records(db, "r.source_id = ?", (source_id,))
     )
     notes = []
     if nearest.missing:
         notes.append(
             tr(
-                "{records} without a usable vector could not be found; regraft reconcile embeds them",
+                "{records} without a usable vector could not be searched; run regraft reconcile to embed them",
                 records=format_count(nearest.missing, "record"),
             )
         )
     if nearest.orphans:
         vectors = format_count(nearest.orphans, "vector")
-        notes.append(tr("{vectors} of no record left out; regraft reconcile deletes them", vectors=vectors))
-    return Answer(mode=Mode.VECTOR, count=count, hits=hits, notes=tuple(notes))
+        notes.append(tr("{vectors} without a record ignored; run regraft reconcile to delete them", vectors=vectors))
+    return RecordAnswer(mode=Mode.VECTOR, count=count, hits=hits, notes=tuple(notes))

@@ -1,6 +1,6 @@
-"""A search in the notes of codex-mem: by words as the application does, and by meaning where that can be had.
+"""Search in codex-mem notes: by words as the application does, and by meaning if vectors are available.
 
-Whatever is in the way of meaning leaves the answer by words as it would be without it, and is said
+If vectors cannot be used, the word results are returned unchanged, with a note that gives the reason
 (``docs/codex-mem.md``, "Searching").
 """
 
@@ -19,26 +19,25 @@ from regraft.errors import ProjectUnknown, QueryWithoutWord, SourceUnreadable
 from regraft.formats.cherry_v2.index.search import FUSION_DEPTH, Hit, fused, vector_blob
 from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import health
-from regraft.formats.codex_mem.database import FULL_TEXT, NOTES, Counts, Note, Status
-from regraft.formats.codex_mem.health import State, Survey
+from regraft.formats.codex_mem.database import FULL_TEXT, NOTES, Note, NoteStatus, StatusCounts
+from regraft.formats.codex_mem.health import HealthState, NoteSurvey
 from regraft.formats.codex_mem.sidecar import SidecarUnreadable
 from regraft.formats.vector_table import make_text_decoder
 from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
-from regraft.ranking.cherry_v2 import Mode
-from regraft.ranking.fusion import Embed, NoVector
+from regraft.ranking.cherry_v2 import Embed, Mode, NoVector
 
-#: How many hits the application gives where nobody says.
+#: The application's default number of hits.
 DEFAULT_COUNT = 5
-#: The application is written in Go, which takes less for white space than Python.
+#: White space as defined by Go, in which the application is written; Python's definition is wider.
 _WHITE_SPACE = re.compile("[\t\n\v\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
-#: How many vectors are compared in one statement.
+#: Vectors compared per query.
 _AT_ONCE = 500
 _COLUMNS = "n.type, n.status, CAST(n.title AS BLOB), CAST(n.content AS BLOB)"
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked; ``mode`` None: hybrid where there is a vector of the query, or something that makes one."""
+class NoteRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A search request. ``mode`` None: hybrid if the query has a vector or an embedder, else by words."""
 
     query: str
     project: str | None = None
@@ -48,8 +47,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     embed: Embed | None = None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A note that was found: as a hit, whose unit is the note and whose material its project, and what it is."""
+class NoteMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A note that was found. In ``hit``, the unit is the note and the material its project."""
 
     hit: Hit
     title: str
@@ -58,69 +57,71 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoteAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found, best first, how, and what was in the way of meaning."""
+    """Result of a search: notes, best first, and messages for the user."""
 
     project: str | None
     mode: Mode
-    state: State
+    state: HealthState
     count: int
-    found: tuple[Found, ...]
+    found: tuple[NoteMatch, ...]
     notes: tuple[str, ...]
 
 
-def words(query: str) -> list[str]:
-    """Return the words of a query as the application takes them: whatever stands between white space."""
+def split_query(query: str) -> list[str]:
+    """Split a query at white space, as the application does."""
     return [word for word in _WHITE_SPACE.split(query) if word]
 
 
-def search(database: Path, request: Request) -> NoteAnswer:
-    """Search the notes of one project, or of all.
+def search(database: Path, request: NoteRequest) -> NoteAnswer:
+    """Search the notes of one project or of all.
 
     Raises:
-        ProjectUnknown: there is no such project.
+        ProjectUnknown: the project does not exist.
         QueryWithoutWord: the query is blank.
         SourceUnreadable: the database is damaged.
     """
-    if not words(request.query):
+    if not split_query(request.query):
         raise QueryWithoutWord
     try:
-        with health.opened(database) as memory:
-            projects = codex_mem_database.projects(memory.db)
+        with health.open_memory(database) as memory:
+            projects = codex_mem_database.read_projects(memory.db)
             project = (
-                request.project if request.project is None else codex_mem_database.project_id(projects, request.project)
+                request.project
+                if request.project is None
+                else codex_mem_database.find_project_id(projects, request.project)
             )
             if project is None and request.project is not None:
                 raise ProjectUnknown(base=request.project, known=join_list(projects) or "none")
-            return _Search(health.survey(memory), project, request).answer()
+            return _Search(health.survey_notes(memory), project, request).answer()
     except (apsw.Error, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=database, reason=error) from error
 
 
 class _Search(msgspec.Struct):
-    """One search, step by step; used once."""
+    """A single search."""
 
-    survey: Survey
+    survey: NoteSurvey
     project: str | None
-    request: Request
+    request: NoteRequest
     notes: list[str] = msgspec.field(default_factory=list)
 
     def answer(self) -> NoteAnswer:
         count = self.request.count or DEFAULT_COUNT
-        by_words = list(self._by_words(count * FUSION_DEPTH))
-        by_meaning = self._by_meaning(count * FUSION_DEPTH)
+        by_words = list(self._search_words(count * FUSION_DEPTH))
+        by_meaning = self._search_vectors(count * FUSION_DEPTH)
         mode = Mode.BM25 if by_meaning is None else Mode.HYBRID
-        hits = by_words[:count] if by_meaning is None else _both(by_words, by_meaning, count)
-        found = tuple(one for hit in hits for one in self._found(hit))
+        hits = by_words[:count] if by_meaning is None else _combine(by_words, by_meaning, count)
+        found = tuple(one for hit in hits for one in self._load_match(hit))
         return NoteAnswer(
             project=self.project, mode=mode, state=self.survey.state, count=count, found=found, notes=tuple(self.notes)
         )
 
     # --- words -------------------------------------------------------------------------------------------------------
 
-    def _by_words(self, count: int) -> Iterator[Hit]:
-        """Yield the best notes by words, in the application's order; its scores are lower the better, these higher."""
+    def _search_words(self, count: int) -> Iterator[Hit]:
+        """Yield the best notes by words, in the application's order. Scores are negated bm25: higher is better."""
         db = self.survey.memory.db
-        match = " ".join('"' + word.replace('"', '""') + '"' for word in words(self.request.query))
+        match = " ".join('"' + word.replace('"', '""') + '"' for word in split_query(self.request.query))
         rows = db.execute(
             f"""SELECT n.id, n.project_id, -bm25({FULL_TEXT})
                   FROM {FULL_TEXT} JOIN {NOTES} n ON n.rowid = {FULL_TEXT}.rowid
@@ -128,45 +129,48 @@ class _Search(msgspec.Struct):
                  ORDER BY bm25({FULL_TEXT}), n.importance DESC, n.created_at DESC, n.rowid LIMIT :count""",
             {"match": match, "project": self.project, "count": count},
         )
-        # Where an index counts next to nothing, its ranks are none.
+        # bm25 may be NULL in a damaged index.
         yield from (_hit(str(note), str(project), score or 0.0) for note, project, score in rows)
 
     # --- meaning -----------------------------------------------------------------------------------------------------
 
-    def _by_meaning(self, count: int) -> list[Hit] | None:
-        """Return the nearest notes; None, with a note that says why, where nobody can tell."""
+    def _search_vectors(self, count: int) -> list[Hit] | None:
+        """Return the nearest notes, or None after adding a note with the reason."""
         wanted = self.request.vector is not None or self.request.embed is not None
         if self.request.mode is Mode.BM25 or (self.request.mode is None and not wanted):
             return None
-        obstacle = self._obstacle()
+        obstacle = self._find_obstacle()
         if obstacle is None:
             try:
-                hits = list(self._nearest(self._vector(), count))
+                distances = self._distances(self._vector())
+                # Of equally near notes, the oldest come first.
+                best = heapq.nsmallest(count, distances, key=lambda one: (one[0], one[1].rowid))
+                hits = [_hit(note.id, note.project, 1 - distance) for distance, note in best]
             except (NoVector, SidecarUnreadable) as error:
                 obstacle = str(error)
             else:
-                self._say_who_is_missing()
+                self._note_missing_vectors()
                 return hits
-        self.notes.append(tr("searched by words alone: {obstacle}", obstacle=obstacle))
+        self.notes.append(tr("searched by words only: {obstacle}", obstacle=obstacle))
         return None
 
-    def _obstacle(self) -> str | None:
-        """Return what is in the way of meaning, by the database's state."""
-        told = health.obstacle(self.survey)
-        if told is None and (self.survey.memory.vectors is None or not self._counts().ready):
-            told = tr("no note has its vector")
-        if told is not None:
-            return told
+    def _find_obstacle(self) -> str | None:
+        """Return why vectors cannot be used, or None."""
+        reason = health.find_obstacle(self.survey)
+        if reason is None and (self.survey.memory.vectors is None or not self._counts().ready):
+            reason = tr("no note has a current vector")
+        if reason is not None:
+            return reason
         if self.request.vector is None and self.request.embed is None:
-            return tr("there is no vector of the query; --vector or --embedder gives one")
+            return tr("the query has no vector; use --vector or --embedder")
         return None
 
-    def _counts(self) -> Counts:
-        """Return the counts of the notes that are searched."""
-        return self.survey.total if self.project is None else self.survey.counts.get(self.project, Counts())
+    def _counts(self) -> StatusCounts:
+        """Return the status counts of the searched notes."""
+        return self.survey.total if self.project is None else self.survey.counts.get(self.project, StatusCounts())
 
     def _vector(self) -> bytes:
-        """Return the query's vector as the sidecar compares it."""
+        """Return the query's vector in the sidecar's format."""
         memory, numbers = self.survey.memory, self.request.vector
         assert memory.vectors is not None
         meta = memory.vectors.meta
@@ -176,58 +180,53 @@ class _Search(msgspec.Struct):
         if len(numbers) != meta.dimensions:
             raise NoVector(
                 tr(
-                    "the query's vector has {numbers} dimensions, those of the notes have {dimensions}",
+                    "the query's vector has {numbers} dimensions, but the notes' vectors have {dimensions}",
                     numbers=len(numbers),
                     dimensions=meta.dimensions,
                 )
             )
         blob = vector_blob(numbers)
         if not any(blob):
-            raise NoVector(tr("the query's vector is all zeros, which is near to nothing"))
+            raise NoVector(tr("the query's vector is all zeros, so it is similar to nothing"))
         return blob
-
-    def _nearest(self, vector: bytes, count: int) -> Iterator[Hit]:
-        """Yield the notes that are ready and nearest by cosine; of equally near ones the one that was written first."""
-        best = heapq.nsmallest(count, self._distances(vector), key=lambda one: (one[0], one[1].rowid))
-        yield from (_hit(note.id, note.project, 1 - distance) for distance, note in best)
 
     def _distances(self, vector: bytes) -> Iterator[tuple[float, Note]]:
         memory = self.survey.memory
         assert memory.vectors is not None
-        ready = (note for note in memory.notes.judged(self.project) if note.status is Status.READY)
+        ready = (note for note in memory.notes.iterate(self.project) if note.status is NoteStatus.READY)
         while group := list(islice(ready, _AT_ONCE)):
             distances = memory.vectors.distances([note.id for note in group], vector)
             yield from ((distances[note.id], note) for note in group if note.id in distances)
 
-    def _say_who_is_missing(self) -> None:
+    def _note_missing_vectors(self) -> None:
         counts = self._counts()
         missing = {"pending": counts.pending, "stale": counts.stale, "failed": counts.failed}
         if any(missing.values()):
             message = join_list(f"{number:,} {name}" for name, number in missing.items() if number)
             number = format_count(sum(missing.values()), "note")
-            self.notes.append(
-                tr("{number} could be found by words alone ({message_})", number=number, message_=message)
-            )
+            self.notes.append(tr("{number} could be found by words only ({message_})", number=number, message_=message))
 
     # --- both --------------------------------------------------------------------------------------------------------
 
-    def _found(self, hit: Hit) -> Iterator[Found]:
-        """Yield a hit with its text; a note that was deleted meanwhile is none."""
+    def _load_match(self, hit: Hit) -> Iterator[NoteMatch]:
+        """Yield a hit with its text; nothing if the note has been deleted."""
         db = self.survey.memory.db
         for kind, status, *texts in db.execute(f"SELECT {_COLUMNS} FROM {NOTES} n WHERE n.id = ?", (hit.unit_id,)):
             title, content = (make_text_decoder(db)(raw) or "" for raw in texts)
-            yield Found(hit=replace(hit, text=f"{title}\n\n{content}"), title=title, type=str(kind), status=str(status))
+            yield NoteMatch(
+                hit=replace(hit, text=f"{title}\n\n{content}"), title=title, type=str(kind), status=str(status)
+            )
 
 
 def _hit(note: str, project: str, score: float) -> Hit:
     return Hit(unit_id=note, material_id=project, relative_path=None, unit_index=0, text="", score=score)
 
 
-def _both(by_words: list[Hit], by_meaning: Iterable[Hit], count: int) -> list[Hit]:
-    """Return the ``count`` best of both by reciprocal rank; nothing that words find is lost that need not be.
+def _combine(by_words: list[Hit], by_meaning: Iterable[Hit], count: int) -> list[Hit]:
+    """Combine both lists by reciprocal rank and return the best ``count``, keeping the best word hits.
 
-    Where words find fewer than ``count`` notes, all of them are among the hits, else the better half of the hits that
-    words alone would give. Of equal ranks the one by words comes first.
+    If words find fewer than ``count`` notes, all of them are kept, otherwise the first half of ``count``. Of equal
+    ranks the word hit comes first.
     """
     ranked = fused(by_words, by_meaning, 0.5)
     kept = {hit.unit_id for hit in by_words[: count if len(by_words) < count else (count + 1) // 2]}

@@ -1,20 +1,20 @@
-"""What ``regraft search`` tells of bases, as a document (``docs/commands.md``)."""
+"""JSON documents of ``regraft search`` and ``regraft recall`` (``docs/commands.md``)."""
 
 from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
 from regraft.formats.cherry_v2.index.search import Hit
-from regraft.ranking.angel_memory import Answer, Recalled
+from regraft.ranking.angel_memory import NoteExcerpt, RecordAnswer
 from regraft.ranking.cherry_v2 import Mode, UnitAnswer
 from regraft.ranking.codex_mem import NoteAnswer
-from regraft.ranking.fusion import Answers, RankedHit
 from regraft.ranking.rsclaw import ChunkAnswer
+from regraft.ranking.several_bases import CombinedAnswer
 from regraft.report.document import Head, Report
 
 
 class FoundUnit(Struct, frozen=True, kw_only=True):
-    """A hit; its last two fields only where several bases were searched: rank and score in its own base."""
+    """A hit. ``base_rank`` and ``base_score`` are present only if several bases were searched."""
 
     base: str
     base_name: str | None
@@ -31,7 +31,7 @@ class FoundUnit(Struct, frozen=True, kw_only=True):
 
 
 class SearchedBase(Struct, frozen=True, kw_only=True):
-    """How one of several bases was searched; ``problem`` says why it was not."""
+    """How one of several bases was searched; ``problem`` is the reason if it was not."""
 
     base: str
     base_name: str | None
@@ -44,7 +44,7 @@ class SearchedBase(Struct, frozen=True, kw_only=True):
 
 
 class SearchReport(Report, kw_only=True):
-    """What ``regraft search`` tells (``docs/commands.md``); ``bases`` only where several were searched."""
+    """Result of ``regraft search``; ``bases`` is present only if several bases were searched."""
 
     base: str | None
     base_name: str | None
@@ -58,10 +58,10 @@ class SearchReport(Report, kw_only=True):
     bases: list[SearchedBase] | UnsetType = UNSET
 
 
-def search_report(head: Head, found: UnitAnswer | Answers) -> SearchReport:
-    """Return the command's result."""
-    if isinstance(found, Answers):
-        return _report_of_several(head, found)
+def search_report(head: Head, found: UnitAnswer | CombinedAnswer) -> SearchReport:
+    """Build the report of a search in one or several bases."""
+    if isinstance(found, CombinedAnswer):
+        return _combined_report(head, found)
     return SearchReport(
         head=head,
         base=found.base_id,
@@ -72,11 +72,11 @@ def search_report(head: Head, found: UnitAnswer | Answers) -> SearchReport:
         score_kind=found.score_kind,
         dropped=found.dropped,
         notes=found.notes,
-        hits=[_unit(found, hit, rank, hit.score) for rank, hit in enumerate(found.hits, 1)],
+        hits=[_build_unit(found, hit, rank, hit.score) for rank, hit in enumerate(found.hits, 1)],
     )
 
 
-def _report_of_several(head: Head, found: Answers) -> SearchReport:
+def _combined_report(head: Head, found: CombinedAnswer) -> SearchReport:
     first = found.answers[0]
     is_one_way = all((one.mode, one.alpha) == (first.mode, first.alpha) for one in found.answers)
     searched = [
@@ -104,12 +104,15 @@ def _report_of_several(head: Head, found: Answers) -> SearchReport:
         score_kind="ranking",
         dropped=sum(answer.dropped for answer in found.answers),
         notes=found.notes,
-        hits=[_unit_of_several(ranked, rank) for rank, ranked in enumerate(found.hits, 1)],
+        hits=[
+            _build_unit(ranked.answer, ranked.hit, rank, ranked.score, ranked.base_rank, ranked.hit.score)
+            for rank, ranked in enumerate(found.hits, 1)
+        ],
         bases=[*searched, *left_out],
     )
 
 
-def _unit(
+def _build_unit(
     answer: UnitAnswer,
     hit: Hit,
     rank: int,
@@ -133,15 +136,11 @@ def _unit(
     )
 
 
-def _unit_of_several(ranked: RankedHit, rank: int) -> FoundUnit:
-    return _unit(ranked.answer, ranked.hit, rank, ranked.score, ranked.base_rank, ranked.hit.score)
-
-
-# What ``regraft search`` tells of a KB of rsclaw, as a document (``docs/commands.md``).
+# rsclaw.
 
 
 class FoundChunk(Struct, frozen=True, kw_only=True):
-    """A chunk that was found: its document is the material, ``item_name`` the title of that; there is no base."""
+    """A chunk that was found. Its document is the material, ``item_name`` the document's title."""
 
     base: str | None = None
     base_name: str | None = None
@@ -156,7 +155,7 @@ class FoundChunk(Struct, frozen=True, kw_only=True):
 
 
 class ChunksReport(Report, kw_only=True, rename={"as_": "as"}):
-    """What ``regraft search`` tells of a KB of rsclaw; ``as`` says who asked, and is empty for what is global."""
+    """Result of ``regraft search`` in a KB of rsclaw; ``as`` names the callers; empty if only global documents."""
 
     base: str | None = None
     base_name: str | None = None
@@ -169,7 +168,7 @@ class ChunksReport(Report, kw_only=True, rename={"as_": "as"}):
 
 
 def chunk_search_report(head: Head, answer: ChunkAnswer) -> ChunksReport:
-    """Return the command's result."""
+    """Build the report of a search in a KB of rsclaw."""
     return ChunksReport(
         head=head,
         as_=answer.scope.words,
@@ -193,7 +192,7 @@ def chunk_search_report(head: Head, answer: ChunkAnswer) -> ChunksReport:
     )
 
 
-# What ``regraft search`` tells of a database of codex-mem, as a document (``docs/commands.md``).
+# codex-mem.
 
 
 class FoundNote(Struct, frozen=True, kw_only=True):
@@ -212,7 +211,7 @@ class FoundNote(Struct, frozen=True, kw_only=True):
 
 
 class NotesReport(Report, kw_only=True):
-    """What ``regraft search`` tells of a database of codex-mem; ``base`` is the project, None for all."""
+    """Result of ``regraft search`` in a codex-mem database; ``base`` is the project, None for all."""
 
     base: str | None
     mode: str
@@ -224,7 +223,7 @@ class NotesReport(Report, kw_only=True):
 
 
 def note_search_report(head: Head, answer: NoteAnswer) -> NotesReport:
-    """Return the command's result."""
+    """Build the report of a search in a codex-mem database."""
     return NotesReport(
         head=head,
         base=answer.project,
@@ -251,11 +250,11 @@ def note_search_report(head: Head, answer: NoteAnswer) -> NotesReport:
     )
 
 
-# What ``regraft recall`` tells: lines of a note, and where they are from (``docs/commands.md``, "recall").
+# AngelMemory: lines of a note.
 
 
 class RecallReport(Report, kw_only=True):
-    """What ``regraft recall`` tells (``docs/commands.md``); lines count from 1."""
+    """Result of ``regraft recall``. Lines are counted from 1."""
 
     note_short_id: int | None
     source_id: str
@@ -271,8 +270,8 @@ class RecallReport(Report, kw_only=True):
     content: str
 
 
-def recall_report(head: Head, found: Recalled) -> RecallReport:
-    """Return what is told of lines that were read."""
+def recall_report(head: Head, found: NoteExcerpt) -> RecallReport:
+    """Build the report of a note excerpt."""
     return RecallReport(
         head=head,
         note_short_id=found.record.short_id,
@@ -290,11 +289,11 @@ def recall_report(head: Head, found: Recalled) -> RecallReport:
     )
 
 
-# JSON document of ``regraft search`` in a data folder of AngelMemory (``docs/commands.md``).
+# AngelMemory: search.
 
 
 class FoundRecordReport(Struct, frozen=True, kw_only=True):
-    """A record that was found; the text of the note is not part of it: ``regraft recall`` reads it."""
+    """A record that was found. The text of the note is not included: use ``regraft recall``."""
 
     rank: int
     score: float
@@ -305,12 +304,12 @@ class FoundRecordReport(Struct, frozen=True, kw_only=True):
     tags: list[str]
     matched_tags: list[str]
     total_lines: int
-    #: Time of change of the file when it was read, in seconds.
+    #: Modification time of the file when it was read, in seconds.
     updated_at: float
 
 
 class RecordsReport(Report, kw_only=True):
-    """Result of ``regraft search`` in a data folder of AngelMemory."""
+    """Result of ``regraft search`` in a data directory of AngelMemory."""
 
     mode: str
     count: int
@@ -319,8 +318,8 @@ class RecordsReport(Report, kw_only=True):
     hits: list[FoundRecordReport]
 
 
-def record_search_report(head: Head, answer: Answer) -> RecordsReport:
-    """Return the command's result."""
+def record_search_report(head: Head, answer: RecordAnswer) -> RecordsReport:
+    """Build the report of a search in a data directory of AngelMemory."""
     return RecordsReport(
         head=head,
         mode=answer.mode.value,

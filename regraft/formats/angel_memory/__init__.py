@@ -1,1 +1,1 @@
-"""What AngelMemory writes: its database, its notes, its collections in Chroma."""
+"""Formats of AngelMemory: its database, notes, and Chroma collections."""

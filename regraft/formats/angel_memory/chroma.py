@@ -1,7 +1,7 @@
-"""Chroma's own database, read with plain SQLite (``docs/formats/angel_memory.md``, "Collections").
+"""Reads Chroma's database with plain SQLite (``docs/formats/angel_memory.md``, "Collections").
 
-``chroma.sqlite3`` holds collections, ids, documents and metadata in tables. Vectors are read where they still wait in
-its queue; what Chroma has worked into the files of a segment's folder is not: one of those files can be a pickle.
+``chroma.sqlite3`` holds collections, ids, documents and metadata in tables. Vectors are read only from its write queue.
+Vectors in index files of a segment's directory are not read, because they may include a pickle.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from regraft.disk import sqlite
 from regraft.formats import json_text
 from regraft.language import tr
 
-#: The database in a folder of Chroma's.
+#: File name of Chroma's database.
 FILE = "chroma.sqlite3"
-#: Of an entry's metadata, the text that it stands for.
+#: Metadata key of an entry's document.
 DOCUMENT = "chroma:document"
-#: What an operation in the queue does.
+#: Operation codes in the queue.
 ADD, UPDATE, UPSERT, DELETE = range(4)
 
-#: Tables with the columns that are read.
+#: Tables and columns that are read.
 _READ = {
     "collections": ("id", "name", "dimension"),
     "segments": ("id", "scope", "collection"),
@@ -37,27 +37,27 @@ _READ = {
     "embeddings_queue": ("seq_id", "operation", "topic", "id", "vector", "encoding", "metadata"),
     "max_seq_id": ("segment_id", "seq_id"),
 }
-#: In whose database programs make a collection when they do not say.
+#: Chroma database that is used by default.
 _DEFAULT_DATABASE = "00000000-0000-0000-0000-000000000000"
 
 
 class ChromaProblem(ValueError):
-    """A folder or a file of Chroma's that cannot be used; the message is what to say of it."""
+    """A directory or file of Chroma that cannot be used; the message gives the reason."""
 
 
-class Collection(msgspec.Struct, frozen=True, kw_only=True):
-    """A collection; ``dimension`` None: nothing was ever written to it."""
+class ChromaCollection(msgspec.Struct, frozen=True, kw_only=True):
+    """A collection; ``dimension`` is None if nothing was ever written to it."""
 
     id: str
     name: str
     dimension: int | None
-    #: Its segments: vectors lie in the folder named after the first, ids and metadata in rows that name the second.
+    #: Segment ids: the first names the directory with the vectors, the second the rows with ids and metadata.
     vectors: str | None
     metadata: str | None
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """What a collection holds under an id, the vector apart."""
+class ChromaEntry(msgspec.Struct, frozen=True):
+    """Id, document and metadata of an entry."""
 
     id: str
     document: str | None
@@ -65,12 +65,12 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[apsw.Connection]:
-    """Open a ``chroma.sqlite3`` for reading without a trace.
+def open_chroma(path: Path) -> Iterator[apsw.Connection]:
+    """Open a ``chroma.sqlite3`` for reading, leaving no files behind.
 
     Raises:
-        ChromaProblem: it is none, is damaged, or has another layout than is known.
-        FileNotFoundError: there is none.
+        ChromaProblem: the file is not a Chroma database, is damaged, or has an unknown layout.
+        FileNotFoundError: the file does not exist.
     """
     if not path.is_file():
         raise FileNotFoundError(path)
@@ -83,32 +83,32 @@ def reading(path: Path) -> Iterator[apsw.Connection]:
 
 
 def _check_layout(db: apsw.Connection) -> None:
-    # chromadb writes with triggers on.
+    # Chroma enables triggers when it writes, so a foreign trigger would run.
     foreign: Any = db.execute("SELECT type, name FROM sqlite_schema WHERE type IN ('trigger', 'view')").fetchone()
     if foreign is not None:
         raise ChromaProblem(
             tr(
-                "it has a {foreign}, {foreign2}, which no database of Chroma's has",
+                "it has a {foreign} {foreign2}, which Chroma never creates",
                 foreign=foreign[0],
                 foreign2=foreign[1],
             )
         )
     for table, columns in _READ.items():
-        there = {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
-        if not there:
-            raise ChromaProblem(tr("it has no table {table}: no database of Chroma's", table=table))
-        missing = [column for column in columns if column not in there]
+        existing = {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
+        if not existing:
+            raise ChromaProblem(tr("it has no table {table}: not a Chroma database", table=table))
+        missing = [column for column in columns if column not in existing]
         if missing:
             message = tr(
-                "its table {table} has no column {missing}: a layout of Chroma's that is not known",
+                "its table {table} has no column {missing}: unknown Chroma layout",
                 table=table,
                 missing=missing[0],
             )
             raise ChromaProblem(message)
 
 
-def collection(db: apsw.Connection, name: str) -> Collection | None:
-    """Return the collection of a name, None where there is none; of several databases' the default one's."""
+def find_collection(db: apsw.Connection, name: str) -> ChromaCollection | None:
+    """Return the collection with a name, or None. The default database takes precedence."""
     columns = {str(row[1]) for row in db.execute("PRAGMA table_info(collections)")}
     order = "database_id <> ?2" if "database_id" in columns else "?2"
     found = f"SELECT id, name, dimension FROM collections WHERE name = ?1 ORDER BY {order}, id"
@@ -117,33 +117,33 @@ def collection(db: apsw.Connection, name: str) -> Collection | None:
         return None
     found = "SELECT scope, CAST(id AS TEXT) FROM segments WHERE collection = ?"
     segments = dict(db.execute(found, (row[0],)))
-    return Collection(
+    return ChromaCollection(
         id=str(row[0]), name=name, dimension=row[2], vectors=segments.get("VECTOR"), metadata=segments.get("METADATA")
     )
 
 
-def demand_dimension(of: Collection) -> None:
-    """Raise ChromaProblem where the dimension of a collection is none."""
+def check_dimension(of: ChromaCollection) -> None:
+    """Raise ChromaProblem if the dimension of a collection is invalid."""
     if not (of.dimension is None or (isinstance(of.dimension, int) and of.dimension > 0)):
-        raise ChromaProblem(tr("the dimension of its collection {name} is not a number of dimensions", name=of.name))
+        raise ChromaProblem(tr("the dimension of its collection {name} is not valid", name=of.name))
 
 
-def names(db: apsw.Connection) -> list[str]:
-    """Return the names of all collections, in the order of names."""
+def list_collection_names(db: apsw.Connection) -> list[str]:
+    """Return the names of all collections in ascending order."""
     return [str(name) for (name,) in db.execute("SELECT name FROM collections ORDER BY name")]
 
 
-def count(db: apsw.Connection, of: Collection) -> int:
-    """Return how many ids a collection has."""
-    pending = _pending(db, of)
+def count_entries(db: apsw.Connection, of: ChromaCollection) -> int:
+    """Return the number of entries of a collection."""
+    pending = _read_pending(db, of)
     if pending:
-        return sum(1 for _ in entries(db, of))
+        return sum(1 for _ in iterate_entries(db, of))
     number: Any = db.execute("SELECT count(*) FROM embeddings WHERE segment_id = ?", (of.metadata,)).get
     return int(number)
 
 
-def written_at(db: apsw.Connection, of: Collection) -> float | None:
-    """Return when the latest entry of a collection was written, in s; None where there is none, or nothing tells."""
+def last_write_time(db: apsw.Connection, of: ChromaCollection) -> float | None:
+    """Return when the latest entry of a collection was written (Unix time in seconds), or None if unknown."""
     columns = {str(row[1]) for row in db.execute("PRAGMA table_info(embeddings)")}
     if "created_at" not in columns:
         return None
@@ -152,22 +152,22 @@ def written_at(db: apsw.Connection, of: Collection) -> float | None:
     return None if latest is None else float(latest)
 
 
-def entries(db: apsw.Connection, of: Collection) -> Iterator[Entry]:
-    """Return the entries of a collection, as Chroma would give them, in the order in which they were added."""
-    pending = _pending(db, of)
-    for entry in _stored(db, of):
+def iterate_entries(db: apsw.Connection, of: ChromaCollection) -> Iterator[ChromaEntry]:
+    """Yield the entries of a collection as Chroma would return them, in insertion order."""
+    pending = _read_pending(db, of)
+    for entry in _iterate_stored_entries(db, of):
         changed = pending.pop(entry.id, None)
-        now = entry if changed is None else _after(entry, changed)
+        now = entry if changed is None else _apply_operations(entry, changed)
         if now is not None:
             yield now
     for key, operations in pending.items():
-        made = _after(None, operations, key)
+        made = _apply_operations(None, operations, key)
         if made is not None:
             yield made
 
 
-def _stored(db: apsw.Connection, of: Collection) -> Iterator[Entry]:
-    """Return what the tables hold."""
+def _iterate_stored_entries(db: apsw.Connection, of: ChromaCollection) -> Iterator[ChromaEntry]:
+    """Yield the entries in the tables, without queued operations."""
     flag = any(row[1] == "bool_value" for row in db.execute("PRAGMA table_info(embedding_metadata)"))
     rows = db.execute(
         "SELECT e.id, e.embedding_id, m.key, m.string_value, m.int_value, m.float_value, "
@@ -176,12 +176,12 @@ def _stored(db: apsw.Connection, of: Collection) -> Iterator[Entry]:
         (of.metadata,),
     )
     for (_, key), group in groupby(rows, lambda row: (row[0], str(row[1]))):
-        values = {str(row[2]): _value(*row[3:]) for row in group if row[2] is not None}
+        values = {str(row[2]): _pick_value(*row[3:]) for row in group if row[2] is not None}
         document = values.pop(DOCUMENT, None)
-        yield Entry(key, None if document is None else str(document), values)
+        yield ChromaEntry(key, None if document is None else str(document), values)
 
 
-def _value(text: Any, whole: Any, number: Any, flag: Any) -> Any:
+def _pick_value(text: Any, whole: Any, number: Any, flag: Any) -> Any:
     if flag is not None:
         return bool(flag)
     return next((value for value in (text, whole, number) if value is not None), None)
@@ -192,15 +192,15 @@ class _Operation(msgspec.Struct, frozen=True):
     metadata: dict[str, Any]
 
 
-def _pending(db: apsw.Connection, of: Collection) -> dict[str, list[_Operation]]:
-    """Return the operations that the tables do not show yet, of each id: a writer was stopped in between."""
+def _read_pending(db: apsw.Connection, of: ChromaCollection) -> dict[str, list[_Operation]]:
+    """Return the queued operations that are not yet applied to the tables, by entry id."""
     done: Any = db.execute("SELECT seq_id FROM max_seq_id WHERE segment_id = ?", (of.metadata,)).get
-    # Before anything is written to a collection, there is no row.
+    # A collection that was never written to has no row.
     if done is None:
         return {}
     after = int.from_bytes(done, "big") if isinstance(done, bytes) else done
     if not isinstance(after, int) or after >= 1 << 63:
-        raise ChromaProblem(tr("max_seq_id has no number of an operation"))
+        raise ChromaProblem(tr("max_seq_id has an invalid value"))
     rows = db.execute(
         "SELECT id, operation, metadata FROM embeddings_queue WHERE seq_id > ? AND substr(topic, -36) = ? "
         "ORDER BY seq_id",
@@ -208,21 +208,16 @@ def _pending(db: apsw.Connection, of: Collection) -> dict[str, list[_Operation]]
     )
     found: dict[str, list[_Operation]] = {}
     for key, code, metadata in rows:
-        found.setdefault(str(key), []).append(_Operation(code, _decoded(metadata)))
+        try:
+            decoded = json_text.loads(metadata) if isinstance(metadata, str) else {}
+        except (ValueError, RecursionError):
+            decoded = {}
+        found.setdefault(str(key), []).append(_Operation(code, decoded if isinstance(decoded, dict) else {}))
     return found
 
 
-def _decoded(metadata: Any) -> dict[str, Any]:
-    """Return what an operation says, nothing where it says nothing that can be read."""
-    try:
-        found = json_text.loads(metadata) if isinstance(metadata, str) else {}
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _after(entry: Entry | None, operations: list[_Operation], key: str = "") -> Entry | None:
-    """Return an entry after operations on it; adding what is there and updating what is not do nothing."""
+def _apply_operations(entry: ChromaEntry | None, operations: list[_Operation], key: str = "") -> ChromaEntry | None:
+    """Apply operations to an entry. Adding an existing or updating a missing entry has no effect."""
     for one in operations:
         if one.code == DELETE:
             entry = None
@@ -230,15 +225,14 @@ def _after(entry: Entry | None, operations: list[_Operation], key: str = "") -> 
             before = {} if entry is None else {DOCUMENT: entry.document, **entry.metadata}
             values = {name: value for name, value in (before | one.metadata).items() if value is not None}
             document = values.pop(DOCUMENT, None)
-            entry = Entry(key if entry is None else entry.id, document, values)
+            entry = ChromaEntry(key if entry is None else entry.id, document, values)
     return entry
 
 
-def vectors(db: apsw.Connection, of: Collection) -> Iterator[tuple[str, bytes]]:
-    """Return the vectors of a collection's entries that are still in the queue, as little-endian float32.
+def iterate_queued_vectors(db: apsw.Connection, of: ChromaCollection) -> Iterator[tuple[str, bytes]]:
+    """Yield id and vector (little-endian float32) of entries whose vector is still in the queue.
 
-    What is no vector is given as one of no bytes. An entry that is not among them has its vector in the files of its
-    segment.
+    An invalid vector is yielded as empty bytes. The vectors of all other entries are in the files of the segment.
     """
     latest: dict[str, int] = {}
     rows = db.execute(
@@ -251,7 +245,7 @@ def vectors(db: apsw.Connection, of: Collection) -> Iterator[tuple[str, bytes]]:
             latest.pop(key, None)
         elif has_vector and not (operation == ADD and key in latest):
             latest[key] = sequence
-    for entry in entries(db, of):
+    for entry in iterate_entries(db, of):
         if entry.id in latest:
             row: Any = db.execute(
                 "SELECT vector, encoding FROM embeddings_queue WHERE seq_id = ?", (latest[entry.id],)
@@ -260,7 +254,7 @@ def vectors(db: apsw.Connection, of: Collection) -> Iterator[tuple[str, bytes]]:
 
 
 def _as_float32(vector: Any, encoding: Any) -> bytes:
-    """Return a vector of the queue as little-endian float32, no bytes where it is none."""
+    """Convert a queued vector to little-endian float32; empty bytes if invalid."""
     if not isinstance(vector, bytes) or len(vector) % 4:
         return b""
     if encoding == "INT32":

@@ -1,7 +1,4 @@
-"""AngelMemory's data folder: notes, the database of their tags, and a collection of vectors for each provider.
-
-What is where: ``docs/formats/angel_memory.md``.
-"""
+"""AngelMemory's data directory: notes, records, tags and provider directories (``docs/formats/angel_memory.md``)."""
 
 from __future__ import annotations
 
@@ -25,15 +22,15 @@ from regraft.formats import json_text
 from regraft.formats.angel_memory import chroma
 from regraft.language import join_list, tr
 
-# From a file below AngelMemory's ``raw/`` to the records of it (``docs/formats/angel_memory.md``, "Records").
+# Rules that derive records from a file below ``raw/`` (``docs/formats/angel_memory.md``, "Records").
 
 
-#: Levels of headings that a record has room for.
+#: Heading levels of a record.
 LEVELS = 6
-#: Files that are read as notes, whatever the case of their ending.
-NOTES = frozenset({".md", ".txt", ".pdf", ".docx", ".pptx", ".xlsx", ".html", ".csv", ".json", ".xml"})
-#: Of a heading, so many characters are stored with a record; ids and tags are made of all of it.
-LONGEST_HEADING = 500
+#: Suffixes of note files, in lower case.
+NOTE_SUFFIXES = frozenset({".md", ".txt", ".pdf", ".docx", ".pptx", ".xlsx", ".html", ".csv", ".json", ".xml"})
+#: Characters of a heading that are stored in a record; ids and tags use the complete heading.
+MAX_HEADING_CHARACTERS = 500
 
 _NO_HEADINGS = ("",) * LEVELS
 _HEADING = re.compile(r"^(#{1,6})\s+(.+)$")
@@ -41,25 +38,25 @@ _BLANKS = re.compile(r"\s+")
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules make of a file, or of one leaf heading of it."""
+    """The record that AngelMemory derives from a file, or from one leaf heading of a file."""
 
     source_id: str
-    #: One for each level, empty where there is none.
+    #: One per level; empty if missing.
     headings: tuple[str, ...]
     total_lines: int
-    #: In the order in which they are made, each once.
+    #: Distinct tags in order of creation.
     tags: tuple[str, ...]
 
 
 class NoteFile(msgspec.Struct, frozen=True):
-    """A file below ``raw/``: its path there with ``/``, and its time of change in whole seconds."""
+    """A file below ``raw/``: relative path with ``/``, and modification time in whole seconds."""
 
     path: str
     seconds: int
 
 
-def files(raw: Path) -> Iterator[NoteFile]:
-    """Return the files that are read as notes, in the order of paths; links to folders are not followed.
+def find_note_files(raw: Path) -> Iterator[NoteFile]:
+    """Return the note files in path order. Links to directories are not followed.
 
     Raises:
         OSError: a folder cannot be read.
@@ -69,17 +66,17 @@ def files(raw: Path) -> Iterator[NoteFile]:
         raise error
 
     found = []
-    for folder, _, inside in os.walk(raw, onerror=failed if raw.exists() else None):
-        for name in inside:
-            if Path(name).suffix.lower() in NOTES and _is_text(os.path.join(folder, name)):  # noqa: PTH118 - a str
-                place = Path(folder) / name
-                if place.is_file():
-                    found.append(NoteFile(place.relative_to(raw).as_posix(), int(place.stat().st_mtime)))
+    for folder, _, names in os.walk(raw, onerror=failed if raw.exists() else None):
+        for name in names:
+            if Path(name).suffix.lower() in NOTE_SUFFIXES and _is_encodable(os.path.join(folder, name)):  # noqa: PTH118 - a str
+                file = Path(folder) / name
+                if file.is_file():
+                    found.append(NoteFile(file.relative_to(raw).as_posix(), int(file.stat().st_mtime)))
     return iter(sorted(found, key=lambda one: one.path))
 
 
-def _is_text(name: str) -> bool:
-    """Tell whether a name can be stored: the system cannot make a record of any other one."""
+def _is_encodable(name: str) -> bool:
+    """Whether a name is valid Unicode; AngelMemory cannot store other names."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -87,37 +84,40 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def inside(raw: Path, relative: str) -> Path | None:
-    """Return where a record's file lies, None where its path leads out of ``raw/``."""
+def resolve_note_path(raw: Path, relative: str) -> Path | None:
+    """Return the path of a record's file, or None if it lies outside of ``raw/``."""
     if "\0" in relative:
         return None
     root = links.real_path(raw)
-    place = links.real_path(root / relative.replace("\\", "/").strip().lstrip("/"))
-    return place if root in place.parents else None
+    file = links.real_path(root / relative.replace("\\", "/").strip().lstrip("/"))
+    return file if root in file.parents else None
 
 
-def notes_of(place: Path, relative: str) -> list[Note]:
-    """Return the notes that the rules make of a file, in their order.
+def read_notes(place: Path, relative: str) -> list[Note]:
+    """Derive the records of a file, in order.
 
     Args:
-        place: where it lies.
-        relative: its path below ``raw/``, with ``/``.
+        place: path of the file.
+        relative: path below ``raw/`` with ``/``.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     data = links.read_bytes(place)
-    lines = len(lines_of(data))
+    lines = len(split_lines(data))
     path = path_tags(relative)
     if Path(relative).suffix.lower() == ".md":
-        leaves = list(leaf_headings(_strictly(data)))
+        try:
+            leaves = list(leaf_headings(_normalize_newlines(data.decode("utf-8"))))
+        except UnicodeDecodeError:
+            leaves = []
         if leaves:
             return [
                 Note(
                     source_id=_source_id(relative, leaf, number),
-                    headings=_stored(leaf),
+                    headings=tuple(heading[:MAX_HEADING_CHARACTERS] for heading in leaf),
                     total_lines=lines,
-                    tags=_each_once([*path, *leaf]),
+                    tags=_distinct([*path, *leaf]),
                 )
                 for number, leaf in enumerate(leaves, 1)
             ]
@@ -126,45 +126,37 @@ def notes_of(place: Path, relative: str) -> list[Note]:
             source_id=_source_id(relative, _NO_HEADINGS, 0),
             headings=_NO_HEADINGS,
             total_lines=lines,
-            tags=_each_once(path),
+            tags=_distinct(path),
         )
     ]
 
 
-def lines_of(data: bytes) -> list[str]:
-    """Return the lines of a file: bytes that are no UTF-8 are left out, and all that Python takes for a line end is."""
-    return _universal(data.decode("utf-8", "ignore")).splitlines()
+def split_lines(data: bytes) -> list[str]:
+    """Return the lines of a file. Invalid UTF-8 is skipped; all line ends that Python knows count."""
+    return _normalize_newlines(data.decode("utf-8", "ignore")).splitlines()
 
 
-def _strictly(data: bytes) -> str:
-    """Return the text in which headings are looked for: none of a file that is not UTF-8 throughout."""
-    try:
-        return _universal(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        return ""
-
-
-def _universal(text: str) -> str:
+def _normalize_newlines(text: str) -> str:
     return io.IncrementalNewlineDecoder(None, translate=True).decode(text, final=True)
 
 
 def path_tags(relative: str) -> list[str]:
-    """Return the parts of a path, the file's name included, without blanks around them."""
+    """Return the parts of a path including the file name, stripped of white space."""
     parts = (part.strip() for part in relative.replace("\\", "/").strip("/").split("/"))
     return [part for part in parts if part]
 
 
 def leaf_headings(text: str) -> Iterator[tuple[str, ...]]:
-    """Return the headings above and at each heading of a Markdown text that has none below it.
+    """Yield, for each Markdown heading without subheadings, its heading at each level.
 
-    Headings in code are headings, too.
+    Heading markers in code blocks count, too.
     """
     matches = filter(None, map(_HEADING.match, text.split("\n")))
     found = [(len(match[1]), _BLANKS.sub(" ", match[2].strip())) for match in matches]
     current = list(_NO_HEADINGS)
-    for place, (level, heading) in enumerate(found):
+    for index, (level, heading) in enumerate(found):
         current[level - 1 :] = [heading, *_NO_HEADINGS[level:]]
-        if place + 1 == len(found) or found[place + 1][0] <= level:
+        if index + 1 == len(found) or found[index + 1][0] <= level:
             yield tuple(current)
 
 
@@ -173,36 +165,32 @@ def _source_id(relative: str, headings: tuple[str, ...], number: int) -> str:
     return f"note_{hashlib.sha1(text.encode()).hexdigest()[:32]}"
 
 
-def _stored(headings: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(heading[:LONGEST_HEADING] for heading in headings)
-
-
-def _each_once(tags: Iterable[str]) -> tuple[str, ...]:
+def _distinct(tags: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tag for tag in tags if tag))
 
 
 def vector_text(tags: Iterable[str]) -> str:
-    """Return the text whose vector stands for a record, "" where none does.
+    """Return the text that is embedded for a record; empty if it has no vector.
 
     Args:
-        tags: names of its tags, in the order of the tags' ids.
+        tags: names of its tags, ordered by tag id.
     """
     words = (word.strip() for word in " ".join(tags).split(" "))
     return " ".join(dict.fromkeys(word for word in words if word))
 
 
-#: The truth about notes and tags, below the data folder.
+#: Database of records and tags, relative to the data directory.
 DATABASE = "memory_center/index/simple_memory.db"
-#: When which file was last read, in whole seconds.
+#: Database of the files that were read, with modification times in whole seconds.
 FILE_INDEX = "memory_center/index/file_index_global.db"
-#: What the system's maintenance remembers.
+#: State of AngelMemory's maintenance.
 STATE = "memory_center/maintenance_state.json"
 RAW = "raw"
-#: Where all of these but the notes lie.
+#: Directory of the files above.
 CENTER = "memory_center"
-#: The collection of the notes' vectors, in each provider's folder.
+#: Name of the collection of note vectors in each provider's directory.
 COLLECTION = "notes_index"
-#: Of an entry's metadata in it.
+#: Metadata key in that collection.
 SOURCE_ID = "source_id"
 
 RECORDS = "note_index_records"
@@ -213,7 +201,7 @@ MEMORIES = "memory_records"
 SEQUENCE = "note_short_id_seq"
 FILES = "file_index_global"
 
-#: In the state file, the provider of the last synchronisation; where it is empty, the system looks at the next one.
+#: Keys in the state file that name the provider of the last synchronization; AngelMemory uses the first nonempty one.
 PROVIDER_KEYS = (
     "notes_vector_sync_last_provider",
     "vector_to_center_migration_last_provider",
@@ -229,7 +217,7 @@ _READ = {
     MEMORIES: ("id",),
     SEQUENCE: ("id", "next_id"),
 }
-#: The tables of :data:`DATABASE`.
+#: Tables of :data:`DATABASE`.
 TABLES = tuple(_READ)
 _FILE_TABLES = {FILES: ("id", "relative_path", "file_timestamp")}
 
@@ -237,44 +225,44 @@ _PROVIDER_FOLDER = "memory_"
 _CHROMA = "chromadb"
 _UNSAFE = re.compile(r'[<>:"/\\|?*]')
 
-#: Signs of later generations: what is there below the data folder, or below a provider's, and what to call it.
+#: Paths that only later generations have, below the data directory or a provider's, with descriptions.
 _CHUNKS = "memory_center/index/note_chunks.db"
-_LATER = {"index/faiss": tr("FAISS indexes"), "index/sqlite": tr("a vector index of its own in SQLite")}
+_LATER = {"index/faiss": tr("FAISS indexes"), "index/sqlite": tr("a vector index in SQLite")}
 _KNOWN = tr("versions 0.99.1011 to 1.3.11, with a Chroma collection for each provider")
 
 
 class AngelProblem(ValueError):
-    """A part of a data folder that cannot be used; the message is what to say of it."""
+    """A part of a data directory that cannot be used; the message gives the reason."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A note's record; ``short_id`` None: the system has given none yet."""
+    """A record of a note; ``short_id`` is None until AngelMemory assigns one."""
 
     source_id: str
     short_id: int | None
     file_id: str
     path: str
-    #: One for each level, empty where there is none.
+    #: One per level; empty if missing.
     headings: tuple[str, ...]
     total_lines: int
-    #: The time of change of its file when it was read, in seconds.
+    #: Modification time of the file when it was read, in seconds.
     updated_at: float
-    #: Ids and names of its tags in the order of ids; a name is None where no tag has the id.
+    #: Tag ids and names, ordered by id; the name is None if the tag does not exist.
     tags: tuple[tuple[int, str | None], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of its tags."""
+        """The names of its existing tags."""
         return tuple(name for _, name in self.tags if name is not None)
 
     @property
     def vector_text(self) -> str:
-        """Return the text whose vector stands for it, "" where none does."""
+        """The text that is embedded for the record; empty if it has no vector."""
         return vector_text(self.names)
 
 
 class IndexedFile(msgspec.Struct, frozen=True):
-    """A file of ``raw/`` that was read: its id there, its path, and its time of change then, in whole seconds."""
+    """A file of ``raw/`` as it was last read: id, path, and modification time in whole seconds."""
 
     id: int
     path: str
@@ -282,57 +270,59 @@ class IndexedFile(msgspec.Struct, frozen=True):
 
 
 class ProviderFolder(msgspec.Struct, frozen=True):
-    """The folder of an embedding provider; ``name`` is its id, as it can stand in a path."""
+    """The directory of an embedding provider; ``name`` is the provider's id with unsafe characters replaced."""
 
     name: str
     path: Path
 
     @property
     def chroma(self) -> Path:
-        """Return the folder that is Chroma's."""
+        """Directory of the Chroma store."""
         return self.path / _CHROMA
 
     @property
     def database(self) -> Path:
-        """Return Chroma's database."""
+        """Path of the Chroma database."""
         return self.chroma / chroma.FILE
 
 
-# --- where --------------------------------------------------------------------------------------------------------
+# --- paths -----------------------------------------------------------------------------------------------------------
 
 
-def root_of(path: Path) -> Path | None:
-    """Return the data folder that a path is, or is a part of by which people name it; None for anything else.
+def find_root(path: Path) -> Path | None:
+    """Return the data directory that a path is or belongs to, or None.
+
+    Accepted are the data directory itself and its subpaths up to :data:`DATABASE`.
 
     Raises:
-        GenerationUnknown: it is of a later generation than is known.
+        GenerationUnknown: the data directory belongs to a later, unsupported generation.
     """
     parts = path.absolute().parts
-    below = tuple(DATABASE.split("/"))
-    depths = (length for length in range(1, len(below) + 1) if parts[-length:] == below[:length])
-    places = [path, *(path.absolute().parents[length - 1] for length in depths)]
-    root = next((place for place in places if (place / DATABASE).is_file()), None)
+    subpath = tuple(DATABASE.split("/"))
+    depths = (length for length in range(1, len(subpath) + 1) if parts[-length:] == subpath[:length])
+    candidates = [path, *(path.absolute().parents[length - 1] for length in depths)]
+    root = next((candidate for candidate in candidates if (candidate / DATABASE).is_file()), None)
     if root is not None:
         signs = _later_signs(root)
         if signs:
-            what = tr("a data folder of AngelMemory with {signs}", signs=join_list(signs, tr(" and ")))
+            what = tr("an AngelMemory data directory with {signs}", signs=join_list(signs, tr(" and ")))
             raise GenerationUnknown(path=root, what=what, known=_KNOWN)
     return root
 
 
 def _later_signs(root: Path) -> list[str]:
-    """Return what a data folder has that only later generations have."""
+    """Describe what a data directory has that only later generations have."""
     found = []
     if (root / _CHUNKS).exists():
         found.append(tr("notes cut into chunks ({chunks})", chunks=_CHUNKS))
     elif _has_records_without_tags(root / DATABASE):
         found.append(tr("notes without tags (no table {note_tags})", note_tags=NOTE_TAGS))
     for folder in _memory_folders(root):
-        for place, called in _LATER.items():
-            # The system makes the folders of both; the one that is used has files.
-            inside = folder / place
-            if inside.is_dir() and any(inside.iterdir()):
-                found.append(f"{called} ({folder.name}/{place})")
+        for relative, description in _LATER.items():
+            # AngelMemory creates both directories; only the one in use has files.
+            directory = folder / relative
+            if directory.is_dir() and any(directory.iterdir()):
+                found.append(f"{description} ({folder.name}/{relative})")
     return found
 
 
@@ -344,83 +334,86 @@ def _has_records_without_tags(database: Path) -> bool:
 
 
 def _memory_folders(root: Path) -> list[Path]:
-    """Return the folders that are called like those of providers, in the order of names."""
+    """Return the directories with the name of a provider directory, in ascending order."""
     inside = (path for path in root.iterdir() if path.name.startswith(_PROVIDER_FOLDER) and path.name != CENTER)
     return sorted(path for path in inside if path.is_dir())
 
 
-def provider_folders(root: Path) -> list[ProviderFolder]:
-    """Return the folders of providers that have a database of Chroma's, in the order of names."""
+def find_provider_folders(root: Path) -> list[ProviderFolder]:
+    """Return the provider directories with a Chroma database, in ascending order."""
     found = [ProviderFolder(path.name.removeprefix(_PROVIDER_FOLDER), path) for path in _memory_folders(root)]
     return [folder for folder in found if folder.database.is_file()]
 
 
 def provider_folder(root: Path, provider: str) -> ProviderFolder:
-    """Return the folder of a provider, whether it is there or not."""
+    """Return the directory of a provider, which need not exist."""
     name = safe_name(provider)
     return ProviderFolder(name, root / f"{_PROVIDER_FOLDER}{name}")
 
 
 def safe_name(provider: str) -> str:
-    """Return a provider's id as it can stand in a path."""
+    """Return a provider's id with unsafe characters replaced, for use in a path."""
     return _UNSAFE.sub("_", provider.strip())
 
 
-# --- the truth ----------------------------------------------------------------------------------------------------
+# --- databases -------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def reading(root: Path) -> Iterator[apsw.Connection]:
-    """Open the database of records and tags for reading without a trace.
+def open_records(root: Path) -> Iterator[apsw.Connection]:
+    """Open the database of records and tags for reading, leaving no files behind.
 
     Raises:
-        AngelProblem: it cannot be used; the message says why.
+        AngelProblem: the database cannot be used; the message gives the reason.
     """
-    with _reading(root / DATABASE, _READ) as db:
+    with _open_database(root / DATABASE, _READ) as db:
         yield db
 
 
 @contextmanager
-def reading_files(root: Path) -> Iterator[apsw.Connection]:
-    """Open the index of files for reading without a trace.
+def open_file_index(root: Path) -> Iterator[apsw.Connection]:
+    """Open the file index for reading, leaving no files behind.
 
     Raises:
-        AngelProblem: it is missing or cannot be used; the message says why.
+        AngelProblem: the file index is missing or cannot be used; the message gives the reason.
     """
-    with _reading(root / FILE_INDEX, _FILE_TABLES) as db:
+    with _open_database(root / FILE_INDEX, _FILE_TABLES) as db:
         yield db
 
 
 @contextmanager
-def _reading(path: Path, tables: Mapping[str, tuple[str, ...]]) -> Iterator[apsw.Connection]:
+def _open_database(path: Path, tables: Mapping[str, tuple[str, ...]]) -> Iterator[apsw.Connection]:
     if not path.is_file():
         raise AngelProblem(tr("it is missing"))
     try:
         with sqlite.open_readonly(path, beside_writers=True) as db:
             for table, columns in tables.items():
-                there = {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
-                missing = next((name for name in columns if name not in there), None)
+                existing = {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
+                missing = next((name for name in columns if name not in existing), None)
                 if missing is not None:
-                    lacking = (
+                    missing_object = (
                         tr("column {missing} in its table {table}", missing=missing, table=table)
-                        if there
+                        if existing
                         else tr("table {table}", table=table)
                     )
                     raise AngelProblem(
-                        tr("it has no {lacking}: written by a version before 0.99.1011, or damaged", lacking=lacking)
+                        tr(
+                            "it has no {lacking}: written by a version before 0.99.1011, or damaged",
+                            lacking=missing_object,
+                        )
                     )
             yield db
     except (apsw.NotADBError, apsw.CorruptError) as error:
         raise AngelProblem(tr("it is damaged ({error})", error=error)) from error
 
 
-def records(db: apsw.Connection, where: str = "", values: tuple[Any, ...] = ()) -> Iterator[Record]:
-    """Return the records with their tags, in the order of source ids.
+def iterate_records(db: apsw.Connection, where: str = "", values: tuple[Any, ...] = ()) -> Iterator[Record]:
+    """Yield the records with their tags, ordered by source id.
 
     Args:
         db: the open database.
-        where: a condition on ``r``, the records; empty: all.
-        values: of the condition.
+        where: SQL condition on ``r``, the records; by default all.
+        values: parameters of the condition.
     """
     columns = ", ".join(f"r.{name}" for name in _READ[RECORDS])
     rows = db.execute(
@@ -451,53 +444,53 @@ def _record(row: tuple[Any, ...], tags: tuple[tuple[int, str | None], ...]) -> R
     )
 
 
-def record_count(db: apsw.Connection) -> int:
-    """Return how many records there are."""
+def count_records(db: apsw.Connection) -> int:
+    """Return the number of records."""
     number: Any = db.execute(f"SELECT count(*) FROM {RECORDS}").get
     return int(number)
 
 
-def tag_count(db: apsw.Connection) -> int:
-    """Return how many tags there are, of notes and of memories."""
+def count_tags(db: apsw.Connection) -> int:
+    """Return the number of tags of notes and memories."""
     number: Any = db.execute(f"SELECT count(*) FROM {TAGS}").get
     return int(number)
 
 
-def vector_texts(db: apsw.Connection) -> Iterator[tuple[str, str]]:
-    """Return the source id of each record that has a vector, with the text that it is of."""
-    for record in records(db):
+def iterate_vector_texts(db: apsw.Connection) -> Iterator[tuple[str, str]]:
+    """Yield source id and embedded text of each record that has a vector."""
+    for record in iterate_records(db):
         text = record.vector_text
         if text and record.source_id:
             yield record.source_id, text
 
 
-def next_short_id(db: apsw.Connection) -> int:
-    """Return the short id that the system gives next."""
+def read_next_short_id(db: apsw.Connection) -> int:
+    """Return the short id that AngelMemory assigns next."""
     number: Any = db.execute(f"SELECT next_id FROM {SEQUENCE} WHERE id = 1").get
     return number if isinstance(number, int) else 0
 
 
-def highest_short_id(db: apsw.Connection) -> int | None:
-    """Return the highest short id that a record has, None where none has one."""
+def find_highest_short_id(db: apsw.Connection) -> int | None:
+    """Return the highest short id of all records, or None."""
     number: Any = db.execute(f"SELECT max(note_short_id) FROM {RECORDS} WHERE typeof(note_short_id) = 'integer'").get
     return None if number is None else int(number)
 
 
-def indexed_files(db: apsw.Connection) -> Iterator[IndexedFile]:
-    """Return the files that were read, in the order of paths, from the open index of files."""
+def iterate_indexed_files(db: apsw.Connection) -> Iterator[IndexedFile]:
+    """Yield the entries of the file index in path order."""
     columns = "id, relative_path, CAST(file_timestamp AS INTEGER)"
     for number, path, seconds in db.execute(f"SELECT {columns} FROM {FILES} ORDER BY 2"):
         yield IndexedFile(number, str(path), seconds or 0)
 
 
-# --- providers ----------------------------------------------------------------------------------------------------
+# --- providers -------------------------------------------------------------------------------------------------------
 
 
 def read_state(root: Path) -> dict[str, Any]:
-    """Return the state file's fields.
+    """Read the state file.
 
     Raises:
-        AngelProblem: it is missing or cannot be read; the message says why.
+        AngelProblem: the file is missing or cannot be read; the message gives the reason.
     """
     try:
         state = json_text.loads(links.read_bytes(root / STATE).decode("utf-8"))
@@ -506,10 +499,10 @@ def read_state(root: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise AngelProblem(tr("it cannot be read ({error})", error=error)) from error
     if not isinstance(state, dict):
-        raise AngelProblem(tr("it holds no object"))
+        raise AngelProblem(tr("it is not a JSON object"))
     return state
 
 
-def stated_provider(state: dict[str, Any]) -> str:
-    """Return the provider of the last synchronisation, as it stands in its folder's name, "" where there was none."""
+def last_provider(state: dict[str, Any]) -> str:
+    """Return the provider of the last synchronization, as in its directory name; empty if there was none."""
     return next((safe_name(str(state[key])) for key in PROVIDER_KEYS if state.get(key)), "")

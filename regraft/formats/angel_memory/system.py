@@ -1,4 +1,4 @@
-"""AngelMemory: records of notes, and a vector store of each provider (``docs/formats/angel_memory.md``)."""
+"""Store definition of AngelMemory: records of notes, and a vector store for each embedding provider."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from regraft.stores.systems import Located, System
 
 
 class AngelMemory(System):
-    """Stores are data folders, which are not divided."""
+    """AngelMemory. A store is a data directory."""
 
     kind = Kind.ANGEL_MEMORY
     commands = frozenset({"fix", "repair", "reconcile", "gc", "history", "undo"})
-    migrate_advice = tr("it is not a knowledge base of the application; regraft reconcile keeps its vectors right")
+    migrate_advice = tr("it is not a Cherry Studio knowledge base; regraft reconcile updates its vectors")
     open_file = database.FILE_INDEX
     folder_file = chroma.FILE
     counters = MappingProxyType({database.DATABASE: (database.SEQUENCE,)})
 
     def store_at(self, path: Path) -> Path | None:
         """See :class:`System`."""
-        return database.root_of(path)
+        return database.find_root(path)
 
     def databases(self, found: Located) -> Iterator[str]:
         """See :class:`System`."""
         root = found.tree.path
         yield from (database.DATABASE, database.FILE_INDEX)
-        for folder in database.provider_folders(root):
+        for folder in database.find_provider_folders(root):
             yield folder.database.relative_to(root).as_posix()
 
     def files(self, found: Located) -> Iterator[str]:

@@ -1,12 +1,11 @@
-"""v1's state where the running application keeps it: in Chromium's Local Storage and IndexedDB.
+"""Read v1's state from Chromium's Local Storage and IndexedDB, in a profile or a backup of version 6.
 
-A profile and a backup of version 6 hold the same folders (``docs/formats/v1.md``, "Profile folder"). Chromium keeps
-everything by origin; the application's is ``file://``, but what counts is which origin has the state.
+Chromium stores data by origin. The application's origin is ``file://``, but the origin that contains the state is used
+whatever its name (``docs/formats/v1.md``, "Profile folder").
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from regraft.disk.trees import Tree, join_path
 from regraft.errors import SourceUnreadable
 from regraft.formats import chromium
 from regraft.formats.cherry_v1.layout import STATE_KEY
-from regraft.formats.chromium import StorageChanged, StorageDamaged, StoredText, StoreRows
+from regraft.formats.chromium import StorageChanged, StorageDamaged, StoredText
 from regraft.language import format_count, tr
 from regraft.report import notices
 from regraft.report.notices import Notice
@@ -27,9 +26,9 @@ _LEVELDB = ".indexeddb.leveldb"
 
 
 class ChromiumState(msgspec.Struct, frozen=True):
-    """What Chromium's storage holds of v1's state: the Redux state as JSON text, and rows by table."""
+    """State found in Chromium's storage: the Redux state as JSON text, and the rows of each table."""
 
-    #: None where no origin has the key.
+    #: None if no origin has the key.
     redux: bytearray | None
     tables: dict[str, list[Any]] = msgspec.field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
@@ -42,49 +41,49 @@ def read_chromium_state(
 
     Args:
         tree: the source.
-        local_storage: the folder of Local Storage's LevelDB in it.
-        indexed_db: the folder ``IndexedDB`` in it; None where it has none.
-        tables: the tables (object stores) that are wanted.
-        work: a folder for copies; the source's own files are only copied, never opened as a database.
+        local_storage: folder of Local Storage's LevelDB in the tree.
+        indexed_db: the folder ``IndexedDB`` in the tree, if it exists.
+        tables: tables (object stores) to read.
+        work: folder for copies. The source's files are only copied, never opened as databases.
 
     Raises:
-        SourceUnreadable: the state itself cannot be read (a damaged table alone is a notice instead), or a running
-            application kept changing the files.
-        OSError: the disk fails, or ``work`` has no room.
+        SourceUnreadable: the state cannot be read (a damaged table only causes a notice), or a running application kept
+            changing the files.
+        OSError: the disk fails, or ``work`` is full.
     """
     try:
         found = chromium.read_key(tree, local_storage, STATE_KEY, work, APPLICATION_ORIGIN)
     except StorageDamaged as problem:
         raise SourceUnreadable(path=f"{tree.path}/{local_storage}", reason=problem) from problem
     if not found.value and found.passed_over:
-        reason = tr("it does not hold the application's state, and it is damaged or incomplete")
+        reason = tr("it is damaged or incomplete, and does not contain the application's state")
         raise SourceUnreadable(path=f"{tree.path}/{local_storage}", reason=reason)
     reader = _Reader(tree, indexed_db, tables, work)
     if found.passed_over:
-        reader.found_notices.append(damage_notice(found.passed_over, local_storage))
+        reader.notices_found.append(damage_notice(found.passed_over, local_storage))
     if not found.value:
-        return ChromiumState(None, notices=tuple(reader.found_notices))
+        return ChromiumState(None, notices=tuple(reader.notices_found))
     stored = reader.choose(found.value)
     rows = reader.rows(stored.origin)
-    return ChromiumState(bytearray(stored.text.encode("utf-8", "surrogatepass")), rows, tuple(reader.found_notices))
+    return ChromiumState(bytearray(stored.text.encode("utf-8", "surrogatepass")), rows, tuple(reader.notices_found))
 
 
 def indexed_db_folder(origin: str) -> str:
-    """Return what Chromium calls the IndexedDB folder of an origin: ``file://`` is ``file__0.indexeddb.leveldb``."""
+    """Return Chromium's folder name for an origin's IndexedDB: ``file__0.indexeddb.leveldb`` for ``file://``."""
     scheme, _, rest = origin.partition("://")
     host, _, port = rest.partition(":")
     return f"{scheme}_{host}_{port or 0}{_LEVELDB}"
 
 
 class _Tables(msgspec.Struct, frozen=True):
-    """One origin's IndexedDB: rows by table, None where they cannot be read; and what is to be said of it."""
+    """Rows by table of one origin's IndexedDB, with notices about it. If they cannot be read, ``rows`` is None."""
 
     rows: dict[str, list[Any]] | None
-    found_notices: tuple[Notice, ...] = ()
+    notices_found: tuple[Notice, ...] = ()
 
 
 class _Reader:
-    """Reads the tables of one source; used once."""
+    """Reads the tables of one source. Single use."""
 
     def __init__(self, tree: Tree, indexed_db: str | None, tables: tuple[str, ...], work: Path) -> None:
         self._tree = tree
@@ -95,14 +94,14 @@ class _Reader:
             if indexed_db is None
             else [join_path(indexed_db, name) for name in _databases(tree.children(indexed_db))]
         )
-        #: What was read of a folder; None where it has no database of the application.
+        #: Result for each folder; None if it does not contain the application's database.
         self._read: dict[str, _Tables | None] = {}
-        self.found_notices: list[Notice] = []
+        self.notices_found: list[Notice] = []
 
     def choose(self, candidates: list[StoredText]) -> StoredText:
-        """Return the application's own state of those that several origins have, the one written last before others.
+        """Choose between the states of several origins, which are ordered by time, last written first.
 
-        A database that is damaged is there all the same.
+        Origins with a database are preferred, then the application's own origin. A damaged database counts as existing.
         """
         if len(candidates) == 1:
             return candidates[0]
@@ -111,19 +110,19 @@ class _Reader:
         return next((stored for stored in chosen if stored.origin == APPLICATION_ORIGIN), chosen[0])
 
     def rows(self, origin: str) -> dict[str, list[Any]]:
-        """Return the tables of an origin; where it has none, those of the only origin that has any."""
+        """Return the tables of an origin. If it has none, use those of the only other origin that has any."""
         found = self._tables_of(self._folder_of(origin))
         if found is None:
             others = [one for one in map(self._tables_of, self._folders) if one is not None]
             found = others[0] if len(others) == 1 else None
         if found is None:
             message = tr(
-                "no database {database} of {origin} in IndexedDB; files and notes are taken from the state alone",
+                "IndexedDB has no database {database} of {origin}; files and notes are read from the state alone",
                 database=DATABASE,
                 origin=origin,
             )
             found = _Tables(None, (Notice(code=notices.TABLE_UNREADABLE, message=message),))
-        self.found_notices.extend(found.found_notices)
+        self.notices_found.extend(found.notices_found)
         return found.rows or {}
 
     def _folder_of(self, origin: str) -> str | None:
@@ -141,7 +140,7 @@ class _Reader:
         try:
             found = chromium.read_stores(self._tree, folder, DATABASE, self._tables, self._work)
         except StorageChanged as problem:
-            # Nothing is damaged: a later run reads all of it.
+            # Not damaged: a later run can read everything.
             raise SourceUnreadable(path=f"{self._tree.path}/{folder}", reason=problem) from problem
         except StorageDamaged as problem:
             return _Tables(
@@ -155,32 +154,29 @@ class _Reader:
             )
         damaged = (damage_notice(found.passed_over, folder),) if found.passed_over else ()
         if found.value is None:
-            # Where places are damaged, the database may well be in one of them.
+            # The damaged parts may have contained the database.
             return _Tables(None, damaged) if damaged else None
-        rows = {name: store.rows for name, store in found.value.items()}
-        return _Tables(rows, (*damaged, *_lost_rows(found.value)))
+        lost = []
+        for name, store in found.value.items():
+            message = ""
+            if store.problem is not None:
+                message = tr("table {name} cannot be read: {problem}", name=name, problem=store.problem)
+            elif store.passed_over:
+                rows = format_count(store.passed_over, "row")
+                message = tr("table {name}: {rows} cannot be read", name=name, rows=rows)
+            if message:
+                lost.append(Notice(code=notices.TABLE_UNREADABLE, message=message))
+        return _Tables({name: store.rows for name, store in found.value.items()}, (*damaged, *lost))
 
 
-def damage_notice(places: int, folder: str) -> Notice:
-    """Say that damaged places were passed over."""
+def damage_notice(count: int, folder: str) -> Notice:
+    """Make the notice that damaged parts were skipped."""
     message = tr(
-        "{damaged_places} in {folder} passed over; what was written or deleted last may not show",
-        damaged_places=format_count(places, "damaged place"),
+        "skipped {damaged_places} in {folder}; the latest changes may be missing",
+        damaged_places=format_count(count, "damaged place"),
         folder=folder,
     )
-    return Notice(code=notices.STORAGE_DAMAGED, message=message, count=places)
-
-
-def _lost_rows(stores: dict[str, StoreRows]) -> Iterator[Notice]:
-    for name, store in stores.items():
-        if store.problem is not None:
-            yield Notice(
-                code=notices.TABLE_UNREADABLE,
-                message=tr("table {name} cannot be read: {problem}", name=name, problem=store.problem),
-            )
-        elif store.passed_over:
-            message = tr("table {name}: {rows} cannot be read", name=name, rows=format_count(store.passed_over, "row"))
-            yield Notice(code=notices.TABLE_UNREADABLE, message=message)
+    return Notice(code=notices.STORAGE_DAMAGED, message=message, count=count)
 
 
 def _databases(names: list[str]) -> list[str]:

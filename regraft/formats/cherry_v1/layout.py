@@ -1,4 +1,4 @@
-"""Where a v1 source keeps what: its state, its vector files, its uploads (``docs/formats/v1.md``, "Sources")."""
+"""Paths of state, vector files and uploads in a v1 source, and the table of vectors (``docs/formats/v1.md``)."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from regraft.disk.trees import Tree, join_path
 from regraft.formats.vector_table import VectorTable
 
 VECTORS_FOLDER = "KnowledgeBase"
-#: What a preview build put behind the names of vector files that it had read.
+#: Preview builds added this suffix to vector files after importing them.
 RENAMED_SUFFIX = ".embedjs.bak"
-#: The key of the Redux state.
+#: Key of the Redux state in Local Storage.
 STATE_KEY = "persist:cherry-studio"
-#: The tables of Dexie that hold something of knowledge bases.
+#: Dexie tables that belong to knowledge bases.
 TABLES = ("files", "knowledge_notes")
 _TABLE_FOLDERS = ("dexie", "dexie_export", "", "indexedDB")
-#: What releases 2.0.x write before their own upgrade, in the profile: a folder with one file for each slice of the
-#: state and one for each table.
+#: Releases 2.0.x write this folder to the profile before their own upgrade: one file for each slice of the state and
+#: one for each table.
 EXPORT_FOLDER = "migration_temp"
 SLICES_FOLDER = "redux_export"
 TABLES_FOLDER = "dexie_export"
-#: Where Chromium keeps Local Storage in a profile.
+#: Chromium's Local Storage in a profile.
 LOCAL_STORAGE = "Local Storage/leveldb"
-#: What Chromium itself calls the profile below its own root.
+#: Chromium's name for the profile folder below its user data folder.
 BROWSER_PROFILE = "Default"
 
 
 class StatePaths(msgspec.Struct, frozen=True):
-    """Where a source keeps its state, as names in its tree; None where it has no such thing.
+    """Paths of a source's state in its tree; None for parts that it does not have.
 
-    ``backup`` is a ``data.json``; else ``redux`` is a state by slice, ``slices`` a folder with a file for each slice,
-    ``knowledge`` one slice alone, and ``local_storage`` the folder of Chromium's Local Storage, beside ``indexed_db``.
+    At most one of ``backup`` (a ``data.json``), ``redux`` (a JSON file with the slices of the state), ``slices`` (a
+    folder with one file for each slice), ``knowledge`` (the one slice) and ``local_storage`` (Chromium's folder) is
+    set.
     """
 
     backup: str | None = None
@@ -40,29 +41,29 @@ class StatePaths(msgspec.Struct, frozen=True):
     slices: str | None = None
     knowledge: str | None = None
     local_storage: str | None = None
-    #: The folder that both lie in.
+    #: Folder that contains Local Storage and IndexedDB.
     profile: str | None = None
     indexed_db: str | None = None
-    #: Table files of Dexie by table name.
+    #: Files of Dexie tables by table name.
     tables: dict[str, str] = msgspec.field(default_factory=dict)
-    #: Whether it is a backup, which may have been made without ``Data/``.
+    #: The source is a backup, which may have been made without ``Data/``.
     is_backup: bool = False
-    #: The folders of vector files and of uploads.
+    #: Folders of vector files and of uploads.
     vectors: str | None = None
     uploads: str | None = None
-    #: The only file that counts among the vector files; None: all of them do.
+    #: The only vector file to use; None for all of them.
     vector_file: str | None = None
 
     @property
     def has_state(self) -> bool:
-        """Tell whether there is a state, or a place for one, beside the vector files."""
+        """Whether the source has a state, or a location for one, in addition to vector files."""
         return (self.backup or self.redux or self.slices or self.knowledge or self.local_storage) is not None
 
 
 def find_vector_file(tree: Tree, folder: str, name: str) -> str:
     """Return the name, in a folder of a source, of the vector file that v1 called ``name``.
 
-    A preview build renamed vector files that it had read: ``<name>.embedjs.bak`` is the file where ``name`` is none.
+    Preview builds renamed vector files that they had imported: if ``name`` is missing, ``<name>.embedjs.bak`` is used.
     """
     if tree.kind(join_path(folder, name)) != "file" and tree.kind(join_path(folder, name + RENAMED_SUFFIX)) == "file":
         return name + RENAMED_SUFFIX
@@ -74,8 +75,8 @@ def _first_folder(tree: Tree, *names: str) -> str | None:
 
 
 def locate_profile_state(tree: Tree, folder: str) -> StatePaths:
-    """Return where a profile, or a backup of version 6, keeps its state and its ``Data/``."""
-    # A folder below Chromium's own root has its data beside that, or in it.
+    """Locate the state and ``Data/`` in a profile or a backup of version 6."""
+    # If the folder is below Chromium's user data folder, ``Data/`` may be in either of them.
     roots = [folder, folder.rpartition("/")[0]] if folder.rpartition("/")[2] == BROWSER_PROFILE else [folder]
 
     def data(name: str) -> str | None:
@@ -93,9 +94,9 @@ def locate_profile_state(tree: Tree, folder: str) -> StatePaths:
 
 
 def locate_file_state(tree: Tree, folder: str, **state: str) -> StatePaths:
-    """Return where a backup of the versions 1 to 5, an export or a knowledge file keeps its state and its data.
+    """Locate the state and the data of a backup of version 1 to 5, an export, or a knowledge file.
 
-    ``state`` is one of ``backup``, ``redux`` and ``knowledge``, with the name of the file.
+    ``state`` names the file with one of the keywords ``backup``, ``redux`` and ``knowledge``.
     """
 
     def first_folder(*names: str) -> str | None:
@@ -104,8 +105,8 @@ def locate_file_state(tree: Tree, folder: str, **state: str) -> StatePaths:
     tables: dict[str, str] = {}
     if "backup" not in state:
         for table in TABLES:
-            for place in _TABLE_FOLDERS:
-                name = join_path(join_path(folder, place) if place else folder, f"{table}.json")
+            for below in _TABLE_FOLDERS:
+                name = join_path(join_path(folder, below) if below else folder, f"{table}.json")
                 if table not in tables and tree.kind(name) == "file" and name not in state.values():
                     tables[table] = name
     vectors = first_folder(f"Data/{VECTORS_FOLDER}", VECTORS_FOLDER)
@@ -124,7 +125,7 @@ def locate_file_state(tree: Tree, folder: str, **state: str) -> StatePaths:
 
 
 def locate_vector_folders(tree: Tree, folder: str) -> Iterator[StatePaths]:
-    """Yield where a folder can have vector files and uploads that no state lies beside, first choice first."""
+    """Yield possible locations of vector files and uploads in a folder without a state, best first."""
     for vectors in (f"Data/{VECTORS_FOLDER}", VECTORS_FOLDER, ""):
         name = join_path(folder, vectors) if vectors else folder
         if tree.kind(name) == "folder":
@@ -133,9 +134,9 @@ def locate_vector_folders(tree: Tree, folder: str) -> Iterator[StatePaths]:
 
 
 def locate_export_state(tree: Tree, folder: str) -> StatePaths | None:
-    """Return where a ``migration_temp`` of 2.0.x keeps its state, None where the folder is none.
+    """Locate the state in a ``migration_temp`` folder of 2.0.x; None if the folder is not one.
 
-    Vector files and uploads are in the profile that it lies in, or beside the slices.
+    Vector files and uploads are in the profile that contains the folder, or beside the slices.
     """
     slices, above = join_path(folder, SLICES_FOLDER), folder.rpartition("/")
     if tree.kind(join_path(slices, "knowledge.json")) != "file":
@@ -143,7 +144,9 @@ def locate_export_state(tree: Tree, folder: str) -> StatePaths | None:
     roots = [above[0], folder] if above[2] == EXPORT_FOLDER else [folder]
 
     def data(name: str) -> str | None:
-        return _first_folder(tree, *(join_path(root, place) for root in roots for place in (f"Data/{name}", name)))
+        return _first_folder(
+            tree, *(join_path(root, name_below) for root in roots for name_below in (f"Data/{name}", name))
+        )
 
     tables = {table: join_path(folder, f"{TABLES_FOLDER}/{table}.json") for table in TABLES}
     return StatePaths(
@@ -154,7 +157,7 @@ def locate_export_state(tree: Tree, folder: str) -> StatePaths | None:
     )
 
 
-# The v1 vector file of a base: one table ``vectors`` written by embedjs through libSQL (``docs/formats/v1.md``).
+# The vector file of a base has one table, ``vectors``, which embedjs wrote through libSQL (``docs/formats/v1.md``).
 
 
 def parse_chunk_number(row_id: bytes, loader: bytes) -> int:

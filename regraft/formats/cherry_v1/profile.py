@@ -1,4 +1,4 @@
-"""Where the application keeps its data, and whether it is running there (``docs/formats/v1.md``, "Profile folder")."""
+"""Find the application's data folders and detect whether it is running (``docs/formats/v1.md``, "Profile folder")."""
 
 from __future__ import annotations
 
@@ -19,59 +19,59 @@ from regraft.language import tr
 from regraft.text import printable
 
 APPLICATION = "CherryStudio"
-#: The application's own settings, which can name another folder for its data.
+#: The application's settings, which may name another data folder.
 CONFIG_FOLDER = ".cherrystudio"
 CONFIG_FILE = "config/config.json"
-#: Where a portable program keeps its data, beside itself.
+#: Data folder beside a portable program.
 PORTABLE_FOLDER = "data"
-#: What Chromium leaves in a profile while it runs: a link ``host-pid``, and on Windows a file.
+#: Chromium creates this in a profile while it runs: a symbolic link ``host-pid``, on Windows a file.
 SINGLETON_LOCK = "SingletonLock"
 WINDOWS_LOCK = "lockfile"
-#: A profile on another host, or one whose locks cannot be asked for, counts as in use this long after a write.
+#: If locks cannot be queried, a profile counts as in use until this long after the last write.
 RECENT_SECONDS = 120
 _PID = re.compile("[0-9]{1,10}")
 
 
 def default_folders() -> list[Path]:
-    """Return where the application keeps its data unless told otherwise, on this system."""
+    """Return the application's default data folders on this system."""
     home = Path.home()
-    places = [home / ".config", home / "Library" / "Application Support", home / "AppData" / "Roaming"]
+    defaults = [home / ".config", home / "Library" / "Application Support", home / "AppData" / "Roaming"]
     named = [Path(value) for name in ("XDG_CONFIG_HOME", "APPDATA") if (value := os.environ.get(name))]
-    return [place / APPLICATION for place in (*named, *places)]
+    return [folder / APPLICATION for folder in (*named, *defaults)]
 
 
 def list_data_folders() -> dict[Path, str]:
-    """Return every folder where the application may keep its data on this system, each with why, for a person.
+    """Return all folders that may contain the application's data on this system, each with the reason for messages.
 
-    The folders that its settings name come first. Portable programs have their data beside them: such a program is
-    known where the settings name it, or where it lies in the working folder.
+    Folders named in the application's settings come first. A portable program keeps its data beside itself; it is found
+    if the settings name it or if it is in the current directory.
     """
-    places = dict.fromkeys(_data_paths(_config()), tr("the application's settings name it"))
-    programs = [program.parent for program in _programs(_config())]
+    configured = dict.fromkeys(_data_paths(_config()), tr("named in the application's settings"))
+    entries = [entry for entry in _entries(_config()) if isinstance(entry, dict)]
+    programs = [program.parent for entry in entries for program in _absolute(entry.get("executablePath"))]
     with contextlib.suppress(OSError):
         programs.append(Path.cwd())
-    usual = dict.fromkeys(default_folders(), tr("its usual place"))
-    beside = {folder / PORTABLE_FOLDER: tr("beside the portable program") for folder in programs}
-    return {**usual, **beside, **places}
+    usual = dict.fromkeys(default_folders(), tr("default location"))
+    portable = {folder / PORTABLE_FOLDER: tr("beside the portable program") for folder in programs}
+    return {**usual, **portable, **configured}
 
 
 def find_configured_folders(path: Path) -> list[Path]:
-    """Return the data folders that the application's settings name in place of ``path``.
+    """Return the existing data folders that the application's settings name instead of ``path``.
 
-    ``path`` is the settings' own folder or file, or a default folder; of any other path, and of a folder that they
-    name, the settings say nothing. Folders that are not there are left out.
+    ``path`` must be the settings' own folder or file, or a default folder; for any other path the list is empty.
     """
     named = {folder for folder in _data_paths(_config()) if folder.is_dir()}
     if not named:
         return []
-    if not (is_settings(path) or any(_same(path, place) for place in default_folders())):
+    if not (is_settings(path) or any(_same(path, folder) for folder in default_folders())):
         return []
     return [] if any(_same(path, folder) for folder in named) else sorted(named)
 
 
 def is_settings(path: Path) -> bool:
-    """Tell whether ``path`` is the application's settings, or a folder of them."""
-    return any(_same(path, place) for place in (_config(), _config().parent, _config().parent.parent))
+    """Whether ``path`` is the application's settings file or one of the folders above it."""
+    return any(_same(path, folder) for folder in (_config(), _config().parent, _config().parent.parent))
 
 
 def _config() -> Path:
@@ -90,20 +90,13 @@ def _data_paths(config: Path) -> Iterator[Path]:
         yield from _absolute(entry.get("dataPath") if isinstance(entry, dict) else entry)
 
 
-def _programs(config: Path) -> Iterator[Path]:
-    """Yield the places that the application ran from, as far as its settings name them."""
-    for entry in _entries(config):
-        if isinstance(entry, dict):
-            yield from _absolute(entry.get("executablePath"))
-
-
 def _entries(config: Path) -> list[Any]:
     try:
         message: Any = json_text.loads(links.read_bytes(config)) if config.is_file() else None
     except (OSError, ValueError):
         return []
     named = message.get("appDataPath") if isinstance(message, dict) else None
-    # Early releases wrote one path, later ones a list with a path for each place that the application runs from.
+    # Early releases wrote one path, later ones a list with a path for each executable.
     return named if isinstance(named, list) else [named]
 
 
@@ -112,27 +105,22 @@ def _absolute(value: object) -> Iterator[Path]:
         yield Path(value)
 
 
-# --- is it running? ------------------------------------------------------------------------------------------------
+# --- detecting a running application -------------------------------------------------------------------------------
 
 
 def detect_running_app(profile: Path) -> str | None:
-    """Return what shows that an application is using a profile, for a person; None where nothing does.
+    """Describe what shows that an application is using a profile; None if nothing does.
 
-    Nothing is locked or written: a process that holds a lock is asked for, not waited for.
+    Nothing is locked or written: lock holders are queried without waiting.
     """
     for folder in (profile, profile.parent) if profile.name == "Default" else (profile,):
-        sign = _singleton(folder) or _windows_lock(folder)
+        sign = _check_singleton_lock(folder)
         if sign:
             return sign
-    return _held_lock(profile)
-
-
-def _storage_files(profile: Path) -> Iterator[Path]:
-    for folder in _leveldb_folders(profile):
-        try:
-            yield from folder.iterdir()
-        except OSError:
-            continue
+        # Chromium's lock file on Windows, which the system removes when the process ends.
+        if (folder / WINDOWS_LOCK).is_file() and (os.name == "nt" or _recently_written(folder)):
+            return tr("its {windows_lock} exists", windows_lock=WINDOWS_LOCK)
+    return _check_leveldb_locks(profile)
 
 
 def _leveldb_folders(profile: Path) -> Iterator[Path]:
@@ -145,37 +133,40 @@ def _leveldb_folders(profile: Path) -> Iterator[Path]:
 
 def _recently_written(profile: Path) -> bool:
     times = []
-    for file in _storage_files(profile):
+    for folder in _leveldb_folders(profile):
         with contextlib.suppress(OSError):
-            times.append(file.stat().st_mtime)
+            for file in folder.iterdir():
+                with contextlib.suppress(OSError):
+                    times.append(file.stat().st_mtime)
     return bool(times) and time.time() - max(times) < RECENT_SECONDS
 
 
-def _singleton(folder: Path) -> str | None:
+def _check_singleton_lock(folder: Path) -> str | None:
     try:
         host, _, pid = str((folder / SINGLETON_LOCK).readlink()).rpartition("-")
         made = (folder / SINGLETON_LOCK).lstat().st_mtime
     except OSError:
         return None
     if host != socket.gethostname():
-        # Whether a process of another computer still runs cannot be seen from here. Chromium refuses such a profile.
+        # It is unknown whether a process of another computer is still running. Chromium refuses such a profile.
         if not host or not _PID.fullmatch(pid):
             return None
         return tr(
-            "{singleton_lock} names another computer, {host}; if this is a copy, delete that file first",
+            "{singleton_lock} was created by another computer, {host}; "
+            "if this is a copy of a profile, delete that file first",
             singleton_lock=SINGLETON_LOCK,
             host=printable(host),
         )
     return (
         tr("process {pid}", pid=pid)
-        if _PID.fullmatch(pid) and _lives(int(pid)) and not _began_after(int(pid), made)
+        if _PID.fullmatch(pid) and _is_running(int(pid)) and not _started_after(int(pid), made)
         else None
     )
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     if os.name == "nt":
-        return False  # such a link is never made there
+        return False  # Windows has no such links
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -185,67 +176,57 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _began_after(pid: int, made: float) -> bool:
-    """Tell whether a process began after a lock was made: it then only has the number of the one that made it.
+def _started_after(pid: int, made: float) -> bool:
+    """Whether a process started after a lock was created, so that it only reuses the process id of the lock's owner.
 
-    Where the system does not say when it began, it did not.
+    False if the system does not tell when the process started.
     """
     try:
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
     except (OSError, ValueError, IndexError, StopIteration):
         return False
-    # Both clocks are read by the second.
+    # Both clocks have a resolution of one second.
     return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK") > made + 2
 
 
-def _windows_lock(folder: Path) -> str | None:
-    """Tell whether Chromium's lock file on Windows is there: the system removes it when the process ends."""
-    lock = folder / WINDOWS_LOCK
-    if not lock.is_file():
-        return None
-    if os.name == "nt" or _recently_written(folder):
-        return tr("its {windows_lock} is there", windows_lock=WINDOWS_LOCK)
-    return None
-
-
-def _held_lock(profile: Path) -> str | None:
+def _check_leveldb_locks(profile: Path) -> str | None:
     for folder in _leveldb_folders(profile):
         lock = folder / "LOCK"
         if not lock.is_file():
             continue
         try:
-            holder = _holder(lock)
+            holder = _find_lock_holder(lock)
         except OSError:
-            # A file system without locks, or Windows, where a locked file cannot be read or not even be opened.
+            # A file system without locks, or Windows, where a locked file cannot be read or even opened.
             if os.name == "nt" or _recently_written(profile):
                 return tr("{name}/LOCK is in use", name=folder.name)
             continue
         if holder:
-            return tr("{holder} holds {name}/LOCK", holder=holder, name=folder.name)
+            return tr("{holder} has locked {name}/LOCK", holder=holder, name=folder.name)
     return None
 
 
-def _holder(lock: Path) -> str | None:
-    """Return which process holds a lock on a file, None where none does.
+def _find_lock_holder(lock: Path) -> str | None:
+    """Return the process that holds a lock on a file, or None.
 
     Raises:
-        OSError: that cannot be told.
+        OSError: the lock cannot be queried.
     """
     with links.open_for_reading(lock) as file:
         try:
-            import fcntl  # noqa: PLC0415 - not there on Windows
+            import fcntl  # noqa: PLC0415 - not available on Windows
         except ImportError:
-            # The application locks the whole file; it lets others open it, but not read it.
+            # The application locks the whole file: others can open it but not read it.
             os.read(file.fileno(), 1)
             return None
-        # struct flock: Linux begins with type and whence, the BSDs and macOS with start, length and process.
+        # struct flock: Linux starts with type and whence, the BSDs and macOS with start, length and pid.
         linux = sys.platform == "linux"
         form = "hhqqi4x" if linux else "qqihh"
-        asked = (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0) if linux else (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
-        answer = struct.unpack(form, fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(form, *asked)))
+        query = (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0) if linux else (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
+        answer = struct.unpack(form, fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(form, *query)))
         kind, holder = (answer[0], answer[4]) if linux else (answer[3], answer[2])
         if kind == fcntl.F_UNLCK:
             return None
-        # A process in another container has no number here.
+        # A process in another container has no id here.
         return tr("process {holder}", holder=holder) if holder > 0 else tr("another process")

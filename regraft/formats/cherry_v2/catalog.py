@@ -1,4 +1,8 @@
-"""``catalog.sqlite``: bases, items, and the models and providers that they refer to (``docs/formats/catalog.md``)."""
+"""``catalog.sqlite``: bases, items, and the models and providers they refer to (``docs/formats/catalog.md``).
+
+This module defines the tables and rows of a library's catalog and writes new catalogs;
+:mod:`regraft.formats.cherry_v2.catalog_reader` reads catalogs of any build.
+"""
 
 from __future__ import annotations
 
@@ -76,16 +80,16 @@ TABLES = (
     "CREATE INDEX knowledge_item_base_group_created_idx ON knowledge_item (base_id, group_id, created_at)",
 )
 
-#: How long a note may be in the application, in UTF-16 units.
+#: The application's limit for the length of a note, in UTF-16 units.
 MAX_NOTE_UNITS = 1_000_000
 
-#: What a model of texts' vectors can do, and one that ranks hits again.
+#: Capabilities of an embedding model and of a rerank model.
 EMBEDDING = ("embedding",)
 RERANK = ("rerank",)
 
 
 class ProviderRow(msgspec.Struct, frozen=True):
-    """A provider; never with its keys."""
+    """A row of ``user_provider``, never with API keys."""
 
     provider_id: str
     name: str
@@ -93,14 +97,14 @@ class ProviderRow(msgspec.Struct, frozen=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A model; ``id`` is ``provider::model``."""
+    """A row of ``user_model``; ``id`` is ``provider::model``."""
 
     id: str
     provider_id: str
     model_id: str
     name: str
     group: str | None
-    #: Without ``embedding`` the application takes it for a chat model.
+    #: The application treats a model without ``embedding`` as a chat model.
     capabilities: tuple[str, ...] = EMBEDDING
     supports_streaming: bool = True
 
@@ -142,22 +146,23 @@ class ItemRow(msgspec.Struct, frozen=True):
 
 
 class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the catalog holds because of one base, but for its items."""
+    """All rows that a base adds to the catalog, except its items."""
 
     base: BaseRow
     models: tuple[ModelRow, ...]
     providers: tuple[ProviderRow, ...]
-    #: The time that models and providers carry, in ms.
+    #: Time of the model and provider rows, in ms.
     now_ms: int
 
 
 def write_catalog(path: Path, records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
-    """Write a fresh catalog to ``path``, where no file is yet: bases with their items, in the order given.
+    """Write a new catalog with the given bases and their items, in order.
 
-    Items are streamed: they hold the texts of notes. The file is not flushed: that is for whoever puts it in its place.
+    Items are streamed because they contain the texts of notes. The file is not flushed to disk; the caller does that
+    when it publishes the file.
 
     Raises:
-        apsw.Error: it cannot be written.
+        apsw.Error: the file cannot be written.
     """
     with sqlite.open_writable(path, create=True) as db:
         db.pragma("synchronous", "OFF")
@@ -165,7 +170,7 @@ def write_catalog(path: Path, records: Iterable[tuple[BaseRecord, Iterable[ItemR
 
 
 def check_records(records: Iterable[tuple[BaseRecord, Iterable[ItemRow]]]) -> None:
-    """Find out whether a catalog takes these bases and items, in a temporary file at most.
+    """Check that a catalog accepts these bases and items, by writing them to a temporary database.
 
     Raises:
         apsw.ConstraintError, TypeError, OverflowError: it does not.
@@ -181,9 +186,24 @@ def _write(db: apsw.Connection, records: Iterable[tuple[BaseRecord, Iterable[Ite
         db.execute(statement)
     for record, items in records:
         _write_models(db, record)
-        _write_base(db, record.base)
-        _write_items(db, items)
+        db.execute(_insert("knowledge_base", BaseRow), msgspec.structs.asdict(record.base))
+        db.executemany(
+            _insert("knowledge_item", ItemRow),
+            (
+                {
+                    **msgspec.structs.asdict(item),
+                    "data": json.dumps(item.data, ensure_ascii=False, separators=(",", ":")),
+                }
+                for item in items
+            ),
+        )
     db.execute("COMMIT")
+
+
+def _insert(table: str, row_type: type[msgspec.Struct]) -> str:
+    """Build the statement that inserts a row; the fields of its struct are named like the columns."""
+    names = row_type.__struct_fields__
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
 
 
 def _write_models(db: apsw.Connection, record: BaseRecord) -> None:
@@ -205,52 +225,3 @@ def _write_models(db: apsw.Connection, record: BaseRecord) -> None:
                 *(capabilities, streaming, key, *times),
             ),
         )
-
-
-def _write_base(db: apsw.Connection, base: BaseRow) -> None:
-    db.execute(
-        """INSERT INTO knowledge_base (
-             id, name, dimensions, embedding_model_id, status, error, rerank_model_id, file_processor_id, chunk_size,
-             chunk_overlap, chunk_strategy, chunk_separator, threshold, document_count, created_at,
-             updated_at)
-           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-        (
-            base.id,
-            base.name,
-            base.dimensions,
-            base.embedding_model_id,
-            base.status,
-            base.error,
-            base.rerank_model_id,
-            base.file_processor_id,
-            base.chunk_size,
-            base.chunk_overlap,
-            base.chunk_strategy,
-            base.chunk_separator,
-            base.threshold,
-            base.document_count,
-            base.created_at,
-            base.updated_at,
-        ),
-    )
-
-
-def _write_items(db: apsw.Connection, items: Iterable[ItemRow]) -> None:
-    db.executemany(
-        """INSERT INTO knowledge_item (id, base_id, group_id, type, data, status, error, created_at, updated_at)
-           VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-        (
-            (
-                item.id,
-                item.base_id,
-                item.group_id,
-                item.type,
-                json.dumps(item.data, ensure_ascii=False, separators=(",", ":")),
-                item.status,
-                item.error,
-                item.created_at,
-                item.updated_at,
-            )
-            for item in items
-        ),
-    )

@@ -1,7 +1,7 @@
-"""The generations of the application's catalog, and what a row needs in each (``docs/formats/catalog.md``).
+"""Generations of the application's catalog, and the columns that a row needs in each (``docs/formats/catalog.md``).
 
-A generation is told by the columns that a database has, never by a version. All that inserts rows into a catalog asks
-here: which columns it has, what the required ones get, and which of them nobody knows.
+A generation is recognized by the columns of the tables, never by a version number. All code that inserts rows into an
+existing catalog asks this module which columns exist, which values they get, and whether a required column is unknown.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from regraft.formats.order_keys import key_after
 from regraft.language import join_list, tr
 from regraft.text import is_blank
 
-#: One row that changes: the statement, and its values.
+#: An SQL statement and its values, which changes one row.
 Statement = tuple[str, tuple[Any, ...]]
 
 PROVIDERS, MODELS, BASES, ITEMS = "user_provider", "user_model", "knowledge_base", "knowledge_item"
-#: Who uses which base. A base that is deleted takes these rows along: it is changed in place.
+#: Tables that link assistants and agents to bases. Deleting a base would delete these rows, so bases are updated in
+#: place.
 ASSISTANT_LINKS, AGENT_LINKS = "assistant_knowledge_base", "agent_knowledge_base"
 LINKS = (ASSISTANT_LINKS, AGENT_LINKS)
 
 _TIMES = ("created_at", "updated_at")
-#: What earlier generations keep of a search, which follows from the model: it is never taken from another catalog.
+#: Search settings of earlier generations. They follow from the model and are never copied from another catalog.
 _DERIVED = ("search_mode", "hybrid_alpha")
-#: The columns that a row is given, by table, parents first; the rest is left to its default.
+#: Columns that a new row gets a value for, by table, parents first. Other columns keep their default.
 INSERTED_COLUMNS: Mapping[str, tuple[str, ...]] = {
     PROVIDERS: ("provider_id", "name", "is_enabled", "order_key", *_TIMES),
     MODELS: (
@@ -50,14 +51,14 @@ INSERTED_COLUMNS: Mapping[str, tuple[str, ...]] = {
     ASSISTANT_LINKS: ("assistant_id", "knowledge_base_id", *_TIMES),
     AGENT_LINKS: ("agent_id", "knowledge_base_id", *_TIMES),
 }
-#: Columns that a generation may lack although a row has a value for them.
-_SPARED = {MODELS: ("supports_streaming",), BASES: _DERIVED}
-#: What a model that has no preset must have, else every read of the models fails.
+#: Columns that a generation may lack although rows have a value for them.
+_OPTIONAL_COLUMNS = {MODELS: ("supports_streaming",), BASES: _DERIVED}
+#: Columns that a model without a preset must have; otherwise the application fails to read any model.
 REQUIRED_MODEL_COLUMNS = ("name", "capabilities", "supports_streaming")
 
 
 class Generation(StrEnum):
-    """Generations of a catalog, as a person knows them."""
+    """Generations of a catalog, named for messages."""
 
     LIBRARY = "a library"
     EARLIER_LIBRARY = tr("a library of an earlier regraft")
@@ -68,7 +69,7 @@ class Generation(StrEnum):
 
 
 def detect_generation(columns: Mapping[str, Collection[str]]) -> Generation:
-    """Tell a generation by the columns of each table that is there."""
+    """Recognize the generation by the columns of the existing tables."""
     models, bases = columns.get(MODELS, ()), columns.get(BASES, ())
     if "preset_model_id" not in models:
         is_current = "search_mode" not in bases and "supports_streaming" in models
@@ -81,21 +82,21 @@ def detect_generation(columns: Mapping[str, Collection[str]]) -> Generation:
 
 
 class CatalogTables(msgspec.Struct, frozen=True):
-    """The tables of one catalog as they are there: names of columns with whether a row must have a value of its own."""
+    """The tables of one catalog. ``columns`` maps each table's columns to whether a row must provide a value."""
 
     path: Path
     columns: Mapping[str, Mapping[str, bool]]
 
     @property
     def generation(self) -> Generation:
-        """Return the generation that the catalog is of."""
+        """The generation of the catalog."""
         return detect_generation(self.columns)
 
     def demand(self, table: str, needed: Collection[str]) -> None:
-        """Refuse a catalog without a table, or without a column of it.
+        """Check that the catalog has a table with certain columns.
 
         Raises:
-            ProfileUnknown: it names what is missing.
+            ProfileUnknown: the table or a column is missing.
         """
         there = self.columns.get(table)
         if there is None:
@@ -107,41 +108,39 @@ class CatalogTables(msgspec.Struct, frozen=True):
             )
 
     def insertable_columns(self, table: str, used: Collection[str] | None = None) -> tuple[str, ...]:
-        """Return the columns that a new row of a table is given.
+        """Return the columns that a new row of a table gets a value for.
 
         Args:
-            table: one of :data:`GIVEN`.
-            used: the columns that rows have a value for; None: all that are known.
+            table: a key of :data:`INSERTED_COLUMNS`.
+            used: columns that rows have a value for; None for all columns.
 
         Raises:
-            ProfileUnknown: the table or a used column is missing, or a column must have a value that nobody knows.
+            ProfileUnknown: the table or a used column is missing, or an unknown column requires a value.
         """
-        given, spared = INSERTED_COLUMNS[table], _SPARED.get(table, ())
-        self.demand(table, [name for name in given if name not in spared and (used is None or name in used)])
+        given, optional = INSERTED_COLUMNS[table], _OPTIONAL_COLUMNS.get(table, ())
+        self.demand(table, [name for name in given if name not in optional and (used is None or name in used)])
         there = self.columns[table]
-        self._demand_no_other(table, [name for name, is_needed in there.items() if is_needed and name not in given])
-        return tuple(name for name in given if name in there)
-
-    def _demand_no_other(self, table: str, unknown: list[str]) -> None:
+        unknown = [name for name, is_needed in there.items() if is_needed and name not in given]
         if unknown:
             what = tr(
-                "a table {table} that needs {unknown}, and else is that of {generation}",
+                "a table {table} like that of {generation}, but which also requires {unknown}",
                 table=table,
                 unknown=join_list(unknown),
                 generation=self.generation,
             )
             raise ProfileUnknown(path=self.path, what=what)
+        return tuple(name for name in given if name in there)
 
     def derived(self, model: object) -> Row:
-        """Return what a base's row has because of its model (None: it has none), in a generation that keeps it."""
+        """Return the values that follow from a base's model (None: no model), in generations that store them."""
         values = {"search_mode": "bm25" if model is None else "hybrid", "hybrid_alpha": None}
         return {name: value for name, value in values.items() if name in self.columns.get(BASES, ())}
 
     def insert_statement(self, table: str, row: Row) -> Statement:
-        """Return what inserts a row; of a base what follows from its model is filled in.
+        """Build the statement that inserts a row; for a base, values that follow from its model are added.
 
         Raises:
-            ProfileUnknown: see :meth:`insertable`.
+            ProfileUnknown: see :meth:`insertable_columns`.
         """
         names = self.insertable_columns(table, {name for name, value in row.items() if value is not None})
         whole = {**row, **self.derived(row.get("embedding_model_id"))} if table == BASES else row
@@ -151,33 +150,39 @@ class CatalogTables(msgspec.Struct, frozen=True):
 
 
 def read_tables(path: Path, db: apsw.Connection) -> CatalogTables:
-    """Read what tables and columns the catalog at ``path`` has.
+    """Read the tables and columns of the catalog at ``path``.
 
     Raises:
-        apsw.Error: it cannot be read.
+        apsw.Error: the catalog cannot be read.
     """
     found = {}
     for table in INSERTED_COLUMNS:
         columns = db.execute(f"PRAGMA table_info('{table}')").fetchall()
         if columns:
-            found[table] = {str(row[1]): _is_needed(*row[3:5]) for row in columns}
+            # A column must get a value if it is NOT NULL and has no default, or the default NULL.
+            found[table] = {
+                str(name): bool(not_null) and (default is None or str(default).strip().upper() == "NULL")
+                for _, name, _, not_null, default, *_ in columns
+            }
     return CatalogTables(path, found)
-
-
-def _is_needed(not_null: Any, default: Any) -> bool:
-    return bool(not_null) and (default is None or str(default).strip().upper() == "NULL")
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
 def read_model(row: Row, capabilities: tuple[str, ...] = EMBEDDING) -> ModelRow:
-    """Return a model in full from its row in any catalog, where what it inherits from the application is null.
+    """Make a complete model from its row in any catalog. Values inherited from the application are NULL there.
 
     Args:
-        row: with at least ``id``, ``provider_id`` and ``model_id``.
-        capabilities: what it can do where the row does not say so.
+        row: a row with at least ``id``, ``provider_id`` and ``model_id``.
+        capabilities: capabilities if the row does not list any.
     """
+    try:
+        stated = row.get("capabilities")
+        listed = json_text.loads(stated) if isinstance(stated, str) else stated
+    except (ValueError, RecursionError):
+        listed = ()
+    known = tuple(one for one in listed if isinstance(one, str)) if isinstance(listed, list | tuple) else ()
     streaming = row.get("supports_streaming")
     name, group = row.get("name"), row.get("group")
     return ModelRow(
@@ -186,21 +191,13 @@ def read_model(row: Row, capabilities: tuple[str, ...] = EMBEDDING) -> ModelRow:
         model_id=str(row["model_id"]),
         name=str(row["model_id"]) if is_blank(name) else str(name),
         group=None if is_blank(group) else str(group),
-        capabilities=_listed(row.get("capabilities")) or capabilities,
+        capabilities=known or capabilities,
         supports_streaming=True if streaming is None else bool(streaming),
     )
 
 
-def _listed(capabilities: Any) -> tuple[str, ...]:
-    try:
-        found = json_text.loads(capabilities) if isinstance(capabilities, str) else capabilities
-    except (ValueError, RecursionError):
-        return ()
-    return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list | tuple) else ()
-
-
 def make_model_row(model: ModelRow, key: str, now_ms: int) -> Row:
-    """Return the row of a new model: complete by itself, with ``key`` as its place and ``now_ms`` as its times."""
+    """Make the row of a new model that is complete without a preset."""
     return {
         "id": model.id,
         "provider_id": model.provider_id,
@@ -215,19 +212,19 @@ def make_model_row(model: ModelRow, key: str, now_ms: int) -> Row:
 
 
 def make_provider_row(provider: str, name: str, key: str, now_ms: int, *, is_enabled: bool = False) -> Row:
-    """Return the row of a new provider of the user's own; it has no keys."""
+    """Make the row of a new custom provider, without API keys."""
     values = {"provider_id": provider, "name": name, "is_enabled": int(is_enabled), "order_key": key}
     return {**values, **dict.fromkeys(_TIMES, now_ms)}
 
 
 class OrderKeys:
-    """Gives new models, and new providers, their places behind the last ones that are there."""
+    """Generates order keys that sort new models and providers after the existing ones."""
 
     def __init__(self, db: apsw.Connection) -> None:
         """Read the last keys.
 
         Raises:
-            apsw.Error: they cannot be read.
+            apsw.Error: the catalog cannot be read.
         """
         is_text = "WHERE typeof(order_key) = 'text'"
         self._last: dict[Any, str | None] = dict(
@@ -236,24 +233,24 @@ class OrderKeys:
         self._last_provider: Any = db.execute(f"SELECT max(order_key) FROM {PROVIDERS} {is_text}").get
 
     def next_model(self, provider: str) -> str:
-        """Give a new model of a provider its key."""
+        """Return the key of the next new model of a provider."""
         self._last[provider] = key = key_after(self._last.get(provider))
         return key
 
     def next_provider(self) -> str:
-        """Give a new provider its key."""
+        """Return the key of the next new provider."""
         self._last_provider = key = key_after(self._last_provider)
         return key
 
 
-# --- trying rows -----------------------------------------------------------------------------------------------------
+# --- checking rows ---------------------------------------------------------------------------------------------------
 
 
 def copy_definitions(source: apsw.Connection, copy: apsw.Connection, tables: Iterable[str]) -> None:
-    """Make empty tables with the definitions and indexes of a catalog, to try rows on.
+    """Create empty tables and indexes with the definitions of a catalog, to try inserting rows.
 
     Raises:
-        apsw.Error: a definition is none that can stand alone.
+        apsw.Error: a definition depends on something that is missing.
     """
     query = "SELECT sql FROM sqlite_schema WHERE tbl_name = ? AND type IN ('table', 'index') AND sql NOT NULL"
     for table in tables:
@@ -262,7 +259,7 @@ def copy_definitions(source: apsw.Connection, copy: apsw.Connection, tables: Ite
 
 
 def find_dangling_references(db: apsw.Connection) -> Iterator[tuple[str, str, int]]:
-    """Yield the references of a catalog's tables that lead nowhere: the table, what it refers to, and the row."""
+    """Yield the dangling foreign keys of a catalog: table, referenced table, row id (-1 if the table has none)."""
     for name in INSERTED_COLUMNS:
         if db.execute("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,)).get is not None:
             for table, rowid, parent, _ in db.execute(f"PRAGMA foreign_key_check('{name}')"):

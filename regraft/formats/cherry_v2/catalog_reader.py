@@ -1,7 +1,7 @@
-"""Reading a catalog of any build: what is there, by the names of its columns (``docs/formats/catalog.md``).
+"""Read catalogs of any build by the names of their columns (``docs/formats/catalog.md``).
 
-A profile's tables have more columns than a library's and earlier builds had fewer. Only named columns are read, so that
-no API key is ever held.
+A profile's tables have more columns than a library's, and earlier builds had fewer. Only named columns are read, so API
+keys are never read into memory. :func:`read_catalog` reads everything, :class:`CatalogLookup` only the requested items.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from regraft.formats.cherry_v2.catalog import MAX_NOTE_UNITS
 from regraft.language import join_list, tr
 from regraft.text import is_blank, lenient_text, replace_surrogates, trim, utf16_len
 
-#: A row by the names of those columns that are there; values are of any type.
+#: Values by column name, for the columns that exist. Values may be of any type.
 Row = dict[str, Any]
 
-#: The columns of ``knowledge_base``; builds before the first release had ``search_mode`` and ``hybrid_alpha``.
+#: The columns of ``knowledge_base``. Builds before the first release had ``search_mode`` and ``hybrid_alpha``.
 BASE_COLUMNS = (
     *("id", "name", "group_id", "dimensions", "embedding_model_id", "status", "error", "rerank_model_id"),
     *("file_processor_id", "chunk_size", "chunk_overlap", "chunk_strategy", "chunk_separator", "threshold"),
@@ -44,41 +44,36 @@ _COLUMNS = {
 
 
 class CatalogProblem(Exception):
-    """A catalog that cannot be read; the text says why, for a person."""
+    """A catalog that cannot be read. The message gives the reason."""
 
 
 class StoredCatalog(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of a catalog in their order; None stands for a table that is not there."""
+    """The rows of a catalog in their order. None means that the table does not exist."""
 
     bases: list[Row] = msgspec.field(default_factory=list)
-    #: By the base's id.
+    #: By base id.
     items: dict[Any, list[Row]] | None = None
     providers: list[Row] | None = None
     models: list[Row] | None = None
 
 
 def base_id_text(row: Row) -> str:
-    """Return a base's id as findings give it."""
+    """Return the id of a base as text, as in findings."""
     return str(row.get("id"))
 
 
 def read_catalog(path: Path, *, data: bool = True) -> StoredCatalog:
-    """Read bases, items, models and providers of a catalog on disk; text that is no UTF-8 is read leniently.
+    """Read all bases, items, models and providers of a catalog. Invalid UTF-8 is decoded leniently.
 
     Args:
-        path: a SQLite file; it is read without a trace.
-        data: read what items hold, too, not only what they are.
+        path: a SQLite file. No file is created beside it.
+        data: also read the ``data`` column of items.
 
     Raises:
-        CatalogProblem: it is missing, no SQLite file, damaged, or has no table of bases.
+        CatalogProblem: the file is missing, not SQLite, damaged, or has no table of bases.
     """
-    try:
-        with sqlite.open_readonly(path) as db:
-            bases, items, providers, models = (_rows(db, table, data=data) for table in _COLUMNS)
-    except (apsw.Error, OSError, UnicodeDecodeError) as error:
-        if sqlite.is_write_failure(error):
-            raise
-        raise CatalogProblem(tr("cannot be read: {error}", error=error)) from error
+    with _catalog_problems(), sqlite.open_readonly(path) as db:
+        bases, items, providers, models = (_rows(db, table, data=data) for table in _COLUMNS)
     if bases is None:
         raise CatalogProblem(tr("has no table `knowledge_base`"))
     by_base: dict[Any, list[Row]] = {}
@@ -102,10 +97,8 @@ def _rows(db: apsw.Connection, table: str, *, data: bool) -> list[Row] | None:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-# Single rows of a catalog of any build, whatever their texts hold (``docs/formats/catalog.md``).
-#
-# Only named columns are read, and only rows that are asked for: a catalog may have a great many items, with whole notes
-# in them. Text that is no UTF-8 is read as by :func:`regraft.text.lenient_text`.
+# Look up single rows: a catalog may have very many items that contain whole notes. Invalid UTF-8 is decoded by
+# :func:`regraft.text.lenient_text`.
 
 
 _BASE_COLUMNS = (
@@ -116,32 +109,29 @@ _ITEM_COLUMNS = ("id", "base_id", "type", "status", "data")
 
 
 class CatalogLookup:
-    """Rows of an open catalog by the names of those columns that are there.
-
-    Every method raises :class:`CatalogProblem` where the catalog is damaged.
-    """
+    """Reads rows of an open catalog. Every method raises :class:`CatalogProblem` if the catalog is damaged."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
-        self._base_columns = self._there("knowledge_base", _BASE_COLUMNS)
-        self._item_columns = self._there("knowledge_item", _ITEM_COLUMNS)
+        self._base_columns = self._existing_columns("knowledge_base", _BASE_COLUMNS)
+        self._item_columns = self._existing_columns("knowledge_item", _ITEM_COLUMNS)
         if "id" not in self._base_columns:
             raise CatalogProblem(tr("has no table `knowledge_base`"))
 
     def bases(self) -> list[Row]:
-        """Return all bases, in the order of their rows."""
+        """Read all bases, ordered by row id."""
         return self._rows("knowledge_base", self._base_columns, "ORDER BY rowid", ())
 
     def items(self, ids: Iterable[str]) -> dict[str, Row] | None:
-        """Return items by their ids, without those that are not there; None where there is no table of items."""
+        """Read items by id; unknown ids are omitted. None if there is no table of items."""
         if "id" not in self._item_columns:
             return None
         wanted = json.dumps(sorted(set(ids)))
         condition = "WHERE id IN (SELECT value FROM json_each(?))"
         return {str(row["id"]): row for row in self._rows("knowledge_item", self._item_columns, condition, (wanted,))}
 
-    def _there(self, table: str, columns: tuple[str, ...]) -> tuple[str, ...]:
-        with _damage_named():
+    def _existing_columns(self, table: str, columns: tuple[str, ...]) -> tuple[str, ...]:
+        with _catalog_problems():
             there = {str(row[1]).lower() for row in self._db.execute(f"PRAGMA table_info('{table}')")}
         return tuple(name for name in columns if name in there)
 
@@ -149,7 +139,7 @@ class CatalogLookup:
         read = ", ".join(
             f"CASE typeof({name}) WHEN 'text' THEN CAST({name} AS BLOB) ELSE {name} END" for name in columns
         )
-        with _damage_named():
+        with _catalog_problems():
             rows = self._db.execute(f"SELECT {read} FROM {table} {rest}", values).fetchall()
         plain = ((lenient_text(value) if isinstance(value, bytes) else value for value in row) for row in rows)
         return [dict(zip(columns, row, strict=True)) for row in plain]
@@ -157,19 +147,19 @@ class CatalogLookup:
 
 @contextmanager
 def open_catalog(path: Path) -> Iterator[CatalogLookup]:
-    """Open a catalog on disk, without a trace.
+    """Open a catalog for lookups. No file is created beside it.
 
     Raises:
-        CatalogProblem: it is missing, no SQLite file, damaged, or has no table of bases.
+        CatalogProblem: the file is missing, not SQLite, damaged, or has no table of bases.
     """
-    with ExitStack() as opened:
-        with _damage_named():
-            db = opened.enter_context(sqlite.open_readonly(path))
+    with ExitStack() as stack:
+        with _catalog_problems():
+            db = stack.enter_context(sqlite.open_readonly(path))
         yield CatalogLookup(db)
 
 
 @contextmanager
-def _damage_named() -> Iterator[None]:
+def _catalog_problems() -> Iterator[None]:
     try:
         yield
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
@@ -178,19 +168,10 @@ def _damage_named() -> Iterator[None]:
         raise CatalogProblem(tr("cannot be read: {error}", error=error)) from error
 
 
-def read_item_data(row: Row) -> Mapping[str, Any]:
-    """Return what an item's column ``data`` holds; empty where that is no JSON object."""
-    try:
-        data = json_text.loads(row.get("data") or "{}")
-    except (TypeError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
+# The ``data`` column of items (``docs/formats/catalog.md``, "`data`").
 
 
-# What an item of a catalog holds: the texts that each type has (``docs/formats/catalog.md``, "`data`").
-
-
-#: Texts that the data of each type has, and those that it may have.
+#: For each item type: required text fields and optional text fields of ``data``.
 DATA_FIELDS = {
     "file": (("source", "relativePath"), ("indexedRelativePath",)),
     "url": (("source", "url"), ("relativePath",)),
@@ -200,7 +181,7 @@ DATA_FIELDS = {
 
 
 def parse_item_data(item: Row) -> dict[str, Any]:
-    """Return what an item holds; nothing where that is no JSON object."""
+    """Parse an item's ``data``; empty if it is not a JSON object."""
     text = item.get("data")
     try:
         found = json_text.loads(text) if isinstance(text, str) else None
@@ -210,25 +191,29 @@ def parse_item_data(item: Row) -> dict[str, Any]:
 
 
 def list_unknown_fields(item: Row) -> list[str]:
-    """Return what an item's data hold that those of its type do not; nobody here throws that away."""
+    """List the fields of an item's ``data`` that its type does not define. They are always preserved."""
     needed, more = DATA_FIELDS.get(str(item.get("type")), ((), ()))
     return sorted(parse_item_data(item).keys() - {*needed, *more})
 
 
 def find_data_problem(item: Row) -> str | None:
-    """Return what keeps the application from reading an item's data; None where nothing does."""
+    """Describe why the application cannot read an item's ``data``; None if it can."""
     kind = item.get("type")
     if not isinstance(kind, str) or kind not in DATA_FIELDS or "data" not in item:
-        return None  # the type itself is what is wrong
+        return None  # an unknown type is reported elsewhere
     data = parse_item_data(item)
     if not data:
         return tr("its data is not a JSON object")
-    wrong = _without_text(kind, data)
+    needed, more = DATA_FIELDS[kind]
+    wrong = [name for name in needed if not isinstance(data.get(name), str)]
+    wrong += [name for name in more if not isinstance(data.get(name, ""), str)]
+    # Only the content of a note may be empty; a path or URL must not be blank.
+    wrong += [name for name in needed if name not in ("content", *wrong) and is_blank(data[name])]
     if wrong:
-        return tr("its data has no text for {wrong}", wrong=join_list(wrong))
+        return tr("its data lacks a text for {wrong}", wrong=join_list(wrong))
     if list_unknown_fields(item):
         return tr(
-            "its data has {unknown_fields}, which no {kind} has",
+            "its data has {unknown_fields}, which items of type {kind} do not have",
             unknown_fields=join_list(list_unknown_fields(item)),
             kind=kind,
         )
@@ -237,23 +222,14 @@ def find_data_problem(item: Row) -> str | None:
     return None
 
 
-def _without_text(kind: str, data: dict[str, Any]) -> list[str]:
-    """Return the fields of an item's data that should be texts and are none, or are blank ones."""
-    needed, more = DATA_FIELDS[kind]
-    wrong = [name for name in needed if not isinstance(data.get(name), str)]
-    wrong += [name for name in more if not isinstance(data.get(name, ""), str)]
-    # Only what a note holds may be empty: a path or an address has to lead somewhere.
-    return wrong + [name for name in needed if name not in ("content", *wrong) and is_blank(data[name])]
-
-
 def find_data_damage(item: Row) -> str | None:
-    """Return the same, but for what a later release may write besides."""
+    """Like :func:`find_data_problem`, but accept unknown fields, which later releases may write."""
     more = list_unknown_fields(item)
     known = {name: value for name, value in parse_item_data(item).items() if name not in more}
     return find_data_problem({**item, "data": json.dumps(known)} if more else item)
 
 
-# What the application calls an item in its lists (``docs/search.md``, "Names of items").
+# Names of items as the application displays them (``docs/search.md``, "Names of items").
 
 
 _SEPARATORS = re.compile(r"[/\\]+")
@@ -261,14 +237,14 @@ _LINE_ENDS = re.compile("\r\n|[\n\r\u2028\u2029]")
 
 
 def item_name(kind: object, data: Mapping[str, Any]) -> str | None:
-    """Return the name of an item, None where nothing says it.
+    """Return the displayed name of an item, or None.
 
-    A url is called by its address; a note by its file without ``.md``, else by the first line of its source or text;
-    everything else by the last part of its path.
+    A URL is named by its address; a note by its file name without ``.md``, else the first line of its source or
+    content; all other items by the last part of their path.
 
     Args:
         kind: the item's type.
-        data: what its column ``data`` holds.
+        data: the parsed ``data`` column.
     """
     names: tuple[str, ...]
     source, path = data.get("source"), data.get("relativePath")
@@ -287,12 +263,12 @@ def _text(value: object) -> str:
 
 
 def _last(path: object) -> str:
-    """Return the last part of a path of either system; empty where there is none."""
+    r"""Return the last part of a path with ``/`` or ``\`` separators, or ""."""
     parts = _SEPARATORS.split(path) if isinstance(path, str) else []
     return next((part for part in reversed(parts) if not is_blank(part)), "")
 
 
 def _first_line(value: object) -> str:
-    """Return the first line that is not blank."""
+    """Return the first line that is not blank, or ""."""
     lines = _LINE_ENDS.split(value) if isinstance(value, str) else []
     return next(filter(None, map(trim, lines)), "")

@@ -1,4 +1,4 @@
-"""The manifest of a pack: its bases, and each file with its size and SHA-256 (``docs/formats/pack.md``)."""
+"""The manifest of a pack: its bases, and the size and SHA-256 of each file (``docs/formats/pack.md``)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from regraft.errors import PackUnreadable, SourceUnreadable
 from regraft.language import tr
 from regraft.ledger.values import Count
 
-#: The name of the manifest in a pack.
+#: Path of the manifest in a pack.
 MANIFEST = "pack.json"
-#: The version of the manifest's shape.
+#: Version of the manifest format.
 FORMAT = 1
-#: A manifest takes some hundred bytes for each file; more than this is none.
-_LONGEST = 512 << 20
+#: A manifest takes some hundred bytes per file; a larger file, in bytes, is not one.
+_MAX_MANIFEST_BYTES = 512 << 20
 
 
 class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a pack: its name in it, its size in bytes and the SHA-256 of its bytes in hex."""
+    """A file in a pack: path, size in bytes, SHA-256 in hex."""
 
     path: str
     bytes: Count
@@ -32,12 +32,12 @@ class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedBase(msgspec.Struct, frozen=True, kw_only=True):
-    """A base of a pack, for people and for lists; the catalog is what counts."""
+    """Summary of a base in a pack. The catalog is authoritative."""
 
     id: str
     name: str
     status: str
-    #: The id that it had in v1, where the packed library knew that.
+    #: Its id in v1, if the packed library recorded it.
     legacy_id: str | None = None
     model: str | None = None
     dimensions: Count | None = None
@@ -47,9 +47,9 @@ class PackedBase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``pack.json`` holds."""
+    """Contents of ``pack.json``."""
 
-    #: The version of its shape.
+    #: Version of the format.
     pack: int
     created_at: str
     regraft: dict[str, Any] = msgspec.field(default_factory=lambda: {"version": __version__})
@@ -58,32 +58,32 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[PackedFile, ...] = ()
 
     def encoded(self) -> bytes:
-        """Return it as the bytes of ``pack.json``."""
+        """Encode the manifest as ``pack.json``."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @property
     def legacy_ids(self) -> dict[str, str]:
-        """Return the ids of its bases by those that they had in v1."""
+        """Ids of the bases by their v1 ids."""
         return {base.legacy_id: base.id for base in self.bases if base.legacy_id is not None}
 
 
 def read_manifest(tree: Tree, inside: str = "") -> Manifest | None:
-    """Read the manifest of a pack, zipped or unpacked; None where there is none.
+    """Read the manifest of a pack, if it has one.
 
     Args:
         tree: a folder or an archive.
-        inside: the folder in it where the pack begins.
+        inside: folder of the pack in the tree.
 
     Raises:
-        PackUnreadable: it is there, and broken or of a later regraft.
+        PackUnreadable: the manifest is broken or was written by a later regraft.
     """
     name = join_path(inside, MANIFEST)
     if tree.kind(name) != "file":
         return None
     path = f"{tree.path}/{name}"
     try:
-        if tree.size(name) > _LONGEST:
-            raise PackUnreadable(path=path, reason=tr("it is too long to be one"))
+        if tree.size(name) > _MAX_MANIFEST_BYTES:
+            raise PackUnreadable(path=path, reason=tr("it is too large for a manifest"))
         with tree.open(name) as file:
             found = msgspec.json.decode(file.read(), type=Manifest)
     except SourceUnreadable as error:
@@ -92,20 +92,23 @@ def read_manifest(tree: Tree, inside: str = "") -> Manifest | None:
         raise PackUnreadable(path=path, reason=error) from error
     if found.pack != FORMAT:
         raise PackUnreadable(
-            path=path, reason=tr("its form is {pack}, and this regraft knows {format}", pack=found.pack, format=FORMAT)
+            path=path,
+            reason=tr(
+                "its format version is {pack}, but this regraft supports {format}", pack=found.pack, format=FORMAT
+            ),
         )
     if len({one.path for one in found.files}) < len(found.files):
-        raise PackUnreadable(path=path, reason=tr("it names a file twice"))
+        raise PackUnreadable(path=path, reason=tr("it lists a file twice"))
     return found
 
 
 def find_file_problem(path: Path, packed: PackedFile, digest: str | None = None) -> str | None:
-    """Return why a file is not the one that was packed; None where it is.
+    """Describe how a file differs from the packed one; None if it does not.
 
-    ``digest`` is its SHA-256 where that is known; else it is read.
+    The file is read unless ``digest``, its SHA-256, is given.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     if not path.is_file():
         return tr("it is missing")
@@ -116,10 +119,10 @@ def find_file_problem(path: Path, packed: PackedFile, digest: str | None = None)
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hex.
+    """Compute the SHA-256 of a file in hex.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with links.open_for_reading(path, buffering=0) as file:
         return hashlib.file_digest(file, "sha256", _bufsize=CHUNK_BYTES).hexdigest()

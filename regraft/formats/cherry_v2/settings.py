@@ -1,4 +1,8 @@
-"""A base's settings as a catalog of any build has them, valid by v2's rules (``docs/formats/catalog.md``)."""
+"""Chunking and search settings of a base, validated by v2's rules (``docs/rules.md``, "Bases").
+
+They are read from v1's state and from catalogs of any build (``docs/formats/catalog.md``). Invalid values are replaced
+by the defaults of the catalog's columns.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,6 @@ from regraft.formats.cherry_v2.catalog_reader import Row
 from regraft.identity import replace
 from regraft.text import trim
 
-# How a base cuts and finds text where nothing says otherwise: what the catalog's columns hold by default.
-
-
 DEFAULT_CHUNK_SIZE = 1024
 DEFAULT_CHUNK_OVERLAP = 200
 DEFAULT_CHUNK_STRATEGY = "structured"
@@ -23,7 +24,7 @@ DEFAULT_CHUNK_SEPARATOR = "\\n\\n"
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How a base cuts and finds text, valid by the catalog's rules."""
+    """Chunking and search settings that the catalog accepts."""
 
     chunk_size: int = DEFAULT_CHUNK_SIZE
     chunk_overlap: int = DEFAULT_CHUNK_OVERLAP
@@ -33,18 +34,15 @@ class Settings(msgspec.Struct, frozen=True):
     chunk_separator: str = DEFAULT_CHUNK_SEPARATOR
 
 
-# Single values of a source's state, by the rules: numbers, times, a base's settings (``docs/rules.md``, "Bases").
-
-
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-#: What SQLite's INTEGER holds.
+#: Range of SQLite's INTEGER.
 _MIN_INTEGER, _MAX_INTEGER = -(1 << 63), (1 << 63) - 1
-#: The largest whole number that JavaScript tells from its neighbours.
+#: JavaScript's largest safe integer.
 _MAX_SAFE = (1 << 53) - 1
 
 
 def read_number(value: Any) -> float | None:
-    """Return a finite number; text that is a number counts as the number."""
+    """Read a finite number, also from a numeric text. None for anything else."""
     if isinstance(value, str):
         text = trim(value)
         value = float(text) if _NUMBER.fullmatch(text) else None
@@ -52,12 +50,12 @@ def read_number(value: Any) -> float | None:
         return None
     try:
         return value if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond all floats: infinite, as JavaScript reads it
+    except OverflowError:  # an integer beyond all floats: infinite, as in JavaScript
         return None
 
 
 def read_whole_number(value: Any, *, minimum: int, text: bool = False) -> int | None:
-    """Return a whole number of at least ``minimum``; text counts only where ``text`` says so."""
+    """Read an integer of at least ``minimum``; numeric texts are accepted only if ``text`` is set."""
     number = None if isinstance(value, str) and not text else read_number(value)
     if number is None or number != int(number) or not minimum <= number <= _MAX_SAFE:
         return None
@@ -65,16 +63,18 @@ def read_whole_number(value: Any, *, minimum: int, text: bool = False) -> int | 
 
 
 def read_time(value: Any) -> int | None:
-    """Return a time in whole ms: any finite number, cut to a whole one; None for what is no number."""
+    """Read a time in ms, truncated to an integer. None if the value is not a finite number."""
     number = None if isinstance(value, str) else read_number(value)
     return None if number is None else min(max(int(number), _MIN_INTEGER), _MAX_INTEGER)
 
 
 def read_v1_settings(raw: dict[str, Any]) -> tuple[Settings, list[str]]:
-    """Return a base's settings and the names of those fields that v1 had and that are not valid."""
+    """Read the settings of a v1 base; also return the names of its invalid fields."""
     size = read_whole_number(raw.get("chunkSize"), minimum=1, text=True)
     overlap = read_whole_number(raw.get("chunkOverlap"), minimum=0, text=True)
-    threshold = _share(raw.get("threshold"))
+    threshold = read_number(raw.get("threshold"))
+    if threshold is not None and not 0 <= threshold <= 1:
+        threshold = None
     count = read_whole_number(raw.get("documentCount"), minimum=1, text=True)
     chunk_size = DEFAULT_CHUNK_SIZE if size is None else size
     if overlap is not None and overlap >= chunk_size:
@@ -90,13 +90,7 @@ def read_v1_settings(raw: dict[str, Any]) -> tuple[Settings, list[str]]:
     ), invalid
 
 
-def _share(raw: Any) -> float | None:
-    """Return a number between 0 and 1, None where it is none."""
-    found = read_number(raw)
-    return found if found is not None and 0 <= found <= 1 else None
-
-
-#: Columns by what the rules of v1's settings call them.
+#: Columns by the names of the fields in v1.
 _NUMBERS = {
     "chunkSize": "chunk_size",
     "chunkOverlap": "chunk_overlap",
@@ -106,18 +100,18 @@ _NUMBERS = {
 _STRATEGIES = ("structured", "delimiter")
 
 
-#: The application keeps a separator as it was typed.
+#: The application stores a separator as the user typed it.
 _ESCAPES = {"\\n": "\n", "\\r": "\r", "\\t": "\t", "\\\\": "\\"}
 _ESCAPE = re.compile(r"\\[nrt\\]")
 
 
 def unescape_separator(settings: Settings) -> str:
-    """Return the separator of a base's settings with its escapes replaced, whether the base is cut at it or not."""
+    """Return the separator with its escapes replaced, even if the base does not use it."""
     return _ESCAPE.sub(lambda found: _ESCAPES[found[0]], settings.chunk_separator)
 
 
 def read_base_settings(row: Row) -> tuple[Settings, list[str]]:
-    """Return a base's settings and the names of those columns that hold something and are not valid."""
+    """Read the settings in a base's catalog row; also return the names of its invalid columns."""
     settings, invalid = read_v1_settings({name: row.get(column) for name, column in _NUMBERS.items()})
     columns = [_NUMBERS[name] for name in invalid]
     separator = row.get("chunk_separator")

@@ -1,4 +1,4 @@
-"""Local Storage: the texts that pages keep by origin and key (``docs/formats/chromium.md``, "Local Storage")."""
+"""Reads Local Storage: texts by origin and key (``docs/formats/chromium.md``, "Local Storage")."""
 
 from __future__ import annotations
 
@@ -7,44 +7,53 @@ from pathlib import Path
 import msgspec
 
 from regraft.disk.trees import Tree
-from regraft.formats.chromium.leveldb import Found, LevelDb, Malformed, Record, StorageDamaged, read_leveldb
+from regraft.formats.chromium.leveldb import (
+    LevelDb,
+    MalformedStorage,
+    Record,
+    StorageDamaged,
+    StorageResult,
+    read_leveldb,
+)
 from regraft.language import tr
 
 COMPARATOR = "leveldb.BytewiseComparator"
 _UTF_16, _LATIN_1 = 0, 1
-#: Before every origin, and what comes after it in the order of bytes.
+#: First byte of entry keys, and the byte that follows it in key order.
 _ENTRY, _AFTER_ENTRIES = b"_", b"`"
-#: What pages have as their origin that an application loads from its own files.
+#: Origin of pages that an application loads from its own files.
 FILE_ORIGIN = "file://"
 
 
 class StoredText(msgspec.Struct, frozen=True):
-    """A value of Local Storage: ``text`` may hold lone surrogates; the higher ``sequence`` was written later."""
+    """A value of Local Storage. ``text`` may contain lone surrogates; a higher ``sequence`` was written later."""
 
     origin: str
     text: str
     sequence: int
 
 
-def read_key(tree: Tree, folder: str, key: str, work: Path, origin: str = FILE_ORIGIN) -> Found[list[StoredText]]:
-    """Return the value that each origin has for ``key``, the one that was written last first.
+def read_key(
+    tree: Tree, folder: str, key: str, work: Path, origin: str = FILE_ORIGIN
+) -> StorageResult[list[StoredText]]:
+    """Return the value of ``key`` for each origin, the most recent first.
 
-    ``folder`` is the LevelDB's in ``tree`` (``Local Storage/leveldb``). Copies are made below ``work``. An origin
-    whose value was deleted is left out. ``origin`` is the one that matters most: where its value was found, older
-    tables that cannot be read are passed over, with the values of other origins that they may have had newer ones of;
-    and so are damaged values of other origins, as long as any value is left.
+    ``folder`` is the LevelDB directory in ``tree`` (``Local Storage/leveldb``). Copies are made below ``work``. Origins
+    whose value was deleted are omitted. ``origin`` is the most important one: if its value was found, unreadable older
+    tables are skipped, together with values of other origins that those tables may replace. Damaged values of other
+    origins are skipped as long as one value is left.
 
     Raises:
         StorageDamaged: a file that may hold a newer value of ``origin`` is missing or damaged, or its value is, or no
             origin has a value that is not.
         StorageChanged: a running application kept changing the files.
-        OSError: the disk fails.
+        OSError: I/O error.
     """
-    return read_leveldb(tree, folder, COMPARATOR, work, lambda database: _texts(database, key, origin))
+    return read_leveldb(tree, folder, COMPARATOR, work, lambda database: _read_texts(database, key, origin))
 
 
 class _Entries:
-    """The keys of one name, of any origin, in either coding."""
+    """Selects the entries with one key, of any origin and in either encoding."""
 
     def __init__(self, key: str) -> None:
         wide = bytes([_UTF_16]) + key.encode("utf-16-le", "surrogatepass")
@@ -53,7 +62,7 @@ class _Entries:
             self._names.append(bytes([_LATIN_1]) + key.encode("latin-1"))
 
     def origin(self, key: bytes) -> bytes | None:
-        """Return the origin of a wanted key, None where it is another key."""
+        """Return the origin of a selected key, or None."""
         origin, nul, name = key[1:].partition(b"\0")
         return origin if key.startswith(_ENTRY) and nul and name in self._names else None
 
@@ -65,20 +74,20 @@ class _Entries:
         high = _AFTER_ENTRIES if high is None else min(high, _AFTER_ENTRIES)
         if low > high:
             return False
-        # Within one origin the wanted keys are known: damage between others does no harm.
+        # Within one origin, the possible keys are known exactly.
         origin, nul, _ = low.partition(b"\0")
         if nul and high.startswith(origin + nul):
             return any(low <= origin + nul + name <= high for name in self._names)
         return True
 
 
-def _texts(database: LevelDb, key: str, own: str) -> list[StoredText]:
+def _read_texts(database: LevelDb, key: str, own: str) -> list[StoredText]:
     found: list[StoredText] = []
     problems: dict[str, StorageDamaged] = {}
-    for origin, record in _newest(database, key, own).items():
+    for origin, record in _newest_by_origin(database, key, own).items():
         try:
-            found.append(StoredText(origin, _text(record.value or b""), record.sequence))
-        except Malformed as error:
+            found.append(StoredText(origin, _decode_text(record.value or b""), record.sequence))
+        except MalformedStorage as error:
             problems[origin] = StorageDamaged(
                 tr(
                     "{folder}: the value of {key} of {origin} {error}",
@@ -95,8 +104,8 @@ def _texts(database: LevelDb, key: str, own: str) -> list[StoredText]:
     return sorted(found, key=lambda stored: -stored.sequence)
 
 
-def _newest(database: LevelDb, key: str, own: str) -> dict[str, Record]:
-    """Return the newest record of each origin; once that of ``own`` is known, older files need not be read."""
+def _newest_by_origin(database: LevelDb, key: str, own: str) -> dict[str, Record]:
+    """Return the newest record of each origin. Once the value of ``own`` is known, older files may be unreadable."""
     wanted = _Entries(key)
 
     def origin_of(record: Record) -> str:
@@ -113,12 +122,12 @@ def _newest(database: LevelDb, key: str, own: str) -> dict[str, Record]:
     return newest
 
 
-def _text(value: bytes) -> str:
+def _decode_text(value: bytes) -> str:
     coding, coded = value[:1], value[1:]
     if coding == bytes([_LATIN_1]):
         return coded.decode("latin-1")
     if coding != bytes([_UTF_16]):
-        raise Malformed(tr("is in no known coding"))
+        raise MalformedStorage(tr("has an unknown encoding"))
     if len(coded) % 2:
-        raise Malformed(tr("has half a character at its end"))
+        raise MalformedStorage(tr("ends with half a character"))
     return coded.decode("utf-16-le", "surrogatepass")

@@ -1,7 +1,7 @@
-"""Values of JavaScript as Chromium serializes them: Blink's envelope around V8's tagged values.
+"""Decodes serialized JavaScript values: Blink's envelope around V8's tagged values.
 
-The rules are in ``docs/formats/chromium.md``, "Script values". What data needs is decoded; functions of the browser
-(files, images, keys) are not.
+Format: ``docs/formats/chromium.md``, "Script values". Data types are decoded; browser objects (files, images, keys) are
+not.
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ import struct
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from regraft.formats.chromium.leveldb import Bytes, Malformed
+from regraft.formats.chromium.leveldb import ByteReader, MalformedStorage
 from regraft.language import tr
 
 VERSION_TAG = 0xFF
 _TRAILER_TAG = 0xFE
-#: The tag, an offset of 8 bytes and a size of 4.
+#: Tag, 8-byte offset and 4-byte size.
 _TRAILER_BYTES = 13
-#: From here on Blink's version stands before V8's.
+#: From this version on, Blink's version precedes V8's.
 _FIRST_BLINK_VERSION = 16
-#: Strings inside of other values have a tag from here on.
+#: From this version on, nested strings have a tag.
 _TAGGED_STRINGS = 12
-#: Views of buffers have flags from here on.
+#: From this version on, buffer views have flags.
 _VIEW_FLAGS = 14
 MAX_DEPTH = 100
-#: What may be made of holes and of views, beyond the size of the value itself.
+#: Bytes that array holes and buffer views may add to the size of the value itself.
 _ROOM_BYTES = 4096
 
 _PADDING, _HOLE, _VIEW, _COUNT = 0, ord("-"), ord("V"), ord("?")
 
 
 def decode_script_value(data: bytes) -> Any:
-    """Return a serialized value as plain Python: dict, list, str, int, float, bool, bytes and None.
+    """Decode a serialized value to Python: dict, list, str, int, float, bool, bytes and None.
 
-    Undefined, holes, errors and references to browser objects are None; a Date is its ms since 1970 (float); a Map is
-    a list of ``[key, value]``, a Set a list; a regular expression is its source. Keys of objects are str. An object
-    that is referred to twice is the same Python object twice, and a reference to an object that holds it is None. Text
-    may hold lone surrogates.
+    Undefined, holes, errors and references to browser objects become None, a Date a float (milliseconds since 1970), a
+    Map a list of ``[key, value]``, a Set a list, a regular expression its source, and object keys str. Repeated
+    references give the same Python object; a reference to an enclosing object is None. Texts may contain lone
+    surrogates.
 
     Raises:
-        Malformed: it is no such value, cut off, nested too deeply, or holds what is not data.
+        MalformedStorage: the value is invalid, truncated, nested too deeply, or contains a browser object.
     """
-    source = Bytes(data)
+    source = ByteReader(data)
     version = _version(source)
     if version >= _FIRST_BLINK_VERSION:
         if source.left > _TRAILER_BYTES and data[source.at] == _TRAILER_TAG:
@@ -50,43 +50,43 @@ def decode_script_value(data: bytes) -> Any:
     try:
         return _Decoder(source, version).value()
     except RecursionError as error:
-        raise Malformed(tr("nested too deeply")) from error
+        raise MalformedStorage(tr("nested too deeply")) from error
 
 
-def _version(source: Bytes) -> int:
+def _version(source: ByteReader) -> int:
     if source.byte() != VERSION_TAG:
-        raise Malformed(tr("is not a serialized value"))
+        raise MalformedStorage(tr("is not a serialized value"))
     return source.number()
 
 
 def _number_name(number: float) -> str:
-    """Return a number as JavaScript writes it as the name of a property, for the numbers that are whole."""
+    """Format a number as JavaScript does for property names (exact for integers only)."""
     return str(int(number)) if number == number // 1 and abs(number) < 1e21 else repr(number)
 
 
 class _Decoder:
-    """One value and what it refers to."""
+    """Decodes one value and the objects that it refers to."""
 
-    def __init__(self, source: Bytes, version: int) -> None:
+    def __init__(self, source: ByteReader, version: int) -> None:
         self._source = source
         self._version = version
-        #: Every object in the order in which it began; None while it is not finished, so that a cycle ends there.
+        #: Objects in the order in which they begin; None while incomplete, which ends cycles.
         self._objects: list[Any] = []
         self._depth = 0
         self._room = len(source.data) + _ROOM_BYTES
 
     def value(self) -> Any:
-        """Read the next value with what follows it."""
+        """Decode the next value."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise Malformed(tr("nested too deeply"))
+            raise MalformedStorage(tr("nested too deeply"))
         tag = self._tag()
         if tag == _COUNT:
             self._source.number()
             tag = self._tag()
         read = self._READERS.get(tag)
         if read is None:
-            raise Malformed(tr("holds something that is not data (tag {tag})", tag=tag))
+            raise MalformedStorage(tr("contains something that is not data (tag {tag})", tag=tag))
         value = read(self)
         if self._source.left and self._source.data[self._source.at] == _VIEW and isinstance(value, bytes):
             value = self._view(value)
@@ -99,16 +99,16 @@ class _Decoder:
         return tag
 
     def _peek(self) -> int:
-        """Return the next tag and leave it there."""
+        """Return the next tag without consuming it."""
         tag = self._tag()
         self._source.at -= 1
         return tag
 
     def _spend(self, size: int) -> None:
-        """Count what is made without having been read: a few bytes must not become gigabytes."""
+        """Limit the size of output that is not backed by input bytes."""
         self._room -= size
         if self._room < 0:
-            raise Malformed(tr("announces far more than it holds"))
+            raise MalformedStorage(tr("states a much larger size than it has"))
 
     # --- plain values ----------------------------------------------------------------------------------------------
 
@@ -128,24 +128,21 @@ class _Decoder:
         try:
             return self._source.sized().decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise Malformed(tr("holds a text that is not UTF-8")) from error
-
-    def _one_byte(self) -> str:
-        return self._source.sized().decode("latin-1")
+            raise MalformedStorage(tr("contains a text that is not UTF-8")) from error
 
     def _two_byte(self) -> str:
         coded = self._source.sized()
         if len(coded) % 2:
-            raise Malformed(tr("holds a text with half a character at its end"))
+            raise MalformedStorage(tr("contains a text that ends with half a character"))
         return coded.decode("utf-16-le", "surrogatepass")
 
-    def _inner_text(self) -> str:
-        """Read a text inside another value."""
+    def _nested_text(self) -> str:
+        """Decode a nested text."""
         if self._version < _TAGGED_STRINGS:
             return self._utf8()
         text = self.value()
         if not isinstance(text, str):
-            raise Malformed(tr("has no text where one belongs"))
+            raise MalformedStorage(tr("has no text where one is expected"))
         return text
 
     # --- objects ---------------------------------------------------------------------------------------------------
@@ -160,7 +157,7 @@ class _Decoder:
     def _reference(self) -> Any:
         number = self._source.number()
         if number >= len(self._objects):
-            raise Malformed(tr("refers to an object that is not there"))
+            raise MalformedStorage(tr("refers to an object that does not exist"))
         return self._objects[number]
 
     def _properties(self, end: str) -> dict[str, Any]:
@@ -170,19 +167,16 @@ class _Decoder:
             if isinstance(name, int | float) and not isinstance(name, bool):
                 name = _number_name(name)
             if not isinstance(name, str):
-                raise Malformed(tr("has a property whose name is not text"))
+                raise MalformedStorage(tr("has a property whose name is not text"))
             found[name] = self.value()
         self._tag()
         self._source.number()
         return found
 
-    def _plain_object(self) -> dict[str, Any]:
-        return self._properties("{")
-
     def _dense_array(self) -> list[Any]:
         length = self._source.number()
         if length > self._source.left:
-            raise Malformed(tr("announces far more than it holds"))
+            raise MalformedStorage(tr("states a much larger size than it has"))
         found: list[Any] = []
         for _ in range(length):
             if self._peek() == _HOLE:
@@ -208,9 +202,6 @@ class _Decoder:
         flat = self._until(":")
         return [list(pair) for pair in zip(flat[::2], flat[1::2], strict=False)]
 
-    def _set(self) -> list[Any]:
-        return self._until(",")
-
     def _until(self, end: str) -> list[Any]:
         found: list[Any] = []
         while self._peek() != ord(end):
@@ -220,24 +211,21 @@ class _Decoder:
         return found
 
     def _regexp(self) -> str:
-        source = self._inner_text()
+        source = self._nested_text()
         self._source.number()
         return source
 
-    def _error(self) -> None:
-        """Pass over an error: one tag for each thing it has, texts and its cause behind theirs."""
+    def _skip_error(self) -> None:
+        """Skip an error object: tagged properties up to an end tag."""
         while (tag := self._source.byte()) != ord("."):
             if tag in b"ms":
-                self._inner_text()
+                self._nested_text()
             elif tag == ord("c"):
                 self.value()
             elif tag not in b"ERFSTU":
-                raise Malformed(tr("holds an error of an unknown shape"))
+                raise MalformedStorage(tr("contains an error object of unknown structure"))
 
     # --- buffers ---------------------------------------------------------------------------------------------------
-
-    def _buffer(self) -> bytes:
-        return self._source.sized()
 
     def _resizable_buffer(self) -> bytes:
         size = self._source.number()
@@ -251,22 +239,22 @@ class _Decoder:
         if self._version >= _VIEW_FLAGS:
             self._source.number()
         if offset + length > len(buffer):
-            raise Malformed(tr("looks past the end of a buffer"))
+            raise MalformedStorage(tr("refers to bytes past the end of a buffer"))
         self._spend(length)
         view = buffer[offset : offset + length]
         self._objects.append(view)
         return view
 
-    def _elsewhere(self) -> None:
-        """Pass over a number that stands for something outside of the value."""
+    def _skip_external(self) -> None:
+        """Skip the number of an external object."""
         self._source.number()
 
-    def _host_object(self) -> None:
-        """Pass over a file or a blob; what else the browser may have put here has no length of its own."""
+    def _skip_host_object(self) -> None:
+        """Skip a file or blob; other browser objects have no length and cannot be skipped."""
         tag = self._source.byte()
         count = self._source.number() if tag == ord("L") else 1
         if tag not in b"ieL" or count > self._source.left:
-            raise Malformed(tr("holds an object of the browser"))
+            raise MalformedStorage(tr("contains a browser object"))
         for _ in range(count):
             self._source.number()
 
@@ -281,10 +269,10 @@ class _Decoder:
         ord("N"): _double,
         ord("Z"): _bigint,
         ord("S"): _utf8,
-        ord('"'): _one_byte,
+        ord('"'): lambda self: self._source.sized().decode("latin-1"),
         ord("c"): _two_byte,
         ord("^"): _reference,
-        ord("o"): lambda self: self._object(_Decoder._plain_object),
+        ord("o"): lambda self: self._object(lambda _: self._properties("{")),
         ord("A"): lambda self: self._object(_Decoder._dense_array),
         ord("a"): lambda self: self._object(_Decoder._sparse_array),
         ord("D"): lambda self: self._object(_Decoder._double),
@@ -292,14 +280,14 @@ class _Decoder:
         ord("x"): lambda self: self._object(lambda _: False),
         ord("n"): lambda self: self._object(_Decoder._double),
         ord("z"): lambda self: self._object(_Decoder._bigint),
-        ord("s"): lambda self: self._object(_Decoder._inner_text),
+        ord("s"): lambda self: self._object(_Decoder._nested_text),
         ord("R"): lambda self: self._object(_Decoder._regexp),
         ord(";"): lambda self: self._object(_Decoder._map),
-        ord("'"): lambda self: self._object(_Decoder._set),
-        ord("B"): lambda self: self._object(_Decoder._buffer),
+        ord("'"): lambda self: self._object(lambda _: self._until(",")),
+        ord("B"): lambda self: self._object(lambda _: self._source.sized()),
         ord("~"): lambda self: self._object(_Decoder._resizable_buffer),
-        ord("u"): lambda self: self._object(_Decoder._elsewhere),
-        ord("t"): lambda self: self._object(_Decoder._elsewhere),
-        ord("r"): lambda self: self._object(_Decoder._error),
-        ord("\\"): lambda self: self._object(_Decoder._host_object),
+        ord("u"): lambda self: self._object(_Decoder._skip_external),
+        ord("t"): lambda self: self._object(_Decoder._skip_external),
+        ord("r"): lambda self: self._object(_Decoder._skip_error),
+        ord("\\"): lambda self: self._object(_Decoder._skip_host_object),
     }

@@ -1,1 +1,1 @@
-"""What codex-mem writes, and the sidecar of its vectors."""
+"""Formats of codex-mem: its database of notes, and the sidecar that regraft adds for vectors."""

@@ -1,4 +1,4 @@
-"""codex-mem's database: notes, their scope, and what migration 006 adds (``docs/formats/codex_mem.md``)."""
+"""The database of codex-mem: notes, projects, and the embedding status of each note (``docs/formats/codex_mem.md``)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ import msgspec
 from msgspec.structs import fields
 
 from regraft.disk import sqlite, untrusted_sqlite
-from regraft.formats.codex_mem.sidecar import Held, Vectors
+from regraft.formats.codex_mem.sidecar import SidecarVectors, StoredVector
 from regraft.formats.vector_table import make_text_decoder
 
-#: What the database is called in its own folder.
+#: Usual file name of the database.
 FILE = "codex-mem.db"
 NOTES = "memory_items"
 FULL_TEXT = "memory_items_fts"
 MIGRATIONS = "schema_migrations"
-#: Where SQLite keeps the full-text index.
+#: Shadow tables of the full-text index.
 FULL_TEXT_TABLES = tuple(f"{FULL_TEXT}_{name}" for name in ("data", "idx", "docsize"))
-#: Tables that tell a database of codex-mem.
+#: Tables that identify a codex-mem database.
 MARKS = frozenset({NOTES, FULL_TEXT, MIGRATIONS, "projects", "workspaces", "sessions"})
-#: The migration of the upstream draft that adds the columns.
+#: The migration, from an upstream draft, that adds the columns below.
 MIGRATION = (6, "006_note_embedding_metadata.sql")
-#: Its columns, each with its type; all may be NULL.
+#: Columns of the migration with their types; all may be NULL.
 COLUMNS = {
     "embedding_eligible": "INTEGER",
     "embedding_status": "TEXT",
@@ -43,64 +43,60 @@ COLUMNS = {
     "embedding_error_at": "TEXT",
 }
 STATUSES = ("not_applicable", "pending", "ready", "stale", "failed")
-#: Which rule makes the text that is embedded of a note; another one makes another version.
+#: Version of the rule that builds the embedded text of a note.
 CONTENT_VERSION = 1
-#: Beside a database of this name, its vectors.
+#: Suffix of the sidecar file.
 _SIDECAR = ".embeddings.sqlite"
 _GUARD = "regraft_excluded_notes"
 _STATUS, _ELIGIBLE = "embedding_status", "embedding_eligible"
 
 
-def database_in(folder: Path) -> Path | None:
-    """Return the database that lies in a folder by its usual name; None where there is none.
+def find_database(folder: Path) -> Path | None:
+    """Return the database in a directory, or None.
 
-    One that is too damaged to be told by its tables is told by that name.
+    A file with the usual name that is too damaged to list its tables is accepted.
     """
-    place = folder / FILE
-    if not os.path.isdir(folder) or not untrusted_sqlite.is_database(place):  # noqa: PTH112 - this one raises for no path
+    file = folder / FILE
+    if not os.path.isdir(folder) or not untrusted_sqlite.is_database(file):  # noqa: PTH112 - this one raises for no path
         return None
     try:
-        with sqlite.open_readonly(place) as db:
+        with sqlite.open_readonly(file) as db:
             tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     except (apsw.Error, UnicodeDecodeError):
-        return place
-    return place if tables >= MARKS else None
+        return file
+    return file if tables >= MARKS else None
 
 
-def sidecar_of(database: Path) -> Path:
-    """Return where the vectors of a database's notes lie."""
+def sidecar_path(database: Path) -> Path:
+    """Return the path of a database's sidecar."""
     return database.with_name(f"{database.name}{_SIDECAR}")
 
 
-def database_of(sidecar: Path) -> Path | None:
-    """Return the database whose vectors a file would hold, by its name; None for any other name."""
+def database_of_sidecar(sidecar: Path) -> Path | None:
+    """Return the database that a sidecar file belongs to, by file name; None for other names."""
     return sidecar.with_name(sidecar.name.removesuffix(_SIDECAR)) if sidecar.name.endswith(_SIDECAR) else None
 
 
-def source_text(title: str, kind: str, content: str) -> str:
-    """Return the text of a note that is embedded: its title, its type and its content, white space folded."""
-    return "\n".join(_folded(part) for part in (title, kind, content))
-
-
-def _folded(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", text).split())
+def note_source_text(title: str, kind: str, content: str) -> str:
+    """Return the text that is embedded for a note: title, type and content, with normalized white space."""
+    return "\n".join(" ".join(unicodedata.normalize("NFC", part).split()) for part in (title, kind, content))
 
 
 def note_content_hash(title: str, kind: str, content: str) -> str:
-    """Return the SHA-256 of a note's :func:`source_text`, in hex: another one makes its vector stale."""
-    return hashlib.sha256(source_text(title, kind, content).encode("utf-8", "surrogatepass")).hexdigest()
+    """Return the SHA-256 of a note's :func:`note_source_text` in hex. A different hash makes a vector stale."""
+    return hashlib.sha256(note_source_text(title, kind, content).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Project(msgspec.Struct, frozen=True):
-    """A project, which is what a search looks in; ``slug`` tells it within its system."""
+    """A project, the unit that a search is limited to; ``slug`` is unique within its system."""
 
     id: str
     name: str
     slug: str
 
 
-def projects(db: apsw.Connection) -> dict[str, Project]:
-    """Return the projects by their ids, in the order in which they were written.
+def read_projects(db: apsw.Connection) -> dict[str, Project]:
+    """Return the projects by id, in insertion order.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the database is damaged.
@@ -109,80 +105,83 @@ def projects(db: apsw.Connection) -> dict[str, Project]:
     return {project.id: project for project in (Project(str(one), str(name), str(slug)) for one, name, slug in rows)}
 
 
-def project_id(known: Mapping[str, Project], word: str) -> str | None:
-    """Return the id of the one project that has this id, name or slug; None where none or several have it."""
+def find_project_id(known: Mapping[str, Project], word: str) -> str | None:
+    """Return the id of the only project with this id, name or slug, or None."""
     if word in known:
         return word
     found = [one.id for one in known.values() if word in (one.name, one.slug)]
     return found[0] if len(found) == 1 else None
 
 
-def project_at_hand(db: apsw.Connection, folder: Path) -> str | None:
-    """Return the project that a user at work in a folder means: that of the workspace around it, else of the latest
-    session; None where there is neither.
-    """
-    around = {str(place) for place in (folder, *folder.parents)}
-    places = db.execute("SELECT root_path, project_id FROM workspaces ORDER BY length(root_path) DESC, id").fetchall()
-    inside = next((str(project) for root, project in places if str(root).rstrip("/") in around), None)
+def find_current_project(db: apsw.Connection, folder: Path) -> str | None:
+    """Return the project of the workspace that contains a directory, else of the latest session, or None."""
+    directories = {str(directory) for directory in (folder, *folder.parents)}
+    query = "SELECT root_path, project_id FROM workspaces ORDER BY length(root_path) DESC, id"
+    workspaces = db.execute(query).fetchall()
+    inside = next((str(project) for root, project in workspaces if str(root).rstrip("/") in directories), None)
     latest = "SELECT project_id FROM sessions ORDER BY started_at DESC, id DESC"
     found: Any = db.execute(latest).fetchone() if inside is None else (inside,)
     return None if found is None else str(found[0])
 
 
-def columns_there(db: apsw.Connection) -> list[str]:
-    """Return which columns of migration 006 the notes have, as the migration calls them."""
+def list_migrated_columns(db: apsw.Connection) -> list[str]:
+    """Return the columns of migration 006 that exist, with the migration's spelling."""
     return list(_columns(db))
 
 
-def foreign_column(db: apsw.Connection) -> str | None:
-    """Return a column that has the name of one of migration 006 and must not be empty: it is another one.
+def find_conflicting_column(db: apsw.Connection) -> str | None:
+    """Return an existing NOT NULL column with the name of a column of migration 006, or None.
 
-    What type a column is declared with binds nobody in SQLite.
+    Such a column is unrelated. Declared types are ignored, because SQLite does not enforce them.
     """
     return next((name for name, is_never_empty in _columns(db).items() if is_never_empty), None)
 
 
 def _columns(db: apsw.Connection) -> dict[str, bool]:
-    """Return which columns of migration 006 there are, whatever the case of their names, and if they must be filled."""
-    there = {str(name).lower(): bool(notnull) for _, name, _, notnull, *_ in db.execute(f"PRAGMA table_info({NOTES})")}
-    return {name: there[name] for name in COLUMNS if name in there}
+    """Return the existing columns of migration 006 (in any letter case), and whether each is NOT NULL."""
+    rows = db.execute(f"PRAGMA table_info({NOTES})")
+    existing = {str(name).lower(): bool(not_null) for _, name, _, not_null, *_ in rows}
+    return {name: existing[name] for name in COLUMNS if name in existing}
 
 
-def migration_recorded(db: apsw.Connection) -> object:
-    """Return what the migration of the number of 006 is called, None where none is recorded."""
+def recorded_migration_name(db: apsw.Connection) -> object:
+    """Return the recorded name of migration number 6, or None."""
     return db.execute(f"SELECT name FROM {MIGRATIONS} WHERE version = ?", (MIGRATION[0],)).get
 
 
 def is_migrated(db: apsw.Connection) -> bool:
-    """Tell whether the notes have every column of migration 006."""
-    return len(columns_there(db)) == len(COLUMNS)
+    """Whether all columns of migration 006 exist."""
+    return len(list_migrated_columns(db)) == len(COLUMNS)
 
 
-def eligible(db: apsw.Connection, notes: str = NOTES) -> str:
-    """Return the condition by which a note may be embedded.
+def eligible_sql(db: apsw.Connection, notes: str = NOTES) -> str:
+    """Return an SQL condition: the note may be embedded.
 
-    It is searchable, and the application has not decided against it: by ``embedding_eligible`` 0, or by the status
-    ``not_applicable`` alone.
+    The note is searchable, and the application has not excluded it from embedding by ``embedding_eligible`` 0 or, if
+    that is NULL, by the status ``not_applicable``.
 
     Args:
-        db: its database, with or without the columns.
-        notes: what the query calls the table of notes.
+        db: the database, with or without the columns.
+        notes: alias of the notes table in the query.
     """
-    there = columns_there(db)
-    word, status = (
-        f"{notes}.{name}" if name in there else "NULL" for name in ("embedding_eligible", "embedding_status")
+    existing = list_migrated_columns(db)
+    eligible_column, status_column = (
+        f"{notes}.{name}" if name in existing else "NULL" for name in ("embedding_eligible", "embedding_status")
     )
-    decided = f"CASE WHEN {word} IS NULL THEN {status} IS NOT 'not_applicable' ELSE {word} <> 0 END"
+    decided = (
+        f"CASE WHEN {eligible_column} IS NULL THEN {status_column} IS NOT 'not_applicable'"
+        f" ELSE {eligible_column} <> 0 END"
+    )
     return f"({notes}.searchable = 1 AND {decided})"
 
 
 @contextmanager
-def excluded_guarded(db: apsw.Connection) -> Iterator[None]:
-    """Let no UPDATE of an excluded note pass but one that withdraws its status, or restores it.
+def guard_excluded_notes(db: apsw.Connection) -> Iterator[None]:
+    """Abort every UPDATE of an excluded note, except one that withdraws or restores its embedding status.
 
-    Whichever statement the UPDATE is of; a file without notes is as it was. A status is withdrawn where nothing but
-    ``embedding_status`` changes, to ``not_applicable``, and ``embedding_eligible`` from NULL to 1, so that the note may
-    be embedded once it is searchable again. It is restored by the reverse.
+    Applies to all statements on this connection; a database without notes is not affected. Withdrawing sets
+    ``embedding_status`` to ``not_applicable`` and ``embedding_eligible`` from NULL to 1, so that the note can be
+    embedded once it is searchable again. Restoring is the reverse. No other column may change.
     """
     columns = [str(row[1]) for row in db.execute(f"PRAGMA main.table_info({NOTES})")]
     if "searchable" not in columns:
@@ -198,7 +197,7 @@ def excluded_guarded(db: apsw.Connection) -> Iterator[None]:
                 *(f"old.{name} IS new.{name}" for name in others),
             ]
         )
-    # Triggers in temp run even where those of the file do not.
+    # Temporary triggers run even if the file's own triggers are disabled.
     db.execute(
         f"CREATE TEMP TRIGGER {_GUARD} BEFORE UPDATE ON main.{NOTES}"
         f" WHEN old.searchable IS NOT 1 AND NOT ({withdraws})"
@@ -210,24 +209,23 @@ def excluded_guarded(db: apsw.Connection) -> Iterator[None]:
         db.execute(f"DROP TRIGGER IF EXISTS temp.{_GUARD}")
 
 
-# The judgement of codex-mem's notes: which have their vector, and which lack it (``docs/formats/codex_mem.md``).
-#
-# It is worked out note by note from the database and the sidecar as they are now, on two connections, so that it holds
-# inside a transaction too. Nothing is held in memory.
+# Embedding status of the notes (``docs/formats/codex_mem.md``).
+# The status is computed for each note from the current content of database and sidecar, on the caller's connections, so
+# that it is valid inside a transaction. Nothing is cached.
 
 
-#: How many notes are read at once: a query that is still open would keep others from writing.
+#: Notes read per query. A query that stays open would block writers.
 _AT_ONCE = 500
-#: What every rowid is beyond.
+#: Smaller than every rowid.
 _LEAST = -(2**63)
 
 
-class Status(StrEnum):
-    """What a note is, whatever its row says of it."""
+class NoteStatus(StrEnum):
+    """The actual status of a note, which its stored status may contradict."""
 
-    #: It is not searchable.
+    #: Not searchable.
     EXCLUDED = "excluded"
-    #: It is searchable, and the application has decided against embedding it.
+    #: Searchable, but excluded from embedding by the application.
     NOT_APPLICABLE = "not_applicable"
     READY = "ready"
     PENDING = "pending"
@@ -235,12 +233,12 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
-#: Those that a note that may be embedded can have.
-ELIGIBLE = (Status.READY, Status.PENDING, Status.STALE, Status.FAILED)
+#: Statuses of a note that may be embedded.
+ELIGIBLE_STATUSES = (NoteStatus.READY, NoteStatus.PENDING, NoteStatus.STALE, NoteStatus.FAILED)
 
 
-class Metadata(msgspec.Struct, frozen=True):
-    """The columns of migration 006 of a note as they stand, whatever is in them; None where a column is missing."""
+class EmbeddingMetadata(msgspec.Struct, frozen=True):
+    """The columns of migration 006 of a note as stored; None for a missing column."""
 
     embedding_eligible: Any = None
     embedding_status: Any = None
@@ -253,7 +251,7 @@ class Metadata(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """A note with what was judged of it."""
+    """A note with its computed embedding status."""
 
     rowid: int
     id: str
@@ -261,41 +259,41 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     type: str
     content: str
-    #: :func:`regraft.formats.codex_mem.database.note_content_hash` of its present text.
+    #: Hash of its current text (:func:`note_content_hash`).
     hash: str
-    status: Status
-    metadata: Metadata
-    #: What the sidecar has for it.
-    held: Held | None
-    #: Whether its vector is good and only its metadata do not say so: a run was killed between the two.
-    is_adoptable: bool
+    status: NoteStatus
+    metadata: EmbeddingMetadata
+    #: Its vector in the sidecar.
+    held: StoredVector | None
+    #: Whether the vector is valid but the note's metadata do not mention it: a run was killed between both writes.
+    can_adopt_vector: bool
 
     @property
     def text(self) -> str:
-        """Return what is embedded of it."""
-        return source_text(self.title, self.type, self.content)
+        """The text to embed."""
+        return note_source_text(self.title, self.type, self.content)
 
     @property
     def is_eligible(self) -> bool:
-        """Tell whether it may be embedded."""
-        return self.status in ELIGIBLE
+        """Whether the note may be embedded."""
+        return self.status in ELIGIBLE_STATUSES
 
     @property
     def has_vector(self) -> bool:
-        """Tell whether the sidecar has a good vector of its present text."""
-        return self.held is not None and fits(self.held, self.hash)
+        """Whether the sidecar has a valid vector of the current text."""
+        return self.held is not None and is_current_vector(self.held, self.hash)
 
     @property
-    def is_astray(self) -> bool:
-        """Tell whether its vector is an orphan of the sidecar: it is adoptable, or the note is to have none."""
-        return self.is_adoptable or (self.held is not None and not self.is_eligible)
+    def is_orphaned(self) -> bool:
+        """Whether the note's vector is orphaned: it can be adopted, or the note should have none."""
+        return self.can_adopt_vector or (self.held is not None and not self.is_eligible)
 
 
-class Counts(msgspec.Struct):
-    """How many notes there are of each status.
+class StatusCounts(msgspec.Struct):
+    """Number of notes by status.
 
-    Beside that, ``held`` is how many of them the sidecar has a vector of, whatever it is; ``astray`` how many of these
-    should have none, or are not said to have it.
+    ``held`` counts notes with any vector in the sidecar; ``orphaned`` counts those that should have none, or whose
+    metadata do not mention it.
     """
 
     excluded: int = 0
@@ -305,102 +303,105 @@ class Counts(msgspec.Struct):
     stale: int = 0
     failed: int = 0
     held: int = 0
-    astray: int = 0
+    orphaned: int = 0
 
     @property
     def eligible(self) -> int:
-        """Return how many may be embedded."""
+        """Number of notes that may be embedded."""
         return self.ready + self.pending + self.stale + self.failed
 
     def add(self, note: Note) -> None:
         """Count a note."""
         setattr(self, note.status.value, getattr(self, note.status.value) + 1)
         self.held += note.held is not None
-        self.astray += note.is_astray
+        self.orphaned += note.is_orphaned
 
 
-def total(counts: Iterable[Counts]) -> Counts:
-    """Return the sum of counts."""
-    summed = Counts()
+def sum_counts(counts: Iterable[StatusCounts]) -> StatusCounts:
+    """Return the sum of several counts."""
+    summed = StatusCounts()
     for one in counts:
-        for field in fields(Counts):
+        for field in fields(StatusCounts):
             setattr(summed, field.name, getattr(summed, field.name) + getattr(one, field.name))
     return summed
 
 
-def fits(held: Held, content_hash: str) -> bool:
-    """Tell whether what a sidecar has is a good vector of a text, by its hash."""
+def is_current_vector(held: StoredVector, content_hash: str) -> bool:
+    """Whether a stored vector is valid and belongs to the text with this hash."""
     return not _is_of_other_text(held, content_hash) and held.flaw is None
 
 
-def _is_of_other_text(held: Held, content_hash: str) -> bool:
+def _is_of_other_text(held: StoredVector, content_hash: str) -> bool:
     return held.content_hash != content_hash or held.content_version != CONTENT_VERSION
 
 
-class Notes:
-    """The notes of an open database, each with its judgement.
+class NoteReader:
+    """Reads the notes of an open database with their embedding status.
 
     Args:
         db: the database, with all, some or none of the columns of migration 006.
-        vectors: the sidecar; None where there is none that can be used.
+        vectors: the sidecar, or None if there is no usable one.
     """
 
-    def __init__(self, db: apsw.Connection, vectors: Vectors | None = None) -> None:
+    def __init__(self, db: apsw.Connection, vectors: SidecarVectors | None = None) -> None:
         self._db = db
         self._vectors = vectors
         self._decoded = make_text_decoder(db)
-        there = columns_there(db)
+        there = list_migrated_columns(db)
         columns = ", ".join(f"n.{name}" if name in there else "NULL" for name in COLUMNS)
         self._select = f"""SELECT n.rowid, n.id, n.project_id, CAST(n.title AS BLOB), CAST(n.type AS BLOB),
-              CAST(n.content AS BLOB), n.searchable = 1, {eligible(db, "n")}, {columns}
+              CAST(n.content AS BLOB), n.searchable = 1, {eligible_sql(db, "n")}, {columns}
          FROM {NOTES} n WHERE typeof(n.id) = 'text'"""
 
-    def judged(self, project: str | None = None, after: int = _LEAST) -> Iterator[Note]:
-        """Return every note, or every one of a project, in the order of their rowids.
+    def iterate(self, project: str | None = None, after: int = _LEAST) -> Iterator[Note]:
+        """Yield every note, or every note of a project, in rowid order.
 
         Args:
-            project: its id.
-            after: only notes beyond this rowid.
+            project: id of the project.
+            after: only notes with a larger rowid.
         """
-        # The sign keeps SQLite from an index of projects, by which each page of rows would be sorted anew.
+        # The unary plus keeps SQLite from using an index on projects, which would require sorting each page of rows.
         of_project = "" if project is None else "AND +n.project_id = :project"
         query = f"{self._select} AND n.rowid > :after {of_project} ORDER BY n.rowid LIMIT {_AT_ONCE}"
         values = {"after": after, **({} if project is None else {"project": project})}
         while rows := self._db.execute(query, values).fetchall():
-            yield from map(self._judged, rows)
+            yield from map(self._to_note, rows)
             values["after"] = rows[-1][0]
 
     def of(self, ids: Sequence[str]) -> dict[str, Note]:
-        """Return those of the notes that there are, by their ids."""
+        """Return the existing notes among these ids, by id."""
         query = f"{self._select} AND n.id IN (SELECT value FROM json_each(?))"
-        notes = map(self._judged, self._db.execute(query, (msgspec.json.encode(ids).decode(),)).fetchall())
+        notes = map(self._to_note, self._db.execute(query, (msgspec.json.encode(ids).decode(),)).fetchall())
         return {note.id: note for note in notes}
 
-    def counts(self, each: Callable[[], None] | None = None) -> dict[str, Counts]:
-        """Return how many notes there are of each status, by the ids of their projects.
+    def counts(self, each: Callable[[], None] | None = None) -> dict[str, StatusCounts]:
+        """Return the counts by status for each project id.
 
         Args:
-            each: called once for every note.
+            each: called once per note.
         """
-        found: dict[str, Counts] = defaultdict(Counts)
-        for note in self.judged():
+        found: dict[str, StatusCounts] = defaultdict(StatusCounts)
+        for note in self.iterate():
             found[note.project].add(note)
             if each is not None:
                 each()
         return dict(found)
 
-    def _judged(self, row: Any) -> Note:
+    def _to_note(self, row: Any) -> Note:
         rowid, note_id, project, title, kind, content, searchable, eligible, *columns = row
         title, kind, content = (self._decoded(raw) or "" for raw in (title, kind, content))
         content_hash = note_content_hash(title, kind, content)
-        metadata = Metadata(*columns)
+        metadata = EmbeddingMetadata(*columns)
         held = None if self._vectors is None else self._vectors.of(note_id)
         if eligible:
-            status = self._status(metadata, held, content_hash)
+            status = self._compute_status(metadata, held, content_hash)
         else:
-            status = Status.NOT_APPLICABLE if searchable else Status.EXCLUDED
+            status = NoteStatus.NOT_APPLICABLE if searchable else NoteStatus.EXCLUDED
         is_adoptable = (
-            eligible and status is not Status.READY and held is not None and self._is_ours(held, metadata, content_hash)
+            eligible
+            and status is not NoteStatus.READY
+            and held is not None
+            and self._can_adopt(held, metadata, content_hash)
         )
         return Note(
             rowid=rowid,
@@ -413,33 +414,33 @@ class Notes:
             status=status,
             metadata=metadata,
             held=held,
-            is_adoptable=bool(is_adoptable),
+            can_adopt_vector=bool(is_adoptable),
         )
 
-    def _is_ours(self, held: Held, metadata: Metadata, content_hash: str) -> bool:
-        """Tell whether a vector is a good one of a note, and not older than what is said of another model."""
+    def _can_adopt(self, held: StoredVector, metadata: EmbeddingMetadata, content_hash: str) -> bool:
+        """Whether a vector is valid and not older than the note's metadata about another model."""
         model = None if self._vectors is None else self._vectors.meta.model_id
         is_younger = str(held.embedded_at) > str(metadata.embedded_at or "")
-        return fits(held, content_hash) and (metadata.embedding_model_id in (None, model) or is_younger)
+        return is_current_vector(held, content_hash) and (metadata.embedding_model_id in (None, model) or is_younger)
 
-    def _status(self, metadata: Metadata, held: Held | None, content_hash: str) -> Status:
-        """Judge a note that may be embedded."""
+    def _compute_status(self, metadata: EmbeddingMetadata, held: StoredVector | None, content_hash: str) -> NoteStatus:
+        """Compute the status of a note that may be embedded."""
         stated = metadata.embedding_status
-        # A note that failed has no vector, and the model that failed does not matter.
-        if stated == Status.FAILED and metadata.embedding_content_hash in (None, content_hash):
-            return Status.FAILED
-        if stated == Status.STALE or (held is not None and _is_of_other_text(held, content_hash)):
-            return Status.STALE
-        if stated != Status.READY:
-            return Status.PENDING
-        if not self._agrees(metadata, content_hash):
-            return Status.STALE
-        return Status.READY if held is not None and held.flaw is None else Status.PENDING
+        # A failed note has no vector, and it does not matter which model failed.
+        if stated == NoteStatus.FAILED and metadata.embedding_content_hash in (None, content_hash):
+            return NoteStatus.FAILED
+        if stated == NoteStatus.STALE or (held is not None and _is_of_other_text(held, content_hash)):
+            return NoteStatus.STALE
+        if stated != NoteStatus.READY:
+            return NoteStatus.PENDING
+        if not self._matches_metadata(metadata, content_hash):
+            return NoteStatus.STALE
+        return NoteStatus.READY if held is not None and held.flaw is None else NoteStatus.PENDING
 
-    def _agrees(self, metadata: Metadata, content_hash: str) -> bool:
-        """Tell whether a note's metadata are about its present text, and about the sidecar's model if there is one."""
+    def _matches_metadata(self, metadata: EmbeddingMetadata, content_hash: str) -> bool:
+        """Whether the metadata describe the current text and, if there is a sidecar, its model."""
         model = metadata.embedding_model_id if self._vectors is None else self._vectors.meta.model_id
-        # A column of another type keeps a number as text.
+        # A column with TEXT affinity stores the number as text.
         version = str(metadata.embedding_content_version)
         stated = (metadata.embedding_content_hash, version, metadata.embedding_model_id)
         return stated == (content_hash, str(CONTENT_VERSION), model)

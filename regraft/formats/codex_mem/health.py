@@ -1,7 +1,6 @@
-"""How well codex-mem's notes can be found by meaning: eight states, and the signals behind them.
+"""Health of the vector search of a codex-mem database: eight states, and signals for details.
 
-The states and signals are those of an upstream draft; which state comes before which is fixed in
-``docs/formats/codex_mem.md``, "Health".
+States and signals follow an upstream draft; ``docs/formats/codex_mem.md``, "Health", defines their precedence.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from msgspec import Struct
 from regraft.disk import sqlite
 from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import sidecar
-from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES, Counts, Notes, total
-from regraft.formats.codex_mem.sidecar import Meta, SidecarOfOtherVersion, SidecarUnreadable, Vectors
+from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES, NoteReader, StatusCounts, sum_counts
+from regraft.formats.codex_mem.sidecar import SidecarMeta, SidecarOfOtherVersion, SidecarUnreadable, SidecarVectors
 from regraft.identity import replace
 from regraft.language import tr
 from regraft.stores.systems import SidecarProblem
 
 
-class State(StrEnum):
-    """A health state; the values are the draft's words."""
+class HealthState(StrEnum):
+    """A health state; the values are those of the draft."""
 
     DISABLED = "disabled"
     READY = "ready"
@@ -39,51 +38,51 @@ class State(StrEnum):
     PARTIAL = "degraded_partial_coverage"
 
 
-#: States in which no vector is looked at.
-WORDS_ONLY = (State.DISABLED, State.MISSING, State.REBUILDING, State.INCOMPATIBLE)
+#: States in which vectors are not used.
+WORDS_ONLY_STATES = (HealthState.DISABLED, HealthState.MISSING, HealthState.REBUILDING, HealthState.INCOMPATIBLE)
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """An open database with what can be used of its sidecar.
+    """An open database with its sidecar.
 
-    ``problem`` says why a sidecar that is there cannot be used, and is None where it can be.
+    ``problem`` is the reason if the sidecar exists but cannot be used.
     """
 
     db: apsw.Connection
-    notes: Notes
-    #: None where the sidecar is missing, cannot be read, or is of another layout.
-    vectors: Vectors | None
+    notes: NoteReader
+    #: None if the sidecar is missing, unreadable, or has another layout.
+    vectors: SidecarVectors | None
     is_present: bool
-    #: Whether it can be read at all.
+    #: Whether the sidecar can be read at all.
     is_readable: bool
     problem: str | None
-    #: The version of the sidecar's layout; None where there is none, or it states none.
+    #: Layout version of the sidecar; None if the sidecar is missing or has no version.
     sidecar_version: int | None = None
 
     @property
-    def meta(self) -> Meta | None:
-        """Return what the sidecar says of itself."""
+    def meta(self) -> SidecarMeta | None:
+        """The identity row of the sidecar."""
         return None if self.vectors is None else self.vectors.meta
 
     @property
     def columns(self) -> list[str]:
-        """Return which columns of migration 006 there are."""
-        return codex_mem_database.columns_there(self.db)
+        """The existing columns of migration 006."""
+        return codex_mem_database.list_migrated_columns(self.db)
 
 
 @contextmanager
-def opened(database: Path) -> Iterator[Memory]:
-    """Open a database and its sidecar for reading, without a trace.
+def open_memory(database: Path) -> Iterator[Memory]:
+    """Open a database and its sidecar for reading, leaving no files behind.
 
     Raises:
-        apsw.Error, OSError: the database cannot be read. A sidecar that cannot be is a state.
+        apsw.Error, OSError: the database cannot be read. An unreadable sidecar is a health state, not an error.
     """
-    place = codex_mem_database.sidecar_of(database)
+    sidecar_file = codex_mem_database.sidecar_path(database)
     with ExitStack() as stack:
         db = stack.enter_context(sqlite.open_readonly(database, beside_writers=True))
         vectors, problem, is_readable, version = None, None, True, None
         try:
-            vectors = Vectors(*stack.enter_context(sidecar.reading(place)))
+            vectors = SidecarVectors(*stack.enter_context(sidecar.open_sidecar(sidecar_file)))
             version = vectors.meta.version
         except FileNotFoundError:
             pass
@@ -92,19 +91,20 @@ def opened(database: Path) -> Iterator[Memory]:
             version = error.version if isinstance(error, SidecarOfOtherVersion) else None
         yield Memory(
             db=db,
-            notes=Notes(db, vectors),
+            notes=NoteReader(db, vectors),
             vectors=vectors,
-            is_present=place.is_file(),
+            is_present=sidecar_file.is_file(),
             is_readable=is_readable,
             problem=problem,
             sidecar_version=version,
         )
 
 
-def incompatible(memory: Memory) -> str | None:
-    """Return why the vectors of a sidecar are of no use to the notes as they are, None where they may be.
+def find_incompatibility(memory: Memory) -> str | None:
+    """Return why the vectors of the sidecar cannot be used for these notes, or None.
 
-    A vector or a note that differs by itself is stale, or is embedded anew; only where none fits has the whole to go.
+    Single vectors or notes that do not match are stale or embedded again; only if none matches is the sidecar
+    incompatible.
 
     Raises:
         SidecarUnreadable: the sidecar is damaged.
@@ -113,24 +113,22 @@ def incompatible(memory: Memory) -> str | None:
     vectors = memory.vectors
     if vectors is None:
         return memory.problem
-    there = vectors.count()
-    of_size, of_version = vectors.fitting(CONTENT_VERSION)
-    if there and not of_size:
-        return tr(
-            "none of its vectors has its {dimensions} dimensions", dimensions=vectors.meta.dimensions or "unknown"
-        )
-    if there and not of_version:
-        return tr("its vectors are of texts that were made by another rule")
-    return _of_other_model(memory, vectors.meta.model_id)
+    stored = vectors.count()
+    matching_size, matching_version = vectors.fitting(CONTENT_VERSION)
+    if stored and not matching_size:
+        return tr("no vector has the stated {dimensions} dimensions", dimensions=vectors.meta.dimensions or "unknown")
+    if stored and not matching_version:
+        return tr("its vectors were computed from texts built by another rule")
+    return _find_model_mismatch(memory, vectors.meta.model_id)
 
 
-def _of_other_model(memory: Memory, model: str) -> str | None:
-    """Say so where notes that are ready name other models than that of the vectors, all of them."""
+def _find_model_mismatch(memory: Memory, model: str) -> str | None:
+    """Return a message if ready notes name only other models than that of the sidecar."""
     if not {"embedding_status", "embedding_model_id"} <= set(memory.columns):
         return None
     row: Any = memory.db.execute(
         f"""SELECT count(*), total(n.embedding_model_id = ?), min(n.embedding_model_id) FROM {NOTES} n
-             WHERE n.embedding_status = 'ready' AND {codex_mem_database.eligible(memory.db, "n")}""",
+             WHERE n.embedding_status = 'ready' AND {codex_mem_database.eligible_sql(memory.db, "n")}""",
         (model,),
     ).fetchone()
     ready, of_model, other = row
@@ -139,25 +137,25 @@ def _of_other_model(memory: Memory, model: str) -> str | None:
     return tr("its vectors are of {model}, those of the notes of {other}", model=model, other=other or tr("no model"))
 
 
-class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """What the notes of a database come to; ``counts`` by the ids of their projects."""
+class NoteSurvey(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a database; ``counts`` by project id."""
 
     memory: Memory
-    state: State
-    counts: dict[str, Counts]
-    #: Vectors of the sidecar of which no note is; None where it cannot be read.
+    state: HealthState
+    counts: dict[str, StatusCounts]
+    #: Number of vectors without a note; None if the sidecar cannot be read.
     gone: int | None
 
     @property
-    def total(self) -> Counts:
-        """Return the counts of all projects."""
-        return total(self.counts.values())
+    def total(self) -> StatusCounts:
+        """Counts of all projects."""
+        return sum_counts(self.counts.values())
 
 
-def survey(memory: Memory, each: Callable[[], None] | None = None) -> Survey:
-    """Judge every note, and the whole.
+def survey_notes(memory: Memory, each: Callable[[], None] | None = None) -> NoteSurvey:
+    """Compute the status of every note and the overall state.
 
-    A sidecar that turns out to be damaged is one that cannot be read: the survey's own ``memory`` has none then.
+    If the sidecar turns out to be damaged, the survey is repeated without it, and its ``memory`` has no vectors.
 
     Args:
         memory: the open database.
@@ -169,60 +167,66 @@ def survey(memory: Memory, each: Callable[[], None] | None = None) -> Survey:
     try:
         return _survey(memory, each)
     except SidecarUnreadable as error:
-        blind = replace(memory, notes=Notes(memory.db), vectors=None, is_readable=False, problem=str(error))
+        blind = replace(memory, notes=NoteReader(memory.db), vectors=None, is_readable=False, problem=str(error))
         return _survey(blind, each)
 
 
-def _survey(memory: Memory, each: Callable[[], None] | None) -> Survey:
+def _survey(memory: Memory, each: Callable[[], None] | None) -> NoteSurvey:
     before = _state_before_counting(memory)
     counts = memory.notes.counts(each)
-    summed = total(counts.values())
+    summed = sum_counts(counts.values())
     gone = None if memory.vectors is None else memory.vectors.count() - summed.held
-    return Survey(memory=memory, state=_state(before, summed), counts=counts, gone=gone)
+    return NoteSurvey(memory=memory, state=_state(before, summed), counts=counts, gone=gone)
 
 
-def _state_before_counting(memory: Memory) -> State | None:
-    """Return the state that does not depend on single notes; None where only they tell."""
+def _state_before_counting(memory: Memory) -> HealthState | None:
+    """Return the state that does not depend on single notes, or None."""
     if not memory.is_present and not memory.columns:
-        return State.DISABLED
+        return HealthState.DISABLED
     if not memory.is_present or not memory.is_readable:
-        return State.MISSING
+        return HealthState.MISSING
     if memory.meta is not None and memory.meta.is_rebuilding:
-        return State.REBUILDING
-    return State.INCOMPATIBLE if incompatible(memory) is not None else None
+        return HealthState.REBUILDING
+    return HealthState.INCOMPATIBLE if find_incompatibility(memory) is not None else None
 
 
-def _state(before: State | None, counts: Counts) -> State:
-    if before is State.MISSING and not counts.eligible:
-        return State.READY  # nothing is missing of nothing
-    of_notes = ((State.FAILED, counts.failed), (State.STALE, counts.stale), (State.PARTIAL, counts.pending))
-    return before or next((state for state, number in of_notes if number), State.READY)
+def _state(before: HealthState | None, counts: StatusCounts) -> HealthState:
+    if before is HealthState.MISSING and not counts.eligible:
+        return HealthState.READY  # no note needs a vector
+    of_notes = (
+        (HealthState.FAILED, counts.failed),
+        (HealthState.STALE, counts.stale),
+        (HealthState.PARTIAL, counts.pending),
+    )
+    return before or next((state for state, number in of_notes if number), HealthState.READY)
 
 
-def obstacle(found: Survey) -> str | None:
-    """Return why no vector can be used as things are, for a person; None where the state is none of those.
+def find_obstacle(found: NoteSurvey) -> str | None:
+    """Return why vectors cannot be used at present, for messages; None if they can.
 
     Raises:
         SidecarUnreadable: the sidecar is damaged.
         apsw.Error, UnicodeDecodeError: the database is damaged.
     """
     memory = found.memory
-    if found.state is State.INCOMPATIBLE:
-        return tr("the file of vectors does not fit: {incompatible}", incompatible=incompatible(memory))
+    if found.state is HealthState.INCOMPATIBLE:
+        return tr("the vector file does not match the notes: {incompatible}", incompatible=find_incompatibility(memory))
     return {
-        State.DISABLED: tr("no note has ever been given a vector"),
-        State.MISSING: tr("the file of vectors is of no use: {problem}", problem=memory.problem or tr("there is none")),
-        State.REBUILDING: tr("a rebuild of the vectors was begun and is not at its end"),
+        HealthState.DISABLED: tr("no note has ever been embedded"),
+        HealthState.MISSING: tr(
+            "the vector file cannot be used: {problem}", problem=memory.problem or tr("there is none")
+        ),
+        HealthState.REBUILDING: tr("a rebuild of the vectors was started and is not complete"),
     }.get(found.state)
 
 
 class Signals(Struct, frozen=True, kw_only=True):
-    """The draft's signals of search by meaning, None for what nobody can know from the files."""
+    """Signals of the draft; None if the files do not tell."""
 
     state: str
     retrieval_mode: str
     semantic_enabled: bool
-    #: A setting of the application.
+    #: Setting of the application, not stored in the files.
     implicit_resurfacing: bool | None = None
     model_id: str | None
     dimensions: int | None
@@ -241,19 +245,19 @@ class Signals(Struct, frozen=True, kw_only=True):
     last_rebuild: str | None
 
 
-def signals(found: Survey) -> Signals:
-    """Return the draft's signals.
+def collect_signals(found: NoteSurvey) -> Signals:
+    """Compute the signals of the draft.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the database is damaged.
     """
     memory, state, counts, meta = found.memory, found.state, found.total, found.memory.meta
-    is_hybrid = state not in WORDS_ONLY and counts.ready > 0
-    is_compatible = memory.vectors is not None and state is not State.INCOMPATIBLE
+    is_hybrid = state not in WORDS_ONLY_STATES and counts.ready > 0
+    is_compatible = memory.vectors is not None and state is not HealthState.INCOMPATIBLE
     return Signals(
         state=state.value,
         retrieval_mode="hybrid" if is_hybrid else "lexical",
-        semantic_enabled=state is not State.DISABLED,
+        semantic_enabled=state is not HealthState.DISABLED,
         model_id=_usual_model(memory) if meta is None else meta.model_id,
         dimensions=None if meta is None else meta.dimensions,
         eligible=counts.eligible,
@@ -266,7 +270,7 @@ def signals(found: Survey) -> Signals:
         sidecar_present=memory.is_present,
         sidecar_compatible=is_compatible if memory.is_present else None,
         sidecar_version=memory.sidecar_version,
-        orphans=None if found.gone is None else found.gone + counts.astray,
+        orphans=None if found.gone is None else found.gone + counts.orphaned,
         last_backfill=None if meta is None else meta.backfilled_at,
         last_rebuild=None if meta is None else meta.rebuilt_at,
     )

@@ -1,6 +1,6 @@
-"""The vectors of a codex-mem database's notes: one SQLite file beside it (``docs/formats/codex_mem.md``, "Sidecar").
+"""The sidecar of a codex-mem database: an SQLite file with the vectors of its notes (``docs/formats/codex_mem.md``).
 
-The layout is regraft's own. Nothing in it cannot be made again from the notes.
+The layout is regraft's own. All content can be rebuilt from the notes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from regraft.disk import sqlite
 from regraft.language import tr
 from regraft.stores.systems import SidecarProblem
 
-#: The layout's version: a file of another one is not read.
+#: Version of the layout; other versions are refused.
 VERSION = 1
-#: In the file's header, so that other programs can tell what it is.
+#: Identifies the file for other programs.
 APPLICATION_ID = 0x72674358
 TABLE = "embedding"
-#: How many rows are read at once: a query that is still open would keep others from writing.
+#: Rows read per query. A query that stays open would block writers.
 _AT_ONCE = 500
 
 _TABLES = (
@@ -48,16 +48,16 @@ _TABLES = (
 
 
 class SidecarUnreadable(SidecarProblem):
-    """A sidecar that is damaged, or that may not be read."""
+    """The sidecar is damaged, or permission is denied."""
 
 
 class SidecarOfOtherVersion(SidecarProblem):
-    """A sidecar of another layout; ``version`` is what it states, None where that is no number."""
+    """The sidecar has another layout version; ``version`` is None if the stored one is not an integer."""
 
     def __init__(self, version: object) -> None:
         super().__init__(
             tr(
-                "its layout has version {version}, and this regraft reads version {version2}",
+                "its layout has version {version}; this regraft supports version {version2}",
                 version=version,
                 version2=VERSION,
             )
@@ -65,8 +65,8 @@ class SidecarOfOtherVersion(SidecarProblem):
         self.version = version if isinstance(version, int) else None
 
 
-class Meta(msgspec.Struct, frozen=True):
-    """What a sidecar says of itself; ``dimensions`` None: nothing was written yet. Times are RFC 3339."""
+class SidecarMeta(msgspec.Struct, frozen=True):
+    """The identity row of a sidecar. ``dimensions`` is None before the first vector is written. Times are RFC 3339."""
 
     version: int
     model_id: str
@@ -78,19 +78,19 @@ class Meta(msgspec.Struct, frozen=True):
 
     @property
     def is_rebuilding(self) -> bool:
-        """Tell whether a rebuild was begun and is not at its end."""
+        """Whether a rebuild was started and not completed."""
         return self.state == "rebuilding"
 
 
-def create(path: Path, model_id: str, dimensions: int | None, now: str, *, rebuilding: bool = False) -> None:
-    """Make an empty sidecar.
+def create_sidecar(path: Path, model_id: str, dimensions: int | None, now: str, *, rebuilding: bool = False) -> None:
+    """Create an empty sidecar.
 
     Args:
-        path: where nothing is yet.
-        model_id: of all its vectors.
-        dimensions: of each; None where nobody knows before the first one.
-        now: the time, RFC 3339.
-        rebuilding: whether it takes the place of another one.
+        path: path that does not exist yet.
+        model_id: model of all vectors.
+        dimensions: dimensions of each vector; None if unknown before the first one.
+        now: current time, RFC 3339.
+        rebuilding: whether it replaces another sidecar.
     """
     with sqlite.open_writable(path, create=True) as db, sqlite.transaction(db):
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -102,21 +102,21 @@ def create(path: Path, model_id: str, dimensions: int | None, now: str, *, rebui
         )
 
 
-def read_meta(db: apsw.Connection) -> Meta:
-    """Return what an open sidecar says of itself.
+def read_meta(db: apsw.Connection) -> SidecarMeta:
+    """Read and verify the identity row of an open sidecar.
 
     Raises:
-        SidecarProblem: it is none, or of another version.
+        SidecarProblem: the file is not a sidecar, or has another version.
     """
     if db.execute("PRAGMA application_id").get != APPLICATION_ID:
-        raise SidecarProblem(tr("it is not a file of vectors that regraft wrote"))
+        raise SidecarProblem(tr("it is not a vector file written by regraft"))
     try:
         version: Any = db.execute("SELECT version FROM meta").get
     except apsw.SQLError as error:
         raise SidecarProblem(tr("it has no identity row ({error})", error=error)) from error
     if version != VERSION:
         raise SidecarOfOtherVersion(version)
-    _demand_schema(db)
+    _check_schema(db)
     try:
         row: Any = db.execute(
             "SELECT version, model_id, dimensions, state, created_at, backfilled_at, rebuilt_at FROM meta"
@@ -125,39 +125,39 @@ def read_meta(db: apsw.Connection) -> Meta:
             f"SELECT note_id, content_hash, content_version, vector, embedded_at FROM {TABLE} LIMIT 0"
         ).fetchall()
     except apsw.SQLError as error:
-        raise SidecarProblem(tr("a part of its layout is missing ({error})", error=error)) from error
-    meta = Meta(*row)
-    _demand_own_values(meta)
+        raise SidecarProblem(tr("its layout is incomplete ({error})", error=error)) from error
+    meta = SidecarMeta(*row)
+    _check_meta_values(meta)
     return meta
 
 
-def _demand_own_values(meta: Meta) -> None:
-    """Refuse an identity row with values that regraft does not write."""
+def _check_meta_values(meta: SidecarMeta) -> None:
+    """Refuse an identity row with values that regraft never writes."""
     is_length = meta.dimensions is None or (isinstance(meta.dimensions, int) and meta.dimensions > 0)
     if not is_length or not isinstance(meta.model_id, str):
-        raise SidecarProblem(tr("its identity row names no model, or no number of dimensions"))
+        raise SidecarProblem(tr("its identity row has no valid model or dimensions"))
     times = (meta.backfilled_at, meta.rebuilt_at)
     is_dated = isinstance(meta.created_at, str) and all(time is None or isinstance(time, str) for time in times)
     if meta.state not in ("ready", "rebuilding") or not is_dated:
-        raise SidecarProblem(tr("its identity row says what regraft does not write"))
+        raise SidecarProblem(tr("its identity row has values that regraft never writes"))
 
 
-def _demand_schema(db: apsw.Connection) -> None:
-    """Refuse a file with anything besides the tables that regraft makes: a view or a trigger would run."""
+def _check_schema(db: apsw.Connection) -> None:
+    """Refuse any schema object that regraft does not create: a view or trigger would run."""
     wanted = {" ".join(statement.split()) for statement in _TABLES}
     for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_schema"):
         if sql is not None and " ".join(str(sql).split()) not in wanted:
-            raise SidecarProblem(tr("it has a {kind} {name!r} that regraft does not make", kind=kind, name=name))
+            raise SidecarProblem(tr("it has a {kind} {name!r} that regraft does not create", kind=kind, name=name))
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[tuple[apsw.Connection, Meta]]:
-    """Open a sidecar for reading without a trace, with sqlite-vec.
+def open_sidecar(path: Path) -> Iterator[tuple[apsw.Connection, SidecarMeta]]:
+    """Open a sidecar for reading, with sqlite-vec, leaving no files behind.
 
     Raises:
-        SidecarUnreadable: it cannot be read.
-        SidecarProblem: it is another file, or of another version.
-        FileNotFoundError: there is none.
+        SidecarUnreadable: the file cannot be read.
+        SidecarProblem: the file is not a sidecar, or has another version.
+        FileNotFoundError: the file does not exist.
     """
     if not path.is_file():
         raise FileNotFoundError(path)
@@ -170,8 +170,8 @@ def reading(path: Path) -> Iterator[tuple[apsw.Connection, Meta]]:
         yield db, meta
 
 
-def is_sound(db: apsw.Connection) -> bool:
-    """Tell whether every page of an open sidecar can be read."""
+def is_readable(db: apsw.Connection) -> bool:
+    """Whether every page of an open sidecar can be read."""
     try:
         return bool(db.execute("PRAGMA quick_check(1)").get == "ok")
     except (apsw.Error, UnicodeDecodeError):
@@ -181,25 +181,25 @@ def is_sound(db: apsw.Connection) -> bool:
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-class Flaw(StrEnum):
-    """Why no search can use a vector."""
+class StoredVectorFlaw(StrEnum):
+    """Why a vector cannot be used for search."""
 
     LENGTH = "length"
     NON_FINITE = "non-finite"
     ZERO = "zero"
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sidecar has for a note; ``flaw`` None: its vector is good."""
+class StoredVector(msgspec.Struct, frozen=True, kw_only=True):
+    """Metadata of a note's vector; ``flaw`` is None for a valid vector."""
 
     note_id: str
     content_hash: str
     content_version: int
     embedded_at: str
-    flaw: Flaw | None
+    flaw: StoredVectorFlaw | None
 
 
-#: The norm is NULL for a vector with a NaN, and infinite for one whose squares exceed single precision.
+#: The norm is NULL for a vector with NaN, and infinite if its square exceeds single precision.
 _HELD = f"""SELECT note_id, content_hash, content_version, embedded_at,
        CASE WHEN typeof(vector) = 'blob' AND length(vector) = :size AND :size > 0
             THEN vec_distance_l2(vector, zeroblob(:size)) END AS norm,
@@ -207,42 +207,42 @@ _HELD = f"""SELECT note_id, content_hash, content_version, embedded_at,
   FROM {TABLE}"""
 
 
-class Vectors:
-    """The vectors of an open sidecar: always as they are now.
+class SidecarVectors:
+    """The vectors of an open sidecar; every call reads the current content.
 
     Args:
         db: the sidecar, open for reading or writing, with sqlite-vec.
-        meta: what it says of itself.
+        meta: its identity row.
     """
 
-    def __init__(self, db: apsw.Connection, meta: Meta) -> None:
+    def __init__(self, db: apsw.Connection, meta: SidecarMeta) -> None:
         self.db = db
         self.meta = meta
-        #: The length of a vector in bytes; one of length 0 is none.
+        #: Size of a vector in bytes; 0 if the dimensions are not known yet.
         self.size = 4 * (meta.dimensions or 0)
 
-    def of(self, note_id: str) -> Held | None:
-        """Return what there is for a note.
+    def of(self, note_id: str) -> StoredVector | None:
+        """Return the vector of a note, or None.
 
         Raises:
             SidecarUnreadable: the file is damaged.
         """
         rows = self._rows(f"{_HELD} WHERE note_id = :note", note=note_id)
-        return self._held(rows[0]) if rows else None
+        return self._to_stored_vector(rows[0]) if rows else None
 
-    def every(self) -> Iterator[Held]:
-        """Return every row, by its note's id in the order of SQLite's texts (that of their bytes).
+    def every(self) -> Iterator[StoredVector]:
+        """Yield all rows in byte order of the note ids.
 
         Raises:
             SidecarUnreadable: the file is damaged.
         """
         after: Any = ""
         while rows := self._rows(f"{_HELD} WHERE note_id > :after ORDER BY note_id LIMIT {_AT_ONCE}", after=after):
-            yield from map(self._held, rows)
+            yield from map(self._to_stored_vector, rows)
             after = rows[-1][0]
 
     def distances(self, note_ids: Sequence[str], vector: bytes) -> dict[str, float]:
-        """Return how far notes' vectors are from another one, by cosine; those that have no distance are left out.
+        """Return the cosine distance of notes' vectors to another vector; notes without a valid distance are omitted.
 
         Raises:
             SidecarUnreadable: the file is damaged.
@@ -254,7 +254,7 @@ class Vectors:
         return {note_id: distance for note_id, distance in rows if distance is not None}
 
     def count(self) -> int:
-        """Return how many there are.
+        """Return the number of vectors.
 
         Raises:
             SidecarUnreadable: the file is damaged.
@@ -262,7 +262,7 @@ class Vectors:
         return int(self._rows(f"SELECT count(*) FROM {TABLE}")[0][0])
 
     def fitting(self, content_version: int) -> tuple[int, int]:
-        """Return how many have the sidecar's dimensions, and how many are of a content version.
+        """Return how many vectors have the sidecar's dimensions, and how many have this content version.
 
         Raises:
             SidecarUnreadable: the file is damaged.
@@ -276,23 +276,23 @@ class Vectors:
         try:
             return self.db.execute(query, {"size": self.size, **values}).fetchall()
         except apsw.InterruptError:
-            raise  # whoever asked for it knows why
+            raise  # the caller's own interrupt
         except (apsw.Error, UnicodeDecodeError) as error:
             raise SidecarUnreadable(tr("it cannot be read ({error})", error=error)) from error
 
-    def _held(self, row: Any) -> Held:
+    def _to_stored_vector(self, row: Any) -> StoredVector:
         note_id, content_hash, version, embedded_at, norm, fits = row
-        return Held(
+        flaw = None
+        if not fits:
+            flaw = StoredVectorFlaw.LENGTH
+        elif norm is None or not math.isfinite(norm):
+            flaw = StoredVectorFlaw.NON_FINITE
+        elif norm <= 0:
+            flaw = StoredVectorFlaw.ZERO
+        return StoredVector(
             note_id=note_id,
             content_hash=content_hash,
             content_version=version,
             embedded_at=embedded_at,
-            flaw=_flaw(norm) if fits else Flaw.LENGTH,
+            flaw=flaw,
         )
-
-
-def _flaw(norm: float | None) -> Flaw | None:
-    """Judge a vector by its norm in single precision, in which the system's search computes."""
-    if norm is None or not math.isfinite(norm):
-        return Flaw.NON_FINITE
-    return None if norm > 0 else Flaw.ZERO

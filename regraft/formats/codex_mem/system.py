@@ -1,4 +1,4 @@
-"""codex-mem: a database of notes, with their vectors in a sidecar beside it (``docs/formats/codex_mem.md``)."""
+"""Store definition of codex-mem: a database of notes, and a sidecar file with their vectors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from regraft.text import printable
 
 
 class CodexMem(System):
-    """Stores are databases; each is divided into projects."""
+    """codex-mem. A store is a database, divided into projects."""
 
     kind = Kind.CODEX_MEM
     part = "project"
     part_unknown = ProjectUnknown
     commands = frozenset({"fix", "repair", "reconcile", "backfill", "rebuild", "clear-failed", "history", "undo"})
     full_text_tables = frozenset(database.FULL_TEXT_TABLES)
-    migrate_advice = tr("it is not a knowledge base of the application; regraft backfill gives its notes vectors")
+    migrate_advice = tr("it is not a Cherry Studio knowledge base; regraft backfill embeds its notes")
 
     def store_at(self, path: Path) -> Path | None:
         """See :class:`System`."""
-        return database.database_in(path)
+        return database.find_database(path)
 
     def has_tables(self, tables: Collection[str]) -> bool:
         """See :class:`System`."""
@@ -43,30 +43,30 @@ class CodexMem(System):
 
     def describe(self, path: Path) -> str | None:
         """See :class:`System`."""
-        notes = database.database_of(path)
+        notes = database.database_of_sidecar(path)
         if notes is None or not notes.is_file():
             return None
-        return tr("the vectors of {notes}: give that", notes=printable(notes))
+        return tr("the vectors of {notes}; use that path instead", notes=printable(notes))
 
     def located(self, path: Path) -> Located:
         """See :class:`System`."""
-        # What lies beside it, or takes its place, does so where the file itself is.
+        # The sidecar and any replacement belong next to the real file.
         real = links.real_path(path) if path.is_symlink() else path
         return Located(kind=self.kind, path=real, tree=FolderTree(real.parent))
 
     def databases(self, found: Located) -> Iterator[str]:
         """See :class:`System`."""
         yield found.path.name
-        yield database.sidecar_of(found.path).name
+        yield database.sidecar_path(found.path).name
 
     def guarded(self, db: apsw.Connection) -> AbstractContextManager[None]:
         """See :class:`System`."""
-        return database.excluded_guarded(db)
+        return database.guard_excluded_notes(db)
 
     def part_names(self, found: Located) -> dict[str, str]:
         """See :class:`System`."""
         with contextlib.suppress(apsw.Error, OSError, UnicodeDecodeError), sqlite.open_readonly(found.path) as db:
-            return {key: project.name for key, project in database.projects(db).items()}
+            return {key: project.name for key, project in database.read_projects(db).items()}
         return {}
 
     def changes_only(self, found: Located) -> frozenset[str] | None:

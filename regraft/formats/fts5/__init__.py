@@ -1,12 +1,13 @@
-"""Fills a full-text index of FTS5 in several processes (``docs/formats/fts5.md``).
+"""Fills an FTS5 full-text index in several processes (``docs/formats/fts5.md``).
 
-FTS5 fills an index on one core, by a hash table that it empties again and again. Here processes sort the trigrams of
-some texts at a time, and make pages of what all texts have of a range of trigrams; the pages are written one after the
-other as the index's one segment. Where anything is other than this page says, the index is filled by FTS5 alone.
+SQLite fills an FTS5 index on one core. Here worker processes sort the trigrams of batches of texts, then build the
+index pages of disjoint trigram ranges. The pages are written in order as the only segment of the index. Whenever
+anything differs from what ``docs/formats/fts5.md`` describes, FTS5 fills the index itself.
 """
 
 from __future__ import annotations
 
-from regraft.formats.fts5.building import LEAST_BYTES, Index, Sorting, pays, sorting
+from regraft.formats.fts5.building import MIN_TEXT_BYTES, FullTextBuilder, is_worthwhile, open_full_text_builder
+from regraft.formats.fts5.index_writer import IndexNames
 
-__all__ = ["LEAST_BYTES", "Index", "Sorting", "pays", "sorting"]
+__all__ = ["MIN_TEXT_BYTES", "FullTextBuilder", "IndexNames", "is_worthwhile", "open_full_text_builder"]

@@ -1,7 +1,8 @@
-"""A run: what the texts of one job have of each trigram, as FTS5 writes it, in a file (``docs/formats/fts5.md``).
+"""Sorted runs: the doclists of one batch of texts, encoded as FTS5 writes them, in a temporary file.
 
-What a trigram has there is a doclist: for each row its distance from the one before, the bytes of its places, and
-these. The first row's distance is 0, since it is not known yet which row another run has before.
+A doclist (``docs/formats/fts5.md``) holds, for each row: the distance to the previous rowid, the size of the position
+list, and the positions. The distance of the first row is written as 0, because the last row of the previous run is not
+known yet.
 """
 
 from __future__ import annotations
@@ -17,9 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regraft.disk import durable, sqlite
-from regraft.formats.fts5.records import CHARACTER_BITS, CODE_POINTS, DOCLIST_BYTES, SAMPLE_BYTES, Run, SpliceRefused
+from regraft.formats.fts5.jobs import (
+    CHARACTER_BITS,
+    CODE_POINTS,
+    DOCLIST_BYTES,
+    SAMPLE_BYTES,
+    IndexBuildRefused,
+    SortedRun,
+)
 
-# Varints of many numbers at once: 7 bits in each byte, the highest first, the top bit set in all but the last.
+# Encoding of many varints at once: 7 bits per byte, highest first; the top bit is set in all bytes but the last.
 
 
 Numbers = NDArray[np.int64]
@@ -27,15 +35,15 @@ Bytes = NDArray[np.uint8]
 
 
 class Varints(NamedTuple):
-    """Numbers, how many bytes each takes, and where in a stream each ends."""
+    """Numbers, the encoded length of each, and the offset in a stream where each ends."""
 
     numbers: NDArray[Any]
     lengths: Bytes
     ends: Numbers
 
 
-def lengths_of(numbers: NDArray[Any]) -> Bytes:
-    """Return how many bytes each number below 2^56 takes."""
+def varint_lengths(numbers: NDArray[Any]) -> Bytes:
+    """Return the encoded length in bytes of each number below 2^56."""
     lengths = np.ones(len(numbers), dtype=np.uint8)
     most, limit = int(numbers.max(initial=0)), 1 << 7
     while limit <= most:
@@ -44,14 +52,14 @@ def lengths_of(numbers: NDArray[Any]) -> Bytes:
     return lengths
 
 
-def put_all(stream: Bytes, *groups: Varints) -> None:
-    """Write numbers that together are all of a stream.
+def write_all_varints(stream: Bytes, *groups: Varints) -> None:
+    """Encode groups of numbers that together fill a stream completely.
 
-    The last byte of each number is written after all others. So each can write a second one: where it has none, that is
-    the last byte of the number before it (before the first one, of the stream's last number).
+    Final bytes are written last. So every number may write two bytes unconditionally: for a one-byte number, the extra
+    byte falls on the last byte of the preceding number (for the first number, of the last one), which is written later.
     """
     for group in groups:
-        _put_others(stream, group, 2)
+        _write_leading_bytes(stream, group, 2)
     for numbers, lengths, ends in groups:
         if lengths.max(initial=1) > 1:
             stream[ends - 2] = (numbers >> 7).astype(np.uint8) | 0x80
@@ -59,83 +67,83 @@ def put_all(stream: Bytes, *groups: Varints) -> None:
         stream[ends - 1] = numbers.astype(np.uint8) & 0x7F
 
 
-def put_some(stream: Bytes, group: Varints) -> None:
-    """Write numbers among what else is in a stream."""
-    _put_others(stream, group, 1)
+def write_varints(stream: Bytes, group: Varints) -> None:
+    """Encode numbers at their places in a stream that also holds other bytes."""
+    _write_leading_bytes(stream, group, 1)
     stream[group.ends - 1] = group.numbers.astype(np.uint8) & 0x7F
 
 
-def _put_others(stream: Bytes, group: Varints, least: int) -> None:
-    """Write the bytes of numbers behind which so many more follow, or more than that."""
+def _write_leading_bytes(stream: Bytes, group: Varints, least: int) -> None:
+    """Write the bytes that are followed by at least ``least`` bytes of the same number."""
     numbers, lengths, ends = group
     for back in range(least, int(lengths.max(initial=1))):
-        those = np.flatnonzero(lengths > back)
-        stream[ends[those] - (1 + back)] = (numbers[those] >> 7 * back).astype(np.uint8) | 0x80
+        longer = np.flatnonzero(lengths > back)
+        stream[ends[longer] - (1 + back)] = (numbers[longer] >> 7 * back).astype(np.uint8) | 0x80
 
 
-# The trigrams of texts as FTS5's tokenizer makes them, sorted with NumPy (``docs/formats/fts5.md``, "Trigrams").
+# Trigrams of texts as FTS5's tokenizer produces them (``docs/formats/fts5.md``, "Trigrams").
 
 
 CHARACTERS = 3
-#: A trigram and its place among the characters of all texts stand in one number of so many bits.
+#: Bits of a sort key: a trigram and its position among the characters of all texts.
 KEY_BITS = 63
-#: So many characters are worked on at a time, so that what is made meanwhile stays in the processor's cache.
+#: Characters processed at a time; the working set fits into the processor's cache.
 _SLICE = 1 << 16
 _NO_KEY = (1 << KEY_BITS) - 1
 
 
-class Folding:
-    """What the tokenizer makes of each character, as FTS5 itself says it.
+class CaseFolding:
+    """Case folding of characters, as reported by FTS5's own tokenizer.
 
     Args:
-        arguments: a column ``text`` and the tokenizer, as FTS5 takes them.
+        arguments: column ``text`` and tokenizer arguments of the FTS5 table.
     """
 
     def __init__(self, arguments: str) -> None:
         self._arguments = arguments
         self._folded = np.zeros(CODE_POINTS, dtype=np.int32)
-        # NUL is not asked for: the tokenizer leaves it out.
+        # NUL needs no query: the tokenizer skips it.
         self._is_known = np.zeros(CODE_POINTS, dtype=np.bool_)
         self._is_known[0] = True
 
     def fold(self, characters: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return what becomes of each of some different characters, which ascend; 0 for one that is left out.
+        """Return the folded form of each character; 0 for a skipped one. ``characters`` are distinct and ascending.
 
         Raises:
-            SpliceRefused: the tokenizer makes no trigrams, or does something else than to fold each character.
+            IndexBuildRefused: the tokenizer makes no trigrams, or does something else than to fold each character.
         """
         unknown: list[int] = characters[~self._is_known[characters]].tolist()
         if unknown:
             with sqlite.open_scratch() as db:
-                self._ask(db, unknown)
+                self._query_fts5(db, unknown)
         return self._folded[characters]
 
-    def _ask(self, db: apsw.Connection, characters: list[int]) -> None:
-        """Let FTS5 index a text with each character three times: every third trigram shows what one becomes."""
+    def _query_fts5(self, db: apsw.Connection, characters: list[int]) -> None:
+        """Index a text that repeats each character three times: every third trigram shows the folded character."""
         db.execute(f"CREATE VIRTUAL TABLE folding USING fts5 ({self._arguments}, content = '')")
         db.execute("CREATE VIRTUAL TABLE folded USING fts5vocab (folding, instance)")
         db.execute("INSERT INTO folding (rowid, text) VALUES (1, 'abcd')")
         if db.execute("SELECT term, offset FROM folded ORDER BY offset").fetchall() != [("abc", 0), ("bcd", 1)]:
-            raise SpliceRefused("the tokenizer does not make trigrams")
+            raise IndexBuildRefused("the tokenizer does not make trigrams")
         db.execute("INSERT INTO folding (folding) VALUES ('delete-all')")
         text = "".join(chr(character) * CHARACTERS for character in characters)
         db.execute("INSERT INTO folding (rowid, text) VALUES (1, ?)", (text,))
         if db.execute("SELECT count(*) FROM folded").get != len(text) - (CHARACTERS - 1):
-            raise SpliceRefused("the tokenizer leaves characters out")
+            raise IndexBuildRefused("the tokenizer leaves characters out")
         every_third = f"SELECT offset / {CHARACTERS}, term FROM folded WHERE offset % {CHARACTERS} = 0"
         folded: list[Any] = db.execute(every_third).fetchall()
-        for place, term in folded:
+        for index, term in folded:
             if len(term) != CHARACTERS or len(set(term)) > 1:
-                raise SpliceRefused(f"the tokenizer makes {term!r} of the character {characters[place]}")
-            self._folded[characters[place]] = ord(term[0])
+                raise IndexBuildRefused(f"the tokenizer makes {term!r} of the character {characters[index]}")
+            self._folded[characters[index]] = ord(term[0])
         self._is_known[characters] = True
 
 
 class Trigrams(msgspec.Struct, frozen=True, kw_only=True):
-    """The trigrams of some texts, sorted by their characters, then by text and place.
+    """The trigrams of some texts, sorted by characters, then by text and position.
 
-    A trigram is a number of three digits, ``digit_bits`` each: places in ``alphabet``, which ascends. A key is a
-    trigram, then in ``text_bits`` the place of its text among the texts, then in ``place_bits`` its place in the text.
+    A trigram is an integer of three digits of ``digit_bits`` each: indexes into ``alphabet``, which ascends. A key
+    consists of a trigram, the index of its text (``text_bits``) and its position in the text (``place_bits``).
     """
 
     alphabet: list[int]
@@ -143,23 +151,23 @@ class Trigrams(msgspec.Struct, frozen=True, kw_only=True):
     text_bits: int
     place_bits: int
     keys: Numbers
-    #: For each text how many trigrams it has.
+    #: Number of trigrams of each text.
     counts: Numbers
 
 
 class _Bits(NamedTuple):
-    """How many bits of a key each digit of its trigram takes, the place of its text, and its place there."""
+    """Bits of a key for each digit, for the text index, and for the position."""
 
     digit: int
     text: int
     place: int
 
 
-def trigrams_of(texts: Sequence[str], folding: Folding) -> Trigrams | None:
-    """Return the sorted trigrams of texts; None where they, and the different characters in them, are too many.
+def sort_trigrams(texts: Sequence[str], folding: CaseFolding) -> Trigrams | None:
+    """Return the sorted trigrams of texts, or None if the texts and their alphabet are too large for one key.
 
     Raises:
-        SpliceRefused: see :meth:`Folding.fold`.
+        IndexBuildRefused: see :meth:`Folding.fold`.
         UnicodeEncodeError: a text has a surrogate.
     """
     characters = np.frombuffer("".join(texts).encode("utf-32-le"), dtype="<u4").astype(np.int64)
@@ -176,13 +184,13 @@ def trigrams_of(texts: Sequence[str], folding: Folding) -> Trigrams | None:
         digit_bits=bits.digit,
         text_bits=bits.text,
         place_bits=bits.place,
-        keys=_sorted_keys(digits, lengths, bits),
+        keys=_sort_keys(digits, lengths, bits),
         counts=np.maximum(lengths - (CHARACTERS - 1), 0),
     )
 
 
-def _digits(characters: Numbers, folding: Folding) -> tuple[list[int], Numbers]:
-    """Return what the characters become, ascending, behind a 0, and for each character its place there."""
+def _digits(characters: Numbers, folding: CaseFolding) -> tuple[list[int], Numbers]:
+    """Return the folded alphabet (ascending, beginning with 0) and the index of each character in it."""
     is_there = np.zeros(CODE_POINTS, dtype=np.bool_)
     is_there[characters] = True
     different = np.flatnonzero(is_there)
@@ -193,11 +201,11 @@ def _digits(characters: Numbers, folding: Folding) -> tuple[list[int], Numbers]:
     return alphabet, digit[characters]
 
 
-def _sorted_keys(digits: Numbers, lengths: Numbers, bits: _Bits) -> Numbers:
-    """Return the keys of characters that are digits already, of texts of these lengths."""
+def _sort_keys(digits: Numbers, lengths: Numbers, bits: _Bits) -> Numbers:
+    """Return the sorted keys of texts whose characters are given as digits."""
     keys = np.empty(max(len(digits) - CHARACTERS + 1, 0), dtype=np.int64)
     ends = np.cumsum(lengths)
-    # For each text what makes a character's place among all a key's last bits.
+    # For each text, the number that turns a character's index into the low bits of its key.
     bases = (np.arange(len(lengths)) << bits.place) - (ends - lengths)
     for first in range(0, len(keys), _SLICE):
         part = digits[first : first + _SLICE + CHARACTERS - 1]
@@ -212,7 +220,7 @@ def _sorted_keys(digits: Numbers, lengths: Numbers, bits: _Bits) -> Numbers:
         of_text = np.diff(np.minimum(ends[low : high + 1], last), prepend=first)
         made += np.repeat(bases[low : high + 1], of_text)
         made += np.arange(first, last)
-    # Three characters of two texts are no trigram: they go behind all that are.
+    # Three characters across two texts are not a trigram: their keys are moved to the end.
     count = len(keys)
     for back in range(1, CHARACTERS):
         across = ends[(ends >= back) & (ends < count + back)] - back
@@ -223,20 +231,20 @@ def _sorted_keys(digits: Numbers, lengths: Numbers, bits: _Bits) -> Numbers:
 
 Kind = TypeVar("Kind", bound=np.generic)
 
-#: Numbers of rows are below this.
+#: Upper limit of rowids.
 ROWS_END = 1 << 31
-#: Spreads the numbers of rows over any range: the fraction of the golden ratio, as a number of 32 bits.
+#: Distributes rowids over any range: the fraction of the golden ratio as a 32-bit integer.
 _SPREAD = 0x9E3779B1
 _ROW = np.dtype("<i8")
 _TERM = np.dtype("<i8")
-#: Of a doclist: its first and its last row, and where it begins in the stream, behind the distance of the first row.
+#: A doclist: first and last rowid, and its offset in the stream after the distance of the first row.
 _DOCLIST = np.dtype([("first", "<i4"), ("last", "<i4"), ("start", "<i4")])
-#: The first row that begins at or after each multiple of so many bytes: where, and which.
+#: The first row that begins at or after each multiple of :func:`mark_step`: offset and rowid.
 _MARK = np.dtype([("start", "<i4"), ("row", "<i4")])
 
 
 def mark_step(page_bytes: int) -> int:
-    """Return how far apart places are of which it is known which row begins there or next."""
+    """Return the distance in bytes between two marks."""
     return max(page_bytes // 64, 1)
 
 
@@ -244,7 +252,7 @@ def mark_step(page_bytes: int) -> int:
 
 
 class _Stream(msgspec.Struct, frozen=True, kw_only=True):
-    """Doclists one after the other: their bytes, where each row begins in them, and with which row each doclist."""
+    """Encoded doclists: bytes, offset of each row, rowids, terms, and the index of the first row of each doclist."""
 
     data: Bytes
     starts: NDArray[Any]
@@ -253,14 +261,14 @@ class _Stream(msgspec.Struct, frozen=True, kw_only=True):
     doclists: Numbers
 
 
-def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tuple[Run, list[int]]:
-    """Write the trigrams of texts with these rows, and return samples of them at equal distances.
+def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tuple[SortedRun, list[int]]:
+    """Write the doclists of texts with these rowids; return the run and samples of its trigrams at equal distances.
 
     Raises:
         OSError: the file cannot be written.
     """
-    made = _encoded(found, rows)
-    terms, count = _trigrams(found, made.terms), len(made.terms)
+    made = _encode_doclists(found, rows)
+    terms, count = _to_code_points(found, made.terms), len(made.terms)
     doclists = np.empty(count + 1, dtype=_DOCLIST)
     doclists["first"][:-1], doclists["last"][:-1] = made.rows[made.doclists], made.rows[_ends(made.doclists, made.rows)]
     doclists["start"][:-1] = made.starts[made.doclists] + 1
@@ -269,26 +277,26 @@ def write_run(found: Trigrams, rows: Numbers, into: Path, page_bytes: int) -> tu
     with durable.open_binary(into, "xb") as file:
         for array in (rows.astype(_ROW), found.counts.astype(_ROW), terms.astype(_TERM), doclists, marks, made.data):
             file.write(array.data)
-    run = Run(path=into, rows=len(rows), terms=count, marks=len(marks), stream_bytes=len(made.data))
+    run = SortedRun(path=into, rows=len(rows), terms=count, marks=len(marks), stream_bytes=len(made.data))
     sizes = np.cumsum(np.diff(doclists["start"]) + DOCLIST_BYTES)
-    # Runs of one language are alike: in each, samples begin elsewhere, so that they are not of the same trigrams.
+    # Runs of one language are alike: samples start at different offsets, so that they show different trigrams.
     begin = int(rows[0]) * _SPREAD % SAMPLE_BYTES if count else 0
     samples = np.searchsorted(sizes, np.arange(begin, int(sizes[-1]) if count else 0, SAMPLE_BYTES))
     return run, terms[samples].tolist()
 
 
 def _ends(starts: Numbers, rows: NDArray[np.int32]) -> Numbers:
-    """Return the last place of each part, from where they begin."""
+    """Return the index of the last row of each doclist, given the index of its first."""
     return np.append(starts[1:], len(rows))[: len(starts)] - 1
 
 
-def _trigrams(found: Trigrams, numbers: Numbers) -> Numbers:
-    """Return the trigrams of numbers whose digits are places in an alphabet."""
+def _to_code_points(found: Trigrams, numbers: Numbers) -> Numbers:
+    """Convert trigrams from indexes into the alphabet to code points."""
     alphabet = np.array(found.alphabet, dtype=np.int64)
     terms = np.zeros(len(numbers), dtype=np.int64)
     for digit in reversed(range(CHARACTERS)):
-        places = numbers >> digit * found.digit_bits & (1 << found.digit_bits) - 1
-        terms = terms << CHARACTER_BITS | alphabet[places]
+        indexes = numbers >> digit * found.digit_bits & (1 << found.digit_bits) - 1
+        terms = terms << CHARACTER_BITS | alphabet[indexes]
     return terms
 
 
@@ -301,12 +309,12 @@ def _marks(made: _Stream, step: int) -> NDArray[np.void]:
     return marks
 
 
-def _encoded(found: Trigrams, rows: Numbers) -> _Stream:
+def _encode_doclists(found: Trigrams, rows: Numbers) -> _Stream:
     data, starts, of_rows, terms, doclists = [], [], [], [], []
     size = count = 0
     before = -1, 0
     for first, last in _slices(found):
-        piece = _encoded_slice(found, found.keys[first:last], rows, *before)
+        piece = _encode_slice(found, found.keys[first:last], rows, *before)
         data.append(piece.data)
         starts.append((piece.starts + size).astype(np.int32))
         of_rows.append(piece.rows)
@@ -316,20 +324,20 @@ def _encoded(found: Trigrams, rows: Numbers) -> _Stream:
         count += len(piece.rows)
         before = int(found.keys[last - 1] >> (found.text_bits + found.place_bits)), int(piece.rows[-1])
     return _Stream(
-        data=_joined(data, np.uint8),
-        starts=_joined(starts, np.int32),
-        rows=_joined(of_rows, np.int32),
-        terms=_joined(terms, np.int64),
-        doclists=_joined(doclists, np.int64),
+        data=_concatenate(data, np.uint8),
+        starts=_concatenate(starts, np.int32),
+        rows=_concatenate(of_rows, np.int32),
+        terms=_concatenate(terms, np.int64),
+        doclists=_concatenate(doclists, np.int64),
     )
 
 
-def _joined(parts: list[NDArray[Kind]], kind: type[Kind]) -> NDArray[Kind]:
+def _concatenate(parts: list[NDArray[Kind]], kind: type[Kind]) -> NDArray[Kind]:
     return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
 
 
 def _slices(found: Trigrams) -> Iterator[tuple[int, int]]:
-    """Yield parts of the keys that begin with a row."""
+    """Yield ranges of keys; each begins with a new row."""
     first = 0
     while first < len(found.keys):
         last = _next_row(found, first + _SLICE)
@@ -338,24 +346,24 @@ def _slices(found: Trigrams) -> Iterator[tuple[int, int]]:
 
 
 def _next_row(found: Trigrams, near: int) -> int:
-    """Return where, from ``near`` on, another row or another trigram begins."""
-    some = 1 << 10
+    """Return the first index from ``near`` on where another row or another trigram begins."""
+    step = 1 << 10
     while near < len(found.keys):
-        rows = found.keys[near - 1 : near + some] >> found.place_bits
+        rows = found.keys[near - 1 : near + step] >> found.place_bits
         changes = np.flatnonzero(rows[1:] != rows[:-1])
         if len(changes):
             return near + int(changes[0])
-        near += some
+        near += step
     return len(found.keys)
 
 
-def _encoded_slice(found: Trigrams, keys: Numbers, rows: Numbers, term_before: int, row_before: int) -> _Stream:
-    """Return the doclists of keys, which begin with a row."""
+def _encode_slice(found: Trigrams, keys: Numbers, rows: Numbers, term_before: int, row_before: int) -> _Stream:
+    """Encode the doclists of a range of keys that begins with a new row."""
     is_row = np.ones(len(keys), dtype=np.bool_)
     np.greater_equal(keys[1:] ^ keys[:-1], 1 << found.place_bits, out=is_row[1:])
     docs = np.flatnonzero(is_row)
     first_keys = keys[docs]
-    # In the same row of the same trigram, keys are as far apart as their places.
+    # Keys of one row and one trigram differ only in their position.
     steps = np.empty(len(keys), dtype=np.int64)
     np.subtract(keys[1:], keys[:-1], out=steps[1:])
     steps[docs] = first_keys & (1 << found.place_bits) - 1
@@ -363,32 +371,32 @@ def _encoded_slice(found: Trigrams, keys: Numbers, rows: Numbers, term_before: i
     first_keys >>= found.place_bits
     of_docs = rows[first_keys & (1 << found.text_bits) - 1]
     first_keys >>= found.text_bits
-    is_term = changes(first_keys)
+    is_term = differs_from_previous(first_keys)
     is_term[0] = first_keys[0] != term_before
     terms = np.flatnonzero(is_term)
     row_steps = _distances(of_docs)
     row_steps[0] -= row_before
     row_steps[terms] = 0
-    data, starts = _written(docs, steps, row_steps)
+    data, starts = _encode_rows(docs, steps, row_steps)
     return _Stream(data=data, starts=starts, rows=of_docs.astype(np.int32), terms=first_keys[terms], doclists=terms)
 
 
-def _written(docs: Numbers, steps: Numbers, row_steps: Numbers) -> tuple[Bytes, Numbers]:
-    """Return the bytes of rows with their places, and where each row begins in them.
+def _encode_rows(docs: Numbers, steps: Numbers, row_steps: Numbers) -> tuple[Bytes, Numbers]:
+    """Return the encoded rows with their positions, and the offset of each row.
 
     Args:
-        docs: with which place each row begins.
-        steps: what is written for each place.
-        row_steps: what is written for each row.
+        docs: index of the first position of each row.
+        steps: number to encode for each position.
+        row_steps: number to encode for each row.
     """
-    step_bytes = lengths_of(steps)
+    step_bytes = varint_lengths(steps)
     until = np.cumsum(step_bytes, dtype=np.int64)
     last_steps = np.empty(len(docs), dtype=np.int64)
     np.subtract(docs[1:], 1, out=last_steps[:-1])
     last_steps[-1] = len(steps) - 1
     sizes = _distances(until[last_steps])
     sizes *= 2
-    size_bytes, row_bytes = lengths_of(sizes), lengths_of(row_steps)
+    size_bytes, row_bytes = varint_lengths(sizes), varint_lengths(row_steps)
     heads = np.cumsum(size_bytes + row_bytes, dtype=np.int64)
     ends = until
     last_steps -= docs
@@ -397,7 +405,7 @@ def _written(docs: Numbers, steps: Numbers, row_steps: Numbers) -> tuple[Bytes, 
     size_ends = ends[docs] - step_bytes[docs]
     row_ends = size_ends - size_bytes
     stream = np.empty(int(ends[-1]), dtype=np.uint8)
-    put_all(
+    write_all_varints(
         stream,
         Varints(steps, step_bytes, ends),
         Varints(sizes, size_bytes, size_ends),
@@ -406,15 +414,15 @@ def _written(docs: Numbers, steps: Numbers, row_steps: Numbers) -> tuple[Bytes, 
     return stream, row_ends - row_bytes
 
 
-def changes(numbers: Numbers) -> NDArray[np.bool_]:
-    """Tell of each number whether it is another than the one before; the first one is."""
+def differs_from_previous(numbers: Numbers) -> NDArray[np.bool_]:
+    """For each number, whether it differs from the previous one; True for the first."""
     are_others = np.ones(len(numbers), dtype=np.bool_)
     np.not_equal(numbers[1:], numbers[:-1], out=are_others[1:])
     return are_others
 
 
 def _distances(numbers: Numbers) -> Numbers:
-    """Return how far each number is from the one before it, and the first one from 0."""
+    """Return the difference of each number to the previous one; of the first to 0."""
     distances = np.empty(len(numbers), dtype=np.int64)
     distances[0] = numbers[0]
     np.subtract(numbers[1:], numbers[:-1], out=distances[1:])
@@ -425,11 +433,11 @@ def _distances(numbers: Numbers) -> Numbers:
 
 
 class Doclists(msgspec.Struct, frozen=True, kw_only=True):
-    """Some doclists of one run or of several.
+    """Doclists of one or several runs.
 
-    ``starts`` and ``ends`` are their places in ``data``, without the distances of their first rows; ``marks`` are
-    places where rows begin, ascending, with these rows. Between two marks, or before the first one in a part of
-    ``data`` that comes from one run, more rows may begin only in the first ``mark_step`` bytes.
+    ``starts`` and ``ends`` are offsets in ``data``, without the distance of the first row. ``marks`` are ascending
+    offsets where rows begin, ``mark_rows`` their rowids. Between two marks (or before the first mark of a run's data),
+    further rows begin only within the first ``mark_step`` bytes.
     """
 
     terms: Numbers
@@ -442,8 +450,8 @@ class Doclists(msgspec.Struct, frozen=True, kw_only=True):
     mark_rows: NDArray[np.int32]
 
     @classmethod
-    def of_all(cls, parts: list[Doclists]) -> Doclists:
-        """Return the doclists of several runs, sorted by trigram and for each trigram in the order of the runs."""
+    def merge_runs(cls, parts: list[Doclists]) -> Doclists:
+        """Return the doclists of several runs, sorted by trigram, and for each trigram in the order of the runs."""
         terms = np.concatenate([part.terms for part in parts])
         order = np.argsort(terms, kind="stable")
         bases = np.cumsum([0, *(len(part.data) for part in parts)]).tolist()
@@ -460,12 +468,12 @@ class Doclists(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def read_run(run: Run, low: int, high: int, page_bytes: int) -> Doclists:
-    """Return what a run has of the trigrams from ``low`` up to, without, ``high``.
+def read_run(run: SortedRun, low: int, high: int, page_bytes: int) -> Doclists:
+    """Read the doclists of a run for trigrams from ``low`` (included) to ``high`` (excluded).
 
     Raises:
-        SpliceRefused: the run is not what was written.
-        OSError: it cannot be read.
+        IndexBuildRefused: the run is not what was written.
+        OSError: the file cannot be read.
     """
     step = mark_step(page_bytes)
     terms_at = run.rows * 2 * _ROW.itemsize
@@ -474,32 +482,32 @@ def read_run(run: Run, low: int, high: int, page_bytes: int) -> Doclists:
     stream_at = marks_at + run.marks * _MARK.itemsize
     with run.path.open("rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != stream_at + run.stream_bytes:
-            raise SpliceRefused("a run is not whole")
+            raise IndexBuildRefused("a run is not whole")
         mapped = np.memmap(file, _TERM, "r", terms_at, run.terms) if run.terms else np.empty(0, dtype=_TERM)
         first, last = (int(mapped.searchsorted(edge)) for edge in (low, high))
-        # To read takes less time than to touch what is mapped.
+        # Reading is faster than accessing the mapped pages.
         file.seek(terms_at + first * _TERM.itemsize)
         terms = np.fromfile(file, _TERM, last - first)
         file.seek(doclists_at + first * _DOCLIST.itemsize)
         doclists = np.fromfile(file, _DOCLIST, last - first + 1)
-        places = doclists["start"].astype(np.int64) - 1
-        begin, end = int(places[0]), int(places[-1])
-        if not 0 <= begin <= end <= run.stream_bytes or np.any(places[1:] <= places[:-1]):
-            raise SpliceRefused("a run is not what was written")
+        offsets = doclists["start"].astype(np.int64) - 1
+        begin, end = int(offsets[0]), int(offsets[-1])
+        if not 0 <= begin <= end <= run.stream_bytes or np.any(offsets[1:] <= offsets[:-1]):
+            raise IndexBuildRefused("a run is not what was written")
         first_mark, last_mark = -(-begin // step), -(-end // step)
         file.seek(marks_at + first_mark * _MARK.itemsize)
         marks = np.fromfile(file, _MARK, last_mark - first_mark)
         file.seek(stream_at + begin)
         data = file.read(end - begin)
         if len(data) < end - begin:
-            raise SpliceRefused("a run is not whole")
-    places -= begin
+            raise IndexBuildRefused("a run is not whole")
+    offsets -= begin
     return Doclists(
         terms=terms.astype(np.int64, copy=False),
         firsts=doclists["first"][:-1],
         lasts=doclists["last"][:-1],
-        starts=places[:-1] + 1,
-        ends=places[1:],
+        starts=offsets[:-1] + 1,
+        ends=offsets[1:],
         data=data,
         marks=np.minimum(marks["start"].astype(np.int64), end) - begin,
         mark_rows=marks["row"],

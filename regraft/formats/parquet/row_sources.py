@@ -1,4 +1,4 @@
-"""The rows of a v2 index for a Parquet file (``docs/formats/parquet.md``)."""
+"""Read rows for a Parquet file from a v2 index, a v1 vector file, or rsclaw's chunks (``docs/formats/parquet.md``)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from regraft.formats.cherry_v2.index.schema import (
 from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.parquet.unit_file import BaseMetadata, EmptyMaterial, UnitRow
 from regraft.formats.rsclaw import chunks as rsclaw_chunks
-from regraft.formats.rsclaw.chunks import Chunks
-from regraft.formats.rsclaw.selection import parsed
+from regraft.formats.rsclaw.chunks import ChunkTable
+from regraft.formats.rsclaw.documents import parse_scope
 from regraft.formats.vector_survey import StoreProblem
 from regraft.formats.vector_table import make_text_decoder
 from regraft.language import tr
@@ -42,27 +42,28 @@ _INTEGER = "CASE typeof({0}) WHEN 'integer' THEN {0} END"
 
 @dataclass
 class BaseSummary:
-    """What a first pass over a base's file tells: what is in no row, and what is needed while rows are streamed."""
+    """Result of a first pass over a base's file: rows that cannot be exported, and facts needed while streaming."""
 
-    #: Of most vectors; None where it has none.
+    #: Most common vector length; None without vectors.
     vector_bytes: int | None = None
     bodies: int = 0
-    #: What no row can hold, by the name that ``check`` has for it.
+    #: Number of rows that no exported row can represent, by the finding that ``check`` reports.
     left_out: dict[str, int] = field(default_factory=dict)
-    #: Bodies that are no row, by reason.
+    #: Number of bodies without an exported row, by reason code.
     skipped: dict[str, int] = field(default_factory=dict)
+    #: Materials without units.
     bare: list[EmptyMaterial] = field(default_factory=list)
-    #: Materials whose content is not their bodies joined by a blank line.
+    #: Ids of materials whose content is not their bodies joined by a blank line.
     own_content: set[str] = field(default_factory=set)
-    #: What stopped the pass, None where it went to its end.
+    #: Damage that ended the pass, or None.
     damage: str | None = None
 
 
 def read_base_id(path: Path) -> str | None:
-    """Return the id of the base that an index says it is of, None where it says none.
+    """Read the base id from an index; None if it has none.
 
     Raises:
-        apsw.Error, OSError: it is no index, or damaged.
+        apsw.Error, OSError: the file is not an index or is damaged.
     """
     with sqlite.open_readonly(path) as db:
         rows: list[Any] = db.execute("SELECT base_id FROM meta").fetchall()
@@ -70,21 +71,21 @@ def read_base_id(path: Path) -> str | None:
 
 
 def summarize_index(path: Path, dimensions: int | None = None) -> BaseSummary:
-    """Read a base's index once, all but its vectors.
+    """Read an index once, except its vectors.
 
     Args:
         path: the index file.
-        dimensions: those of the catalog; without them the vectors have the length that most of them have.
+        dimensions: dimensions in the catalog; without them the most common vector length is used.
 
     Raises:
-        StoreProblem: its rows cannot be told by their numbers.
-        apsw.Error, OSError: it is no index, or so damaged that no row can be counted.
+        StoreProblem: a column hides the row ids.
+        apsw.Error, OSError: the file is not an index, or its rows cannot be counted because of damage.
     """
     found = BaseSummary()
     with sqlite.open_readonly(path) as db:
         odd = find_rowid_column(db, _TABLES)
         if odd is not None:
-            raise StoreProblem(tr("its column {odd} stands in the place of the numbers of rows", odd=odd))
+            raise StoreProblem(tr("its column {odd} hides the row ids", odd=odd))
         found.bodies = db.execute("SELECT count(*) FROM search_text NOT INDEXED").get
         counts = {
             "body.orphan": "search_text WHERE target_id NOT IN (SELECT unit_id FROM search_unit)",
@@ -97,31 +98,31 @@ def summarize_index(path: Path, dimensions: int | None = None) -> BaseSummary:
         try:
             lengths = count_vector_lengths(db)
             if lengths:
-                # Vectors that all have one length are exported with it, whatever the catalog says.
+                # If all vectors have one length, that length is exported, whatever the catalog says.
                 found.vector_bytes = choose_vector_length(lengths, None if len(lengths) == 1 else dimensions)
                 if others := count_bodies_of_other_length(db, found.vector_bytes):
                     found.left_out["embedding.length"] = others
             for name, what in counts.items():
                 if count := db.execute(f"SELECT count(*) FROM {what}").get:
                     found.left_out[name] = count
-            _look_at_contents(db, found)
-            # Rows are found through indexes: one that lacks an entry would lose a text's unit or vector in silence.
-            # Contents follow from the texts.
+            _summarize_materials(db, found)
+            # Rows are read through indexes: a missing index entry would silently lose a unit or vector. Contents are
+            # not checked because they follow from the texts.
             found.damage = table_integrity.find_inconsistency(db, (name for name in _TABLES if name != "content"))
         except apsw.Error as error:
-            # The rows may be whole all the same, or some of them.
+            # The rows, or some of them, may still be intact.
             found.damage = str(error)
     return found
 
 
-def _look_at_contents(db: apsw.Connection, found: BaseSummary) -> None:
+def _summarize_materials(db: apsw.Connection, found: BaseSummary) -> None:
     materials = db.execute(
         f"SELECT {_text('material_id')}, {_text('relative_path')}, current_content_hash FROM material ORDER BY rowid"
     )
     for raw_id, raw_path, content_hash in materials:
         material = decode_utf8(raw_id or b"")
         bodies: list[Any] = db.execute(
-            # CROSS: units first, or every body of the index would be gone through for every material.
+            # CROSS JOIN forces the units first; otherwise every material would scan all bodies of the index.
             "SELECT t.rowid, u.content_hash FROM search_unit u CROSS JOIN search_text t"
             " ON t.target_type = 'search_unit' AND t.target_id = u.unit_id"
             " WHERE u.material_id = ? ORDER BY u.unit_index",
@@ -131,27 +132,18 @@ def _look_at_contents(db: apsw.Connection, found: BaseSummary) -> None:
             content = _content(db, content_hash)
             found.bare.append(EmptyMaterial(material, decode_utf8(raw_path or b""), content))
             continue
-        if _joined_hash(db, [rowid for rowid, _ in bodies]) != bodies[0][1]:
+        # Hash the bodies joined by a blank line, holding one of them in memory at a time and no large one.
+        joined = hashlib.sha256()
+        for number, (rowid, _) in enumerate(bodies):
+            if number:
+                joined.update(BODY_SEPARATOR.encode())
+            query = f"SELECT {_SMALL}, {_IS_LARGE} FROM search_text t WHERE t.rowid = ?"
+            [(small, is_large)] = db.execute(query, (rowid,))
+            large = LargeText(db=db, table="search_text", column="text", rowid=rowid)
+            for piece in large.pieces() if is_large else (decode_utf8(small or b"").encode(),):
+                joined.update(piece)
+        if joined.hexdigest() != bodies[0][1]:
             found.own_content.add(material)
-
-
-def _joined_hash(db: apsw.Connection, rowids: list[int]) -> str:
-    """Return the hash of bodies joined by a blank line, one of them in memory at a time, and no large one whole."""
-    joined = hashlib.sha256()
-    for number, rowid in enumerate(rowids):
-        if number:
-            joined.update(BODY_SEPARATOR.encode())
-        [(small, is_large)] = db.execute(f"SELECT {_SMALL}, {_IS_LARGE} FROM search_text t WHERE t.rowid = ?", (rowid,))
-        pieces = (
-            LargeText(db=db, table="search_text", column="text", rowid=rowid).pieces() if is_large else (_utf8(small),)
-        )
-        for piece in pieces:
-            joined.update(piece)
-    return joined.hexdigest()
-
-
-def _utf8(raw: Any) -> bytes:
-    return decode_utf8(raw or b"").encode()
 
 
 def _text(column: str) -> str:
@@ -166,7 +158,7 @@ def _content(db: apsw.Connection, content_hash: Any) -> str | None:
 
 
 def _large_content(db: apsw.Connection, content_hash: Any) -> str | bytes | None:
-    """Return a content, a large one as UTF-8."""
+    """Read a content, a large one as UTF-8 bytes."""
     is_large = f"typeof(text) = 'text' AND octet_length(text) > {LARGE_BYTES}"
     query = f"SELECT rowid FROM content WHERE content_hash = ? AND {is_large}"
     found: list[Any] = db.execute(query, (content_hash,)).fetchall()
@@ -176,7 +168,7 @@ def _large_content(db: apsw.Connection, content_hash: Any) -> str | bytes | None
 
 
 def read_item_sources(items: list[dict[str, Any]] | None) -> dict[str, str]:
-    """Return what items of the catalog say of where they are from, by their ids."""
+    """Return the ``source`` of catalog items by item id."""
     found = {}
     for item in items or ():
         try:
@@ -203,18 +195,18 @@ def _units_query(db: apsw.Connection) -> str:
 
 
 def read_index_rows(path: Path, base: BaseMetadata, found: BaseSummary) -> Iterator[UnitRow]:
-    """Stream the units of an index in the order of ``fts_rowid`` (in the layout's version 1: of their rows).
+    """Stream the units of an index ordered by ``fts_rowid`` (in version 1: by row id).
 
-    A vector of another length than most, or that is no blob, is None.
+    A vector that is not a BLOB of the most common length becomes None.
 
     Raises:
-        apsw.Error: damage, found while reading.
+        apsw.Error: damage was found while reading.
     """
     own = set(found.own_content)
     sources = read_item_sources(base.items)
     base_name = replace_surrogates(base.name)
     with sqlite.open_readonly(path) as db:
-        # Units and vectors are looked up by hash, in no order.
+        # Units and vectors are looked up by hash, so access is random.
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         for row in db.execute(_units_query(db)):
             item, place, content_hash, body_hash, unit, title, locator = (
@@ -224,7 +216,7 @@ def read_index_rows(path: Path, base: BaseMetadata, found: BaseSummary) -> Itera
             content: str | bytes | None = None
             text: str | bytes | None = None if small is None else decode_utf8(small)
             if large is not None:
-                # UTF-8 takes less than a text of Python.
+                # UTF-8 takes less memory than a Python string.
                 text = LargeText(db=db, table="search_text", column="text", rowid=large).utf8()
             if item in own:
                 own.discard(item)
@@ -251,17 +243,17 @@ def read_index_rows(path: Path, base: BaseMetadata, found: BaseSummary) -> Itera
             text = small = content = None
 
 
-# The rows of a v1 vector file for a Parquet file (``docs/formats/parquet.md``, "The legacy table").
+# v1 vector files ("The legacy table").
 
 
 _V1_ROWS_QUERY = """SELECT {texts}, vector FROM vectors NOT INDEXED ORDER BY rowid"""
 
 
 def read_v1_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterator[UnitRow]:
-    """Stream the rows of a v1 vector file in their order; a vector of another length than most is None.
+    """Stream the rows of a v1 vector file in order. A vector that does not have the most common length becomes None.
 
     Raises:
-        apsw.Error: it is damaged.
+        apsw.Error: the file is damaged.
     """
     numbers: Counter[str | None] = Counter()
     base_name = replace_surrogates(base.name)
@@ -294,7 +286,7 @@ def read_v1_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterator[
             numbers[loader] += 1
 
 
-# The chunks of a KB of rsclaw for a Parquet file (``docs/formats/parquet.md``, "Chunks of rsclaw").
+# Chunks of a knowledge base of rsclaw ("Chunks of rsclaw").
 
 
 _CHUNKS_QUERY = (
@@ -303,18 +295,18 @@ _CHUNKS_QUERY = (
 _REASONS = "SELECT reason, count(*) FROM chunks WHERE reason IS NOT NULL GROUP BY 1 ORDER BY 1"
 
 
-def open_chunks(source: Located, visible_to: tuple[str, ...]) -> AbstractContextManager[Chunks]:
-    """Lay the chunks of a KB out as a table, as :func:`regraft.formats.rsclaw.chunks.written` does.
+def open_chunks(source: Located, visible_to: tuple[str, ...]) -> AbstractContextManager[ChunkTable]:
+    """Write the chunks of a knowledge base to a temporary table, by :func:`regraft.formats.rsclaw.chunk_table.written`.
 
     Raises:
-        WrongUsage: somebody is named in another form.
+        WrongUsage: an entry of ``visible_to`` is malformed.
         RedbError, NotEnoughSpace, OSError
     """
-    return rsclaw_chunks.written(source.path, None, parsed(visible_to, "--visible-to"))
+    return rsclaw_chunks.write_chunk_table(source.path, None, parse_scope(visible_to, "--visible-to"))
 
 
-def describe_base(chunks: Chunks) -> BaseMetadata:
-    """Return what a file says of the base that a KB becomes."""
+def describe_base(chunks: ChunkTable) -> BaseMetadata:
+    """Return the metadata of the base that represents a knowledge base."""
     choice = chunks.choice
     model = None if choice.embedder is None else f"{rsclaw_chunks.PROVIDER}::{choice.embedder}"
     return BaseMetadata(
@@ -322,8 +314,8 @@ def describe_base(chunks: Chunks) -> BaseMetadata:
     )
 
 
-def summarize_chunks(chunks: Chunks) -> BaseSummary:
-    """Count the chunks, and those that are not carried by their reason."""
+def summarize_chunks(chunks: ChunkTable) -> BaseSummary:
+    """Count the chunks, and those that are not exported by reason code."""
     with sqlite.open_readonly(chunks.path) as db:
         bodies: Any = db.execute("SELECT count(*) FROM chunks").get
         skipped: list[Any] = db.execute(_REASONS).fetchall()
@@ -334,7 +326,7 @@ def summarize_chunks(chunks: Chunks) -> BaseSummary:
 
 
 def read_chunk_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterator[UnitRow]:
-    """Stream the chunks that are carried, in the order in which a migration carries them.
+    """Stream the exported chunks in the order in which a migration writes them.
 
     Raises:
         apsw.Error: the table cannot be read.

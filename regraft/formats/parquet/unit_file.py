@@ -1,6 +1,9 @@
-"""The columns of a Parquet file of units, written and read in row groups (``docs/formats/parquet.md``).
+"""Parquet files of units: columns and metadata, writing and reading in row groups (``docs/formats/parquet.md``).
 
-pyarrow is an optional part of regraft: it is imported when a file is written or read, never before.
+pyarrow is an optional dependency and is imported only when a file is written or read.
+
+Large texts are kept in memory once, as UTF-8: ``bytes`` when writing, a ``memoryview`` of Arrow's memory when reading.
+A Python string would take up to four times as much.
 """
 
 from __future__ import annotations
@@ -20,20 +23,17 @@ from regraft.formats.large_text import LARGE_BYTES
 from regraft.language import tr
 from regraft.text import printable, replace_surrogates
 
-# What a Parquet file of units says of itself (``docs/formats/parquet.md``, "Metadata").
-
-
-#: The key of the file's metadata that holds :class:`About` as JSON.
+#: Key of the file metadata that contains :class:`FileMetadata` as JSON.
 METADATA_KEY = b"regraft"
-#: The key under which other tools find the model, the dimensions and the metric of every base.
+#: Key under which vdf-io expects the model, dimensions and metric of every base.
 VDF_KEY = b"vdf"
 SCHEMA_VERSION = 1
-#: The column of vectors.
+#: Name of the column of vectors.
 VECTOR_COLUMN = "vector"
 
 
 class EmptyMaterial(msgspec.Struct):
-    """A material without units: it has no row."""
+    """A material without units, which therefore has no row."""
 
     id: str
     path: str
@@ -41,13 +41,13 @@ class EmptyMaterial(msgspec.Struct):
 
 
 class BaseMetadata(msgspec.Struct):
-    """What a file says of one base; rows are those of the catalog, by column."""
+    """Metadata of one base. ``settings`` and ``items`` are rows of the catalog by column."""
 
     id: str
     name: str
     model: str | None
     dimensions: int | None
-    #: Whether it has an index, be it an empty one.
+    #: The base has an index, possibly an empty one.
     index: bool
     settings: dict[str, Any] | None = None
     items: list[dict[str, Any]] | None = None
@@ -55,7 +55,7 @@ class BaseMetadata(msgspec.Struct):
 
 
 class FileMetadata(msgspec.Struct):
-    """The metadata of a file. ``layout`` is ``v2``, or ``v1`` for a legacy table."""
+    """Metadata of a file. ``layout`` is ``v2``, ``v1`` for v1's table, or ``rsclaw``."""
 
     schema: int
     layout: str
@@ -66,15 +66,15 @@ class FileMetadata(msgspec.Struct):
 
 
 def encode_metadata(about: FileMetadata) -> dict[bytes, bytes]:
-    """Return a file's metadata as Parquet has it."""
+    """Encode the metadata for a Parquet file."""
     return {
-        METADATA_KEY: msgspec.json.encode(_whole(msgspec.to_builtins(about))),
-        VDF_KEY: msgspec.json.encode(_whole(_vdf(about))),
+        METADATA_KEY: msgspec.json.encode(_encodable(msgspec.to_builtins(about))),
+        VDF_KEY: msgspec.json.encode(_encodable(_vdf_metadata(about))),
     }
 
 
-def _vdf(about: FileMetadata) -> dict[str, Any]:
-    """Return what other tools ask of vectors, in the words of vdf-io (``docs/formats/parquet.md``, "Metadata")."""
+def _vdf_metadata(about: FileMetadata) -> dict[str, Any]:
+    """Describe the vectors for other tools in the format of vdf-io (``docs/formats/parquet.md``, "Metadata")."""
     indexes = {}
     for base in about.bases:
         described = {
@@ -89,33 +89,27 @@ def _vdf(about: FileMetadata) -> dict[str, Any]:
     return {"id_column": "unit_id", "indexes": indexes}
 
 
-def _whole(value: Any) -> Any:
-    """Return data whose text can be stored: a folder's name need not be UTF-8."""
+def _encodable(value: Any) -> Any:
+    """Replace text that cannot be encoded: the name of a folder may be invalid UTF-8."""
     if isinstance(value, str):
         return replace_surrogates(value)
     if isinstance(value, dict):
-        return {replace_surrogates(key): _whole(part) for key, part in value.items()}
-    return [_whole(part) for part in value] if isinstance(value, list) else value
-
-
-# Cells of large texts in Arrow's memory: one copy of each, written and read without a text of Python beside it.
-#
-# Such a text is UTF-8: ``bytes`` on the way into a file, a ``memoryview`` of Arrow's own bytes on the way out. A text of
-# Python takes up to four times as much.
+        return {replace_surrogates(key): _encodable(part) for key, part in value.items()}
+    return [_encodable(part) for part in value] if isinstance(value, list) else value
 
 
 def text_length(value: Any) -> int:
-    """Return how much a text is, by its length; 0 of None."""
+    """Return the length of a text; 0 for None."""
     return 0 if value is None else len(value)
 
 
 def is_large_text(value: Any) -> bool:
-    """Tell whether a text is one that is written alone."""
+    """Whether a text is so large that it gets its own row group."""
     return isinstance(value, bytes) and len(value) > LARGE_BYTES
 
 
 def make_column(pa: Any, values: Sequence[Any], kind: Any) -> Any:
-    """Return a column; that of one large text alone shares its bytes."""
+    """Make an Arrow array. A single large text is not copied."""
     if len(values) != 1 or not is_large_text(values[0]):
         return pa.array(values, kind)
     ends = pa.py_buffer(b"".join(place.to_bytes(4, "little") for place in (0, len(values[0]))))
@@ -123,10 +117,10 @@ def make_column(pa: Any, values: Sequence[Any], kind: Any) -> Any:
 
 
 def list_values(pa: Any, column: Any) -> list[Any]:
-    """Return the values of a column of a batch: large texts as views of their UTF-8, valid while the views live.
+    """Return the values of a column of a batch, with large texts as views of their UTF-8.
 
     Raises:
-        pyarrow.ArrowException: a column of large texts is not UTF-8.
+        pyarrow.ArrowException: a column of large texts is not valid UTF-8.
     """
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if not is_text or column.nbytes <= LARGE_BYTES:
@@ -142,18 +136,18 @@ def _value(cell: Any) -> Any:
 
 
 SUFFIX = ".parquet"
-#: A row group is written when its vectors and texts take so many bytes, or it has so many rows.
+#: A row group is written when its vectors and texts reach this size or this number of rows.
 GROUP_BYTES = 16 << 20
 GROUP_ROWS = 8192
-#: So many rows are read at once; of a row group of so many bytes one, since each may have a large text.
+#: Rows read at once. From a row group larger than LARGE_GROUP_BYTES only one, since each may have a large text.
 BATCH_ROWS = 1024
 LARGE_GROUP_BYTES = 4 * GROUP_BYTES
-#: So many bytes at the most the rows that are read at once may come to, where dictionaries are read.
+#: Maximum size of the rows read at once if columns are dictionary-encoded.
 LARGE_DICTIONARY_BYTES = 64 << 20
 _FOOTER_BYTES = (1 << 31) - 1
-#: Rows in a byte of a file: every unit has an id of its own, so that a real file has less than one.
+#: Maximum number of rows per byte of a file. Every unit has its own id, so a valid file has less than one.
 ROWS_PER_BYTE = 8
-#: Columns besides the vector, with the name of their Arrow type.
+#: All columns except the vector, with the names of their Arrow types.
 COLUMNS = {
     "base": "string",
     "base_name": "string",
@@ -171,16 +165,16 @@ COLUMNS = {
     "locator_json": "string",
     "content": "string",
 }
-#: Files of an earlier regraft do not have it.
+#: A column that files of earlier regraft versions lack.
 BASE_NAME = "base_name"
-#: Columns of few distinct values. Never the vector: a dictionary would make one of all NaNs.
+#: Columns with few distinct values. Never the vector: a dictionary would merge all NaNs into one.
 _REPEATED = ["base", BASE_NAME, "item", "path", "source", "content_hash"]
 
 
 class UnitRow(msgspec.Struct, frozen=True):
-    """One row; offsets are UTF-16 units, ``vector`` is little-endian float32 or None.
+    """One row. Offsets are UTF-16 units; ``vector`` is little-endian float32 or None.
 
-    A large ``text`` or ``content`` is UTF-8 (:mod:`regraft.formats.parquet.unit_file`).
+    A large ``text`` or ``content`` is UTF-8 bytes instead of a string.
     """
 
     base: Any
@@ -202,20 +196,20 @@ class UnitRow(msgspec.Struct, frozen=True):
 
 
 class BaseTotals(msgspec.Struct):
-    """What the rows of a file hold of one base."""
+    """Totals of the rows of one base in a file."""
 
     rows: int = 0
     vectors: int = 0
     vector_bytes: int = 0
-    #: Of texts and contents.
+    #: Texts and contents.
     text_bytes: int = 0
     items: set[str] = msgspec.field(default_factory=set)
-    #: The row groups in which they are.
+    #: Row groups that contain the rows.
     groups: list[int] = msgspec.field(default_factory=list)
 
 
 def import_arrow() -> tuple[Any, Any]:
-    """Return ``pyarrow`` and ``pyarrow.parquet``.
+    """Import ``pyarrow`` and ``pyarrow.parquet``.
 
     Raises:
         WrongUsage: pyarrow is not installed.
@@ -233,7 +227,7 @@ def _schema(pa: Any, about: FileMetadata) -> Any:
 
 
 class UnitsWriter:
-    """Writes rows to an open file, a row group at a time."""
+    """Writes rows to an open file in row groups."""
 
     def __init__(self, pa: Any, writer: Any, schema: Any, dimensions: int | None) -> None:
         self._pa = pa
@@ -244,9 +238,9 @@ class UnitsWriter:
         self._bytes = 0
 
     def add(self, row: UnitRow) -> None:
-        """Write one row; its vector is None or of the file's dimensions."""
+        """Write one row. Its vector is None or has the file's dimensions."""
         if is_large_text(row.text) or is_large_text(row.content):
-            # Alone in its row group, its bytes need not be copied.
+            # In its own row group the text need not be copied.
             self.flush()
         self._rows.append(row)
         self._bytes += text_length(row.text) + text_length(row.content) + 4 * (self._dimensions or 0)
@@ -254,7 +248,7 @@ class UnitsWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rows that wait as one row group."""
+        """Write the buffered rows as one row group."""
         if not self._rows:
             return
         pa, rows = self._pa, self._rows
@@ -262,7 +256,7 @@ class UnitsWriter:
         kinds = (getattr(pa, kind)() for kind in COLUMNS.values())
         arrays = [make_column(pa, column, kind) for column, kind in zip(columns, kinds, strict=True)]
         batch = pa.RecordBatch.from_arrays([*arrays, self._vectors(rows)], schema=self._schema)
-        # A text may be large: there are copies enough of it.
+        # Release the texts, which may be large: Arrow has its own copy.
         del columns, rows[:]
         self._writer.write_table(pa.Table.from_batches([batch]))
         if self._bytes > LARGE_BYTES:
@@ -274,7 +268,7 @@ class UnitsWriter:
         pa, size = self._pa, self._dimensions
         if size is None:
             return pa.nulls(len(rows), pa.list_(pa.float32()))
-        # The bytes go in as they are: numbers of Python would make one NaN of all.
+        # Copy the bytes: as Python numbers, all NaNs would become the same one.
         empty = bytes(4 * size)
         numbers = pa.py_buffer(b"".join(row.vector or empty for row in rows))
         values = pa.Array.from_buffers(pa.float32(), len(rows) * size, [None, numbers])
@@ -283,16 +277,16 @@ class UnitsWriter:
 
 
 def check_target(path: Path) -> None:
-    """Refuse to write over anything but a file of units that regraft wrote.
+    """Check that ``path`` does not exist or is a file of units that regraft wrote.
 
     Raises:
-        WrongUsage: its name is not that of a Parquet file.
+        WrongUsage: the name does not end in ``.parquet``.
         TargetNotWritable
     """
     if path.suffix.lower() != SUFFIX:
-        problem = tr("{path} is not called like a Parquet file", path=printable(path))
+        problem = tr("{path} does not end in .parquet", path=printable(path))
         raise WrongUsage(
-            problem=problem, hint=tr("give a name that ends in {suffix}, or - for standard output", suffix=SUFFIX)
+            problem=problem, hint=tr("use a name that ends in {suffix}, or - for standard output", suffix=SUFFIX)
         )
     reason = ""
     if path.is_dir() or not path.absolute().parent.is_dir():
@@ -301,17 +295,17 @@ def check_target(path: Path) -> None:
         try:
             read_metadata(path)
         except (SourceUnreadable, SourceUnrecognised):
-            reason = tr("it is there already and regraft did not write it")
+            reason = tr("it already exists and was not written by regraft")
     if reason:
         raise TargetNotWritable(path=path, reason=reason)
 
 
 @contextmanager
 def write_units(path: Path, about: FileMetadata) -> Iterator[UnitsWriter]:
-    """Write a file of units to ``path``: all of it or nothing.
+    """Write a file of units to ``path``, completely or not at all.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     pa, pq = import_arrow()
     part = path.with_name(f".{path.name}.part")
@@ -335,8 +329,8 @@ def write_units(path: Path, about: FileMetadata) -> Iterator[UnitsWriter]:
 
 
 @contextmanager
-def _blamed(path: Path) -> Iterator[None]:
-    """Report what pyarrow finds wrong with a file."""
+def _arrow_errors(path: Path) -> Iterator[None]:
+    """Convert pyarrow's errors into SourceUnreadable."""
     pa, _ = import_arrow()
     try:
         yield
@@ -348,9 +342,9 @@ def _blamed(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_file(path: Path) -> Iterator[Any]:
     _, pq = import_arrow()
-    with _blamed(path):
+    with _arrow_errors(path):
         file = pq.ParquetFile(
             path,
             page_checksum_verification=True,
@@ -359,28 +353,24 @@ def _opened(path: Path) -> Iterator[Any]:
             thrift_container_size_limit=_FOOTER_BYTES,
         )
     with file:
-        _demand_rows_fit(path, file.metadata.num_rows)
+        # Reading takes time in proportion to the number of rows, which a small file could exaggerate.
+        rows, size = file.metadata.num_rows, path.stat().st_size
+        if rows > ROWS_PER_BYTE * size:
+            reason = tr(
+                "it has {rows:,} rows in {size:,} bytes, more than a file of units can contain", rows=rows, size=size
+            )
+            raise SourceUnreadable(path=path, reason=reason)
         yield file
 
 
-def _demand_rows_fit(path: Path, rows: int) -> None:
-    """Refuse a file with more rows than so few bytes hold: reading takes as long as its rows, not as its bytes."""
-    size = path.stat().st_size
-    if rows > ROWS_PER_BYTE * size:
-        raise SourceUnreadable(
-            path=path,
-            reason=tr("it has {rows:,} rows in {size:,} bytes, and no file of units has", rows=rows, size=size),
-        )
-
-
 def read_metadata(path: Path) -> FileMetadata:
-    """Return the metadata of a file of units.
+    """Read the metadata of a file of units.
 
     Raises:
-        SourceUnreadable: it is no Parquet file, or damaged.
-        SourceUnrecognised: it is one that regraft did not write, or of a later regraft.
+        SourceUnreadable: the file is not Parquet or is damaged.
+        SourceUnrecognised: the file was not written by regraft, or by a later version.
     """
-    with _opened(path) as file, _blamed(path):
+    with _open_file(path) as file, _arrow_errors(path):
         stated = (file.schema_arrow.metadata or {}).get(METADATA_KEY)
         if stated is None:
             raise SourceUnrecognised(path=path, found=tr("a Parquet file that regraft did not write"))
@@ -398,19 +388,19 @@ def read_metadata(path: Path) -> FileMetadata:
                 else tr("of schema {schema}", schema=about.schema)
             )
             raise SourceUnrecognised(path=path, found=tr("a Parquet file of units {message_}", message_=message))
-        _check_kinds(path, file.schema_arrow, about)
+        _check_schema(path, file.schema_arrow, about)
     return about
 
 
-def _columns_of(schema: Any) -> list[str]:
-    """Return the names of the columns that a file has, the vector's apart."""
+def _scalar_columns(schema: Any) -> list[str]:
+    """Return the columns of a file except the vector."""
     return [name for name in COLUMNS if name in schema.names]
 
 
-def _check_kinds(path: Path, schema: Any, about: FileMetadata) -> None:
-    """Refuse columns that hold no single values, and vectors of another length than the file says of itself."""
+def _check_schema(path: Path, schema: Any, about: FileMetadata) -> None:
+    """Refuse nested columns, and vectors whose length differs from the metadata."""
     pa, _ = import_arrow()
-    for name in _columns_of(schema):
+    for name in _scalar_columns(schema):
         if pa.types.is_nested(schema.field(name).type):
             raise SourceUnreadable(
                 path=path, reason=tr("its column {name} is not a column of single values", name=name)
@@ -423,7 +413,7 @@ def _check_kinds(path: Path, schema: Any, about: FileMetadata) -> None:
         raise SourceUnreadable(
             path=path,
             reason=tr(
-                "its vectors have {size:,} numbers and not {dimensions}, as it says of itself",
+                "its vectors have {size:,} numbers, but its metadata say {dimensions}",
                 size=size,
                 dimensions=about.dimensions,
             ),
@@ -431,76 +421,72 @@ def _check_kinds(path: Path, schema: Any, about: FileMetadata) -> None:
 
 
 def survey_file(path: Path, watch: Callable[[float], None]) -> dict[Any, BaseTotals]:
-    """Read a file of units once and return what it holds of every base, by the id that its rows have for it.
+    """Read a whole file of units and return the totals of each base, by the id in its rows.
 
-    All of it is read, so that damage shows before anything is written. ``watch`` is told which share of the rows was
-    read since it was told last.
+    Everything is read, so damage is found before anything is written. ``watch`` is called with the share of rows read
+    since its last call.
 
     Raises:
-        SourceUnreadable: it is damaged.
+        SourceUnreadable: the file is damaged.
     """
     found: dict[Any, BaseTotals] = {}
-    with _opened(path) as file:
+    with _open_file(path) as file:
         for group in range(file.num_row_groups):
             for batch in _batches(path, file, [group]):
-                with _blamed(path):
-                    _look_at(path, batch, found, group)
+                with _arrow_errors(path):
+                    _count_batch(path, batch, found, group)
                 watch(len(batch) / file.metadata.num_rows)
-                # It may be large: it is not kept while the next one is read.
+                # Release it before the next one is read: it may be large.
                 del batch
     return found
 
 
-def _look_at(path: Path, batch: Any, found: dict[Any, BaseTotals], group: int) -> None:
+def _count_batch(path: Path, batch: Any, found: dict[Any, BaseTotals], group: int) -> None:
     pa, _ = import_arrow()
     compute = importlib.import_module("pyarrow.compute")
     batch.validate(full=True)
     _check_vectors(path, batch.column(VECTOR_COLUMN))
     for base, rows in _by_base(pa, compute, batch):
-        _count(pa, compute, found.setdefault(base, BaseTotals()), rows, group)
+        totals, vectors = found.setdefault(base, BaseTotals()), rows.column(VECTOR_COLUMN)
+        count = len(vectors) - vectors.null_count
+        totals.rows += len(rows)
+        totals.vectors += count
+        totals.vector_bytes += 4 * count * getattr(vectors.type, "list_size", 0)
+        for name in ("text", "content"):
+            lengths = compute.binary_length(rows.column(name).cast(pa.large_string()))
+            totals.text_bytes += compute.sum(lengths).as_py() or 0
+        items = _decode_dictionary(pa, rows.column("item")).unique().to_pylist()
+        totals.items.update(item for item in items if isinstance(item, str) and item)
+        if totals.groups[-1:] != [group]:
+            totals.groups.append(group)
 
 
 def _by_base(pa: Any, compute: Any, batch: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the rows of every base in a batch with the id that they have for it."""
-    column = _plain(pa, batch.column("base"))
+    """Yield the base id and the rows of every base in a batch."""
+    column = _decode_dictionary(pa, batch.column("base"))
     bases = column.unique()
     for base in bases:
         chosen = column.is_null() if not base.is_valid else compute.equal(column, base)
         yield base.as_py(), batch if len(bases) == 1 else batch.filter(chosen)
 
 
-def _plain(pa: Any, column: Any) -> Any:
+def _decode_dictionary(pa: Any, column: Any) -> Any:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def _count(pa: Any, compute: Any, held: BaseTotals, rows: Any, group: int) -> None:
-    vectors = rows.column(VECTOR_COLUMN)
-    held.rows += len(rows)
-    held.vectors += len(vectors) - vectors.null_count
-    held.vector_bytes += 4 * (len(vectors) - vectors.null_count) * getattr(vectors.type, "list_size", 0)
-    for name in ("text", "content"):
-        lengths = compute.binary_length(rows.column(name).cast(pa.large_string()))
-        held.text_bytes += compute.sum(lengths).as_py() or 0
-    held.items.update(
-        item for item in _plain(pa, rows.column("item")).unique().to_pylist() if isinstance(item, str) and item
-    )
-    if held.groups[-1:] != [group]:
-        held.groups.append(group)
-
-
 def read_rows(path: Path, groups: list[int] | None = None) -> Iterator[UnitRow]:
-    """Stream the rows of a file of units in their order: all, or those of some row groups.
+    """Stream the rows of a file of units in order, or those of some row groups.
 
     Raises:
-        SourceUnreadable: it is damaged.
+        SourceUnreadable: the file is damaged.
     """
     pa, _ = import_arrow()
-    with _opened(path) as file:
+    with _open_file(path) as file:
         for batch in _batches(path, file, list(range(file.num_row_groups)) if groups is None else groups):
-            with _blamed(path):
+            with _arrow_errors(path):
                 columns = [_values(pa, batch, name) for name in COLUMNS]
-                rows = deque(zip(*columns, _blobs(path, batch.column(VECTOR_COLUMN)), strict=True))
-            # A text may be large: it is not kept while the next one is read.
+                rows = deque(zip(*columns, _vector_bytes(path, batch.column(VECTOR_COLUMN)), strict=True))
+            # Release the texts before the next ones are read: they may be large.
             del columns, batch
             while rows:
                 yield UnitRow(*rows.popleft())
@@ -515,41 +501,37 @@ def _values(pa: Any, batch: Any, name: str) -> list[Any]:
 
 
 def _batches(path: Path, file: Any, groups: list[int]) -> Iterator[Any]:
-    """Stream the rows of some row groups as Arrow has them."""
-    for group in groups:
-        yield from _batches_of(path, file, group)
-
-
-def _batches_of(path: Path, file: Any, group: int) -> Iterator[Any]:
+    """Stream the rows of some row groups as Arrow batches."""
     pa, _ = import_arrow()
-    names = [*_columns_of(file.schema_arrow), VECTOR_COLUMN]
-    with _blamed(path):
-        stated = file.metadata.row_group(group)
-        missing = stated.num_rows
-        size = _batch_rows(stated, file.schema_arrow.field(VECTOR_COLUMN).type)
-        batches = file.iter_batches(batch_size=size, row_groups=[group], columns=names, use_threads=False)
-    while True:
-        with _blamed(path):
-            batch = next(batches, None)
-        if batch is None and missing:
-            # The head of a page has no checksum: pyarrow takes a damaged one for the end of the pages.
-            raise SourceUnreadable(path=path, reason=tr("{missing:,} of its rows are not there", missing=missing))
-        if batch is None:
-            return
-        missing -= len(batch)
-        is_large = batch.nbytes > LARGE_BYTES
-        yield batch
-        # It may be large: it is not kept while the next one is read.
-        del batch
-        if is_large:
-            pa.default_memory_pool().release_unused()
+    names = [*_scalar_columns(file.schema_arrow), VECTOR_COLUMN]
+    for group in groups:
+        with _arrow_errors(path):
+            stated = file.metadata.row_group(group)
+            missing = stated.num_rows
+            size = _batch_rows(stated, file.schema_arrow.field(VECTOR_COLUMN).type)
+            batches = file.iter_batches(batch_size=size, row_groups=[group], columns=names, use_threads=False)
+        while True:
+            with _arrow_errors(path):
+                batch = next(batches, None)
+            if batch is None and missing:
+                # Page headers have no checksum: pyarrow treats a damaged one as the end of the pages.
+                raise SourceUnreadable(path=path, reason=tr("{missing:,} of its rows are missing", missing=missing))
+            if batch is None:
+                break
+            missing -= len(batch)
+            is_large = batch.nbytes > LARGE_BYTES
+            yield batch
+            # Release it before the next one is read: it may be large.
+            del batch
+            if is_large:
+                pa.default_memory_pool().release_unused()
 
 
 def _batch_rows(group: Any, vector: Any) -> int:
-    """Return how many rows of a row group are read at once.
+    """Determine how many rows of a row group to read at once.
 
-    A dictionary stands for much more than its own bytes: each row may have the longest of its values; and a vector may
-    be one number that is said to come again and again.
+    Dictionary-encoded columns may expand: each row may have the longest value. A vector may be one number repeated by a
+    run-length encoding.
     """
     if group.total_byte_size > LARGE_GROUP_BYTES:
         return 1
@@ -573,8 +555,8 @@ def _check_vectors(path: Path, vectors: Any) -> None:
         raise SourceUnreadable(path=path, reason=tr("its vectors are not lists of float32 of one length"))
 
 
-def _blobs(path: Path, vectors: Any) -> list[bytes | None]:
-    """Return the bytes of every vector, as they are in the file."""
+def _vector_bytes(path: Path, vectors: Any) -> list[bytes | None]:
+    """Return the bytes of every vector as stored in the file."""
     _check_vectors(path, vectors)
     if vectors.null_count == len(vectors):
         return [None] * len(vectors)

@@ -1,4 +1,4 @@
-"""Errors of reading redb files; see :mod:`regraft.errors`. Every one is a :class:`RedbError`."""
+"""Errors of the redb reader, and the description of damage that it reports (``docs/formats/redb.md``, "Damage")."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from regraft.errors import RegraftError
 
 
 class RedbError(RegraftError):
-    message = "{path}: this redb file cannot be read ({reason}); check that it is there and that you may read it."
+    message = "{path}: this redb file cannot be read ({reason}); check that it exists and is readable."
 
 
 class NotRedb(RedbError, ValueError):
-    message = "{path}: not a redb file, it does not begin as one does; give the database itself."
+    message = "{path}: not a redb file (wrong magic number); give the path of the database itself."
 
 
 class RedbTooShort(RedbError, ValueError):
-    message = "{path}: ends after {size} bytes, within the header of a redb file; take another copy of it."
+    message = "{path}: the file ends after {size} bytes, within the redb header; use another copy of it."
 
 
 class RedbTooOld(RedbError, ValueError):
@@ -36,7 +36,7 @@ class RedbTooNew(RedbError, ValueError):
 
 
 class RedbInUse(RedbError, BlockingIOError):
-    message = "{path}: another program has this redb file open; quit that first, or give a copy of the file."
+    message = "{path}: another program has this redb file open; quit that program first, or use a copy of the file."
 
 
 class RedbChanged(RedbError, BlockingIOError):
@@ -44,42 +44,36 @@ class RedbChanged(RedbError, BlockingIOError):
 
 
 class RedbSlotsDamaged(RedbError, ValueError):
-    message = (
-        "{path}: neither of its two commit slots is whole, so that nothing says where its tables are; take another "
-        "copy of it."
-    )
+    message = "{path}: both commit slots are damaged, so the tables cannot be located; use another copy of the file."
 
 
 class RedbDamaged(RedbError, ValueError):
-    """Damage at a known offset; ``table`` is the name of the table that the page belongs to, or None."""
+    """Damage at a known offset. ``table`` is the table that the page belongs to, or None."""
 
-    message = "{path}: damaged at byte {offset} ({page}): {reason}; take another copy of it."
+    message = "{path}: damaged at byte {offset} ({page}): {reason}; use another copy of the file."
 
 
 class RedbTableUnknown(RedbError, LookupError):
-    message = "{path}: no table {table}; there are: {known}."
-
-
-# What is said of a redb file that is damaged (``docs/formats/redb.md``, "Damage").
+    message = "{path}: no table {table}; existing tables: {known}."
 
 
 class PageDamage(msgspec.Struct, frozen=True, kw_only=True):
-    """A place of a redb file that cannot be read as what it should be."""
+    """A part of a redb file that cannot be read."""
 
-    #: The table that it belongs to; None for the header and the list of tables.
+    #: The table that the page belongs to; None for the header and the list of tables.
     table: str | None
-    #: Which page or slot it is, for a person.
+    #: Description of the page or slot, for messages.
     page: str
-    #: Its first byte in the file, and how many bytes it has.
+    #: Offset of the first byte in the file, and number of bytes.
     offset: int
     length: int
-    #: What is wrong, for a person.
+    #: The problem, for messages.
     reason: str
 
 
-#: Takes a damaged place; may raise, which ends the reading.
-Report = Callable[[PageDamage], None]
+#: Called with each damage; may raise to end the reading.
+DamageCallback = Callable[[PageDamage], None]
 
 
-class Malformed(Exception):
-    """Bytes that are not what their format says; stays within this package. The text says what is wrong."""
+class MalformedPage(Exception):
+    """Bytes violate the file format; the message gives the reason. Not raised outside of this package."""

@@ -1,4 +1,4 @@
-"""Keys and values by the names of their types (``docs/formats/redb.md``, "Types")."""
+"""Codecs for keys and values by type (``docs/formats/redb.md``, "Types")."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import msgspec
 
 from regraft.language import tr
 
-#: What a type's name has before it: who made the type, and for tuples how they are encoded.
+#: Classification byte before a type name: built-in or user-defined, and for tuples their encoding.
 BUILT_IN, USER_DEFINED, TUPLE, COMPOSITE = 1, 2, 3, 4
-#: Lengths below stand in one byte; this one has two more behind it, the next one four.
+#: Lengths below this are one byte; this byte is followed by a 2-byte length, the next one by a 4-byte length.
 _SHORT = 254
 _SURROGATES = range(0xD800, 0xE000)
 
 
 class Codec(msgspec.Struct, frozen=True, kw_only=True):
-    """How bytes of a type are read; both functions raise ValueError for bytes that are none."""
+    """Decoder and sort key of a type. Both raise ValueError for invalid bytes."""
 
-    #: How many bytes each value has; None where they differ.
+    #: Fixed width in bytes, or None.
     width: int | None
     decode: Callable[[bytes], object]
-    #: Gives what the order of keys follows; None where nobody knows it.
+    #: Returns the sort key of a value; None if the order of the type is unknown.
     rank: Callable[[bytes], Any] | None
 
 
@@ -31,7 +31,7 @@ def _same(data: bytes) -> bytes:
     return data
 
 
-#: For types that nobody here knows.
+#: For unknown types.
 RAW = Codec(width=None, decode=_same, rank=None)
 _BYTES = Codec(width=None, decode=_same, rank=_same)
 
@@ -54,14 +54,14 @@ def _float(form: str) -> Codec:
 
 def _truth(data: bytes) -> bool:
     if data[0] > 1:
-        raise ValueError(tr("a truth value is neither 0 nor 1"))
+        raise ValueError(tr("a boolean is neither 0 nor 1"))
     return data[0] == 1
 
 
 def _character(data: bytes) -> str:
     point = int.from_bytes(data, "little")
     if point in _SURROGATES:
-        raise ValueError(tr("no character has this code"))
+        raise ValueError(tr("invalid character code"))
     return chr(point)
 
 
@@ -83,8 +83,8 @@ _PLAIN = {
 }
 
 
-def plain_value(name: str) -> Codec | None:
-    """Return the codec of a type that has no other types in it; None where there is none of this name."""
+def plain_codec(name: str) -> Codec | None:
+    """Return the codec of a type without type parameters, or None if the name is unknown."""
     return _PLAIN.get(name)
 
 
@@ -93,8 +93,8 @@ def plain_value(name: str) -> Codec | None:
 Split = Callable[[bytes], Sequence[bytes]]
 
 
-def _composed(inner: Sequence[Codec], width: int | None, split: Split, build: Callable[[Any], object]) -> Codec:
-    """Return the codec of values that are split into pieces, each with a codec of its own."""
+def _composed_codec(inner: Sequence[Codec], width: int | None, split: Split, build: Callable[[Any], object]) -> Codec:
+    """Return the codec of values that are split into pieces with one codec each."""
     decoders = [codec.decode for codec in inner]
     ranks = [codec.rank for codec in inner if codec.rank is not None]
 
@@ -107,13 +107,13 @@ def _composed(inner: Sequence[Codec], width: int | None, split: Split, build: Ca
     return Codec(width=width, decode=decode, rank=rank if len(ranks) == len(decoders) else None)
 
 
-def option(inner: Codec) -> Codec:
-    """Return the codec of ``Option<T>``: None stands before everything else."""
+def option_codec(inner: Codec) -> Codec:
+    """Return the codec of ``Option<T>``; None sorts first."""
     wanted = inner.rank
 
     def some(data: bytes) -> bytes | None:
         if not data or data[0] > 1:
-            raise ValueError(tr("an option is neither there nor absent"))
+            raise ValueError(tr("an option has an invalid tag"))
         return data[1:] if data[0] else None
 
     def decode(data: bytes) -> object:
@@ -129,8 +129,8 @@ def option(inner: Codec) -> Codec:
     )
 
 
-def sequence(inner: Codec, count: int) -> Codec | None:
-    """Return the codec of ``[T; N]``: bytes for ``[u8; N]``, else a list. None where it cannot be read with care."""
+def array_codec(inner: Codec, count: int) -> Codec | None:
+    """Return the codec of ``[T; N]``: bytes for ``[u8; N]``, otherwise a list. None if elements have no width."""
     if inner.width == 0:
         return None
     if inner is _PLAIN["u8"]:
@@ -139,41 +139,41 @@ def sequence(inner: Codec, count: int) -> Codec | None:
 
     def split(data: bytes) -> Sequence[bytes]:
         if fixed is not None:
-            return _even(data, fixed, count)
+            return _split_evenly(data, fixed, count)
         if len(data) < 4 * count:
-            raise ValueError(tr("a sequence is cut off"))
+            raise ValueError(tr("a sequence is truncated"))
         ends = struct.unpack_from(f"<{count}I", data)
         starts = (4 * count, *ends)[:count]
-        return [_cut(data, start, end) for start, end in zip(starts, ends, strict=True)]
+        return [_slice(data, start, end) for start, end in zip(starts, ends, strict=True)]
 
-    return _repeated(inner, None if fixed is None else fixed * count, split)
+    return _repeated_codec(inner, None if fixed is None else fixed * count, split)
 
 
-def vector(inner: Codec) -> Codec | None:
-    """Return the codec of ``Vec<T>``: bytes for ``Vec<u8>``, else a list. None where it cannot be read with care."""
+def vector_codec(inner: Codec) -> Codec | None:
+    """Return the codec of ``Vec<T>``: bytes for ``Vec<u8>``, otherwise a list. None if elements have no width."""
     if inner.width == 0:
         return None
     fixed = inner.width
 
     def split(data: bytes) -> Sequence[bytes]:
-        count, at = _length(data, 0)
+        count, at = _read_length(data, 0)
         if fixed is not None:
-            return _even(data[at:], fixed, count)
+            return _split_evenly(data[at:], fixed, count)
         pieces = []
         for _ in range(count):
-            length, at = _length(data, at)
-            pieces.append(_cut(data, at, at + length))
+            length, at = _read_length(data, at)
+            pieces.append(_slice(data, at, at + length))
             at += length
         if at != len(data):
-            raise ValueError(tr("something follows the end of a sequence"))
+            raise ValueError(tr("extra bytes follow the end of a sequence"))
         return pieces
 
     if inner is _PLAIN["u8"]:
         return Codec(width=None, decode=lambda data: b"".join(split(data)), rank=None)
-    return Codec(width=None, decode=_repeated(inner, None, split).decode, rank=None)
+    return Codec(width=None, decode=_repeated_codec(inner, None, split).decode, rank=None)
 
 
-def _repeated(inner: Codec, width: int | None, split: Split) -> Codec:
+def _repeated_codec(inner: Codec, width: int | None, split: Split) -> Codec:
     decode, wanted = inner.decode, inner.rank
 
     def rank(data: bytes) -> object:
@@ -186,7 +186,7 @@ def _repeated(inner: Codec, width: int | None, split: Split) -> Codec:
     )
 
 
-def tuple_of(inner: Sequence[Codec], *, has_wide_lengths: bool) -> Codec:
+def tuple_codec(inner: Sequence[Codec], *, has_wide_lengths: bool) -> Codec:
     """Return the codec of a tuple.
 
     Args:
@@ -195,16 +195,16 @@ def tuple_of(inner: Sequence[Codec], *, has_wide_lengths: bool) -> Codec:
             short lengths, and those alone that the type leaves open.
     """
     if len(inner) == 1:
-        return _composed(inner, inner[0].width, lambda data: (data,), tuple)
+        return _composed_codec(inner, inner[0].width, lambda data: (data,), tuple)
     widths = [codec.width for codec in inner]
     fixed = [width for width in widths if width is not None]
     if len(fixed) == len(widths):
-        return _composed(inner, sum(fixed), lambda data: _pieces(data, 0, fixed[:-1]), tuple)
+        return _composed_codec(inner, sum(fixed), lambda data: _pieces(data, 0, fixed[:-1]), tuple)
 
     def split_wide(data: bytes) -> Sequence[bytes]:
         count = len(widths) - 1
         if len(data) < 4 * count:
-            raise ValueError(tr("a tuple is cut off"))
+            raise ValueError(tr("a tuple is truncated"))
         return _pieces(data, 4 * count, struct.unpack_from(f"<{count}I", data))
 
     def split_short(data: bytes) -> Sequence[bytes]:
@@ -213,15 +213,15 @@ def tuple_of(inner: Sequence[Codec], *, has_wide_lengths: bool) -> Codec:
         for width in widths[:-1]:
             length = width
             if length is None:
-                length, at = _length(data, at)
+                length, at = _read_length(data, at)
             lengths.append(length)
         return _pieces(data, at, lengths)
 
-    return _composed(inner, None, _exact(split_wide if has_wide_lengths else split_short, widths), tuple)
+    return _composed_codec(inner, None, _check_widths(split_wide if has_wide_lengths else split_short, widths), tuple)
 
 
-def _exact(split: Split, widths: Sequence[int | None]) -> Split:
-    """Return a split that refuses pieces of another width than their types have."""
+def _check_widths(split: Split, widths: Sequence[int | None]) -> Split:
+    """Wrap a split so that it refuses pieces whose width differs from their type's."""
 
     def checked(data: bytes) -> Sequence[bytes]:
         pieces = split(data)
@@ -233,31 +233,31 @@ def _exact(split: Split, widths: Sequence[int | None]) -> Split:
 
 
 def _pieces(data: bytes, at: int, lengths: Sequence[int]) -> Sequence[bytes]:
-    """Cut bytes into pieces of these lengths, and the rest."""
+    """Cut bytes into pieces of the given lengths; the last piece is the rest."""
     pieces = []
     for length in lengths:
-        pieces.append(_cut(data, at, at + length))
+        pieces.append(_slice(data, at, at + length))
         at += length
     pieces.append(data[at:])
     return pieces
 
 
-def _even(data: bytes, width: int, count: int) -> Sequence[bytes]:
+def _split_evenly(data: bytes, width: int, count: int) -> Sequence[bytes]:
     if len(data) != width * count:
-        raise ValueError(tr("a sequence has another length than it should have"))
+        raise ValueError(tr("a sequence has an unexpected length"))
     return [data[at : at + width] for at in range(0, len(data), width)]
 
 
-def _cut(data: bytes, start: int, end: int) -> bytes:
+def _slice(data: bytes, start: int, end: int) -> bytes:
     if not start <= end <= len(data):
-        raise ValueError(tr("an element reaches past its end"))
+        raise ValueError(tr("an element exceeds its container"))
     return data[start:end]
 
 
-def _length(data: bytes, at: int) -> tuple[int, int]:
-    """Read a short length; return it and where it ends."""
-    first = _cut(data, at, at + 1)[0]
+def _read_length(data: bytes, at: int) -> tuple[int, int]:
+    """Read a variable-length length; return it and the offset after it."""
+    first = _slice(data, at, at + 1)[0]
     if first < _SHORT:
         return first, at + 1
     width = 2 if first == _SHORT else 4
-    return int.from_bytes(_cut(data, at + 1, at + 1 + width), "little"), at + 1 + width
+    return int.from_bytes(_slice(data, at + 1, at + 1 + width), "little"), at + 1 + width

@@ -1,1 +1,1 @@
-"""rsclaw's knowledge base (``docs/formats/rsclaw.md``)."""
+"""Formats of rsclaw's knowledge base (``docs/formats/rsclaw.md``)."""

@@ -1,4 +1,4 @@
-"""rsclaw: a folder of documents, with their chunks and vectors in a database of redb (``docs/formats/rsclaw.md``)."""
+"""Store definition of rsclaw: a directory of documents, and a redb database of chunks and vectors."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from regraft.stores.systems import Located, System
 
 
 class Rsclaw(System):
-    """Stores are the folders of KBs, which are not divided; the database in one is never written."""
+    """rsclaw. A store is the directory of one knowledge base (KB); its database is never written."""
 
     kind = Kind.RSCLAW
     commands = frozenset({"fix", "gc", "reconcile", "history", "undo"})
 
     def store_at(self, path: Path) -> Path | None:
-        """Return the database; one in a folder is followed out of it by ``--follow-links`` alone, and is never changed.
+        """Return the database. Links out of a directory are followed with ``--follow-links`` only.
 
         Raises:
-            SourceUnreadable: links lead out of the folder that the user named.
-            OSError: nobody may look there.
+            SourceUnreadable: a link leads out of the given directory.
+            OSError: the directory cannot be read.
         """
-        found = database.database_of(path)
+        found = database.find_database(path)
         if found is None:
             return None
         if found == path:
@@ -48,9 +48,9 @@ class Rsclaw(System):
 
     def alone(self, found: Located) -> AbstractContextManager[None]:
         """See :class:`System`."""
-        from regraft.formats.redb.reader import held  # noqa: PLC0415 - only where something is changed
+        from regraft.formats.redb.reader import block_writers  # noqa: PLC0415 - only where something is changed
 
-        return held(found.path)
+        return block_writers(found.path)
 
     def databases(self, found: Located) -> Iterator[str]:
         """See :class:`System`."""

@@ -1,46 +1,47 @@
-"""Reads the rows of a damaged SQLite file from its pages, without SQLite (``docs/formats/sqlite-pages.md``).
+"""Recovers rows from the pages of a damaged SQLite file, without SQLite (``docs/formats/sqlite-pages.md``).
 
-What is wanted is said as a :class:`Shape` for each table or index; :class:`Reading` gives every row that is left::
+A :class:`RowShape` describes each wanted table or index; :class:`Reading` yields all rows that are left::
 
     with PageFile(path) as file:
         reading = Reading(file, shapes)
         for row in reading.rows():
             ...
 
-- :class:`PageFile` gives the file's pages, by its header or, where that is gone, by what most pages look like. Pages in
-  the log beside it count instead of its own, and those in the journal of an unfinished transaction. Nothing is written.
-- :class:`FoundRow` has the number of the row, its values (a :class:`Text` is the bytes of a text in UTF-8, ``bytes``
-  a BLOB), its page and its :class:`Origin`. Rows come strongest origin first: in their tree's order, then page by page.
-- One row may come several times, as copies of it are left on other pages; a weaker origin is never a better proof.
-- ``rows(flawed=True)`` also gives rows with a :class:`Flaw` in their overflow chain. Unless it is ``BROKEN`` all their
-  values are there, but may be another row's: only what the values say themselves can prove such a row.
-- ``reading.coverage[name]`` tells which numbers of rows the intact part of a tree covers: a row from elsewhere with
-  such a number was deleted. ``run`` of rows of an index tells the same of its keys.
-- ``reading.counts`` tells how much was read as what, and how many places gave no row, by :class:`Refusal`.
+- :class:`PageFile` gives access to pages. The page size comes from the header or, if that is damaged, from the pages.
+  Pages in the write-ahead log or in the journal of an unfinished transaction replace those of the file. Files are
+  never written.
+- :class:`FoundRow` has the rowid, the values (:class:`TextBytes` for a text in UTF-8, ``bytes`` for a BLOB), the page
+  and the :class:`Origin`. Rows with the strongest origin come first: in tree order, then page by page.
+- A row may be found several times, as copies on other pages. A weaker origin is never better evidence.
+- ``rows(flawed=True)`` also yields rows with an :class:`OverflowFlaw`. Unless it is ``BROKEN`` all values are present,
+  but may be another row's: only the values themselves can show whether they belong together.
+- ``reading.coverage[name]`` tells which rowids the intact part of a tree covers: a row from elsewhere with such a rowid
+  was deleted. For indexes, ``FoundRow.run`` tells the same about keys.
+- ``reading.counts`` tells how the pages were used, and how many candidates were refused, by :class:`Refusal`.
 
-Memory does not grow with rows: some 20 bytes for each page, and the row at hand. Every page is read a bounded number
-of times, whatever the file says.
+Memory use does not grow with rows: about 20 bytes per page, and the current row. Each page is read a bounded number of
+times, whatever the file contains.
 """
 
 from __future__ import annotations
 
 from regraft.formats.sqlite_pages.pages import PageFile
-from regraft.formats.sqlite_pages.reading import Reading, found_rows
-from regraft.formats.sqlite_pages.records import Class, Shape, Text, Value
-from regraft.formats.sqlite_pages.trees import Counts, Coverage, Flaw, FoundRow, Origin, Refusal
+from regraft.formats.sqlite_pages.reading import Reading, recover_rows
+from regraft.formats.sqlite_pages.records import RowShape, StorageClass, TextBytes, Value
+from regraft.formats.sqlite_pages.trees import Coverage, FoundRow, Origin, OverflowFlaw, ReadingCounts, Refusal
 
 __all__ = [
-    "Class",
-    "Counts",
     "Coverage",
-    "Flaw",
     "FoundRow",
     "Origin",
+    "OverflowFlaw",
     "PageFile",
     "Reading",
+    "ReadingCounts",
     "Refusal",
-    "Shape",
-    "Text",
+    "RowShape",
+    "StorageClass",
+    "TextBytes",
     "Value",
-    "found_rows",
+    "recover_rows",
 ]

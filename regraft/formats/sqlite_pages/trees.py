@@ -1,4 +1,4 @@
-"""Trees of a file, walked from their roots, and its list of free pages (``docs/formats/sqlite-pages.md``)."""
+"""Walks B-trees, overflow chains and the freelist of a damaged file (``docs/formats/sqlite-pages.md``)."""
 
 from __future__ import annotations
 
@@ -14,113 +14,71 @@ import msgspec
 
 from regraft.formats.sqlite_pages.pages import (
     Cell,
-    Kind,
     PageFile,
+    PageKind,
     TreePage,
-    child_cell,
-    left_child,
-    start_of_row,
-    tree_page,
+    find_row_start,
+    parse_child_cell,
+    parse_tree_page,
+    read_left_child,
 )
-from regraft.formats.sqlite_pages.records import Malformed, Shape, Value, fields_of, signed, varint
+from regraft.formats.sqlite_pages.records import MalformedRecord, RowShape, Value, parse_fields, read_varint, to_signed
 from regraft.identity import replace
 
-# Rows found by what they look like, on pages whose header is gone (``docs/formats/sqlite-pages.md``, "By shape").
-
-
-#: Where the pointers of a leaf begin.
-_POINTERS = 8
-#: So many headers at least are tried on a page, and on a larger one a try for so many bytes.
-_LEAST_TRIES, _BYTES_A_TRY = 256, 16
-
-
-def rows_on(data: bytes, shapes: Sequence[Shape]) -> list[tuple[int, Shape, bool]]:
-    """Return where rows of some tables begin on a page, each with its table and whether it counts.
-
-    The size before a record, the row's number and the header that adds up to that size prove a row. Where what is left
-    of the page's pointers leads to some of them, the others do not count: they are what was deleted or moved.
-    """
-    found: list[tuple[int, Shape]] = []
-    for shape in shapes:
-        found.extend((start, shape) for start in _starts(data, shape))
-    found.sort(key=lambda one: one[0])
-    if not found:
-        return []
-    first = found[0][0]
-    pointers = set(struct.unpack_from(f">{max(0, first - _POINTERS) // 2}H", data, _POINTERS))
-    has_pointers = any(start in pointers for start, _ in found)
-    return [(start, shape, not has_pointers or start in pointers) for start, shape in found]
-
-
-def _starts(data: bytes, shape: Shape) -> Iterator[int]:
-    # Where nearly every byte seems to begin a header, nothing was a row.
-    for match in islice(shape.pattern.finditer(data), max(_LEAST_TRIES, len(data) // _BYTES_A_TRY)):
-        at = match.start()
-        try:
-            fields, payload = fields_of(data[at : at + data[at]])
-        except Malformed:
-            continue
-        if payload > shape.most_bytes or not shape.fits(fields):
-            continue
-        start = start_of_row(data, at, payload)
-        if start is not None:
-            yield start
-
-
-# What is found in a damaged file: rows, what speaks for them, and what was refused.
+# Results: rows, their origin and flaws, and reasons for refused rows.
 
 
 class Origin(StrEnum):
-    """How a row was found, the strongest first."""
+    """How a row was found, strongest evidence first."""
 
-    #: On a page that the tree of its table reaches from its root.
+    #: On a page that is reachable from the root of its table.
     TREE = "tree"
-    #: On a page that looks like one of the table, while the tree above it is gone.
+    #: On a page that looks like one of the table but is not reachable.
     SHAPE = "shape"
-    #: On a page that the list of free pages names, or in a part of a page that no longer counts.
+    #: On a page of the freelist, or in an unused part of a page.
     FREE = "free"
-    #: On a last page that is not all there, or behind the end that the header states.
+    #: On an incomplete last page, or beyond the size stated in the header.
     TORN = "torn"
 
 
-class Flaw(StrEnum):
-    """What is wrong with the overflow chain of a row."""
+class OverflowFlaw(StrEnum):
+    """Damage of a row's overflow chain."""
 
-    #: Pages of it are pages of another row's as well. All values are there, one row's or the other's.
+    #: Some pages also belong to another row. All values are present, but may be the other row's.
     SHARED = "shared"
-    #: Pages of it are on the list of free pages. All values are there.
+    #: Some pages are on the freelist. All values are present.
     FREED = "freed"
-    #: It goes on where the row ends. All values are there.
+    #: The chain continues after the end of the row. All values are present.
     LONG = "long"
-    #: It is cut, a circle, or leads out of the file or to a page of a tree. Values that it should hold are None.
+    #: The chain is cut off, cyclic, or leaves the file or enters a B-tree. Missing values are None.
     BROKEN = "broken"
 
 
 class Refusal(StrEnum):
-    """Why a place where a row should be gave none."""
+    """Why a candidate did not yield a row."""
 
-    #: What points to it leads out of the area of cells, or it is no cell.
+    #: The pointer leaves the cell area, or does not point to a valid cell.
     CELL = "cell"
-    #: The part of the file where it was is not there.
+    #: That part of the file is missing.
     CUT = "cut"
-    #: Its record is not one of the table.
+    #: The record does not fit the table's shape.
     RECORD = "record"
-    #: The table's own proof says that it is none of its rows.
+    #: The table's ``accepts`` function rejected the values.
     FOREIGN = "foreign"
 
 
 class FoundRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row, or the key of an index with the number of its row.
+    """A row, or the key of an index with its rowid.
 
     Attributes:
-        table: the name of its shape.
-        rowid: the number of the row.
-        values: what its columns hold; an index's without the number of the row.
-        page: the page that its cell is on.
+        table: name of its shape.
+        rowid: the rowid.
+        values: column values; those of an index do not include the rowid.
+        page: page number of its cell.
         origin: how it was found.
-        flaw: what is wrong with its overflow chain.
-        run: rows of a tree with one run have nothing damaged between them; 0 begins at the tree's start. -1 elsewhere.
-        overflow: whether it has pages of its own besides.
+        flaw: damage of its overflow chain.
+        run: rows of a tree with the same run number have no damage between them; -1 for rows outside of a tree.
+        overflow: whether it has overflow pages.
     """
 
     table: str
@@ -128,16 +86,16 @@ class FoundRow(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[Value, ...]
     page: int
     origin: Origin
-    flaw: Flaw | None = None
+    flaw: OverflowFlaw | None = None
     run: int = -1
     overflow: bool = False
 
 
 class Coverage(msgspec.Struct):
-    """What an intact tree tells of the numbers of rows: each interval is (after, up to), and all in it are found.
+    """Intervals of rowids (after, up to) for which the intact parts of a tree contain all rows.
 
-    ``is_whole`` where nothing of the tree is damaged; ``last_run`` is the run at its end. ``missing`` is how many row
-    numbers belong on leaves that the tree names and that are not there, as far as it sets bounds.
+    ``is_whole``: the tree has no damage. ``last_run``: number of the last run. ``missing``: upper bound of the rowids
+    on missing leaves, as far as the tree limits them.
     """
 
     intervals: list[tuple[int, int]] = msgspec.field(default_factory=list)
@@ -146,19 +104,19 @@ class Coverage(msgspec.Struct):
     missing: int = 0
 
     def add(self, low: int, high: int) -> None:
-        """Take an interval that follows on those before."""
+        """Add an interval that follows all earlier ones."""
         if self.intervals and self.intervals[-1][1] == low:
             self.intervals[-1] = (self.intervals[-1][0], high)
         else:
             self.intervals.append((low, high))
 
 
-class Counts(msgspec.Struct):
-    """How much of a file was read as what.
+class ReadingCounts(msgspec.Struct):
+    """How the pages of a file were used.
 
-    ``pages`` counts pages of the wanted tables by origin; ``overflow`` those that their rows go on in, ``inner`` those
-    of other tables and the inner ones of trees, ``free`` those on the list of free pages. ``refused`` counts places
-    without a row by table and reason.
+    ``pages`` counts pages with rows of the wanted tables by origin, ``overflow`` their overflow pages, ``inner``
+    interior pages and pages of other tables, ``free`` pages on the freelist. ``refused`` counts candidates without a
+    row by table and reason.
     """
 
     pages: Counter[Origin] = msgspec.field(default_factory=Counter)
@@ -168,23 +126,23 @@ class Counts(msgspec.Struct):
     refused: Counter[tuple[str, Refusal]] = msgspec.field(default_factory=Counter)
 
 
-# Overflow chains: followed, and checked against those of other rows (``docs/formats/sqlite-pages.md``).
+# Overflow chains.
 
 
-#: How strong rows are against each other, two bits of a page's counter each.
+#: Strength of an origin, as the index of a two-bit counter in a page's byte.
 _TIERS = {Origin.TREE: 0, Origin.SHAPE: 1, Origin.FREE: 2, Origin.TORN: 2}
 _SEVERAL = 2
-#: Chains that many rows claim are not read again and again.
+#: Limit of reads of one page, so that chains claimed by many rows are not read again and again.
 _MOST_READS = 8
-#: A row that goes on over more pages is not read only to see what it looks like.
+#: Rows with more overflow pages are not read only to check their shape.
 _FEW_PAGES = 8
 
 
-class Chains:
+class OverflowChains:
     """The overflow chains of a file.
 
-    Chains are claimed first, all of them: only then it is known whose pages are whose. Every page is read a bounded
-    number of times, however many rows claim it.
+    All chains have to be claimed before the first is read: only then it is known which pages are shared. Each page is
+    read a bounded number of times, however many rows claim it.
     """
 
     def __init__(self, file: PageFile, owners: array[int]) -> None:
@@ -192,16 +150,16 @@ class Chains:
         self._owners = owners
         self._uses = bytearray(file.pages + 1)
         self._reads = bytearray(file.pages + 1)
-        #: What the cell was that claimed the chain beginning at a page: the same cell twice is one row.
+        #: Hash of the cell that claimed the chain that begins at each page: the same cell twice is one row.
         self._heads = array("Q", bytes(8 * (file.pages + 1)))
         self._free = bytearray(file.pages + 1)
 
     def trust_free(self, free: bytearray) -> None:
-        """Take these pages for free, so that no row is to have one."""
+        """Set the pages that are known to be free; no row should use them."""
         self._free = free
 
     def claim(self, cell: Cell, origin: Origin) -> None:
-        """Enter the pages of a cell's chain."""
+        """Count the pages of a cell's chain as used."""
         tier = _TIERS[origin]
         said = b"%d %d " % (tier, cell.rowid)
         mark = int.from_bytes(blake2b(said + cell.local, digest_size=8).digest(), "big")
@@ -218,11 +176,11 @@ class Chains:
             left -= 1
 
     def is_claimed(self, number: int) -> bool:
-        """Tell whether a row that is found has a page."""
+        """Whether any found row uses a page."""
         return bool(self._uses[number])
 
     def beginning(self, cell: Cell) -> tuple[bytes, bool]:
-        """Return the record of a cell and whether that is all of it; of a long one only what lies on its own page."""
+        """Return the record of a cell and whether it is complete. A long record is limited to its B-tree page."""
         if self._most_pages(cell) > _FEW_PAGES:
             return cell.local, False
         parts, number = [cell.local], cell.first
@@ -235,63 +193,61 @@ class Chains:
         record = b"".join(parts)
         return record, len(record) == cell.payload
 
-    def read(self, cell: Cell, origin: Origin) -> tuple[bytes, Flaw | None]:
-        """Return the record of a cell, and what is wrong with its chain; of a broken one as much as there is."""
+    def read(self, cell: Cell, origin: Origin) -> tuple[bytes, OverflowFlaw | None]:
+        """Return the record of a cell and the damage of its chain; a broken record is returned as far as it exists."""
         parts, missing = [cell.local], cell.payload - len(cell.local)
         number, flaw = cell.first, None
         room, seen = self._file.usable - 4, set[int]()
         while missing:
-            if number in seen or not self._may_read(number):
-                return b"".join(parts), Flaw.BROKEN
+            if number in seen or not self._count_read(number):
+                return b"".join(parts), OverflowFlaw.BROKEN
             seen.add(number)
             flaw = flaw or self._flaw_of(number, origin)
             data = self._file.page(number)
             part = data[4 : 4 + min(room, missing)]
             if len(part) < min(room, missing):
-                return b"".join(parts), Flaw.BROKEN
+                return b"".join(parts), OverflowFlaw.BROKEN
             parts.append(part)
             missing -= len(part)
             number = self._next(data)
         if cell.first and number:
-            flaw = flaw or Flaw.LONG
+            flaw = flaw or OverflowFlaw.LONG
         return b"".join(parts), flaw
 
     def _most_pages(self, cell: Cell) -> int:
         return -(-(cell.payload - len(cell.local)) // (self._file.usable - 4))
 
-    def _may_read(self, number: int) -> bool:
+    def _count_read(self, number: int) -> bool:
         if not 0 < number <= self._file.pages or self._owners[number] or self._reads[number] >= _MOST_READS:
             return False
         self._reads[number] += 1
         return True
 
-    def _flaw_of(self, number: int, origin: Origin) -> Flaw | None:
+    def _flaw_of(self, number: int, origin: Origin) -> OverflowFlaw | None:
         uses, tier = self._uses[number], _TIERS[origin]
         claims = sum(uses >> 2 * stronger & 3 for stronger in range(tier + 1))
         if claims > 1:
-            return Flaw.SHARED
-        return Flaw.FREED if self._free[number] and origin in (Origin.TREE, Origin.SHAPE) else None
+            return OverflowFlaw.SHARED
+        return OverflowFlaw.FREED if self._free[number] and origin in (Origin.TREE, Origin.SHAPE) else None
 
     @staticmethod
     def _next(data: bytes) -> int:
         return int.from_bytes(data[:4], "big") if len(data) >= 4 else 0
 
 
-#: SQLite goes no deeper.
+#: SQLite's own limit.
 _MOST_DEPTH = 20
-#: A tree names every page once; a walk ends where one names many more than there are.
+#: A valid tree visits each page once; a walk stops after many more visits than pages.
 _VISITS_A_PAGE, _LEAST_VISITS = 4, 10_000
 _LEAST_ROWID, _MOST_ROWID = -(1 << 63) - 1, (1 << 63) - 1
 _TRUNK = struct.Struct(">II")
 
 
 class Visit(msgspec.Struct, kw_only=True):
-    """Cells of one page, in the order of the tree; ``page`` None stands for a part of the tree that is not there.
+    """Cells of one page, in tree order; ``page`` None means a missing part of the tree.
 
-    ``is_inner`` tells that pages are missing above leaves: then nobody knows which leaves there are.
-
-    ``low`` and ``high`` are the bounds of row numbers (after, up to) that the tree sets; ``is_whole`` tells whether
-    nothing of the page is damaged as far as its header, pointers and order tell.
+    ``is_inner``: interior pages are missing, so the set of leaves is unknown. ``low`` and ``high`` are the bounds of
+    rowids (after, up to) that the tree sets. ``is_whole``: header, pointers and order of the page are intact.
     """
 
     number: int
@@ -305,13 +261,13 @@ class Visit(msgspec.Struct, kw_only=True):
     depth: int = 0
 
     @property
-    def kind(self) -> Kind:
-        """Return what the page is; of a part that is not there a leaf, which has no cells."""
-        return Kind.TABLE_LEAF if self.page is None else self.page.kind
+    def kind(self) -> PageKind:
+        """Type of the page; a missing part counts as a leaf without cells."""
+        return PageKind.TABLE_LEAF if self.page is None else self.page.kind
 
 
-class _Below(msgspec.Struct, kw_only=True):
-    """A child to be visited."""
+class _Child(msgspec.Struct, kw_only=True):
+    """A child page to visit."""
 
     number: int
     low: int = _LEAST_ROWID
@@ -320,10 +276,10 @@ class _Below(msgspec.Struct, kw_only=True):
     is_bounded: bool = True
 
 
-class TreeCover:
-    """What a walk through a tree tells of what there is.
+class CoverageTracker:
+    """Collects what a walk through a tree covers.
 
-    ``leaves`` marks the pages that the tree names as its leaves.
+    ``leaves`` marks the pages that the tree names as leaves.
     """
 
     def __init__(self, pages: int) -> None:
@@ -334,7 +290,7 @@ class TreeCover:
         self._is_inner_whole = True
 
     def add(self, visit: Visit, *, is_whole: bool) -> None:
-        """Take what was visited next; ``is_whole`` tells whether nothing of it is damaged."""
+        """Add the next visit; ``is_whole`` tells whether nothing of it is damaged."""
         self.leaves[visit.number if visit.number < len(self.leaves) else 0] = 1
         self._depths.add(visit.depth)
         if visit.page is not None:
@@ -348,8 +304,8 @@ class TreeCover:
         if visit.page is None and visit.high < _MOST_ROWID:
             self.coverage.missing += visit.high - max(0, visit.low)
 
-    def told(self, *, is_index: bool) -> Coverage:
-        """Return what the tree covers, nothing of one that was not walked."""
+    def coverage_of_tree(self, *, is_index: bool) -> Coverage:
+        """Return the coverage; empty if the tree was not walked."""
         if not self._depths:
             return Coverage()
         if is_index:
@@ -357,22 +313,22 @@ class TreeCover:
         return self.coverage
 
     @property
-    def tells_leaves(self) -> bool:
-        """Tell whether all leaves are known: they are equally deep, so that a damaged page there is one of them."""
+    def knows_all_leaves(self) -> bool:
+        """Whether all leaves are known: they are equally deep, so a damaged page at that depth is a leaf."""
         return self._is_inner_whole and self._depths == self._leaf_depths and len(self._depths) == 1
 
 
-class Walker:
-    """Walks trees; ``owners`` has for every page the number of the tree that it is of, 0 where it is of none."""
+class TreeWalker:
+    """Walks B-trees. ``owners`` maps each page to the number of its tree, or 0."""
 
     def __init__(self, file: PageFile) -> None:
         self._file = file
         self.owners = array("H", bytes(2 * (file.pages + 1)))
 
     def walk(self, root: int, tree: int, *, is_index: bool) -> Iterator[Visit]:
-        """Yield what a tree holds, in its order. Pages are entered into ``owners`` as pages of ``tree``."""
+        """Yield the pages and keys of a tree in order, and record its pages in ``owners`` as pages of ``tree``."""
         seen = bytearray(self._file.pages + 1)
-        waiting: list[_Below | Visit] = [_Below(number=root)]
+        waiting: list[_Child | Visit] = [_Child(number=root)]
         left = _VISITS_A_PAGE * self._file.pages + _LEAST_VISITS
         while waiting and left:
             left -= 1
@@ -394,8 +350,8 @@ class Walker:
         if waiting:
             yield Visit(number=root, is_inner=True)
 
-    def _page(self, here: _Below, tree: int, seen: bytearray, *, is_index: bool) -> tuple[bytes, TreePage | None]:
-        """Return a child, None where it is no page of such a tree, or was visited before."""
+    def _page(self, here: _Child, tree: int, seen: bytearray, *, is_index: bool) -> tuple[bytes, TreePage | None]:
+        """Read a child page; None if it is not a page of such a tree or was visited before."""
         number = here.number
         if not 0 < number <= self._file.pages or here.depth > _MOST_DEPTH:
             return b"", None
@@ -403,20 +359,20 @@ class Walker:
             return b"", None
         seen[number] = 1
         data = self._file.page(number)
-        page = tree_page(data, number, self._file.usable) if len(data) == self._file.page_size else None
+        page = parse_tree_page(data, number, self._file.usable) if len(data) == self._file.page_size else None
         if page is None or page.kind.is_index != is_index:
             return data, None
         return data, page if page.kind.is_leaf or self._has_children(data, page) else None
 
     def _has_children(self, data: bytes, page: TreePage) -> bool:
-        """Tell whether most of what an inner page names are pages: else it is another page with a damaged header."""
-        children = [*(left_child(data, at) for at in page.cells), page.right]
+        """Whether most child pointers are valid page numbers; otherwise the page's header is damaged."""
+        children = [*(read_left_child(data, at) for at in page.cells), page.right]
         most = max(self._file.pages, self._file.stated)
         return 2 * sum(1 < child <= most for child in children) > len(children)
 
 
-def _leaf(data: bytes, page: TreePage, here: _Below) -> Visit | None:
-    """Return a leaf; None where it holds rows that the tree does not want here."""
+def _leaf(data: bytes, page: TreePage, here: _Child) -> Visit | None:
+    """Return a leaf page; None if most of its rowids are outside of the tree's bounds."""
     low, high, is_whole = here.low, here.high, page.is_whole and here.is_bounded
     if not page.kind.is_index and page.cells:
         rowids = [rowid for rowid in (_rowid(data, at) for at in page.cells) if rowid is not None]
@@ -439,19 +395,19 @@ def _leaf(data: bytes, page: TreePage, here: _Below) -> Visit | None:
 
 def _rowid(data: bytes, at: int) -> int | None:
     try:
-        return signed(varint(data, varint(data, at)[1])[0])
-    except Malformed:
+        return to_signed(read_varint(data, read_varint(data, at)[1])[0])
+    except MalformedRecord:
         return None
 
 
-def _children(data: bytes, page: TreePage, here: _Below) -> list[_Below | Visit]:
-    """Return the children of a table's interior page with the bounds that its keys set."""
+def _children(data: bytes, page: TreePage, here: _Child) -> list[_Child | Visit]:
+    """Return the children of a table's interior page, with the bounds that its keys set."""
     found: list[tuple[int, int]] = []
     is_sound = page.is_whole and here.is_bounded
     for at in page.cells:
         try:
-            found.append(child_cell(data, at))
-        except Malformed:
+            found.append(parse_child_cell(data, at))
+        except MalformedRecord:
             is_sound = False
     keys = [here.low, *(key for _, key in found), here.high]
     is_sound = is_sound and all(one < two for one, two in pairwise(keys[:-1]))
@@ -463,26 +419,26 @@ def _children(data: bytes, page: TreePage, here: _Below) -> list[_Below | Visit]
             *(replace(here, number=number, depth=here.depth + 1, is_bounded=False) for number in numbers),
         ]
     return [
-        _Below(number=number, low=low, high=high, depth=here.depth + 1)
+        _Child(number=number, low=low, high=high, depth=here.depth + 1)
         for number, low, high in zip(numbers, keys[:-1], keys[1:], strict=True)
     ]
 
 
-def _keys_and_children(data: bytes, page: TreePage, here: _Below) -> list[_Below | Visit]:
-    """Return the children of an index's interior page, with its own keys between them."""
-    found: list[_Below | Visit] = [] if page.is_whole else [Visit(number=here.number, is_inner=True)]
+def _keys_and_children(data: bytes, page: TreePage, here: _Child) -> list[_Child | Visit]:
+    """Return the children of an index's interior page, with the page's own keys between them."""
+    found: list[_Child | Visit] = [] if page.is_whole else [Visit(number=here.number, is_inner=True)]
     for at in page.cells:
-        found.append(_Below(number=left_child(data, at), depth=here.depth + 1))
+        found.append(_Child(number=read_left_child(data, at), depth=here.depth + 1))
         key = Visit(number=here.number, data=data, page=page, cells=(at,), is_whole=page.is_whole, depth=here.depth)
         found.append(key)
-    found.append(_Below(number=page.right, depth=here.depth + 1))
+    found.append(_Child(number=page.right, depth=here.depth + 1))
     return found
 
 
-def free_pages(file: PageFile, owners: array[int]) -> tuple[bytearray, bool]:
-    """Return which pages the list of free pages names, and whether that list is sound.
+def read_free_pages(file: PageFile, owners: array[int]) -> tuple[bytearray, bool]:
+    """Return the pages on the freelist, and whether the list is consistent.
 
-    It is where it is no circle, names no page twice and none of a tree, and holds as many as the header says.
+    It is consistent if it has no cycle, no duplicate and no page of a tree, and is as long as the header states.
     """
     free = bytearray(file.pages + 1)
     number, count = file.freelist, 0
@@ -505,5 +461,47 @@ def free_pages(file: PageFile, owners: array[int]) -> tuple[bytearray, bool]:
 
 
 def is_pointer_map(file: PageFile, number: int) -> bool:
-    """Tell whether a page says whose the pages after it are, as a file that shrinks by itself has them."""
+    """Whether a page is a pointer-map page of an auto-vacuum file."""
     return file.is_auto_vacuum and number >= 2 and (number - 2) % (file.usable // 5 + 1) == 0
+
+
+# Rows on pages without a usable header, found by their shape (``docs/formats/sqlite-pages.md``, "By shape").
+
+
+#: Offset of a leaf's pointer array.
+_POINTERS = 8
+#: Minimum number of candidate headers per page, and bytes per candidate on large pages.
+_LEAST_TRIES, _BYTES_A_TRY = 256, 16
+
+
+def find_row_starts(data: bytes, shapes: Sequence[RowShape]) -> list[tuple[int, RowShape, bool]]:
+    """Return the offset of each row on a page, its shape, and whether it is current.
+
+    A row is recognized by the record size, the rowid, and a header that adds up to that size. If remaining pointers of
+    the page lead to some of the rows, the other rows are not current: they were deleted or moved.
+    """
+    found: list[tuple[int, RowShape]] = []
+    for shape in shapes:
+        found.extend((start, shape) for start in _starts(data, shape))
+    found.sort(key=lambda one: one[0])
+    if not found:
+        return []
+    first = found[0][0]
+    pointers = set(struct.unpack_from(f">{max(0, first - _POINTERS) // 2}H", data, _POINTERS))
+    has_pointers = any(start in pointers for start, _ in found)
+    return [(start, shape, not has_pointers or start in pointers) for start, shape in found]
+
+
+def _starts(data: bytes, shape: RowShape) -> Iterator[int]:
+    # If nearly every byte looks like a header, the page holds no rows.
+    for match in islice(shape.pattern.finditer(data), max(_LEAST_TRIES, len(data) // _BYTES_A_TRY)):
+        at = match.start()
+        try:
+            fields, payload = parse_fields(data[at : at + data[at]])
+        except MalformedRecord:
+            continue
+        if payload > shape.most_bytes or not shape.fits(fields):
+            continue
+        start = find_row_start(data, at, payload)
+        if start is not None:
+            yield start

@@ -1,7 +1,10 @@
-"""Writes a fresh index file: rows first, then indexes, the full-text index, and the triggers last.
+"""Write a new index file: rows first, then indexes, the full-text index, and triggers last.
 
-Measured against per-row triggers this takes less than half the time (``benchmarks/``). Everything is one transaction;
-what it holds in memory is one batch of rows and the texts of one material.
+This takes less than half the time of inserting rows with the triggers in place (``benchmarks/``). The file is written
+in one transaction; memory holds one batch of rows and the texts of one material.
+
+The digests over the bodies are computed while they are written; :mod:`regraft.formats.cherry_v2.index.verify` compares
+them with the finished file.
 """
 
 from __future__ import annotations
@@ -25,37 +28,34 @@ from regraft.formats.large_text import LARGE_BYTES, PIECE_BYTES, RESERVED_TEXT, 
 from regraft.processes.pool import ProcessPool
 from regraft.text import utf16_len
 
-# Digests over the bodies of an index with their vectors, as they are put in, to be compared with what is read back.
-
-
-#: About so many bodies are in one digest, and all of a material's.
+#: Minimum number of bodies in a digest. A digest always covers whole materials.
 PART_BODIES = 1024
 
 
 class PartDigest(NamedTuple):
-    """A digest over some bodies, up to the one with this number."""
+    """Digest over consecutive bodies; ``last`` is the number of the last one."""
 
     last: int
     digest: str
 
 
 class BodiesDigest:
-    """A digest that runs over bodies: over the hash of each one's text and its vector, where it came with one."""
+    """Running SHA-256 over the text hash and the vector of each body; no vector adds no bytes."""
 
     def __init__(self) -> None:
         self._hasher = hashlib.sha256()
 
     def add(self, text_hash: bytes, vector: bytes | None) -> None:
-        """Take the next body."""
+        """Add the next body."""
         self._hasher.update(text_hash + (vector or b""))
 
     def hexdigest(self) -> str:
-        """Return the digest of what was taken."""
+        """Return the digest of the bodies added so far."""
         return self._hasher.hexdigest()
 
 
 class PartDigests:
-    """The digests of all bodies, as they are put into an index in the order of their numbers."""
+    """Computes the digests of all bodies while they are written, in the order of their numbers."""
 
     def __init__(self) -> None:
         self.parts: list[PartDigest] = []
@@ -63,75 +63,75 @@ class PartDigests:
         self._running = BodiesDigest()
 
     def add(self, text_hash: bytes, vector: bytes | None) -> None:
-        """Take the next body."""
+        """Add the next body."""
         self._running.add(text_hash, vector)
 
     def end_material(self, last: int) -> None:
-        """Know that the bodies of a material end with this number: a part of enough bodies ends there, too."""
+        """End the current part if it has enough bodies. ``last`` is the number of the material's last body."""
         if last - self._first + 1 >= PART_BODIES:
             self.end(last)
 
     def end(self, last: int) -> None:
-        """Know that no body comes behind the one with this number that is in the same part."""
+        """End the current part. ``last`` is the number of its last body."""
         if last >= self._first:
             self.parts.append(PartDigest(last, self._running.hexdigest()))
         self._first, self._running = last + 1, BodiesDigest()
 
 
-#: Between two bodies of a material stands a blank line.
+#: Separates the bodies of a material in its content.
 BODY_SEPARATOR = "\n\n"
-#: So much of a large material is looked at for its name.
+#: Bytes of a large material that are passed to ``Material.name``.
 HEAD_BYTES = 16 << 20
-#: Rows handed to SQLite in one call.
+#: Rows per SQLite call.
 BATCH_ROWS = 256
 
-#: What is done while other processes are at work; it is given what keeps them at work.
+#: Work to do while other processes sort words. Its argument must be called regularly to keep them supplied.
 Meanwhile = Callable[[Callable[[], None]], None]
 
 
 class IndexingProgress(Protocol):
-    """Is told how far the indexes of a file are."""
+    """Receives the progress of building the indexes of a file."""
 
     def watch(self, db: apsw.Connection) -> None:
-        """Watch a connection that builds indexes."""
+        """Watch a connection while it builds indexes."""
 
     def rows(self, count: int) -> None:
-        """Count so many rows whose words were indexed elsewhere."""
+        """Count rows whose words were indexed by other processes."""
 
 
 class Tallies(msgspec.Struct):
-    """What has been written into an index so far, in rows."""
+    """Numbers of rows written to an index."""
 
     materials: int = 0
     units: int = 0
     embeddings: int = 0
     text_bytes: int = 0
-    #: Bodies that met another vector for the same text, which stayed.
+    #: Bodies whose vector differs from the one already stored for the same text. The stored vector is kept.
     differing_vectors: int = 0
-    #: The numbers of the bodies that came without a vector, ascending; equal texts may share one all the same.
+    #: Numbers of the bodies added without a vector, ascending. They may still share the vector of an equal text.
     bare: array[int] = msgspec.field(default_factory=lambda: array("q"))
 
 
 @dataclass
 class Material:
-    """One material to be written: its id, its path under ``raw/`` and its bodies with their vectors in row order.
+    """A material to write: its id, its path below ``raw/`` and its bodies with their vectors, in row order.
 
-    A vector is None where there is none, so that the body is found by its words alone.
-    ``name`` is called with the whole content text once that is known (a snapshot is called after its first line).
+    A vector may be None: the body is then only found by its words. ``name`` is called with the content and returns the
+    path (a snapshot is named after its first line); of a large material it gets only the beginning.
     """
 
     material_id: str
     name: Callable[[str], str]
     rows: Iterable[tuple[str | LargeText, bytes | None]]
-    #: Whether its texts come to so much that they are written piece by piece.
+    #: The texts are so large that they are written in pieces.
     is_large: bool = False
-    #: The content; of a large material None, but while it is at hand in ``spool``.
+    #: Contains the content of a large material while it is being written; for others ``content`` does.
     spool: Spool | None = field(default=None, init=False)
     content: str = field(default="", init=False)
     relative_path: str = field(default="", init=False)
 
     def pieces(self) -> Iterator[str]:
-        """Yield the content, while it is at hand."""
+        """Yield the content in pieces. Only valid while the material is being written."""
         if self.spool is None:
             yield self.content
         else:
@@ -139,10 +139,10 @@ class Material:
 
 
 class IndexBuilder:
-    """Builds the index of one base in a new file at ``path``.
+    """Builds the index of one base in a new file.
 
-    Feed it materials in the order in which their rows are to be numbered, then :meth:`finish`. ``digests`` run over
-    all bodies in that order, as :func:`regraft.formats.cherry_v2.index.verify.verify` reads them back.
+    Add the materials in the order in which their rows are to be numbered, then call :meth:`finish`. ``digests`` cover
+    all bodies in that order.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class IndexBuilder:
         )
 
     def add(self, material: Material) -> None:
-        """Write one material with its content, units, bodies and embeddings; sets its content and path."""
+        """Write a material with its content, units, bodies and embeddings, and set its content and path."""
         if material.is_large:
             self._add_large(material)
         else:
@@ -174,7 +174,10 @@ class IndexBuilder:
         bodies: list[str] = []
         hashes: list[str] = []
         for batch in _batches(material.rows):
-            self._add_embeddings(batch, bodies, hashes)
+            rows = [(identity.text_hash(body), vector, self._now) for body, vector in batch]
+            self._put_vectors(rows, self.tallies.units + len(bodies))
+            bodies.extend(body for body, _ in batch)
+            hashes.extend(key for key, _, _ in rows)
         material.content = BODY_SEPARATOR.join(bodies)
         material.relative_path = material.name(material.content)
         content_hash = identity.text_hash(material.content)
@@ -231,10 +234,16 @@ class IndexBuilder:
                 self.tallies.text_bytes += body.size
 
     def add_units(self, material_id: str, relative_path: str, content: str, spans: Iterable[tuple[int, int]]) -> None:
-        """Write one material whose content is cut already, at places in UTF-16 units; its bodies have no vectors yet.
+        """Write a material whose content is already divided into units; its bodies get no vectors.
+
+        Args:
+            material_id: id of the material.
+            relative_path: its path below ``raw/``.
+            content: the whole text.
+            spans: start and end of each unit in UTF-16 units of the content.
 
         Raises:
-            UnitRefused: a unit is no slice of the content.
+            UnitRefused: a unit is not a slice of the content.
         """
         units = cut_units(material_id, content, spans)
         self._put_material(material_id, relative_path, identity.text_hash(content), content)
@@ -256,14 +265,8 @@ class IndexBuilder:
         )
         self.tallies.materials += 1
 
-    def _add_embeddings(self, batch: list[tuple[str, bytes | None]], bodies: list[str], hashes: list[str]) -> None:
-        rows = [(identity.text_hash(body), vector, self._now) for body, vector in batch]
-        self._put_vectors(rows, self.tallies.units + len(bodies))
-        bodies.extend(body for body, _ in batch)
-        hashes.extend(key for key, _, _ in rows)
-
     def _put_vectors(self, rows: list[tuple[str, bytes | None, int]], written: int) -> None:
-        """Write the vectors of the next bodies; so many are written already."""
+        """Write the vectors of the next bodies. ``written`` is the number of bodies written before."""
         before = self._db.total_changes()
         self._db.executemany(
             "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, ?)"
@@ -271,15 +274,15 @@ class IndexBuilder:
             [row for row in rows if row[1] is not None],
         )
         added = self._db.total_changes() - before
-        stored = rows if added == len(rows) else [self._stored(row) for row in rows]
+        stored = rows if added == len(rows) else [self._with_stored_vector(row) for row in rows]
         for number, (key, vector, _) in enumerate(stored, written + 1):
             self.digests.add(bytes.fromhex(key), vector)
             if vector is None:
                 self.tallies.bare.append(number)
         self.tallies.embeddings += added
 
-    def _stored(self, row: tuple[str, bytes | None, int]) -> tuple[str, bytes | None, int]:
-        """Return the row with the vector that the file holds for its text: the first one wins."""
+    def _with_stored_vector(self, row: tuple[str, bytes | None, int]) -> tuple[str, bytes | None, int]:
+        """Return the row with the vector that the file stores for its text: the first vector of a text is kept."""
         key, vector, now = row
         if vector is None:
             return row
@@ -353,7 +356,7 @@ class IndexBuilder:
     def finish(self, progress: IndexingProgress | None = None, meanwhile: Meanwhile = lambda _: None) -> None:
         """Create indexes, the full-text index and triggers, and commit.
 
-        ``meanwhile`` is called while other processes may be at work on the words.
+        ``meanwhile`` is called while other processes may still sort words.
         """
         self.digests.end(self.tallies.units)
         words = self._full_text
@@ -390,20 +393,20 @@ def build_index(  # noqa: PLR0913 - each is one thing to know of the file
     progress: IndexingProgress | None = None,
     crew: ProcessPool | None = None,
 ) -> tuple[Tallies, list[PartDigest]]:
-    """Write a whole index file and return its tallies and the digests of what was put into it.
+    """Write an index file; return the row counts and the digests of what was written.
 
     Args:
-        path: where no file is yet; its folder exists.
-        base_id: the id that the file's folder carries.
-        now_ms: the run's time in ms.
+        path: the new file; its folder exists, the file does not.
+        base_id: id of the base, which is also the name of the base's folder.
+        now_ms: time of the run in ms.
         materials: in the order in which their rows are numbered.
-        each: called with the position and every material once it is written, while its content is at hand.
-        meanwhile: called once all rows are in, while other processes may be at work on their words; what it is given
-            it calls now and then, so that they have something to do.
-        is_flushed: whether it is flushed to the disk; else the caller does that before it is kept.
-        text_bytes: about how many bytes the bodies come to, where that is known.
-        progress: is told how far the indexes are, once all rows are in.
-        crew: processes that may help.
+        each: called with the position and the material after each is written, while its content is available.
+        meanwhile: called after all rows are written, while other processes may still sort words. It must call its
+            argument regularly to keep them supplied.
+        is_flushed: flush the file to disk; otherwise the caller must do so before publishing it.
+        text_bytes: approximate size of all bodies in bytes, if known.
+        progress: receives the progress of building the indexes, after all rows are written.
+        crew: process pool that may sort words.
 
     Raises:
         apsw.Error: the file cannot be written (``apsw.FullError``, ``apsw.IOError``).

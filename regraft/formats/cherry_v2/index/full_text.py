@@ -1,4 +1,4 @@
-"""Fills the full-text index of a base: in several processes where that is faster (:mod:`regraft.formats.fts5`)."""
+"""Build the full-text index of a base, in several processes if that is faster (:mod:`regraft.formats.fts5`)."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from regraft.formats.cherry_v2.index import schema
 from regraft.formats.large_text import LARGE_BYTES
 from regraft.processes.pool import ProcessPool, release_free_memory
 
-#: The page cache while rows and their indexes are written, in KiB: keys are hashes, so every page is hit again.
+#: Page cache in KiB while rows and their indexes are written. Keys are hashes, so all pages are used repeatedly.
 ROWS_CACHE_KIB = 32_000
-#: The page cache while the full-text index is built: it writes in order, a larger cache is in the way.
+#: Page cache in KiB while the full-text index is built. It is written sequentially, so a larger cache only costs time.
 TEXT_CACHE_KIB = 2_000
-#: FTS5 keeps this many bytes of postings in memory before it writes a segment. For text of few distinct trigrams
-#: (English) more than the stock 1 MiB saves a tenth of the time; for Chinese it costs more cache misses than it saves.
+#: Bytes of postings that FTS5 collects in memory before it writes a segment. For text with few distinct trigrams
+#: (English) more than the default of 1 MiB saves a tenth of the time; for Chinese the extra cache misses cost more than
+#: it saves.
 WORDS_HASH_BYTES = 8 << 20
-#: Segments are merged when there are so many of one level, and all at the end, instead of again and again meanwhile.
+#: Number of segments of one level that triggers a merge: high, so that all are merged once at the end.
 MERGE_AT_SEGMENTS = 100
-#: From this share of CJK characters on the stock hash is the right one.
+#: Share of CJK characters above which FTS5's default hash size is faster.
 CJK_SHARE = 0.2
 _FIRST_TEXTS = "SELECT CAST(substr(text, 1, 200) AS BLOB) FROM search_text LIMIT 4000"
-#: How many bytes all bodies come to, and whether each is a text with a number, and not a large one.
+#: Total bytes of all bodies, and whether every body is a numbered text that is not large.
 _TEXT_BYTES = """SELECT ifnull(sum(octet_length(text)), 0), ifnull(min(typeof(text) = 'text'
                         AND typeof(fts_rowid) = 'integer' AND octet_length(text) <= ?), 0) FROM search_text"""
-_INDEX = fts5.Index(table="search_text_fts", texts="search_text", number="fts_rowid", text="text")
+_INDEX = fts5.IndexNames(table="search_text_fts", texts="search_text", number="fts_rowid", text="text")
 
 
 class CjkSample:
-    """Watches every so many bodies for CJK characters, to choose the size of the full-text hash."""
+    """Samples bodies for CJK characters to choose the size of FTS5's hash."""
 
-    #: One body in this many is looked at, at most this many characters of it.
+    #: One body in this many is examined, up to CHARACTERS characters of it.
     EVERY = 16
     CHARACTERS = 200
 
@@ -46,7 +47,7 @@ class CjkSample:
         self._cjk = 0
 
     def see(self, body: str) -> None:
-        """Take ``body`` into account, if it is one of the sample."""
+        """Examine ``body`` if it belongs to the sample."""
         if self._bodies % self.EVERY == 0:
             part = body[: self.CHARACTERS]
             self._characters += len(part)
@@ -56,11 +57,11 @@ class CjkSample:
 
     @property
     def share(self) -> float:
-        """Return the share of CJK characters in the sample, 0 to 1."""
+        """Share of CJK characters in the sample, from 0 to 1."""
         return self._cjk / self._characters if self._characters else 0.0
 
     def settings(self) -> dict[str, int]:
-        """Return how FTS5 indexes such texts fastest: its own settings by name."""
+        """Return the FTS5 options that index such texts fastest."""
         settings = {"automerge": 0, "crisismerge": MERGE_AT_SEGMENTS}
         if self.share < CJK_SHARE:
             settings["hashsize"] = WORDS_HASH_BYTES
@@ -68,20 +69,20 @@ class CjkSample:
 
 
 class FullText:
-    """The full-text index of bodies that are being written, with the number of each; made by :func:`full_text`."""
+    """Full-text index of numbered bodies that are being written. Made by :func:`open_full_text`."""
 
-    def __init__(self, sample: CjkSample | None = None, sorting: fts5.Sorting | None = None) -> None:
+    def __init__(self, sample: CjkSample | None = None, sorting: fts5.FullTextBuilder | None = None) -> None:
         self._sample = sample or CjkSample()
         self._sorting = sorting
 
     def add(self, rowid: int, body: str) -> None:
-        """Take a body; the bodies come in the order of their numbers."""
+        """Add a body. Bodies must be added in ascending order of their numbers."""
         self._sample.see(body)
         if self._sorting is not None:
             self._sorting.add(rowid, body)
 
     def read(self, db: apsw.Connection) -> None:
-        """Take the bodies of a file, or as many as a sample needs."""
+        """Add the bodies of a file, or only a sample if FTS5 builds the index."""
         if self._sorting is None:
             for (text,) in db.execute(_FIRST_TEXTS):
                 self._sample.see((text or b"").decode("utf-8", "replace"))
@@ -93,33 +94,33 @@ class FullText:
             self.leave_to_fts5()
 
     def leave_to_fts5(self) -> None:
-        """Let FTS5 read the bodies itself: one of them is too large to be held."""
+        """Let FTS5 read the bodies itself because one of them is too large to be held in memory."""
         self._sorting = None
 
     @property
     def is_sorted(self) -> bool:
-        """Tell whether other processes sort the words."""
+        """Whether other processes sort the words."""
         return self._sorting is not None
 
     def end(self) -> None:
-        """Know that no body comes any more: whoever works on them can begin with the last ones."""
+        """Signal that all bodies have been added, so that other processes can start on the last ones."""
         if self._sorting is not None:
             self._sorting.end()
 
     def go_on(self) -> None:
-        """Let others go on: whoever does something else while they work calls it now and then."""
+        """Keep the other processes supplied. Must be called regularly while this process does something else."""
         if self._sorting is not None:
             self._sorting.go_on()
 
     def fill(self, db: apsw.Connection, each: Callable[[int], None] = lambda _: None) -> None:
-        """Fill the empty index of a file whose bodies are all there, and leave its configuration as stock.
+        """Fill the empty full-text index of a file that has all its bodies, and restore FTS5's default configuration.
 
-        ``each`` is called with numbers of bodies, as they are in.
+        ``each`` is called with numbers of bodies as they are indexed.
         """
         db.execute(f"PRAGMA cache_size = -{TEXT_CACHE_KIB}")
-        # Others need it now that work beside this process.
+        # The processes that sort words need the memory.
         release_free_memory()
-        if self._sorting is None or not self._sorting.splice_into(db, _INDEX, each):
+        if self._sorting is None or not self._sorting.fill_index(db, _INDEX, each):
             _fill(db, self._sample.settings())
 
 
@@ -127,18 +128,19 @@ class FullText:
 def open_full_text(
     text_bytes: int | None, beside: Path | None = None, crew: ProcessPool | None = None
 ) -> Iterator[FullText]:
-    """Give the full-text index of bodies that come to about so many bytes, None where nobody knows.
+    """Prepare a full-text index for bodies of about ``text_bytes`` bytes; None if the size is unknown.
 
-    ``beside`` is a folder for what is written meanwhile; None for the system's. ``crew`` are processes that may
-    be used for it.
+    ``beside`` is the folder for temporary files (default: the system's). ``crew`` is a process pool that may be used.
     """
     sample = CjkSample()
-    with fts5.sorting(text_bytes or 0, arguments=schema.FULL_TEXT_ARGUMENTS, beside=beside, ready=crew) as sorting:
+    with fts5.open_full_text_builder(
+        text_bytes or 0, arguments=schema.FULL_TEXT_ARGUMENTS, beside=beside, ready=crew
+    ) as sorting:
         yield FullText(sample, sorting)
 
 
 def rebuild_full_text(db: apsw.Connection) -> None:
-    """Rebuild ``search_text_fts`` from the bodies, and leave its configuration as stock."""
+    """Rebuild ``search_text_fts`` from the bodies and restore FTS5's default configuration."""
     untrusted_sqlite.refuse_shadow_indexes(db)
     rows: Any = db.execute(_TEXT_BYTES, (LARGE_BYTES,)).fetchall()[0]
     text_bytes, is_plain = rows
@@ -154,14 +156,14 @@ def write_indexes(
     words_last: bool = False,
     go_on: Callable[[], None] = lambda: None,
 ) -> None:
-    """Create what a file lacks whose rows are all there: its indexes, the full-text index, and the triggers last.
+    """Create the indexes, the full-text index and the triggers of a file that has all its rows.
 
     Args:
         db: the file, opened for writing.
-        fill: fills the full-text index, which is empty.
-        words_last: whether others are at work on the words meanwhile; else FTS5's merging leaves free pages, which the
-            other indexes fill.
-        go_on: called now and then while others may be at work.
+        fill: fills the empty full-text index.
+        words_last: other processes still sort words, so the other indexes are created first. Otherwise they come later
+            and reuse the free pages that FTS5's merging leaves.
+        go_on: called regularly to keep other processes supplied.
     """
     db.execute(schema.ROWID_INDEX)
     db.execute(schema.FULL_TEXT)
@@ -181,12 +183,12 @@ def _execute(db: apsw.Connection, statements: Iterable[str], go_on: Callable[[],
 
 
 def full_text_matches(db: apsw.Connection) -> bool:
-    """Tell by FTS5's own check whether the full-text index holds the words of all bodies.
+    """Whether the full-text index matches all bodies, by FTS5's own integrity check.
 
-    That check is a write, of nothing: the file has to be open for writing.
+    The check is an INSERT that changes nothing, so the file must be open for writing.
     """
     try:
-        # Rank 1: not only the index in itself, but against the bodies.
+        # Rank 1 also compares the index with the bodies.
         db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)")
     except apsw.CorruptError:
         return False
@@ -194,9 +196,9 @@ def full_text_matches(db: apsw.Connection) -> bool:
 
 
 def _fill(db: apsw.Connection, settings: dict[str, int]) -> None:
-    """Let FTS5 fill the index, as one segment.
+    """Let FTS5 fill the index as a single segment.
 
-    Merging late takes two thirds of the time that FTS5's own settings take (``benchmarks/README.md``).
+    Merging once at the end takes two thirds of the time that FTS5's defaults take (``benchmarks/README.md``).
     """
     for name, value in settings.items():
         db.execute("INSERT INTO search_text_fts (search_text_fts, rank) VALUES (?, ?)", (name, value))

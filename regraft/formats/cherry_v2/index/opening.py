@@ -1,4 +1,4 @@
-"""Whose index a file is, and reading it while others may write (``docs/formats/index.md``, "Store")."""
+"""Open an index: check whose it is, and read it while others may write (``docs/formats/index.md``, "Store")."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ from regraft.errors import (
 from regraft.formats.cherry_v2.index import schema
 from regraft.language import join_list, tr
 
-#: How often a read is begun anew because somebody wrote meanwhile.
+#: Attempts to read while the file keeps changing.
 ATTEMPTS = 20
-#: The pause between two of them, in seconds.
+#: Pause between two attempts, in seconds.
 PAUSE = 0.05
 
 _TABLES = ("meta", "content", "material", "search_unit", "search_text", "embedding", "search_text_fts")
 _TRIGGERS = ("search_text_ai", "search_text_ad", "search_text_au")
 
-#: What reading a damaged file raises: invalid UTF-8 is a ValueError.
+#: Exceptions that reading a damaged file raises. Invalid UTF-8 is a ValueError.
 READ_ERRORS = (apsw.Error, OSError, ValueError)
 
 Result = TypeVar("Result")
-#: Size, time of change and first bytes of a file and what lies beside it.
+#: Size, modification time and first bytes of the file, its log and its journal.
 FileMark = tuple[tuple[int, int, bytes] | None, ...]
 
 
-#: Files that this process has open for writing. On POSIX, closing a file in any other way than SQLite's lets go of all
-#: locks that the process has on it, so that such a file is neither looked into nor copied.
-_WRITTEN: Counter[Path] = Counter()
+#: Files that this process has open for writing. On POSIX, closing another descriptor of such a file releases all locks
+#: that the process holds on it; therefore these files are neither inspected nor copied.
+_OPEN_FOR_WRITING: Counter[Path] = Counter()
 _LOCK = threading.RLock()
-#: The mark of such a file; no other file has it.
-_OWN: FileMark = ((-1, -1, b""),)
+#: Mark of a file that this process has open for writing; no other file has this value.
+_WRITTEN_HERE: FileMark = ((-1, -1, b""),)
 
 
 @contextmanager
 def mark_open_for_writing(path: Path) -> Iterator[None]:
-    """Note that this process has ``path`` open for writing as long as the context lasts."""
+    """Record that this process has ``path`` open for writing while the context is active."""
     real = links.real_path(path)
     with _LOCK:
-        _WRITTEN[real] += 1
+        _OPEN_FOR_WRITING[real] += 1
     try:
         yield
     finally:
         with _LOCK:
-            _WRITTEN[real] -= 1
+            _OPEN_FOR_WRITING[real] -= 1
 
 
 def create_index(db: apsw.Connection, base_id: str, now_ms: int) -> None:
-    """Make an empty index of ``base_id`` in a file without any table, in one transaction; else do nothing."""
-    if not _is_blank(db):
+    """Create an empty index of ``base_id`` in one transaction. A file that has tables is not changed."""
+    if not _has_no_schema(db):
         return
     with sqlite.transaction(db):
-        if not _is_blank(db):
-            return  # somebody else was faster
+        if not _has_no_schema(db):
+            return  # another process was faster
         for statement in (*schema.TABLES, schema.FULL_TEXT, *schema.INDEXES, *schema.TRIGGERS):
             db.execute(statement)
         db.execute(
@@ -78,47 +78,45 @@ def create_index(db: apsw.Connection, base_id: str, now_ms: int) -> None:
         )
 
 
-def _is_blank(db: apsw.Connection) -> bool:
+def _has_no_schema(db: apsw.Connection) -> bool:
     return db.execute("SELECT 1 FROM sqlite_schema").fetchone() is None
 
 
 def check_identity(db: apsw.Connection, path: Path, base_id: str | None) -> None:
-    """Refuse a file that is not the index of ``base_id`` (None: of any base) in the layout's own version.
+    """Check that a file is the index of ``base_id`` (None: of any base) in the current version.
 
     Raises:
         IndexIncomplete: a table, a trigger or the identity row is missing.
-        IndexVersionUnknown: it has another version.
-        IndexForeign: it is the index of another base.
-        apsw.Error: it cannot be read.
+        IndexVersionUnknown: the file has another version.
+        IndexForeign: the file is the index of another base.
+        apsw.Error: the file cannot be read.
     """
-    found = _identity(db, path)
-    if base_id is not None and found != base_id:
-        advice = tr("give the index of that base's own folder")
-        raise IndexForeign(path=path, found=found, base=base_id, advice=advice)
-
-
-def _identity(db: apsw.Connection, path: Path) -> Any:
-    """Return the id that an index of the layout's own version says it is of."""
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")}
     missing = [name for name in (*_TABLES, *_TRIGGERS) if name not in names]
-    # The version goes first: a file of another one may well have other tables.
-    row = db.execute("SELECT schema_version, base_id FROM meta WHERE id = 1").fetchone() if "meta" in names else None
+    # The version is checked first: another version may have other tables.
+    row: Any = None
+    if "meta" in names:
+        row = db.execute("SELECT schema_version, base_id FROM meta WHERE id = 1").fetchone()
     if row is not None and row[0] != schema.SCHEMA_VERSION:
         raise IndexVersionUnknown(path=path, found=row[0], known=schema.SCHEMA_VERSION)
     if missing or row is None:
         raise IndexIncomplete(path=path, missing=join_list(missing) or tr("the identity row"))
-    return row[1]
+    found = row[1]
+    if base_id is not None and found != base_id:
+        advice = tr("use the index in that base's own folder")
+        raise IndexForeign(path=path, found=found, base=base_id, advice=advice)
 
 
-class _Changed(Exception):
-    """Somebody wrote while the file was read."""
+class _FileChanged(Exception):
+    """The file changed while it was read."""
 
 
 class IndexReader:
-    """Reads an index without a trace, each time as the file is at that moment.
+    """Reads an index without creating files beside it; every read sees the current state of the file.
 
-    A file opened ``immutable`` is not locked: what was read while somebody wrote would be neither the old state nor
-    the new one. Marks of the file are therefore taken before and after, and a read that met a change is done anew.
+    SQLite does not lock a file that is opened ``immutable``, so a read during a write could mix the old and the new
+    state. Therefore the marks of the file are compared before and after each read, and a read that met a change is
+    repeated.
     """
 
     def __init__(self, path: Path, base_id: str) -> None:
@@ -130,12 +128,12 @@ class IndexReader:
         self.run(lambda _: None)
 
     def run(self, query: Callable[[apsw.Connection], Result]) -> Result:
-        """Return what ``query`` finds in one state of the file.
+        """Return the result of ``query`` for one state of the file.
 
         Raises:
-            IndexHotJournal: an unfinished transaction lies beside the file.
-            IndexBusy: somebody writes to it without a pause.
-            SourceNotFound, SourceUnreadable: it is gone, or cannot be read.
+            IndexHotJournal: the file has an unfinished transaction.
+            IndexBusy: another program keeps writing to the file.
+            SourceNotFound, SourceUnreadable: the file is missing or cannot be read.
         """
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -144,33 +142,33 @@ class IndexReader:
                 return self._run_beside_writer(query)
             try:
                 return self._run_once(query)
-            except _Changed:
+            except _FileChanged:
                 continue
             except IndexHotJournal:
-                # It may be that of a writer at work.
+                # The journal may belong to a program that is writing right now.
                 if attempt == ATTEMPTS - 1:
                     raise
         raise IndexBusy(path=self._path)
 
     def _run_once(self, query: Callable[[apsw.Connection], Result]) -> Result:
-        mark = self._marks()
-        if mark == _OWN:
-            raise _Changed
+        mark = self._read_marks()
+        if mark == _WRITTEN_HERE:
+            raise _FileChanged
         try:
             result = query(self._connection(mark))
         except RegraftError:
             raise
         except READ_ERRORS as error:
             self.close()
-            if self._marks() == mark:
+            if self._read_marks() == mark:
                 raise SourceUnreadable(path=self._path, reason=error) from error
-            raise _Changed from error
-        if self._marks() != mark:
-            raise _Changed
+            raise _FileChanged from error
+        if self._read_marks() != mark:
+            raise _FileChanged
         return result
 
     def _connection(self, mark: FileMark) -> apsw.Connection:
-        """Return a connection to the file in the state of ``mark``, whose identity was looked at."""
+        """Return a connection to the file in the state ``mark``, after checking the file's identity."""
         if self._db is not None and mark == self._mark:
             return self._db
         self.close()
@@ -182,18 +180,16 @@ class IndexReader:
         with ExitStack() as opened, _LOCK:
             if self._is_written():
                 raise apsw.BusyError(tr("opened for writing by this process"))  # the marks differ now
-            self._db = opened.enter_context(sqlite.open_readonly(self._path))
-            opened.callback(self._forget)
-            check_identity(self._db, self._path, self._base)
-            self._mark = mark
-            self._stack = opened.pop_all()
-        return self._db
+            db = opened.enter_context(sqlite.open_readonly(self._path))
+            check_identity(db, self._path, self._base)
+            self._db, self._mark, self._stack = db, mark, opened.pop_all()
+        return db
 
     def _is_written(self) -> bool:
-        return _WRITTEN[self._path] > 0
+        return _OPEN_FOR_WRITING[self._path] > 0
 
     def _run_beside_writer(self, query: Callable[[apsw.Connection], Result]) -> Result:
-        """Read through SQLite's own locks: this process has the file open for writing, the log beside it is its own."""
+        """Read with SQLite's own locks: this process has the file open for writing and owns the log beside it."""
         self.close()
         try:
             with sqlite.open_writable(self._path) as db:
@@ -208,26 +204,26 @@ class IndexReader:
             raise SourceUnreadable(path=self._path, reason=error) from error
 
     def close(self) -> None:
-        """Close the file; the next :meth:`run` opens it again."""
+        """Close the file. The next :meth:`run` opens it again."""
         self._stack.close()
-
-    def _forget(self) -> None:
         self._db = None
 
-    def _marks(self) -> FileMark:
+    def _read_marks(self) -> FileMark:
         with _LOCK:
             if self._is_written():
-                return _OWN
-            return tuple(_mark(self._path.with_name(self._path.name + suffix)) for suffix in ("", "-wal", "-journal"))
+                return _WRITTEN_HERE
+            return tuple(
+                _read_mark(self._path.with_name(self._path.name + suffix)) for suffix in ("", "-wal", "-journal")
+            )
 
 
-def _mark(path: Path) -> tuple[int, int, bytes] | None:
+def _read_mark(path: Path) -> tuple[int, int, bytes] | None:
     try:
         status = file_paths.stat(path)
         if not file_paths.is_file(path):
             return status.st_size, status.st_mtime_ns, b""
         with links.open_for_reading(path) as file:
-            # The header of a database counts its changes, that of a log has its salt.
+            # A database header contains a change counter, a log header a salt.
             return status.st_size, status.st_mtime_ns, file.read(100)
     except FileNotFoundError:
         return None

@@ -1,7 +1,7 @@
-"""The seven tables of the index layout, version 2 (``docs/formats/index.md``).
+"""The index layout, version 2: tables, rules for their rows, units, and vector lengths (``docs/formats/index.md``).
 
-The statements are kept in three groups because a fresh file is filled fastest in that order: tables, rows, indexes,
-full text, triggers.
+The SQL statements are grouped in the order in which a new file is filled fastest: tables, rows, indexes, full text,
+triggers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from regraft.errors import MaterialRefused, UnitRefused
 from regraft.language import tr
 from regraft.text import utf16_len
 
-#: ``meta.schema_version``. The application drops every table of a file with another one.
+#: ``meta.schema_version``. The application drops all tables of a file that has another version.
 SCHEMA_VERSION = 2
 
-#: The tables in the order of their foreign keys; the seventh, ``search_text_fts``, is :data:`FULL_TEXT`.
+#: The tables in the order of their foreign keys. The seventh, ``search_text_fts``, is :data:`FULL_TEXT`.
 TABLES = (
     """CREATE TABLE meta (
          id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -70,7 +70,7 @@ TABLES = (
          created_at INTEGER NOT NULL)""",
 )
 
-#: The index that FTS5 reads rows through.
+#: The index through which FTS5 reads rows.
 ROWID_INDEX = "CREATE UNIQUE INDEX search_text_fts_rowid_uniq ON search_text (fts_rowid)"
 
 #: All indexes, :data:`ROWID_INDEX` first.
@@ -85,7 +85,7 @@ INDEXES = (
     "CREATE INDEX search_text_kind_idx ON search_text (kind)",
 )
 
-#: The column of the full-text index, and how its texts become words.
+#: Column of the full-text index and its tokenizer.
 FULL_TEXT_ARGUMENTS = "text, tokenize = 'trigram'"
 
 FULL_TEXT = """CREATE VIRTUAL TABLE search_text_fts
@@ -113,9 +113,10 @@ TRIGGERS = (
 
 
 def add_full_text_triggers(db: apsw.Connection) -> None:
-    """Let the full-text index follow the bodies for as long as a connection is open, whatever triggers the file has.
+    """Create temporary triggers that update the full-text index as long as the connection is open.
 
-    Those of the file do not run (:mod:`regraft.disk.untrusted_sqlite`): these are the layout's own, in the temporary schema.
+    The file's own triggers never run (:mod:`regraft.guarding`). These are the layout's triggers, in the temporary
+    schema.
 
     Raises:
         apsw.Error: the file has no table of bodies.
@@ -127,7 +128,7 @@ def add_full_text_triggers(db: apsw.Connection) -> None:
 
 @contextmanager
 def full_text_triggers(db: apsw.Connection) -> Iterator[None]:
-    """Do what :func:`keep_full_text` does, for a while."""
+    """Context in which the triggers of :func:`add_full_text_triggers` exist."""
     add_full_text_triggers(db)
     try:
         yield
@@ -136,32 +137,35 @@ def full_text_triggers(db: apsw.Connection) -> Iterator[None]:
             db.execute(f"DROP TRIGGER IF EXISTS temp.{statement.split()[2]}")
 
 
-# What the rows of the layout's tables keep, and what fills the columns that a file of an older one lacks.
-#
-# Rules: ``docs/formats/index.md``, "Tables of version 2".
+# Rules for the rows of each table, and defaults for columns that older layouts lack (``docs/formats/index.md``, "Tables
+# of version 2").
 
 
-#: Stands for the time of the file.
+#: SQL parameter for the time of the file.
 TIME_PARAMETER = ":time"
 
 
 class TableRules(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of the layout: its columns, what fills those that an older one lacks, and what its rows must keep."""
+    """Columns of a table and the constraints on its rows.
+
+    Attributes:
+        columns: names of the columns.
+        fill: SQL expression for each column that an older layout lacks.
+        nullable: columns that may be NULL.
+        unique: groups of columns that are unique together.
+        checks: SQL conditions that every row must meet.
+        needed_by: tables whose rows are meaningless without this table.
+    """
 
     columns: tuple[str, ...]
-    #: SQL for a column that is not there.
     fill: dict[str, str]
-    #: Columns that may be NULL.
     nullable: tuple[str, ...]
-    #: Columns that no two rows may share.
     unique: tuple[tuple[str, ...], ...]
-    #: What every row must keep.
     checks: tuple[str, ...] = ()
-    #: Tables whose rows mean nothing without this one's.
     needed_by: tuple[str, ...] = ()
 
 
-#: The tables of the layout but for ``meta`` and the full-text index, in the order of their foreign keys.
+#: All tables except ``meta`` and the full-text index, in the order of their foreign keys.
 TABLE_RULES = {
     "content": TableRules(
         columns=("content_hash", "text", "created_at"),
@@ -210,7 +214,7 @@ TABLE_RULES = {
 }
 
 
-# Cuts a content into units and says what may be stored: offsets, paths, texts (``docs/formats/index.md``).
+# Units of a content, and the ids, paths and texts that may be stored.
 
 
 _DRIVE = re.compile("[A-Za-z]:/")
@@ -233,21 +237,21 @@ def cut_units(material_id: str, content: str, units: Iterable[tuple[int, int]]) 
     """Cut ``content`` at ``(char_start, char_end)`` and return the units with their ids, numbered from 0.
 
     Raises:
-        UnitRefused: a unit is no slice of the content: it lies beyond it, ends before it begins, or begins or ends
-            inside a surrogate pair. Nothing is clamped (``docs/formats/index.md``, "Offsets").
+        UnitRefused: a unit is not a slice of the content: it is beyond the end, ends before it starts, or splits a
+            surrogate pair. Offsets are never clamped (``docs/formats/index.md``, "Offsets").
     """
     content_hash = identity.text_hash(content)
     length = utf16_len(content)
-    # Encoded once, not for every unit.
+    # Encoded once instead of once per unit.
     wide = None if content.isascii() else content.encode("utf-16-le")
     found = []
     for index, (start, end) in enumerate(units):
         if not 0 <= start <= end <= length:
-            reason = tr("ends before it begins") if end < start else tr("lies beyond the text")
+            reason = tr("ends before it starts") if end < start else tr("is beyond the end of the text")
             raise UnitRefused(material=material_id, unit=index, start=start, end=end, reason=reason, length=length)
-        body = content[start:end] if wide is None else _narrow(wide[2 * start : 2 * end])
+        body = content[start:end] if wide is None else _decode_utf16(wide[2 * start : 2 * end])
         if body is None:
-            reason = tr("begins or ends inside a surrogate pair")
+            reason = tr("starts or ends inside a surrogate pair")
             raise UnitRefused(material=material_id, unit=index, start=start, end=end, reason=reason, length=length)
         unit = identity.unit_id(material_id, content_hash, index, start, end)
         found.append(
@@ -264,7 +268,7 @@ def cut_units(material_id: str, content: str, units: Iterable[tuple[int, int]]) 
     return found
 
 
-def _narrow(wide: bytes) -> str | None:
+def _decode_utf16(wide: bytes) -> str | None:
     try:
         return wide.decode("utf-16-le")
     except UnicodeDecodeError:
@@ -275,8 +279,8 @@ def check_storable(material_id: str, relative_path: str, content: str) -> None:
     """Refuse an id, a path or a text that the layout does not allow.
 
     Raises:
-        MaterialRefused: the id is empty, the path is not one below ``raw/`` (``docs/formats/index.md``, "What always
-            holds"), or one of them has an unpaired surrogate, which UTF-8 cannot hold.
+        MaterialRefused: the id is empty, the path is not a valid path below ``raw/`` (``docs/formats/index.md``, "What
+            always holds"), or one of the three contains an unpaired surrogate, which UTF-8 cannot encode.
     """
     reason = None
     if not material_id:
@@ -290,9 +294,9 @@ def check_storable(material_id: str, relative_path: str, content: str) -> None:
 
 
 def is_safe_path(path: str) -> bool:
-    """Tell whether ``path`` may be a ``relative_path``: ``/`` between parts, normalised, not absolute, no ``..``.
+    """Whether ``path`` may be a ``relative_path``: normalized, relative, with ``/`` as separator and without ``..``.
 
-    ``.cherry`` is reserved in any case of its letters: a file system may not tell them apart.
+    ``.cherry`` is reserved in any mix of upper and lower case, since file systems may ignore case.
     """
     parts = path.split("/")
     if "\\" in path or "\0" in path or _DRIVE.match(path):
@@ -300,16 +304,15 @@ def is_safe_path(path: str) -> bool:
     return {"", ".", ".."}.isdisjoint(parts) and parts[0].lower() != RESERVED_NAME
 
 
-# The length that vectors of a base must have: the catalog's dimensions, or the majority where the catalog has none.
-#
-# Every command that compares vectors with the dimensions of their base uses this rule.
+# Required vector length of a base: from the catalog's dimensions, else that of most vectors. All commands use this
+# rule.
 
 
-#: SQL that is true for a row of ``embedding`` whose value has the length ``:length`` in bytes.
+#: SQL condition for a row of ``embedding``: the vector has ``:length`` bytes.
 HAS_LENGTH_SQL = "(typeof(vector_blob) = 'blob' AND octet_length(vector_blob) = :length)"
-#: SQL that is 1 for a row ``e`` of ``embedding`` whose vector a search can use, by the rule of ``check``: it has
-#: ``:length`` bytes, and a norm in single precision that is neither zero nor infinite. The norm of a vector with a NaN
-#: is NULL. The connection needs :func:`regraft.disk.sqlite.load_vector_extension`.
+#: SQL expression, 0 or 1, for a row ``e`` of ``embedding``: a search can use the vector. As in ``check``, it must have
+#: ``:length`` bytes and a norm that is neither zero nor infinite in single precision. The norm of a vector with a NaN
+#: is NULL. The connection needs :func:`regraft.sqlite.load_vectors`.
 IS_USABLE_SQL = """CASE WHEN typeof(e.vector_blob) = 'blob' AND length(e.vector_blob) = :length
   THEN ifnull(vec_distance_l2(e.vector_blob, zeroblob(:length)) BETWEEN 1e-46 AND 3.5e38, 0) ELSE 0 END"""
 _BODIES_OF_OTHER_LENGTH = f"""SELECT count(*) FROM search_text t
@@ -321,9 +324,9 @@ _LENGTHS = """SELECT octet_length(vector_blob), count(*) FROM embedding
 
 
 def count_vector_lengths(db: apsw.Connection) -> Counter[int]:
-    """Count the vectors of an index by their length in bytes; values that cannot be vectors are left out.
+    """Count the vectors of an index by length in bytes, in the order of their first rows.
 
-    Lengths are in the order of their first rows.
+    Values that cannot be vectors are ignored.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -332,9 +335,9 @@ def count_vector_lengths(db: apsw.Connection) -> Counter[int]:
 
 
 def catalog_dimensions(row: Mapping[str, object] | None) -> int | None:
-    """Return the dimensions that the catalog row of a completed base gives; None where it gives none.
+    """Return the dimensions in the catalog row of a completed base that has a model, else None.
 
-    The dimensions of a base without a model, or of one that failed, are those that an earlier state had.
+    For a failed base or one without a model, the column may still contain the dimensions of an earlier state.
     """
     if row is None or row.get("status") != "completed" or row.get("embedding_model_id") is None:
         return None
@@ -343,11 +346,11 @@ def catalog_dimensions(row: Mapping[str, object] | None) -> int | None:
 
 
 def choose_vector_length(lengths: Counter[int], dimensions: int | None) -> int:
-    """Return the length in bytes that vectors of a base must have.
+    """Return the length in bytes that the vectors of a base must have.
 
     Args:
-        lengths: the vectors by their length.
-        dimensions: those of the catalog; None where it has none, so that the most common length counts.
+        lengths: number of vectors by length.
+        dimensions: dimensions in the catalog; without them the most common length is required.
     """
     if dimensions is not None:
         return 4 * dimensions
@@ -355,16 +358,16 @@ def choose_vector_length(lengths: Counter[int], dimensions: int | None) -> int:
 
 
 def lengths_contradict(lengths: Counter[int], dimensions: int | None) -> bool:
-    """Whether most vectors have another length than the catalog's dimensions give."""
+    """Whether most vectors have another length than the catalog's dimensions require."""
     return dimensions is not None and 2 * lengths[4 * dimensions] < lengths.total()
 
 
 def dimensions_of(db: apsw.Connection, stated: int | None = None) -> int | None:
-    """Return how many numbers the vectors of an index must have; None where it has no vectors.
+    """Return the dimensions that the vectors of an index must have; None if it has no vectors.
 
     Args:
         db: the index.
-        stated: the dimensions of the catalog; without them, or where no vector has them, the most common length counts.
+        stated: dimensions in the catalog. They are ignored if no vector has them; then the most common length is used.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -376,7 +379,7 @@ def dimensions_of(db: apsw.Connection, stated: int | None = None) -> int | None:
 
 
 def count_bodies_of_other_length(db: apsw.Connection, length: int) -> int:
-    """Count the bodies whose vector has another length in bytes than ``length``: vector search never finds them.
+    """Count the bodies whose vector does not have ``length`` bytes: vector search never finds them.
 
     Raises:
         apsw.Error: the file is damaged.

@@ -1,8 +1,12 @@
-"""The two lanes of a search and their fusion, over one index file (``docs/search.md``, ``docs/formats/index.md``).
+"""Search one index file by words, by vector, and by both (``docs/search.md``, ``docs/formats/index.md``).
 
-What the index alone answers: no catalog, no settings, no threshold. The rules of the application's service stand in
-:mod:`regraft.ranking.cherry_v2`. Every function takes a connection of :func:`regraft.disk.sqlite.open_readonly` and writes
-nothing; ties go to the body that was written first.
+These functions use the index alone: no catalog, settings or threshold. :mod:`regraft.ranking.cherry_v2` applies the
+rules of the application's search service. Connections come from :func:`regraft.sqlite.reading` and nothing is written.
+Ties are won by the body that was written first.
+
+Queries are compiled to terms of the trigram index by script, without dictionaries: Chinese and Japanese text is cut
+into windows of three characters, all other text at characters that are not letters, numbers or ``_``
+(``docs/search.md``, "Words of a query").
 """
 
 from __future__ import annotations
@@ -26,38 +30,32 @@ if TYPE_CHECKING:
     import regex
 
 
-# What a query asks the full-text index for (``docs/search.md``, "Words of a query").
-#
-# Text without spaces between words is cut by its script, not by dictionaries: Chinese and Japanese text into windows of
-# three characters, everything else at what is no letter, number or ``_``.
-
-
-#: The trigram index knows nothing shorter, in code points; windows are as long.
+#: Length of the terms in the trigram index, in code points, and of the windows.
 TRIGRAM_LENGTH = 3
-#: How many terms full text is asked for; those after them have no part in a search.
+#: Maximum number of terms in a full-text query; further terms are ignored.
 MAX_TERMS = 64
 
 _TOKEN = r"[\p{L}\p{N}_]+"
-#: Characters of Chinese and Japanese, those with several scripts among them, such as the prolonged sound mark.
+#: Chinese and Japanese characters, including those shared by several scripts such as the prolonged sound mark.
 _UNSEGMENTED = r"\p{scx=Han}\p{scx=Hiragana}\p{scx=Katakana}"
 _RUN = rf"(?P<unsegmented>[{_UNSEGMENTED}]+)|[^{_UNSEGMENTED}]+"
 
 
 class CompiledQuery(msgspec.Struct, frozen=True):
-    """A query as full text is asked for it."""
+    """The terms of a full-text query."""
 
-    #: Runs of letters, numbers and ``_``, as they stand in the query.
+    #: Runs of letters, numbers and ``_`` in the query.
     tokens: tuple[str, ...]
-    #: What the trigram index is asked for, any of it: words, then windows, each term once.
+    #: Distinct terms for the trigram index: words, then windows. A match needs one of them.
     terms: tuple[str, ...]
-    #: Different words that are too short for it.
+    #: Distinct words too short for the trigram index.
     shorts: tuple[str, ...]
 
 
 def tokens(query: str) -> list[str]:
-    r"""Return what of a query can be searched: its longest runs of letters, numbers and ``_``.
+    r"""Split a query into its searchable parts: the longest runs of letters, numbers and ``_``.
 
-    Letters and numbers are Unicode's categories L and N, as JavaScript's ``\p{L}`` and ``\p{N}``; combining marks end
+    Letters and numbers are Unicode's categories L and N, like JavaScript's ``\p{L}`` and ``\p{N}``; combining marks end
     a run.
     """
     found: list[str] = _pattern(_TOKEN).findall(query)
@@ -65,25 +63,25 @@ def tokens(query: str) -> list[str]:
 
 
 def compile_query(query: str) -> CompiledQuery:
-    """Return what the full-text index is asked for."""
+    """Compile a query into terms for the full-text index."""
     every = tokens(query)
     runs = [(run[0], run["unsegmented"] is not None) for token in every for run in _pattern(_RUN).finditer(token)]
     words = [run for run, is_unsegmented in runs if not is_unsegmented or len(run) <= TRIGRAM_LENGTH]
-    # Distinct over words and windows together: bm25() would count a term that is both twice.
+    # Distinct across words and windows, because bm25() would count a repeated term twice.
     terms = dict.fromkeys(chain((word for word in words if len(word) >= TRIGRAM_LENGTH), _windows(runs)))
     shorts = dict.fromkeys(word for word in words if len(word) < TRIGRAM_LENGTH)
     return CompiledQuery(tuple(every), tuple(islice(terms, MAX_TERMS)), tuple(shorts))
 
 
 def is_unsegmented(text: str) -> bool:
-    """Whether a text consists of characters of a script without spaces between words: Han, Hiragana, Katakana."""
+    """Whether a text consists only of characters of scripts without spaces between words: Han, Hiragana, Katakana."""
     return _pattern(f"[{_UNSEGMENTED}]+").fullmatch(text) is not None
 
 
 @cache
 def _pattern(pattern: str) -> regex.Pattern[str]:
-    """Return a compiled pattern: the standard library knows no Script_Extensions, and its categories are older."""
-    import regex  # noqa: PLC0415 - takes its time, and only searches need it
+    """Compile a pattern with ``regex``: ``re`` lacks Script_Extensions and its Unicode categories are older."""
+    import regex  # noqa: PLC0415 - slow to import, and only searches need it
 
     return regex.compile(pattern)
 
@@ -94,20 +92,18 @@ def _windows(runs: list[tuple[str, bool]]) -> Iterator[str]:
             yield from (run[at : at + TRIGRAM_LENGTH] for at in range(len(run) - TRIGRAM_LENGTH + 1))
 
 
-#: The constant of reciprocal rank fusion.
+#: Constant of reciprocal rank fusion.
 RRF_K = 60
-#: How many candidates each lane gives to a fusion, for every hit asked for.
+#: Candidates that each lane contributes to a fusion, per requested hit.
 FUSION_DEPTH = 5
-#: The weight of the vector lane where a base has none of its own.
+#: Weight of the vector lane if the base does not define one.
 DEFAULT_ALPHA = 0.5
-#: SQLite takes no longer pattern for LIKE (bytes of UTF-8), and not many more parameters of a statement.
+#: SQLite's limit for a LIKE pattern in bytes, and a number of LIKE conditions below its limit for parameters.
 _MAX_PATTERN = 50_000
 _MAX_LIKES = 30_000
 
-#: A unit with its body, and where from. Beside them a body has its place: the number under which full text knows it,
-#: which grows in the order of writing. Every body is of one kind: the + keeps SQLite from going by the index of kinds.
-#: None of them has to be UTF-8.
-#: Of a text of many megabytes a hit has no more characters than these.
+#: Maximum characters of a hit's text. The query below selects a unit with its body and path as bytes, since they may be
+#: invalid UTF-8. All bodies have the same kind: ``+t.kind`` keeps SQLite from using the index on it.
 LONGEST_HIT = 1_000_000
 _COLUMNS = (
     "CAST(u.unit_id AS BLOB), CAST(u.material_id AS BLOB), CAST(m.relative_path AS BLOB), u.unit_index, "
@@ -118,23 +114,23 @@ _UNITS = "JOIN search_unit u ON u.unit_id = t.target_id LEFT JOIN material m ON 
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that was found. The score's scale is its lane's."""
+    """A unit that was found. Scores of different lanes are not comparable."""
 
     unit_id: str
     material_id: str
-    #: None where the unit's material is not in the index: damage.
+    #: None if the unit's material is missing from the index, which is damage.
     relative_path: str | None
     unit_index: int
-    #: The unit's body.
+    #: The body of the unit.
     text: str
     score: float
 
 
 def vector_blob(numbers: Sequence[float]) -> bytes:
-    """Return a vector as the index keeps it: little-endian float32.
+    """Encode a vector as little-endian float32, as the index stores it.
 
     Raises:
-        OverflowError: a number is beyond float32.
+        OverflowError: a number is too large for float32.
     """
     return struct.pack(f"<{len(numbers)}f", *numbers)
 
@@ -143,49 +139,49 @@ def vector_blob(numbers: Sequence[float]) -> bytes:
 
 
 def bm25_hits(db: apsw.Connection, query: str, count: int) -> list[Hit]:
-    """Return the ``count`` best hits of the words of a query (``docs/search.md``, "The lane of words").
+    """Return the ``count`` best hits for the words of a query (``docs/search.md``, "The lane of words").
 
-    A hit has one of the query's terms, and every word that is too short for the index; where nothing has all of these
-    short words, they do not count. Its score is -bm25(), the higher the better. A query of short words alone is looked
-    for with LIKE: shortest body first, its score minus its length in code points. A query without a word finds nothing.
+    A hit contains one of the query's terms, and every word that is too short for the index; if no body contains all of
+    the short words, they are ignored. The score is -bm25(), higher is better. A query of short words only is searched
+    with LIKE: the shortest body first, scored by minus its length in code points. A query without words finds nothing.
 
     Raises:
-        QueryTooLong: SQLite cannot look for so many or so long words with LIKE.
+        QueryTooLong: the query has more or longer short words than SQLite accepts.
         apsw.Error: the index is damaged.
     """
-    asked = compile_query(query)
-    if not asked.tokens or count < 1:
+    compiled = compile_query(query)
+    if not compiled.tokens or count < 1:
         return []
-    place = _place(db)
-    if not asked.terms:
-        return list(islice(_shortest(db, asked.tokens, place), count))
-    hits = list(islice(_ranked(db, asked.terms, asked.shorts, place), count))
-    return hits or list(islice(_ranked(db, asked.terms, (), place), count if asked.shorts else 0))
+    column = _full_text_column(db)
+    if not compiled.terms:
+        return list(islice(_rank_by_length(db, compiled.tokens, column), count))
+    hits = list(islice(_rank_by_bm25(db, compiled.terms, compiled.shorts, column), count))
+    return hits or list(islice(_rank_by_bm25(db, compiled.terms, (), column), count if compiled.shorts else 0))
 
 
-def _ranked(db: apsw.Connection, terms: Sequence[str], shorts: Sequence[str], place: str) -> Iterator[Hit]:
-    """Yield units, best first. Row numbers are sorted by themselves, so that only those of hits are joined."""
-    condition, patterns = _contains(shorts)
-    # CROSS: full text is asked once, not for each body.
-    bodies = f"CROSS JOIN search_text t ON t.{place} = search_text_fts.rowid AND {condition}" if shorts else ""
+def _rank_by_bm25(db: apsw.Connection, terms: Sequence[str], shorts: Sequence[str], column: str) -> Iterator[Hit]:
+    """Yield units, best first. Row ids are sorted before joining, so that only rows of hits are joined."""
+    condition, patterns = _like_condition(shorts)
+    # CROSS JOIN makes SQLite query the full-text index once, not once per body.
+    bodies = f"CROSS JOIN search_text t ON t.{column} = search_text_fts.rowid AND {condition}" if shorts else ""
     ranked = db.execute(
         f"""SELECT search_text_fts.rowid, -bm25(search_text_fts) AS score FROM search_text_fts {bodies}
              WHERE search_text_fts MATCH ? ORDER BY score DESC, search_text_fts.rowid""",
-        # A term has neither quotes nor NUL in it: it is of letters, numbers and _.
+        # Terms need no escaping: they consist of letters, numbers and _.
         (*patterns, " OR ".join(f'"{term}"' for term in terms)),
     )
-    unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.{place} = ? AND +t.kind = 'body'"
+    unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.{column} = ? AND +t.kind = 'body'"
     for rowid, score in ranked:
         for row in db.execute(unit, (rowid,)):
             yield _hit(row, score)
 
 
-def _shortest(db: apsw.Connection, words: Sequence[str], place: str) -> Iterator[Hit]:
-    """Yield units whose bodies have every word, shortest first; sorted as in :func:`_ranked`."""
-    condition, patterns = _contains(words)
+def _rank_by_length(db: apsw.Connection, words: Sequence[str], column: str) -> Iterator[Hit]:
+    """Yield units whose bodies contain every word, shortest first. Sorted as in :func:`_rank_by_bm25`."""
+    condition, patterns = _like_condition(words)
     found = db.execute(
         f"""SELECT t.rowid, length(t.text) AS size FROM search_text t
-             WHERE +t.kind = 'body' AND {condition} ORDER BY size, t.{place}""",
+             WHERE +t.kind = 'body' AND {condition} ORDER BY size, t.{column}""",
         patterns,
     )
     unit = f"SELECT {_COLUMNS} FROM search_text t {_UNITS} WHERE t.rowid = ?"
@@ -194,37 +190,34 @@ def _shortest(db: apsw.Connection, words: Sequence[str], place: str) -> Iterator
             yield _hit(row, -float(size))
 
 
-def _contains(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the condition that a body ``t.text`` is LIKE each word, with its parameters.
+def _like_condition(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Build the condition that a body ``t.text`` contains every word, and its parameters.
 
     Raises:
         QueryTooLong
     """
-    patterns = [f"%{_escaped(word)}%" for word in sorted(dict.fromkeys(words), key=len, reverse=True)]
+    # Of LIKE's wildcards only `_` can be part of a word.
+    escaped = (word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") for word in dict.fromkeys(words))
+    patterns = [f"%{word}%" for word in sorted(escaped, key=len, reverse=True)]
     if len(patterns) > _MAX_LIKES:
-        raise QueryTooLong(reason=tr("{max_likes:,} short words are the limit", max_likes=_MAX_LIKES))
+        raise QueryTooLong(reason=tr("the limit is {max_likes:,} short words", max_likes=_MAX_LIKES))
     if any(len(pattern.encode()) > _MAX_PATTERN for pattern in patterns):
-        raise QueryTooLong(reason=tr("one of its words is longer than SQLite looks for"))
-    # An escape costs a little on every body.
+        raise QueryTooLong(reason=tr("one of its words is longer than SQLite's limit for LIKE"))
+    # ESCAPE makes every comparison slower, so it is only used if needed.
     likes = ["t.text LIKE ?" + " ESCAPE '\\'" * ("\\" in pattern) for pattern in patterns]
-    return _all_of(likes), patterns
+    return _join_with_and(likes), patterns
 
 
-def _all_of(conditions: Sequence[str]) -> str:
-    """Return conditions joined by AND, as a balanced tree: SQLite's depth of expressions is limited."""
+def _join_with_and(conditions: Sequence[str]) -> str:
+    """Join conditions with AND as a balanced tree, because SQLite limits the depth of expressions."""
     if len(conditions) <= 2:
         return " AND ".join(conditions) or "1"
     middle = len(conditions) // 2
-    return f"({_all_of(conditions[:middle])}) AND ({_all_of(conditions[middle:])})"
+    return f"({_join_with_and(conditions[:middle])}) AND ({_join_with_and(conditions[middle:])})"
 
 
-def _escaped(word: str) -> str:
-    """Return a word with LIKE's wildcards taken for themselves; of these only ``_`` can be in one."""
-    return word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-
-
-def _place(db: apsw.Connection) -> str:
-    """Return the column that full text is joined on: version 1 has none of its own."""
+def _full_text_column(db: apsw.Connection) -> str:
+    """Return the column of ``search_text`` that full-text row ids refer to; version 1 has no column of its own."""
     names = {str(row[1]) for row in db.execute("PRAGMA table_info('search_text')")}
     return "fts_rowid" if "fts_rowid" in names else "rowid"
 
@@ -233,10 +226,10 @@ def _place(db: apsw.Connection) -> str:
 
 
 def vector_hits(db: apsw.Connection, vector: bytes, count: int) -> list[Hit]:
-    """Return the ``count`` units whose vectors are nearest, by cosine; ``db`` has sqlite-vec loaded.
+    """Return the ``count`` units nearest by cosine distance. ``db`` must have sqlite-vec loaded.
 
-    A hit's score is 1 - distance. Vectors of another length than ``vector``, all zeros or not finite have no distance
-    and are no hits; where ``vector`` itself is all zeros, nothing is.
+    The score is 1 - distance. Stored vectors of another length, all zeros or not finite are never hits; if ``vector``
+    is all zeros, there are no hits.
 
     Raises:
         apsw.Error: the index is damaged.
@@ -249,14 +242,16 @@ def vector_hits(db: apsw.Connection, vector: bytes, count: int) -> list[Hit]:
 
 
 def rank_bodies_by_distance(db: apsw.Connection, vector: bytes) -> Iterator[tuple[int, float]]:
-    """Yield the rowid in ``search_text`` and the score of every body that :func:`vector_hits` would find, in its order.
+    """Yield the row id in ``search_text`` and the score of every body that :func:`vector_hits` would find.
+
+    The order is that of :func:`vector_hits`.
 
     Raises:
         apsw.Error: the index is damaged.
     """
-    # Vectors are sorted by themselves, so that only those of hits are joined.
+    # Vectors are sorted before joining, so that only rows of hits are joined.
     ranked = db.execute(
-        # A condition on the distance would have SQLite work it out twice.
+        # A WHERE condition on the distance would make SQLite compute it twice.
         """SELECT rowid,
                   CASE WHEN typeof(vector_blob) = 'blob' AND octet_length(vector_blob) = ?2
                        THEN vec_distance_cosine(vector_blob, ?1) END AS distance
@@ -264,7 +259,7 @@ def rank_bodies_by_distance(db: apsw.Connection, vector: bytes) -> Iterator[tupl
             ORDER BY distance NULLS LAST""",
         (vector, len(vector)),
     )
-    bodies = f"""SELECT t.{_place(db)}, t.rowid FROM search_text t
+    bodies = f"""SELECT t.{_full_text_column(db)}, t.rowid FROM search_text t
                   WHERE +t.kind = 'body'
                     AND t.embedding_text_hash = (SELECT embedding_text_hash FROM embedding WHERE rowid = ?)
                     AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
@@ -279,17 +274,17 @@ def rank_bodies_by_distance(db: apsw.Connection, vector: bytes) -> Iterator[tupl
 
 
 def hybrid_hits(db: apsw.Connection, query: str, vector: bytes, count: int, alpha: float = DEFAULT_ALPHA) -> list[Hit]:
-    """Return the ``count`` best hits of both lanes, fused by rank; raises as the lanes do.
+    """Return the ``count`` best hits of both lanes, fused by rank. Raises the errors of both lanes.
 
-    Each lane gives 5 × ``count`` candidates. A hit's score is the sum of alpha / (60 + rank) for its rank by vector and
-    (1 - alpha) / (60 + rank) for its rank by words, ranks counted from 1. A tie goes to the hit of the vector lane.
+    Each lane contributes 5 × ``count`` candidates. The score of a hit is alpha / (60 + rank by vector) plus (1 - alpha)
+    / (60 + rank by words), with ranks from 1. Ties are won by the hit of the vector lane.
     """
     depth = FUSION_DEPTH * count
     return fused(vector_hits(db, vector, depth), bm25_hits(db, query, depth), alpha)[:count]
 
 
 def fused(by_vector: Iterable[Hit], by_words: Iterable[Hit], alpha: float) -> list[Hit]:
-    """Return the hits of both lanes by reciprocal rank fusion, best first."""
+    """Fuse the hits of both lanes by reciprocal rank, best first."""
     found: dict[str, Hit] = {}
     scores: dict[str, float] = {}
     for weight, lane in ((alpha, by_vector), (1 - alpha, by_words)):

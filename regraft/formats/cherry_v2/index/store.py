@@ -1,4 +1,7 @@
-"""The index of one base as a store that other programs may read and write (``docs/formats/index.md``, "Store")."""
+"""The index of one base as a store that other programs may read and write (``docs/formats/index.md``, "Store").
+
+:class:`IndexStore` is the public interface; the functions above it run in the caller's transaction.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,15 @@ from regraft.formats.cherry_v2.index.full_text import ROWS_CACHE_KIB, full_text_
 from regraft.formats.cherry_v2.index.schema import Unit, check_storable, cut_units
 from regraft.language import join_list, tr
 
-# Replaces and deletes materials in the caller's transaction (``docs/formats/index.md``, "How the store behaves").
+# Replace and delete materials (``docs/formats/index.md``, "How the store behaves").
 
 
-#: How many vectors are looked at to know the length of the file's vectors.
+#: Number of vectors examined to determine the vector length of the file.
 _SAMPLE = 100
 
 
 class NewMaterial(msgspec.Struct, frozen=True, kw_only=True):
-    """A material as it is to be: its content is cut already. ``embeddings`` are vector bytes by text hash."""
+    """The new state of a material: its content with its units. ``embeddings`` maps text hashes to vectors."""
 
     material_id: str
     relative_path: str
@@ -53,49 +56,52 @@ class NewMaterial(msgspec.Struct, frozen=True, kw_only=True):
     has_model: bool
 
 
-class _Named(msgspec.Struct, frozen=True):
-    """What a material named before: hashes of embeddings and of contents that may be waste now."""
+class _UsedHashes(msgspec.Struct, frozen=True):
+    """Hashes of embeddings and contents that a material used; they may be unused now."""
 
     embeddings: set[str]
     contents: set[str]
 
 
 def replace_material(db: apsw.Connection, new: NewMaterial) -> None:
-    """Replace a material with all that hangs on it. The caller's transaction is to be rolled back on an error.
+    """Replace a material and its units, bodies and vectors. On an error the caller must roll back.
 
     Raises:
-        MaterialRefused: another material has its path.
-        EmbeddingRefused: a vector is not as long as those of the file.
-        CoverageGap: a body has no vector, in a base with a model.
+        MaterialRefused: another material has the same path.
+        EmbeddingRefused: a vector does not have the length of the file's vectors.
+        CoverageGap: a body has no vector although the base has a model.
         apsw.Error: the file cannot be written.
     """
     _put_material(db, new)
-    before = _named(db, new.material_id)
-    _drop_units(db, new.material_id)
+    before = _used_hashes(db, new.material_id)
+    _delete_units(db, new.material_id)
     _put_units(db, new)
     if new.has_model:
         _put_embeddings(db, new)
-        _demand_coverage(db, new)
+        missing = missing_embeddings(db, [unit.embedding_text_hash for unit in new.units])
+        if missing:
+            first = min(unit.unit_index for unit in new.units if unit.embedding_text_hash in missing)
+            raise CoverageGap(material=new.material_id, missing=len(missing), unit=first)
     db.execute(
         "UPDATE material SET current_content_hash = ? WHERE material_id = ?", (new.content_hash, new.material_id)
     )
     if before.embeddings - {unit.embedding_text_hash for unit in new.units}:
-        _sweep_embeddings(db)
+        _delete_unused_embeddings(db)
     if before.contents - {new.content_hash}:
-        _sweep_contents(db)
+        _delete_unused_contents(db)
 
 
 def delete_materials(db: apsw.Connection, material_ids: Iterable[str]) -> int:
-    """Delete materials with their units and bodies, sweep what only they named, and return how many there were."""
+    """Delete materials with their units and bodies and everything that becomes unused; return how many existed."""
     deleted = 0
     for material_id in material_ids:
-        # Bodies have no foreign key: they go first, while their units still tell which they are.
-        _drop_units(db, material_id)
+        # Bodies have no foreign key: they are deleted while their units still identify them.
+        _delete_units(db, material_id)
         db.execute("DELETE FROM material WHERE material_id = ?", (material_id,))
         deleted += db.changes()
     if deleted:
-        _sweep_embeddings(db)
-        _sweep_contents(db)
+        _delete_unused_embeddings(db)
+        _delete_unused_contents(db)
     return deleted
 
 
@@ -106,10 +112,10 @@ def _put_material(db: apsw.Connection, new: NewMaterial) -> None:
     ).get
     if owner is not None:
         reason = tr(
-            'its path "{relative_path}" is that of the material {owner}', relative_path=new.relative_path, owner=owner
+            'its path "{relative_path}" belongs to material {owner}', relative_path=new.relative_path, owner=owner
         )
         raise MaterialRefused(material=new.material_id, reason=reason)
-    # A text that no longer has the hash that it is stored under is mended: units are cut from the one given.
+    # If the stored text does not match its hash, repair it: the units are cut from the given text.
     db.execute(
         "INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?)"
         " ON CONFLICT (content_hash) DO UPDATE SET text = excluded.text WHERE text IS NOT excluded.text",
@@ -123,9 +129,9 @@ def _put_material(db: apsw.Connection, new: NewMaterial) -> None:
     )
 
 
-def _named(db: apsw.Connection, material_id: str) -> _Named:
+def _used_hashes(db: apsw.Connection, material_id: str) -> _UsedHashes:
     bodies = db.execute(
-        # CROSS JOIN: the material's units first. Without statistics SQLite would begin with every body of the file.
+        # CROSS JOIN forces the material's units first: without statistics SQLite would start with all bodies.
         "SELECT DISTINCT t.embedding_text_hash FROM search_unit u"
         " CROSS JOIN search_text t ON t.target_type = 'search_unit' AND t.target_id = u.unit_id"
         " WHERE u.material_id = ?",
@@ -138,10 +144,10 @@ def _named(db: apsw.Connection, material_id: str) -> _Named:
         " WHERE material_id = ?1 AND current_content_hash IS NOT NULL",
         (material_id,),
     )
-    return _Named(embeddings, {key for (key,) in contents})
+    return _UsedHashes(embeddings, {key for (key,) in contents})
 
 
-def _drop_units(db: apsw.Connection, material_id: str) -> None:
+def _delete_units(db: apsw.Connection, material_id: str) -> None:
     db.execute(
         "DELETE FROM search_text WHERE target_type = 'search_unit'"
         " AND target_id IN (SELECT unit_id FROM search_unit WHERE material_id = ?)",
@@ -159,7 +165,7 @@ def _put_units(db: apsw.Connection, new: NewMaterial) -> None:
             for now, unit in ((new.now_ms, unit) for unit in new.units)
         ),
     )
-    # The file's own trigger numbers the row and adds it to the full-text index.
+    # The trigger numbers the row and adds it to the full-text index.
     db.executemany(
         "INSERT INTO search_text (search_text_id, target_type, target_id, kind, text, embedding_text_hash, created_at)"
         " VALUES (?, 'search_unit', ?, 'body', ?, ?, ?)",
@@ -171,8 +177,9 @@ def _put_units(db: apsw.Connection, new: NewMaterial) -> None:
 
 
 def _put_embeddings(db: apsw.Connection, new: NewMaterial) -> None:
-    """Insert those vectors that a body of the material names and the file does not have; the stored one stays."""
-    vectors = _named_vectors(new)
+    """Insert the vectors that the material's bodies use and the file lacks. Stored vectors are kept."""
+    wanted = dict.fromkeys(unit.embedding_text_hash for unit in new.units)
+    vectors = {key: new.embeddings[key] for key in wanted if key in new.embeddings}
     if not vectors:
         return
     expected = stored_vector_bytes(db) or len(next(iter(vectors.values())))
@@ -185,13 +192,8 @@ def _put_embeddings(db: apsw.Connection, new: NewMaterial) -> None:
     )
 
 
-def _named_vectors(new: NewMaterial) -> dict[str, bytes]:
-    wanted = dict.fromkeys(unit.embedding_text_hash for unit in new.units)
-    return {key: new.embeddings[key] for key in wanted if key in new.embeddings}
-
-
 def stored_vector_bytes(db: apsw.Connection) -> int | None:
-    """Return the length of the file's vectors in bytes: what most of the first ones have. None where there is none."""
+    """Return the most common length of the file's first vectors in bytes; None without vectors."""
     length: int | None = db.execute(
         "SELECT size FROM (SELECT length(vector_blob) AS size FROM embedding LIMIT ?)"
         " GROUP BY size ORDER BY count(*) DESC, size LIMIT 1",
@@ -200,21 +202,14 @@ def stored_vector_bytes(db: apsw.Connection) -> int | None:
     return length
 
 
-def _demand_coverage(db: apsw.Connection, new: NewMaterial) -> None:
-    missing = missing_embeddings(db, [unit.embedding_text_hash for unit in new.units])
-    if missing:
-        first = min(unit.unit_index for unit in new.units if unit.embedding_text_hash in missing)
-        raise CoverageGap(material=new.material_id, missing=len(missing), unit=first)
-
-
 def missing_embeddings(db: apsw.Connection, hashes: Iterable[str]) -> set[str]:
-    """Return which of ``hashes`` no embedding is stored under."""
+    """Return the hashes that have no stored embedding."""
     wanted = set(hashes)
     return wanted - existing_embeddings(db, wanted)
 
 
 def existing_embeddings(db: apsw.Connection, hashes: Iterable[str]) -> set[str]:
-    """Return which of ``hashes`` an embedding is stored under."""
+    """Return the hashes that have a stored embedding."""
     rows = db.execute(
         "SELECT embedding_text_hash FROM embedding WHERE embedding_text_hash IN (SELECT value FROM json_each(?))",
         (json.dumps(list(hashes)),),
@@ -222,15 +217,15 @@ def existing_embeddings(db: apsw.Connection, hashes: Iterable[str]) -> set[str]:
     return {key for (key,) in rows}
 
 
-def _sweep_embeddings(db: apsw.Connection) -> None:
+def _delete_unused_embeddings(db: apsw.Connection) -> None:
     db.execute(
-        # Looked for in the index of the hashes, without a look at the vectors themselves.
+        # Uses the index of the hashes, so the vectors themselves are not read.
         "DELETE FROM embedding WHERE embedding_text_hash IN (SELECT e.embedding_text_hash FROM embedding e"
         " WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash))"
     )
 
 
-def _sweep_contents(db: apsw.Connection) -> None:
+def _delete_unused_contents(db: apsw.Connection) -> None:
     db.execute(
         "DELETE FROM content WHERE content_hash IN (SELECT c.content_hash FROM content c"
         " WHERE NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash)"
@@ -238,19 +233,19 @@ def _sweep_contents(db: apsw.Connection) -> None:
     )
 
 
-# Gives space back after large deletes (``docs/formats/index.md``, "How the store behaves").
+# Reclaim space after large deletes (``docs/formats/index.md``, "How the store behaves").
 
 
-#: VACUUM pays from this share of free pages on …
+#: VACUUM is worthwhile if at least this share of the pages …
 FREE_SHARE = 0.2
-#: … and from so many bytes in them.
+#: … and at least this many bytes are free.
 FREE_BYTES = 8 << 20
 
 Vacuum = Literal["auto", "always", "never"]
 
 
 class Reclaimed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reclaim came to: sizes of the file in bytes, what was free in it, and whether it was vacuumed."""
+    """Result of reclaiming space: sizes of the file in bytes, bytes that were free in it, and whether VACUUM ran."""
 
     bytes_before: int
     bytes_after: int
@@ -259,16 +254,16 @@ class Reclaimed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reclaim_space(db: apsw.Connection, path: Path, vacuum: Vacuum) -> Reclaimed:
-    """Optimize the full-text index, work the log in, and VACUUM where that pays (or always, or never).
+    """Optimize the full-text index, checkpoint the log, and run VACUUM if it is worthwhile (or always, or never).
 
-    The full-text index is compared with the bodies before and after: it is keyed on ``fts_rowid``, which VACUUM
-    must leave alone.
+    The full-text index is compared with the bodies before and after, because it refers to bodies by ``fts_rowid``,
+    which VACUUM must not change.
 
     Raises:
-        FullTextOutOfStep: it does not match them; before anything was done, or afterwards.
-        apsw.Error: the file is in use, or cannot be written.
+        FullTextOutOfStep: the full-text index does not match the bodies, either before any change or afterwards.
+        apsw.Error: the file is in use or cannot be written.
     """
-    _demand_in_step(db, path, "before")
+    _check_full_text(db, path, "before")
     before, _ = database_sizes(db)
     db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('optimize')")
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -277,13 +272,13 @@ def reclaim_space(db: apsw.Connection, path: Path, vacuum: Vacuum) -> Reclaimed:
     if vacuumed:
         db.execute("VACUUM")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        _demand_in_step(db, path, "after")
+        _check_full_text(db, path, "after")
     after, _ = database_sizes(db)
     return Reclaimed(bytes_before=before, bytes_after=after, free_bytes=free, vacuumed=vacuumed)
 
 
 def is_vacuum_worthwhile(size: int, free: int) -> bool:
-    """Tell whether VACUUM pays for a database of so many bytes, so many of them free."""
+    """Whether VACUUM is worthwhile for a database of ``size`` bytes with ``free`` bytes in free pages."""
     return free >= FREE_BYTES and free >= FREE_SHARE * size
 
 
@@ -293,7 +288,7 @@ def database_sizes(db: apsw.Connection) -> tuple[int, int]:
     return page * pages, page * free
 
 
-def _demand_in_step(db: apsw.Connection, path: Path, when: str) -> None:
+def _check_full_text(db: apsw.Connection, path: Path, when: str) -> None:
     if not full_text_matches(db):
         raise FullTextOutOfStep(path=path, when=when)
 
@@ -302,32 +297,31 @@ Result = TypeVar("Result")
 
 
 class IndexStore:
-    """The index of one base: replace and delete materials, look at what is there, give space back.
+    """The index of one base: replace and delete materials, list units, reclaim space.
 
-    Every change is one write transaction: after a crash the file holds the state before it or the one after it.
-    A store is for one thread at a time. Other stores and the application may have the file open too: writers wait
-    for each other up to 5 seconds. Opened ``read_only`` it leaves no trace on disk, and each call sees the file as
-    it is at that moment.
+    Every change is one transaction: after a crash the file has either the old or the new state. A store must be used by
+    one thread at a time. Other stores and the application may have the file open too; writers wait for each other up to
+    5 seconds. Opened ``read_only`` it creates no files, and each call sees the current state of the file.
 
     Args:
         path: the file ``KnowledgeBase/<base id>/.cherry/index.sqlite``.
-        base_id: the id that the file's folder carries.
-        read_only: only read; raises :class:`~regraft.errors.IndexReadOnly` on any change.
-        create: make an empty index where no file or a blank one is (its folder exists).
+        base_id: name of the base's folder.
+        read_only: any change raises :class:`~regraft.errors.IndexReadOnly`.
+        create: create an empty index if the file is missing or blank (its folder must exist).
 
     Raises:
-        SourceNotFound: no file is there.
-        SourceUnreadable: it is no SQLite file, damaged, or may not be read.
-        IndexForeign: it is the index of another base.
-        IndexVersionUnknown: its layout has another version; it is left as it is.
+        SourceNotFound: the file does not exist.
+        SourceUnreadable: the file is not SQLite, is damaged, or access is denied.
+        IndexForeign: the file is the index of another base.
+        IndexVersionUnknown: the file has another version; it is not changed.
         IndexIncomplete: a table, a trigger or the identity row is missing.
-        IndexHotJournal: read-only, and an unfinished transaction lies beside it.
-        IndexBusy: another program has locked it, or (read-only) writes to it without a pause.
+        IndexHotJournal: read-only, and the file has an unfinished transaction.
+        IndexBusy: another program has locked the file or, read-only, keeps writing to it.
     """
 
     def __init__(self, path: Path, base_id: str, *, read_only: bool = False, create: bool = False) -> None:
         if read_only and create:
-            raise WrongUsage(problem=tr("read_only and create exclude each other"), hint=tr("give one of them"))
+            raise WrongUsage(problem=tr("read_only and create cannot be combined"), hint=tr("use only one of them"))
         self.path = path
         self.base_id = base_id
         self.read_only = read_only
@@ -371,7 +365,7 @@ class IndexStore:
         self.close()
 
     def close(self) -> None:
-        """Close the file. The last one to close it works its log into it, and ``-wal`` and ``-shm`` are gone."""
+        """Close the file. The last connection to close checkpoints the log and removes ``-wal`` and ``-shm``."""
         self._closed = True
         self._stack.close()
 
@@ -386,23 +380,24 @@ class IndexStore:
         *,
         has_model: bool = True,
     ) -> None:
-        """Replace a material with its content, units, bodies and vectors, or add it.
+        """Add a material, or replace it with its content, units, bodies and vectors.
 
         Args:
-            material_id: the id of the catalog's item.
-            relative_path: its file below ``raw/``, with ``/`` between the parts.
+            material_id: id of the catalog item.
+            relative_path: path of its file below ``raw/``, with ``/`` as separator.
             content: the whole text.
             units: ``(char_start, char_end)`` of each unit in UTF-16 units of the content, in order.
-            embeddings: raw little-endian float32 by hash of the body. A hash that the file has already keeps its
-                vector and may be left out (:meth:`existing_embeddings`); one that no unit's body has is passed over.
-            now_ms: the time of the change, in ms.
-            has_model: whether the base has an embedding model. Without one no body needs a vector, and none is taken.
+            embeddings: little-endian float32 vectors by hash of the body. Vectors that the file already has are kept
+                and may be omitted (:meth:`existing_embeddings`); hashes that no body has are ignored.
+            now_ms: time of the change in ms.
+            has_model: whether the base has an embedding model. Without one, bodies need no vectors and none are
+                accepted.
 
         Raises:
-            UnitRefused: a unit is no slice of the content.
-            MaterialRefused: its id, path or text may not be stored, another material has the path, or vectors are
-                given for a base without a model.
-            EmbeddingRefused: a vector is empty, no multiple of 4 bytes, or not as long as the others of the file.
+            UnitRefused: a unit is not a slice of the content.
+            MaterialRefused: the id, path or text cannot be stored, another material has the path, or vectors are given
+                for a base without a model.
+            EmbeddingRefused: a vector is empty, not a multiple of 4 bytes, or not as long as the file's other vectors.
             CoverageGap: a body has no vector.
             IndexUnchanged: the file is in use or cannot be written.
             IndexReadOnly, StoreClosed: the store is not open for writing.
@@ -424,7 +419,7 @@ class IndexStore:
             replace_material(db, new)
 
     def delete_materials(self, material_ids: Iterable[str]) -> int:
-        """Delete materials with all that only they use, and return how many there were; unknown ids are no error.
+        """Delete materials and everything only they use; return how many existed. Unknown ids are ignored.
 
         Raises:
             IndexUnchanged: the file is in use or cannot be written.
@@ -435,61 +430,61 @@ class IndexStore:
             return delete_materials(db, known)
 
     def list_units(self, material_id: str) -> list[Unit]:
-        """Return the units of a material with their bodies, in order; none for an unknown material.
+        """Return the units of a material with their bodies, in order; an empty list for an unknown material.
 
         Raises:
             SourceUnreadable: the file cannot be read.
-            IndexHotJournal, IndexBusy: read-only, and somebody writes.
-            StoreClosed: the store was closed.
+            IndexHotJournal, IndexBusy: read-only, and another program is writing.
+            StoreClosed: the store is closed.
         """
-        return self._read(lambda db: _units(db, material_id))
+        return self._read(lambda db: _list_units(db, material_id))
 
     def existing_embeddings(self, hashes: Iterable[str]) -> set[str]:
-        """Return which of these hashes of bodies the file has a vector for, so that only the others are embedded.
+        """Return the body hashes that the file has a vector for, so that only the others must be embedded.
 
-        It is a look from outside any transaction: where another writer takes a vector away in between,
-        :meth:`rebuild_material` says so (``CoverageGap``).
+        The answer is not part of a transaction: if another writer deletes a vector afterwards, :meth:`rebuild_material`
+        raises ``CoverageGap``.
 
         Raises:
             SourceUnreadable: the file cannot be read.
-            IndexHotJournal, IndexBusy: read-only, and somebody writes.
-            StoreClosed: the store was closed.
+            IndexHotJournal, IndexBusy: read-only, and another program is writing.
+            StoreClosed: the store is closed.
         """
         wanted = list(hashes)
         return self._read(lambda db: existing_embeddings(db, wanted))
 
     def reclaim(self, vacuum: Vacuum = "auto") -> Reclaimed:
-        """Give space back after large deletes: optimize the full-text index, work the log in, VACUUM.
+        """Reclaim space after large deletes: optimize the full-text index, checkpoint the log, VACUUM.
 
         Args:
-            vacuum: ``auto``: when at least 20 % of the file and 8 MiB are free; or ``always``, or ``never``.
-                It needs as much free space on the disk as the file takes.
+            vacuum: ``auto`` (if at least 20 % of the file and 8 MiB are free), ``always`` or ``never``. VACUUM needs as
+                much free disk space as the file takes.
 
         Raises:
             FullTextOutOfStep: the full-text index does not match the bodies.
             IndexUnchanged: the file is in use or cannot be written; no row was changed.
             IndexReadOnly, StoreClosed: the store is not open for writing.
         """
-        self._demand_writable()
+        self._check_writable()
         if vacuum not in get_args(Vacuum):
             raise WrongUsage(
                 problem=tr("vacuum cannot be {vacuum!r}", vacuum=vacuum),
-                hint=tr("one of {get_args}", get_args=join_list(get_args(Vacuum))),
+                hint=tr("use one of {get_args}", get_args=join_list(get_args(Vacuum))),
             )
-        with self._explained(tr("giving space back")):
+        with self._wrapped_errors(tr("reclaiming space")):
             return reclaim_space(self._db, self.path, vacuum)
 
-    def _demand_open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed(path=self.path)
 
-    def _demand_writable(self) -> None:
-        self._demand_open()
+    def _check_writable(self) -> None:
+        self._check_open()
         if self.read_only:
             raise IndexReadOnly(path=self.path)
 
     @contextmanager
-    def _explained(self, doing: str) -> Iterator[None]:
+    def _wrapped_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except (apsw.Error, UnicodeDecodeError) as error:
@@ -497,12 +492,12 @@ class IndexStore:
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[apsw.Connection]:
-        self._demand_writable()
-        with self._explained(doing), sqlite.transaction(self._db):
+        self._check_writable()
+        with self._wrapped_errors(doing), sqlite.transaction(self._db):
             yield self._db
 
     def _read(self, query: Callable[[apsw.Connection], Result]) -> Result:
-        self._demand_open()
+        self._check_open()
         if self._reader is not None:
             return self._reader.run(query)
         try:
@@ -511,23 +506,22 @@ class IndexStore:
             raise SourceUnreadable(path=self.path, reason=error) from error
 
 
-def _units(db: apsw.Connection, material_id: str) -> list[Unit]:
-    rows = db.execute(
+_TYPES = (str, int, str, int, int, str, str)
+
+
+def _list_units(db: apsw.Connection, material_id: str) -> list[Unit]:
+    rows: list[Any] = db.execute(
         "SELECT u.unit_id, u.unit_index, u.content_hash, u.char_start, u.char_end, t.text, t.embedding_text_hash"
-        # CROSS JOIN: the material's units first. Without statistics SQLite would begin with every body of the file.
+        # CROSS JOIN forces the material's units first: without statistics SQLite would start with all bodies.
         " FROM search_unit u CROSS JOIN search_text t"
         " ON t.target_type = 'search_unit' AND t.target_id = u.unit_id AND t.kind = 'body'"
         " WHERE u.material_id = ? ORDER BY u.unit_index, u.unit_id",
         (material_id,),
-    )
-    return [Unit(*_typed(row)) for row in rows]
-
-
-_TYPES = (str, int, str, int, int, str, str)
-
-
-def _typed(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a row of a unit; SQLite itself keeps a value of any type in any column."""
-    if not all(isinstance(value, kind) for value, kind in zip(row, _TYPES, strict=True)):
-        raise ValueError(tr("a unit holds a value of the wrong type"))
-    return row
+    ).fetchall()
+    units = []
+    for row in rows:
+        # SQLite columns accept values of any type.
+        if not all(isinstance(value, kind) for value, kind in zip(row, _TYPES, strict=True)):
+            raise ValueError(tr("a unit contains a value of the wrong type"))
+        units.append(Unit(*row))
+    return units

@@ -1,4 +1,4 @@
-"""Reads a freshly written index back and compares it with what was put into it."""
+"""Read a new index back and compare it with what was written to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COUNTS = {
 }
 
 
-#: Every body with its unit and its vector; ``same_embedding`` says how the vector is found.
+#: Every body with its unit and its vector. ``same_embedding`` is the join condition for the vector.
 _BODIES = f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
                      CASE WHEN octet_length(t.text) <= {LARGE_BYTES} THEN t.text END,
                      t.embedding_text_hash, e.vector_blob, t.rowid, t.fts_rowid
@@ -53,67 +53,71 @@ def verify(
     vector_bytes: int | None,
     crew: ProcessPool | None = None,
 ) -> None:
-    """Check counts, coverage, offsets, ids, blob lengths and the digests over texts and vectors.
+    """Check row counts, ids, offsets, hashes, vector lengths, and the digests over texts and vectors.
 
-    Every body has a vector but those that came without one (``tallies.bare``), which may share an equal text's.
+    Every body needs a vector except those that were added without one (``tallies.bare``); these may share the vector of
+    an equal text.
 
     Args:
-        path: the file.
-        base_id: the base's.
-        tallies: of what was put in.
-        digests: of what was put in.
-        vector_bytes: how long each vector is, in bytes.
-        crew: processes that help where they have been started.
+        path: the index file.
+        base_id: id of its base.
+        tallies: totals of what was written.
+        digests: digests of what was written.
+        vector_bytes: length of each vector in bytes.
+        crew: process pool that reads parts of the file in parallel, if it has been started.
 
     Raises:
-        VerificationFailed: the file is not what was put into it.
-        apsw.Error, OSError: it cannot be read.
+        VerificationFailed: the file differs from what was written.
+        apsw.Error, OSError: the file cannot be read.
     """
     with sqlite.open_readonly(path) as db:
-        # Units and vectors are looked up by hash, in no order.
+        # Units and vectors are looked up by hash, so access is random.
         db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
         try:
-            _demand_counts(db, base_id, tallies)
-            _demand_parts(db, path, deque(_parts(tallies, digests, vector_bytes)), crew)
-        except _Differs as found:
+            _check_counts(db, base_id, tallies)
+            _check_parts(db, path, deque(_parts(tallies, digests, vector_bytes)), crew)
+        except _Difference as found:
             raise VerificationFailed(base=base_id, reason=str(found)) from None
 
 
-class _Differs(Exception):
-    """A file is not what was put into it; the text says in what."""
+class _Difference(Exception):
+    """The file differs from what was written. The message says how."""
 
 
-def _demand_counts(db: apsw.Connection, base_id: str, tallies: Tallies) -> None:
+def _check_counts(db: apsw.Connection, base_id: str, tallies: Tallies) -> None:
     if db.execute("SELECT schema_version, base_id FROM meta").fetchall() != [(schema.SCHEMA_VERSION, base_id)]:
-        raise _Differs(tr("its identity row is wrong"))
+        raise _Difference(tr("its identity row is wrong"))
     counts = {name: db.execute(sql).get for name, sql in _COUNTS.items()}
     bodies = tallies.units
     expected = dict(zip(_COUNTS, (tallies.materials, bodies, bodies, tallies.embeddings, bodies), strict=True))
     if counts != expected:
-        raise _Differs(tr("it holds {counts} instead of {expected}", counts=counts, expected=expected))
+        raise _Difference(tr("it contains {counts} instead of {expected}", counts=counts, expected=expected))
     if db.execute("PRAGMA foreign_key_check").fetchall():
-        raise _Differs(tr("a foreign key dangles"))
+        raise _Difference(tr("a foreign key refers to a missing row"))
     bare = db.execute("SELECT count(*) FROM material WHERE current_content_hash IS NULL").get
     if bare:
-        raise _Differs(tr("{bare} materials have no content", bare=bare))
+        raise _Difference(tr("{bare} materials have no content", bare=bare))
 
 
 def verify_full_text(path: Path, base_id: str) -> None:
-    """Let FTS5 hold the whole full-text index of a fresh file against the bodies.
+    """Let FTS5 compare the full-text index of a new file with the bodies.
 
     Raises:
-        VerificationFailed: it does not hold their words.
-        apsw.Error, OSError: it cannot be read.
+        VerificationFailed: the full-text index does not match the bodies.
+        apsw.Error, OSError: the file cannot be read.
     """
     with sqlite.open_writable(path) as db:
         if not full_text_matches(db):
             raise VerificationFailed(base=base_id, reason=tr("the full-text index does not match the bodies"))
 
 
-class _Bodies(msgspec.Struct, frozen=True, kw_only=True):
-    """Bodies from one number to another, the digest over what was put in, and the numbers of those without a vector.
+class _BodyRange(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of body numbers and the digest of what was written for it.
 
-    ``vector_bytes`` is how long each vector is. ``in_order``: the vectors stand in the order of the bodies.
+    Attributes:
+        bare: numbers of the bodies that were added without a vector.
+        vector_bytes: length of each vector in bytes.
+        in_order: the embeddings are stored in the order of the bodies.
     """
 
     first: int
@@ -124,35 +128,35 @@ class _Bodies(msgspec.Struct, frozen=True, kw_only=True):
     in_order: bool
 
 
-def _parts(tallies: Tallies, digests: list[PartDigest], vector_bytes: int | None) -> Iterator[_Bodies]:
+def _parts(tallies: Tallies, digests: list[PartDigest], vector_bytes: int | None) -> Iterator[_BodyRange]:
     first, in_order = 1, tallies.embeddings == tallies.units
     for last, digest in digests:
         bare = tuple(tallies.bare[bisect_left(tallies.bare, first) : bisect_right(tallies.bare, last)])
-        yield _Bodies(first=first, last=last, digest=digest, bare=bare, vector_bytes=vector_bytes, in_order=in_order)
+        yield _BodyRange(first=first, last=last, digest=digest, bare=bare, vector_bytes=vector_bytes, in_order=in_order)
         first = last + 1
 
 
-def _demand_parts(db: apsw.Connection, path: Path, parts: deque[_Bodies], crew: ProcessPool | None) -> None:
-    """Read all parts back: the first ones here, the last ones by others meanwhile."""
-    given: list[tuple[int, _Bodies]] = []
+def _check_parts(db: apsw.Connection, path: Path, parts: deque[_BodyRange], crew: ProcessPool | None) -> None:
+    """Check all parts: this process starts with the first one, the process pool with the last one."""
+    submitted: list[tuple[int, _BodyRange]] = []
     while parts:
         try:
             if crew is not None:
                 crew.go_on()
             while crew is not None and parts and crew.has_room():
-                given.append((crew.put(_is_sound, path, parts[-1]), parts.pop()))
+                submitted.append((crew.put(_is_part_correct, path, parts[-1]), parts.pop()))
         except JobFailed as problem:
             logger.info("the index is read back by one process: %s", problem)
             crew = None
         if parts:
-            _demand_part(db, parts.popleft())
-    for job, part in given:
-        if not _answer(crew, job):
-            _demand_part(db, part)
+            _check_part(db, parts.popleft())
+    for job, part in submitted:
+        if not _collect_result(crew, job):
+            _check_part(db, part)
 
 
-def _answer(crew: ProcessPool | None, job: int) -> bool:
-    """Return what a process found; False where nobody knows."""
+def _collect_result(crew: ProcessPool | None, job: int) -> bool:
+    """Return whether a process found its part to be correct; False if it failed."""
     try:
         return crew is not None and crew.take(job)
     except JobFailed as problem:
@@ -160,24 +164,24 @@ def _answer(crew: ProcessPool | None, job: int) -> bool:
         return False
 
 
-def _is_sound(path: Path, part: _Bodies) -> bool:
-    """Tell whether a part of the bodies is as it was put in. What it has instead is for others to find and to say."""
+def _is_part_correct(path: Path, part: _BodyRange) -> bool:
+    """Check a part in another process. If it is wrong, the main process checks it again to report the difference."""
     with sqlite.open_readonly(path) as db:
         try:
-            _demand_part(db, part)
-        except _Differs:
+            _check_part(db, part)
+        except _Difference:
             return False
     return True
 
 
-def _demand_part(db: apsw.Connection, part: _Bodies) -> None:
-    """Hold every body of a part against its place in its content, and all of them against their digest.
+def _check_part(db: apsw.Connection, part: _BodyRange) -> None:
+    """Compare every body of a part with its content at the unit's offsets, and all of them with their digest.
 
-    A fresh file has units in the order of the bodies, and vectors too where no two bodies share one (``in_order``):
-    they are then read in that order instead of being looked up by their hashes, in none.
+    A new file stores units in the order of the bodies, and vectors too unless bodies share one (``in_order``). They are
+    then read in that order instead of being looked up by hash, which would be random access.
     """
     digest = BodiesDigest()
-    content = _Content(db)
+    content = _ContentCursor(db)
     without_vector = iter(part.bare)
     next_bare = next(without_vector, None)
     same_embedding = _SAME_ROW if part.in_order else _SAME_HASH
@@ -187,40 +191,46 @@ def _demand_part(db: apsw.Connection, part: _Bodies) -> None:
         if is_bare:
             next_bare = next(without_vector, None)
         elif vector is None:
-            raise _Differs(tr("a body has no vector"))
+            raise _Difference(tr("a body has no vector"))
         if unit is None or rowid != number:
-            raise _Differs(tr("a body has no unit, or its row number is out of step"))
+            raise _Difference(tr("a body has no unit, or its row id differs from its full-text number"))
         if vector is not None and (not isinstance(vector, bytes) or len(vector) != part.vector_bytes):
-            raise _Differs(tr("a vector has another length"))
+            raise _Difference(tr("a vector has the wrong length"))
         if unit != identity.unit_id(material, content_hash, index, start, end):
-            raise _Differs(tr("a unit's id is wrong"))
-        raw, pieces = _body(db, rowid, text)
+            raise _Difference(tr("a unit's id is wrong"))
+        raw, pieces = _hash_and_pieces(db, rowid, text)
         if not content.holds(content_hash, pieces, start, end):
-            raise _Differs(tr("a body is not where its unit says"))
+            raise _Difference(tr("a body is not at the offsets of its unit"))
         if raw.hexdigest() != body_hash:
-            raise _Differs(tr("a body does not match its hash"))
+            raise _Difference(tr("a body does not match its hash"))
         digest.add(raw.digest(), None if is_bare else vector)
     if digest.hexdigest() != part.digest:
-        raise _Differs(tr("texts or vectors differ"))
+        raise _Difference(tr("texts or vectors differ"))
 
 
-def _body(db: apsw.Connection, rowid: int, text: str | None) -> tuple[hashlib._Hash, Iterable[bytes]]:
-    """Return the hash of a body's bytes, and these; a large body (None) is read, and hashed, as they are taken."""
+def _hash_and_pieces(db: apsw.Connection, rowid: int, text: str | None) -> tuple[hashlib._Hash, Iterable[bytes]]:
+    """Return the hash of a body and its bytes.
+
+    A large body (``text`` is None) is hashed while its pieces are consumed.
+    """
     if text is not None:
         encoded = text.encode()
         return hashlib.sha256(encoded), (encoded,)
     hasher = hashlib.sha256()
-    return hasher, _hashed(read_pieces(db, "search_text", "text", rowid), hasher)
+    return hasher, _update_hash(read_pieces(db, "search_text", "text", rowid), hasher)
 
 
-def _hashed(pieces: Iterable[bytes], hasher: hashlib._Hash) -> Iterator[bytes]:
+def _update_hash(pieces: Iterable[bytes], hasher: hashlib._Hash) -> Iterator[bytes]:
     for piece in pieces:
         hasher.update(piece)
         yield piece
 
 
-class _Content:
-    """The content texts that bodies come from, each walked from start to end, as it was written."""
+class _ContentCursor:
+    """Compares bodies with their content.
+
+    Each content is read once from start to end, in the order in which it was written.
+    """
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
@@ -229,15 +239,15 @@ class _Content:
         self._end = -1
 
     def holds(self, content_hash: str, body: Iterable[bytes], start: int, end: int) -> bool:
-        """Tell whether ``body`` is the content's slice from ``start`` to ``end`` (UTF-16 units); takes all of it."""
+        """Whether ``body`` is the slice of the content from ``start`` to ``end`` (UTF-16 units). Consumes ``body``."""
         if content_hash != self._hash or start < self._end:
             self._load(content_hash)
         text = self._text
-        fits = text is not None and text.begins_at(start)
+        fits = text is not None and text.starts_at(start)
         for piece in body:
-            fits = text is not None and fits and text.goes_on(piece)
+            fits = text is not None and fits and text.matches_next(piece)
         self._end = end
-        return text is not None and fits and text.has_come_to(end)
+        return text is not None and fits and text.ends_at(end)
 
     def _load(self, content_hash: str) -> None:
         if self._text is not None:

@@ -1,4 +1,10 @@
-"""Salvage of damaged index files: every row that is left and proves itself (``docs/formats/index.md``, "Salvage")."""
+"""Salvage damaged index files: recover every row that can be verified (``docs/formats/index.md``, "Salvage").
+
+The file is read page by page into a temporary database (:mod:`.found_rows`). A content is proven by its hash, a unit by
+its id, a body by being its unit's slice of the content, a vector by the hash of a proven text and by resembling the
+others (:mod:`.proof`, :mod:`.units`). What was lost but follows from proven rows is derived. :mod:`.writing` counts the
+results and writes a new index.
+"""
 
 from __future__ import annotations
 
@@ -20,43 +26,41 @@ from regraft.formats.sqlite_pages import PageFile, Reading
 from regraft.language import tr
 from regraft.text import decode_utf8
 
-# A damaged index file becomes a whole one: of what is left of it, and of what follows from that.
-
 
 class Refused(Exception):
-    """Nothing can be made of a damaged index; the message says why, for a person."""
+    """A damaged index cannot be salvaged. The message gives the reason."""
 
 
 class Salvaged(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of an index file, in a temporary database as long as it is wanted."""
+    """The proven rows of an index file, in a temporary database."""
 
     proven: Path
     base_id: str
     tally: Tally
 
     def write(self, new: Path, now_ms: int) -> None:
-        """Write it as a whole file of the present version, where no file is yet.
+        """Write the proven rows to a new index of the current version.
 
         Raises:
-            VerificationFailed: the new file does not hold what was proven.
-            apsw.Error, OSError: it cannot be written.
+            VerificationFailed: the new file differs from what was proven.
+            apsw.Error, OSError: the file cannot be written.
         """
         writing.write_index(self.proven, new, self.base_id, now_ms)
 
 
 @contextmanager
-def salvaged(path: Path, expected: Expected, work: Path | None = None) -> Iterator[Salvaged]:
-    """Read a damaged index page by page, and give what of it proves itself as long as the context is open.
+def salvage_index(path: Path, expected: Expected, work: Path | None = None) -> Iterator[Salvaged]:
+    """Read a damaged index page by page and provide what is proven while the context is active.
 
     Args:
-        path: the file; it is only read.
-        expected: what lies around it.
-        work: the folder for temporary files (default: the system's).
+        path: the file. It is only read.
+        expected: facts from the catalog and the path.
+        work: folder for temporary files (default: the system's).
 
     Raises:
-        Refused: nothing can be made of it.
-        WorkFolderTooSmall: there is no room for the rows.
-        apsw.Error, OSError: it cannot be read, or the temporary files cannot be written.
+        Refused: nothing can be salvaged.
+        WorkFolderTooSmall: there is not enough room for the rows.
+        apsw.Error, OSError: the file cannot be read, or the temporary files cannot be written.
     """
     with durable.temporary_folder(work) as folder:
         require_free_space(folder, 2 * file_paths.stat(path).st_size)
@@ -64,34 +68,39 @@ def salvaged(path: Path, expected: Expected, work: Path | None = None) -> Iterat
         try:
             file = PageFile(path)
         except ValueError as error:
-            raise Refused(tr("holds nothing of a SQLite file")) from error
+            raise Refused(tr("is not a SQLite file in any part")) from error
         with file, sqlite.open_writable(proven, create=True) as db, sqlite.transaction(db):
-            tally, base_id = _proven(db, Reading(file, (*found_rows.TABLES, *found_rows.INDEXES)), expected)
+            tally, base_id = _prove_rows(db, Reading(file, (*found_rows.TABLES, *found_rows.INDEXES)), expected)
         yield Salvaged(proven=proven, base_id=base_id, tally=tally)
 
 
-def _proven(db: apsw.Connection, reading: Reading, expected: Expected) -> tuple[Tally, str]:
-    """Decide about every row, and return what that comes to, and whose index it is."""
+def _prove_rows(db: apsw.Connection, reading: Reading, expected: Expected) -> tuple[Tally, str]:
+    """Decide about every row; return the totals and the base id."""
     found_rows.load_rows(db, reading)
     materials = MaterialProof(db, expected)
-    materials.choose()
+    materials.choose_materials()
+    materials.derive_materials()
+    materials.choose_contents()
+    materials.join_contents()
+    materials.assign_contents()
+    materials.drop_unreferenced()
     UnitProof(db).choose()
     VectorProof(db, expected.dimensions).choose()
     settle_remaining(db)
     repair_times(db, expected.now_ms)
     writing.number_bodies(db)
-    base_id = _identity(db, expected)
+    base_id = _determine_identity(db, expected)
     tally = count_results(db, reading, materials.unnamed)
     if not any(table.there for table in tally.rows.values()):
-        raise Refused(tr("nothing that is left of it proves itself"))
+        raise Refused(tr("none of its remaining rows can be verified"))
     return tally, base_id
 
 
-def _identity(db: apsw.Connection, expected: Expected) -> str:
-    """Enter the times of the identity row, and return whose index the file is.
+def _determine_identity(db: apsw.Connection, expected: Expected) -> str:
+    """Store the times of the identity row and return the base id.
 
     Raises:
-        Refused: nothing says it, or it is of a later version.
+        Refused: the base is unknown, or the index has a later version.
     """
     db.execute("CREATE TABLE identity (created, updated)")
     found = found_rows.fetch_rows(
@@ -102,8 +111,8 @@ def _identity(db: apsw.Connection, expected: Expected) -> str:
     stated = None
     if found:
         version, base, created, updated = found[0]
-        if schema.SCHEMA_VERSION < version < _MOST_VERSION:
-            raise Refused(tr("it is of version {version}, which is not known here", version=version))
+        if schema.SCHEMA_VERSION < version < _MAX_VERSION:
+            raise Refused(tr("it has version {version}, which this regraft does not support", version=version))
         stated = decode_utf8(bytes(base)) if isinstance(base, bytes) else None
     else:
         created, updated = db.execute("SELECT min(created), max(updated) FROM material WHERE fate = 'kept'").fetchall()[
@@ -112,12 +121,12 @@ def _identity(db: apsw.Connection, expected: Expected) -> str:
     db.execute("INSERT INTO identity VALUES (?, ?)", (created, updated))
     base_id = expected.base_id or stated
     if not base_id:
-        raise Refused(tr("nothing says whose index it is"))
+        raise Refused(tr("the base that it belongs to is unknown"))
     return base_id
 
 
-#: No version is that high: what says so is damaged.
-_MOST_VERSION = 1000
+#: A higher version number is damage.
+_MAX_VERSION = 1000
 
 
-__all__ = ["Expected", "PagesTally", "Refused", "Salvaged", "TableTally", "Tally", "salvaged"]
+__all__ = ["Expected", "PagesTally", "Refused", "Salvaged", "TableTally", "Tally", "salvage_index"]

@@ -1,7 +1,7 @@
-"""All that is left of a damaged index file, in a temporary database where it is held against each other.
+"""Load all rows and keys of a damaged index file into a temporary database, where they are compared.
 
-Every row is entered with what it says for itself: whether its hash, or its id, is that of what it holds
-(``docs/formats/index.md``, "Salvage"). Texts are kept as bytes: they may be no valid UTF-8.
+Every row is stored with what it proves on its own: whether its hash or id matches its content
+(``docs/formats/index.md``, "Salvage"). Texts are stored as bytes because they may be invalid UTF-8.
 """
 
 from __future__ import annotations
@@ -14,19 +14,26 @@ from typing import Any
 import apsw
 
 from regraft import identity
-from regraft.formats.sqlite_pages import Class, Coverage, Flaw, FoundRow, Origin, Reading, Shape, Text, Value
+from regraft.formats.sqlite_pages import (
+    Coverage,
+    FoundRow,
+    Origin,
+    OverflowFlaw,
+    Reading,
+    RowShape,
+    StorageClass,
+    TextBytes,
+    Value,
+)
 from regraft.formats.vector_checks import measure_vector
 from regraft.text import decode_utf8
 
-# What the rows of a v2 index look like, and the keys of its indexes, wherever in a file they are found.
-
-
-#: SQLite's limit of a row, in bytes: a content is all of a file's text.
-_MOST_BYTES = 1_000_000_000
+#: SQLite's limit for a row in bytes: a content is the whole text of a file.
+_MAX_ROW_BYTES = 1_000_000_000
 _HASH = re.compile(rb"[0-9a-f]{64}")
-_OPTIONAL_TEXT, _OPTIONAL_INTEGER = Class.TEXT | Class.NULL, Class.INTEGER | Class.NULL
+_OPTIONAL_TEXT, _OPTIONAL_INTEGER = StorageClass.TEXT | StorageClass.NULL, StorageClass.INTEGER | StorageClass.NULL
 
-#: Indexes by what their keys tell of a row; the keys that SQLite makes for a table's are those of its first index.
+#: Indexes, named by what their keys identify.
 CONTENT_KEY, UNIT_KEY = "sqlite_autoindex_content_1", "sqlite_autoindex_search_unit_1"
 BODY_KEY, VECTOR_KEY = "sqlite_autoindex_search_text_1", "sqlite_autoindex_embedding_1"
 MATERIAL_KEY, MATERIAL_PATH = "sqlite_autoindex_material_1", "sqlite_autoindex_material_2"
@@ -35,7 +42,7 @@ BODY_TARGET, BODY_NUMBER = "search_text_target_kind_idx", "search_text_fts_rowid
 
 
 def is_hash(value: object) -> bool:
-    """Tell whether a value has the form of a hash."""
+    """Whether a value has the form of a hash."""
     return isinstance(value, bytes) and _HASH.fullmatch(value) is not None
 
 
@@ -44,65 +51,87 @@ def _begins_with_hash(values: Sequence[Value]) -> bool:
 
 
 def _never(_: Sequence[Value]) -> bool:
-    """Keys of several indexes look alike: they count only where a tree tells whose they are."""
+    """Keys of several indexes look alike, so they are used only if a tree shows which index they belong to."""
     return False
 
 
-def _index(name: str, *columns: Class) -> Shape:
-    return Shape(name=name, columns=columns, accepts=_never, is_index=True)
+def _index(name: str, *columns: StorageClass) -> RowShape:
+    return RowShape(name=name, columns=columns, accepts=_never, is_index=True)
 
 
-#: The roots are those of files that regraft makes, where no schema tells them.
+#: ``root`` is the root page in files that regraft writes, for files whose schema is lost.
 TABLES = (
-    Shape(
+    RowShape(
         name="meta",
         root=2,
-        columns=(Class.INTEGER, Class.INTEGER, Class.TEXT, Class.INTEGER, Class.INTEGER),
+        columns=(
+            StorageClass.INTEGER,
+            StorageClass.INTEGER,
+            StorageClass.TEXT,
+            StorageClass.INTEGER,
+            StorageClass.INTEGER,
+        ),
         accepts=lambda values: values[0] == 1,
         alias=0,
     ),
-    Shape(
+    RowShape(
         name="content",
         root=3,
-        columns=(Class.TEXT, Class.TEXT, Class.INTEGER),
+        columns=(StorageClass.TEXT, StorageClass.TEXT, StorageClass.INTEGER),
         accepts=_begins_with_hash,
-        most_bytes=_MOST_BYTES,
+        most_bytes=_MAX_ROW_BYTES,
     ),
-    Shape(
+    RowShape(
         name="material",
         root=5,
-        columns=(Class.TEXT, Class.TEXT, _OPTIONAL_TEXT, Class.INTEGER, Class.INTEGER),
+        columns=(StorageClass.TEXT, StorageClass.TEXT, _OPTIONAL_TEXT, StorageClass.INTEGER, StorageClass.INTEGER),
         accepts=lambda values: values[2] is None or is_hash(values[2]),
     ),
-    Shape(
+    RowShape(
         name="search_unit",
         root=8,
         columns=(
-            *(Class.TEXT, Class.TEXT, Class.TEXT, Class.TEXT, Class.INTEGER, _OPTIONAL_TEXT, Class.INTEGER),
-            *(Class.INTEGER, _OPTIONAL_TEXT, Class.INTEGER),
+            *(
+                StorageClass.TEXT,
+                StorageClass.TEXT,
+                StorageClass.TEXT,
+                StorageClass.TEXT,
+                StorageClass.INTEGER,
+                _OPTIONAL_TEXT,
+                StorageClass.INTEGER,
+            ),
+            *(StorageClass.INTEGER, _OPTIONAL_TEXT, StorageClass.INTEGER),
         ),
         accepts=_begins_with_hash,
     ),
-    # The last two: the number in the full-text index and the time; in a file that was of version 1 the number comes
-    # behind the time, or is not there.
-    Shape(
+    # The last two columns are the full-text number and the time. Files upgraded from version 1 have the number after
+    # the time, or not at all.
+    RowShape(
         name="search_text",
         root=10,
-        columns=(*[Class.TEXT] * 6, _OPTIONAL_INTEGER, _OPTIONAL_INTEGER),
+        columns=(*[StorageClass.TEXT] * 6, _OPTIONAL_INTEGER, _OPTIONAL_INTEGER),
         accepts=_begins_with_hash,
-        may_lack=1,
-        most_bytes=_MOST_BYTES,
+        optional_columns=1,
+        most_bytes=_MAX_ROW_BYTES,
     ),
-    Shape(name="embedding", root=12, columns=(Class.TEXT, Class.BLOB, Class.INTEGER), accepts=_begins_with_hash),
+    RowShape(
+        name="embedding",
+        root=12,
+        columns=(StorageClass.TEXT, StorageClass.BLOB, StorageClass.INTEGER),
+        accepts=_begins_with_hash,
+    ),
 )
 INDEXES = (
-    *(_index(name, Class.TEXT) for name in (CONTENT_KEY, UNIT_KEY, BODY_KEY, VECTOR_KEY, MATERIAL_KEY, MATERIAL_PATH)),
+    *(
+        _index(name, StorageClass.TEXT)
+        for name in (CONTENT_KEY, UNIT_KEY, BODY_KEY, VECTOR_KEY, MATERIAL_KEY, MATERIAL_PATH)
+    ),
     _index(MATERIAL_CONTENT, _OPTIONAL_TEXT),
-    _index(UNIT_PLACE, Class.TEXT, Class.TEXT, Class.INTEGER),
-    _index(BODY_TARGET, Class.TEXT, Class.TEXT, Class.TEXT),
+    _index(UNIT_PLACE, StorageClass.TEXT, StorageClass.TEXT, StorageClass.INTEGER),
+    _index(BODY_TARGET, StorageClass.TEXT, StorageClass.TEXT, StorageClass.TEXT),
     _index(BODY_NUMBER, _OPTIONAL_INTEGER),
 )
-#: The index whose keys are those of a table's rows, each once.
+#: The index that lists the key of every row of a table.
 KEY_OF = {
     "content": CONTENT_KEY,
     "material": MATERIAL_KEY,
@@ -112,35 +141,35 @@ KEY_OF = {
 }
 
 
-#: How strong an origin is, the strongest first; on the last two there may be rows that were deleted.
+#: Rank of each origin, 0 for the most reliable. Rows of the last two may have been deleted.
 STRENGTH = {Origin.TREE: 0, Origin.SHAPE: 1, Origin.FREE: 2, Origin.TORN: 2}
 WEAK = 2
-#: What becomes of a row: it comes along, it is derived from others, a copy of it comes along, or it was deleted.
+#: Fates of a row: it is kept, was derived from others, is a copy of a kept row, or had been deleted.
 KEPT, MADE, COPY, DELETED = "kept", "made", "copy", "deleted"
-#: Why a row stays behind.
+#: Reasons for not keeping a row.
 DAMAGED, CONTRADICTED, UNNAMED, UNLIKE, LOST = "damaged", "contradicted", "unnamed", "unlike", "lost"
 REASONS = (DAMAGED, CONTRADICTED, UNNAMED, UNLIKE, LOST)
-#: Times are in ms: none of an index is before 2001, and no number of a body is that high.
+#: Times are in ms: no index is older than 2001, and no body number is this high.
 _FIRST_TIME = 10**12
 
-#: ``fate`` is one of the above, NULL while a row proves itself and nothing is decided.
+#: ``fate`` is one of the above; NULL while a row is consistent and undecided.
 _SCHEMA = """
 CREATE TABLE meta (seq INTEGER PRIMARY KEY, strength, version, base, created, updated);
 CREATE TABLE content (seq INTEGER PRIMARY KEY, strength, rid, fate, key, text, created);
 CREATE TABLE material (seq INTEGER PRIMARY KEY, strength, rid, fate, key, path, content, created, updated);
-CREATE TABLE search_unit (seq INTEGER PRIMARY KEY, strength, rid, fate, key, material, content, place, title, start,
-  stop, locator, created);
+CREATE TABLE search_unit (seq INTEGER PRIMARY KEY, strength, rid, fate, key, material, content, unit_index, title,
+  start, stop, locator, created);
 CREATE TABLE search_text (seq INTEGER PRIMARY KEY, strength, rid, fate, key, target, text, hash, number, created);
 CREATE TABLE embedding (seq INTEGER PRIMARY KEY, strength, rid, fate, key, vector, created, norm, repeats);
-CREATE TABLE index_key (name, rid, key, place);
+CREATE TABLE index_key (name, rid, key, unit_index);
 """
 _INDEXES = """
 CREATE INDEX content_key ON content (key, strength);
 CREATE INDEX material_key ON material (key, strength);
 CREATE INDEX material_content ON material (content);
 CREATE INDEX unit_key ON search_unit (key, strength);
-CREATE INDEX unit_material ON search_unit (material, place);
-CREATE INDEX unit_content ON search_unit (content, material, place, strength);
+CREATE INDEX unit_material ON search_unit (material, unit_index);
+CREATE INDEX unit_content ON search_unit (content, material, unit_index, strength);
 CREATE INDEX body_target ON search_text (target, strength);
 CREATE INDEX body_hash ON search_text (hash);
 CREATE INDEX vector_key ON embedding (key, strength);
@@ -152,29 +181,29 @@ Row = tuple[Any, ...]
 
 
 def fetch_rows(db: apsw.Connection, query: str, values: Sequence[Any] = ()) -> list[Row]:
-    """Return the rows of a query."""
+    """Return all rows of a query."""
     found: list[Any] = db.execute(query, values).fetchall()
     return found
 
 
 def fetch_value(db: apsw.Connection, query: str, values: Sequence[Any] = ()) -> Any:
-    """Return the first column of the first row of a query, None where there is none."""
+    """Return the first column of the first row of a query, or None."""
     return db.execute(query, values).get
 
 
 def load_rows(db: apsw.Connection, reading: Reading) -> None:
-    """Enter every row that is found.
+    """Load every row that the reading finds.
 
     Raises:
         OSError: the damaged file cannot be read.
-        apsw.Error: there is no room.
+        apsw.Error: the disk is full.
     """
     db.execute(_SCHEMA)
     tables = {
-        name: (_inserted(db, name), entry, _Deleted(reading.coverage[name]))
+        name: (_make_insert(db, name), entry, _DeletedRows(reading.coverage[name]))
         for name, entry in {"meta": _meta, **_ENTRIES}.items()
     }
-    keys = _inserted(db, "index_key")
+    keys = _make_insert(db, "index_key")
     for row in reading.rows(flawed=True):
         if row.table in tables:
             insert, entry, deleted = tables[row.table]
@@ -184,20 +213,20 @@ def load_rows(db: apsw.Connection, reading: Reading) -> None:
                 values = (row.rowid, deleted.fate(row) or fate, *rest)
             insert((None, STRENGTH[row.origin], *values))
         elif row.origin is Origin.TREE and row.flaw is None:
-            place = row.values[2] if row.table == UNIT_PLACE else None
+            unit_index = row.values[2] if row.table == UNIT_PLACE else None
             key = row.values[1] if row.table == BODY_TARGET else row.values[0]
-            keys((row.table, row.rowid, _plain(key), place))
+            keys((row.table, row.rowid, _plain(key), unit_index))
     db.execute(_INDEXES)
 
 
-def _inserted(db: apsw.Connection, table: str) -> Callable[[Row], object]:
+def _make_insert(db: apsw.Connection, table: str) -> Callable[[Row], object]:
     columns = len(db.execute(f"PRAGMA table_info({table})").fetchall())
     statement = f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})"
     return lambda values: db.execute(statement, values)
 
 
-class _Deleted:
-    """Tells which rows from elsewhere the intact part of a table's tree would have, if they were not deleted."""
+class _DeletedRows:
+    """Recognizes deleted rows: found elsewhere, although the intact part of the table's tree does not contain them."""
 
     def __init__(self, coverage: Coverage) -> None:
         self._coverage = coverage
@@ -205,18 +234,18 @@ class _Deleted:
     def fate(self, row: FoundRow) -> str | None:
         if row.origin is Origin.TREE:
             return None
-        # The intervals of a file that is damaged in places are few.
+        # A damaged file has few intervals.
         covered = any(low < row.rowid <= high for low, high in self._coverage.intervals)
         return DELETED if covered or self._coverage.is_whole else None
 
 
 def _plain(value: object) -> Any:
-    """Return a text as its bytes, by which it is compared."""
+    """Return a text as bytes, for comparing."""
     return bytes(value) if isinstance(value, bytes) else value
 
 
 def hash_text_bytes(raw: bytes) -> str:
-    """Return the hash of a text by its bytes: halves of surrogate pairs in it count as U+FFFD."""
+    """Hash a text given as bytes. Encoded halves of surrogate pairs count as U+FFFD."""
     try:
         raw.decode()
     except UnicodeDecodeError:
@@ -225,11 +254,11 @@ def hash_text_bytes(raw: bytes) -> str:
 
 
 def matches_hash(raw: object, key: object) -> bool:
-    """Tell whether a text has a hash."""
+    """Whether a text has the given hash."""
     return isinstance(raw, bytes) and isinstance(key, bytes) and hash_text_bytes(raw).encode() == key
 
 
-# --- what each table's rows say for themselves -----------------------------------------------------------------------
+# --- what the rows of each table prove on their own ------------------------------------------------------------------
 
 
 def _meta(row: FoundRow) -> Row:
@@ -245,43 +274,51 @@ def _content(row: FoundRow) -> Row:
 
 def _material(row: FoundRow) -> Row:
     key, path, content, created, updated = row.values
-    is_form = isinstance(key, Text) and bool(key) and _is_utf8(key) and isinstance(path, Text)
+    is_form = isinstance(key, TextBytes) and bool(key) and _is_utf8(key) and isinstance(path, TextBytes)
     fate = None if is_form and row.flaw is None else DAMAGED
     return fate, _plain(key), _plain(path), _plain(content), _time(created, row), _time(updated, row)
 
 
 def _unit(row: FoundRow) -> Row:
-    key, material, content, kind, place, title, start, stop, locator, created = row.values
+    key, material, content, kind, unit_index, title, start, stop, locator, created = row.values
     texts = [one for one in (title, locator) if isinstance(one, bytes)]
     is_proven = (
         kind == b"chunk"
         and isinstance(key, bytes)
-        and unit_id(material, content, place, start, stop) == key
-        # Of a title nothing in the row tells whether it is right but that it is there as a whole.
-        and row.flaw in (None, Flaw.FREED)
+        and unit_id(material, content, unit_index, start, stop) == key
+        # Nothing proves a title except that the row is complete.
+        and row.flaw in (None, OverflowFlaw.FREED)
         and all(map(_is_utf8, texts))
     )
     return (
-        *(None if is_proven else DAMAGED, _plain(key), _plain(material), _plain(content), place, _plain(title), start),
+        *(
+            None if is_proven else DAMAGED,
+            _plain(key),
+            _plain(material),
+            _plain(content),
+            unit_index,
+            _plain(title),
+            start,
+        ),
         *(stop, _plain(locator), _time(created, row)),
     )
 
 
-def unit_id(material: object, content: object, place: object, start: object, stop: object) -> bytes | None:
-    """Return the id of a unit with these values, None where they cannot be those of one."""
-    numbers = (place, start, stop)
+def unit_id(material: object, content: object, unit_index: object, start: object, stop: object) -> bytes | None:
+    """Compute the id of a unit with these values; None if they are not valid."""
+    numbers = (unit_index, start, stop)
     if not isinstance(material, bytes) or not isinstance(content, bytes):
         return None
     if not all(isinstance(one, int) and one >= 0 for one in numbers):
         return None
-    whole = (decode_utf8(material), decode_utf8(content), int(str(place)), int(str(start)), int(str(stop)))
+    whole = (decode_utf8(material), decode_utf8(content), int(str(unit_index)), int(str(start)), int(str(stop)))
     return identity.unit_id(*whole).encode()
 
 
 def _body(row: FoundRow) -> Row:
     key, kind, target, role, text, own_hash, number, created = row.values
     if isinstance(number, int) and number >= _FIRST_TIME and (created is None or int(str(created)) < _FIRST_TIME):
-        # A file that was of version 1 has the number behind the time, or none.
+        # A file upgraded from version 1 has the number after the time, or none.
         number, created = created, number
     is_own = (
         kind == b"search_unit"
@@ -291,9 +328,9 @@ def _body(row: FoundRow) -> Row:
     )
     is_proven = is_own and matches_hash(text, own_hash)
     fate = None if is_proven else DAMAGED
-    # What is told of the row that is damaged serves where its text is cut anew.
-    told = (_plain(key), _plain(target) if is_own else None, _plain(text), _plain(own_hash))
-    return fate, *told, number if row.flaw is None else None, _time(created, row)
+    # The columns of a damaged row are used when its text is cut again.
+    columns = (_plain(key), _plain(target) if is_own else None, _plain(text), _plain(own_hash))
+    return fate, *columns, number if row.flaw is None else None, _time(created, row)
 
 
 def _vector(row: FoundRow) -> Row:
@@ -305,7 +342,7 @@ def _vector(row: FoundRow) -> Row:
 
 
 def _time(value: object, row: FoundRow) -> int | None:
-    """Return a time in ms; None where it is none, or where it may be another row's."""
+    """Return a time in ms; None if it is not a time or may belong to another row."""
     return value if isinstance(value, int) and 0 <= value < 1 << 48 and row.flaw is None else None
 
 

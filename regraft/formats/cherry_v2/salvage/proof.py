@@ -1,8 +1,7 @@
-"""Which rows of a damaged index prove themselves, each by those that are proven already.
+"""Prove materials, contents and vectors of a damaged index, and repair the times of rows.
 
-A text is proven by its hash, a unit by its id, a body by being its unit's slice of the text, a vector by the hash of a
-proven text and by being like the others. What is lost and follows from proven rows is derived (:mod:`.derived`).
-Rules: ``docs/formats/index.md``, "Salvage".
+A content is proven by its hash; a vector by the hash of a proven text and by resembling the others
+(``docs/formats/index.md``, "Salvage"). Units and bodies: :mod:`.units`.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from regraft.formats.cherry_v2.salvage.units import join_bodies
 from regraft.formats.vector_checks import compute_typical_range
 from regraft.text import decode_utf8
 
-#: Units that prove themselves and are no remains of deleted ones.
+#: Units that are proven and not remains of deleted ones.
 _LIVE_UNITS = f"search_unit WHERE fate IS NULL AND strength < {WEAK}"
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies around an index says of it.
+    """Facts about an index from its path and the catalog.
 
     Attributes:
-        base_id: the id of its folder; None where that says nothing.
-        paths: the paths of items by their ids, as the catalog has them; None where nothing can be read of one.
-        dimensions: of its vectors, as the catalog says.
-        now_ms: the time of what has to be written anew, in ms.
+        base_id: name of its folder; None if that is not a base id.
+        paths: paths of items by id, from the catalog; the path is None if the item has none.
+        dimensions: dimensions of its vectors, from the catalog.
+        now_ms: time for new rows, in ms.
     """
 
     base_id: str | None
@@ -55,27 +54,19 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MaterialProof(msgspec.Struct):
-    """Chooses the materials, their texts and what each of them names now."""
+    """Decides about materials and contents, and about the content of each material."""
 
     db: apsw.Connection
     expected: Expected
-    #: Paths that are given.
+    #: Paths that are assigned.
     taken: set[bytes] = msgspec.field(default_factory=set)
-    #: Ids of those whose path nobody knows.
+    #: Ids of materials whose path is unknown.
     unnamed: list[str] = msgspec.field(default_factory=list)
-
-    def choose(self) -> None:
-        """Decide about every row of the tables of materials and texts."""
-        self._choose_materials()
-        self._derive_materials()
-        self._choose_contents()
-        self._join_contents()
-        self._name_contents()
-        self._doubt_materials()
 
     # --- materials ---------------------------------------------------------------------------------------------------
 
-    def _choose_materials(self) -> None:
+    def choose_materials(self) -> None:
+        """Keep one row of each material and assign its path."""
         rows = fetch_rows(
             self.db,
             f"""SELECT key, seq, strength, rid, path, EXISTS (SELECT 1 FROM {_LIVE_UNITS} AND material = m.key),
@@ -85,20 +76,20 @@ class MaterialProof(msgspec.Struct):
         chosen: list[Row] = []
         for _, group in groupby(rows, key=lambda row: row[0]):
             readings = list(group)
-            best = next((one for one in readings if self._is_there(one)), None)
+            best = next((one for one in readings if self._is_live(one)), None)
             for one in readings:
                 if one is not best:
                     self._settle("material", one[1], COPY if best is not None else _gone(one[2]))
             if best is not None:
                 chosen.append(best)
-        # Paths of the strongest rows are theirs.
+        # The most reliable rows get their path first.
         for key, seq, _, rid, path, *_ in sorted(chosen, key=lambda row: (row[2], row[1])):
             self.db.execute(
-                "UPDATE material SET fate = ?, path = ? WHERE seq = ?", (KEPT, self._taken_path(key, path, rid), seq)
+                "UPDATE material SET fate = ?, path = ? WHERE seq = ?", (KEPT, self._assign_path(key, path, rid), seq)
             )
 
-    def _is_there(self, row: Row) -> bool:
-        """Tell whether a row is of a material that was not deleted, and whether that is its id."""
+    def _is_live(self, row: Row) -> bool:
+        """Whether a row belongs to a material that was not deleted and has this id."""
         key, _, strength, rid, _, is_named, is_anothers = row
         items = self.expected.paths
         is_item = items is not None and decode_utf8(key) in items
@@ -107,38 +98,34 @@ class MaterialProof(msgspec.Struct):
             return bool(is_named) or is_item or key in indexed or not (indexed or is_anothers)
         return (strength < WEAK or bool(is_named)) and (items is None or is_item)
 
-    def _taken_path(self, key: bytes, path: bytes | None, rid: int | None) -> bytes:
-        """Return the path that a material gets; its own id, as the files of folders had once, where nobody knows it."""
-        found = self._path(key, path, rid)
+    def _assign_path(self, key: bytes, path: bytes | None, rid: int | None) -> bytes:
+        """Assign a path to a material: that of its item, else that of its row unless an index has another one.
+
+        If the path is unknown or taken, the material's id is used, as for folders in earlier versions.
+        """
+        stated = (self.expected.paths or {}).get(decode_utf8(key))
+        # If pages were mixed up, this index contains keys of another one.
+        keys = self._keys_of(found_rows.MATERIAL_PATH, rid)
+        indexed = [one for one in keys if path == key or (one != key and not found_rows.is_hash(one))]
+        found: bytes | None = None
+        if stated is not None and is_safe_path(stated):
+            found = stated.encode("utf-8", "replace")
+        elif path is None or not _is_path(path):
+            found = indexed[0] if len(indexed) == 1 and _is_path(indexed[0]) else None
+        elif not indexed or path in indexed:
+            found = path
         if found is None or found in self.taken:
             found = key
             self.unnamed.append(decode_utf8(key))
         self.taken.add(found)
         return found
 
-    def _path(self, key: bytes, path: bytes | None, rid: int | None) -> bytes | None:
-        """Return a material's path: that of its item, else the row's where no index says another one."""
-        stated = self._item_path(key)
-        if stated is not None:
-            return stated
-        # Where pages are mixed up, this index has the keys of another one.
-        found = self._keys_of(found_rows.MATERIAL_PATH, rid)
-        indexed = [one for one in found if path == key or (one != key and not found_rows.is_hash(one))]
-        if path is None or not _is_path(path):
-            return indexed[0] if len(indexed) == 1 and _is_path(indexed[0]) else None
-        return path if not indexed or path in indexed else None
-
-    def _item_path(self, key: bytes) -> bytes | None:
-        items = self.expected.paths
-        stated = None if items is None else items.get(decode_utf8(key))
-        return None if stated is None or not is_safe_path(stated) else stated.encode("utf-8", "replace")
-
     def _keys_of(self, name: str, rid: int | None) -> list[bytes]:
         found = fetch_rows(self.db, "SELECT key FROM index_key WHERE name = ? AND rid = ?", (name, rid))
         return [bytes(key) for (key,) in found if isinstance(key, bytes)]
 
-    def _derive_materials(self) -> None:
-        """Add materials whose row is lost: units name them, and the catalog or the indexes have their paths."""
+    def derive_materials(self) -> None:
+        """Add materials whose row is lost: units refer to them, and the catalog or an index has their path."""
         lost = fetch_rows(
             self.db,
             f"""SELECT material, min(created), max(created) FROM {_LIVE_UNITS}
@@ -160,25 +147,25 @@ class MaterialProof(msgspec.Struct):
             rid = known[0][0] if len(known) == 1 else damaged[0][0] if damaged else None
             self.db.execute(
                 "INSERT INTO material VALUES (NULL, 0, ?, ?, ?, ?, NULL, ?, ?)",
-                (rid, MADE, key, self._taken_path(key, None, rid), created, updated),
+                (rid, MADE, key, self._assign_path(key, None, rid), created, updated),
             )
 
     # --- texts -------------------------------------------------------------------------------------------------------
 
-    def _choose_contents(self) -> None:
-        """Keep one reading of every text; one that no tree reaches only where something names it that is there."""
+    def choose_contents(self) -> None:
+        """Keep one row of each content. One outside the tree is kept only if an existing row refers to it."""
         named = f"""key IN (SELECT content FROM material WHERE fate IN ('{KEPT}', '{MADE}'))
                  OR key IN (SELECT content FROM {_LIVE_UNITS})"""
         self.db.execute(
             f"""UPDATE content SET fate = '{KEPT}' WHERE seq IN (
-                  SELECT seq FROM (SELECT seq, row_number() OVER (PARTITION BY key ORDER BY strength, seq) AS place
+                  SELECT seq FROM (SELECT seq, row_number() OVER (PARTITION BY key ORDER BY strength, seq) AS rank
                                      FROM content WHERE fate IS NULL AND (strength = 0 OR {named}))
-                   WHERE place = 1)"""
+                   WHERE rank = 1)"""
         )
         _settle_readings(self.db, "content")
 
-    def _join_contents(self) -> None:
-        """Join texts that are lost from the bodies of their units, where that has the text's hash."""
+    def join_contents(self) -> None:
+        """Derive lost contents by joining the bodies of their units, if the result has the content's hash."""
         lost = fetch_rows(
             self.db,
             f"""SELECT content, min(created) FROM {_LIVE_UNITS}
@@ -191,7 +178,7 @@ class MaterialProof(msgspec.Struct):
                 self.db.execute("INSERT INTO content VALUES (NULL, 0, NULL, ?, ?, ?, ?)", (MADE, key, text, created))
 
     def _pieces(self, content: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """Yield where the units of a text begin and end, each with its body."""
+        """Yield start, end and body of the units of a content."""
         yield from fetch_rows(
             self.db,
             f"""SELECT u.start, u.stop, t.text FROM search_unit u JOIN search_text t ON t.target = u.key
@@ -200,8 +187,8 @@ class MaterialProof(msgspec.Struct):
             (content,),
         )
 
-    def _name_contents(self) -> None:
-        """Let every material name a text that is there: its own, else the one that all of its units are of."""
+    def assign_contents(self) -> None:
+        """Assign an existing content to every material: its own, else the one that all its units refer to."""
         there = f"SELECT key FROM content WHERE fate IN ('{KEPT}', '{MADE}')"
         lacking = fetch_rows(
             self.db,
@@ -214,11 +201,13 @@ class MaterialProof(msgspec.Struct):
                 self.db, f"SELECT DISTINCT content FROM {_LIVE_UNITS} AND material = ? AND content IN ({there})", (key,)
             )
             is_stated = content is not None and content in self._keys_of(found_rows.MATERIAL_CONTENT, rid)
-            told = indexed or [one for (one,) in units if not is_stated]
-            self.db.execute("UPDATE material SET content = ? WHERE seq = ?", (told[0] if len(told) == 1 else None, seq))
+            choices = indexed or [one for (one,) in units if not is_stated]
+            self.db.execute(
+                "UPDATE material SET content = ? WHERE seq = ?", (choices[0] if len(choices) == 1 else None, seq)
+            )
 
-    def _doubt_materials(self) -> None:
-        """Take materials for deleted that only their own row on a page of no tree knows: no item, text or unit."""
+    def drop_unreferenced(self) -> None:
+        """Treat materials as deleted if no item, content or unit refers to them and no tree reaches their row."""
         if self.expected.paths is not None:
             return
         self.db.execute(
@@ -234,7 +223,7 @@ class MaterialProof(msgspec.Struct):
 
 
 def is_content_kept(db: apsw.Connection, content: bytes) -> bool:
-    """Tell whether a text comes along."""
+    """Whether a content is kept or derived."""
     query = "SELECT 1 FROM content WHERE key = ? AND fate IN (?, ?)"
     return db.execute(query, (content, KEPT, MADE)).get is not None
 
@@ -251,7 +240,7 @@ def _is_path(raw: bytes) -> bool:
 
 
 def _settle_readings(db: apsw.Connection, table: str) -> None:
-    """Settle what of a table is not kept: copies of what is, and the weak ones that nothing names."""
+    """Decide about the rows of a table that are not kept: copies of kept rows, and deleted or unreferenced rows."""
     db.execute(
         f"""UPDATE {table} SET fate = CASE WHEN key IN (SELECT key FROM {table} WHERE fate = '{KEPT}') THEN '{COPY}'
                                           WHEN strength >= {WEAK} THEN '{DELETED}' ELSE '{UNNAMED}' END
@@ -260,30 +249,30 @@ def _settle_readings(db: apsw.Connection, table: str) -> None:
 
 
 def settle_remaining(db: apsw.Connection) -> None:
-    """Settle all rows about which nothing is decided yet."""
+    """Decide about all undecided rows."""
     for table in found_rows.KEY_OF:
         _settle_readings(db, table)
 
 
-# The vectors: each is of a text that is proven, is like the others of its base, and is read in one way only.
+# Vectors.
 
 
-#: Keys of bodies that come along: a vector of theirs may be on any page.
+#: Hashes of kept and derived bodies: their vectors are accepted from any page.
 _NAMED = f"SELECT hash FROM search_text WHERE fate IN ('{KEPT}', '{MADE}')"
-#: Texts that prove themselves, whose unit or text is lost: their vectors serve when these are indexed again.
+#: Hashes of proven texts whose unit or content is lost: their vectors are useful when they are indexed again.
 _KNOWN = f"SELECT hash FROM search_text WHERE fate IS NULL AND strength < {WEAK}"
 
 
 class VectorProof(msgspec.Struct, frozen=True):
-    """Chooses the vectors of an index."""
+    """Decides about the vectors of an index."""
 
     db: apsw.Connection
     dimensions: int | None
 
     def choose(self) -> None:
         """Decide about every vector."""
-        self._refuse_unlike()
-        # What is to be done is written when all rows were seen.
+        self._refuse_deviating()
+        # Decisions are stored separately until all rows have been read.
         self.db.execute("CREATE TEMP TABLE settled (seq INTEGER PRIMARY KEY, fate)")
         rows: Iterator[Any] = self.db.execute(
             f"""SELECT key, seq, strength, rid, key IN ({_NAMED}), key IN ({_KNOWN}),
@@ -297,24 +286,26 @@ class VectorProof(msgspec.Struct, frozen=True):
         self.db.execute("UPDATE embedding SET fate = s.fate FROM temp.settled s WHERE s.seq = embedding.seq")
         self.db.execute("DROP TABLE temp.settled")
 
-    def _refuse_unlike(self) -> None:
-        """Refuse vectors of another length than the base's, and those that are not like the others."""
+    def _refuse_deviating(self) -> None:
+        """Refuse vectors that differ from the others in length, norm or number of repeated values."""
         stated = None if self.dimensions is None else 4 * self.dimensions
-        # Where only pages are left on which deleted rows may be, these have to tell.
-        told = f"fate IS NULL AND strength <= max({WEAK - 1}, (SELECT min(strength) FROM embedding WHERE fate IS NULL))"
+        # If only pages with possibly deleted rows are left, their vectors determine what is typical.
+        typical = (
+            f"fate IS NULL AND strength <= max({WEAK - 1}, (SELECT min(strength) FROM embedding WHERE fate IS NULL))"
+        )
         length = fetch_value(
             self.db,
-            f"""SELECT length(vector) FROM embedding WHERE {told}
+            f"""SELECT length(vector) FROM embedding WHERE {typical}
                  GROUP BY 1 ORDER BY length(vector) IS ? DESC, count(*) DESC LIMIT 1""",
             (stated,),
         )
         self.db.execute(
             "UPDATE embedding SET fate = ? WHERE fate IS NULL AND length(vector) IS NOT ?", (UNLIKE, length)
         )
-        self.db.execute(f"CREATE TEMP TABLE measured AS SELECT seq, norm, repeats FROM embedding WHERE {told}")
+        self.db.execute(f"CREATE TEMP TABLE measured AS SELECT seq, norm, repeats FROM embedding WHERE {typical}")
         usual = compute_typical_range(self.db, "temp.measured")
         self.db.execute("DROP TABLE temp.measured")
-        # A vector of zeros is as good as none: the application never finds it.
+        # A vector of zeros is useless: the application never finds it.
         self.db.execute(
             """UPDATE embedding SET fate = ?
                 WHERE fate IS NULL AND NOT (norm > 0 AND abs(norm - ?) <= ? AND repeats <= ?)""",
@@ -322,26 +313,28 @@ class VectorProof(msgspec.Struct, frozen=True):
         )
 
     def _fates(self, readings: list[tuple[Any, ...]]) -> list[tuple[int, str]]:
-        """Return what becomes of the readings of one vector, the strongest of which come first."""
+        """Decide about the rows of one vector, which are sorted by reliability."""
         _, _, _, _, is_named, is_known, _ = readings[0]
         live = [one for one in readings if is_named or ((is_known or one[6]) and one[2] < WEAK)]
         best = [one for one in live if one[2] == live[0][2]]
         if not self._agree(best):
             best = [one for one in best if one[6]]
         chosen = best[0] if best and self._agree(best) else None
-        return [(one[1], self._fate(one, chosen, is_live=one in live)) for one in readings]
-
-    def _fate(self, reading: tuple[Any, ...], chosen: tuple[Any, ...] | None, *, is_live: bool) -> str:
-        if reading is chosen:
-            return KEPT
-        if reading[2] >= WEAK:
-            return DELETED
-        if chosen is None:
-            return CONTRADICTED if is_live else UNNAMED
-        return COPY if self._agree([reading, chosen]) else CONTRADICTED
+        fates = []
+        for one in readings:
+            if one is chosen:
+                fate = KEPT
+            elif one[2] >= WEAK:
+                fate = DELETED
+            elif chosen is None:
+                fate = CONTRADICTED if one in live else UNNAMED
+            else:
+                fate = COPY if self._agree([one, chosen]) else CONTRADICTED
+            fates.append((one[1], fate))
+        return fates
 
     def _agree(self, readings: list[tuple[Any, ...]]) -> bool:
-        """Tell whether several readings have the same bytes."""
+        """Whether all rows have the same vector."""
         if len(readings) < 2:
             return True
         marks = ", ".join("?" * len(readings))
@@ -349,16 +342,15 @@ class VectorProof(msgspec.Struct, frozen=True):
         return bool(fetch_value(self.db, query, [one[1] for one in readings]) == 1)
 
 
-# The times of rows that are lost, or that damage has made such as no other row of the file has.
-#
-# Nothing proves a time. What was written together has one time: a unit, its body, their text and their vectors.
+# Times. Nothing proves a time, but a unit, its body, its content and their vectors were written together and have one
+# time.
 
 
-#: How far the times of a file can be from their middle, in ms: ten years.
-_FURTHEST = 10 * 366 * 86_400_000
+#: Maximum distance of a time from the median, in ms: ten years.
+_MAX_DISTANCE = 10 * 366 * 86_400_000
 _THERE = f"fate IN ('{KEPT}', '{MADE}')"
-#: For each table, which rows were written together with one of its rows.
-_TOGETHER = {
+#: For each table, queries for the times of rows that were written together with its row.
+_TIME_SOURCES = {
     "content": ("SELECT min(u.created) FROM search_unit u WHERE u.content = t.key AND u.fate = 'kept'",),
     "search_unit": (
         "SELECT b.created FROM search_text b WHERE b.target = t.key AND b.fate = 'kept'",
@@ -371,11 +363,11 @@ _TOGETHER = {
 
 
 def repair_times(db: apsw.Connection, now_ms: int) -> None:
-    """Give every row that comes along a time: its own, else that of what was written with it, else the middle one."""
+    """Give every kept row a time: its own, else that of rows written with it, else the median of the file."""
     db.execute(
         "CREATE TEMP TABLE times AS "
         + " UNION ALL ".join(
-            f"SELECT created AS time FROM {table} WHERE {_THERE} AND created > 0" for table in _TOGETHER
+            f"SELECT created AS time FROM {table} WHERE {_THERE} AND created > 0" for table in _TIME_SOURCES
         )
     )
     middle = fetch_value(
@@ -383,12 +375,12 @@ def repair_times(db: apsw.Connection, now_ms: int) -> None:
     )
     db.execute("DROP TABLE temp.times")
     middle = now_ms if middle is None else middle
-    for table in _TOGETHER:
+    for table in _TIME_SOURCES:
         for column in ("created", "updated") if table == "material" else ("created",):
             db.execute(
-                f"UPDATE {table} SET {column} = NULL WHERE {_THERE} AND abs({column} - ?) > ?", (middle, _FURTHEST)
+                f"UPDATE {table} SET {column} = NULL WHERE {_THERE} AND abs({column} - ?) > ?", (middle, _MAX_DISTANCE)
             )
-    for table, sources in _TOGETHER.items():
+    for table, sources in _TIME_SOURCES.items():
         others = ", ".join(f"({source})" for source in sources)
         db.execute(
             f"UPDATE {table} AS t SET created = coalesce({others}, ?) WHERE t.{_THERE} AND t.created IS NULL", (middle,)

@@ -1,4 +1,4 @@
-"""A fresh index file of what was proven, with the values that its rows had, held against that once it is written."""
+"""Count the results of a salvage, write the proven rows to a new index file, and verify it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from regraft.formats.sqlite_pages import Origin, Reading
 from regraft.language import tr
 from regraft.text import decode_utf8
 
-#: The schema that the proven rows are attached as.
+#: Schema name of the attached database of proven rows.
 _PROVEN = "proven"
 _THERE = f"fate IN ('{KEPT}', '{MADE}')"
-#: The columns of each table, in the order of the layout, by those of the proven rows. Texts come back from their bytes.
+#: SQL expressions over the proven rows for the columns of each table. Texts are stored as bytes there.
 _COLUMNS = {
     "content": {"content_hash": "CAST(key AS TEXT)", "text": "CAST(text AS TEXT)", "created_at": "created"},
     "material": {
@@ -48,7 +48,7 @@ _COLUMNS = {
         "material_id": "CAST(material AS TEXT)",
         "content_hash": "CAST(content AS TEXT)",
         "unit_type": "'chunk'",
-        "unit_index": "place",
+        "unit_index": "unit_index",
         "title": "CAST(title AS TEXT)",
         "char_start": "start",
         "char_end": "stop",
@@ -69,7 +69,7 @@ _COLUMNS = {
 
 
 def number_bodies(db: apsw.Connection) -> None:
-    """Give every body that comes along its number in the full-text index: its own, or one behind all of them."""
+    """Give every kept body a number in the full-text index: its own, or one after all others."""
     db.execute("CREATE TABLE numbered (number INTEGER PRIMARY KEY, seq INTEGER UNIQUE)")
     number = "typeof(number) = 'integer' AND number > 0"
     for numbers, chosen in (("number", f"fate = '{KEPT}'"), ("number", f"fate = '{MADE}'"), ("rid", _THERE)):
@@ -86,11 +86,11 @@ def number_bodies(db: apsw.Connection) -> None:
 
 
 def write_index(proven: Path, new: Path, base_id: str, now_ms: int) -> None:
-    """Write the proven rows to ``new``, where no file is yet.
+    """Write the proven rows to a new file.
 
     Raises:
-        VerificationFailed: the new file does not hold what was proven.
-        apsw.Error, OSError: one cannot be read, or the other not be written.
+        VerificationFailed: the new file differs from what was proven.
+        apsw.Error, OSError: the database cannot be read or the file cannot be written.
     """
     with sqlite.open_writable(new, create=True) as db:
         with sqlite.attach_readonly(db, proven, _PROVEN):
@@ -114,7 +114,7 @@ def write_index(proven: Path, new: Path, base_id: str, now_ms: int) -> None:
 def _write_table(db: apsw.Connection, table: str, columns: dict[str, str]) -> None:
     names, values = ", ".join(columns), ", ".join(columns.values())
     if table == "search_text":
-        # A reader that goes by the number of the row finds the same one.
+        # Keep row ids equal to the full-text numbers, for readers that use row ids.
         db.execute(
             f"""INSERT INTO main.search_text (rowid, fts_rowid, {names})
                 SELECT given, given, {values} FROM proven.search_text JOIN
@@ -129,10 +129,18 @@ def _write_table(db: apsw.Connection, table: str, columns: dict[str, str]) -> No
 
 
 def _compare(db: apsw.Connection, base_id: str) -> None:
-    """Hold every row against what was proven, byte for byte."""
+    """Compare every row with what was proven, byte by byte."""
     for table, columns in _COLUMNS.items():
         key = next(iter(columns))
-        same = " AND ".join(f"n.{name} IS {_qualified(value)}" for name, value in columns.items())
+        qualified = {
+            name: value
+            if value.startswith("'")
+            else value.replace("CAST(", "CAST(p.")
+            if "CAST" in value
+            else f"p.{value}"
+            for name, value in columns.items()
+        }
+        same = " AND ".join(f"n.{name} IS {value}" for name, value in qualified.items())
         query = (
             f"SELECT (SELECT count(*) FROM proven.{table} WHERE {_THERE}) = (SELECT count(*) FROM main.{table})"
             f" AND NOT EXISTS (SELECT 1 FROM proven.{table} p LEFT JOIN main.{table} n ON n.{key} = CAST(p.key AS TEXT)"
@@ -142,26 +150,20 @@ def _compare(db: apsw.Connection, base_id: str) -> None:
             raise VerificationFailed(base=base_id, reason=tr("texts or vectors differ"))
 
 
-def _qualified(value: str) -> str:
-    if value.startswith("CAST("):
-        return value.replace("CAST(", "CAST(p.", 1)
-    return value if value.startswith("'") else f"p.{value}"
-
-
 def _verify(db: apsw.Connection, base_id: str) -> None:
     def demand(condition: Any, reason: str) -> None:
         if not condition:
             raise VerificationFailed(base=base_id, reason=reason)
 
-    demand(not db.execute("PRAGMA foreign_key_check").fetchall(), tr("a foreign key dangles"))
-    demand(db.execute("PRAGMA quick_check(1)").get == "ok", tr("SQLite's own check does not say ok"))
+    demand(not db.execute("PRAGMA foreign_key_check").fetchall(), tr("a foreign key refers to a missing row"))
+    demand(db.execute("PRAGMA quick_check(1)").get == "ok", tr("SQLite's quick_check failed"))
     demand(full_text_matches(db), tr("the full-text index does not match the bodies"))
 
 
-# What a salvage of an index comes to, in numbers (``docs/formats/index.md``, "Salvage").
+# Totals of a salvage (``docs/formats/index.md``, "Salvage").
 
 
-#: What the tables are called where their rows are counted.
+#: Names of the tables in counts.
 KINDS = {
     "material": "materials",
     "content": "contents",
@@ -169,12 +171,12 @@ KINDS = {
     "search_text": "bodies",
     "embedding": "embeddings",
 }
-#: About how many bytes of a file the rows take; a full-text index of trigrams takes twice its texts.
+#: Approximate bytes that rows take in a file; a trigram index takes twice the bytes of its texts.
 _SIZES = {"content": "length(text)", "search_text": "3 * length(text) + 1000", "embedding": "length(vector) + 200"}
 
 
 class TableTally(Struct, frozen=True, kw_only=True):
-    """How many rows of a table come along as they are, how many are derived, and why others stay."""
+    """Rows of a table: kept as they are, derived, and refused by reason."""
 
     carried: int
     derived: int
@@ -182,17 +184,17 @@ class TableTally(Struct, frozen=True, kw_only=True):
 
     @property
     def there(self) -> int:
-        """Return how many rows the new file has."""
+        """Rows in the new file."""
         return self.carried + self.derived
 
     @property
     def about(self) -> int:
-        """Return how many rows there were, as far as what is left tells."""
+        """Estimated number of rows before the damage."""
         return self.there + sum(self.refused.values())
 
 
 class PagesTally(Struct, frozen=True, kw_only=True):
-    """How many pages a file has, of how many it is known what they are, and how long one is."""
+    """Pages of the file, pages whose content is known, and the page size in bytes."""
 
     pages: int
     read: int
@@ -200,18 +202,18 @@ class PagesTally(Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of an index.
+    """Totals of a salvage.
 
     Attributes:
-        rows: by the names of :data:`KINDS`.
-        deleted: rows that were deleted before, and of which the file still had something.
+        rows: by the names in :data:`KINDS`.
+        deleted: rows that had been deleted before the damage and were still found.
         pages: how much of the file was read.
         lacking: bodies without a vector.
-        units: how many units each material has that has any, by id.
-        partial: ids of those of them that lack some.
-        traced: ids of materials of which anything is left, or was; None where that is not known of every one.
-        unnamed: ids of materials whose path nobody knows: it is their id now.
-        bytes: about how large the new file is.
+        units: number of units by material id, for materials that have any.
+        partial: ids of materials that lack some of their units.
+        traced: ids of materials that left any trace; None if the list may be incomplete.
+        unnamed: ids of materials whose path is unknown; their id is used as path.
+        bytes: approximate size of the new file.
     """
 
     rows: dict[str, TableTally]
@@ -226,21 +228,21 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def salvaged(self) -> int:
-        """Return how many texts and vectors come along."""
+        """Number of salvaged texts and vectors."""
         return self.rows["bodies"].there + self.rows["embeddings"].there
 
     @property
     def about(self) -> int:
-        """Return how many texts and vectors there were, as far as what is left tells."""
+        """Estimated number of texts and vectors before the damage."""
         return self.rows["bodies"].about + self.rows["embeddings"].about
 
 
 def count_results(db: apsw.Connection, reading: Reading, unnamed: Sequence[str]) -> Tally:
-    """Count what was decided about every row."""
+    """Count the decisions about all rows."""
     deleted = 0
     rows: dict[str, TableTally] = {}
     for table, kind in KINDS.items():
-        _name_lost(db, table)
+        _add_lost_rows(db, table)
         counts = {
             str(fate): int(str(count)) for fate, count in db.execute(f"SELECT fate, count(*) FROM {table} GROUP BY 1")
         }
@@ -251,8 +253,17 @@ def count_results(db: apsw.Connection, reading: Reading, unnamed: Sequence[str])
         db,
         f"SELECT count(*) FROM search_text WHERE {_THERE} AND hash NOT IN (SELECT key FROM embedding WHERE {_THERE})",
     )
-    units, partial = _of_materials(db)
-    is_told = reading.coverage["material"].is_whole or reading.coverage[found_rows.MATERIAL_KEY].is_whole
+    units, partial = _count_units(db)
+    traced = None
+    if reading.coverage["material"].is_whole or reading.coverage[found_rows.MATERIAL_KEY].is_whole:
+        # All materials that a row, a key or a unit refers to.
+        keys = fetch_rows(
+            db,
+            "SELECT key FROM material UNION SELECT key FROM index_key WHERE name = ?"
+            " UNION SELECT material FROM search_unit",
+            (found_rows.MATERIAL_KEY,),
+        )
+        traced = frozenset(decode_utf8(key) for (key,) in keys if isinstance(key, bytes))
     counts_of = reading.counts
     read = sum(counts_of.pages[origin] for origin in Origin) + counts_of.overflow + counts_of.inner + counts_of.free
     size = sum(
@@ -265,14 +276,14 @@ def count_results(db: apsw.Connection, reading: Reading, unnamed: Sequence[str])
         lacking=lacking,
         units=units,
         partial=partial,
-        traced=_traced(db) if is_told else None,
+        traced=traced,
         unnamed=tuple(unnamed),
         bytes=size,
     )
 
 
-def _name_lost(db: apsw.Connection, table: str) -> None:
-    """Count rows of which only the key in an index is left, and none twice that was read damaged and is derived."""
+def _add_lost_rows(db: apsw.Connection, table: str) -> None:
+    """Add a row for each index key without one, and reclassify damaged rows that were derived or deleted."""
     name = found_rows.KEY_OF[table]
     db.execute(
         f"""UPDATE {table} SET fate = '{COPY}' WHERE fate = '{DAMAGED}' AND (
@@ -281,7 +292,7 @@ def _name_lost(db: apsw.Connection, table: str) -> None:
                           WHERE name = ?1 AND key IN (SELECT key FROM {table} WHERE {_THERE})))""",
         (name,),
     )
-    # Of damaged rows on pages where deleted ones are nobody knows whether they were deleted.
+    # It is unknown whether a damaged row on a page with deleted rows was deleted; it counts as deleted.
     db.execute(f"UPDATE {table} SET fate = '{DELETED}' WHERE fate = '{DAMAGED}' AND strength > 1")
     columns = len(db.execute(f"PRAGMA table_info({table})").fetchall()) - 5
     db.execute(
@@ -293,27 +304,19 @@ def _name_lost(db: apsw.Connection, table: str) -> None:
     )
 
 
-def _of_materials(db: apsw.Connection) -> tuple[dict[str, int], frozenset[str]]:
-    """Return how many units each material has that has any, and which of them lack some."""
+def _count_units(db: apsw.Connection) -> tuple[dict[str, int], frozenset[str]]:
+    """Return the number of units of each material that has any, and the materials that lack some."""
     reasons = ", ".join(f"'{reason}'" for reason in REASONS)
     rows = fetch_rows(
         db,
-        f"""SELECT material, count(*), max(place) + 1,
+        f"""SELECT material, count(*), max(unit_index) + 1,
                    EXISTS (SELECT 1 FROM search_unit r WHERE r.material = u.material AND r.fate IN ({reasons})),
                    EXISTS (SELECT 1 FROM index_key p WHERE p.name = ? AND p.key = u.material AND NOT EXISTS (
-                             SELECT 1 FROM search_unit o WHERE o.material = p.key AND o.place = p.place AND o.{_THERE}))
+                             SELECT 1 FROM search_unit o
+                              WHERE o.material = p.key AND o.unit_index = p.unit_index AND o.{_THERE}))
               FROM search_unit u WHERE u.{_THERE} GROUP BY material""",
         (found_rows.UNIT_PLACE,),
     )
     units = {decode_utf8(bytes(key)): count for key, count, *_ in rows}
     partial = (key for key, count, numbers, is_refused, is_lost in rows if count < numbers or is_refused or is_lost)
     return units, frozenset(decode_utf8(bytes(key)) for key in partial)
-
-
-def _traced(db: apsw.Connection) -> frozenset[str]:
-    """Return the ids of materials that a row, a key or a unit names."""
-    query = (
-        "SELECT key FROM material UNION SELECT key FROM index_key WHERE name = ? UNION SELECT material FROM search_unit"
-    )
-    found = fetch_rows(db, query, (found_rows.MATERIAL_KEY,))
-    return frozenset(decode_utf8(key) for (key,) in found if isinstance(key, bytes))
