@@ -1,2 +1,4 @@
-"""One command over many libraries (``docs/fleet.md``): a manifest names them, processes work on one after the other,
-and a Parquet file has what became of each."""
+"""Run one command on many libraries (``docs/fleet.md``).
+
+A manifest lists the libraries, a pool of processes works on them, and a Parquet file has the outcome of each.
+"""

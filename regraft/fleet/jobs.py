@@ -1,4 +1,5 @@
-"""The work on one library: where it lies in object storage, on a copy on this machine's disk, which is published.
+"""Run one command on one library of a fleet; a library in object storage is copied to this machine's disk and
+published.
 
 Rules: ``docs/fleet.md``, "Object storage".
 """
@@ -22,14 +23,12 @@ from regraft.fleet.engine import TaskResult
 from regraft.fleet.storage import ObjectGone, is_url, storage_path
 from regraft.fleet.versions import Version
 
-# The commands that a fleet runs, and the command line of one library.
-
 
 class CommandForm(msgspec.Struct, frozen=True, kw_only=True):
-    """How the command line of one library is made: ``target`` stands before its target, if there is one.
+    """How the command line of one library is made: ``target`` is the option before its target, None for an argument.
 
-    ``asks`` tells whether the command may ask a person, ``changes`` whether it changes the library itself, ``ending``
-    how a target's name ends.
+    ``asks``: the command may ask for confirmation. ``changes``: it changes the source itself. ``ending``: the suffix of
+    a target's name.
     """
 
     target: str | None = None
@@ -45,16 +44,16 @@ COMMAND_FORMS = {
     "repair": CommandForm(asks=True, changes=True),
     "upgrade": CommandForm(asks=True, changes=True),
     "export": CommandForm(has_target=True, ending=".parquet"),
-    # What a library lacks is sent with that of all others, by a command of its own.
+    # Without the texts: the fleet's own backfill command sends those.
     "backfill": CommandForm(changes=True),
 }
 
 
 class LibraryJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done with one library: a plain value, for another process.
+    """One command for one library, as plain values for another process.
 
-    ``source`` and ``target`` are paths, or URLs of a store; ``fleet`` is the fleet's id, by which it knows its own
-    leases, and ``cores`` how many of them the library has.
+    ``source`` and ``target`` are paths or URLs; ``fleet`` is the fleet's id, by which it recognizes its own leases;
+    ``cores`` is the number of cores that the library gets.
     """
 
     command: str
@@ -66,16 +65,16 @@ class LibraryJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def form(self) -> CommandForm:
-        """Return how its command line is made."""
+        """The form of its command line."""
         return COMMAND_FORMS[self.command]
 
     @property
     def is_dry(self) -> bool:
-        """Tell whether nothing is to be written."""
+        """Whether it is a dry run."""
         return "--dry-run" in self.options
 
     def arguments(self, source: str, target: str | None) -> tuple[str, ...]:
-        """Return its command line over these paths. Behind ``--`` stand names alone, whatever they begin with."""
+        """Build the command line with these paths. After ``--``, a name may begin with a dash."""
         form = self.form
         targets: Sequence[str] = () if target is None else (target,)
         named = () if form.target is None else (form.target, *targets)
@@ -91,18 +90,18 @@ class LibraryJob(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-#: Runs a command line.
+#: Runs a command line in this process.
 RunCommand = Callable[[tuple[str, ...]], TaskResult]
 
 
 def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
-    """Do what is to be done with a library, wherever it lies, and return how it ended."""
+    """Run a job, with copies of what is in object storage, and return its result."""
     if not is_url(job.source) and not is_url(job.target):
         return run(job.arguments(job.source, job.target))
     begun = time.monotonic()
     try:
-        with _folder(job) as folder, ExitStack() as stack:
-            ended = _Staged(job, folder, stack).done(run)
+        with _copies_folder(job) as folder, ExitStack() as stack:
+            ended = _StagedJob(job, folder, stack).run(run)
     except RegraftError as error:
         ended = failed_result(error)
     except OSError as error:
@@ -111,50 +110,50 @@ def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
 
 
 @contextmanager
-def _folder(job: LibraryJob) -> Iterator[Path]:
-    """Give a folder for the copy of a library, and remove it; what an attempt left that was killed goes first."""
-    place = _place_of_copies(job.fleet) / hashlib.sha256(f"{job.source}\n{job.target}".encode()).hexdigest()[:16]
-    with writable.allow_writes(place):
-        durable.remove_tree(place)
+def _copies_folder(job: LibraryJob) -> Iterator[Path]:
+    """Create a folder for copies of this job, removed at the end; copies of a killed attempt are removed first."""
+    root = _copies_root(job.fleet) / hashlib.sha256(f"{job.source}\n{job.target}".encode()).hexdigest()[:16]
+    with writable.allow_writes(root):
+        durable.remove_tree(root)
         try:
-            with durable.temporary_folder(place) as folder:
+            with durable.temporary_folder(root) as folder:
                 yield folder
         finally:
-            durable.remove_tree(place)
+            durable.remove_tree(root)
 
 
-def _place_of_copies(fleet: str) -> Path:
+def _copies_root(fleet: str) -> Path:
     return durable.temporary_root() / f"regraft-fleet-{fleet}"
 
 
 def remove_copies(fleet: str) -> None:
-    """Remove the copies on this machine that processes of a fleet have left which were killed.
+    """Remove the copies on this machine that killed processes of a fleet have left.
 
     Raises:
         OSError, RegraftError: they cannot be removed.
     """
-    place = _place_of_copies(fleet)
-    with writable.allow_writes(place):
-        durable.remove_tree(place)
+    root = _copies_root(fleet)
+    with writable.allow_writes(root):
+        durable.remove_tree(root)
 
 
 def failed_result(error: RegraftError) -> TaskResult:
-    """Return how a library ended whose command could not be run, or whose outcome could not be published."""
+    """Return the result of a library whose command could not be run, or whose output could not be published."""
     document = {"error": {"code": error.code, "message": str(error)}}
     wait = float(str(error.facts["seconds"])) if isinstance(error, LibraryHeld) else 0.0
     return TaskResult(status=error.exit_status, document=document, seconds=0.0, wait_seconds=wait)
 
 
-class _Staged:
-    """One library on this machine's disk, for as long as it is worked on."""
+class _StagedJob:
+    """One job with a source or target in object storage, and copies on this machine's disk."""
 
     def __init__(self, job: LibraryJob, folder: Path, stack: ExitStack) -> None:
         self._job, self._folder, self._stack = job, folder, stack
-        #: What stands in messages in the place of paths here.
-        self._names: dict[str, str] = {}
+        #: The URL of each copy, to name it in messages.
+        self._urls: dict[str, str] = {}
 
-    def done(self, run: RunCommand) -> TaskResult:
-        """Fetch it, run the command, and publish what came of it."""
+    def run(self, run: RunCommand) -> TaskResult:
+        """Fetch the source and the target, run the command, and publish what it wrote."""
         job = self._job
         changed = job.source if job.form.changes else job.target
         written = None
@@ -163,8 +162,8 @@ class _Staged:
         is_file = bool(job.form.ending)
         if written is not None and not is_file:
             self._stack.enter_context(versions.hold_lease(written, job.fleet))
-        source, before = self._here(job.source, "source")
-        target, found = self._target(is_file=is_file)
+        source, before = self._fetch(job.source, "source")
+        target, found = self._fetch_target(is_file=is_file)
         ended = run(job.arguments(str(source), None if target is None else str(target)))
         if written is not None and ended.status in (0, WORTH_READING) and "error" not in ended.document:
             if is_file:
@@ -172,50 +171,50 @@ class _Staged:
                 written.upload([(target, "")])
             else:
                 versions.publish_version(written, target or source, found if target else before)
-        return self._named(ended)
+        return self._name_urls(ended)
 
-    def _here(self, name: str, kind: str) -> tuple[Path, Version]:
-        """Return where a library or archive is on this machine, and its version."""
+    def _fetch(self, name: str, kind: str) -> tuple[Path, Version]:
+        """Return the path of a library or archive on this machine, and its version."""
         if not is_url(name):
             return Path(name), versions.NO_VERSION
-        place, here = storage_path(name), self._copy_of(name, kind)
-        size = place.size()
+        remote, copy = storage_path(name), self._copy_path(name, kind)
+        size = remote.size()
         if size is None:
-            return here, versions.fetch_library(place, here)
+            return copy, versions.fetch_library(remote, copy)
         require_free_space(self._folder, size)
         try:
-            place.download([("", here)])
+            remote.download([("", copy)])
         except ObjectGone as error:
             raise SourceNotFound(path=name) from error
-        return here, versions.NO_VERSION
+        return copy, versions.NO_VERSION
 
-    def _target(self, *, is_file: bool) -> tuple[Path | None, Version]:
-        """Return where the target is on this machine, with what it has already."""
+    def _fetch_target(self, *, is_file: bool) -> tuple[Path | None, Version]:
+        """Return the path of the target on this machine, with its present content, and its version."""
         name = self._job.target
         if name is None or not is_url(name):
             return None if name is None else Path(name), versions.NO_VERSION
         if is_file and storage_path(name).size() is None:
-            return self._copy_of(name, "target"), versions.NO_VERSION
+            return self._copy_path(name, "target"), versions.NO_VERSION
         try:
-            return self._here(name, "target")
+            return self._fetch(name, "target")
         except SourceNotFound:
-            durable.remove_tree(self._copy_of(name, "target"))
-            return self._copy_of(name, "target"), versions.NO_VERSION
+            durable.remove_tree(self._copy_path(name, "target"))
+            return self._copy_path(name, "target"), versions.NO_VERSION
 
-    def _copy_of(self, name: str, kind: str) -> Path:
-        """Return where something of a store is on this machine: in a folder of its own, which is there."""
-        # As one name on every system.
-        here = self._folder / kind / re.sub(r"[\\/:\0]", "_", storage_path(name).name)
-        self._names[str(here)] = name
-        durable.make_folders(here.parent, flush=False)
-        return here
+    def _copy_path(self, name: str, kind: str) -> Path:
+        """Return the path for the copy of a URL, in an existing folder of its own."""
+        # Without characters that are special in file names on any system.
+        copy = self._folder / kind / re.sub(r"[\\/:\0]", "_", storage_path(name).name)
+        self._urls[str(copy)] = name
+        durable.make_folders(copy.parent, flush=False)
+        return copy
 
-    def _named(self, ended: TaskResult) -> TaskResult:
-        """Return how it ended, with URLs in the message where it names paths of the copy."""
+    def _name_urls(self, ended: TaskResult) -> TaskResult:
+        """Replace paths of copies by their URLs in the error message of a result."""
         error = ended.document.get("error") or {}
         message = error.get("message")
         if not isinstance(message, str):
             return ended
-        for here, name in self._names.items():
-            message = message.replace(here, name)
+        for copy, url in self._urls.items():
+            message = message.replace(copy, url)
         return msgspec.structs.replace(ended, document={**ended.document, "error": {**error, "message": message}})

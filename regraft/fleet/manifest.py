@@ -1,6 +1,6 @@
-"""Which libraries a fleet has: a folder of them, a pattern, or a table (``docs/fleet.md``, "The manifest").
+"""Read which libraries a fleet has, from a folder, a pattern, or a table (``docs/fleet.md``, "The manifest").
 
-Each name is a path, or a URL of object storage (:mod:`regraft.fleet.storage`).
+Each library is named by a path, or by a URL of object storage (:mod:`regraft.fleet.storage`).
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import tr
 from regraft.text import LONGEST_NAME, printable, replace_surrogates
 
-#: The columns of a table; all but the first may be missing.
+#: Columns of a table; only the first is required.
 COLUMNS = ("source", "target", "options", "bytes")
-#: How a file ends that is a table.
+#: Suffixes of files that are tables.
 _TABLES = (".csv", ".jsonl", ".parquet")
-#: How an archive's name ends, where nobody has said whether an object or a folder is meant.
+#: Suffixes of archives; used for URLs that may be a folder or an object.
 _ARCHIVES = (".zip", ".bak", ".parquet")
-#: What begins so is no path; the letter of a drive is.
+#: The beginning of any URL; the letter of a drive is too short.
 _ANY_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-#: The drive that a path of Windows begins with.
+#: The drive at the beginning of a Windows path.
 _DRIVE = re.compile(r"[A-Za-z]:(?=[/\\]|$)")
-#: A path as a URL.
+#: The beginning of a URL that is a path.
 _FILE = "file://"
-#: So many sizes are asked for at a time, of so many libraries: a share and a store take their time to tell.
+#: Threads that ask for sizes, since network shares and object storage answer slowly, and libraries asked for together.
 _AT_ONCE, _TOGETHER = 16, 1024
 
-#: Opens a table for reading.
+#: Opens a table for reading, as a context.
 OpenTable = Callable[[], AbstractContextManager[Any]]
 
 
-#: The largest number that any file of a fleet has.
+#: The largest int64: the largest number in any file of a fleet.
 MAX_NUMBER = 2**63 - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
-    """One library: where it is, where its command writes (None: there, or nowhere), and its further options.
+    """One library: its source, the target of its command (None: none, or the source itself), and its own options.
 
-    ``bytes`` is its size, None where nobody has said.
+    ``bytes`` is its size, if the manifest or the store tells it.
     """
 
     source: str
@@ -68,24 +68,24 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_manifest(manifest: str, targets: str | None, ending: str, *, needs_target: bool) -> list[Library]:
-    """Return the libraries of a manifest, in its order.
+    """Read the libraries of a manifest, in its order.
 
     Args:
-        manifest: a folder whose entries are sources, a pattern with ``*``, or a table: CSV, JSON lines or Parquet; its
-            path, or its URL.
-        targets: the folder of all targets that the manifest does not name.
-        ending: how the names of those targets end.
+        manifest: the path or URL of a folder whose entries are sources, a pattern with ``*``, or a table (CSV, JSON
+            lines or Parquet).
+        targets: the folder for targets that the manifest does not name.
+        ending: the suffix of their names.
         needs_target: whether the command writes to a target.
 
     Raises:
-        WrongUsage: it cannot be read, or names no library, or one in a way that cannot be meant; what two of them share
-            :func:`demand_apart` refuses.
+        WrongUsage: the manifest is not valid, is empty, or has an invalid name. Paths used twice: see
+            :func:`demand_apart`.
         StorageFailed, StorageRefused: object storage cannot be read.
-        OSError: it cannot be read.
+        OSError: a file cannot be read.
     """
-    found = [_absolute(_placed(library, targets, ending, needs_target)) for library in _read(manifest)]
+    found = [_make_absolute(_with_target(library, targets, ending, needs_target)) for library in _read(manifest)]
     if not found:
-        raise WrongUsage(problem=tr("{manifest} names no library", manifest=manifest), hint=_HINT)
+        raise WrongUsage(problem=tr("{manifest} has no libraries", manifest=manifest), hint=_HINT)
     return found
 
 
@@ -93,7 +93,7 @@ _HINT = tr("give a folder of sources, a pattern like 'backups/*.zip', or a table
 
 
 def _read(manifest: str) -> Iterator[Library]:
-    manifest = _local(manifest)
+    manifest = _local_path(manifest)
     if is_url(manifest):
         yield from _read_storage(manifest)
         return
@@ -103,12 +103,12 @@ def _read(manifest: str) -> Iterator[Library]:
             if not entry.name.startswith("."):
                 yield Library(source=str(entry))
     elif path.is_file() and path.suffix.lower() in _TABLES:
-        yield from _of_table(str(path), str(path.parent), partial(links.open_for_reading, path))
+        yield from _read_table(str(path), str(path.parent), partial(links.open_for_reading, path))
     elif glob.has_magic(manifest):
         for found in sorted(glob.glob(manifest, recursive=True)):  # noqa: PTH207 - a pattern may be absolute
             yield Library(source=found)
     else:
-        raise WrongUsage(problem=tr("{manifest} is no manifest", manifest=manifest), hint=_HINT)
+        raise WrongUsage(problem=tr("{manifest} is not a manifest", manifest=manifest), hint=_HINT)
 
 
 def _read_storage(url: str) -> Iterator[Library]:
@@ -117,15 +117,15 @@ def _read_storage(url: str) -> Iterator[Library]:
         for found, size in sorted(place.matches().items()):
             yield Library(source=found, bytes=size)
     elif PurePosixPath(place.name).suffix.lower() in _TABLES and place.size() is not None:
-        yield from _of_table(place.url, place.url.rpartition("/")[0], place.reading)
+        yield from _read_table(place.url, place.url.rpartition("/")[0], place.reading)
     else:
         for name, size in sorted(place.entries().items()):
             if not name.startswith("."):
                 yield Library(source=(place / name).url, bytes=size)
 
 
-def _local(name: str, *, windows: bool = os.name == "nt") -> str:
-    """Return the path that a ``file:`` URL means; any other name as it is.
+def _local_path(name: str, *, windows: bool = os.name == "nt") -> str:
+    """Convert a ``file:`` URL to a path; other names are returned unchanged.
 
     On Windows ``file:///C:/x`` is ``C:\\x`` and ``file://server/share/x`` is ``\\\\server\\share\\x``.
     """
@@ -141,7 +141,7 @@ def _local(name: str, *, windows: bool = os.name == "nt") -> str:
     return str(PureWindowsPath(host + path if not host or _DRIVE.match(host) else f"//{host}{path}"))
 
 
-def _of_table(name: str, folder: str, reading: OpenTable) -> Iterator[Library]:
+def _read_table(name: str, folder: str, reading: OpenTable) -> Iterator[Library]:
     rows = {".csv": _csv_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}[PurePosixPath(name).suffix.lower()]
     number = 1
     try:
@@ -174,25 +174,25 @@ def _parquet_rows(file: Any) -> Iterator[dict[str, Any]]:
 
 
 def _library(row: dict[str, Any], folder: str) -> Library:
-    """Return what a row says; relative names begin at the table's folder.
+    """Convert a row of a table; relative names are relative to the folder of the table.
 
     Raises:
-        ValueError: it says something else.
+        ValueError: the row is invalid.
     """
     unknown = sorted(row.keys() - set(COLUMNS))
     if unknown:
-        raise ValueError(tr("{name} is none of its columns ({columns})", name=unknown[0], columns=", ".join(COLUMNS)))
+        raise ValueError(tr("{name} is not a known column ({columns})", name=unknown[0], columns=", ".join(COLUMNS)))
     options = row.get("options", [])
     words = shlex.split(options) if isinstance(options, str) else options
-    # In CSV a number is text.
+    # Not strict: numbers in CSV are text.
     library = msgspec.convert({**row, "options": words}, Library, strict=False)
-    target = None if library.target is None else _joined(folder, library.target)
-    return msgspec.structs.replace(library, source=_joined(folder, library.source), target=target)
+    target = None if library.target is None else _resolve(folder, library.target)
+    return msgspec.structs.replace(library, source=_resolve(folder, library.source), target=target)
 
 
-def _joined(folder: str, name: str) -> str:
-    """Return a name of a table as it is meant from anywhere."""
-    own = _local(name)
+def _resolve(folder: str, name: str) -> str:
+    """Resolve a name of a table against its folder."""
+    own = _local_path(name)
     if _ANY_URL.match(own):
         return own
     if _ANY_URL.match(folder):
@@ -200,32 +200,32 @@ def _joined(folder: str, name: str) -> str:
     return str(Path(folder) / own)
 
 
-def _placed(library: Library, targets: str | None, ending: str, needs_target: bool) -> Library:
+def _with_target(library: Library, targets: str | None, ending: str, needs_target: bool) -> Library:
     if not needs_target:
         if library.target is None:
             return library
         raise WrongUsage(
-            problem=tr("{source} has a target, and this command writes to none", source=library.source),
-            hint=tr("leave the column out"),
+            problem=tr("{source} has a target, but this command writes to none", source=library.source),
+            hint=tr("remove the column"),
         )
     if library.target is not None:
         return library
     if targets is None:
         raise WrongUsage(
             problem=tr("{source} has no target", source=library.source),
-            hint=tr("--to FOLDER gives one to each, by the name of its source"),
+            hint=tr("--to FOLDER gives each library one, named after its source"),
         )
-    name = f"{_name_of(library)}{ending}"
-    if {name, _name_of(library)} & {"", ".", ".."} or (is_url(library.source) and re.search(r"[\\:\0]", name)):
+    name = f"{_library_name(library)}{ending}"
+    if {name, _library_name(library)} & {"", ".", ".."} or (is_url(library.source) and re.search(r"[\\:\0]", name)):
         raise WrongUsage(
-            problem=tr("{source} has no name by which a target could be called", source=printable(library.source)),
-            hint=tr("name its target in a table"),
+            problem=tr("{source} has no name that its target could have", source=printable(library.source)),
+            hint=tr("give its target in a table"),
         )
-    return msgspec.structs.replace(library, target=_joined(_local(targets), name))
+    return msgspec.structs.replace(library, target=_resolve(_local_path(targets), name))
 
 
-def _name_of(library: Library) -> str:
-    """Return what a library is called: an archive's name without its ending."""
+def _library_name(library: Library) -> str:
+    """Return the name of a library: that of its folder, or of its archive without the suffix."""
     source = PurePosixPath(library.source.rstrip("/")) if is_url(library.source) else Path(library.source)
     if isinstance(source, Path):
         is_folder = source.is_dir()
@@ -234,44 +234,44 @@ def _name_of(library: Library) -> str:
     return source.name if is_folder else source.stem
 
 
-def _absolute(library: Library) -> Library:
-    """Return a library that means the same wherever its command runs, and whoever resumes it.
+def _make_absolute(library: Library) -> Library:
+    """Make the names of a library absolute, so that any process in any folder can use them.
 
     Raises:
-        WrongUsage: its name cannot be written down.
+        WrongUsage: its name is not valid UTF-8.
     """
-    target = None if library.target is None else _from_anywhere(library.target)
-    placed = msgspec.structs.replace(library, source=_from_anywhere(library.source), target=target)
-    if not is_name(f"{placed.source}{placed.target}"):
-        problem = tr("{name} is no name in UTF-8", name=printable(library.source, LONGEST_NAME))
-        raise WrongUsage(problem=problem, hint=tr("run the command over it alone"))
-    return placed
+    target = None if library.target is None else _absolute_name(library.target)
+    absolute = msgspec.structs.replace(library, source=_absolute_name(library.source), target=target)
+    if not is_name(f"{absolute.source}{absolute.target}"):
+        problem = tr("{name} is not valid UTF-8", name=printable(library.source, LONGEST_NAME))
+        raise WrongUsage(problem=problem, hint=tr("run the command on this library alone"))
+    return absolute
 
 
 def is_name(name: str) -> bool:
-    """Tell whether a name can be written down, and can lead anywhere."""
+    """Whether a name is valid UTF-8 and has no NUL, so that it can be stored and opened."""
     return replace_surrogates(name) == name and "\0" not in name
 
 
-def _from_anywhere(name: str) -> str:
-    """Return a name that means the same from any folder.
+def _absolute_name(name: str) -> str:
+    """Make a path or URL absolute.
 
     Raises:
-        WrongUsage: it is a URL of something else than this knows.
+        WrongUsage: it is a URL of an unknown kind.
     """
     if is_url(name) and not name.startswith("memory:"):
         return storage_path(name).url
     if _ANY_URL.match(name):
-        problem = tr("{url} names no folder or object of a store", url=printable(name, LONGEST_NAME))
-        raise WrongUsage(problem=problem, hint=tr("write s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"))
+        problem = tr("{url} is not a URL of object storage that regraft supports", url=printable(name, LONGEST_NAME))
+        raise WrongUsage(problem=problem, hint=tr("use s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"))
     return str(Path(name).absolute())
 
 
 def source_sizes(found: Iterable[Library]) -> array[int]:
-    """Return the bytes of libraries; what cannot be looked at has none."""
+    """Return the sizes of libraries in bytes; 0 for those that cannot be read."""
     names, known = iter(found), array("q")
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        # What is asked for is held until it is answered.
+        # In chunks: every submitted library is held in memory until it is answered.
         while some := list(islice(names, _TOGETHER)):
             known.extend(threads.map(_size, some))
     return known
@@ -285,49 +285,49 @@ def _size(library: Library) -> int:
     try:
         return sum(storage_path(library.source).objects().values())
     except RegraftError:
-        # Its task says so.
+        # Its own job reports the error.
         return 0
 
 
 def demand_apart(found: Iterable[Library], own: Iterable[Path]) -> None:
-    """Refuse a source or a target that is named twice, a file of ``own`` in a library, and a target in another library.
+    """Check that no source or target is used twice or is inside another target, and that ``own`` files are in none.
 
     Raises:
         WrongUsage
     """
-    every, folders = list(found), _Folders()
-    targets = _different((one.target for one in every), folders, tr("{name} is the target of two libraries"))
-    places = targets | _different((one.source for one in every), folders, tr("{name} is named twice"))
+    every, resolver = list(found), _PathResolver()
+    targets = _resolve_distinct((one.target for one in every), resolver, tr("{name} is the target of two libraries"))
+    paths = targets | _resolve_distinct((one.source for one in every), resolver, tr("{name} is used twice"))
     for path in own:
-        name = disk_name(folders.place_of(str(path.absolute())))
-        if name in places or not places.isdisjoint(_around(name)):
-            problem = tr("the file {path} would lie in a library", path=path)
-            raise WrongUsage(problem=problem, hint=tr("name another file"))
+        name = disk_name(resolver.resolve(str(path.absolute())))
+        if name in paths or not paths.isdisjoint(_parents(name)):
+            problem = tr("the file {path} would be inside a library", path=path)
+            raise WrongUsage(problem=problem, hint=tr("use another file"))
     for name in targets:
-        if not places.isdisjoint(_around(name)):
-            problem = tr("the target {path} would lie in another library", path=name)
-            raise WrongUsage(problem=problem, hint=tr("name another folder"))
+        if not paths.isdisjoint(_parents(name)):
+            problem = tr("the target {path} would be inside another library", path=name)
+            raise WrongUsage(problem=problem, hint=tr("use another folder"))
 
 
 def demand_clients(found: Iterable[Library]) -> None:
-    """Refuse libraries in a kind of store for which nothing is installed, before anything is done.
+    """Check that the client of every kind of object storage in use is installed.
 
     Raises:
-        WrongUsage
+        WrongUsage: one is not.
     """
     names = (name for one in found for name in (one.source, one.target))
     for kind in sorted({name.partition("://")[0] for name in names if name is not None and is_url(name)}):
         demand_client(kind)
 
 
-class _Folders:
-    """Says where names lead: many lie in the same folders, which are looked at once."""
+class _PathResolver:
+    """Resolves paths; caches the real path of each folder, since many libraries are in the same one."""
 
     def __init__(self) -> None:
         self._real: dict[str, str] = {}
 
-    def place_of(self, name: str) -> str:
-        """Return where a name leads, with ``/`` between its parts; a store lies where no path leads."""
+    def resolve(self, name: str) -> str:
+        """Return the real path of a name with ``/`` as separator; URLs give names that no path can have."""
         if is_url(name):
             return f"//{'/'.join(storage_path(name).parts)}"
         folder, last = os.path.split(name)
@@ -338,22 +338,22 @@ class _Folders:
         return f"{self._real[folder]}/{last}"
 
 
-def _around(name: str) -> Iterator[str]:
-    """Yield all folders around a place."""
+def _parents(name: str) -> Iterator[str]:
+    """Yield all parent folders of a path."""
     end = name.rfind("/")
     while end > 0:
         yield name[:end]
         end = name.rfind("/", 0, end)
 
 
-def _different(names: Iterable[str | None], folders: _Folders, problem: str) -> set[str]:
-    """Return where names lead, those that there are; refuse two that lead to one place."""
+def _resolve_distinct(names: Iterable[str | None], resolver: _PathResolver, problem: str) -> set[str]:
+    """Resolve names; None is skipped, and two names with one real path are refused."""
     seen: set[str] = set()
     for name in names:
         if name is None:
             continue
-        path = disk_name(folders.place_of(name))
+        path = disk_name(resolver.resolve(name))
         if path in seen:
-            raise WrongUsage(problem=problem.format(name=printable(name, LONGEST_NAME)), hint=tr("name each once"))
+            raise WrongUsage(problem=problem.format(name=printable(name, LONGEST_NAME)), hint=tr("list each one once"))
         seen.add(path)
     return seen

@@ -1,5 +1,8 @@
-"""The state of a fleet as metrics of Prometheus, in a file that node_exporter's textfile collector reads
-(``docs/fleet.md``, "Metrics")."""
+"""The state of a fleet as Prometheus metrics, in a file for node_exporter's textfile collector (``docs/fleet.md``).
+
+:class:`Tally` counts the libraries that have ended; reports are made from it as well. Its memory does not grow with
+their number, except for failed libraries.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,14 @@ from regraft.fleet.results import GOOD, OUTCOMES, ResultRow, counts_of
 from regraft.language import tr
 from regraft.text import path_text
 
-# What became of the libraries of a fleet so far, in numbers that take the same memory however many there are.
-
-
-#: So many libraries are named as the slowest.
+#: How many of the slowest libraries a report names.
 SLOWEST = 5
-#: Seconds up to which libraries are counted together, as Prometheus does; beyond the last there are no bounds.
+#: Upper bounds of the histogram's buckets, in seconds.
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 3_600.0, 14_400.0)
 
 
 class LibraryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A library that is named in a report: a slow one, or one that did not end well."""
+    """A library that a report names: one of the slowest, or a failed one."""
 
     source: str
     outcome: str
@@ -43,10 +43,10 @@ class LibraryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """Counts of libraries that ended, of their bases and of their rows.
+    """Counts of libraries that have ended, of their bases and their rows.
 
-    ``libraries`` and ``bases`` are by outcome, ``skipped`` are rows by reason, ``findings`` by name, ``by_seconds``
-    libraries by the place of their bucket in :data:`BUCKETS`. Of libraries that did not end well, each is kept.
+    ``libraries`` and ``bases`` are counted by outcome, ``skipped`` rows by reason, ``findings`` by name, and
+    ``by_seconds`` has libraries by the index of their bucket in :data:`BUCKETS`.
     """
 
     libraries: Counter[str] = msgspec.field(default_factory=Counter)
@@ -63,7 +63,7 @@ class Tally(msgspec.Struct, kw_only=True):
     _failed: list[tuple[int, LibraryReport]] = []
 
     def add(self, rows: list[ResultRow]) -> None:
-        """Count a library that ended, by its own row and those of its bases."""
+        """Count a library that has ended, by its own row and those of its bases."""
         own, *bases = rows
         self.libraries[own.outcome] += 1
         self.bases.update(base.outcome for base in bases)
@@ -76,59 +76,59 @@ class Tally(msgspec.Struct, kw_only=True):
         seconds = own.seconds or 0.0
         self.seconds += seconds
         self.by_seconds[next((place for place, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))] += 1
-        self._name(own)
+        self._remember(own)
 
-    def _name(self, own: ResultRow) -> None:
-        """Keep what a report may have to say of a library."""
-        told = LibraryReport(
+    def _remember(self, own: ResultRow) -> None:
+        """Keep what a report may say about a library."""
+        report = LibraryReport(
             source=own.source, outcome=own.outcome, seconds=own.seconds, code=own.code, message=own.message
         )
-        # Of equal ones those come first that the manifest names first.
-        slow = (own.seconds or 0.0, -own.library, told)
+        # Of equally slow libraries, the first in the manifest come first.
+        slow = (own.seconds or 0.0, -own.library, report)
         self._slowest = nlargest(SLOWEST, [*self._slowest, slow], key=lambda one: one[:2])
         if own.outcome not in GOOD:
-            self._failed.append((own.library, told))
+            self._failed.append((own.library, report))
 
     @property
     def slowest(self) -> list[LibraryReport]:
-        """Return the slowest libraries, the slowest first."""
-        return [told for *_, told in self._slowest]
+        """The slowest libraries, the slowest first."""
+        return [report for *_, report in self._slowest]
 
     @property
     def failed(self) -> list[LibraryReport]:
-        """Return the libraries that did not end well, in the order of the manifest."""
-        return [told for _, told in sorted(self._failed, key=lambda one: one[0])]
+        """The libraries that have failed, in the order of the manifest."""
+        return [report for _, report in sorted(self._failed, key=lambda one: one[0])]
 
     @property
     def good(self) -> int:
-        """Return how many libraries ended well."""
+        """The number of libraries that have succeeded."""
         return sum(self.libraries[outcome] for outcome in GOOD)
 
 
 logger = logging.getLogger(__name__)
 
-#: What each metric's name begins with.
+#: The prefix of all metric names.
 PREFIX = "regraft_fleet_"
-#: The first line of every file: by it an earlier one is known, which may be replaced.
+#: The first line of the file; a file without it is not overwritten.
 _MARK = b"# Written by regraft fleet.\n"
-#: How long a file stays as it is while libraries are worked on, in seconds.
-_EVERY_SECONDS = 5.0
+#: Seconds between two updates while libraries are processed.
+_UPDATE_SECONDS = 5.0
 
 
 def metrics_files(path: Path) -> tuple[Path, Path]:
-    """Return the files that metrics take: their own, and the one that is renamed to it."""
+    """Return the metrics file, and the temporary file that replaces it."""
     return path, path.with_name(f"{path.name}.new")
 
 
 class Metrics:
-    """The metrics of one run. Nothing is written before :meth:`begin` or :meth:`end`.
+    """The metrics of one run. Nothing is written before :meth:`begin`.
 
     Args:
         path: the file.
-        results: the file of the fleet's results, a label of every metric: two fleets of one machine do not mix.
-        command, engine: what each library is given to, and where: labels of ``run_info``.
-        libraries: how many the manifest has.
-        now: gives seconds that only go forward.
+        results: the file of the results; a label of every metric, which keeps two fleets of one machine apart.
+        command, engine: labels of ``run_info``.
+        libraries: the number of libraries in the manifest.
+        now: returns a monotonic time in seconds.
 
     Raises:
         WrongUsage: the library prometheus_client is not installed.
@@ -161,38 +161,38 @@ class Metrics:
         self._is_finished = False
         self._registry = self._client.CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-        #: Why the file could not be written the last time; None: it was.
+        #: Why the last update failed; None: it did not.
         self.problem: Exception | None = None
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def demand_place(self, others: Iterable[Path]) -> None:
-        """Refuse a file in no folder, one that regraft did not write, and one of ``others``.
+    def demand_path(self, others: Iterable[Path]) -> None:
+        """Check that the file's folder exists, that the file differs from ``others``, and that it is ours if it exists.
 
         Raises:
-            WrongUsage
-            OSError: it cannot be read.
+            WrongUsage: a check failed.
+            OSError: the file cannot be read.
         """
         if not self._path.absolute().parent.is_dir():
             raise WrongUsage(
-                problem=tr("{path} lies in no folder that is there", path=self._path),
-                hint=tr("make the folder, or name another"),
+                problem=tr("the folder of {path} does not exist", path=self._path),
+                hint=tr("create the folder, or use another file"),
             )
         taken = set(map(links.real_path, others))
         for path in metrics_files(self._path):
             real = links.real_path(path)
             if real in taken or not taken.isdisjoint(real.parents):
-                problem = tr("the metrics {path} would be written over the results", path=path)
-                raise WrongUsage(problem=problem, hint=tr("name another file"))
-            if not _is_replaceable(path):
-                problem = tr("{path} is there already, and no metrics of a fleet", path=path)
-                raise WrongUsage(problem=problem, hint=tr("name another file"))
+                problem = tr("the metrics file {path} would overwrite the results", path=path)
+                raise WrongUsage(problem=problem, hint=tr("use another file"))
+            if not _is_overwritable(path):
+                problem = tr("{path} exists and is not a metrics file of a fleet", path=path)
+                raise WrongUsage(problem=problem, hint=tr("use another file"))
 
     @contextmanager
     def kept(self, tally: Tally) -> Iterator[None]:
-        """Write the state of ``tally`` while libraries are worked on, and in the end, whatever ends it.
+        """Context in which the file follows ``tally``; it is written once more at the end.
 
-        Nothing is written where nothing was begun and an error ends it.
+        If an error ends it before :meth:`begin`, nothing is written.
         """
         self._tally = tally
         try:
@@ -204,10 +204,10 @@ class Metrics:
                 self._try_to_write()
 
     def begin(self, tasks: Sequence[Task], pool: Pool) -> PoolObserver:
-        """Write the state, and return who follows the pool. Some fleets give out tasks more than once.
+        """Write the file, and return an observer for the pool. Called for each round of tasks.
 
         Raises:
-            OSError, RegraftError: it cannot be written, the first time.
+            OSError, RegraftError: the first write failed.
         """
         self._bytes = self._tally.bytes + sum(task.bytes for task in tasks)
         self._pool = pool
@@ -217,22 +217,21 @@ class Metrics:
             self._write()
         else:
             self._try_to_write()
-        return PoolObserver(given=self._given, looked=self.refresh)
+        return PoolObserver(on_start=self._count_attempt, on_poll=self.refresh)
 
-    def _given(self, one: PendingTask) -> None:
-        """Count an attempt."""
+    def _count_attempt(self, one: PendingTask) -> None:
         self._attempts += 1
         self._retries += one.attempt > 1
 
     def refresh(self) -> None:
-        """Write the state, if some time has passed."""
-        if self._written_at is None or self._now() - self._written_at >= _EVERY_SECONDS:
+        """Write the file if the last update is old enough."""
+        if self._written_at is None or self._now() - self._written_at >= _UPDATE_SECONDS:
             self._try_to_write()
 
     # --- the file ----------------------------------------------------------------------------------------------------
 
     def _try_to_write(self) -> None:
-        """Write the state; where that fails the libraries are more important."""
+        """Write the file; a failure is logged, since the libraries matter more."""
         try:
             self._write()
         except (OSError, RegraftError, ValueError, OverflowError) as error:
@@ -252,38 +251,37 @@ class Metrics:
     # --- the metrics -------------------------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Any]:
-        """Yield all metrics, as ``prometheus_client`` asks for them."""
-        yield from self._about_run()
-        yield from self._about_libraries()
-        tally = self._tally
-        yield self._counts("bases", "Bases of the libraries that ended.", "outcome", tally.bases)
-        yield self._count("rows_read", "Rows that were read in the libraries that ended.", tally.rows_read)
-        yield self._count("rows_carried", "Rows of those that stand in the targets.", tally.rows_carried)
-        yield self._counts("rows_skipped", "Rows of those that were not carried.", "reason", tally.skipped)
-        yield self._counts("findings", "Findings in the libraries that ended.", "finding", tally.findings)
-
-    def _about_run(self) -> Iterator[Any]:
-        yield self._gauge("run_info", "What the fleet is told to do.", 1, self._about)
+        """Yield all metrics; called by ``prometheus_client``."""
+        yield self._gauge("run_info", "The command and the engine of the fleet.", 1, self._about)
         yield self._gauge("start_timestamp_seconds", "When this run began.", self._started_at)
         yield self._gauge("update_timestamp_seconds", "When this file was written.", identity.now_ms() / 1000)
         yield self._gauge("finished", "1: the results are written; 0: they are not yet.", self._is_finished)
+        yield from self._library_metrics()
+        tally = self._tally
+        yield self._counts("bases", "Bases of the libraries that ended.", "outcome", tally.bases)
+        yield self._count("rows_read", "Rows read in the libraries that ended.", tally.rows_read)
+        yield self._count("rows_carried", "Rows of these libraries that were migrated.", tally.rows_carried)
+        yield self._counts(
+            "rows_skipped", "Rows of these libraries that were not migrated, by reason.", "reason", tally.skipped
+        )
+        yield self._counts("findings", "Findings in the libraries that ended.", "finding", tally.findings)
 
-    def _about_libraries(self) -> Iterator[Any]:
+    def _library_metrics(self) -> Iterator[Any]:
         tally, pool = self._tally, self._pool
         ended = tally.libraries.total()
         outcomes = dict.fromkeys(OUTCOMES.values(), 0) | tally.libraries
         yield self._gauge("libraries", "Libraries of the manifest.", self._libraries)
         yield self._counts("libraries_ended", "Libraries that ended.", "outcome", outcomes)
         yield self._gauge("libraries_left", "Libraries that have not ended.", self._libraries - ended)
-        yield self._gauge("libraries_at_work", "Libraries that are worked on.", len(pool.at_work) if pool else 0)
-        yield self._gauge("workers", "How many libraries are worked on at most.", pool.count if pool else 0)
+        yield self._gauge("libraries_at_work", "Libraries that are being processed.", len(pool.running) if pool else 0)
+        yield self._gauge("workers", "The most libraries that are processed at a time.", pool.count if pool else 0)
         yield self._count("source_bytes", "Bytes of the sources of the libraries that ended.", tally.bytes)
         left = max(self._bytes - tally.bytes, 0)
         yield self._gauge("source_left_bytes", "Bytes of the sources of the libraries that have not ended.", left)
         attempts = max(self._attempts, tally.attempts)
         retries = max(self._retries, tally.attempts - ended)
-        yield self._count("attempts", "How often work on a library was begun.", attempts)
-        yield self._count("retries", "How often of those it was begun again after it failed.", retries)
+        yield self._count("attempts", "Attempts to process a library.", attempts)
+        yield self._count("retries", "Attempts after a failed one.", retries)
         yield self._histogram("library_seconds", "Seconds that the last attempt of each library took.")
 
     def _gauge(self, name: str, about: str, value: float, labels: dict[str, str] | None = None) -> Any:
@@ -314,8 +312,8 @@ class Metrics:
         return family
 
 
-def _is_replaceable(path: Path) -> bool:
-    """Tell whether nothing is lost where a file is replaced: it is not there, is empty, or an earlier run wrote it."""
+def _is_overwritable(path: Path) -> bool:
+    """Whether a file does not exist, is empty, or is a metrics file of an earlier run."""
     if not os.path.lexists(path):
         return True
     if path.is_symlink() or not path.is_file():

@@ -1,4 +1,4 @@
-"""A fleet: one command over many libraries, each with its outcome in the results."""
+"""Run a fleet: one command on many libraries, with a row for each in the results."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from regraft.text import path_argument
 
 logger = logging.getLogger(__name__)
 
-#: How often a library is tried whose disk failed, or whose process was killed.
+#: Attempts for a library whose disk failed, or whose process was killed.
 ATTEMPTS = 3
-#: Outcomes by the exit status that a fleet has where a library has one of them, the worst first.
+#: Outcomes by the exit status that the fleet gets from a library with that outcome; the worst status first.
 ENDING_WITH = {
     STOPPED: ("killed", "interrupted", "stopped"),
     REFUSED: ("refused",),
     WORTH_READING: ("worth-reading",),
 }
-#: A library of fewer bytes gains little by several cores.
+#: Smaller libraries gain little from several cores.
 _LARGE_BYTES = 64 << 20
-#: No command uses more.
+#: No command uses more cores.
 _MOST_CORES = 4
-#: What a library's own fault, or regraft's, would only say again.
+#: Errors that another attempt would repeat.
 _FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance"})
 
 
 class FleetReport(Report, kw_only=True):
-    """What became of a fleet: libraries and bases by outcome, findings by name, and what to look at."""
+    """Counts of libraries and bases by outcome, counts of findings by name, and libraries to look at."""
 
     libraries: dict[str, int]
     bases: dict[str, int]
@@ -54,41 +54,41 @@ class FleetReport(Report, kw_only=True):
     failed: list[LibraryReport]
 
 
-#: Is told of each library that has ended.
+#: Called with the row of each library that has ended.
 Watch = Callable[[ResultRow], None]
 
 
 class Fleet(msgspec.Struct, kw_only=True):
-    """A fleet at work.
+    """One run over a fleet.
 
     Args:
-        order: what is to be done.
+        order: the command and the libraries.
         path: the file of the results.
-        pool: gives where command lines are run, where there are any.
-        attempts: how often a library is tried.
-        known: the rows of libraries that have ended in an earlier run.
-        metrics: follow what happens, where they are wanted.
-        pause_seconds: how long to wait before a second attempt.
+        pool: opens the pool; called only if a library is left.
+        attempts: the most attempts for a library.
+        known: the rows of libraries that ended in an earlier run.
+        metrics: updated during the run.
+        pause_seconds: the wait before a second attempt.
     """
 
     order: FleetOrder
     path: Path
     pool: Callable[[], Pool]
     attempts: int = ATTEMPTS
-    known: KnownRows[ResultRow] = msgspec.field(default_factory=KnownRows)
+    known: KnownRows = msgspec.field(default_factory=KnownRows)
     metrics: Metrics | None = None
     pause_seconds: float = 1.0
 
     @property
     def left(self) -> list[int]:
-        """Return the numbers of the libraries that are to be worked on: those that have not ended well."""
+        """The numbers of the libraries that have not succeeded yet."""
         return [number for number in range(len(self.order.libraries)) if number not in self.known.good]
 
     def run(self, run: Run, watch: Watch = lambda _: None) -> FleetReport:
-        """Work on all libraries that are left, write the results, and return what became of them all.
+        """Run the command on all libraries that are left, write the results, and report on all libraries.
 
         Raises:
-            FleetInterrupted: it was stopped; what had ended is in the journal.
+            FleetInterrupted: libraries that ended are in the journal.
             OSError: the results cannot be written, or no process can be started.
         """
         tally = Tally()
@@ -102,33 +102,35 @@ class Fleet(msgspec.Struct, kw_only=True):
         run.end()
         return make_report(run, tally)
 
-    def _work(self, tally: Tally, watch: Watch) -> KnownRows[ResultRow]:
-        """Add the rows of all libraries that are left, as they end, to the journal; return those of all."""
+    def _work(self, tally: Tally, watch: Watch) -> KnownRows:
+        """Run the tasks, and add the rows of each library that ends to the journal; returns the rows of all
+        libraries.
+        """
         left = self.left
         with ExitStack() as stack:
-            # When all processes have ended.
+            # Runs last, when all processes have ended.
             stack.callback(jobs.remove_copies, self.order.id)
-            # First of all: where it cannot be had, nothing is written.
+            # Before anything is written: the pool may be refused.
             pool = stack.enter_context(closing(self.pool())) if left else None
             journal = stack.enter_context(closing(Journal(self.path, self.order, finished_rows(self.known, tally))))
-            for found in () if pool is None else self._ended(left, pool, journal):
+            for found in () if pool is None else self._run_left(left, pool, journal):
                 journal.add(found)
                 tally.add(found)
                 watch(found[0])
         return journal.rows
 
-    def _ended(self, left: list[int], pool: Pool, journal: Journal) -> Iterator[list[ResultRow]]:
-        """Yield the rows of each library that ends; those that end together are flushed together."""
+    def _run_left(self, left: list[int], pool: Pool, journal: Journal) -> Iterator[list[ResultRow]]:
+        """Yield the rows of each library that ends; rows of libraries that end together are flushed together."""
         libraries = self.order.libraries
         tasks = make_tasks(
             dict(zip(left, manifest.source_sizes(libraries[number] for number in left), strict=True)),
             pool.count,
             lambda number, cores: make_job(self.order, libraries[number], cores),
         )
-        watchers = [PoolObserver(looked=journal.flush)]
+        observers = [PoolObserver(on_poll=journal.flush)]
         if self.metrics is not None:
-            watchers.append(self.metrics.begin(tasks, pool))
-        pool = ObservedPool(pool, watchers)
+            observers.append(self.metrics.begin(tasks, pool))
+        pool = ObservedPool(pool, observers)
         all_ended = engine.run_tasks(
             tasks, pool, attempts=self.attempts, is_retried=is_retried, pause_seconds=self.pause_seconds
         )
@@ -138,8 +140,8 @@ class Fleet(msgspec.Struct, kw_only=True):
             yield rows
 
 
-def finished_rows(known: KnownRows[ResultRow], tally: Tally) -> Iterator[list[ResultRow]]:
-    """Yield the rows of each library that ended well in an earlier run, and count it."""
+def finished_rows(known: KnownRows, tally: Tally) -> Iterator[list[ResultRow]]:
+    """Yield and count the rows of each library that succeeded in an earlier run."""
     for number in sorted(known.good):
         rows = known[number]
         tally.add(rows)
@@ -147,23 +149,23 @@ def finished_rows(known: KnownRows[ResultRow], tally: Tally) -> Iterator[list[Re
 
 
 def make_tasks(sizes: Mapping[int, int], cores: int, job: Callable[[int, int], Any]) -> list[Task]:
-    """Return the task of each library; one that is much of all gets several cores.
+    """Make the task of each library; a library that is a large share of all gets several cores.
 
     Args:
-        sizes: the bytes of each library, by its number.
-        cores: how many there are.
-        job: returns what is to be done with a library, by its number and how many cores it has.
+        sizes: the size of each library in bytes, by its number.
+        cores: the cores of the pool.
+        job: returns the job of a library by its number and the cores that it gets.
     """
-    tasks, fair = [], sum(sizes.values()) / cores
+    tasks, fair_share = [], sum(sizes.values()) / cores
     for number, size in sizes.items():
-        has = min(cores, _MOST_CORES, math.ceil(size / fair)) if size >= _LARGE_BYTES else 1
+        has = min(cores, _MOST_CORES, math.ceil(size / fair_share)) if size >= _LARGE_BYTES else 1
         needed = engine.planned_memory(size, has)
         tasks.append(Task(number=number, job=job(number, has), bytes=size, cores=has, memory=needed))
     return tasks
 
 
 def make_job(order: FleetOrder, library: Library, cores: int = 1) -> LibraryJob:
-    """Return what is to be done with a library."""
+    """Make the job of a library."""
     return LibraryJob(
         command=order.command,
         options=(*order.options, *library.options),
@@ -175,8 +177,9 @@ def make_job(order: FleetOrder, library: Library, cores: int = 1) -> LibraryJob:
 
 
 def is_retried(ended: TaskResult) -> bool:
-    """Tell whether a library may end otherwise the next time: the system stopped it, or somebody has it who is said to
-    be gone."""
+    """Whether a library may succeed in another attempt: the system stopped it, or the killed process still holds its
+    lock.
+    """
     code = (ended.document.get("error") or {}).get("code")
     if ended.is_after_kill and code == TargetLocked.__name__:
         return True
@@ -184,7 +187,7 @@ def is_retried(ended: TaskResult) -> bool:
 
 
 def make_report(run: Run, tally: Tally) -> FleetReport:
-    """Return what became of a fleet."""
+    """Make the report of a fleet."""
     return FleetReport(
         head=run.head(),
         libraries=_counts(tally.libraries),
@@ -202,23 +205,24 @@ def _counts(by_outcome: Counter[str]) -> dict[str, int]:
 
 
 def fleet_exit_status(report: FleetReport) -> int:
-    """Return the exit status of a fleet: that of the library that ended worst."""
+    """Return the exit status of a fleet: that of its worst library."""
     ends = (status for status, outcomes in ENDING_WITH.items() if not report.libraries.keys().isdisjoint(outcomes))
     return next(ends, 0)
 
 
 def demand_new_results(path: Path) -> None:
-    """Refuse results where there are some, or in no folder.
+    """Check that the results do not exist yet, and that their folder does.
 
     Raises:
         WrongUsage
     """
     if not path.absolute().parent.is_dir():
         raise WrongUsage(
-            problem=tr("{path} lies in no folder that is there", path=path), hint=tr("make the folder, or name another")
+            problem=tr("the folder of {path} does not exist", path=path),
+            hint=tr("create the folder, or use another file"),
         )
     if path.exists() or results.journal_path(path).exists():
         raise WrongUsage(
-            problem=tr("{path} has the results of another run", path=path),
-            hint=tr("go on with regraft fleet resume, or name another file"),
+            problem=tr("{path} already has the results of another run", path=path),
+            hint=tr("continue that run with regraft fleet resume, or use another file"),
         )

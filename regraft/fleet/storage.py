@@ -1,14 +1,14 @@
 """Object storage through fsspec: folders and objects by their URLs (``docs/fleet.md``, "Object storage").
 
-All that is asked of a store is: list, read, write, and write where nothing is yet (``create``), which S3, Google Cloud
-Storage and fsspec's own memory do in one step.
+A store must be able to list, read, write, and create an object only if it does not exist (:meth:`StoragePath.create`).
+S3, Google Cloud Storage and fsspec's memory store do the latter atomically.
 """
 
 from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,49 +21,49 @@ from regraft.errors import RegraftError, StorageFailed, StorageRefused, WrongUsa
 from regraft.language import tr
 from regraft.text import LONGEST_NAME, printable
 
-#: What each kind of store needs: a module, and the extra of regraft that brings it.
+#: The module that each kind of store needs, and the extra of regraft that installs it.
 _STORES = {
     "s3": ("s3fs", "s3"),
     "gs": ("gcsfs", "gs"),
     "memory": ("fsspec", "s3"),
 }
 _PURPOSE = tr("libraries in object storage")
-#: An object of more bytes goes alone and in parts, so that little of it is in memory.
+#: Larger objects are uploaded alone and in parts, to save memory.
 _LARGE_BYTES = 8 << 20
-#: S3 takes 10,000 parts.
+#: S3 allows 10,000 parts.
 _MOST_PARTS = 9_000
-#: So many objects are under way at a time.
+#: Objects transferred at a time.
 _AT_ONCE = 16
-#: What a store says where a credential is missing or wrong, by the names of the clients' errors.
+#: Parts of the names of clients' errors for a missing or wrong credential.
 _CREDENTIALS = ("Credential", "Unauthorized", "Forbidden", "AccessDenied")
 
 
 def is_url(name: str | None) -> bool:
-    """Tell whether a name is one of object storage, and no path."""
+    """Whether a name is a URL of object storage."""
     return name is not None and name.partition("://")[0] in _STORES and "://" in name
 
 
 class ObjectGone(Exception):
-    """An object that was listed is not there any more: somebody else is at work."""
+    """A listed object was deleted by another process."""
 
 
 class StoragePath(msgspec.Struct, frozen=True):
-    """A folder or an object of a store, by its URL without a slash at its end."""
+    """A folder or an object, by its URL without a trailing slash."""
 
     url: str
 
     def __truediv__(self, name: str) -> StoragePath:
-        """Return what lies in it under a name."""
+        """Return the path of a name below it."""
         return StoragePath(f"{self.url}/{name}")
 
     @property
     def name(self) -> str:
-        """Return the last part of its path."""
+        """The last part of the URL."""
         return self.url.rpartition("/")[2]
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the kind of the store, the bucket, and the names that lead to it."""
+        """The kind of the store, the bucket, and the further parts of the URL."""
         kind, _, path = self.url.partition("://")
         return kind, *path.split("/")
 
@@ -72,7 +72,7 @@ class StoragePath(msgspec.Struct, frozen=True):
         return self.url.partition("://")[2]
 
     def _path_of(self, name: str) -> str:
-        """Return the path of an object below it; ``""`` is its own."""
+        """Return the client's path of an object below it; ``""`` is the object itself."""
         return (self / name if name else self)._path
 
     @property
@@ -80,27 +80,27 @@ class StoragePath(msgspec.Struct, frozen=True):
         kind = self.parts[0]
         demand_client(kind)
         fsspec = errors.import_optional("fsspec", _PURPOSE, _STORES[kind][1])
-        # What was listed before is never taken for what is there.
+        # Never list from a cache: other processes write to the store.
         settings = {} if kind == "memory" else {"use_listings_cache": False}
         return fsspec.filesystem(kind, **settings)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def objects(self) -> dict[str, int]:
-        """Return the bytes of all objects below it, by their paths from here; of one object alone, under ``""``.
+        """Return the sizes of all objects below it, by relative path; of a single object, under ``""``.
 
         Raises:
             StorageFailed, StorageRefused
         """
-        return {name: int(one["size"] or 0) for name, one in self._found().items()}
+        return {name: int(one["size"] or 0) for name, one in self._list().items()}
 
     def size(self) -> int | None:
-        """Return the bytes of an object, None where there is none: it may be a folder.
+        """Return the size of an object, or None if there is no such object.
 
         Raises:
             StorageFailed, StorageRefused
         """
-        with _asked(self):
+        with _translated_errors(self):
             try:
                 found = self._files.info(self._path)
             except FileNotFoundError:
@@ -108,30 +108,34 @@ class StoragePath(msgspec.Struct, frozen=True):
         return int(found["size"] or 0) if found["type"] == "file" else None
 
     def states(self) -> dict[str, tuple[int, str]]:
-        """Return what tells of all objects below it whether they have changed, by their paths from here: their bytes,
-        and what the store calls this state of them.
+        """Return size and version tag of all objects below it, by relative path; an object that is written again gets
+        another tag.
 
         Raises:
             StorageFailed, StorageRefused
         """
-        found = self._found()
-        return {name: (int(one["size"] or 0), _state(one)) for name, one in found.items()}
+        found = self._list()
+        tags = ("ETag", "etag", "generation", "created")
+        return {
+            name: (int(one["size"] or 0), str(next((one[tag] for tag in tags if one.get(tag)), "")))
+            for name, one in found.items()
+        }
 
-    def _found(self) -> dict[str, dict[str, Any]]:
-        with _asked(self):
+    def _list(self) -> dict[str, dict[str, Any]]:
+        with _translated_errors(self):
             found = self._files.find(self._path, detail=True)
         start = len(self._path) + 1
-        # The memory's paths begin with a slash; markers of folders are no objects.
+        # Paths of the memory store begin with a slash; paths with a trailing slash mark folders.
         paths = {str(path).lstrip("/"): one for path, one in found.items() if one["type"] == "file"}
         return {path[start:]: one for path, one in paths.items() if not path.endswith("/")}
 
     def entries(self) -> dict[str, int | None]:
-        """Return what lies in it directly by its names, with the bytes of objects; None: it is a folder.
+        """Return the direct entries by name, with the sizes of objects; None for folders.
 
         Raises:
             StorageFailed, StorageRefused
         """
-        with _asked(self):
+        with _translated_errors(self):
             try:
                 found = self._files.ls(self._path, detail=True)
             except FileNotFoundError:
@@ -144,12 +148,12 @@ class StoragePath(msgspec.Struct, frozen=True):
         return entries
 
     def matches(self) -> dict[str, int | None]:
-        """Return the URLs that it matches as a pattern, with the bytes of objects; None: it is a folder.
+        """Return the URLs that it matches as a pattern, with the sizes of objects; None for folders.
 
         Raises:
             StorageFailed, StorageRefused
         """
-        with _asked(self):
+        with _translated_errors(self):
             found = self._files.glob(self._path, detail=True)
         return {
             f"{self.parts[0]}://{str(path).strip('/')}": int(one["size"] or 0) if one["type"] == "file" else None
@@ -157,12 +161,12 @@ class StoragePath(msgspec.Struct, frozen=True):
         }
 
     def content(self) -> bytes | None:
-        """Return the bytes of an object, None where there is none.
+        """Return the content of an object, or None if there is none.
 
         Raises:
             StorageFailed, StorageRefused
         """
-        with _asked(self):
+        with _translated_errors(self):
             try:
                 return bytes(self._files.cat_file(self._path))
             except FileNotFoundError:
@@ -170,27 +174,27 @@ class StoragePath(msgspec.Struct, frozen=True):
 
     @contextmanager
     def reading(self) -> Iterator[BinaryIO]:
-        """Open an object for reading, as a file, which raises what this does.
+        """Open an object as a file, whose methods raise the same errors.
 
         Raises:
             StorageFailed, StorageRefused
         """
-        with _asked(self):
+        with _translated_errors(self):
             file = self._files.open(self._path, "rb")
         with file:
-            yield io.BufferedReader(_Read(self, file))
+            yield io.BufferedReader(_TranslatingFile(self, file))
 
     def download(self, files: Iterable[tuple[str, Path]]) -> None:
-        """Copy objects below it to new files, whose folders are there.
+        """Copy objects below it to new files in existing folders.
 
         Raises:
-            ObjectGone: one is not there any more.
+            ObjectGone: one was deleted.
             StorageFailed, StorageRefused
         """
         pairs = list(files)
         if pairs:
             sources = [self._path_of(name) for name, _ in pairs]
-            with _asked(self):
+            with _translated_errors(self):
                 try:
                     self._files.get(sources, [str(path) for _, path in pairs], batch_size=_AT_ONCE)
                 except FileNotFoundError as error:
@@ -199,21 +203,21 @@ class StoragePath(msgspec.Struct, frozen=True):
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def create(self, content: bytes) -> bool:
-        """Write an object where none is, in one step, and tell whether it is this one that is there now.
+        """Create an object atomically; returns False if another one exists.
 
         Args:
-            content: unlike what anybody else writes there.
+            content: different from what any other process writes there.
 
         Raises:
             StorageFailed, StorageRefused
         """
-        with _asked(self):
+        with _translated_errors(self):
             try:
                 self._files.pipe_file(self._path, content, mode="create")
             except PermissionError:
                 raise
             except Exception:
-                # Another one was first, or an answer was lost and it was written nevertheless: what is there tells.
+                # Either another process was first, or our write succeeded and its answer was lost: compare the content.
                 there = self.content()
                 if there is None:
                     raise
@@ -221,26 +225,26 @@ class StoragePath(msgspec.Struct, frozen=True):
         return True
 
     def put(self, content: bytes) -> None:
-        """Write an object, in the place of one that is there.
+        """Write an object, replacing an existing one.
 
         Raises:
             StorageFailed, StorageRefused
         """
-        with _asked(self):
+        with _translated_errors(self):
             self._files.pipe_file(self._path, content)
 
     def upload(self, files: Iterable[tuple[Path, str]]) -> None:
-        """Copy files to objects below it, each under a name; ``""`` is its own.
+        """Copy files to objects below it; the name ``""`` is the object itself.
 
         Raises:
             StorageFailed, StorageRefused
         """
         small: list[tuple[Path, str]] = []
-        with _asked(self):
+        with _translated_errors(self):
             for path, name in files:
                 if path.stat().st_size > _LARGE_BYTES:
                     there = self._path_of(name)
-                    self._files.put_file(str(path), there, **_in_parts(self.parts[0], path.stat().st_size))
+                    self._files.put_file(str(path), there, **_multipart_options(self.parts[0], path.stat().st_size))
                 else:
                     small.append((path, name))
             targets = [self._path_of(name) for _, name in small]
@@ -248,30 +252,30 @@ class StoragePath(msgspec.Struct, frozen=True):
                 self._files.put([str(path) for path, _ in small], targets, batch_size=_AT_ONCE)
 
     def copy(self, names: Iterable[tuple[str, str]]) -> None:
-        """Have the store copy objects below it to others.
+        """Copy objects below it to others, inside the store.
 
         Raises:
-            ObjectGone: one is not there any more.
+            ObjectGone: one was deleted.
             StorageFailed, StorageRefused
         """
         pairs = list(names)
         if pairs:
             sources = [(self / source)._path for source, _ in pairs]
             targets = [(self / target)._path for _, target in pairs]
-            with _asked(self):
+            with _translated_errors(self):
                 try:
                     self._files.copy(sources, targets, batch_size=_AT_ONCE)
                 except FileNotFoundError as error:
                     raise ObjectGone(self.url) from error
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects below it; those that are gone are.
+        """Delete objects below it; missing ones are ignored.
 
         Raises:
             StorageFailed, StorageRefused
         """
-        with _asked(self), ThreadPoolExecutor(_AT_ONCE) as threads:
-            # One by one: together they would be taken for patterns.
+        with _translated_errors(self), ThreadPoolExecutor(_AT_ONCE) as threads:
+            # One by one: a list would be expanded as patterns.
             deque(threads.map(self._remove, names), maxlen=0)
 
     def _remove(self, name: str) -> None:
@@ -279,82 +283,77 @@ class StoragePath(msgspec.Struct, frozen=True):
             self._files.rm_file((self / name)._path)
 
 
-class _Read(io.RawIOBase):
-    """A store's file; what its client says while it is read is said in plain words."""
+class _TranslatingFile(io.RawIOBase):
+    """A file of a client, whose errors are translated."""
 
     def __init__(self, place: StoragePath, file: Any) -> None:
         self._place, self._file = place, file
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Tell that any of it can be read."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read as much as there is room for."""
-        with _asked(self._place):
+        """Read into a buffer; returns the number of bytes."""
+        with _translated_errors(self._place):
             found = self._file.read(len(buffer))
         buffer[: len(found)] = found
         return len(found)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a place."""
+        """Change the position; returns it."""
         return int(self._file.seek(offset, whence))
 
     def tell(self) -> int:
-        """Return the place."""
+        """Return the position."""
         return int(self._file.tell())
 
 
-def _in_parts(kind: str, size: int) -> dict[str, Any]:
-    """Return how a large file is sent: in parts, few of them in memory."""
+def _multipart_options(kind: str, size: int) -> dict[str, Any]:
+    """Return the client's options to upload a large file in parts."""
     part = max(_LARGE_BYTES, -(-size // _MOST_PARTS))
     settings = {"s3": {"chunksize": part, "max_concurrency": 4}, "gs": {"chunksize": part}}
     return settings.get(kind, {})
 
 
 def storage_path(url: str) -> StoragePath:
-    """Return the place that a URL names.
+    """Parse a URL of object storage.
 
     Raises:
-        WrongUsage: it names none, or its kind of store is not known.
+        WrongUsage: it is invalid, or of an unknown kind.
     """
     kind, _, path = url.partition("://")
     parts = path.rstrip("/").split("/")
     if kind not in _STORES or not all(parts) or {".", ".."}.intersection(parts):
-        problem = tr("{url} names no folder or object of a store", url=printable(url, LONGEST_NAME))
-        raise WrongUsage(problem=problem, hint=tr("write s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"))
+        problem = tr("{url} is not a URL of object storage that regraft supports", url=printable(url, LONGEST_NAME))
+        raise WrongUsage(problem=problem, hint=tr("use s3://BUCKET/FOLDER or gs://BUCKET/FOLDER"))
     return StoragePath(f"{kind}://{'/'.join(parts)}")
 
 
-def _state(one: Mapping[str, Any]) -> str:
-    """Return what a store calls the state of an object: another one whenever it was written."""
-    return str(next((one[name] for name in ("ETag", "etag", "generation", "created") if one.get(name)), ""))
-
-
 def demand_client(kind: str) -> None:
-    """Refuse a kind of store for which nothing is installed.
+    """Check that the client of a kind of store is installed.
 
     Raises:
-        WrongUsage
+        WrongUsage: it is not.
     """
     module, extra = _STORES[kind]
     errors.import_optional(module, _PURPOSE, extra)
 
 
 @contextmanager
-def _asked(place: StoragePath) -> Iterator[None]:
-    """Say in plain words what a store's client says in its own."""
+def _translated_errors(place: StoragePath) -> Iterator[None]:
+    """Turn the errors of clients into StorageFailed and StorageRefused."""
     try:
         yield
     except (ObjectGone, RegraftError):
         raise
     except (FileNotFoundError, PermissionError) as error:
         raise StorageRefused(url=place.url, reason=_reason(error)) from error
-    except Exception as error:  # each client has errors of its own
+    except Exception as error:  # clients raise errors of their own
         is_refused = any(word in type(error).__name__ for word in _CREDENTIALS)
         kind = StorageRefused if is_refused else StorageFailed
         raise kind(url=place.url, reason=_reason(error)) from error

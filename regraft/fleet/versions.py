@@ -1,8 +1,9 @@
-"""A library in object storage: versions that are published whole or not at all (``docs/fleet.md``, "Object storage").
+"""Versions of a library in object storage, published completely or not at all (``docs/fleet.md``, "Object storage").
 
-A store cannot rename a folder. So each version has a folder of its own, and counts from the moment on in which the one
-object is there that names it. That object is created where none is, by its number: of two that publish the same number,
-one is first, and the other one has published nothing.
+A store cannot rename a folder. So each version has a folder of its own, and is current once an object with its number
+names it. That object is created only if it does not exist: of two processes that publish the same number, one is first,
+and the other has published nothing. A lease keeps two fleets from doing the same work; correctness does not depend on
+it, nor on any clock.
 """
 
 from __future__ import annotations
@@ -34,26 +35,26 @@ from regraft.fleet.storage import ObjectGone, StoragePath
 from regraft.language import tr
 from regraft.text import one_line
 
-#: Where versions lie in a library's place.
+#: The folder of all versions below the library.
 VERSIONS_FOLDER = "regraft-library"
 _VERSION = re.compile(r"([0-9]{6})\.json")
-_FILES = re.compile(r"([0-9]{6})-[0-9a-f]{16}")
-#: What comes after it could not be named.
+_VERSION_FOLDER = re.compile(r"([0-9]{6})-[0-9a-f]{16}")
+#: The last number that fits into a name.
 _LAST = 999_999
 _SCHEMA = 1
-#: How often a library is fetched whose version is replaced meanwhile.
+#: How often to start again if the version that is being fetched is replaced.
 _TRIES = 5
 
 
 class VersionFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a version: its bytes, and their SHA-256."""
+    """A file of a version: its size in bytes, and its SHA-256."""
 
     bytes: int
     sha256: str
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One version: the folder that its files lie in, all of them by their paths, and the folders without a file."""
+    """One version: its folder, all files by relative path, and the folders without files."""
 
     number: int
     folder: str
@@ -63,7 +64,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = _SCHEMA
 
 
-#: What is there before anything was published.
+#: The version before anything was published.
 NO_VERSION = Version(number=0, folder="", files={})
 
 
@@ -71,10 +72,10 @@ NO_VERSION = Version(number=0, folder="", files={})
 
 
 def latest_version(place: StoragePath) -> Version:
-    """Return the version that counts, :data:`NONE` where nothing was published.
+    """Return the current version, or :data:`NO_VERSION` if nothing was published.
 
     Raises:
-        LibraryUnsafe: what says so is damaged, or would lead elsewhere.
+        LibraryUnsafe: the object that names it is damaged, or has a path outside the library.
         StorageFailed, StorageRefused
     """
     own = place / VERSIONS_FOLDER
@@ -89,60 +90,60 @@ def latest_version(place: StoragePath) -> Version:
         raise _unsafe(
             place, tr("{name} cannot be read: {error}", name=f"{VERSIONS_FOLDER}/{name}", error=error)
         ) from error
-    folder = _FILES.fullmatch(version.folder)
+    folder = _VERSION_FOLDER.fullmatch(version.folder)
     is_known = version.schema == _SCHEMA and version.number == max(numbers) < _LAST
     if not is_known or folder is None or int(folder[1]) != version.number:
-        raise _unsafe(place, tr("{name} is not one that this regraft knows", name=f"{VERSIONS_FOLDER}/{name}"))
+        raise _unsafe(place, tr("{name} is of an unknown version of regraft", name=f"{VERSIONS_FOLDER}/{name}"))
     for path in (*version.files, *version.folders):
         _demand_inside(place, path)
     return version
 
 
 def fetch_library(place: StoragePath, folder: Path) -> Version:
-    """Copy a library into a new folder, and return its version; without one, all objects that lie there, as number 0.
+    """Copy a library into a new folder; returns its version, or number 0 for a library that was never published.
 
     Raises:
         SourceNotFound: there is nothing.
-        LibraryUnsafe: a name leads out of the folder, or a file is not the one that was published.
-        WorkFolderTooSmall: there is no room for it.
+        LibraryUnsafe: a path leads out of the folder, or a file is not the one that was published.
+        WorkFolderTooSmall: the disk has not enough space.
         StorageFailed, StorageRefused
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     for _ in range(_TRIES):
         durable.make_folders(folder, flush=False)
         version = latest_version(place)
         try:
             if not version.number:
-                return _fetch_plain(place, folder)
+                return _fetch_unpublished(place, folder)
             sizes = {name: one.bytes for name, one in version.files.items()}
             _fetch(place / VERSIONS_FOLDER / version.folder, sizes, folder)
         except ObjectGone:
-            # Somebody has published the next version, and removed what this one had.
+            # Another process has published the next version and removed the files of this one.
             durable.remove_tree(folder)
             continue
         for name in version.folders:
             durable.make_folders(folder / name, flush=False)
         for name, file in version.files.items():
             if file_hash(folder / name) != file.sha256:
-                raise _unsafe(place, tr("{name} is not what was published", name=name))
+                raise _unsafe(place, tr("{name} differs from the published file", name=name))
         return version
-    raise StorageFailed(url=place.url, reason=tr("it changes all the time"))
+    raise StorageFailed(url=place.url, reason=tr("it keeps changing"))
 
 
-def _fetch_plain(place: StoragePath, folder: Path) -> Version:
-    """Copy a library that was never published: all objects that lie there.
+def _fetch_unpublished(place: StoragePath, folder: Path) -> Version:
+    """Copy a library that was never published: all objects below it.
 
     Raises:
-        ObjectGone: they are others now.
+        ObjectGone: an object was changed during the copy.
     """
-    found = _plain(place)
+    found = _unpublished_objects(place)
     _fetch(place, {name: size for name, (size, _) in found.items()}, folder)
-    if _plain(place) != found:
+    if _unpublished_objects(place) != found:
         raise ObjectGone(place.url)
-    return Version(number=0, folder="", files=_hashed(folder))
+    return Version(number=0, folder="", files=_hash_files(folder))
 
 
-def _plain(place: StoragePath) -> dict[str, tuple[int, str]]:
+def _unpublished_objects(place: StoragePath) -> dict[str, tuple[int, str]]:
     found = {name: state for name, state in place.states().items() if name.partition("/")[0] != VERSIONS_FOLDER}
     if not found or "" in found:
         raise SourceNotFound(path=place.url)
@@ -154,7 +155,7 @@ def _fetch(place: StoragePath, files: dict[str, int], folder: Path) -> None:
         _demand_inside(place, name)
     above = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     if len(set(map(disk_name, files))) < len(files):
-        raise _unsafe(place, tr("names in it are one name on this system"))
+        raise _unsafe(place, tr("two of its names are the same on this system"))
     for name in above.intersection(files):
         raise _unsafe(place, tr("{parts} is both a file and a folder", parts=name))
     require_free_space(folder, sum(files.values()))
@@ -164,13 +165,17 @@ def _fetch(place: StoragePath, files: dict[str, int], folder: Path) -> None:
 
 
 def _demand_inside(place: StoragePath, name: str) -> None:
-    """Refuse a path that would lead out of a folder here, on any system, or is none."""
+    """Check that a path stays inside a folder on any system.
+
+    Raises:
+        LibraryUnsafe: it does not.
+    """
     parts = name.split("/")
-    is_plain = all(parts) and not {".", ".."}.intersection(parts) and len(parts) <= MOST_PARTS
-    # The client of S3 takes the last one for no part of the name.
-    is_strange = any(part in name for part in ("\\", "\0", "?versionId=")) or re.match("[A-Za-z]:", name)
-    if not is_plain or is_strange or len(name.encode(errors="replace")) > LONGEST_NAME:
-        raise _unsafe(place, tr("{name} leads out of it, or is no name of a file", name=one_line(name, 80)))
+    has_plain_parts = all(parts) and not {".", ".."}.intersection(parts) and len(parts) <= MOST_PARTS
+    # The client of S3 parses the last one as a query.
+    has_special_parts = any(part in name for part in ("\\", "\0", "?versionId=")) or re.match("[A-Za-z]:", name)
+    if not has_plain_parts or has_special_parts or len(name.encode(errors="replace")) > LONGEST_NAME:
+        raise _unsafe(place, tr("{name} is not a valid file name inside it", name=one_line(name, 80)))
 
 
 def _unsafe(place: StoragePath, reason: str) -> LibraryUnsafe:
@@ -181,24 +186,28 @@ def _unsafe(place: StoragePath, reason: str) -> LibraryUnsafe:
 
 
 def publish_version(place: StoragePath, folder: Path, before: Version) -> bool:
-    """Make what is in a folder the next version, all of it or nothing, where it is another one than before.
+    """Publish the content of a folder as the next version, completely or not at all, if it differs from the one before.
 
     Args:
-        place: of the library.
-        folder: what is published.
-        before: the version that it was made from.
+        place: the library.
+        folder: the content.
+        before: the version that the content was made from.
 
     Returns:
-        Whether it was another one.
+        Whether it differed.
 
     Raises:
-        LibraryChanged: somebody else has published one meanwhile; nothing of this one is there.
+        LibraryChanged: another process has published a version first; nothing of this one remains.
         LibraryUnsafe: a name in it could not be fetched again.
         StorageFailed, StorageRefused
         OSError: the folder cannot be read.
     """
-    files = _hashed(folder)
-    folders = tuple(_empty_folders(folder))
+    files = _hash_files(folder)
+    folders = tuple(
+        path.relative_to(folder).as_posix()
+        for path in sorted(folder.rglob("*"))
+        if path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+    )
     for name in (*files, *folders):
         _demand_inside(place, name)
     if (files, folders) == (before.files, before.folders):
@@ -214,42 +223,34 @@ def publish_version(place: StoragePath, folder: Path, before: Version) -> bool:
     try:
         _write_files(own, folder, version, before)
     except ObjectGone as error:
-        # The next version has been published, and what this one had removed.
+        # Another process has published the next version and removed the files that this one copies.
         _remove_files(own, [version.folder])
         raise LibraryChanged(url=place.url) from error
     except BaseException:
         _remove_files(own, [version.folder])
         raise
-    # From here on it is the version that counts. Where nobody can tell whether it was written, its files stay: if it
-    # was not, the next version removes them.
+    # From here on it is the current version. If the result of this write is unknown, its files stay; the next version
+    # removes them if they are not current.
     if not (own / f"{version.number:06}.json").create(msgspec.json.encode(version)):
         _remove_files(own, [version.folder])
         raise LibraryChanged(url=place.url)
-    _remove_files(own, _superseded(own, version))
+    _remove_files(own, _older_folders(own, version))
     return True
 
 
-def _hashed(folder: Path) -> dict[str, VersionFile]:
-    return {name: VersionFile(bytes=path.stat().st_size, sha256=file_hash(path)) for name, path in _files_of(folder)}
-
-
-def _files_of(folder: Path) -> Iterator[tuple[str, Path]]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            yield path.relative_to(folder).as_posix(), path
-
-
-def _empty_folders(folder: Path) -> Iterator[str]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
-            yield path.relative_to(folder).as_posix()
+def _hash_files(folder: Path) -> dict[str, VersionFile]:
+    return {
+        path.relative_to(folder).as_posix(): VersionFile(bytes=path.stat().st_size, sha256=file_hash(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
 
 
 def _write_files(own: StoragePath, folder: Path, version: Version, before: Version) -> None:
-    """Write the files of a version; what the one before has just so, the store copies itself.
+    """Upload the files of a version; those that the version before has are copied inside the store.
 
     Raises:
-        StorageFailed: they are not there afterwards.
+        StorageFailed: some are missing afterwards.
     """
     known = {file.sha256: name for name, file in before.files.items()} if before.number else {}
     same = {name: known[file.sha256] for name, file in version.files.items() if file.sha256 in known}
@@ -257,17 +258,17 @@ def _write_files(own: StoragePath, folder: Path, version: Version, before: Versi
     own.upload((folder / name, f"{version.folder}/{name}") for name in version.files.keys() - same.keys())
     there = (own / version.folder).objects()
     if there != {name: file.bytes for name, file in version.files.items()}:
-        raise StorageFailed(url=own.url, reason=tr("it has not kept all that was written"))
+        raise StorageFailed(url=own.url, reason=tr("some of the files written are missing"))
 
 
-def _superseded(own: StoragePath, version: Version) -> list[str]:
-    """Return the folders of files that can never count any more. Those of the same number go with the next version."""
-    found = (match for name in own.entries() if (match := _FILES.fullmatch(name)))
+def _older_folders(own: StoragePath, version: Version) -> list[str]:
+    """Return the folders of older versions. Other folders with this number are left to the next version."""
+    found = (match for name in own.entries() if (match := _VERSION_FOLDER.fullmatch(name)))
     return [match[0] for match in found if int(match[1]) < version.number]
 
 
 def _remove_files(own: StoragePath, folders: Iterable[str]) -> None:
-    """Remove folders of files; what cannot be removed is no harm, and goes with the next version."""
+    """Delete folders of files; what cannot be deleted is harmless, and left to the next version."""
     for folder in folders:
         try:
             own.remove(f"{folder}/{name}" for name in (own / folder).objects())
@@ -275,19 +276,15 @@ def _remove_files(own: StoragePath, folders: Iterable[str]) -> None:
             return
 
 
-# Who works on a library in object storage: a lease in its place, which is taken, renewed and given back.
-#
-# A lease keeps two fleets from doing the same work. That nothing is lost where both do it all the same, because one was
-# long asleep, follows from how versions are published (:mod:`regraft.fleet.versions`) and needs no clock.
+# --- leases ----------------------------------------------------------------------------------------------------------
 
-
-#: How long a lease holds that is not renewed, in ms.
+#: A lease expires after this time, in ms, unless it is renewed.
 LEASE_MS = 60_000
 _LEASE = re.compile(r"lease-([0-9]{6})\.json")
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Which fleet has a library, until when in ms, and what tells this lease from all others."""
+    """The fleet that holds a library, until when in ms, and a token that makes the object unique."""
 
     fleet: str
     until_ms: int
@@ -296,17 +293,17 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def hold_lease(place: StoragePath, fleet: str) -> Iterator[None]:
-    """Have a library meanwhile.
+    """Hold a library as a context.
 
-    What a fleet of the same id has is taken over at once: one process alone works for a fleet, and gives a library
-    away again only when it knows that whoever had it is gone.
+    A lease with the same fleet id is taken over at once: only one process runs a fleet, and it repeats a job only when
+    the process that had it is gone.
 
     Raises:
-        LibraryHeld: another fleet has it.
-        StorageRefused: it may not be written, or the store cannot keep two from writing one version.
+        LibraryHeld: another fleet holds it.
+        StorageRefused: the store denies writing, or cannot create an object only if it does not exist.
         StorageFailed
     """
-    name = _taken(place / VERSIONS_FOLDER, place, fleet)
+    name = _take_lease(place / VERSIONS_FOLDER, place, fleet)
     stop = threading.Event()
     renewing = threading.Thread(target=_renew, args=(place / VERSIONS_FOLDER / name, fleet, stop), daemon=True)
     renewing.start()
@@ -315,32 +312,32 @@ def hold_lease(place: StoragePath, fleet: str) -> Iterator[None]:
     finally:
         stop.set()
         renewing.join()
-        # What cannot be removed runs out.
+        # If it cannot be deleted, it expires.
         with suppress(RegraftError):
             (place / VERSIONS_FOLDER).remove([name])
 
 
-def _taken(own: StoragePath, place: StoragePath, fleet: str) -> str:
-    """Take a lease, and return the name of its object."""
+def _take_lease(own: StoragePath, place: StoragePath, fleet: str) -> str:
+    """Create a lease; returns the name of its object."""
     numbers = sorted(int(found[1]) for name in own.entries() if (found := _LEASE.fullmatch(name)))
     now = identity.now_ms()
     if numbers:
-        _demand_free(own / _name(numbers[-1]), place, fleet, now)
-    name = _name(numbers[-1] + 1 if numbers else 1)
-    if not (own / name).create(_encoded(fleet, now)):
+        _demand_free(own / _lease_name(numbers[-1]), place, fleet, now)
+    name = _lease_name(numbers[-1] + 1 if numbers else 1)
+    if not (own / name).create(_encode_lease(fleet, now)):
         raise LibraryHeld(url=place.url, seconds=1)
-    if (own / name).create(_encoded(fleet, now)):
-        reason = tr("it writes over what is there, where it was asked not to")
+    if (own / name).create(_encode_lease(fleet, now)):
+        reason = tr("it overwrites existing objects although it was asked not to")
         raise StorageRefused(url=place.url, reason=reason)
-    own.remove(map(_name, numbers))
+    own.remove(map(_lease_name, numbers))
     return name
 
 
 def _demand_free(lease: StoragePath, place: StoragePath, fleet: str, now: int) -> None:
-    """Refuse what somebody else has; one that says nothing that can be read has run out.
+    """Check that a lease is ours, or has expired; one that cannot be read has expired.
 
     Raises:
-        LibraryHeld
+        LibraryHeld: another fleet holds it.
     """
     content = lease.content()
     try:
@@ -348,21 +345,21 @@ def _demand_free(lease: StoragePath, place: StoragePath, fleet: str, now: int) -
     except msgspec.MsgspecError:
         return
     left = found.until_ms - now
-    # One that holds much longer than a lease does is of a clock that is wrong, and says nothing.
+    # A much later time was written by a wrong clock, and is ignored.
     if 0 < left < 2 * LEASE_MS and found.fleet != fleet:
         raise LibraryHeld(url=place.url, seconds=min(left, LEASE_MS) // 1000 + 1)
 
 
 def _renew(lease: StoragePath, fleet: str, stop: threading.Event) -> None:
     while not stop.wait(LEASE_MS / 3000):
-        # One that was lost is noticed when the version is published.
+        # A lost lease is noticed when the version is published.
         with suppress(RegraftError):
-            lease.put(_encoded(fleet, identity.now_ms()))
+            lease.put(_encode_lease(fleet, identity.now_ms()))
 
 
-def _encoded(fleet: str, now: int) -> bytes:
+def _encode_lease(fleet: str, now: int) -> bytes:
     return msgspec.json.encode(Lease(fleet=fleet, until_ms=now + LEASE_MS, token=secrets.token_hex(8)))
 
 
-def _name(number: int) -> str:
+def _lease_name(number: int) -> str:
     return f"lease-{number:06}.json"

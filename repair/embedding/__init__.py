@@ -1,1 +1,1 @@
-"""Giving vectors to texts that have none: each is embedded once, whatever happens meanwhile (``docs/backfill.md``)."""
+"""Give vectors to texts without one; each is paid for once, whatever stops a run (``docs/backfill.md``)."""

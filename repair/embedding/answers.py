@@ -1,6 +1,8 @@
-"""The answers that a fleet has paid for: a SQLite file in its work folder, which the next run goes on with.
+"""The answers that a fleet has paid for: a SQLite file in its work folder, written by one keeper, read by all jobs.
 
-One process writes it (:mod:`repair.embedding.answers`), and once it has ended, any number read it.
+The :class:`Keeper` is the only writer. It permits each request and stores its answer before it confirms it, so that a
+killed run loses no answer and still knows what it has spent. Senders may be threads of its process, or processes of a
+cluster. Once it has closed the file, :class:`KnownEmbedder` gives each library of the fleet its vectors.
 """
 
 from __future__ import annotations
@@ -23,17 +25,18 @@ from regraft.embedders.protocol import allow_all
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import WrongUsage
 from regraft.language import tr
-from repair.embedding.budget import Gauge, Limits, Pacer, Permit, Rates, Spending, SpendingAccount
+from repair.embedding.budget import Limits, Pacer, Permit, Rates, Spending, SpendingAccount, TokenGauge
+from repair.embedding.queue import has_own_content
 
 ANSWERS_FILE = "answers.sqlite"
-#: Where answers are: those to texts that lack a vector, and those to texts that bases are compared by.
+#: Tables of answers: to texts that lack a vector, and to texts that bases are compared by.
 AnswerTable = Literal["answer", "compared"]
-#: Of settings, what decides on vectors.
+#: Settings that decide which vectors an embedder returns.
 _DECISIVE = ("model", "prefix", "dimensions", "base_url", "path", "library")
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS about (embedder TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS answer (key TEXT PRIMARY KEY, vector BLOB, code TEXT, reason TEXT)",
-    # Of texts that bases are compared by. A model is what it was in an earlier run by nobody's word.
+    # Cleared by each run that sends: a server may serve another model under the same name by now.
     "CREATE TABLE IF NOT EXISTS compared (key TEXT PRIMARY KEY, vector BLOB, code TEXT, reason TEXT)",
     "CREATE TABLE IF NOT EXISTS claimed (key TEXT PRIMARY KEY) WITHOUT ROWID",
     """CREATE TABLE IF NOT EXISTS spent
@@ -41,16 +44,15 @@ _TABLES = (
           answered INTEGER NOT NULL, failed INTEGER NOT NULL)""",
 )
 
-
-#: What no row may be, by its table: counts stay far below what a column can hold.
-_ANSWERS = """typeof(key) <> 'text' OR typeof(vector) NOT IN ('blob', 'null') OR length(vector) % 4 <> 0
+_INVALID_ANSWERS = """typeof(key) <> 'text' OR typeof(vector) NOT IN ('blob', 'null') OR length(vector) % 4 <> 0
    OR typeof(code) NOT IN ('text', 'null') OR typeof(reason) NOT IN ('text', 'null')
    OR (vector IS NULL) = (code IS NULL)"""
 _COUNTS = ("requests", "tokens", "under_way", "answered", "failed")
-_UNFIT = {
+#: For each table, a condition that no row written by regraft meets.
+_INVALID = {
     "about": "typeof(embedder) <> 'text'",
-    "answer": _ANSWERS,
-    "compared": _ANSWERS,
+    "answer": _INVALID_ANSWERS,
+    "compared": _INVALID_ANSWERS,
     "claimed": "typeof(key) <> 'text'",
     "spent": " OR ".join(
         ["kind NOT IN ('texts', 'probes')"]
@@ -59,8 +61,11 @@ _UNFIT = {
 }
 
 
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
 class TextAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a text: its vector, as little-endian float32, or the code and the reason why it has none."""
+    """The answer to one text: its vector (little-endian float32), or the code and reason of its failure."""
 
     vector: bytes | None = None
     code: str | None = None
@@ -68,20 +73,22 @@ class TextAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def embedder_identity(settings: EmbedderSettings) -> str:
-    """Return what answers of one embedder have in common."""
-    said = {name: str(getattr(settings, name)) for name in _DECISIVE if getattr(settings, name, None) is not None}
-    return msgspec.json.encode(said, order="sorted").decode()
+    """Return the settings that two embedders must have in common to share answers, as JSON."""
+    decisive = {name: str(getattr(settings, name)) for name in _DECISIVE if getattr(settings, name, None) is not None}
+    return msgspec.json.encode(decisive, order="sorted").decode()
 
 
 @contextmanager
 def open_answers(folder: Path, settings: EmbedderSettings) -> Iterator[apsw.Connection]:
-    """Open the answers in a work folder, and make the file where there is none; the folder may be changed.
+    """Open the answers in a work folder for writing, and create the file if it does not exist.
+
+    The caller has made the folder writable (:mod:`regraft.disk.writable`).
 
     Raises:
-        apsw.Error, OSError: it cannot be written, or is none.
+        apsw.Error, OSError: it cannot be written.
     """
     with sqlite.open_writable(folder / ANSWERS_FILE, create=True) as db:
-        # Nobody else opens it meanwhile. So it may lie on a share, although it keeps a log.
+        # With an exclusive lock, WAL works without shared memory, and so on a network share.
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
         db.execute("PRAGMA journal_mode = WAL")
         with sqlite.transaction(db):
@@ -94,7 +101,7 @@ def open_answers(folder: Path, settings: EmbedderSettings) -> Iterator[apsw.Conn
 
 @contextmanager
 def read_answers(folder: Path) -> Iterator[apsw.Connection | None]:
-    """Open the answers in a work folder for reading, where there are any.
+    """Open the answers in a work folder for reading; yields None without a file.
 
     Raises:
         apsw.Error, OSError: they cannot be read.
@@ -107,57 +114,47 @@ def read_answers(folder: Path) -> Iterator[apsw.Connection | None]:
 
 
 def demand_same_embedder(folder: Path, settings: EmbedderSettings) -> None:
-    """Refuse answers in a work folder that are of another embedder, or that no run of regraft wrote.
+    """Check that the answers in a work folder, if any, are those of this embedder.
 
     Raises:
-        WrongUsage
+        WrongUsage: they are another embedder's, or the file is not one that regraft wrote.
         apsw.Error, OSError: they cannot be read.
     """
     path = folder / ANSWERS_FILE
     if not path.is_file():
         return
     try:
-        # Opened for writing, what a killed run left beside it is worked into it, and need not be copied to be read.
+        # Opened for writing, so that the WAL of a killed run is checkpointed instead of copied.
         with writable.allow_writes(folder), sqlite.open_writable(path) as db:
-            known = _about(db)
+            known = _read_identity(db)
     except sqlite.CONTENT_ERRORS as error:
-        problem = tr("{path} has no answers of a fleet ({error})", path=path, error=error)
+        problem = tr("{path} is not an answers file of a fleet: {error}", path=path, error=error)
         raise WrongUsage(problem=problem, hint=tr("remove the folder {folder}", folder=folder)) from error
     if known not in (None, embedder_identity(settings)):
         problem = tr(
-            "the answers in {folder} are of another embedder than {name} is now", folder=folder, name=settings.name
+            "the answers in {folder} were made by another embedder than {name}", folder=folder, name=settings.name
         )
-        raise WrongUsage(problem=problem, hint=tr("mend the configuration, or remove the folder"))
+        raise WrongUsage(problem=problem, hint=tr("fix the configuration, or remove the folder"))
 
 
-def _about(db: apsw.Connection) -> str | None:
-    """Return whose answers these are; None where a run was killed before it wrote that.
+def _read_identity(db: apsw.Connection) -> str | None:
+    """Return the identity of the embedder that gave the answers; None if a run was killed before it recorded it.
 
     Raises:
-        apsw.Error: they have another schema, a damaged page, or a value of another type.
+        apsw.Error: the schema or a value is not ours, or a page is damaged.
     """
-    found = {_plain(str(sql)) for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
-    if not found:
+    if not has_own_content(db, _TABLES, _INVALID):
         return None
-    if found != set(map(_plain, _TABLES)):
-        raise apsw.FormatError(tr("it has another schema"))
-    for table, unfit in _UNFIT.items():
-        if db.execute(f"SELECT 1 FROM {table} WHERE {unfit} LIMIT 1").get is not None:
-            raise apsw.FormatError(tr("it has values of another type"))
     if db.execute("PRAGMA quick_check(1)").get != "ok":
         raise apsw.FormatError(tr("it is damaged"))
     about: Any = db.execute("SELECT embedder FROM about").get
     return None if about is None else str(about)
 
 
-def _plain(sql: str) -> str:
-    return " ".join(sql.replace(" IF NOT EXISTS", "").split())
-
-
 def find_answers(
     db: apsw.Connection | None, keys: Sequence[str], table: AnswerTable = "answer"
 ) -> dict[str, TextAnswer]:
-    """Return the answers that there are to texts, by their keys."""
+    """Return the known answers to texts, by key."""
     if db is None:
         return {}
     rows: Any = db.execute(
@@ -168,14 +165,14 @@ def find_answers(
 
 
 def find_best_answers(db: apsw.Connection | None, keys: Sequence[str]) -> dict[str, TextAnswer]:
-    """Return the answers that there are to texts of both kinds, by their keys: rather a vector than none."""
+    """Return the known answers of both tables, by key; a vector is preferred to a failure."""
     found = find_answers(db, keys)
     compared = find_answers(db, keys, "compared")
     return found | {key: one for key, one in compared.items() if key not in found or found[key].vector is None}
 
 
 def answered_keys(db: apsw.Connection | None, keys: Sequence[str], table: AnswerTable = "answer") -> set[str]:
-    """Return those of the keys to whose texts there is an answer."""
+    """Select the keys that have an answer."""
     if db is None:
         return set()
     query = f"SELECT key FROM {table} WHERE key IN (SELECT value FROM json_each(?))"
@@ -183,14 +180,14 @@ def answered_keys(db: apsw.Connection | None, keys: Sequence[str], table: Answer
 
 
 def add_answers(db: apsw.Connection, answers: Mapping[str, TextAnswer], table: AnswerTable = "answer") -> None:
-    """Write answers in one transaction; one that is there stays."""
+    """Add answers in one transaction; existing ones are kept."""
     rows = ((key, one.vector, one.code, one.reason) for key, one in answers.items())
     with sqlite.transaction(db):
         db.executemany(f"INSERT OR IGNORE INTO {table} VALUES (?, ?, ?, ?)", rows)
 
 
 def reuse_compared(db: apsw.Connection, keys: Sequence[str]) -> None:
-    """Let the answers to texts that were compared count for the same texts that lack a vector."""
+    """Copy answers to compared texts to equal texts that lack a vector."""
     db.execute(
         "INSERT OR IGNORE INTO answer SELECT * FROM compared WHERE key IN (SELECT value FROM json_each(?))",
         (msgspec.json.encode(keys).decode(),),
@@ -198,10 +195,10 @@ def reuse_compared(db: apsw.Connection, keys: Sequence[str]) -> None:
 
 
 def end_run(folder: Path) -> None:
-    """Let the next run have its limits anew, and try again what was rejected.
+    """Reset the counts, so that the limits of the next run start at zero, and forget failures, so that it retries them.
 
     Raises:
-        apsw.Error, OSError: it cannot be written.
+        apsw.Error, OSError: the file cannot be written.
     """
     if not (folder / ANSWERS_FILE).is_file():
         return
@@ -212,22 +209,15 @@ def end_run(folder: Path) -> None:
             db.execute(f"DELETE FROM {table} WHERE code IS NOT NULL")
 
 
-# The one object of a fleet that lets requests leave and keeps their answers, for all who send.
-#
-# They may be threads of this process, or processes of a cluster: then it is in a process of its own. What it knows is in
-# a file before it answers, so that a run that is killed loses no answer that it has got, and does not forget what it has
-# spent.
+# --- the keeper ------------------------------------------------------------------------------------------------------
 
-
-#: What is sent: texts that lack a vector, or a few that have one, to compare. The latter count against no limit.
+#: What is sent: texts that lack a vector, or probes, which no limit of the run applies to.
 TextKind = Literal["texts", "probes"]
-
-
 _TABLE_OF: dict[TextKind, AnswerTable] = {"texts": "answer", "probes": "compared"}
 
 
 class SendingTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fleet may send to its embedder, and the folder that its answers are kept in."""
+    """The embedder and the limits of a fleet, and its work folder."""
 
     folder: Path
     settings: EmbedderSettings
@@ -236,7 +226,7 @@ class SendingTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopReason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why nothing more is sent: a limit was reached (exit status 0), or an error has this code and exit status."""
+    """Why a fleet sends nothing more: an error with a code and an exit status, or a limit (no code, exit status 0)."""
 
     reason: str
     code: str | None = None
@@ -244,7 +234,7 @@ class StopReason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpentTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that were sent, and their tokens: those whose answer never came are counted by estimate.
+    """Requests and tokens sent; requests without an answer count with their estimated tokens.
 
     ``answered`` texts got a vector, ``failed`` ones were rejected.
     """
@@ -259,23 +249,23 @@ NOTHING_SPENT = SpentTotals()
 
 
 class AnswerKeeper(Protocol):
-    """What those who send know of the keeper."""
+    """What a sender uses of the keeper."""
 
     def claim(self, keys: Sequence[str], kind: TextKind) -> list[str]:
-        """Return the keys of those of the texts that are to be sent: they have no answer, and no limit is reached."""
+        """Select the texts to send: those without an answer, within the limits of the run."""
 
     def keep(self, found: Mapping[str, TextAnswer], kind: TextKind) -> None:
-        """Write answers, so that they survive a power cut."""
+        """Write answers durably: they survive a power cut."""
 
     def stop(self, stop: StopReason) -> None:
-        """Let nothing more leave; the first reason counts."""
+        """Permit no more requests; the first reason is kept."""
 
-    def leave(self, kind: TextKind) -> SpendingAccount:
-        """Return what is asked before each request of a kind."""
+    def account(self, kind: TextKind) -> SpendingAccount:
+        """Return where the requests of a kind are reserved."""
 
 
 class Keeper:
-    """See the module. May be used by several threads.
+    """Permits requests and stores answers; thread-safe.
 
     Raises:
         apsw.Error, OSError: the file cannot be written.
@@ -284,10 +274,11 @@ class Keeper:
     def __init__(self, terms: SendingTerms) -> None:
         self._lock = threading.RLock()
         self._stopped: StopReason | None = None
+        #: Set once --limit texts are claimed; claimed texts are still sent.
         self._full: StopReason | None = None
         self._limits = terms.limits
         price = (terms.settings.price_per_million_tokens or 0.0) / 1_000_000
-        pacer, gauge = Pacer(terms.rates), Gauge()
+        pacer, gauge = Pacer(terms.rates), TokenGauge()
         self._spending: dict[TextKind, Spending] = {
             "texts": Spending(terms.limits, price, pacer, gauge),
             "probes": Spending(Limits(), price, pacer, gauge),
@@ -296,44 +287,44 @@ class Keeper:
         with ExitStack() as ending:
             with writable.allow_writes(terms.folder):
                 self._db = ending.enter_context(open_answers(terms.folder, terms.settings))
-            self._recall()
+            self._load_spending()
             self._ending = ending.pop_all()
 
-    def _recall(self) -> None:
-        """Take note of what a killed run had spent."""
+    def _load_spending(self) -> None:
+        """Continue with the counts of a killed run. Its requests in flight are paid for, whether or not they
+        arrived.
+        """
         for kind, spending in self._spending.items():
             row: Any = self._db.execute(
                 "SELECT requests, tokens, under_way, answered, failed FROM spent WHERE kind = ?", (kind,)
             ).get
             if row is not None:
-                # What a killed run had under way is paid for, whatever became of it.
                 spending.requests, spending.tokens = row[0], row[1] + row[2]
                 self._counts[kind].update(answered=row[3], failed=row[4])
 
     def claim(self, keys: Sequence[str], kind: TextKind) -> list[str]:
-        """See :meth:`Keeping.claim`."""
+        """Select the texts to send: those without an answer, up to ``--limit``."""
         with self._lock:
             if self._stopped is not None:
                 return []
             if kind == "texts":
-                # What was compared in this run is not sent again.
+                # A text that was compared in this run is not sent again.
                 reuse_compared(self._db, keys)
             known = answered_keys(self._db, keys, _TABLE_OF[kind])
             wanted = [key for key in dict.fromkeys(keys) if key not in known]
-            return (
-                wanted if kind == "probes" or self._limits.texts is None else self._limited(wanted, self._limits.texts)
-            )
+            if kind == "probes" or self._limits.texts is None:
+                return wanted
+            return self._claim_within(wanted, self._limits.texts)
 
-    def _limited(self, keys: list[str], most: int) -> list[str]:
-        """Return as many as may be sent; who claims a text again, since the first one is gone, claims no more."""
+    def _claim_within(self, keys: list[str], limit: int) -> list[str]:
+        """Claim texts up to the limit; a text that a killed sender had claimed does not count twice."""
         count: Any = self._db.execute("SELECT count(*) FROM claimed").get
         allowed = []
         with sqlite.transaction(self._db):
             for key in keys:
                 is_claimed = self._db.execute("SELECT 1 FROM claimed WHERE key = ?", (key,)).get is not None
-                if not is_claimed and count >= most:
-                    # What is claimed may still leave.
-                    self._full = StopReason(reason=tr("--limit {texts:,} is reached", texts=most))
+                if not is_claimed and count >= limit:
+                    self._full = StopReason(reason=tr("--limit {texts:,} is reached", texts=limit))
                     break
                 if not is_claimed:
                     self._db.execute("INSERT INTO claimed VALUES (?)", (key,))
@@ -342,74 +333,72 @@ class Keeper:
         return allowed
 
     def keep(self, found: Mapping[str, TextAnswer], kind: TextKind) -> None:
-        """See :meth:`Keeping.keep`."""
+        """Write answers durably: they survive a power cut."""
         with self._lock:
             self._db.execute("PRAGMA synchronous = FULL")
             add_answers(self._db, found, _TABLE_OF[kind])
             self._counts[kind].update("failed" if one.vector is None else "answered" for one in found.values())
-            self._note(kind)
+            self._save_spending(kind)
 
-    def answers_of(self, keys: Sequence[str], kind: TextKind = "texts") -> dict[str, TextAnswer]:
-        """Return the answers that there are to texts of a kind, by their keys."""
+    def find(self, keys: Sequence[str], kind: TextKind = "texts") -> dict[str, TextAnswer]:
+        """Return the known answers to texts of a kind, by key."""
         with self._lock:
             return find_answers(self._db, keys, _TABLE_OF[kind])
 
-    def compare_anew(self) -> None:
-        """Forget what earlier runs compared: the embedder may be another model by now."""
+    def forget_compared(self) -> None:
+        """Delete the answers to compared texts: the server may serve another model by now."""
         with self._lock:
             self._db.execute("DELETE FROM compared")
 
     def stop(self, stop: StopReason) -> None:
-        """See :meth:`Keeping.stop`."""
+        """Permit no more requests; the first reason is kept."""
         with self._lock:
             self._stopped = self._stopped or stop
 
     def stopped(self) -> StopReason | None:
-        """Return why nothing more is sent; None: it is."""
+        """Return why no more requests are permitted, or None if they are."""
         return self._stopped or self._full
 
-    # --- leave -------------------------------------------------------------------------------------------------------
+    # Spending.
 
-    def leave(self, kind: TextKind) -> SpendingAccount:
-        """See :meth:`Keeping.leave`."""
+    def account(self, kind: TextKind) -> SpendingAccount:
+        """Return where the requests of a kind are reserved."""
         return KindAccount(self, kind)
 
     def reserve(self, kind: TextKind, tokens: int) -> Permit:
-        """See :meth:`repair.embedding.budget.SpendingAccount.reserve`."""
+        """Reserve a request of an estimated number of tokens, or refuse it."""
         with self._lock:
             if self._stopped is not None:
                 return Permit(refused=self._stopped.reason)
             permit = self._spending[kind].reserve(tokens)
-            self._note(kind)
+            self._save_spending(kind)
             return permit
 
     def settle(self, kind: TextKind, reserved: int, tokens: int) -> None:
-        """See :meth:`repair.embedding.budget.SpendingAccount.settle`."""
+        """Replace the estimate of finished requests by the tokens that the server counted."""
         with self._lock:
             self._spending[kind].settle(reserved, tokens)
-            self._note(kind)
+            self._save_spending(kind)
 
-    def give_back(self, kind: TextKind, tokens: int) -> None:
-        """See :meth:`repair.embedding.budget.SpendingAccount.give_back`."""
+    def cancel(self, kind: TextKind, tokens: int) -> None:
+        """Return the reservation of a request that was not sent."""
         with self._lock:
-            self._spending[kind].give_back(tokens)
-            self._note(kind)
+            self._spending[kind].cancel(tokens)
+            self._save_spending(kind)
 
-    def _note(self, kind: TextKind) -> None:
-        """Write down what was spent; a kill does not lose it, a power cut may."""
+    def _save_spending(self, kind: TextKind) -> None:
+        """Write the counts so that they survive a kill; a power cut may lose the last ones."""
         spending, counts = self._spending[kind], self._counts[kind]
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute(
             "INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?, ?, ?)",
-            (kind, spending.requests, spending.tokens, spending.under_way, counts["answered"], counts["failed"]),
+            (kind, spending.requests, spending.tokens, spending.reserved, counts["answered"], counts["failed"]),
         )
 
-    # --- the end -----------------------------------------------------------------------------------------------------
-
     def spent(self, kind: TextKind) -> SpentTotals:
-        """Return what was sent of a kind since the last run that ended."""
+        """Return the requests and tokens of a kind since the last run that ended."""
         spending = self._spending[kind]
-        tokens = spending.tokens + spending.under_way
+        tokens = spending.tokens + spending.reserved
         return SpentTotals(requests=spending.requests, tokens=tokens, **self._counts[kind])
 
     def close(self) -> None:
@@ -418,54 +407,53 @@ class Keeper:
 
 
 class KindAccount:
-    """Asks a keeper, or what stands for one, for leave of a kind."""
+    """The account of one kind of text, at a keeper of this process or of another."""
 
     def __init__(self, keeper: Any, kind: TextKind) -> None:
         self._keeper = keeper
         self._kind = kind
 
     def reserve(self, tokens: int) -> Permit:
-        """See :meth:`repair.embedding.budget.SpendingAccount.reserve`."""
+        """Reserve a request of an estimated number of tokens, or refuse it."""
         permit: Permit = self._keeper.reserve(self._kind, tokens)
         return permit
 
     def settle(self, reserved: int, tokens: int) -> None:
-        """See :meth:`repair.embedding.budget.SpendingAccount.settle`."""
+        """Replace the estimate of finished requests by the tokens that the server counted."""
         self._keeper.settle(self._kind, reserved, tokens)
 
-    def give_back(self, tokens: int) -> None:
-        """See :meth:`repair.embedding.budget.SpendingAccount.give_back`."""
-        self._keeper.give_back(self._kind, tokens)
+    def cancel(self, tokens: int) -> None:
+        """Return the reservation of a request that was not sent."""
+        self._keeper.cancel(self._kind, tokens)
 
 
-# An embedder that sends nothing: it has the answers that a fleet has got.
+# --- reading as an embedder ------------------------------------------------------------------------------------------
 
-
-#: Returns the answers that there are to texts, by their keys.
+#: Returns the known answers to texts, by key.
 FindAnswers = Callable[[Sequence[str]], dict[str, TextAnswer]]
 
 
 class KnownEmbedder:
-    """Answers what it knows (:class:`~regraft.embedders.protocol.Embedder`).
+    """An embedder that sends nothing and returns known answers (:class:`~regraft.embedders.protocol.Embedder`).
 
     Args:
         settings: those of the embedder that gave the answers.
-        find: returns the answers that there are to texts, by their keys.
-        why: what is said of a text without one.
+        find: returns the known answers to texts, by key.
+        why: the error message for a text without an answer.
     """
 
     def __init__(self, settings: EmbedderSettings, find: FindAnswers, why: str) -> None:
         self.settings = settings
         self._find = find
         self._why = why
-        self._counted = embedders.counter(settings)
+        self._count_tokens = embedders.counter(settings)
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str], *, query: bool = False, sending: Sending = allow_all) -> Embedded:  # noqa: ARG002
-        """Return the vectors of a batch; no request is sent.
+        """Return the known vectors of texts.
 
         Raises:
-            TextsRejected: one of them was.
+            TextsRejected: one of them was rejected.
             Unanswered: one of them has no answer.
         """
         keys = [identity.text_hash(text) for text in texts]
@@ -473,28 +461,28 @@ class KnownEmbedder:
             found = self._find(keys)
         vectors: list[bytes] = []
         for key in keys:
-            one = found.get(key)
-            if one is None:
+            answer = found.get(key)
+            if answer is None:
                 raise Unanswered(self._why)
-            if one.vector is None:
-                raise TextsRejected(one.code or "", one.reason or "", is_certain=True)
-            vectors.append(one.vector)
+            if answer.vector is None:
+                raise TextsRejected(answer.code or "", answer.reason or "", is_certain=True)
+            vectors.append(answer.vector)
         return Embedded(vectors, 0, 0)
 
     def tokens(self, text: str) -> int:
-        """Return how many tokens a text has with its prefix."""
-        return self._counted(self.settings.prefix + text)
+        """Count the tokens of a text with the embedder's prefix."""
+        return self._count_tokens(self.settings.prefix + text)
 
     def halt(self) -> None:
-        """Do nothing: nothing is waited for."""
+        """Do nothing: there are no requests."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: there is no connection."""
 
 
 @contextmanager
 def open_known_embedder(work: Path, settings: EmbedderSettings, why: str) -> Iterator[Embedder]:
-    """Open the answers in a work folder as an embedder.
+    """Open the answers in a work folder as an embedder; see :class:`KnownEmbedder`.
 
     Raises:
         apsw.Error, OSError: they cannot be read.

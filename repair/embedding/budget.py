@@ -1,7 +1,7 @@
-"""What a run has sent, what that costs, and whether and when it may send more.
+"""Count requests and tokens, enforce the limits of a run (``--max-requests``, ``--max-cost``), and pace requests.
 
-:class:`Spending` counts, and is asked before each request leaves: by the threads of one run, or, in a process of its
-own, by all machines of a fleet. :class:`Meter` asks it for an embedder.
+Every request is reserved in a :class:`Spending` before it is sent and settled with the server's token count afterwards.
+One run shares one; a fleet keeps its own in the process of the keeper, for all machines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from regraft.language import tr
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How much a run may send at most; None: as much as it takes. The cost is in the currency of the price."""
+    """The most that a run may send; None: no limit. ``cost`` is in the currency of the embedder's price."""
 
     texts: int | None = None
     requests: int | None = None
@@ -26,28 +26,28 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a run may send in a minute; None: as much as it can."""
+    """The most that a run may send per minute; None: no limit."""
 
     requests: int | None = None
     tokens: int | None = None
 
 
 class LimitReached(Exception):
-    """Nothing more may be sent; the text says what was reached."""
+    """A limit does not allow another request; the text says which limit."""
 
 
 class Permit(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request that wants to leave: in so many seconds it may, or why it must not."""
+    """Whether a request may be sent: after a wait of ``seconds``, or not at all for the reason ``refused``."""
 
     seconds: float = 0.0
     refused: str | None = None
 
 
 class Pacer:
-    """Spreads requests and their tokens evenly over time, so that no minute has more than its share.
+    """Spread requests and their tokens evenly over time, so that no minute exceeds the rates.
 
-    It is a bucket that holds one request: who takes it leaves the bucket empty for as long as the request and its
-    tokens take at the given rates. ``now`` returns a time in seconds.
+    A leaky bucket that holds one request: each request blocks the next one for as long as it and its tokens take at the
+    given rates. ``now`` returns a monotonic time in seconds.
     """
 
     def __init__(self, rates: Rates, now: Callable[[], float] = time.monotonic) -> None:
@@ -55,184 +55,188 @@ class Pacer:
         self._now = now
         self._free_at = 0.0
 
-    def taken(self, tokens: int) -> float:
-        """Take the next place for a request of so many tokens, and return in how many seconds it comes."""
+    def reserve(self, tokens: int) -> float:
+        """Reserve the next slot for a request of ``tokens`` tokens; returns the seconds to wait for it."""
         now = self._now()
-        place = max(now, self._free_at)
-        self._free_at = place + self._length(1, tokens)
-        return place - now
+        slot = max(now, self._free_at)
+        self._free_at = slot + self._seconds(1, tokens)
+        return slot - now
 
-    def counted(self, more: int) -> None:
-        """Take note that a request had so many tokens more than was estimated."""
-        self._free_at += self._length(0, more)
+    def add(self, tokens: int) -> None:
+        """Delay the next slot for tokens that a request had beyond its estimate."""
+        self._free_at += self._seconds(0, tokens)
 
-    def _length(self, requests: int, tokens: int) -> float:
-        """Return how many seconds requests and tokens take up."""
+    def _seconds(self, requests: int, tokens: int) -> float:
+        """Return how long requests and tokens occupy the bucket."""
         by_requests = 60 * requests / self._rates.requests if self._rates.requests else 0.0
         by_tokens = 60 * tokens / self._rates.tokens if self._rates.tokens else 0.0
         return max(by_requests, by_tokens) if requests else by_tokens
 
 
-class Gauge:
-    """Learns how many tokens a server counts at most where one was estimated, so that a limit of costs holds."""
+class TokenGauge:
+    """The largest ratio of counted to estimated tokens so far, so that a cost limit holds although tokens are
+    estimated.
+    """
 
     def __init__(self) -> None:
-        self._most = 1.0
+        self._largest_ratio = 1.0
 
     def learn(self, estimated: int, counted: int) -> None:
-        """Take note of an answer."""
-        self._most = max(self._most, counted / estimated if estimated else 1.0)
+        """Compare the estimate of a request with the server's count."""
+        self._largest_ratio = max(self._largest_ratio, counted / estimated if estimated else 1.0)
 
-    def scaled(self, estimated: int) -> float:
-        """Return how many tokens may have to be paid for: not fewer than estimated."""
-        return estimated * self._most
+    def upper_bound(self, estimated: int) -> float:
+        """Return the most tokens that the server may count for an estimate; never less than the estimate."""
+        return estimated * self._largest_ratio
 
 
 class SpendingAccount(Protocol):
-    """What is asked before a request leaves, and told afterwards what became of it."""
+    """Where a sender reserves each request and settles it afterwards."""
 
     def reserve(self, tokens: int) -> Permit:
-        """Take note of a request of so many tokens, by estimate, that is about to leave; or refuse it."""
+        """Reserve a request of an estimated number of tokens, or refuse it."""
 
     def settle(self, reserved: int, tokens: int) -> None:
-        """Take note that requests for which so many tokens were reserved are over, and how many the server counted."""
+        """Replace the estimate ``reserved`` of finished requests by the tokens that the server counted."""
 
-    def give_back(self, tokens: int) -> None:
-        """Take note that a request did not leave after all."""
+    def cancel(self, tokens: int) -> None:
+        """Return the reservation of a request that was not sent."""
 
 
 class Spending:
-    """Counts requests and tokens, within limits.
+    """Requests and tokens spent so far, within limits; thread-safe.
 
-    The tokens of a request are estimated until its answer says what the server counted. What nobody settles, since
-    who sent it is gone, stays under way: it counts against the limits as if it was spent.
+    The tokens of a request are estimated until its answer has the server's count. A reservation that is never settled,
+    because its process was killed, stays reserved: it counts against the limits as if it was spent.
 
     Args:
-        limits: how much may be sent.
-        price: of a token.
-        pacer: says when; None: at once.
-        gauge: corrects estimates; None: by what is sent here alone.
+        limits: the most that may be sent.
+        price: of one token.
+        pacer: spreads requests over time; None: no delays.
+        gauge: corrects token estimates; None: one that learns from this spending alone.
     """
 
-    def __init__(self, limits: Limits, price: float, pacer: Pacer | None = None, gauge: Gauge | None = None) -> None:
+    def __init__(
+        self, limits: Limits, price: float, pacer: Pacer | None = None, gauge: TokenGauge | None = None
+    ) -> None:
         self.limits = limits
         self._price = price
         self._pacer = pacer or Pacer(Rates())
-        self._gauge = gauge or Gauge()
+        self._gauge = gauge or TokenGauge()
         self._lock = threading.Lock()
-        self.under_way = 0
+        #: Estimated tokens of requests that are not settled yet.
+        self.reserved = 0
         self.requests = 0
         self.tokens = 0
 
     def reserve(self, tokens: int) -> Permit:
-        """See :meth:`Leave.reserve`."""
+        """Reserve a request; refused once ``--max-requests`` is reached or ``--max-cost`` might be exceeded."""
         with self._lock:
             limits = self.limits
             if limits.requests is not None and self.requests >= limits.requests:
                 return Permit(refused=tr("--max-requests {requests:,} is reached", requests=limits.requests))
-            cost = (self.tokens + self._gauge.scaled(self.under_way + tokens)) * self._price
+            cost = (self.tokens + self._gauge.upper_bound(self.reserved + tokens)) * self._price
             if limits.cost is not None and cost > limits.cost:
                 return Permit(refused=tr("--max-cost {cost:g} could be exceeded", cost=limits.cost))
             self.requests += 1
-            self.under_way += tokens
-            return Permit(seconds=self._pacer.taken(tokens))
+            self.reserved += tokens
+            return Permit(seconds=self._pacer.reserve(tokens))
 
     def settle(self, reserved: int, tokens: int) -> None:
-        """See :meth:`Leave.settle`."""
+        """Count the tokens of finished requests instead of their estimate."""
         with self._lock:
-            self.under_way -= reserved
+            self.reserved -= reserved
             self.tokens += tokens
             if tokens:
                 self._gauge.learn(reserved, tokens)
-            self._pacer.counted(max(0, tokens - reserved))
+            self._pacer.add(max(0, tokens - reserved))
 
-    def give_back(self, tokens: int) -> None:
-        """See :meth:`Leave.give_back`."""
+    def cancel(self, tokens: int) -> None:
+        """Return the reservation of a request that was not sent."""
         with self._lock:
             self.requests -= 1
-            self.under_way -= tokens
+            self.reserved -= tokens
 
 
 class MeteredEmbedder:
-    """Asks for leave for each request of an embedder; used by several threads.
+    """An embedder that reserves each request in a spending account first; used by several threads.
 
     Args:
-        embedder: what makes vectors.
-        leave: what is asked.
-        pause: waits so many seconds, and returns True where nothing is to be sent any more; None: waits.
+        embedder: computes the vectors.
+        account: where requests are reserved and settled.
+        pause: waits a number of seconds and returns True if sending was halted; None: plain waiting.
     """
 
     def __init__(
-        self, embedder: Embedder, leave: SpendingAccount, pause: Callable[[float], bool] | None = None
+        self, embedder: Embedder, account: SpendingAccount, pause: Callable[[float], bool] | None = None
     ) -> None:
         self._embedder = embedder
-        self._leave = leave
+        self._account = account
         self._pause = pause or threading.Event().wait
-        #: Why what was sent could not be noted down: nothing more leaves.
+        #: The error with which settling failed: no further request is sent.
         self._problem: Exception | None = None
 
-    def embedded(self, texts: Sequence[str]) -> Sequence[bytes]:
-        """Return the vectors of texts, in their order; what is sent for them is counted.
+    def embed(self, texts: Sequence[str]) -> Sequence[bytes]:
+        """Return the vectors of texts, in order.
 
         Raises:
-            LimitReached: a request must not leave.
-            TextsRejected, ServerFailing, EmbedderRefused, Halted: see :class:`~regraft.embedders.Embedder`.
-            Unanswered: see there.
-            apsw.Error, OSError: what was sent for others before could not be noted down.
+            LimitReached: a limit does not allow the request.
+            TextsRejected, ServerFailing, EmbedderRefused, Halted, Unanswered: see :class:`~regraft.embedders.Embedder`.
+            apsw.Error, OSError: an earlier request could not be settled.
         """
-        estimated: list[int] = []
+        estimates: list[int] = []
         try:
-            found = self._embedder.embed(texts, sending=lambda sent: estimated.append(self._sending(sent)))
+            answer = self._embedder.embed(texts, sending=lambda sent: estimates.append(self._reserve(sent)))
         except BaseException:
-            if estimated:
-                self._leave.settle(sum(estimated), 0)
+            if estimates:
+                self._account.settle(sum(estimates), 0)
             raise
-        if estimated:
+        if estimates:
             try:
-                self._leave.settle(sum(estimated), estimated[-1] if found.tokens is None else found.tokens)
+                self._account.settle(sum(estimates), estimates[-1] if answer.tokens is None else answer.tokens)
             except Exception as problem:
-                # The vectors are paid for: they are kept first.
+                # These vectors are paid for: return them, and raise the error at the next request.
                 self._problem = problem
-        return found.vectors
+        return answer.vectors
 
-    def _sending(self, texts: Sequence[str]) -> int:
-        """Wait until a request may leave, and return its tokens by estimate."""
+    def _reserve(self, texts: Sequence[str]) -> int:
+        """Reserve a request and wait for its slot; returns its estimated tokens."""
         if self._problem is not None:
             raise self._problem
         tokens = sum(map(self._embedder.tokens, texts))
-        permit = self._leave.reserve(tokens)
+        permit = self._account.reserve(tokens)
         if permit.refused is not None:
             raise LimitReached(permit.refused)
         if permit.seconds and self._pause(permit.seconds):
-            self._leave.give_back(tokens)
+            self._account.cancel(tokens)
             raise Halted
         return tokens
 
 
 class BudgetedEmbedder(MeteredEmbedder):
-    """Counts what all threads of one run send, within its limits."""
+    """An embedder within the limits of one run, shared by all its threads."""
 
     def __init__(self, embedder: Embedder, limits: Limits) -> None:
         self._spending = Spending(limits, (embedder.settings.price_per_million_tokens or 0.0) / 1_000_000)
         super().__init__(embedder, self._spending)
-        #: Texts that were claimed to be sent.
+        #: How many texts were claimed to be sent.
         self.texts = 0
 
     @property
     def requests(self) -> int:
-        """Return how many requests were sent."""
+        """Requests sent so far."""
         return self._spending.requests
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens they had."""
+        """Tokens sent so far, as the server counted them."""
         return self._spending.tokens
 
     def charge(self, tokens: int) -> None:
-        """Count tokens that were sent before against the cost limit."""
+        """Count tokens of earlier requests (the probe's) against the cost limit."""
         self._spending.tokens += tokens
 
     def texts_left(self) -> int | None:
-        """Return how many texts may still be taken on, None where nothing limits them."""
-        most = self._spending.limits.texts
-        return None if most is None else max(0, most - self.texts)
+        """Return how many more texts may be claimed, or None without a limit."""
+        limit = self._spending.limits.texts
+        return None if limit is None else max(0, limit - self.texts)

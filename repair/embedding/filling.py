@@ -1,66 +1,60 @@
-"""What filling a scope would send, by the rules that it is sent by."""
+"""Give vectors to the texts of one or more scopes: compare the embedder first, then send the texts.
+
+:class:`EmbeddingRun` does this for every command: for vectors in the store (``backfill``, ``rebuild``), for a base that
+is being restored, and for AngelMemory, whose vectors wait in a staging file. The caller says what is filled, how it is
+opened, and what is recorded.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from heapq import merge
-from itertools import groupby, islice
-from operator import itemgetter
+from pathlib import Path
 
+import apsw
 import msgspec
+from msgspec import structs
 
 from regraft import identity
-from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, Unanswered, check
-from regraft.embedders.settings import Batch, EmbedderSettings
-from regraft.errors import AnswerUnfit
+from regraft.embedders import Embedder, ServerFailing, Unanswered
+from regraft.embedders.settings import Batch
+from regraft.errors import REFUSED, AnswerUnfit, BackfillInterrupted, BackfillStopped, RegraftError, SidecarUnfit
 from regraft.language import tr
+from regraft.ledger.ledger import Ledger
 from regraft.processes import interrupts
-from regraft.report.progress import Progress
-from regraft.text import is_blank
+from regraft.report.progress import Progress, stage
+from regraft.stores.systems import SidecarProblem
+from repair.changes.session import damage_error, is_store_damage
+from repair.changes.store import Store
+from repair.embedding import probing, queue
 from repair.embedding.budget import BudgetedEmbedder, LimitReached, Limits
-from repair.embedding.queue import ALONE_ATTEMPTS, LEASE_MS, Claim, TextQueue
-from repair.embedding.scope import Scope, TextCounts, TextWithoutVector
-from repair.embedding.workers import BatchResult, ClaimExpired, TextBatch, WorkerPool
+from repair.embedding.queue import ALONE_ATTEMPTS, LEASE_MS, SharedStore, TextClaim, TextQueue, share_store
+from repair.embedding.report import FillCounts, ScopeOutcome, cost_of
+from repair.embedding.scope import Scope, TextWithoutVector, texts_to_send
+from repair.embedding.sender import BatchResult, Sender, TextBatch, VectorLengths, WorkerPool, pack_batches
 
-# Filling one scope: texts are claimed, sent several batches at a time, and written as soon as they are answered.
-
-
-#: How long to wait for an answer before looking whether a claim has to be renewed, in seconds.
-_POLL = 0.2
-#: How many batches are claimed for each thread of the crew: it goes on sending while answers are written.
-_AHEAD = 3
-#: How long to wait for what was sent when the run is interrupted, in seconds: it is paid for.
-_LAST_WAIT = 5.0
-#: Codes of one text's own fault, by which it can fail alone.
+#: Codes of texts that are not sent.
 BLANK, NOT_ITS_HASH = "blank_text", "not_its_hash"
-_OF_ONE = frozenset({"non_finite", "zero_vector"})
 _REASONS = {
-    BLANK: tr("there is nothing in it but white space"),
-    NOT_ITS_HASH: tr("the text is not the one that its hash is of: regraft repair first"),
+    BLANK: tr("it is blank"),
+    NOT_ITS_HASH: tr("the text does not match its hash; run regraft repair first"),
 }
 
 
-class FillCounts(msgspec.Struct):
-    """What became of a scope's texts in one run."""
-
-    processed_pending: int = 0
-    processed_stale: int = 0
-    newly_ready: int = 0
-    failed: int = 0
-    #: Why not all texts were taken on, None where they were.
-    stopped: str | None = None
+# --- one scope -------------------------------------------------------------------------------------------------------
 
 
 class Filling(msgspec.Struct):
-    """Fills one scope; used once.
+    """Fills one scope: the :class:`~repair.embedding.sender.Outbox` of its texts in the queue of the store. Single use.
+
+    Vectors go into the scope as soon as they arrive, and only then leave their texts the queue.
 
     Args:
         scope: open for writing.
-        embedder: what makes vectors.
-        queue: in which the scope's texts wait.
-        workers: what sends them.
+        embedder: computes the vectors.
+        queue: the store's queue, which has the texts of the scope.
+        workers: the threads that send.
         meter: what was sent so far, and the limits.
         progress: told of each text.
     """
@@ -73,388 +67,367 @@ class Filling(msgspec.Struct):
     progress: Progress
     now_ms: Callable[[], int] = identity.now_ms
     filled: FillCounts = msgspec.field(default_factory=FillCounts)
-    _under_way: int = 0
-    #: Why some texts have no answer. They stay claimed, so that nobody comes to them again.
+    splits_unfit: bool = False
+    #: Why some texts have no answer. They stay claimed, so that this run does not ask for them again.
     _unanswered: str | None = None
     _problem: BaseException | None = None
-    _renewed: int = 0
-    #: Until when claims hold, in ms, by their tokens; threads look at it.
-    _until: dict[str, int] = msgspec.field(default_factory=dict)
+    _renewed_at: int = 0
+    #: When each claim expires, in ms, by its token; read by the threads of the pool.
+    _expires_at: dict[str, int] = msgspec.field(default_factory=dict)
 
     def run(self) -> FillCounts:
-        """Fill it, until nothing waits, a limit is reached, or something stops it.
+        """Send until no text waits, a limit is reached, or an error stops it.
+
+        Whatever is raised, all answers that arrived are written, and all other claims returned to the queue.
 
         Raises:
-            AnswerUnfit, EmbedderRefused: the embedder is not to be trusted, or does not let us in.
-            ServerFailing: it cannot be reached.
+            AnswerUnfit, EmbedderRefused: the answers are not those of this model, or the server rejects the key.
+            ServerFailing: the server cannot be reached.
             KeyboardInterrupt
             apsw.Error, OSError: the store cannot be written.
-
-        Whatever is raised, what was answered before is written, and what is not is given back.
         """
         try:
-            while self._goes_on():
-                self._take()
+            Sender(self.embedder, self.workers).send(self)
         except BaseException:
-            self._leave()
+            self.filled.stopped = "interrupted"
             raise
         finally:
-            self.queue.give_back()
+            self.queue.release_all()
         if self._problem is not None:
             raise self._problem
         return self.filled
 
-    def _goes_on(self) -> bool:
-        """Claim as much as the crew can send; tell whether there is anything to wait for."""
-        # First of all: who was asleep would take its own texts for those of a dead one.
-        self._renew()
-        while self._problem is None and self.filled.stopped is None and (free := self._free()):
-            claim = self._claimed(free)
-            if claim is None:
-                break
-            self._submit(claim)
-        if self._under_way:
-            return True
+    @property
+    def lengths(self) -> VectorLengths:
+        """The length of the scope's vectors, once it has any."""
+        return None if self.scope.dimensions is None else frozenset({self.scope.dimensions})
+
+    # Claims.
+
+    def renew(self) -> None:
+        """Renew all claims of this process after a quarter of their time."""
+        now = self.now_ms()
+        if now - self._renewed_at > LEASE_MS // 4:
+            self._expires_at = dict.fromkeys(self.queue.renew(now), now + LEASE_MS)
+            self._renewed_at = now
+
+    def claim(self, count: int) -> Sequence[TextBatch] | None:
+        """Claim texts for up to ``count`` batches; those that need no request are settled at once."""
+        texts_left = self.meter.texts_left()
+        if texts_left == 0:
+            return None
+        limit = count * self.embedder.settings.batch.texts
+        now = self.now_ms()
+        claim = self.queue.claim(self.scope.name, limit if texts_left is None else min(limit, texts_left), now)
+        if claim is None:
+            return None
+        self._expires_at[claim.token] = now + LEASE_MS
+        found = self.scope.texts(claim.keys)
+        self.queue.done(claim, [key for key in claim.keys if key not in found])
+        sendable = texts_to_send(found)
+        for key, text in found.items():
+            if key not in sendable:
+                code = NOT_ITS_HASH if text.text is None else BLANK
+                self._fail(claim, key, text.is_stale, code, _REASONS[code])
+        batches = [
+            TextBatch(
+                claim=claim,
+                keys=tuple(keys),
+                texts=tuple(sendable[key].text or "" for key in keys),
+                stale=frozenset(key for key in keys if sendable[key].is_stale),
+                is_held=partial(self._is_held, claim),
+            )
+            for keys in self._pack(claim, sendable)
+        ]
+        self.meter.texts += sum(len(batch.keys) for batch in batches)
+        return batches
+
+    def _pack(self, claim: TextClaim, texts: dict[str, TextWithoutVector]) -> list[list[str]]:
+        """Group keys into requests. A last request that is not full is returned to the queue, for others to fill up.
+
+        Batches are halved for each time the texts were claimed before: one of them may have killed a worker.
+        """
+        batch = self.embedder.settings.batch
+        size = Batch(texts=max(1, batch.texts >> max(0, claim.attempts - 1)), tokens=batch.tokens)
+        sized = ((key, self.embedder.tokens(text.text or "")) for key, text in texts.items())
+        batches = [[key for key, _ in packed] for packed in pack_batches(sized, size)]
+        if len(batches) > 1 and len(batches[-1]) < size.texts:
+            self.queue.release(claim, batches.pop())
+        return batches
+
+    def _is_held(self, claim: TextClaim) -> bool:
+        """Whether no other process can have claimed these texts."""
+        return self.now_ms() <= self._expires_at.get(claim.token, -1)
+
+    def is_waiting(self) -> bool:
+        """Whether other processes have claimed texts that this one may have to take over."""
         self.filled.stopped = self.filled.stopped or self._unanswered
         if self._problem is not None or self.filled.stopped is not None or not self.queue.waiting(self.scope.name):
             return False
         if self.meter.texts_left() == 0:
             self.filled.stopped = tr("--limit {texts:,} is reached", texts=self.meter.texts)
             return False
-        # What others have claimed is theirs, until they are done or their claims expire.
         return True
 
-    def _free(self) -> int:
-        """Return for how many more batches there is room."""
-        return max(0, _AHEAD * self.workers.count - self._under_way)
+    # Answers.
 
-    def _claimed(self, batches: int) -> Claim | None:
-        left = self.meter.texts_left()
-        if left == 0:
-            return None
-        most = batches * self.embedder.settings.batch.texts
-        if left is not None:
-            most = min(most, left)
-        now = self.now_ms()
-        claim = self.queue.claim(self.scope.name, most, now)
-        if claim is not None:
-            self._until[claim.token] = now + LEASE_MS
-        return claim
-
-    def _submit(self, claim: Claim) -> None:
-        found = self.scope.texts(claim.keys)
-        self.queue.done(claim, [key for key in claim.keys if key not in found])
-        good = texts_to_send(found)
-        for key, lacking in found.items():
-            if key not in good:
-                code = NOT_ITS_HASH if lacking.text is None else BLANK
-                self._fail(claim, key, lacking.is_stale, code)
-        for keys in self._batches(claim, good):
-            self.meter.texts += len(keys)
-            self._send(_task(claim, keys, good, partial(self._is_held, claim)))
-
-    def _batches(self, claim: Claim, good: dict[str, TextWithoutVector]) -> list[list[str]]:
-        """Return the keys of texts as they go together; those of a last batch that is not full are given back."""
-        sized = ((key, self.embedder.tokens(lacking.text or "")) for key, lacking in good.items())
-        size = self._size(claim)
-        batches = [[key for key, _ in batch] for batch in pack_batches(sized, size)]
-        if len(batches) > 1 and len(batches[-1]) < size.texts:
-            # Others fill the last one up.
-            self.queue.release(claim, batches.pop())
-        return batches
-
-    def _size(self, claim: Claim) -> Batch:
-        """Return how much goes into one request.
-
-        What a worker died of may be among what it had: each time that happens, half as many go together.
-        """
-        batch = self.embedder.settings.batch
-        return Batch(texts=max(1, batch.texts >> max(0, claim.attempts - 1)), tokens=batch.tokens)
-
-    def _send(self, task: TextBatch) -> None:
-        self._under_way += 1
-        self.workers.submit(task)
-
-    # --- answers -----------------------------------------------------------------------------------------------------
-
-    def _take(self) -> None:
-        """Write the vectors of all answers that are there in one transaction, and see to the answers without."""
-        # What was answered is paid for: Ctrl-C waits.
-        with interrupts.defer_stops():
-            answers = [self._judged(answer) for answer in self.workers.answers(_POLL)]
-            self._under_way -= len(answers)
-            good = [answer for answer in answers if answer.problem is None]
-            if good:
-                self._write(good)
-            for answer in answers:
-                if answer.problem is not None:
-                    self._settle(answer.task, answer.problem)
-
-    def _judged(self, answer: BatchResult) -> BatchResult:
-        if answer.problem is not None:
-            return answer
-        try:
-            name = self.embedder.settings.name
-            check(answer.vectors, len(answer.task.keys), self.scope.dimensions, embedder=name)
-        except AnswerUnfit as unfit:
-            return BatchResult(answer.task, problem=unfit)
-        return answer
-
-    def _write(self, answers: Sequence[BatchResult]) -> None:
+    def write(self, results: Sequence[BatchResult]) -> None:
+        """Write vectors in one transaction, then remove their texts from the queue."""
         vectors: dict[str, bytes] = {}
-        for answer in answers:
-            vectors |= zip(answer.task.keys, answer.vectors, strict=True)
+        for result in results:
+            vectors |= zip(result.batch.keys, result.vectors, strict=True)
         written = self.scope.write(vectors, self.now_ms())
         self.filled.newly_ready += written.pending + written.stale
-        for task in (answer.task for answer in answers):
-            self.queue.done(task.claim, task.keys)
-            self._processed(len(task.keys), len(task.stale.intersection(task.keys)))
+        for batch in (result.batch for result in results):
+            self.queue.done(_claim_of(batch), batch.keys)
+            self._count(len(batch.keys), len(batch.stale.intersection(batch.keys)))
 
-    def _settle(self, task: TextBatch, problem: BaseException) -> None:
-        if isinstance(problem, TextsRejected):
-            self._rejected(task, problem)
-        elif isinstance(problem, Unanswered):
-            self._without_answer(task, problem)
-        elif isinstance(problem, AnswerUnfit):
-            self._unfit(task, problem)
-        elif isinstance(problem, LimitReached):
-            self.filled.stopped = str(problem)
-        elif isinstance(problem, ClaimExpired):
-            self._send_if_held(task)
-        elif not isinstance(problem, Halted):
-            if isinstance(problem, ServerFailing):
-                # It may be down because of them.
-                self.queue.doubt(task.claim, task.keys, problem.code)
-            self._stop(problem)
+    def fail(self, batch: TextBatch, code: str, reason: str) -> None:
+        """Record a text that cannot be embedded, in the queue and, if it has a place for that, in the scope."""
+        [key] = batch.keys
+        self._fail(_claim_of(batch), key, key in batch.stale, code, reason)
 
-    def _stop(self, problem: BaseException) -> None:
-        """Send nothing more; what was sent is waited for."""
-        self._problem = self._problem or problem
-        self._withdraw()
+    def _fail(self, claim: TextClaim, key: str, is_stale: bool, code: str, reason: str) -> None:
+        # If the text is claimed by another process now, that one decides about it.
+        if self.queue.fail(claim, key, code, reason):
+            self.scope.failed(key, code, self.now_ms())
+            self.filled.failed += 1
+            self._count(1, int(is_stale))
 
-    def _withdraw(self) -> None:
-        self._under_way -= len(self.workers.withdraw())
-        self.embedder.halt()
-
-    def _rejected(self, task: TextBatch, rejected: TextsRejected) -> None:
-        """Split a batch until the one bad text stands alone."""
-        if len(task.keys) > 1:
-            for half in task.halves():
-                self._send(half)
-            return
-        self._fail(task.claim, task.keys[0], task.keys[0] in task.stale, rejected.code, rejected.reason)
-
-    def _without_answer(self, task: TextBatch, problem: Unanswered) -> None:
-        """Split a batch until what has no answer stands alone, and go on with all that has one."""
-        if len(task.keys) > 1:
-            for half in task.halves():
-                self._send(half)
-            return
-        self._unanswered = str(problem)
-
-    def _unfit(self, task: TextBatch, unfit: AnswerUnfit) -> None:
-        """Refuse a batch: nothing of it is written, and nothing more is sent; alone, a text may fail for itself."""
-        fault = str(unfit.facts["fault"])
-        if len(task.keys) == 1 and fault in _OF_ONE:
-            self._fail(task.claim, task.keys[0], task.keys[0] in task.stale, fault, str(unfit.facts["reason"]))
-            return
-        self.queue.doubt(task.claim, task.keys, fault, ALONE_ATTEMPTS)
-        self._stop(unfit)
-
-    def _fail(self, claim: Claim, key: str, is_stale: bool, code: str, reason: str = "") -> None:
-        if not self.queue.fail(claim, key, code, reason or _REASONS[code]):
-            # Another process has it by now: what becomes of it is for that one to say.
-            return
-        self.scope.failed(key, code, self.now_ms())
-        self.filled.failed += 1
-        self._processed(1, int(is_stale))
-
-    def _processed(self, count: int, stale: int) -> None:
+    def _count(self, count: int, stale: int) -> None:
         self.filled.processed_stale += stale
         self.filled.processed_pending += count - stale
         self.progress.step(count, 0)
 
-    # --- claims ------------------------------------------------------------------------------------------------------
+    def skip(self, batch: TextBatch, problem: Unanswered) -> None:  # noqa: ARG002
+        """Leave a text claimed until the run ends, which then says why it has no answer."""
+        self._unanswered = str(problem)
 
-    def _renew(self) -> None:
-        now = self.now_ms()
-        if now - self._renewed > LEASE_MS // 4:
-            self._until = dict.fromkeys(self.queue.renew(now), now + LEASE_MS)
-            self._renewed = now
-
-    def _is_held(self, claim: Claim) -> bool:
-        """Tell whether nobody else can have the texts of a claim."""
-        return self.now_ms() <= self._until.get(claim.token, -1)
-
-    def _send_if_held(self, task: TextBatch) -> None:
-        """Send what was not sent in time; what another process has taken over is that one's."""
-        self._renew()
-        if self._is_held(task.claim):
-            self._send(task)
-
-    def _leave(self) -> None:
-        """Write what still comes within a while."""
-        self.filled.stopped = "interrupted"
-        self._withdraw()
-        end = time.monotonic() + _LAST_WAIT
-        while self._under_way and time.monotonic() < end:
-            self._take()
+    def stop(self, batch: TextBatch, problem: BaseException) -> None:
+        """Remember why the run stops; texts that may be the cause go last in the next run."""
+        if isinstance(problem, LimitReached):
+            self.filled.stopped = str(problem)
+            return
+        if isinstance(problem, ServerFailing):
+            self.queue.defer(_claim_of(batch), batch.keys, problem.code)
+        elif isinstance(problem, AnswerUnfit):
+            self.queue.defer(_claim_of(batch), batch.keys, str(problem.facts["fault"]), ALONE_ATTEMPTS)
+        self._problem = self._problem or problem
 
 
-def _task(
-    claim: Claim, keys: Sequence[str], found: dict[str, TextWithoutVector], is_held: Callable[[], bool]
-) -> TextBatch:
-    texts = tuple(found[key].text or "" for key in keys)
-    stale = frozenset(key for key in keys if found[key].is_stale)
-    return TextBatch(claim=claim, keys=tuple(keys), texts=texts, stale=stale, is_held=is_held)
+def _claim_of(batch: TextBatch) -> TextClaim:
+    assert batch.claim is not None
+    return batch.claim
 
 
-def texts_to_send(found: dict[str, TextWithoutVector]) -> dict[str, TextWithoutVector]:
-    """Return those texts that have anything to be embedded."""
-    return {key: lacking for key, lacking in found.items() if not is_blank(lacking.text)}
+# --- one run ---------------------------------------------------------------------------------------------------------
 
 
-def pack_batches(sized: Iterable[tuple[str, int]], batch: Batch) -> Iterator[list[tuple[str, int]]]:
-    """Return keys of texts, each with its tokens, as what one request may hold."""
-    packing: list[tuple[str, int]] = []
-    tokens = 0
-    for key, size in sized:
-        if packing and (len(packing) >= batch.texts or tokens + size > batch.tokens):
-            yield packing
-            packing, tokens = [], 0
-        packing.append((key, size))
-        tokens += size
-    if packing:
-        yield packing
+class FillPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One scope that a run fills: its outcome, the texts the embedder is compared by, and how to open it for writing.
 
-
-# What a run sends of each scope, before it does: no less than it will, texts that are still to be cut included.
-
-
-#: How many texts are held at once.
-_AT_ONCE = 256
-
-TokenCounter = Callable[[str], int]
-#: A text's key, and its tokens.
-SizedText = tuple[str, int]
-
-
-class ExpectedTexts(msgspec.Struct):
-    """What becomes of the texts of one scope before it is filled.
-
-    ``coming`` are those of units that are made first and have no vector, ``free`` the keys of those that take the
-    vector of an equal text: one that is there (``there``), or that the run has sent for another scope before.
+    ``sample`` has texts with their vectors; empty: the scope has none yet, so the embedder is compared with itself;
+    None: no comparison.
     """
 
-    coming: dict[str, int] = msgspec.field(default_factory=dict)
-    free: set[str] = msgspec.field(default_factory=set)
-    there: frozenset[str] = frozenset()
-    #: Whether the place of its vectors holds those of others, too.
-    shares_with_itself: bool = False
-    #: How many texts take the vector of an equal one; known once :meth:`sized` was read.
-    shared: int = 0
-
-    def survey(self, scope: Scope) -> TextCounts:
-        """Count the texts of a scope as they will be."""
-        found = scope.survey()
-        more = len(self.coming.keys() - set(scope.texts(list(self.coming))))
-        return TextCounts(ready=found.ready, pending=found.pending + more, stale=found.stale, failed=found.failed)
-
-    def sized(self, scope: Scope, tokens_of: TokenCounter) -> Iterator[SizedText]:
-        """Yield every text that is sent, in its order."""
-        self.shared = 0
-        every = merge(sized_texts_without_vector(scope, tokens_of), sorted(self.coming.items()))
-        once = (next(group) for _, group in groupby(every, key=itemgetter(0)))
-        while chunk := list(islice(once, _AT_ONCE)):
-            keys = [key for key, _ in chunk]
-            free = self.free.intersection(keys)
-            if self.shares_with_itself:
-                free |= scope.vectors(keys).keys()
-            self.shared += len(free)
-            yield from (one for one in chunk if one[0] not in free)
+    outcome: ScopeOutcome
+    sample: Sequence[tuple[str, bytes]] | None
+    opened: Callable[[], AbstractContextManager[Scope]]
 
 
-def sized_texts_without_vector(scope: Scope, tokens_of: TokenCounter) -> Iterator[SizedText]:
-    """Yield the texts that lack a vector and have anything to be embedded."""
-    keys = scope.lacking()
-    while chunk := list(islice(keys, _AT_ONCE)):
-        for key, one in texts_to_send(scope.texts(chunk)).items():
-            yield key, tokens_of(one.text or "")
+class RunHooks(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command does around the embedding."""
+
+    #: Called once the embedder has proved to be the right one, before anything is sent.
+    prepare: Callable[[], None] = lambda: None
+    #: Context of the filling of all parts; it gets the ledger, which other backfills of the store share.
+    recorded: Callable[[Ledger], AbstractContextManager[None]] = lambda _: nullcontext()
+    #: Whether the run has written anything other than vectors.
+    has_begun: Callable[[], bool] = lambda: False
 
 
-def sized_new_units(scope: Scope, bodies: Iterable[tuple[str, str]], tokens_of: TokenCounter) -> dict[str, int]:
-    """Return those of the bodies that have no vector, by their keys, with their tokens."""
-    found = {}
-    bodies = iter(bodies)
-    while chunk := dict(islice(bodies, _AT_ONCE)):
-        ready = scope.vectors(list(chunk))
-        found.update({key: tokens_of(text) for key, text in chunk.items() if key not in ready})
-    return found
-
-
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts, tokens and requests that a run would send, and what that costs; None where there is no price.
-
-    ``shared`` texts more take the vector of an equal one that another base has, or gets: a text is paid for once.
-    """
-
-    texts: int
-    tokens: int
-    requests: int
-    cost: float | None
-    currency: str
-    shared: int = 0
-
-    def plus(self, other: Estimate) -> Estimate:
-        """Return both together."""
-        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
-        texts, tokens = self.texts + other.texts, self.tokens + other.tokens
-        return Estimate(
-            texts=texts, tokens=tokens, requests=self.requests + other.requests, cost=cost, currency=self.currency
-        )
-
-
-def cost_of(tokens: int, settings: EmbedderSettings) -> float | None:
-    """Return what tokens cost, None where there is no price."""
-    price = settings.price_per_million_tokens
-    return None if price is None else tokens * price / 1_000_000
-
-
-def empty_estimate(settings: EmbedderSettings) -> Estimate:
-    """Return what no text takes."""
-    return Estimate(texts=0, tokens=0, requests=0, cost=cost_of(0, settings), currency=settings.currency)
-
-
-def estimate_sending(
-    sized: Iterable[SizedText], settings: EmbedderSettings, limits: Limits, sent: Estimate
-) -> Estimate:
-    """Return what sending these texts takes.
+class EmbeddingRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of an embedder over parts of a store. Single use.
 
     Args:
-        sized: the texts, in their order.
-        settings: the embedder's.
-        limits: what the run may send.
-        sent: what it sends before.
+        path: the path that the user gave.
+        store: the store that the parts belong to, or will belong to.
+        parts: filled in this order.
+        progress: told of each text.
+        limits: the most that may be sent; probes count against the cost only.
+        hooks: what the command does around the embedding.
+    """
+
+    path: Path
+    store: Store
+    parts: Sequence[FillPart]
+    progress: Progress
+    limits: Limits = msgspec.field(default_factory=Limits)
+    hooks: RunHooks = msgspec.field(default_factory=RunHooks)
+
+    @property
+    def written(self) -> int:
+        """The number of vectors written so far."""
+        return sum(part.outcome.filled.newly_ready for part in self.parts)
+
+    def run(self, embedder: Embedder) -> None:
+        """Fill every part and complete its outcome.
+
+        Raises:
+            AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder cannot be used.
+            BackfillStopped, BackfillInterrupted: vectors written before stay.
+            RegraftError: see :func:`report_stops`.
+        """
+        settings, meter = embedder.settings, BudgetedEmbedder(embedder, self.limits)
+        with report_stops(self.path, settings.name, lambda: self.written, self.hooks.has_begun):
+            try:
+                meter.charge(self._probe(embedder))
+            except LimitReached as reached:
+                for part in self.parts:
+                    part.outcome.filled.stopped = str(reached)
+                return
+            self.hooks.prepare()
+            with (
+                share_store(self.store) as shared,
+                WorkerPool(settings.name, meter, settings.parallel) as workers,
+                self.hooks.recorded(shared.ledger),
+            ):
+                digest = probing.settings_digest(embedder.settings)
+                for part in self.parts:
+                    probe = part.outcome.probe
+                    if digest is not None and probe is not None and not probe.remembered:
+                        shared.queue.remember_probe(part.outcome.scope, digest, probe.texts, probe.cosine)
+                for part in self.parts:
+                    with part.opened() as scope:
+                        self._fill(scope, part.outcome, embedder, workers, meter, shared)
+
+    def _probe(self, embedder: Embedder) -> int:
+        """Compare the embedder with the vectors of every part; returns the tokens that were sent.
+
+        A comparison that an interrupted run paid for is not repeated while the embedder's settings are the same.
+
+        Raises:
+            LimitReached: the probes would cost more than ``--max-cost``.
+        """
+        meter = BudgetedEmbedder(embedder, Limits(cost=self.limits.cost))
+        known = self._known_probes(embedder)
+        results: dict[tuple[int | None, tuple[tuple[str, bytes], ...]], probing.Probe] = {}
+        for part in self.parts:
+            outcome = part.outcome
+            if part.sample is None:
+                continue
+            # Parts with equal samples, or without vectors, are compared once.
+            key = outcome.dimensions, tuple(part.sample)
+            if outcome.scope in known:
+                texts, cosine = known[outcome.scope]
+                outcome.probe = probing.Probe(texts=texts, cosine=cosine, requests=0, tokens=0, remembered=True)
+            elif key in results:
+                outcome.probe = structs.replace(results[key], requests=0, tokens=0)
+            else:
+                results[key] = probing.compare_with_base(embedder, outcome.name, part.sample, outcome.dimensions, meter)
+                outcome.probe = results[key]
+        return meter.tokens
+
+    def _known_probes(self, embedder: Embedder) -> dict[str, tuple[int, float]]:
+        """Return the probe results that an unfinished run recorded, by scope: number of texts, cosine."""
+        path, digest = self.store.own / queue.QUEUE_FILE, probing.settings_digest(embedder.settings)
+        if digest is None or not path.exists():
+            return {}
+        try:
+            with queue.open_queue(path) as waiting:
+                found = {part.outcome.scope: waiting.known_probe(part.outcome.scope, digest) for part in self.parts}
+        except (RegraftError, apsw.Error, OSError):
+            # share_store replaces a queue that cannot be read.
+            return {}
+        return {scope: probe for scope, probe in found.items() if probe is not None}
+
+    def _fill(
+        self,
+        scope: Scope,
+        outcome: ScopeOutcome,
+        embedder: Embedder,
+        workers: WorkerPool,
+        meter: BudgetedEmbedder,
+        shared: SharedStore,
+    ) -> None:
+        """Fill one scope and complete its outcome, also if :meth:`Filling.run` raises."""
+        outcome.started_at = identity.now_ms()
+        filled = outcome.filled
+        requests, tokens = meter.requests, meter.tokens
+        shared.queue.fill(scope.name, scope.lacking())
+        outcome.retried = outcome.survey.failed or shared.queue.failed_before(scope.name)
+        filling = Filling(
+            scope=scope,
+            embedder=embedder,
+            queue=shared.queue,
+            workers=workers,
+            meter=meter,
+            progress=self.progress,
+            filled=filled,
+        )
+        try:
+            with stage(self.progress, "Embedding", shared.queue.waiting(scope.name), "texts"):
+                self.progress.at(scope.label)
+                filling.run()
+        finally:
+            outcome.completed_at = identity.now_ms()
+            others_wrote = filled.newly_ready + filled.failed < outcome.survey.lacking and filled.stopped is None
+            outcome.ready = scope.survey().ready if others_wrote else outcome.survey.ready + filled.newly_ready
+            outcome.failures = shared.queue.failures(scope.name)
+            outcome.requests, outcome.tokens = meter.requests - requests, meter.tokens - tokens
+            outcome.cost = cost_of(outcome.tokens, embedder.settings)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def report_stops(
+    path: Path, embedder: str, written: Callable[[], int], has_begun: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Turn what stops a run into an error that says how many vectors were written; these stay.
+
+    Args:
+        path: the path that the user gave.
+        embedder: the embedder's name.
+        written: returns the number of vectors written so far.
+        has_begun: returns whether anything else was written.
 
     Raises:
-        apsw.Error: the scope is damaged.
+        BackfillInterrupted, BackfillStopped: the run was interrupted or stopped.
+        StoppedAtDamage: a file is damaged, and something was written before.
+        StoreDamaged, SidecarUnfit: a file is damaged, and nothing was written.
+        RegraftError: refused before anything was written, or the embedder cannot be used.
     """
-    texts = tokens = requests = 0
-    for sizes in ([size for _, size in batch] for batch in pack_batches(sized, settings.batch)):
-        batch = sizes if limits.texts is None else sizes[: max(0, limits.texts - sent.texts - texts)]
-        size = sum(batch)
-        cost = cost_of(sent.tokens + tokens + size, settings) or 0.0
-        if (
-            not batch
-            or (limits.requests is not None and sent.requests + requests >= limits.requests)
-            or (limits.cost is not None and cost > limits.cost)
-        ):
-            break
-        texts, tokens, requests = texts + len(batch), tokens + size, requests + 1
-    return Estimate(
-        texts=texts,
-        tokens=tokens,
-        requests=requests,
-        cost=cost_of(tokens, settings),
-        currency=settings.currency,
-    )
+    try:
+        try:
+            yield
+        except (KeyboardInterrupt, Exception) as error:
+            # An interrupt may surface as another error, of a library that it interrupted.
+            if interrupts.is_caused_by_stop(error):
+                raise BackfillInterrupted(written=written()) from error
+            raise
+    except ServerFailing as error:
+        reason = tr("embedder {embedder} does not answer: {reason}", embedder=embedder, reason=error.reason.rstrip("."))
+        raise BackfillStopped(path=path, reason=reason, written=written()) from error
+    except Unanswered as error:
+        raise BackfillStopped(path=path, reason=str(error), written=written()) from error
+    except RegraftError as error:
+        if (written() or has_begun()) and error.exit_status == REFUSED:
+            raise BackfillStopped(path=path, reason=str(error).rstrip("."), written=written()) from error
+        raise
+    except (SidecarProblem, OSError, apsw.Error, UnicodeDecodeError) as error:
+        raise _file_error(path, error, written(), has_begun()) from error
+
+
+def _file_error(path: Path, error: Exception, written: int, has_begun: bool) -> RegraftError:
+    """Return the error for a file that is damaged, or that the system does not allow to be read or written."""
+    reason = getattr(error, "strerror", None) or str(error)
+    kept = tr("vectors: {written}", written=written) if written or has_begun else None
+    if isinstance(error, SidecarProblem):
+        if kept is None and not isinstance(error.__cause__, apsw.IOError):
+            return SidecarUnfit(path=path, reason=error)
+        reason = tr("the file of the vectors: {error}", error=error)
+    elif is_store_damage(error):
+        return damage_error(path, reason, kept)
+    return BackfillStopped(path=path, reason=reason, written=written)

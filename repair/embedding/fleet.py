@@ -1,4 +1,9 @@
-"""A backfill of all libraries of a fleet: what they want is collected, each text sent once, and each library filled."""
+"""Backfill of all libraries of a fleet: each distinct text is sent once (``docs/fleet.md``).
+
+A run has four phases. Jobs collect the texts of each library; the embedder is compared with the vectors of each base;
+the texts are sent, and their answers stored in the work folder; jobs fill each library with the answers. A resumed run
+uses the answers of an interrupted one.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from regraft.disk import durable, untrusted_sqlite, writable
+from regraft.embedders import Embedder, Unanswered
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import Declined, FleetInterrupted, Interrupted
+from regraft.errors import STOPPED, BackfillStopped, Declined, FleetInterrupted, Interrupted, RegraftError
 from regraft.fleet import engine, jobs, manifest, results
 from regraft.fleet.engine import ObservedPool, Pool, PoolObserver, Task, TaskResult
 from regraft.fleet.metrics import Metrics, Tally
@@ -23,24 +30,29 @@ from regraft.language import tr
 from regraft.report.document import Run
 from regraft.report.progress import Progress, SilentProgress, stage
 from regraft.text import path_argument
-from repair.embedding import answers, fleet_sending, fleet_texts
-from repair.embedding.answers import NOTHING_SPENT, SendingTerms, SpentTotals, StopReason
+from repair.embedding import answers, fleet_texts, probing
+from repair.embedding.answers import NOTHING_SPENT, KnownEmbedder, SendingTerms, SpentTotals, StopReason
 from repair.embedding.budget import Limits, Rates
-from repair.embedding.filling import Estimate, cost_of, empty_estimate, estimate_sending
 from repair.embedding.fleet_sending import FleetKeeper, LibraryRefusal, SendingBackend
-from repair.embedding.fleet_texts import COLLECTED, DistinctTexts, EmbedderJson, EmbeddingJob, filled_library_rows
-from repair.embedding.report import EmbedderName
-from repair.embedding.sender import VectorLengths
+from repair.embedding.fleet_texts import COLLECTED, DistinctTexts, EmbedderJson, EmbeddingJob, WantedText
+from repair.embedding.report import EmbedderName, Estimate, cost_of, empty_estimate
+from repair.embedding.survey import estimate_sending
 
-# Backfill of all libraries of a fleet: each distinct text is embedded once (``docs/fleet.md``, "Embedding what has no
-# vector").
+logger = logging.getLogger(__name__)
+
+#: The outcome of a library that is not filled completely because of a limit; the next run continues it.
+LIMITED = "limit-reached"
+#: Why a text has no answer although no limit or error kept it from being sent.
+_CHANGED = tr("the library was changed during the run")
+#: Counts of a scope's report that are summed up for its library.
+_COUNTS = ("eligible", "skipped_ready", "newly_ready", "shared", "ready", "failed")
 
 
-# What a fleet embedded, or would embed, as its document has it (``docs/commands.md``, "fleet").
+# --- reports ---------------------------------------------------------------------------------------------------------
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What comparing with vectors that are there took; ``texts`` are different ones."""
+    """What was sent to compare the embedder with existing vectors; ``texts`` are distinct."""
 
     texts: int
     requests: int
@@ -48,11 +60,10 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fleet sent.
+    """What a fleet sent (``docs/commands.md``, "fleet").
 
-    ``wanted`` texts lack a vector, of so many ``libraries`` together; ``distinct`` of them were to be sent: each once,
-    and not those that an earlier run had an answer to. ``answered`` got a vector by these requests, ``failed`` were
-    rejected. ``stopped`` says why not all were sent.
+    ``wanted`` texts of ``libraries`` lack a vector; ``distinct`` of them were to be sent, without those that an earlier
+    run has an answer to. ``answered`` got a vector, ``failed`` were rejected. ``stopped`` is why not all were sent.
     """
 
     libraries: int
@@ -70,23 +81,17 @@ class SentReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetBackfillReport(FleetReport, kw_only=True):
-    """What became of a fleet, and what was sent for it to which embedder."""
+    """Counts of the libraries of a fleet, and what was sent to which embedder."""
 
     embedder: EmbedderName
     sent: SentReport
 
 
-logger = logging.getLogger(__name__)
-
-#: What is said of a text without an answer where nothing kept it from being sent.
-_CHANGED = tr("the library was changed meanwhile")
-
-
 class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fleet is going to send.
+    """What a fleet will send.
 
-    ``wanted`` texts lack a vector, of ``libraries`` together; ``distinct`` of them are sent. ``planned`` is what that
-    takes, within the limits.
+    ``wanted`` texts of ``libraries`` lack a vector; ``distinct`` of them are sent. ``planned`` is the estimate, within
+    the limits.
     """
 
     libraries: int
@@ -95,27 +100,47 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     planned: Estimate
 
 
+class SurveyedLibrary(msgspec.Struct, frozen=True, kw_only=True):
+    """The relevant part of the document of a library that lacks vectors; the whole may be large.
+
+    ``dimensions`` are the vector lengths of its bases that lack vectors; None: unknown for one of them.
+    """
+
+    seconds: float
+    attempts: int
+    dimensions: frozenset[int | None]
+
+    @classmethod
+    def of(cls, ended: TaskResult) -> SurveyedLibrary:
+        """Extract it from the result of the job that collected the texts."""
+        found = frozenset(scope["dimensions"] for scope in ended.document["scopes"] if scope["planned"]["texts"])
+        return cls(seconds=ended.seconds, attempts=ended.attempts, dimensions=found)
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
 class FleetBackfill(msgspec.Struct, kw_only=True):
-    """One run over a fleet; used once.
+    """One run over a fleet. Single use.
 
     Args:
-        order: what is to be done.
+        order: the libraries, and the options of the command.
         path: the file of the results.
         settings: the embedder's.
-        pool: gives where libraries are worked on: what is done is a :class:`~repair.embedding.fleet_texts.EmbeddingJob`.
-        sending: where texts are sent from.
-        command: returns what is done with a library that is filled, or (False) only looked at, by its number and the
-            cores that it has.
-        limits: how much is sent at most; probes count against none.
-        rates: how much is sent in a minute at most.
-        dry_run: only look.
-        attempts: how often a library is tried.
-        known: the rows of libraries that have ended in an earlier run.
-        metrics: follow what happens, where they are wanted.
-        show_plan: is shown what is going to be sent; False stops here.
+        pool: opens the pool that runs each :class:`~repair.embedding.fleet_texts.EmbeddingJob`.
+        sending: the processes that send.
+        command: returns the ``backfill`` command of a library by its number; called with True to fill it and False to
+            collect its texts, and with the cores that it gets.
+        limits: the most that may be sent; probes do not count.
+        rates: the most that may be sent per minute.
+        dry_run: only collect, and report what would be sent.
+        attempts: how often the job of a library is tried.
+        known: the rows of libraries that ended in an earlier run.
+        metrics: updated during the run.
+        show_plan: called with the plan before anything is sent; returns False to stop.
         progress: told of libraries and texts.
-        watch: told of each library that has ended.
-        pause_seconds: how long to wait before a second attempt.
+        watch: called with the row of each library that has ended.
+        pause_seconds: the wait before a second attempt.
     """
 
     order: FleetOrder
@@ -128,37 +153,37 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
     rates: Rates = Rates()
     dry_run: bool = False
     attempts: int = ATTEMPTS
-    known: KnownRows[ResultRow] = msgspec.field(default_factory=KnownRows)
+    known: KnownRows = msgspec.field(default_factory=KnownRows)
     metrics: Metrics | None = None
     show_plan: Callable[[FleetPlan], bool] = lambda _: True
     progress: Progress = msgspec.field(default_factory=SilentProgress)
     watch: Watch = lambda _: None
     pause_seconds: float = 1.0
     _tally: Tally = msgspec.field(default_factory=Tally)
-    #: The bytes of each library that is worked on, by its number.
+    #: The size in bytes of each library, by its number.
     _sizes: dict[int, int] = msgspec.field(default_factory=dict)
     _journal: Journal | None = None
     _sent: SentReport | None = None
 
     @property
     def work(self) -> Path:
-        """Return the folder of what is wanted and answered."""
+        """The work folder, with texts and answers."""
         return work_folder(self.path)
 
     @property
     def left(self) -> list[int]:
-        """Return the numbers of the libraries that are to be worked on: those that have not ended well."""
+        """The numbers of the libraries that have not succeeded yet."""
         return [number for number in range(len(self.order.libraries)) if number not in self.known.good]
 
     def run(self, run: Run) -> FleetBackfillReport:
-        """Do it, write the results, and return what became of all libraries.
+        """Run all phases, write the results, and report.
 
         Raises:
-            Interrupted: it was stopped before there was anything to go on with.
-            FleetInterrupted: it was stopped; what had ended is in the journal, what was answered in the work folder.
-            Declined: the plan was not agreed to, and nothing was sent.
-            WrongUsage: another process is at work, or the answers that are there are of another embedder.
-            RegraftError, OSError, apsw.Error: it cannot go on; the next run does.
+            Interrupted: before there was anything to go on with.
+            FleetInterrupted: libraries that ended are in the journal, answers in the work folder.
+            Declined: the plan was declined, and nothing was sent.
+            WrongUsage: another process works on these results, or the stored answers are another embedder's.
+            RegraftError, OSError, apsw.Error: the run cannot go on; the next one resumes it.
         """
         try:
             with results.lock_results(self.path), self.metrics.kept(self._tally) if self.metrics else nullcontext():
@@ -166,13 +191,13 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
                 try:
                     self._work()
                 except BaseException as error:
-                    # Of a run that has sent nothing nothing stays, unless it was interrupted: then the order does.
+                    # Files of a run that has sent nothing are removed, unless it can be resumed after an interrupt.
                     is_interrupted = self._journal is not None and isinstance(error, KeyboardInterrupt)
                     is_kept = not self.dry_run and (self._sent is not None or is_interrupted)
-                    self._tidy() if is_kept else self._take_back(before)
+                    self._remove_texts() if is_kept else self._remove_new_files(before)
                     raise
                 if self.dry_run:
-                    self._take_back(before)
+                    self._remove_new_files(before)
                 else:
                     self._finish()
         except KeyboardInterrupt:
@@ -181,146 +206,168 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             command = shlex.join(["regraft", "fleet", "resume", path_argument(self.path)])
             raise FleetInterrupted(finished=self._tally.good, command=command) from None
         run.end()
-        return self._report(run)
-
-    # --- the phases --------------------------------------------------------------------------------------------------
+        assert self._sent is not None
+        fields = msgspec.structs.asdict(make_report(run, self._tally))
+        return FleetBackfillReport(**fields, embedder=EmbedderName.of(self.settings), sent=self._sent)
 
     def _work(self) -> None:
         with ExitStack() as stack:
-            # When all processes have ended.
+            # Runs last, when all processes have ended.
             stack.callback(jobs.remove_copies, self.order.id)
-            # First of all: where it cannot be had, nothing is written.
+            # Before anything is written: the pool may be refused.
             pool = stack.enter_context(closing(self.pool()))
             answers.demand_same_embedder(self.work, self.settings)
-            # A folder without a journal is one that no run can go on with.
+            # The journal first: a work folder without one cannot be resumed.
             if not self.dry_run:
                 known = finished_rows(self.known, self._tally)
                 self._journal = stack.enter_context(closing(Journal(self.path, self.order, known)))
             with writable.allow_writes(self.work.parent, entries_only=True):
                 durable.make_folder(self.work, exist_ok=True)
                 durable.sync_folder(self.work.parent)
-            wanting = self._collected(pool)
+            libraries = self._collect_texts(pool)
             texts = stack.enter_context(fleet_texts.open_distinct_texts(self.work, "texts"))
-            plan = self._planned(texts, list(wanting))
-            if self.dry_run:
-                self._sent = _sent(self.settings, plan, 0)
-            elif wanting and not self.show_plan(plan):
-                raise Declined(path=self.path)
-            elif wanting:
-                self._embed_and_fill(pool, texts, wanting, plan)
+            plan = self._make_plan(texts, list(libraries))
+            if libraries and not self.dry_run:
+                if not self.show_plan(plan):
+                    raise Declined(path=self.path)
+                self._embed_and_fill(pool, texts, libraries, plan)
             else:
-                self._sent = _sent(self.settings, plan, 0)
+                self._sent = _sent_report(self.settings, plan, 0)
 
-    def _collected(self, pool: Pool) -> dict[int, SurveyedLibrary]:
-        """Have each library's wishes written down, and return how those ended that have any; the others are done."""
-        wanting: dict[int, SurveyedLibrary] = {}
+    def _collect_texts(self, pool: Pool) -> dict[int, SurveyedLibrary]:
+        """Run the collecting job of each library; returns those that lack vectors, by number. The others have ended."""
+        surveyed: dict[int, SurveyedLibrary] = {}
         left = self.left
         sizes = manifest.source_sizes(self.order.libraries[number] for number in left)
         self._sizes = dict(zip(left, sizes, strict=True))
         with stage(self.progress, "Looking", len(left), "libraries"):
-            for task, ended in self._done(pool, left, fills=False):
+            for task, ended in self._run_jobs(pool, left, fills=False):
                 self.progress.step(1, task.bytes)
                 if COLLECTED in ended.document:
-                    wanting[task.number] = SurveyedLibrary.of(ended)
+                    surveyed[task.number] = SurveyedLibrary.of(ended)
                 if COLLECTED not in ended.document or self.dry_run:
-                    self._end(task, ended, None)
-        return dict(sorted(wanting.items()))
+                    self._end_library(task, ended, None)
+        return dict(sorted(surveyed.items()))
 
-    def _planned(self, texts: DistinctTexts, libraries: list[int]) -> FleetPlan:
+    def _make_plan(self, texts: DistinctTexts, libraries: list[int]) -> FleetPlan:
+        """Merge the texts of all libraries, without those that have an answer, and estimate what sending them takes."""
         with answers.read_answers(self.work) as db:
             for library in libraries:
                 texts.add(fleet_texts.read_wanted(self.work, library), db)
         planned = estimate_sending(texts.sized(), self.settings, self.limits, empty_estimate(self.settings))
-        return FleetPlan(libraries=len(libraries), wanted=texts.came, distinct=texts.count, planned=planned)
+        return FleetPlan(libraries=len(libraries), wanted=texts.added, distinct=texts.count, planned=planned)
 
     def _embed_and_fill(
-        self, pool: Pool, texts: DistinctTexts, wanting: dict[int, SurveyedLibrary], plan: FleetPlan
+        self, pool: Pool, texts: DistinctTexts, libraries: dict[int, SurveyedLibrary], plan: FleetPlan
     ) -> None:
-        refused, stop = self._embedded(texts, wanting, plan)
-        for number, verdict in refused.items():
+        refused, stop = self._embed(texts, libraries, plan)
+        for number, refusal in refused.items():
             task = Task(number=number, job=None, bytes=self._sizes[number])
-            self._end(task, _refused(verdict, wanting[number]), stop)
-        fillable = [number for number in wanting if number not in refused]
+            surveyed = libraries[number]
+            ended = TaskResult(
+                status=refusal.exit_status,
+                document={"error": {"code": refusal.code, "message": refusal.message}},
+                seconds=surveyed.seconds,
+                attempts=surveyed.attempts,
+            )
+            self._end_library(task, ended, stop)
+        fillable = [number for number in libraries if number not in refused]
+        why = _CHANGED if stop is None else stop.reason
         with stage(self.progress, "Filling", len(fillable), "libraries"):
-            for task, ended in self._done(pool, fillable, fills=True, why=_CHANGED if stop is None else stop.reason):
+            for task, ended in self._run_jobs(pool, fillable, fills=True, why=why):
                 self.progress.step(1, task.bytes)
-                self._end(task, ended, stop)
+                self._end_library(task, ended, stop)
 
-    def _embedded(
-        self, texts: DistinctTexts, wanting: dict[int, SurveyedLibrary], plan: FleetPlan
+    def _embed(
+        self, texts: DistinctTexts, libraries: dict[int, SurveyedLibrary], plan: FleetPlan
     ) -> tuple[dict[int, LibraryRefusal], StopReason | None]:
-        """Have all texts answered; return the libraries that are not filled, and why not all have an answer."""
+        """Compare the embedder, then send all texts.
+
+        Returns:
+            The libraries that are not filled, and why not all texts have an answer.
+        """
         terms = SendingTerms(folder=self.work, settings=self.settings, limits=self.limits, rates=self.rates)
-        with self.sending.keeper(terms) as keeper, fleet_texts.open_distinct_texts(self.work, "compared") as compared:
-            # From now on something may have been paid for, which stays.
-            self._sent = _sent(self.settings, plan, 0)
+        with (
+            self.sending.keeper(terms) as keeper,
+            fleet_texts.open_distinct_texts(self.work, "compared") as compared,
+        ):
+            # From here on, files of the run stay: something may have been paid for.
+            self._sent = _sent_report(self.settings, plan, 0)
             if texts.count:
-                # What is sent now must be of the model that is there now.
-                keeper.compare_anew()
-            compared.add(fleet_sending.compared_texts(self.work, wanting), None)
-            refused = self._proven(terms, keeper, compared, wanting)
+                # Compare with the model that the server has now, not with that of an earlier run.
+                keeper.forget_compared()
+            for library in libraries:
+                for sample in fleet_texts.read_samples(self.work, library):
+                    compared.add((WantedText.of(text, 0) for text, _ in sample.known), None)
+            refused = self._compare(terms, keeper, compared, libraries)
             if refused:
                 texts.clear()
-                for library in (number for number in wanting if number not in refused):
+                for library in (number for number in libraries if number not in refused):
                     texts.add(fleet_texts.read_wanted(self.work, library), None)
-            lengths = _lengths(looked for number, looked in wanting.items() if number not in refused)
+            # An answer of another length would fit no base, in this run or the next.
+            dimensions = {size for number, one in libraries.items() if number not in refused for size in one.dimensions}
+            lengths = None if None in dimensions else frozenset(size for size in dimensions if size is not None)
             with stage(self.progress, "Embedding", texts.count, "texts"):
                 self.sending.send(texts, terms, keeper, "texts", lengths, self._step)
             stop = keeper.stopped()
             spent = keeper.spent("texts"), keeper.spent("probes")
-            self._sent = _sent(self.settings, plan, compared.count, *spent, None if stop is None else stop.reason)
+            self._sent = _sent_report(
+                self.settings, plan, compared.count, *spent, None if stop is None else stop.reason
+            )
         return refused, stop
 
-    def _proven(
-        self, terms: SendingTerms, keeper: FleetKeeper, compared: DistinctTexts, wanting: Iterable[int]
+    def _compare(
+        self, terms: SendingTerms, keeper: FleetKeeper, compared: DistinctTexts, libraries: Iterable[int]
     ) -> dict[int, LibraryRefusal]:
-        """Return the libraries that are not filled, since the embedder is not the model of each base, and why."""
+        """Send the samples of all bases; returns the libraries that have a base of another model, and the error."""
         with stage(self.progress, "Comparing", compared.count, "texts"):
             self.sending.send(compared, terms, keeper, "probes", None, self._step)
         unsteady = None
-        if fleet_sending.has_base_without_vectors(self.work, wanting) and keeper.stopped() is None:
-            unsteady = self.sending.steadiness(terms, keeper)
-        embedder = answers.KnownEmbedder(self.settings, partial(keeper.answers_of, kind="probes"), _CHANGED)
+        has_empty_base = any(
+            not sample.raw for library in libraries for sample in fleet_texts.read_samples(self.work, library)
+        )
+        if has_empty_base and keeper.stopped() is None:
+            unsteady = self.sending.check_steadiness(terms, keeper)
+        embedder = KnownEmbedder(self.settings, partial(keeper.find, kind="probes"), _CHANGED)
         refused = {}
-        for library in wanting:
-            verdict = fleet_sending.check_library(self.work, library, embedder, unsteady, keeper.stopped())
-            if verdict is not None:
-                refused[library] = verdict
+        for library in libraries:
+            refusal = check_library(self.work, library, embedder, unsteady, keeper.stopped())
+            if refusal is not None:
+                refused[library] = refusal
         return refused
 
     def _step(self, count: int) -> None:
         self.progress.step(count, 0)
-        # Nothing else looks at it meanwhile: no library is worked on.
+        # No pool refreshes the metrics while texts are sent.
         if self.metrics is not None:
             self.metrics.refresh()
 
     # --- libraries ---------------------------------------------------------------------------------------------------
 
-    def _done(
+    def _run_jobs(
         self, pool: Pool, numbers: Iterable[int], *, fills: bool, why: str = ""
     ) -> Iterator[tuple[Task, TaskResult]]:
         sizes = {number: self._sizes[number] for number in numbers}
-        # The settings are the same for all: they are there once.
-        settings = EmbedderJson.of(self.settings)
+        embedder = EmbedderJson.of(self.settings)
 
         def job(number: int, cores: int) -> EmbeddingJob:
             line = self.command(number, fills, cores)
-            return EmbeddingJob(embedder=settings, library=number, line=line, work=str(self.work), fills=fills, why=why)
+            return EmbeddingJob(embedder=embedder, library=number, line=line, work=str(self.work), fills=fills, why=why)
 
         tasks = make_tasks(sizes, pool.count, job)
-        watchers = [] if self._journal is None else [PoolObserver(looked=self._journal.flush)]
+        observers = [] if self._journal is None else [PoolObserver(on_poll=self._journal.flush)]
         if self.metrics is not None:
-            watchers.append(self.metrics.begin(tasks, pool))
+            observers.append(self.metrics.begin(tasks, pool))
         return engine.run_tasks(
             tasks,
-            ObservedPool(pool, watchers),
+            ObservedPool(pool, observers),
             attempts=self.attempts,
             is_retried=is_retried,
             pause_seconds=self.pause_seconds,
         )
 
-    def _end(self, task: Task, ended: TaskResult, stop: StopReason | None) -> None:
-        """Take note of how a library ended."""
+    def _end_library(self, task: Task, ended: TaskResult, stop: StopReason | None) -> None:
+        """Record how a library ended."""
         library = self.order.libraries[task.number]
         rows = results.result_rows(library, task, self.order.command, ended)
         rows = filled_library_rows(rows, ended.document, stop)
@@ -330,20 +377,20 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             self._journal.add(rows)
         self.watch(rows[0])
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- files -------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Write the results; what was answered stays where a library needs it."""
+        """Write the results; the answers stay until every library is filled."""
         assert self._journal is not None
-        # First of all: whatever comes, the texts are gone, and the next run has its limits anew.
-        self._tidy()
+        # First, so that a failure below leaves no texts behind, and the limits of the next run start at zero.
+        self._remove_texts()
         answers.end_run(self.work)
         results.write_results(self.path, self.order, self._journal.rows)
         if self._tally.good == len(self.order.libraries):
             self._remove(self.work)
 
-    def _tidy(self) -> None:
-        """Remove all but the answers from the work folder: the user's texts, which a killed run may have left."""
+    def _remove_texts(self) -> None:
+        """Remove everything but the answers from the work folder."""
         kept = {
             answers.ANSWERS_FILE,
             *(f"{answers.ANSWERS_FILE}{ending}" for ending in untrusted_sqlite.COMPANION_SUFFIXES),
@@ -351,9 +398,9 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         if self.work.is_dir():
             self._remove(*(path for path in self.work.iterdir() if path.name not in kept))
 
-    def _take_back(self, before: list[Path]) -> None:
-        """Remove what this run has made, but for what was there before."""
-        self._tidy()
+    def _remove_new_files(self, before: list[Path]) -> None:
+        """Remove the work folder and the journal unless they existed before the run."""
+        self._remove_texts()
         every = (self.work, results.journal_path(self.path))
         self._remove(*(path for path in every if path not in before))
 
@@ -362,48 +409,88 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             for path in paths:
                 durable.remove_tree(path)
 
-    def _report(self, run: Run) -> FleetBackfillReport:
-        assert self._sent is not None
-        told = msgspec.structs.asdict(make_report(run, self._tally))
-        return FleetBackfillReport(**told, embedder=EmbedderName.of(self.settings), sent=self._sent)
-
-
-class SurveyedLibrary(msgspec.Struct, frozen=True, kw_only=True):
-    """How looking at a library ended that wants anything: its document may be large, and is not kept.
-
-    ``dimensions`` are those of its bases that want any; None: of one nobody knows them.
-    """
-
-    seconds: float
-    attempts: int
-    dimensions: frozenset[int | None]
-
-    @classmethod
-    def of(cls, ended: TaskResult) -> SurveyedLibrary:
-        """Return what is kept of how it ended."""
-        found = frozenset(scope["dimensions"] for scope in ended.document["scopes"] if scope["planned"]["texts"])
-        return cls(seconds=ended.seconds, attempts=ended.attempts, dimensions=found)
-
 
 def work_folder(path: Path) -> Path:
-    """Return the folder beside results in which texts and answers lie until all libraries are filled."""
+    """Return the folder beside the results that holds texts and answers until all libraries are filled."""
     return path.with_name(f"{path.name}.backfill")
 
 
-def _lengths(every: Iterable[SurveyedLibrary]) -> VectorLengths:
-    """Return how many numbers an answer may have: one that fits no base would fit none in the next run either."""
-    found = {size for looked in every for size in looked.dimensions}
-    return None if None in found else frozenset(size for size in found if size is not None)
+def check_library(
+    work: Path, library: int, embedder: Embedder, unsteady: LibraryRefusal | None, stop: StopReason | None
+) -> LibraryRefusal | None:
+    """Compare an embedder with the bases of a library; returns the error if one differs, or None.
+
+    Args:
+        work: the fleet's work folder.
+        library: the library's number.
+        embedder: has the answers to all samples.
+        unsteady: the error for bases without vectors, if any.
+        stop: why some samples have no answer, if so.
+    """
+    for sample in fleet_texts.read_samples(work, library):
+        if not sample.raw and unsteady is not None:
+            return unsteady
+        try:
+            probing.compare_with_base(embedder, sample.base, sample.known, sample.dimensions)
+        except Unanswered as unanswered:
+            reason = str(unanswered) if stop is None else stop.reason
+            if stop is None or stop.code is None:
+                return LibraryRefusal(code=BackfillStopped.__name__, message=reason, exit_status=STOPPED)
+            return LibraryRefusal(code=stop.code, message=reason, exit_status=stop.exit_status)
+        except RegraftError as error:
+            return LibraryRefusal.of(error)
+    return None
 
 
-def _refused(verdict: LibraryRefusal, looked: SurveyedLibrary) -> TaskResult:
-    error = {"code": verdict.code, "message": verdict.message}
-    return TaskResult(
-        status=verdict.exit_status, document={"error": error}, seconds=looked.seconds, attempts=looked.attempts
-    )
+# --- results ---------------------------------------------------------------------------------------------------------
 
 
-def _sent(
+def filled_library_rows(rows: list[ResultRow], document: dict[str, Any], stop: StopReason | None) -> list[ResultRow]:
+    """Add the counts and stop reasons of a backfill's scopes to the rows of its library.
+
+    Args:
+        rows: made by :func:`regraft.fleet.results.result_rows`.
+        document: the library's.
+        stop: why the fleet did not send all texts, if so.
+    """
+    own, *bases = rows
+    scopes = {scope["scope"]: scope for scope in document.get("scopes") or ()}
+    if not scopes:
+        return rows
+    base_rows = []
+    for base in bases:
+        scope = scopes.get(str(base.base))
+        if scope is None:
+            base_rows.append(base)
+        else:
+            outcome = base.outcome if scope["stopped"] is None else "stopped"
+            totals = _sum_counts([scope])
+            base_rows.append(msgspec.structs.replace(base, outcome=outcome, message=scope["stopped"], totals=totals))
+    reason = next((scope["stopped"] for scope in scopes.values() if scope["stopped"]), None)
+    own = msgspec.structs.replace(own, totals=_sum_counts(scopes.values()))
+    if reason is None:
+        return [own, *base_rows]
+    if stop is None:
+        # The fleet sent everything: these texts were added to the library after its survey.
+        stop = StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
+    if stop.code is None:
+        own = msgspec.structs.replace(own, outcome=LIMITED, message=reason)
+    else:
+        outcome = "stopped" if stop.exit_status == STOPPED else "refused"
+        own = msgspec.structs.replace(
+            own, outcome=outcome, message=reason, code=stop.code, exit_status=stop.exit_status
+        )
+    return [own, *base_rows]
+
+
+def _sum_counts(scopes: Iterable[dict[str, Any]]) -> str:
+    """Sum the counts of scopes; returns a JSON object."""
+    every = list(scopes)
+    counts = {name: sum(scope[name] for scope in every) for name in _COUNTS}
+    return msgspec.json.encode(counts, order="sorted").decode()
+
+
+def _sent_report(
     settings: EmbedderSettings,
     plan: FleetPlan,
     compared: int,

@@ -1,4 +1,9 @@
-"""Where the texts of a fleet are sent from: this process, or a cluster (:mod:`repair.embedding.fleet_sending`)."""
+"""Send the texts of a fleet, from this process or from a cluster of Ray, and store the answers with its keeper.
+
+In a cluster, the keeper is a process of its own that all senders ask. If a sender is killed, the tokens of its requests
+in flight stay reserved, and Ray Data gives its texts to another process, which asks the keeper which of them have no
+answer yet.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
-from pathlib import Path
+from itertools import islice
 from queue import Empty, SimpleQueue
+from threading import Event
 from typing import Any, Protocol
 
 import msgspec
@@ -18,6 +24,7 @@ from regraft import embedders, errors, identity
 from regraft.embedders import Embedder, ServerFailing, Unanswered
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import (
+    REFUSED,
     STOPPED,
     AnswerUnfit,
     BackfillStopped,
@@ -26,8 +33,8 @@ from regraft.errors import (
     RegraftError,
     StoppedBySystem,
 )
-from regraft.language import tr
-from repair.embedding import fleet_texts, probing
+from regraft.language import to_english, tr
+from repair.embedding import probing
 from repair.embedding.answers import (
     AnswerKeeper,
     Keeper,
@@ -39,116 +46,228 @@ from repair.embedding.answers import (
     TextKind,
 )
 from repair.embedding.budget import LimitReached, MeteredEmbedder, Permit, SpendingAccount
-from repair.embedding.fleet_texts import DistinctTexts, WantedText, decode_text
-from repair.embedding.sender import Sender, VectorLengths, library_exit_status, stop_reason
+from repair.embedding.fleet_texts import DistinctTexts, decode_text
+from repair.embedding.sender import BatchResult, Sender, TextBatch, VectorLengths, WorkerPool, pack_batches
 
-# Whether a fleet's embedder is the model of each base, before anything but a few texts is sent.
+#: A key and its text.
+KeyedText = tuple[str, str]
+#: Called with the number of texts that got an answer.
+OnAnswered = Callable[[int], None]
+
+#: Texts for which the keeper is asked at a time whether they have an answer.
+_CHUNK = 256
+#: Requests' worth of texts that a process of a cluster gets at a time, for each of its threads.
+_AHEAD = 4
+#: Seconds to wait for senders of a cluster when the run is interrupted, and between two looks at their progress.
+_LAST_WAIT, _PAUSE = 5.0, 0.1
+
+
+# --- one sender ------------------------------------------------------------------------------------------------------
+
+
+class FleetOutbox:
+    """Texts of a fleet that have no answer yet (:class:`~repair.embedding.sender.Outbox`).
+
+    Args:
+        texts: the texts with their keys.
+        embedder: counts tokens.
+        keeper: asked before a text is sent; stores the answers.
+        kind: texts that lack a vector, or probes.
+        lengths: the lengths that a vector may have.
+        step: called with the number of texts that got an answer.
+    """
+
+    splits_unfit = True
+
+    def __init__(
+        self,
+        texts: Iterable[KeyedText],
+        embedder: Embedder,
+        keeper: AnswerKeeper,
+        *,
+        kind: TextKind,
+        lengths: VectorLengths,
+        step: OnAnswered,
+    ) -> None:
+        self._embedder = embedder
+        self._keeper = keeper
+        self._kind: TextKind = kind
+        self._step = step
+        self._batches = self._pack(iter(texts))
+        self.lengths = lengths
+
+    def _pack(self, texts: Iterator[KeyedText]) -> Iterator[TextBatch]:
+        while chunk := dict(islice(texts, _CHUNK)):
+            wanted = self._keeper.claim(list(chunk), self._kind)
+            sized = ((key, self._embedder.tokens(chunk[key])) for key in wanted)
+            for batch in pack_batches(sized, self._embedder.settings.batch):
+                keys = tuple(key for key, _ in batch)
+                yield TextBatch(keys=keys, texts=tuple(chunk[key] for key in keys))
+
+    def renew(self) -> None:
+        """Do nothing: claims of a fleet do not expire."""
+
+    def claim(self, count: int) -> Sequence[TextBatch] | None:
+        """Claim up to ``count`` batches of texts without an answer; None if no text is left."""
+        return list(islice(self._batches, count)) or None
+
+    def is_waiting(self) -> bool:
+        """Whether texts are left that another process has claimed: never, its texts are given to another sender."""
+        return False
+
+    def write(self, results: Sequence[BatchResult]) -> None:
+        """Have the keeper store the vectors."""
+        found: dict[str, TextAnswer] = {}
+        for result in results:
+            vectors = zip(result.batch.keys, result.vectors, strict=True)
+            found.update((key, TextAnswer(vector=vector)) for key, vector in vectors)
+        self._keep(found)
+
+    def fail(self, batch: TextBatch, code: str, reason: str) -> None:
+        """Have the keeper store that a text cannot be embedded."""
+        [key] = batch.keys
+        self._keep({key: TextAnswer(code=code, reason=str(to_english(reason)))})
+
+    def _keep(self, found: dict[str, TextAnswer]) -> None:
+        self._keeper.keep(found, self._kind)
+        self._step(len(found))
+
+    def skip(self, batch: TextBatch, problem: Unanswered) -> None:  # noqa: ARG002
+        """Raise: only an embedder with known answers has none."""
+        raise problem
+
+    def stop(self, batch: TextBatch, problem: BaseException) -> None:  # noqa: ARG002
+        """Have the keeper permit no more requests, of any sender."""
+        self._keeper.stop(stop_reason(problem, self._embedder.settings))
+
+
+class FleetSender:
+    """Sends texts of a fleet, as many requests at a time as the configuration says.
+
+    Args:
+        embedder: computes the vectors.
+        keeper: permits the requests and stores the answers.
+        kind: texts that lack a vector, or probes.
+        lengths: the lengths that a vector may have.
+    """
+
+    def __init__(self, embedder: Embedder, keeper: AnswerKeeper, kind: TextKind, lengths: VectorLengths = None) -> None:
+        self._embedder = embedder
+        self._keeper = keeper
+        self._kind: TextKind = kind
+        self._lengths = lengths
+        self._ending = ExitStack()
+        halted = Event()
+        meter = MeteredEmbedder(embedder, keeper.account(kind), halted.wait)
+        pool = WorkerPool(embedder.settings.name, meter, embedder.settings.parallel)
+        self._sender = Sender(embedder, self._ending.enter_context(pool), halted.set)
+
+    def send(self, texts: Iterable[KeyedText], step: OnAnswered = lambda _: None) -> None:
+        """Send the texts that have no answer, until all have one or the keeper permits no more requests.
+
+        Args:
+            texts: the texts with their keys.
+            step: called with the number of texts that got an answer.
+
+        Raises:
+            KeyboardInterrupt: requests in flight were waited for five seconds, and their answers stored.
+            apsw.Error, OSError: an answer cannot be stored.
+        """
+        outbox = FleetOutbox(texts, self._embedder, self._keeper, kind=self._kind, lengths=self._lengths, step=step)
+        self._sender.send(outbox)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._ending.close()
+
+
+def stop_reason(problem: BaseException, settings: EmbedderSettings) -> StopReason:
+    """Return why nothing more is sent after an error.
+
+    Raises:
+        BaseException: the error is not one of the embedder.
+    """
+    if isinstance(problem, LimitReached):
+        return StopReason(reason=str(problem))
+    if isinstance(problem, ServerFailing):
+        reason = tr("embedder {embedder} does not answer: {reason}", embedder=settings.name, reason=problem.reason)
+        return StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
+    if isinstance(problem, RegraftError):
+        return StopReason(reason=str(problem), code=problem.code, exit_status=library_exit_status(problem))
+    raise problem
+
+
+def library_exit_status(problem: RegraftError) -> int:
+    """Return the exit status of a library that an error keeps from being filled; at least 2."""
+    return max(REFUSED, problem.exit_status)
 
 
 class LibraryRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a library is not filled: its backfill would say so."""
+    """The error with which a library ends that is not filled."""
 
     code: str
     message: str
     exit_status: int
 
-
-def compared_texts(work: Path, libraries: Iterable[int]) -> Iterator[WantedText]:
-    """Yield the texts that bases are compared by."""
-    for library in libraries:
-        for sample in fleet_texts.read_samples(work, library):
-            yield from (WantedText.of(text, 0) for text, _ in sample.known)
-
-
-def has_base_without_vectors(work: Path, libraries: Iterable[int]) -> bool:
-    """Tell whether a base has no vector yet, so that the embedder is compared with itself."""
-    return any(not sample.raw for library in libraries for sample in fleet_texts.read_samples(work, library))
+    @classmethod
+    def of(cls, error: RegraftError) -> LibraryRefusal:
+        """Take code, message and exit status from an error."""
+        return cls(code=error.code, message=str(error), exit_status=library_exit_status(error))
 
 
 def check_steadiness(embedder: Embedder, keeper: AnswerKeeper) -> LibraryRefusal | None:
-    """Return what is wrong with an embedder that gives one text several vectors; None: it gives one.
+    """Check that an embedder gives one vector for one text; returns the error for bases without vectors, or None.
 
-    What it sends is counted, and its answers are kept. Where it cannot be asked, the keeper lets nothing more leave.
+    The requests are counted and the answers stored as probes. If the embedder does not answer, the keeper stops all
+    senders.
     """
-    came: dict[str, bytes] = {}
-    settings, meter = embedder.settings, MeteredEmbedder(embedder, keeper.leave("probes"))
+    answers: dict[str, bytes] = {}
+    settings, meter = embedder.settings, MeteredEmbedder(embedder, keeper.account("probes"))
 
     def embed(texts: Sequence[str]) -> list[bytes]:
-        vectors = probing.embed_in_batches(embedder, meter.embedded)(texts)
-        came.update(zip(texts, vectors, strict=True))
+        vectors = probing.embed_in_batches(embedder, meter.embed)(texts)
+        answers.update(zip(texts, vectors, strict=True))
         return list(vectors)
 
     try:
         probing.compare_vectors(settings.name, settings.name, [], None, embed)
     except (EmbedderUnsteady, ProbeRefused, AnswerUnfit) as error:
-        return _verdict(error)
+        return LibraryRefusal.of(error)
     except (RegraftError, ServerFailing, LimitReached) as error:
         keeper.stop(stop_reason(error, settings))
         return None
-    keeper.keep({identity.text_hash(text): TextAnswer(vector=vector) for text, vector in came.items()}, "probes")
+    keeper.keep({identity.text_hash(text): TextAnswer(vector=vector) for text, vector in answers.items()}, "probes")
     return None
 
 
-def check_library(
-    work: Path, library: int, embedder: Embedder, unsteady: LibraryRefusal | None, stop: StopReason | None
-) -> LibraryRefusal | None:
-    """Return why a library is not filled by an embedder that answers what is known; None: it is.
-
-    Args:
-        work: the fleet's work folder.
-        library: the library's number.
-        embedder: has the answers to all texts that bases are compared by.
-        unsteady: what is said of a base without vectors, if anything.
-        stop: why there is not an answer to all of them, if that is so.
-    """
-    for sample in fleet_texts.read_samples(work, library):
-        if not sample.raw and unsteady is not None:
-            return unsteady
-        try:
-            probing.compare_with_base(embedder, sample.base, sample.known, sample.dimensions)
-        except Unanswered as unanswered:
-            reason = str(unanswered) if stop is None else stop.reason
-            code = BackfillStopped.__name__ if stop is None or stop.code is None else stop.code
-            status = STOPPED if stop is None or stop.code is None else stop.exit_status
-            return LibraryRefusal(code=code, message=reason, exit_status=status)
-        except RegraftError as error:
-            return _verdict(error)
-    return None
-
-
-def _verdict(error: RegraftError) -> LibraryRefusal:
-    return LibraryRefusal(code=error.code, message=str(error), exit_status=library_exit_status(error))
-
-
-#: Is told how many texts more have an answer.
-OnAnswered = Callable[[int], None]
+# --- backends --------------------------------------------------------------------------------------------------------
 
 
 class FleetKeeper(AnswerKeeper, Protocol):
-    """What the process that leads a fleet knows of the keeper."""
+    """What the process that runs a fleet uses of the keeper."""
 
     def stopped(self) -> StopReason | None:
-        """Return why nothing more is sent; None: it is."""
+        """Return why no more requests are permitted, or None if they are."""
 
     def spent(self, kind: TextKind) -> SpentTotals:
-        """Return what was sent of a kind."""
+        """Return the requests and tokens of a kind."""
 
-    def answers_of(self, keys: Sequence[str], kind: TextKind = "texts") -> dict[str, TextAnswer]:
-        """Return the answers that there are to texts of a kind, by their keys."""
+    def find(self, keys: Sequence[str], kind: TextKind = "texts") -> dict[str, TextAnswer]:
+        """Return the known answers to texts of a kind, by key."""
 
-    def compare_anew(self) -> None:
-        """Forget what earlier runs compared."""
+    def forget_compared(self) -> None:
+        """Delete the answers to texts that earlier runs compared."""
 
 
 class SendingBackend(Protocol):
-    """Where texts are sent from."""
+    """The processes that send."""
 
     def keeper(self, terms: SendingTerms) -> AbstractContextManager[FleetKeeper]:
-        """Open the keeper of a fleet, and make ready to send.
+        """Open the keeper of a fleet.
 
         Raises:
-            WrongUsage, EmbedderKeyMissing, ModelUnreadable: the embedder cannot be opened here.
-            apsw.Error, OSError: they cannot be written.
+            WrongUsage, EmbedderKeyMissing, ModelUnreadable: the embedder cannot be opened.
+            apsw.Error, OSError: the answers cannot be written.
         """
 
     def send(
@@ -157,36 +276,36 @@ class SendingBackend(Protocol):
         terms: SendingTerms,
         keeper: FleetKeeper,
         kind: TextKind,
-        dimensions: VectorLengths,
+        lengths: VectorLengths,
         step: OnAnswered,
     ) -> None:
-        """Send all texts that have no answer, until they have one, or nothing more may leave.
+        """Send all texts that have no answer, until all have one or the keeper permits no more requests.
 
         Args:
-            texts: what is sent.
-            terms: say to whom, and where what is sent may lie meanwhile.
-            keeper: keeps the answers.
-            kind: whether the texts are wanted, or compared.
-            dimensions: what a vector may have; None: nobody knows.
-            step: told of answers.
+            texts: the texts.
+            terms: the embedder, and a work folder for files that other processes read.
+            keeper: permits the requests and stores the answers.
+            kind: texts that lack a vector, or probes.
+            lengths: the lengths that a vector may have.
+            step: called with the number of texts that got an answer.
 
         Raises:
-            KeyboardInterrupt: what was under way is kept, where it came within a while.
+            KeyboardInterrupt: requests in flight were waited for five seconds, and their answers stored.
         """
 
-    def steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> LibraryRefusal | None:
-        """See :func:`repair.embedding.fleet_sending.check_steadiness`."""
+    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> LibraryRefusal | None:
+        """Check that the embedder gives one vector for one text; see :func:`check_steadiness`."""
 
 
 class LocalSending:
-    """Sends from this process, by as many threads as the configuration says."""
+    """Sends from this process, with as many threads as the configuration says."""
 
     def __init__(self) -> None:
         self._embedder: Embedder | None = None
 
     @contextmanager
     def keeper(self, terms: SendingTerms) -> Iterator[Keeper]:
-        """See :meth:`Sending.keeper`."""
+        """Open the embedder and the keeper."""
         with embedders.open_embedder(terms.settings) as self._embedder:
             keeper = Keeper(terms)
             try:
@@ -200,33 +319,24 @@ class LocalSending:
         terms: SendingTerms,  # noqa: ARG002
         keeper: FleetKeeper,
         kind: TextKind,
-        dimensions: VectorLengths,
+        lengths: VectorLengths,
         step: OnAnswered,
     ) -> None:
-        """See :meth:`Sending.send`."""
+        """Send all texts that have no answer."""
         assert self._embedder is not None
-        sender = Sender(self._embedder, keeper, kind, dimensions)
+        sender = FleetSender(self._embedder, keeper, kind, lengths)
         try:
             sender.send(texts.keyed(), step)
         finally:
             sender.close()
 
-    def steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> LibraryRefusal | None:  # noqa: ARG002
-        """See :meth:`Sending.steadiness`."""
+    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> LibraryRefusal | None:  # noqa: ARG002
+        """Check that the embedder gives one vector for one text."""
         assert self._embedder is not None
         return check_steadiness(self._embedder, keeper)
 
 
-# Sending the texts of a fleet from a cluster of Ray: Ray Data gives them to processes that hold the embedder open.
-#
-# The keeper is a process of its own, which all of them ask. What a process that is killed had under way stays counted as
-# spent, and Ray Data gives its texts to another one, which asks first which of them have an answer.
-
-
-#: How many requests' texts a process is given at once, for each of its threads.
-_AHEAD = 4
-#: How long to wait for what was sent when the run is interrupted, in seconds.
-_LAST_WAIT, _PAUSE = 5.0, 0.1
+# --- a cluster -------------------------------------------------------------------------------------------------------
 
 
 def _ray(module: str = "ray") -> Any:
@@ -234,87 +344,84 @@ def _ray(module: str = "ray") -> Any:
 
 
 class RemoteKeeper:
-    """Asks the keeper of a fleet in its process; see :class:`~repair.embedding.answers.Keeper`."""
+    """Proxy of a :class:`~repair.embedding.answers.Keeper` in a process of its own."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    def _asked(self, name: str, *args: Any) -> Any:
+    def _call(self, name: str, *args: Any) -> Any:
         return _ray().get(getattr(self._actor, name).remote(*args))
 
     def claim(self, keys: Sequence[str], kind: TextKind) -> list[str]:
-        """See :class:`~repair.embedding.answers.AnswerKeeper`."""
-        found: list[str] = self._asked("claim", list(keys), kind)
+        """Select the texts to send."""
+        found: list[str] = self._call("claim", list(keys), kind)
         return found
 
     def keep(self, found: Mapping[str, TextAnswer], kind: TextKind) -> None:
-        """See :class:`~repair.embedding.answers.AnswerKeeper`."""
-        self._asked("keep", dict(found), kind)
+        """Write answers durably."""
+        self._call("keep", dict(found), kind)
 
-    def answers_of(self, keys: Sequence[str], kind: TextKind = "texts") -> dict[str, TextAnswer]:
-        """See :class:`~repair.embedding.answers.Keeper`."""
-        found: dict[str, TextAnswer] = self._asked("answers_of", list(keys), kind)
+    def find(self, keys: Sequence[str], kind: TextKind = "texts") -> dict[str, TextAnswer]:
+        """Return the known answers to texts of a kind, by key."""
+        found: dict[str, TextAnswer] = self._call("find", list(keys), kind)
         return found
 
-    def compare_anew(self) -> None:
-        """See :class:`~repair.embedding.answers.Keeper`."""
-        self._asked("compare_anew")
+    def forget_compared(self) -> None:
+        """Delete the answers to texts that earlier runs compared."""
+        self._call("forget_compared")
 
     def stop(self, stop: StopReason) -> None:
-        """See :class:`~repair.embedding.answers.AnswerKeeper`."""
-        self._asked("stop", stop)
+        """Permit no more requests."""
+        self._call("stop", stop)
 
-    def leave(self, kind: TextKind) -> SpendingAccount:
-        """See :class:`~repair.embedding.answers.AnswerKeeper`."""
+    def account(self, kind: TextKind) -> SpendingAccount:
+        """Return where the requests of a kind are reserved."""
         return KindAccount(self, kind)
 
     def reserve(self, kind: TextKind, tokens: int) -> Permit:
-        """See :class:`~repair.embedding.answers.Keeper`."""
-        permit: Permit = self._asked("reserve", kind, tokens)
+        """Reserve a request, or refuse it."""
+        permit: Permit = self._call("reserve", kind, tokens)
         return permit
 
     def settle(self, kind: TextKind, reserved: int, tokens: int) -> None:
-        """See :class:`~repair.embedding.answers.Keeper`."""
-        self._asked("settle", kind, reserved, tokens)
+        """Replace the estimate of finished requests by the counted tokens."""
+        self._call("settle", kind, reserved, tokens)
 
-    def give_back(self, kind: TextKind, tokens: int) -> None:
-        """See :class:`~repair.embedding.answers.Keeper`."""
-        self._asked("give_back", kind, tokens)
+    def cancel(self, kind: TextKind, tokens: int) -> None:
+        """Return the reservation of a request that was not sent."""
+        self._call("cancel", kind, tokens)
 
     def stopped(self) -> StopReason | None:
-        """See :class:`~repair.embedding.answers.Keeper`."""
-        stop: StopReason | None = self._asked("stopped")
+        """Return why no more requests are permitted, or None if they are."""
+        stop: StopReason | None = self._call("stopped")
         return stop
 
     def spent(self, kind: TextKind) -> SpentTotals:
-        """See :class:`~repair.embedding.answers.Keeper`."""
-        spent: SpentTotals = self._asked("spent", kind)
+        """Return the requests and tokens of a kind."""
+        spent: SpentTotals = self._call("spent", kind)
         return spent
 
     def close(self) -> None:
-        """See :class:`~repair.embedding.answers.Keeper`."""
-        self._asked("close")
+        """Close the file."""
+        self._call("close")
 
 
 class RaySender:
-    """Sends what Ray Data gives it, in a process of the cluster; see :class:`~repair.embedding.sender.Sender`.
+    """Sends parts of the texts in a process of a cluster. If the embedder cannot be opened there, all senders stop."""
 
-    Where the embedder cannot be opened, nothing more is sent at all.
-    """
-
-    def __init__(self, terms: SendingTerms, keeper: AnswerKeeper, kind: TextKind, dimensions: VectorLengths) -> None:
-        self._sender: Sender | None = None
+    def __init__(self, terms: SendingTerms, keeper: AnswerKeeper, kind: TextKind, lengths: VectorLengths) -> None:
+        self._sender: FleetSender | None = None
         self._ending = ExitStack()
         try:
             embedder = self._ending.enter_context(embedders.open_embedder(terms.settings))
         except RegraftError as error:
             keeper.stop(stop_reason(error, terms.settings))
         else:
-            self._sender = Sender(embedder, keeper, kind, dimensions)
+            self._sender = FleetSender(embedder, keeper, kind, lengths)
             self._ending.callback(self._sender.close)
 
     def __call__(self, part: Any) -> Any:
-        """Send the texts of a part, and return how many have an answer now."""
+        """Send the texts of one Arrow table; returns a table with the number of texts that got an answer."""
         pyarrow = _ray("pyarrow")
         keyed = zip(part["key"].to_pylist(), map(decode_text, part["text"].to_pylist()), strict=True)
         answered: list[int] = []
@@ -323,12 +430,11 @@ class RaySender:
         return pyarrow.table({"answered": [sum(answered)]})
 
     def close(self) -> None:
-        """Let the embedder go."""
+        """End the threads and close the embedder."""
         self._ending.close()
 
 
-def _steadiness(terms: SendingTerms, keeper: AnswerKeeper) -> LibraryRefusal | None:
-    """See :func:`repair.embedding.fleet_sending.check_steadiness`; where the embedder cannot be opened, nothing is sent."""
+def _check_steadiness_remotely(terms: SendingTerms, keeper: AnswerKeeper) -> LibraryRefusal | None:
     try:
         with embedders.open_embedder(terms.settings) as embedder:
             return check_steadiness(embedder, keeper)
@@ -337,21 +443,21 @@ def _steadiness(terms: SendingTerms, keeper: AnswerKeeper) -> LibraryRefusal | N
         return None
 
 
-def _sent_at_once(sender: type[RaySender], given: dict[str, Any], part: str) -> int:
-    """Send the texts of one part, and return how many have an answer."""
-    made = sender(**given)
+def _send_one_part(sender_class: type[RaySender], arguments: dict[str, Any], part: str) -> int:
+    """Send the texts of one Parquet file; returns how many got an answer."""
+    sender = sender_class(**arguments)
     try:
-        return sum(made(_ray("pyarrow.parquet").read_table(part))["answered"].to_pylist())
+        return sum(sender(_ray("pyarrow.parquet").read_table(part))["answered"].to_pylist())
     finally:
-        made.close()
+        sender.close()
 
 
 class RaySending:
-    """Sends from a cluster that this process has joined.
+    """Sends from the cluster that this process has joined.
 
     Args:
-        count: how many processes send; None: one for each core.
-        sender: what they hold.
+        count: the number of sending processes; None: one for each core.
+        sender: the class whose objects send in these processes.
     """
 
     def __init__(self, count: int | None, sender: type[RaySender] = RaySender) -> None:
@@ -360,13 +466,13 @@ class RaySending:
 
     @contextmanager
     def keeper(self, terms: SendingTerms) -> Iterator[RemoteKeeper]:
-        """See :meth:`repair.embedding.fleet_sending.SendingBackend.keeper`."""
+        """Start the keeper in a process of its own."""
         ray = _ray()
         actor = ray.remote(num_cpus=0)(Keeper).remote(terms)
         keeper = RemoteKeeper(actor)
         try:
-            # Ray writes on it what it thinks of processes that die.
-            with _said(), redirect_stdout(io.StringIO()):
+            # Ray prints messages about killed processes to standard output.
+            with _translated_errors(), redirect_stdout(io.StringIO()):
                 keeper.stopped()
                 yield keeper
         finally:
@@ -380,94 +486,78 @@ class RaySending:
         terms: SendingTerms,
         keeper: FleetKeeper,
         kind: TextKind,
-        dimensions: VectorLengths,
+        lengths: VectorLengths,
         step: OnAnswered,
     ) -> None:
-        """See :meth:`repair.embedding.fleet_sending.SendingBackend.send`."""
+        """Send all texts that have no answer."""
         settings = terms.settings
         size = _AHEAD * settings.batch.texts * settings.parallel
         parts = [str(path) for path in texts.parts(terms.folder, size)]
         if not parts:
             return
-        given = {"terms": terms, "keeper": keeper, "kind": kind, "dimensions": dimensions}
+        arguments = {"terms": terms, "keeper": keeper, "kind": kind, "lengths": lengths}
         thread = ThreadPoolExecutor(1)
-        with warnings.catch_warnings(), _said():
+        with warnings.catch_warnings(), _translated_errors():
             warnings.simplefilter("ignore")
             counts: SimpleQueue[int] = SimpleQueue()
-            # Ctrl-C reaches this thread alone: there it would end all who send, with what they have under way.
-            sending = thread.submit(self._send, parts, given, settings, size, counts.put)
+            # In a thread, so that Ctrl-C reaches this one. In Ray's own calls it would kill all senders at once.
+            sending = thread.submit(self._send_parts, parts, arguments, settings, size, counts.put)
             try:
                 while not (sending.done() and counts.empty()):
                     with suppress(Empty):
                         step(counts.get(timeout=_PAUSE))
             except KeyboardInterrupt:
                 keeper.stop(StopReason(reason=tr("interrupted")))
-                # What has not come by then ends with the cluster, or with its part of it.
+                # Later answers are lost: the senders end with the cluster, or with our job in it.
                 wait([sending], _LAST_WAIT)
                 raise
             finally:
                 thread.shutdown(wait=False)
             sending.result()
 
-    def _send(
-        self, parts: list[str], given: dict[str, Any], settings: EmbedderSettings, size: int, step: OnAnswered
+    def _send_parts(
+        self, parts: list[str], arguments: dict[str, Any], settings: EmbedderSettings, size: int, step: OnAnswered
     ) -> None:
-        """Send the texts of all parts."""
-        count = min(len(parts), self._cores() if self._count is None else self._count)
-        share = self._share(count, settings)
+        cores = max(1, int(_ray().cluster_resources().get("CPU", 1)))
+        count = min(len(parts), cores if self._count is None else self._count)
+        # Leave one core to the process that reads the texts. A sender that waits for a server needs half a core.
+        wanted = 0.5 if isinstance(settings, ServerSettings) else 1.0
+        share = min(wanted, max(0.0, (cores - 1) / count))
         if len(parts) == 1:
-            # A process that is there already is soon done with it.
+            # A plain task starts faster than Ray Data.
             ray = _ray()
-            step(ray.get(ray.remote(num_cpus=share)(_sent_at_once).remote(self._sender, given, parts[0])))
+            step(ray.get(ray.remote(num_cpus=share)(_send_one_part).remote(self._sender, arguments, parts[0])))
             return
-        data = _quiet_data()
-        # What is read together is given out part by part.
+        # Import Ray Data without its warnings, log messages and progress bars.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            data = _ray("ray.data")
+            data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        # One block for each part, although several parts are read together.
         texts = data.read_parquet(parts).repartition(target_num_rows_per_block=size)
-        done = texts.map_batches(
+        answered = texts.map_batches(
             self._sender,
-            fn_constructor_kwargs=given,
+            fn_constructor_kwargs=arguments,
             batch_size=size,
             batch_format="pyarrow",
             compute=data.ActorPoolStrategy(size=count),
             num_cpus=share,
         )
-        for part in done.iter_batches(batch_size=None, batch_format="pyarrow"):
+        for part in answered.iter_batches(batch_size=None, batch_format="pyarrow"):
             step(sum(part["answered"].to_pylist()))
 
-    def steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> LibraryRefusal | None:
-        """See :meth:`repair.embedding.fleet_sending.SendingBackend.steadiness`."""
+    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> LibraryRefusal | None:
+        """Check that the embedder gives one vector for one text, in a process of the cluster."""
         ray = _ray()
-        with _said():
-            verdict: LibraryRefusal | None = ray.get(ray.remote(_steadiness).remote(terms, keeper))
-        return verdict
-
-    def _cores(self) -> int:
-        return max(1, int(_ray().cluster_resources().get("CPU", 1)))
-
-    def _share(self, count: int, settings: EmbedderSettings) -> float:
-        """Return how much of a core each of the processes is given: one core is left for what reads the texts."""
-        most = 0.5 if isinstance(settings, ServerSettings) else 1.0
-        return min(most, max(0.0, (self._cores() - 1) / count))
-
-
-def _quiet_data() -> Any:
-    """Return Ray Data, which says nothing and draws no bars."""
-    with warnings.catch_warnings():
-        # Of its own settings.
-        warnings.simplefilter("ignore")
-        data = _ray("ray.data")
-        data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    return data
+        with _translated_errors():
+            refusal: LibraryRefusal | None = ray.get(ray.remote(_check_steadiness_remotely).remote(terms, keeper))
+        return refusal
 
 
 @contextmanager
-def _said() -> Iterator[None]:
-    """Say of what a cluster stopped by that the system did.
-
-    Raises:
-        StoppedBySystem
-    """
+def _translated_errors() -> Iterator[None]:
+    """Turn errors of Ray into StoppedBySystem."""
     try:
         yield
     except _ray().exceptions.RayError as error:

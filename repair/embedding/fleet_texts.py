@@ -1,7 +1,8 @@
-"""The texts of a fleet that lack a vector: first a file for each library, then all of them together, each once.
+"""The texts that the libraries of a fleet lack vectors for, and the job that collects them or fills one library.
 
-A file of a library is written where its task is done; the rest is done by the process that leads the fleet. Both lie
-in the work folder beside the results, and go when the run ends: they hold the user's texts.
+Each library's job writes its texts to a Parquet file in the work folder, with a sample of texts that have vectors. The
+process that runs the fleet merges them into :class:`DistinctTexts`. The files hold the user's texts and are removed
+when the run ends.
 """
 
 from __future__ import annotations
@@ -20,44 +21,44 @@ from regraft import embedders, errors, identity
 from regraft.disk import durable, links, sqlite, untrusted_sqlite, writable
 from regraft.embedders import Embedder
 from regraft.embedders.settings import PROVIDERS, EmbedderSettings
-from regraft.errors import STOPPED, BackfillStopped
-from regraft.fleet import jobs as fleet
 from regraft.fleet.engine import TaskResult
-from regraft.fleet.results import ResultRow
+from regraft.fleet.jobs import LibraryJob
 from regraft.language import tr
 from repair.changes.store import Store
 from repair.embedding import answers, probing
-from repair.embedding.answers import StopReason
-from repair.embedding.filling import ExpectedTexts, TokenCounter
 from repair.embedding.run import EmbedderSource
-from repair.embedding.survey import BackfillSurvey, SurveyedTarget
+from repair.embedding.survey import BackfillSurvey, ExpectedTexts, SurveyedTarget, TokenCounter
 
-#: Below the work folder: what each library wants, and what is given to a cluster.
+#: Folders in the work folder: the texts of each library, and the parts that a cluster reads.
 WANTED_FOLDER, PARTS_FOLDER = "wanted", "parts"
-#: How many texts are written or read at once, and how many bytes of text before that.
+#: The key in a library's document for the number of texts that it lacks vectors for.
+COLLECTED = "collected"
+#: Texts written or read at a time, and the characters after which fewer are.
 _ROWS, _BYTES = 1000, 8 << 20
+#: Texts held in memory at a time.
+_CHUNK = 256
 
 
 class BaseSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts of a base with their vectors, to be compared; there are none where it has no vector yet.
+    """Texts of a base with their vectors, to compare the embedder by; empty if the base has no vectors.
 
-    ``scope`` is what the store calls the base, ``base`` what a person does.
+    ``scope`` is the base's id in the store, ``base`` its display name.
     """
 
     scope: str
     base: str
     dimensions: int | None
-    #: As :func:`raw` writes texts.
+    #: Texts encoded by :func:`encode_text`.
     raw: list[tuple[bytes, bytes]]
 
     @property
     def known(self) -> list[tuple[str, bytes]]:
-        """Return the texts with their vectors."""
+        """The texts with their vectors."""
         return [(decode_text(text), vector) for text, vector in self.raw]
 
 
 class WantedText(msgspec.Struct, frozen=True):
-    """A text, its key, and its tokens."""
+    """A text that lacks a vector, with its key and its tokens."""
 
     key: str
     text: str
@@ -65,28 +66,28 @@ class WantedText(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str, tokens: int) -> WantedText:
-        """Return a text with its key: whatever a store calls it, equal texts have one."""
+        """Make the key from the text, so that equal texts of all stores have one key."""
         return cls(identity.text_hash(text), text, tokens)
 
 
 def encode_text(text: str) -> bytes:
-    """Return a text as it is written down: one that a strange program cut in the middle of a character, too."""
+    """Encode a text as UTF-8; lone surrogates, which some applications store, are kept."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def decode_text(written: bytes) -> str:
-    """Return the text that :func:`raw` wrote."""
+    """Decode what :func:`encode_text` encoded."""
     return written.decode("utf-8", "surrogatepass")
 
 
-# --- of one library --------------------------------------------------------------------------------------------------
+# --- the files of one library ----------------------------------------------------------------------------------------
 
 
-def write_wanted(work: Path, library: int, rows: Iterable[WantedText], samples: list[BaseSample]) -> int:
-    """Write what a library wants, and return how many texts that are; one that an earlier try left is written over.
+def write_wanted(work: Path, library: int, texts: Iterable[WantedText], samples: list[BaseSample]) -> int:
+    """Write the texts and samples of a library, replacing those of an earlier attempt; returns the number of texts.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the files cannot be written.
     """
     texts_file, samples_file = _files(work, library)
     count = 0
@@ -96,7 +97,7 @@ def write_wanted(work: Path, library: int, rows: Iterable[WantedText], samples: 
         with ExitStack() as stack:
             file = stack.enter_context(durable.open_binary(texts_file, "wb"))
             writer = stack.enter_context(_writer(file))
-            for chunk in text_chunks(rows):
+            for chunk in text_chunks(texts):
                 writer.write_table(_table(chunk))
                 count += len(chunk)
     return count
@@ -120,18 +121,18 @@ def _writer(file: Any) -> Any:
     return _require("pyarrow.parquet").ParquetWriter(file, _schema(), compression="zstd")
 
 
-def _table(rows: list[WantedText]) -> Any:
-    found = [{"key": row.key, "text": encode_text(row.text), "tokens": row.tokens} for row in rows]
-    return _require("pyarrow").Table.from_pylist(found, _schema())
+def _table(texts: list[WantedText]) -> Any:
+    rows = [{"key": one.key, "text": encode_text(one.text), "tokens": one.tokens} for one in texts]
+    return _require("pyarrow").Table.from_pylist(rows, _schema())
 
 
-def text_chunks(rows: Iterable[WantedText]) -> Iterator[list[WantedText]]:
-    """Yield rows, some at a time: fewer where they are large."""
+def text_chunks(texts: Iterable[WantedText]) -> Iterator[list[WantedText]]:
+    """Group texts into lists of a limited length and size."""
     chunk: list[WantedText] = []
     size = 0
-    for row in rows:
-        chunk.append(row)
-        size += len(row.text)
+    for one in texts:
+        chunk.append(one)
+        size += len(one.text)
         if len(chunk) == _ROWS or size >= _BYTES:
             yield chunk
             chunk, size = [], 0
@@ -140,10 +141,10 @@ def text_chunks(rows: Iterable[WantedText]) -> Iterator[list[WantedText]]:
 
 
 def read_wanted(work: Path, library: int) -> Iterator[WantedText]:
-    """Yield the texts that a library wants.
+    """Yield the texts of a library.
 
     Raises:
-        OSError, ValueError: they cannot be read.
+        OSError, ValueError: the file cannot be read.
     """
     with _require("pyarrow.parquet").ParquetFile(_files(work, library)[0]) as file:
         for batch in file.iter_batches(batch_size=_ROWS):
@@ -152,59 +153,59 @@ def read_wanted(work: Path, library: int) -> Iterator[WantedText]:
 
 
 def read_samples(work: Path, library: int) -> list[BaseSample]:
-    """Return what a library's bases are compared by.
+    """Return the samples of a library's bases.
 
     Raises:
-        OSError, ValueError: it cannot be read.
+        OSError, ValueError: the file cannot be read.
     """
     return msgspec.json.decode(links.read_bytes(_files(work, library)[1]), type=list[BaseSample])
 
 
-# --- of all libraries ------------------------------------------------------------------------------------------------
+# --- the texts of all libraries --------------------------------------------------------------------------------------
 
 
 class DistinctTexts:
-    """Different texts, each once, in the order in which they came; on the disk, however many they are."""
+    """Distinct texts in the order in which they were added, in a temporary SQLite file."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
-        #: How many came, those that were there already included.
-        self.came = 0
+        #: The number of texts given to :meth:`add`, duplicates included.
+        self.added = 0
 
-    def add(self, rows: Iterable[WantedText], known: apsw.Connection | None) -> None:
-        """Add those texts that are not there yet, and to which no answer is known."""
-        for chunk in text_chunks(rows):
-            self.came += len(chunk)
-            there = answers.answered_keys(known, [row.key for row in chunk])
+    def add(self, texts: Iterable[WantedText], known: apsw.Connection | None) -> None:
+        """Add texts that are new and have no known answer."""
+        for chunk in text_chunks(texts):
+            self.added += len(chunk)
+            answered = answers.answered_keys(known, [one.key for one in chunk])
             with sqlite.transaction(self._db):
                 self._db.executemany(
                     "INSERT OR IGNORE INTO text VALUES (?, ?, ?)",
-                    ((row.key, encode_text(row.text), row.tokens) for row in chunk if row.key not in there),
+                    ((one.key, encode_text(one.text), one.tokens) for one in chunk if one.key not in answered),
                 )
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all texts."""
         self._db.execute("DELETE FROM text")
 
     @property
     def count(self) -> int:
-        """Return how many there are."""
+        """The number of distinct texts."""
         found: Any = self._db.execute("SELECT count(*) FROM text").get
         return int(found)
 
     def sized(self) -> Iterator[tuple[str, int]]:
-        """Yield the key of every text, and its tokens."""
+        """Yield the key and the tokens of every text."""
         rows: Any = self._db.execute("SELECT key, tokens FROM text ORDER BY rowid")
         yield from rows
 
     def keyed(self) -> Iterator[tuple[str, str]]:
-        """Yield the key of every text, and the text."""
+        """Yield every key with its text."""
         rows: Any = self._db.execute("SELECT key, text FROM text ORDER BY rowid")
         for key, text in rows:
             yield key, decode_text(text)
 
-    def parts(self, work: Path, most: int) -> list[Path]:
-        """Write them into files of so many texts at most, which anybody can read, and return these.
+    def parts(self, work: Path, limit: int) -> list[Path]:
+        """Write the texts to Parquet files of up to ``limit`` texts, for other processes; returns the files.
 
         Raises:
             OSError: they cannot be written.
@@ -213,10 +214,10 @@ class DistinctTexts:
         with writable.allow_writes(work):
             durable.remove_tree(work / PARTS_FOLDER)
             durable.make_folders(work / PARTS_FOLDER)
-            rows = (WantedText(key, text, 0) for key, text in self.keyed())
-            for chunk in text_chunks(rows):
-                some = iter(chunk)
-                while part := list(islice(some, most)):
+            texts = (WantedText(key, text, 0) for key, text in self.keyed())
+            for chunk in text_chunks(texts):
+                rest = iter(chunk)
+                while part := list(islice(rest, limit)):
                     found.append(work / PARTS_FOLDER / f"{len(found):06}.parquet")
                     with durable.open_binary(found[-1], "wb") as file, _writer(file) as writer:
                         writer.write_table(_table(part))
@@ -225,7 +226,7 @@ class DistinctTexts:
 
 @contextmanager
 def open_distinct_texts(work: Path, name: str) -> Iterator[DistinctTexts]:
-    """Give a place for texts in a file of the work folder, anew; it is removed at the end.
+    """Create an empty file of distinct texts in the work folder; it is removed at the end.
 
     Raises:
         apsw.Error, OSError: it cannot be written.
@@ -236,7 +237,7 @@ def open_distinct_texts(work: Path, name: str) -> Iterator[DistinctTexts]:
             durable.remove(file, missing_ok=True)
         try:
             with sqlite.open_writable(path, create=True) as db:
-                # It is made anew by the next run.
+                # No durability needed: the next run creates it again.
                 db.execute("PRAGMA journal_mode = OFF")
                 db.execute("PRAGMA synchronous = OFF")
                 db.execute("CREATE TABLE text (key TEXT PRIMARY KEY, text BLOB NOT NULL, tokens INTEGER NOT NULL)")
@@ -245,15 +246,11 @@ def open_distinct_texts(work: Path, name: str) -> Iterator[DistinctTexts]:
             durable.remove(path, missing_ok=True)
 
 
-# What one library wants of a fleet: the texts that its backfill would send, and what its bases are compared by.
-
-
-#: How many texts are held at once.
-_AT_ONCE = 256
+# --- collecting ------------------------------------------------------------------------------------------------------
 
 
 class TextCollector:
-    """Is told what a backfill is going to do in one library (:attr:`repair.embedding.run.EmbedderSource.looked`).
+    """Writes the texts that a backfill of one library would send (:attr:`repair.embedding.run.EmbedderSource.looked`).
 
     Args:
         work: the fleet's work folder.
@@ -265,45 +262,42 @@ class TextCollector:
         self._work = work
         self._library = library
         self._settings = settings
-        #: How many texts it wants; None where it was not asked, or needs nothing done.
+        #: The number of texts; None if the library needs nothing, or was not surveyed.
         self.texts: int | None = None
 
-    def __call__(self, store: Store, seen: BackfillSurvey) -> None:
-        """Write down what is wanted, where anything is to be done.
+    def __call__(self, store: Store, survey: BackfillSurvey) -> None:
+        """Write the texts and samples if there is anything to do.
 
         Raises:
-            apsw.Error, OSError, ValueError: a base cannot be read, or the file not be written.
+            apsw.Error, OSError, ValueError: a base cannot be read, or the file cannot be written.
         """
-        if seen.is_needed:
-            self.texts = write_wanted(self._work, self._library, self._rows(store, seen), self._samples(seen))
+        if survey.is_needed:
+            tokens_of = embedders.counter(self._settings)
+            wanted = (
+                WantedText.of(text, tokens)
+                for one in survey.targets
+                for text, tokens in _texts_to_send(store, survey, one, tokens_of)
+            )
+            self.texts = write_wanted(self._work, self._library, wanted, self._collect_samples(survey))
 
-    def _rows(self, store: Store, seen: BackfillSurvey) -> Iterator[WantedText]:
-        tokens_of = embedders.counter(self._settings)
-        for one in seen.seen:
-            for text, tokens in _texts(store, seen, one, tokens_of):
-                yield WantedText.of(text, tokens)
-
-    def _samples(self, seen: BackfillSurvey) -> list[BaseSample]:
-        counted, settings = embedders.counter(self._settings), self._settings
+    def _collect_samples(self, survey: BackfillSurvey) -> list[BaseSample]:
+        count_tokens, settings = embedders.counter(self._settings), self._settings
         found = []
-        for one in seen.seen:
+        for one in survey.targets:
             if one.sample is not None:
                 known = probing.texts_for_probe(
-                    one.sample, lambda text: counted(settings.prefix + text), settings.batch
+                    one.sample, lambda text: count_tokens(settings.prefix + text), settings.batch
                 )
                 raw = [(encode_text(text), vector) for text, vector in known]
-                found.append(
-                    BaseSample(
-                        scope=one.outcome.scope, base=one.outcome.name, dimensions=one.outcome.dimensions, raw=raw
-                    )
-                )
+                outcome = one.outcome
+                found.append(BaseSample(scope=outcome.scope, base=outcome.name, dimensions=outcome.dimensions, raw=raw))
         return found
 
 
-def _texts(
-    store: Store, seen: BackfillSurvey, one: SurveyedTarget, tokens_of: TokenCounter
+def _texts_to_send(
+    store: Store, survey: BackfillSurvey, one: SurveyedTarget, tokens_of: TokenCounter
 ) -> Iterator[tuple[str, int]]:
-    """Yield the texts of a target that are sent, with their tokens: those of units that are still to be made, too."""
+    """Yield the texts of a target that are sent, with their tokens, including those of units created first."""
     planned = one.expected
     expected = ExpectedTexts(
         coming=planned.coming, free=set(planned.there), shares_with_itself=planned.shares_with_itself
@@ -311,65 +305,59 @@ def _texts(
     coming: dict[str, int] = {}
     with one.target.opened(store.root) as scope:
         sized = expected.sized(scope, tokens_of)
-        while chunk := dict(islice(sized, _AT_ONCE)):
+        while chunk := dict(islice(sized, _CHUNK)):
             found = scope.texts(list(chunk))
             for key, lacking in found.items():
                 yield lacking.text or "", chunk[key]
             coming.update((key, tokens) for key, tokens in chunk.items() if key not in found)
     if not coming:
         return
-    for key, text in seen.first.bodies[one.target.base_id]():
+    for key, text in survey.first.bodies[one.target.base_id]():
         if key in coming:
             yield text, coming.pop(key)
 
 
-# What is done with one library of a fleet: looking at what it wants, and filling it with what was answered.
-
-
-#: The outcome of a library that a limit kept from being filled as a whole: the next run goes on with it.
-LIMITED = "limit-reached"
-#: Where the document of a library says how many texts it wants.
-COLLECTED = "collected"
+# --- the job of one library ------------------------------------------------------------------------------------------
 
 
 class EmbedderJson(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of an embedder as JSON has them, with its provider."""
+    """The settings of an embedder as plain JSON values, for another process."""
 
     provider: str
-    said: dict[str, Any]
+    values: dict[str, Any]
 
     @classmethod
     def of(cls, settings: EmbedderSettings) -> EmbedderJson:
-        """Return how settings are handed on."""
+        """Convert settings."""
         provider = next(name for name, kind in PROVIDERS.items() if isinstance(settings, kind))
-        return cls(provider=provider, said=msgspec.to_builtins(settings, enc_hook=str))
+        return cls(provider=provider, values=msgspec.to_builtins(settings, enc_hook=str))
 
     @property
     def settings(self) -> EmbedderSettings:
-        """Return the settings."""
-        return msgspec.convert(self.said, PROVIDERS[self.provider], dec_hook=lambda _, value: Path(value))
+        """The settings as the class of their provider."""
+        return msgspec.convert(self.values, PROVIDERS[self.provider], dec_hook=lambda _, value: Path(value))
 
 
 class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done with a library, and what it gets its vectors from.
+    """Collect the texts of one library, or fill it with known answers.
 
     Args:
-        library: its number.
-        line: its backfill.
+        library: the library's number.
+        line: its ``backfill`` command.
         work: the fleet's work folder.
         embedder: the settings of the embedder.
-        fills: whether the library is filled; else only what it wants is written down.
-        why: what is said of a text that has no answer.
+        fills: whether the library is filled; otherwise its texts are collected.
+        why: the error message for a text without an answer.
     """
 
     library: int
-    line: fleet.LibraryJob
+    line: LibraryJob
     work: str
     embedder: EmbedderJson
     fills: bool = False
     why: str = ""
 
-    def supply(self) -> EmbedderSource:
+    def embedder_source(self) -> EmbedderSource:
         """Return where the command gets its vectors from."""
         settings, work = self.embedder.settings, Path(self.work)
         if self.fills:
@@ -377,79 +365,31 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
             return EmbedderSource(
                 choose=lambda _: settings, opened=opened, sampled=partial(compared_sample, work, self.library)
             )
-        return EmbedderSource(
-            choose=lambda _: settings, looked=TextCollector(work, self.library, settings), opened=_never
-        )
+        collector = TextCollector(work, self.library, settings)
+        return EmbedderSource(choose=lambda _: settings, looked=collector, opened=_refuse_to_open)
 
-    def told(self, supply: EmbedderSource, ended: TaskResult) -> TaskResult:
-        """Return how a command ended, with what was found out besides."""
-        if (
-            isinstance(supply.looked, TextCollector)
-            and supply.looked.texts is not None
-            and "error" not in ended.document
-        ):
-            document = {**ended.document, COLLECTED: supply.looked.texts}
+    def add_collected(self, source: EmbedderSource, ended: TaskResult) -> TaskResult:
+        """Add the number of collected texts to the document of a command that succeeded."""
+        collector = source.looked
+        if isinstance(collector, TextCollector) and collector.texts is not None and "error" not in ended.document:
+            document = {**ended.document, COLLECTED: collector.texts}
             return msgspec.structs.replace(ended, document=document)
         return ended
 
 
 def compared_sample(work: Path, library: int, one: SurveyedTarget) -> list[tuple[str, bytes]] | None:
-    """Return what a target of a library was compared by before the fleet sent anything; None: it was not.
+    """Return the sample by which a target was compared before anything was sent, or None if it was not.
 
-    A fill that was stopped and is tried again has other texts with vectors, to which there may be no answer.
+    A second attempt to fill a library must not take a new sample: there may be no answers to its texts.
 
     Raises:
-        OSError, ValueError: it cannot be read.
+        OSError, ValueError: the file cannot be read.
     """
     found = (sample for sample in read_samples(work, library) if sample.scope == one.outcome.scope)
     sample = next(found, None)
     return None if sample is None else sample.known
 
 
-def _never(settings: EmbedderSettings) -> AbstractContextManager[Embedder]:
-    """Open no embedder: who only looks must not send anything."""
-    raise AssertionError(f"{settings.name} was opened to look")
-
-
-def filled_library_rows(rows: list[ResultRow], document: dict[str, Any], stop: StopReason | None) -> list[ResultRow]:
-    """Return the rows of a library that was filled, with what its bases came to.
-
-    Args:
-        rows: as :func:`regraft.fleet.results.result_rows` makes them.
-        document: of its backfill.
-        stop: why the fleet sent nothing more, if it did not send all.
-    """
-    own, *bases = rows
-    scopes = {scope["scope"]: scope for scope in document.get("scopes") or ()}
-    if not scopes:
-        return rows
-    found = [_of_base(base, scopes[str(base.base)]) if base.base in scopes else base for base in bases]
-    reason = next((scope["stopped"] for scope in scopes.values() if scope["stopped"]), None)
-    own = msgspec.structs.replace(own, totals=_totals(scopes.values()))
-    if reason is not None:
-        own = msgspec.structs.replace(own, **_stopped(reason, stop))
-    return [own, *found]
-
-
-def _stopped(reason: str, stop: StopReason | None) -> dict[str, Any]:
-    if stop is None:
-        # Nothing kept its texts from being sent: they came to it after it was looked at.
-        stop = StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
-    if stop.code is None:
-        return {"outcome": LIMITED, "message": reason}
-    outcome = "stopped" if stop.exit_status == STOPPED else "refused"
-    return {"outcome": outcome, "message": reason, "code": stop.code, "exit_status": stop.exit_status}
-
-
-_COUNTS = ("eligible", "skipped_ready", "newly_ready", "shared", "ready", "failed")
-
-
-def _of_base(row: ResultRow, scope: dict[str, Any]) -> ResultRow:
-    outcome = row.outcome if scope["stopped"] is None else "stopped"
-    return msgspec.structs.replace(row, outcome=outcome, message=scope["stopped"], totals=_totals([scope]))
-
-
-def _totals(scopes: Any) -> str:
-    every = list(scopes)
-    counts = {name: sum(scope[name] for scope in every) for name in _COUNTS}
-    return msgspec.json.encode(counts, order="sorted").decode()
+def _refuse_to_open(settings: EmbedderSettings) -> AbstractContextManager[Embedder]:
+    """Raise: a job that collects texts must not send any."""
+    raise AssertionError(f"{settings.name} was opened to collect texts")

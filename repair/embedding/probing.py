@@ -1,4 +1,8 @@
-"""Whether an embedder makes the vectors that a base has: its answers are compared with what is there."""
+"""Check that an embedder is the model of a base: embed texts that have a vector, and compare the two.
+
+A base without vectors cannot be compared; then the embedder must at least give the same vector wherever a text stands
+in a request.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,16 @@ from regraft.embedders import Embedder, TextsRejected, check
 from regraft.embedders.settings import Batch, EmbedderSettings, ServerSettings
 from regraft.errors import EmbedderDiffers, EmbedderUnsteady, EveryTextRejected, ProbeRefused
 from repair.embedding.budget import BudgetedEmbedder, Limits
-from repair.embedding.filling import pack_batches
+from repair.embedding.sender import pack_batches
 
-#: Returns the vectors of texts.
+#: Returns the vectors of texts, in order.
 Embed = Callable[[Sequence[str]], Sequence[bytes]]
 
-#: How many texts of a base are compared.
+#: Texts of a base that are compared.
 SAMPLE_SIZE = 8
-#: The least cosine of two vectors that one model made of one text.
+#: Two vectors of one text by one model have at least this cosine.
 MIN_COSINE = 0.99
-#: Sent where a base has no vectors yet: what comes back must not depend on where in a request a text stands.
+#: Sent, in two orders, if a base has no vectors yet.
 SENTENCES = (
     "The ferry leaves at nine in the morning.",
     "A recipe for bread with three kinds of flour.",
@@ -33,10 +37,9 @@ SENTENCES = (
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of comparing an embedder's vectors with stored ones.
+    """The result of a comparison: of ``texts`` compared texts, three quarters have at least ``cosine``.
 
-    ``texts`` were compared, and three quarters of them have at least ``cosine``. ``remembered``: an interrupted run of
-    the same embedder made the comparison, and nothing was sent for it again.
+    ``remembered``: an interrupted run made the comparison with the same embedder, so nothing was sent for it.
     """
 
     texts: int
@@ -47,9 +50,9 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings_digest(settings: EmbedderSettings) -> str | None:
-    """Return a digest of all settings that decide which vectors a server returns; None for a model on disk.
+    """Hash the settings that decide which vectors a server returns; None for a model on disk.
 
-    A model on disk is probed every time: its files may have changed, and it costs nothing.
+    A model on disk is compared in every run: its files may have changed, and it costs nothing.
     """
     if not isinstance(settings, ServerSettings):
         return None
@@ -64,23 +67,23 @@ def compare_with_base(
     dimensions: int | None,
     meter: BudgetedEmbedder | None = None,
 ) -> Probe:
-    """Compare an embedder with a base and return the result.
+    """Compare an embedder with a base.
 
     Args:
-        embedder: what is asked.
-        label: what a person calls the base.
-        sample: texts of the base with their vectors; of these, as many as fit into a request are compared.
-        dimensions: of the base's vectors.
-        meter: counts what is sent, and refuses what a limit does not allow; None: no limit.
+        embedder: embeds the sample.
+        label: the base's display name.
+        sample: texts of the base with their vectors; as many as fit into one request are compared.
+        dimensions: the length of the base's vectors.
+        meter: counts the requests, within the limits of the run; None: no limit.
 
     Raises:
         LimitReached: a limit does not allow the probe.
-        As :func:`probe` does.
+        RegraftError, ServerFailing: see :func:`compare_vectors`.
     """
     meter = meter or BudgetedEmbedder(embedder, Limits())
     requests, tokens = meter.requests, meter.tokens
     known = texts_for_probe(sample, embedder.tokens, embedder.settings.batch)
-    embed = embed_in_batches(embedder, meter.embedded)
+    embed = embed_in_batches(embedder, meter.embed)
     count, cosine = compare_vectors(embedder.settings.name, label, known, dimensions, embed)
     return Probe(texts=count, cosine=cosine, requests=meter.requests - requests, tokens=meter.tokens - tokens)
 
@@ -88,34 +91,34 @@ def compare_with_base(
 def compare_vectors(
     name: str, label: str, known: Sequence[tuple[str, bytes]], dimensions: int | None, embed: Embed
 ) -> tuple[int, float]:
-    """Compare an embedder's answers with vectors that a base has, or, where it has none, with each other.
+    """Compare an embedder's vectors with those of a base, or, if it has none, with each other.
 
     Args:
-        name: what the user calls the embedder.
-        label: what a person calls the base.
+        name: the embedder's name.
+        label: the base's display name.
         known: texts of the base with their vectors.
-        dimensions: of the base's vectors.
-        embed: asks it for vectors.
+        dimensions: the length of the base's vectors.
+        embed: asks the embedder.
 
     Returns:
-        How many texts were compared, and the cosine that three quarters of them have at least.
+        The number of texts compared, and the cosine that three quarters of them have at least.
 
     Raises:
         EmbedderDiffers: it is another model.
-        EmbedderUnsteady: it gives one text several vectors.
-        AnswerUnfit: it gives vectors of another length, or none.
-        ProbeRefused, EveryTextRejected, EmbedderRefused, ServerFailing: it gives no answer.
+        EmbedderUnsteady: it gives several vectors for one text.
+        AnswerUnfit: its vectors have another length, or are missing.
+        ProbeRefused, EveryTextRejected, EmbedderRefused, ServerFailing: it does not answer.
     """
     try:
         if not known:
-            return _against_itself(name, dimensions, embed)
-        found = _embedded(name, [text for text, _ in known], dimensions, embed)
+            return _compare_with_itself(name, dimensions, embed)
+        found = _embed_checked(name, [text for text, _ in known], dimensions, embed)
     except TextsRejected as rejected:
         if not known:
             raise EveryTextRejected(embedder=name, reason=rejected.reason) from rejected
         raise ProbeRefused(embedder=name, base=label, reason=rejected.reason) from rejected
     cosines = sorted(cosine(old, new) for (_, old), new in zip(known, found, strict=True))
-    # A vector or two of the base may themselves be wrong.
+    # Tolerate a quarter of wrong vectors in the base.
     least = cosines[len(cosines) // 4]
     if least < MIN_COSINE:
         raise EmbedderDiffers(embedder=name, base=label, count=len(known), cosine=f"{least:.3f}", least=MIN_COSINE)
@@ -125,7 +128,7 @@ def compare_vectors(
 def texts_for_probe(
     known: Sequence[tuple[str, bytes]], tokens_of: Callable[[str], int], batch: Batch
 ) -> list[tuple[str, bytes]]:
-    """Return the shortest of some texts: as many as have no more tokens than one request may, and at least one."""
+    """Select the shortest texts that fit into one request together, at least one."""
     sized = sorted((tokens_of(text), text, vector) for text, vector in known)
     tokens = accumulate(one[0] for one in sized)
     count = max(1, sum(so_far <= batch.tokens for so_far in tokens))
@@ -133,35 +136,35 @@ def texts_for_probe(
 
 
 def embed_in_batches(embedder: Embedder, embed: Embed) -> Embed:
-    """Return what embeds texts in as many requests as they take."""
+    """Wrap ``embed`` so that any number of texts is sent in requests of the embedder's batch size."""
 
-    def embedded(texts: Sequence[str]) -> list[bytes]:
+    def embed_all(texts: Sequence[str]) -> list[bytes]:
         sized = ((text, embedder.tokens(text)) for text in texts)
         vectors: list[bytes] = []
         for batch in pack_batches(sized, embedder.settings.batch):
             vectors += embed([text for text, _ in batch])
         return vectors
 
-    return embedded
+    return embed_all
 
 
-def _against_itself(name: str, dimensions: int | None, embed: Embed) -> tuple[int, float]:
-    first = _embedded(name, SENTENCES, dimensions, embed)
-    turned = _embedded(name, SENTENCES[::-1], dimensions, embed)[::-1]
-    least = min(map(cosine, first, turned))
+def _compare_with_itself(name: str, dimensions: int | None, embed: Embed) -> tuple[int, float]:
+    forward = _embed_checked(name, SENTENCES, dimensions, embed)
+    backward = _embed_checked(name, SENTENCES[::-1], dimensions, embed)[::-1]
+    least = min(map(cosine, forward, backward))
     if least < MIN_COSINE:
         raise EmbedderUnsteady(embedder=name, cosine=f"{least:.3f}", least=MIN_COSINE)
     return len(SENTENCES), least
 
 
-def _embedded(name: str, texts: Sequence[str], dimensions: int | None, embed: Embed) -> Sequence[bytes]:
+def _embed_checked(name: str, texts: Sequence[str], dimensions: int | None, embed: Embed) -> Sequence[bytes]:
     vectors = embed(texts)
     check(vectors, len(texts), dimensions, embedder=name)
     return vectors
 
 
 def cosine(one: bytes, other: bytes) -> float:
-    """Return the cosine of two vectors of one length, 0 where it has none."""
+    """Return the cosine of two float32 vectors of equal length; 0 if one of them is zero or not finite."""
     left, right = array("f", one), array("f", other)
     norms = math.hypot(*left) * math.hypot(*right)
     dot = sum(map(operator.mul, left, right))

@@ -1,7 +1,8 @@
-"""What is still to be embedded, and who is at it: a durable queue that several processes share.
+"""The queue of a store (``.regraft/backfill.sqlite``): which texts wait, and which process has claimed them.
 
-The truth of what is done lies where the vectors are; the queue only keeps two processes from sending one text, and
-remembers what failed. It is a SQLite file, and can be lost without any harm but that.
+Several backfills of one store share it, so that no text is sent by two of them. Whether a text is done is decided by
+the vectors in the store alone: a lost queue costs nothing but the record of failed texts. :func:`share_store` opens it,
+together with the ledger (``docs/formats/library.md``, "Backfill").
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ from repair.changes.session import open_ledger
 from repair.changes.store import Store
 
 QUEUE_FILE = "backfill.sqlite"
-#: How long a claim holds unless it is renewed, in ms: a process that was killed holds what it had no longer.
+#: A claim expires after this time, in ms, unless it is renewed: then the claims of a killed process are free.
 LEASE_MS = 60_000
-#: How often one has failed that is embedded alone: what is in doubt goes last, and endangers nobody else.
+#: Texts with this many attempts are sent alone, after all others: they may be what kills or confuses the server.
 ALONE_ATTEMPTS = 64
 _BUSY_MS = 60_000
 
@@ -46,7 +47,7 @@ _TABLES = (
          code TEXT,
          reason TEXT,
          PRIMARY KEY (scope, key)) WITHOUT ROWID""",
-    # Probes that were paid for: a run that goes on with this queue does not repeat them.
+    # Results of probes that were paid for: the next run does not repeat them.
     """CREATE TABLE IF NOT EXISTS probe (
          scope TEXT NOT NULL,
          embedder TEXT NOT NULL,
@@ -56,33 +57,33 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS job_order ON job (scope, state, attempts, key)",
     "CREATE INDEX IF NOT EXISTS job_claim ON job (claim) WHERE claim IS NOT NULL",
 )
-#: What no row may be: counts stay far below what a column can hold, and times, in ms, are none but whole numbers.
-_UNFIT = """typeof(scope) <> 'text' OR typeof(key) <> 'text' OR typeof(attempts) <> 'integer'
+#: For each table, a condition that no row written by regraft meets.
+_INVALID = {
+    "job": """typeof(scope) <> 'text' OR typeof(key) <> 'text' OR typeof(attempts) <> 'integer'
    OR attempts NOT BETWEEN 0 AND 1000000000 OR typeof(worker) NOT IN ('text', 'null')
    OR typeof(claim) NOT IN ('text', 'null') OR typeof(expires_at) NOT IN ('integer', 'null')
-   OR typeof(code) NOT IN ('text', 'null') OR typeof(reason) NOT IN ('text', 'null')"""
-
-
-_UNFIT_PROBE = """typeof(scope) <> 'text' OR typeof(embedder) <> 'text' OR typeof(texts) <> 'integer'
-   OR texts NOT BETWEEN 1 AND 1000 OR typeof(cosine) <> 'real' OR cosine NOT BETWEEN -2 AND 2"""
+   OR typeof(code) NOT IN ('text', 'null') OR typeof(reason) NOT IN ('text', 'null')""",
+    "probe": """typeof(scope) <> 'text' OR typeof(embedder) <> 'text' OR typeof(texts) <> 'integer'
+   OR texts NOT BETWEEN 1 AND 1000 OR typeof(cosine) <> 'real' OR cosine NOT BETWEEN -2 AND 2""",
+}
 
 
 class QueueUnreadable(apsw.Error):
-    """A queue that is damaged, or that no run of regraft made: it is thrown away, the vectors tell what is done."""
+    """The queue is damaged, or regraft did not write it. It is replaced: the vectors tell what is done."""
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts that are one process's to embed, until the claim expires."""
+class TextClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts that one process may send until the claim expires."""
 
     token: str
     scope: str
     keys: tuple[str, ...]
-    #: How often they were claimed before.
+    #: How often these texts were claimed before.
     attempts: int
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts that could not be embedded, for one reason."""
+    """Texts that could not be embedded for one reason; ``samples`` are keys of some of them."""
 
     code: str
     reason: str
@@ -90,19 +91,22 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[str, ...]
 
 
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
 class TextQueue:
-    """The queue of one store, as one process (a worker) uses it. Times are in ms."""
+    """The queue as one process (a worker) uses it. Times are in ms."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self.worker = secrets.token_hex(8)
 
-    # --- what is to be done ------------------------------------------------------------------------------------------
+    # Queueing and claiming.
 
     def fill(self, scope: str, keys: Iterable[str]) -> None:
-        """Let these texts wait, which are all that lack a vector; those that are in the queue stay as they are.
+        """Queue all texts of a scope that lack a vector; texts that are queued already keep their state.
 
-        What is in it besides, and nobody is at, has a vector meanwhile, or its text is gone: it is dropped.
+        Other texts of the scope are dropped, unless they are claimed: they have a vector by now, or are deleted.
         """
         self._db.execute("CREATE TEMP TABLE wanted (key TEXT PRIMARY KEY) WITHOUT ROWID")
         try:
@@ -118,12 +122,10 @@ class TextQueue:
         finally:
             self._db.execute("DROP TABLE wanted")
 
-    def claim(self, scope: str, count: int, now_ms: int) -> Claim | None:
-        """Claim up to ``count`` texts that were claimed equally often, those first that were least; None where none
-        waits.
-        """
+    def claim(self, scope: str, count: int, now_ms: int) -> TextClaim | None:
+        """Claim up to ``count`` texts with equally many attempts, the fewest first; None if no text is ready."""
         with sqlite.transaction(self._db):
-            # Its own it knows to be alive, however late it comes to renew them.
+            # This process is alive, so its own claims hold, even if it renews them too late.
             self._db.execute(
                 "UPDATE job SET state = 'ready', claim = NULL, worker = NULL"
                 " WHERE claim IS NOT NULL AND expires_at < ? AND worker IS NOT ?",
@@ -142,23 +144,20 @@ class TextQueue:
                 (self.worker, token, now_ms + LEASE_MS, scope, least, count),
             )
             keys = tuple(sorted(str(key) for (key,) in rows))
-        return Claim(token=token, scope=scope, keys=keys, attempts=least)
+        return TextClaim(token=token, scope=scope, keys=keys, attempts=least)
 
-    # --- what became of it -------------------------------------------------------------------------------------------
+    # Results. A text that is claimed by another process now is left alone.
 
-    def done(self, claim: Claim, keys: Iterable[str]) -> None:
-        """Forget texts that have their vectors."""
+    def done(self, claim: TextClaim, keys: Iterable[str]) -> None:
+        """Remove texts that have their vectors."""
         with sqlite.transaction(self._db):
             self._db.executemany(
                 "DELETE FROM job WHERE scope = ? AND key = ? AND claim IS ?",
                 ((claim.scope, key, claim.token) for key in keys),
             )
 
-    def doubt(self, claim: Claim, keys: Iterable[str], code: str, attempts: int = 0) -> None:
-        """Give texts back of which one, or the server, is bad: they go after all others.
-
-        ``attempts``: they count as claimed so often, or as often as they were.
-        """
+    def defer(self, claim: TextClaim, keys: Iterable[str], code: str, attempts: int = 0) -> None:
+        """Return texts that may include a bad one: with at least this many attempts, they go after all others."""
         with sqlite.transaction(self._db):
             self._db.executemany(
                 "UPDATE job SET state = 'ready', attempts = max(attempts, ?), worker = NULL, claim = NULL, code = ?"
@@ -166,8 +165,8 @@ class TextQueue:
                 ((attempts, code, claim.scope, key, claim.token) for key in keys),
             )
 
-    def release(self, claim: Claim, keys: Iterable[str]) -> None:
-        """Give texts of a claim back, as if they had never been in it."""
+    def release(self, claim: TextClaim, keys: Iterable[str]) -> None:
+        """Return texts of a claim as if they had never been claimed."""
         with sqlite.transaction(self._db):
             self._db.executemany(
                 "UPDATE job SET state = 'ready', attempts = attempts - 1, worker = NULL, claim = NULL"
@@ -175,8 +174,8 @@ class TextQueue:
                 ((claim.scope, key, claim.token) for key in keys),
             )
 
-    def give_back(self) -> None:
-        """Give all back that this worker has claimed, as if it never had."""
+    def release_all(self) -> None:
+        """Return all texts that this worker has claimed, as if they had never been claimed."""
         with sqlite.transaction(self._db):
             self._db.execute(
                 "UPDATE job SET state = 'ready', attempts = max(0, attempts - 1), worker = NULL, claim = NULL"
@@ -184,8 +183,8 @@ class TextQueue:
                 (self.worker,),
             )
 
-    def fail(self, claim: Claim, key: str, code: str, reason: str) -> bool:
-        """Record that a text cannot be embedded; tell whether it was still this claim's to say so."""
+    def fail(self, claim: TextClaim, key: str, code: str, reason: str) -> bool:
+        """Record that a text cannot be embedded; returns False if the text is claimed by another process now."""
         with sqlite.transaction(self._db):
             self._db.execute(
                 "UPDATE job SET state = 'failed', worker = NULL, claim = NULL, code = ?, reason = ?"
@@ -195,7 +194,7 @@ class TextQueue:
             return self._db.changes() > 0
 
     def renew(self, now_ms: int) -> frozenset[str]:
-        """Hold what this worker has claimed for another while; return the tokens of the claims that it still has."""
+        """Extend all claims of this worker; returns the tokens of the claims that it still has."""
         with sqlite.transaction(self._db):
             rows = self._db.execute(
                 "UPDATE job SET expires_at = ? WHERE claim IS NOT NULL AND worker = ? RETURNING claim",
@@ -203,42 +202,42 @@ class TextQueue:
             )
             return frozenset(str(token) for (token,) in rows)
 
-    # --- between runs ------------------------------------------------------------------------------------------------
+    # Between runs.
 
-    def take_back(self) -> None:
-        """Take back what killed workers had, where it is certain that no worker lives."""
+    def reclaim_all(self) -> None:
+        """Return the claims of killed workers. Only for a process that is certain that no other worker lives."""
         with sqlite.transaction(self._db):
             self._db.execute("UPDATE job SET state = 'ready', claim = NULL, worker = NULL WHERE state = 'claimed'")
 
     def retry_failed(self) -> None:
-        """Let what failed wait again, each alone and after all others."""
+        """Queue failed texts again, each to be sent alone after all others."""
         with sqlite.transaction(self._db):
             self._db.execute(f"UPDATE job SET state = 'ready', attempts = {ALONE_ATTEMPTS} WHERE state = 'failed'")
 
     def remember_probe(self, scope: str, embedder: str, texts: int, cosine: float) -> None:
-        """Record that an embedder, named by a digest of its settings, made the vectors of a scope."""
+        """Record that an embedder, given by the digest of its settings, made the vectors of a scope."""
         self._db.execute("INSERT OR REPLACE INTO probe VALUES (?, ?, ?, ?)", (scope, embedder, texts, float(cosine)))
 
     def known_probe(self, scope: str, embedder: str) -> tuple[int, float] | None:
-        """Return how many texts such a probe compared and their cosine, or None where no probe is recorded."""
+        """Return the number of texts and the cosine of a recorded probe, or None."""
         row: Any = self._db.execute(
             "SELECT texts, cosine FROM probe WHERE scope = ? AND embedder = ?", (scope, embedder)
         ).fetchone()
         return None if row is None else (int(row[0]), float(row[1]))
 
-    # --- what can be seen --------------------------------------------------------------------------------------------
+    # Counts.
 
     def waiting(self, scope: str) -> int:
-        """Return how many texts are neither embedded nor given up."""
-        return self._number("SELECT count(*) FROM job WHERE scope = ? AND state <> 'failed'", scope)
+        """Count the texts that are ready or claimed."""
+        return self._count("SELECT count(*) FROM job WHERE scope = ? AND state <> 'failed'", scope)
 
     def failed_before(self, scope: str) -> int:
-        """Return how many texts wait that failed before."""
+        """Count the texts that are ready and failed in an earlier run."""
         query = f"SELECT count(*) FROM job WHERE scope = ? AND state = 'ready' AND attempts >= {ALONE_ATTEMPTS}"
-        return self._number(query, scope)
+        return self._count(query, scope)
 
     def failures(self, scope: str) -> list[Failure]:
-        """Return what could not be embedded, by reason."""
+        """Return the failed texts, grouped by code, the largest group first."""
         rows: Any = self._db.execute(
             "SELECT code, min(reason), count(*), json_group_array(key) FILTER (WHERE place <= 3) FROM"
             " (SELECT code, reason, key, row_number() OVER (PARTITION BY code ORDER BY key) AS place"
@@ -255,33 +254,34 @@ class TextQueue:
             for code, reason, count, keys in rows
         ]
 
-    def says_nothing(self) -> bool:
-        """Whether nothing is in it but texts that wait for the first time, without a probe that was paid for."""
+    def is_disposable(self) -> bool:
+        """Whether the queue has nothing that the store does not tell: only texts never claimed, and no probe."""
         has_probe = self._db.execute("SELECT 1 FROM probe LIMIT 1").get is not None
         query = "SELECT 1 FROM job LIMIT 1" if has_probe else "SELECT 1 FROM job WHERE attempts > 0 OR state <> 'ready'"
         return self._db.execute(query).get is None
 
-    def _number(self, query: str, scope: str) -> int:
+    def _count(self, query: str, scope: str) -> int:
         found: Any = self._db.execute(query, (scope,)).get
         return int(found)
 
 
 @contextmanager
 def open_queue(path: Path) -> Iterator[TextQueue]:
-    """Open a queue, and make it where none is.
+    """Open a queue, and create it if it does not exist.
 
     Raises:
-        QueueUnreadable: it is damaged, or says what regraft does not write.
+        QueueUnreadable: it is damaged, or regraft did not write it.
         apsw.Error: it cannot be written.
     """
     with sqlite.open_writable(path, create=True) as db:
         db.set_busy_timeout(_BUSY_MS)
         db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
         try:
-            _demand_fit(db)
+            if has_own_content(db, _TABLES, _INVALID) and db.execute("PRAGMA integrity_check(1)").get != "ok":
+                raise QueueUnreadable(tr("it is damaged"))
         except sqlite.CONTENT_ERRORS as error:
             raise QueueUnreadable(str(error)) from error
-        # After a power cut the last claims may be missing: what is done is told by the vectors.
+        # A power cut may lose the last claims: harmless, since the vectors tell what is done.
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         with sqlite.transaction(db):
@@ -290,45 +290,46 @@ def open_queue(path: Path) -> Iterator[TextQueue]:
         yield TextQueue(db)
 
 
-def _demand_fit(db: apsw.Connection) -> None:
-    """Refuse a file that has another schema than a queue, a damaged page, or a value of another type.
+def has_own_content(db: apsw.Connection, tables: Sequence[str], invalid: Mapping[str, str]) -> bool:
+    """Check that a SQLite file has exactly our schema and valid rows; returns False if it is empty.
+
+    A run that was killed right after it created the file leaves an empty one.
+
+    Args:
+        db: the file.
+        tables: the CREATE statements of our schema.
+        invalid: for each table, a condition that no row of ours meets.
 
     Raises:
-        QueueUnreadable, apsw.Error
+        apsw.Error: the schema or a row is not ours, or a page is damaged.
     """
-    found = db.execute("SELECT ifnull(sql, '') FROM sqlite_schema").fetchall()
+    found = db.execute("SELECT sql FROM sqlite_schema").fetchall()
     if not found:
-        return  # a run was killed before it had made it
-    wanted = sorted(_plain(statement) for statement in _TABLES)
-    if sorted(_plain(str(sql)) for (sql,) in found) != wanted:
-        raise QueueUnreadable(tr("it has another schema"))
-    if db.execute(f"SELECT 1 FROM job WHERE {_UNFIT} LIMIT 1").get is not None:
-        raise QueueUnreadable(tr("it has values of another type"))
-    if db.execute(f"SELECT 1 FROM probe WHERE {_UNFIT_PROBE} LIMIT 1").get is not None:
-        raise QueueUnreadable(tr("it has values of another type"))
-    if db.execute("PRAGMA integrity_check(1)").get != "ok":
-        raise QueueUnreadable(tr("it is damaged"))
+        return False
+    # SQLite's own indexes of primary keys have no SQL.
+    if sorted(_normalize(str(sql)) for (sql,) in found if sql is not None) != sorted(map(_normalize, tables)):
+        raise apsw.FormatError(tr("its schema is not the one that regraft writes"))
+    for table, condition in invalid.items():
+        if db.execute(f"SELECT 1 FROM {table} WHERE {condition} LIMIT 1").get is not None:
+            raise apsw.FormatError(tr("it has values of unexpected types"))
+    return True
 
 
-def _plain(sql: str) -> str:
+def _normalize(sql: str) -> str:
     return " ".join(sql.replace(" IF NOT EXISTS", "").split())
 
 
-# Working on one store together with other backfills, and with nobody else.
-#
-# Alone for a moment, a run settles what killed ones left; then it shares the ledger with others of its kind
-# (``docs/formats/library.md``, "Backfill").
+# --- sharing a store -------------------------------------------------------------------------------------------------
 
-
-#: How long to wait for a run that is not to be shared with, in seconds: the moment of another backfill is over soon.
+#: Seconds to wait for another run that holds the store; the exclusive moments of another backfill are shorter.
 WAIT_SECONDS = 10.0
 _PAUSE = 0.1
-#: How often to try where the store cannot be written.
+#: How often to try if the store cannot be written.
 _TRIES = 5
 
 
 class SharedStore(msgspec.Struct, frozen=True):
-    """What several backfills share."""
+    """The ledger and the queue of a store, shared with other backfills."""
 
     ledger: Ledger
     queue: TextQueue
@@ -336,42 +337,44 @@ class SharedStore(msgspec.Struct, frozen=True):
 
 @contextmanager
 def share_store(store: Store) -> Iterator[SharedStore]:
-    """Work on a store, together with other backfills.
+    """Lock a store against every run but other backfills, and open its ledger and queue.
+
+    Before, if no other run holds the store, what killed runs left is settled.
 
     Raises:
-        TargetLocked: a run of another kind is at work.
+        TargetLocked: a run other than a backfill holds the store.
         StoreNotWritable
     """
     is_new = not os.path.lexists(store.own)
     try:
         with ExitStack() as stack:
-            ledger = _entered(store, stack)
+            ledger = _enter(store, stack)
             try:
                 waiting = stack.enter_context(open_queue(store.own / QUEUE_FILE))
             except apsw.Error as error:
                 raise StoreNotWritable(path=store.own, reason=error) from error
             yield SharedStore(ledger, waiting)
     finally:
-        _tidy(store, is_new)
+        _remove_traces(store, is_new)
 
 
-def _entered(store: Store, stack: ExitStack) -> Ledger:
+def _enter(store: Store, stack: ExitStack) -> Ledger:
     end, tries = time.monotonic() + WAIT_SECONDS, _TRIES
     while True:
         try:
-            return _tried(store, stack)
+            return _try_to_enter(store, stack)
         except TargetLocked:
             if time.monotonic() > end:
                 raise
         except StoreNotWritable:
-            # Another one may just have removed the folder that it had made for nothing.
+            # Another backfill may have just removed the folder that it had created in vain.
             tries -= 1
             if not tries:
                 raise
         time.sleep(_PAUSE)
 
 
-def _tried(store: Store, stack: ExitStack) -> Ledger:
+def _try_to_enter(store: Store, stack: ExitStack) -> Ledger:
     with contextlib.suppress(TargetLocked):
         settle_killed_runs(store)
     try:
@@ -385,42 +388,42 @@ def _tried(store: Store, stack: ExitStack) -> Ledger:
 
 
 def settle_killed_runs(store: Store) -> None:
-    """Settle what killed runs left, alone.
+    """Complete or undo the changes of killed runs, and return their claims; needs the store exclusively.
 
     Raises:
-        TargetLocked: another run is at work.
+        TargetLocked: another run holds the store.
     """
     if store.own.exists():
         with open_ledger(store) as ledger:
             execution.recover(store.root, ledger)
-            _take_back(store.own / QUEUE_FILE)
+            _reset_queue(store.own / QUEUE_FILE)
 
 
-def _take_back(path: Path) -> None:
-    """Let all that is in a queue wait again; one that cannot be read is made anew."""
+def _reset_queue(path: Path) -> None:
+    """Make all texts of a queue ready; a queue that cannot be read is removed."""
     if not path.exists():
         return
     try:
         with open_queue(path) as waiting:
-            waiting.take_back()
+            waiting.reclaim_all()
             waiting.retry_failed()
     except (QueueUnreadable, apsw.NotADBError, apsw.CorruptError, apsw.SQLError):
         for file in (path, *untrusted_sqlite.find_companions(path)):
             durable.remove(file)
 
 
-def _tidy(store: Store, is_new: bool) -> None:
-    """Remove a queue that says nothing, where nobody else is at work, and what was made for a run that did nothing."""
+def _remove_traces(store: Store, is_new: bool) -> None:
+    """Remove a disposable queue, and the store's own folder if this run created it and did nothing."""
     path = store.own / QUEUE_FILE
     with contextlib.suppress(RegraftError, OSError, apsw.Error):
         if not store.own.exists():
             return
         with open_ledger(store) as ledger:
             with open_queue(path) as waiting:
-                says_nothing = waiting.says_nothing()
-            if says_nothing:
+                is_disposable = waiting.is_disposable()
+            if is_disposable:
                 durable.remove(path)
             is_new = is_new and all(change.state == "dropped" for change in ledger.changes.every())
-            if is_new and says_nothing and not execution.has_pending_vectors(store.own):
-                # Before anybody else can begin in it.
+            if is_new and is_disposable and not execution.has_pending_vectors(store.own):
+                # While the store is held, so that no other run can begin in the folder.
                 durable.remove_tree(store.own)

@@ -1,39 +1,70 @@
-"""What a run embedded, or would embed, as its document has it (``docs/commands.md``, "backfill")."""
+"""Documents of ``backfill``, ``rebuild``, ``restore`` and AngelMemory's ``reconcile`` (``docs/commands.md``).
+
+:class:`ScopeOutcome` collects the results of one scope while a run fills it; the reports are made from it.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import msgspec
 from msgspec import structs
 
 from regraft.embedders.settings import EmbedderSettings
 from regraft.identity import iso_time
-from regraft.report.document import Report
-from regraft.report.suggestion import Suggestion
+from regraft.report.document import Report, Suggestion
 from repair.changes.plan import Action, Unresolved
 from repair.changes.run import BaseName, ChangeReport
-from repair.embedding.budget import Limits
-from repair.embedding.filling import Estimate, FillCounts, empty_estimate, estimate_sending, sized_texts_without_vector
 from repair.embedding.probing import Probe
 from repair.embedding.queue import Failure
-from repair.embedding.scope import Scope, TextCounts
+from repair.embedding.scope import TextCounts
 
 
 class EmbedderName(msgspec.Struct, frozen=True, kw_only=True):
-    """An embedder: what the user calls it, and its model."""
+    """The name of an embedder in the configuration, and its model."""
 
     name: str
     model: str
 
     @classmethod
     def of(cls, settings: EmbedderSettings) -> EmbedderName:
-        """Return what a configured embedder is called."""
+        """Take both from the settings of a configured embedder."""
         return cls(name=settings.name, model=settings.model)
 
 
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts, tokens and requests that a run would send, and their cost; None if the embedder has no price.
+
+    ``shared`` counts further texts that get the vector of an equal text of another base: a text is paid for once.
+    """
+
+    texts: int
+    tokens: int
+    requests: int
+    cost: float | None
+    currency: str
+    shared: int = 0
+
+    def plus(self, other: Estimate) -> Estimate:
+        """Add two estimates; ``shared`` is not added."""
+        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
+        texts, tokens = self.texts + other.texts, self.tokens + other.tokens
+        return Estimate(
+            texts=texts, tokens=tokens, requests=self.requests + other.requests, cost=cost, currency=self.currency
+        )
+
+
+def cost_of(tokens: int, settings: EmbedderSettings) -> float | None:
+    """Return the cost of tokens, or None if the embedder has no price."""
+    price = settings.price_per_million_tokens
+    return None if price is None else tokens * price / 1_000_000
+
+
+def empty_estimate(settings: EmbedderSettings) -> Estimate:
+    """Return the estimate of sending nothing."""
+    return Estimate(texts=0, tokens=0, requests=0, cost=cost_of(0, settings), currency=settings.currency)
+
+
 class ScopeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the texts of one scope; times are ISO 8601, costs in the currency of the price."""
+    """The outcome of one scope; times are ISO 8601, costs in the currency of the price."""
 
     scope: str
     name: str
@@ -60,9 +91,9 @@ class ScopeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackfillReport(Report, kw_only=True):
-    """What a backfill did, or would do: ``undo`` is the run that can be taken back, None where nothing can.
+    """What a backfill did, or would do. ``undo`` is the id of the run to undo; None if nothing was written.
 
-    ``embedder`` is None for a dry run without any; ``suggestion`` says then what it takes.
+    ``embedder`` is missing in a dry run without a configured embedder; ``suggestion`` is then the configuration.
     """
 
     embedder: EmbedderName | None
@@ -75,9 +106,10 @@ class BackfillReport(Report, kw_only=True):
 
 
 class EmbeddingReport(ChangeReport, kw_only=True):
-    """What a change did for which texts were embedded first; ``embedder`` None: none was needed, or named.
+    """What a change did that embedded texts first. ``embedder`` is missing if none was needed or configured.
 
-    ``suggestion`` says what it takes where none is configured, ``missing`` what is to be installed before a run.
+    ``suggestion`` is the configuration to write if none is configured; ``missing`` names what has to be installed
+    first.
     """
 
     embedder: EmbedderName | None
@@ -86,11 +118,21 @@ class EmbeddingReport(ChangeReport, kw_only=True):
     missing: str | None = None
 
 
-# What became of one scope while it was filled.
+# --- one scope -------------------------------------------------------------------------------------------------------
+
+
+class FillCounts(msgspec.Struct):
+    """Counts of one scope in one run. ``stopped`` is why some of its texts were not sent; None: all were."""
+
+    processed_pending: int = 0
+    processed_stale: int = 0
+    newly_ready: int = 0
+    failed: int = 0
+    stopped: str | None = None
 
 
 class ScopeOutcome(msgspec.Struct, kw_only=True):
-    """What became of one scope; times in ms."""
+    """The results of one scope so far; times in ms."""
 
     scope: str
     name: str
@@ -100,10 +142,10 @@ class ScopeOutcome(msgspec.Struct, kw_only=True):
     planned: Estimate
     filled: FillCounts = msgspec.field(default_factory=FillCounts)
     failures: list[Failure] = msgspec.field(default_factory=list)
-    #: How many texts have a vector afterwards, whoever wrote it.
+    #: Texts that have a vector at the end, whether this run wrote it or another one.
     ready: int | None = None
     retried: int = 0
-    #: How many texts took the vector that an equal text of another base of this model has.
+    #: Texts that got the vector of an equal text of another base of this model.
     shared: int = 0
     requests: int = 0
     tokens: int = 0
@@ -113,12 +155,12 @@ class ScopeOutcome(msgspec.Struct, kw_only=True):
     completed_at: int | None = None
 
     @property
-    def is_whole(self) -> bool:
-        """Tell whether it was filled, and no text is left without a vector."""
+    def is_complete(self) -> bool:
+        """Whether the scope was filled and each of its texts has a vector."""
         return self.completed_at is not None and self.ready == self.survey.eligible
 
     def report(self) -> ScopeReport:
-        """Return it as a document has it."""
+        """Convert it for the document."""
         return ScopeReport(
             scope=self.scope,
             name=self.name,
@@ -145,42 +187,10 @@ class ScopeOutcome(msgspec.Struct, kw_only=True):
         )
 
 
-def estimate_outcome(
-    scope: Scope,
-    settings: EmbedderSettings,
-    tokens_of: Callable[[str], int],
-    *,
-    name: str,
-    model_id: str | None,
-    dimensions: int | None,
-) -> ScopeOutcome:
-    """Return what filling a scope alone would come to; nothing is written.
-
-    Args:
-        scope: opened.
-        settings: the embedder's.
-        tokens_of: counts the tokens of a text.
-        name: what a person calls the scope.
-        model_id: the model of its vectors, None where nothing says so.
-        dimensions: of its vectors, None where nobody knows.
-    """
-    planned = estimate_sending(
-        sized_texts_without_vector(scope, tokens_of), settings, Limits(), empty_estimate(settings)
-    )
-    return ScopeOutcome(
-        scope=scope.name,
-        name=name,
-        model_id=model_id,
-        dimensions=dimensions,
-        survey=scope.survey(),
-        planned=planned,
-    )
-
-
 def make_embedding_report(
     done: ChangeReport, settings: EmbedderSettings | None, outcome: ScopeOutcome | None
 ) -> EmbeddingReport:
-    """Return what a change did, with what was embedded for it, if anything was."""
+    """Add the embedder and the outcome of its scope, if there are any, to the report of a change."""
     embedder = None if settings is None else EmbedderName.of(settings)
     scopes = [] if outcome is None else [outcome.report()]
     return EmbeddingReport(**structs.asdict(done), embedder=embedder, scopes=scopes)

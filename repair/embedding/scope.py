@@ -1,7 +1,8 @@
-"""What backfill needs to know of a store: which texts lack a vector, and where a vector goes.
+"""Options of a backfill, and the interface to the systems: what can be filled, and where its vectors are.
 
-An index file has one scope, and so has every project of a database whose vectors follow from its notes. A target is
-what a scope is opened from.
+A system gives a :class:`Filler`. It lists the :class:`Target` of each base (or project), which opens as a
+:class:`Scope`: texts by keys, and the place of their vectors. Implementations: :mod:`repair.cherry_v2.index_vectors`,
+:mod:`repair.codex_mem.note_vectors`, :mod:`repair.angel_memory.staging`.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ import msgspec
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import RegraftError
 from regraft.kinds import Kind
+from regraft.text import is_blank
 from repair.changes.changesets import IncrementalChange
 from repair.changes.plan import Unresolved
 from repair.changes.run import Planner
 from repair.changes.store import Store
 from repair.embedding.budget import Limits
 
-# What the user asks of backfill.
+# --- options ---------------------------------------------------------------------------------------------------------
 
-
-#: Returns the settings of the embedder that is meant, by the ids of the models of what is meant.
+#: Chooses an embedder of the configuration for a set of model ids, and returns its settings.
 ChooseEmbedder = Callable[[frozenset[str]], EmbedderSettings]
 
 
 class NewModel(msgspec.Struct, frozen=True):
-    """The user's word on the model of a base that has none: its id, and its dimensions."""
+    """The model that a base without one gets (``--model``), and the length of its vectors."""
 
     model_id: str
     dimensions: int
 
 
 class BackfillOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asks for: which store and bases, how much, and the model of bases that have none."""
+    """Options of ``backfill``, ``rebuild`` and codex-mem's ``reconcile``."""
 
     path: Path
     kind: Kind | None = None
@@ -45,22 +46,25 @@ class BackfillOptions(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     limits: Limits = msgspec.field(default_factory=Limits)
     new: NewModel | None = None
-    #: Of vectors where no catalog says so.
+    #: The length of vectors, for a base whose catalog does not say.
     dimensions: int | None = None
     probes: bool = True
-    #: Of codex-mem: every project, not just the one at hand.
+    #: codex-mem only: all projects, not only that of the working directory.
     all_projects: bool = False
-    #: What the user runs: ``backfill``, ``rebuild`` or ``reconcile``.
+    #: The command that the user runs: ``backfill``, ``rebuild`` or ``reconcile``.
     command: str = "backfill"
-    #: The file of the embedders; None: the usual one.
+    #: The configuration file of the embedders; None: the default one.
     config: Path | None = None
 
 
-class TextCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many distinct texts a scope has.
+# --- scopes ----------------------------------------------------------------------------------------------------------
 
-    ``ready`` have a good vector, ``pending`` have none, ``stale`` have one that no search can use. ``failed`` of these
-    two failed before, where the store itself remembers that.
+
+class TextCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of the distinct texts of a scope.
+
+    ``ready`` have a usable vector, ``pending`` have none, ``stale`` have one that no search can use. ``failed`` is the
+    number of pending or stale texts that failed before, if the store itself records that.
     """
 
     ready: int
@@ -70,135 +74,140 @@ class TextCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def eligible(self) -> int:
-        """Return how many there are."""
+        """All texts."""
         return self.ready + self.pending + self.stale
 
     @property
     def lacking(self) -> int:
-        """Return how many have no good vector."""
+        """Texts without a usable vector."""
         return self.pending + self.stale
 
 
 class TextWithoutVector(msgspec.Struct, frozen=True):
-    """A text without a good vector: None where it is not the text that its key stands for.
+    """A text without a usable vector. ``text`` is missing if it does not match its hash, the key.
 
-    ``is_stale``: it has a vector, which no search can use.
+    ``is_stale``: it has a vector that no search can use.
     """
 
     text: str | None
     is_stale: bool
 
 
+def texts_to_send(found: dict[str, TextWithoutVector]) -> dict[str, TextWithoutVector]:
+    """Select the texts that can be embedded: neither blank nor different from their hash."""
+    return {key: lacking for key, lacking in found.items() if not is_blank(lacking.text)}
+
+
 class WrittenCounts(msgspec.Struct, frozen=True):
-    """What became of vectors: those of texts that had none, and those that took the place of a bad one."""
+    """Vectors written: for texts that had none, and in place of unusable ones."""
 
     pending: int
     stale: int
 
 
 class Scope(Protocol):
-    """Texts by keys, and the place of their vectors; vectors are raw little-endian float32."""
+    """Texts by keys, and their vectors: raw little-endian float32."""
 
     @property
     def name(self) -> str:
-        """Return its name in documents and in the queue: a base's id."""
+        """The id in documents and in the queue: the base's id."""
 
     @property
     def label(self) -> str:
-        """Return what a person calls it."""
+        """The display name."""
 
     @property
     def dimensions(self) -> int | None:
-        """Return how many numbers its vectors have; None where nobody has said and none are there."""
+        """The length of its vectors; None if it has none and no catalog says."""
 
     def survey(self) -> TextCounts:
         """Count its texts."""
 
     def lacking(self) -> Iterator[str]:
-        """Return the key of every text without a good vector, each once, in order."""
+        """Yield the key of every text without a usable vector, each once, in ascending order."""
 
     def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
-        """Return the texts of those keys that still lack a good vector."""
+        """Return the requested texts that still lack a usable vector."""
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
-        """Write vectors in one transaction; a good one that is there stays."""
+        """Write vectors by key, in one transaction; usable vectors are not replaced."""
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Return the good vectors that lie anywhere in the place of vectors, of these keys."""
+        """Return the usable vectors for keys, including those of other scopes in the same file."""
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
-        """Take note that a text cannot be embedded, where the store has a place for that."""
+        """Record in the store, if it has a place for that, that a text cannot be embedded."""
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
-        """Return some texts that have a good vector, with it."""
+        """Return up to ``count`` texts with their usable vectors."""
 
 
 class Target(Protocol):
-    """What can be filled: a base, or what has its place in another system."""
+    """A base, or a project of another system, that can be filled."""
 
     @property
     def base_id(self) -> str:
-        """Return its id."""
+        """Its id."""
 
     @property
     def label(self) -> str:
-        """Return what a person calls it."""
+        """Its display name."""
 
     @property
     def model_id(self) -> str | None:
-        """Return the model of its vectors; None where nothing says so."""
+        """The model of its vectors; None if unknown."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the files that are written to, below the store's root, in the order in which they are."""
+        """The files that are written, relative to the store's root, in the order of writing."""
 
     @property
     def finding(self) -> str:
-        """Return the name of the finding that says that vectors are missing."""
+        """The name of the finding for missing vectors."""
 
     @property
     def is_new(self) -> bool:
-        """Tell whether it is to get a model, whether or not it lacks a vector."""
+        """Whether the base gets its model in this run, even if no text lacks a vector."""
 
     @property
     def is_unfinished(self) -> bool:
-        """Tell whether an earlier run began what only the end of a run finishes, whether or not it lacks a vector."""
+        """Whether an earlier run has to be finished (a rebuild), even if no text lacks a vector."""
 
     @property
     def shares_with_itself(self) -> bool:
-        """Tell whether the place of its vectors holds those of others, too."""
+        """Whether its vectors are in one file with those of other targets, by text."""
 
     @property
     def resolves(self) -> frozenset[str]:
-        """Return the names of the findings that are gone once no text of it lacks a vector."""
+        """The names of the findings that are resolved once every text has a vector."""
 
     @property
     def needs_dimensions(self) -> bool:
-        """Tell whether somebody has to say how long its first vectors are to be."""
+        """Whether the length of the first vectors must be known beforehand."""
 
     def finding_of(self, error: RegraftError) -> str | None:
-        """Return the name of the finding that keeps it from being filled; None: the error is of something else."""
+        """Return the finding for an error that keeps the target from being filled, or None if the error is fatal."""
 
     def demand_fit(self, scope: Scope) -> None:
-        """Refuse a scope whose vectors are at odds with what is known of them.
+        """Check that the vectors of a scope agree with its catalog.
 
         Raises:
-            Unfit
+            CannotFill: they do not.
         """
 
     def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[Scope]:
-        """Open its scope; for writing with what records each of its files, else without leaving anything beside them.
+        """Open its scope: for writing, with the undo record of each file, or else read-only, leaving no files behind.
 
         Raises:
             RegraftError, apsw.Error, OSError, ValueError: it cannot be opened.
         """
 
     def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
-        """Take note that all was done that a run meant to do, and whether that was anything, where there is a place."""
+        """Record in the store, if it has a place for that, that a run is complete, and whether it wrote any vector."""
 
 
 class CannotFill(Exception):
-    """What cannot be filled, with the finding that says why."""
+    """A target cannot be filled; ``finding`` says why."""
 
     def __init__(self, finding: str, reason: str) -> None:
         super().__init__(reason)
@@ -206,9 +215,9 @@ class CannotFill(Exception):
 
 
 class PreparationStep(msgspec.Struct, frozen=True):
-    """What a run does before anything is embedded, as a run of its own.
+    """A change that a run makes before it embeds, recorded as a run of its own.
 
-    ``may_wait``: where another backfill is long at work, this has to wait for another time, and the rest goes on.
+    ``may_wait``: if another backfill holds the store for long, skip this step and go on.
     """
 
     planner: Planner
@@ -216,7 +225,9 @@ class PreparationStep(msgspec.Struct, frozen=True):
 
 
 class FillTargets(msgspec.Struct, frozen=True):
-    """What an embedder can fill, the rest, and what is done first: the plan of the first step is shown before."""
+    """The targets that an embedder can fill, the bases that it cannot, and the steps before. The first step's plan is
+    shown.
+    """
 
     targets: tuple[Target, ...]
     left: tuple[Unresolved, ...]
@@ -224,18 +235,18 @@ class FillTargets(msgspec.Struct, frozen=True):
 
 
 class Filler(Protocol):
-    """What backfill has to know of a kind of store."""
+    """Backfill of one kind of store."""
 
     def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
-        """Return the ids of the models of what is meant.
+        """Return the model ids of the selected bases; empty if any model will do.
 
         Raises:
-            RegraftError: it cannot be told.
+            RegraftError: the store cannot be read.
         """
 
     def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> FillTargets:
-        """Return what an embedder can fill of what is meant.
+        """Return the selected bases that an embedder can fill.
 
         Raises:
-            RegraftError: nothing at all.
+            RegraftError: it can fill none of them.
         """

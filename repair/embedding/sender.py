@@ -1,207 +1,337 @@
-"""Sends texts of a fleet and has their answers kept; one for each process that sends."""
+"""Send texts to an embedder in batches, with several threads, until each has a vector or a reason why it has none.
+
+One :class:`Sender` serves every run: a backfill of a store and each process of a fleet. What it sends, and where the
+answers go, is up to its :class:`Outbox`: the texts of one scope (:mod:`repair.embedding.filling`) or of a fleet
+(:mod:`repair.embedding.fleet_sending`). A rejected batch is halved until the bad text stands alone.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from itertools import islice
-from threading import Event
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
-from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, check
-from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import REFUSED, STOPPED, AnswerUnfit, BackfillStopped, RegraftError
-from regraft.language import to_english, tr
+import msgspec
+
+from regraft.embedders import Embedder, Halted, ServerFailing, TextsRejected, Unanswered, check
+from regraft.embedders.settings import Batch
+from regraft.errors import AnswerUnfit, EmbedderRefused, EveryTextRejected
+from regraft.identity import replace
 from regraft.processes import interrupts
-from repair.embedding.answers import AnswerKeeper, StopReason, TextAnswer, TextKind
 from repair.embedding.budget import LimitReached, MeteredEmbedder
-from repair.embedding.filling import pack_batches
-from repair.embedding.queue import Claim
-from repair.embedding.workers import BatchResult as Answered
-from repair.embedding.workers import TextBatch, WorkerPool
+from repair.embedding.queue import TextClaim
 
-#: A text and its key.
-KeyedText = tuple[str, str]
-#: How many numbers vectors may have; None: nobody knows.
+#: A harmless text, sent alone to find out whether the server fails or the texts before it are bad.
+CONTROL_TEXT = "regraft"
+#: After this many single texts rejected in a row, the control text is sent.
+MAX_REJECTED = 16
+#: The number of float32 values that a vector may have; None: any.
 VectorLengths = frozenset[int] | None
-#: How many texts are asked for at once: which of them have no answer.
-_AT_ONCE = 256
-#: How many batches wait for each thread: it goes on sending while answers are kept.
+#: After these errors every further request would fail as well.
+_FATAL = (ServerFailing, EmbedderRefused, EveryTextRejected)
+#: Batches that are handed to each thread in advance, so that it keeps sending while answers are written.
 _AHEAD = 3
-#: How long to wait for an answer before looking again, in seconds.
+#: Seconds to wait for an answer before claims are renewed.
 _POLL = 0.2
-#: How long to wait for what was sent when the run is interrupted, in seconds: it is paid for.
+#: Seconds to wait for requests in flight when the run is interrupted: they are paid for.
 _LAST_WAIT = 5.0
-#: What is wrong with an answer by its one text's own fault.
-_OF_ONE = frozenset({"non_finite", "zero_vector"})
+#: Faults of an answer that are the fault of one text if it was sent alone.
+_TEXT_FAULTS = frozenset({"non_finite", "zero_vector"})
+
+
+class ClaimExpired(Exception):
+    """The claim of a batch expired before it was sent: another process may have claimed its texts."""
+
+
+class TextBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts that are sent in one request. A fleet needs no ``claim``: only one sender has a batch."""
+
+    keys: tuple[str, ...]
+    texts: tuple[str, ...]
+    claim: TextClaim | None = None
+    #: Keys of texts that replace a vector no search can use.
+    stale: frozenset[str] = frozenset()
+    is_held: Callable[[], bool] = lambda: True
+
+    def halves(self) -> tuple[TextBatch, TextBatch]:
+        """Split it in two."""
+        middle = len(self.keys) // 2
+        first, second = slice(None, middle), slice(middle, None)
+        return (
+            replace(self, keys=self.keys[first], texts=self.texts[first]),
+            replace(self, keys=self.keys[second], texts=self.texts[second]),
+        )
+
+
+class BatchResult(msgspec.Struct, frozen=True):
+    """The vectors of a batch, or the error that it ended with."""
+
+    batch: TextBatch
+    vectors: Sequence[bytes] = ()
+    problem: BaseException | None = None
+
+
+def pack_batches(sized: Iterable[tuple[str, int]], batch: Batch) -> Iterator[list[tuple[str, int]]]:
+    """Group texts (key, tokens), in order, into requests within the embedder's batch size."""
+    packed: list[tuple[str, int]] = []
+    tokens = 0
+    for key, size in sized:
+        if packed and (len(packed) >= batch.texts or tokens + size > batch.tokens):
+            yield packed
+            packed, tokens = [], 0
+        packed.append((key, size))
+        tokens += size
+    if packed:
+        yield packed
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+class WorkerPool:
+    """Threads that send batches. They are daemons, so a request without an answer does not keep the process alive."""
+
+    def __init__(self, name: str, meter: MeteredEmbedder, count: int) -> None:
+        self._name = name
+        self._meter = meter
+        self._batches: queue.SimpleQueue[TextBatch | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[BatchResult] = queue.SimpleQueue()
+        #: Single texts rejected since the last accepted request.
+        self._rejected_in_a_row = 0
+        self.count = count
+        self._is_over = False
+        for number in range(count):
+            threading.Thread(target=self._work, name=f"embedding-{number}", daemon=True).start()
+
+    def __enter__(self) -> WorkerPool:
+        """Return the pool."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End each thread once it is idle."""
+        for _number in range(self.count):
+            self._batches.put(None)
+
+    def submit(self, batch: TextBatch) -> None:
+        """Queue a batch for the next idle thread."""
+        self._batches.put(batch)
+
+    def results(self, seconds: float) -> list[BatchResult]:
+        """Return all results so far, or wait up to ``seconds`` for the first one."""
+        found: list[BatchResult] = []
+        try:
+            found.append(self._results.get(timeout=seconds))
+            while True:
+                found.append(self._results.get_nowait())
+        except queue.Empty:
+            return found
+
+    def withdraw(self) -> list[TextBatch]:
+        """Remove and return the batches that no thread has started."""
+        batches: list[TextBatch] = []
+        while True:
+            try:
+                batch = self._batches.get_nowait()
+            except queue.Empty:
+                return batches
+            if batch is not None:
+                batches.append(batch)
+
+    def _work(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            result = BatchResult(batch, problem=Halted()) if self._is_over else self._send(batch)
+            self._is_over = self._is_over or isinstance(result.problem, _FATAL)
+            self._results.put(result)
+
+    def _send(self, batch: TextBatch) -> BatchResult:
+        if not batch.is_held():
+            # The process slept longer than its claim holds: another one may have paid for these texts.
+            return BatchResult(batch, problem=ClaimExpired())
+        try:
+            try:
+                return BatchResult(batch, self._embed(batch.texts))
+            except ServerFailing as failing:
+                # If the server answers the control text, it is these texts at which it fails.
+                self._embed((CONTROL_TEXT,))
+                raise TextsRejected(failing.code, failing.reason) from failing
+        except TextsRejected as rejected:
+            problem = rejected if rejected.is_certain else self._check_rejection(batch, rejected)
+        except BaseException as error:
+            problem = error
+        return BatchResult(batch, problem=problem)
+
+    def _check_rejection(self, batch: TextBatch, rejected: TextsRejected) -> BaseException:
+        """Return the rejection, or, after many single texts in a row, the error of the control text."""
+        self._rejected_in_a_row += len(batch.texts) == 1
+        if self._rejected_in_a_row < MAX_REJECTED:
+            return rejected
+        try:
+            self._embed((CONTROL_TEXT,))
+        except TextsRejected as everything:
+            return EveryTextRejected(embedder=self._name, reason=everything.reason)
+        except Exception as problem:
+            return problem
+        return rejected
+
+    def _embed(self, texts: Sequence[str]) -> Sequence[bytes]:
+        vectors = self._meter.embed(texts)
+        self._rejected_in_a_row = 0
+        return vectors
+
+
+# --- the sender ------------------------------------------------------------------------------------------------------
+
+
+class Outbox(Protocol):
+    """Texts that are to be embedded, and the record of the results. Called by one thread."""
+
+    #: Whether a batch with a NaN or a zero vector in its answer is halved; otherwise it stops the run.
+    splits_unfit: bool
+
+    @property
+    def lengths(self) -> VectorLengths:
+        """Return the lengths that a vector may have now."""
+
+    def renew(self) -> None:
+        """Renew the claims of this process if they are due."""
+
+    def claim(self, count: int) -> Sequence[TextBatch] | None:
+        """Claim up to ``count`` batches (fewer, even none, if texts need no request); None if no text is left."""
+
+    def is_waiting(self) -> bool:
+        """Whether texts are left that another process has claimed. Asked when nothing is in flight."""
+
+    def write(self, results: Sequence[BatchResult]) -> None:
+        """Write the vectors of results durably: they are paid for."""
+
+    def fail(self, batch: TextBatch, code: str, reason: str) -> None:
+        """Record that the only text of a batch cannot be embedded."""
+
+    def skip(self, batch: TextBatch, problem: Unanswered) -> None:
+        """Record that the only text of a batch has no answer in this run."""
+
+    def stop(self, batch: TextBatch, problem: BaseException) -> None:
+        """Record why no more batches are claimed.
+
+        Raises:
+            BaseException: the problem, if it is not one of the embedder.
+        """
 
 
 class Sender:
-    """Sends what it is given to an embedder; as many requests at a time as the configuration says.
+    """Sends the texts of an outbox, several requests at a time.
 
     Args:
-        embedder: makes the vectors.
-        keeper: asked before anything leaves, and told all that comes.
-        kind: what is sent.
-        dimensions: what a vector may have; None: nobody knows.
+        embedder: whose settings give the batch size; halted when sending stops.
+        workers: the threads that send.
+        on_halt: called when nothing more may be sent; wakes threads that wait for a permit.
     """
 
-    def __init__(
-        self, embedder: Embedder, keeper: AnswerKeeper, kind: TextKind, dimensions: VectorLengths = None
-    ) -> None:
-        settings = embedder.settings
+    def __init__(self, embedder: Embedder, workers: WorkerPool, on_halt: Callable[[], None] = lambda: None) -> None:
         self._embedder = embedder
-        self._keeper = keeper
-        self._kind: TextKind = kind
-        self._settings = settings
-        self._dimensions = dimensions
-        self._halted = Event()
-        self._ending = ExitStack()
-        meter = MeteredEmbedder(embedder, keeper.leave(kind), self._halted.wait)
-        self._workers = self._ending.enter_context(WorkerPool(settings.name, meter, settings.parallel))
-        self._under_way = 0
+        self._workers = workers
+        self._on_halt = on_halt
+        self._in_flight = 0
+        #: No more batches are claimed.
         self._is_over = False
+        #: No more requests are sent.
+        self._is_halted = False
 
-    def send(self, texts: Iterable[KeyedText], step: Callable[[int], None] = lambda _: None) -> None:
-        """Send those of the texts that have no answer, until all have one or nothing more may leave.
-
-        Args:
-            texts: each with its key.
-            step: told how many have been answered.
+    def send(self, outbox: Outbox) -> None:
+        """Send until no text is left, a limit is reached, or an error stops it; see :meth:`Outbox.stop`.
 
         Raises:
-            KeyboardInterrupt: what was under way is kept, where it came within a while.
-            apsw.Error, OSError: an answer cannot be kept.
+            KeyboardInterrupt: requests in flight are waited for five seconds, and their answers written.
+            apsw.Error, OSError: an answer cannot be written.
         """
-        batches = self._batches(texts)
         try:
-            while self._goes_on(batches):
-                self._take(step)
+            while self._submit_claimed(outbox):
+                self._receive(outbox)
         except BaseException:
-            self._leave(step)
+            self._halt()
+            end = time.monotonic() + _LAST_WAIT
+            while self._in_flight and time.monotonic() < end:
+                self._receive(outbox)
             raise
 
-    def close(self) -> None:
-        """Let the threads end."""
-        self._ending.close()
-
-    # --- what leaves -------------------------------------------------------------------------------------------------
-
-    def _batches(self, texts: Iterable[KeyedText]) -> Iterator[TextBatch]:
-        """Yield texts as they go together."""
-        texts = iter(texts)
-        while not self._is_over and (some := dict(islice(texts, _AT_ONCE))):
-            wanted = self._keeper.claim(list(some), self._kind)
-            sized = ((key, self._embedder.tokens(some[key])) for key in wanted)
-            for batch in pack_batches(sized, self._settings.batch):
-                keys = tuple(key for key, _ in batch)
-                # In a fleet a batch is nobody's but its sender's.
-                claim = Claim(token="", scope="", keys=keys, attempts=0)
-                yield TextBatch(claim=claim, keys=keys, texts=tuple(some[key] for key in keys))
-
-    def _goes_on(self, batches: Iterator[TextBatch]) -> bool:
-        """Submit as much as the threads can send; tell whether there is anything to wait for."""
-        while not self._is_over and self._under_way < _AHEAD * self._workers.count:
-            task = next(batches, None)
-            if task is None:
+    def _submit_claimed(self, outbox: Outbox) -> bool:
+        """Claim as many batches as the threads can take; returns whether there is an answer to wait for."""
+        # Before claiming: after a long sleep, this process must not take over its own expired claims.
+        outbox.renew()
+        while not self._is_over and (room := _AHEAD * self._workers.count - self._in_flight) > 0:
+            batches = outbox.claim(room)
+            if batches is None:
                 break
-            self._submit(task)
-        return self._under_way > 0
+            for batch in batches:
+                self._submit(batch)
+        return self._in_flight > 0 or (not self._is_halted and outbox.is_waiting())
 
-    def _submit(self, task: TextBatch) -> None:
-        self._under_way += 1
-        self._workers.submit(task)
-
-    def _end(self) -> None:
-        """Begin nothing more; what may leave leaves, in its time, and is waited for."""
-        self._is_over = True
-        self._under_way -= len(self._workers.withdraw())
+    def _submit(self, batch: TextBatch) -> None:
+        self._in_flight += 1
+        self._workers.submit(batch)
 
     def _halt(self) -> None:
-        """Send nothing more; what was sent is waited for."""
-        self._halted.set()
-        self._end()
+        """Send nothing more. Requests in flight go on."""
+        self._is_over = self._is_halted = True
+        self._on_halt()
+        self._in_flight -= len(self._workers.withdraw())
         self._embedder.halt()
 
-    def _leave(self, step: Callable[[int], None]) -> None:
-        """Keep what still comes within a while."""
-        self._halt()
-        end = time.monotonic() + _LAST_WAIT
-        while self._under_way and time.monotonic() < end:
-            self._take(step)
-
-    # --- what comes --------------------------------------------------------------------------------------------------
-
-    def _take(self, step: Callable[[int], None]) -> None:
-        """Have all answers kept that are there, and see to those without vectors."""
-        # What was answered is paid for: Ctrl-C waits.
+    def _receive(self, outbox: Outbox) -> None:
+        """Write all vectors that have arrived, then handle the batches that failed."""
+        # Ctrl-C is held back until what was paid for is written.
         with interrupts.defer_stops():
-            came = [self._judged(one) for one in self._workers.answers(_POLL)]
-            self._under_way -= len(came)
-            found: dict[str, TextAnswer] = {}
-            for one in came:
-                if one.problem is None:
-                    vectors = zip(one.task.keys, one.vectors, strict=True)
-                    found.update((key, TextAnswer(vector=vector)) for key, vector in vectors)
-                else:
-                    found.update(self._settled(one.task, one.problem))
-            if found:
-                self._keeper.keep(found, self._kind)
-                step(len(found))
+            results = [self._checked(result, outbox.lengths) for result in self._workers.results(_POLL)]
+            self._in_flight -= len(results)
+            good = [result for result in results if result.problem is None]
+            if good:
+                outbox.write(good)
+            for result in results:
+                if result.problem is not None:
+                    self._handle(outbox, result.batch, result.problem)
 
-    def _judged(self, one: Answered) -> Answered:
-        """Return an answer; one whose vectors have a length that none may have as a problem."""
-        if one.problem is None:
-            dimensions = None
-            if self._dimensions is not None and one.vectors:
-                has = len(one.vectors[0]) // 4
-                dimensions = has if has in self._dimensions else min(self._dimensions)
-            try:
-                check(one.vectors, len(one.task.keys), dimensions, embedder=self._settings.name)
-            except AnswerUnfit as unfit:
-                return Answered(one.task, problem=unfit)
-        return one
+    def _checked(self, result: BatchResult, lengths: VectorLengths) -> BatchResult:
+        """Return a result, with AnswerUnfit as its problem if its vectors cannot be those of its texts."""
+        if result.problem is not None:
+            return result
+        dimensions = None
+        if lengths is not None and result.vectors:
+            length = len(result.vectors[0]) // 4
+            dimensions = length if length in lengths else min(lengths)
+        try:
+            name = self._embedder.settings.name
+            check(result.vectors, len(result.batch.keys), dimensions, embedder=name)
+        except AnswerUnfit as unfit:
+            return BatchResult(result.batch, problem=unfit)
+        return result
 
-    def _settled(self, task: TextBatch, problem: BaseException) -> dict[str, TextAnswer]:
-        """Send a batch again as two, return what is wrong with a text that stands alone, or stop."""
-        found = _of_texts(problem)
-        if found is not None:
-            if len(task.keys) == 1:
-                return {task.keys[0]: found}
-            for half in task.halves() if not self._is_over else ():
+    def _handle(self, outbox: Outbox, batch: TextBatch, problem: BaseException) -> None:
+        """Halve a batch, fail its only text, submit it again, or stop."""
+        is_alone = len(batch.keys) == 1
+        if isinstance(problem, Halted):
+            return
+        if isinstance(problem, ClaimExpired):
+            outbox.renew()
+            if batch.is_held():
+                self._submit(batch)
+        elif isinstance(problem, TextsRejected):
+            outbox.fail(batch, problem.code, problem.reason) if is_alone else self._split(batch)
+        elif isinstance(problem, Unanswered):
+            outbox.skip(batch, problem) if is_alone else self._split(batch)
+        elif isinstance(problem, AnswerUnfit) and problem.facts["fault"] in _TEXT_FAULTS and is_alone:
+            outbox.fail(batch, str(problem.facts["fault"]), str(problem.facts["reason"]))
+        elif isinstance(problem, AnswerUnfit) and problem.facts["fault"] in _TEXT_FAULTS and outbox.splits_unfit:
+            self._split(batch)
+        else:
+            outbox.stop(batch, problem)
+            self._is_over = True
+            # At a limit, requests that are reserved already may still be sent.
+            if not isinstance(problem, LimitReached):
+                self._halt()
+
+    def _split(self, batch: TextBatch) -> None:
+        if not self._is_halted:
+            for half in batch.halves():
                 self._submit(half)
-        elif not isinstance(problem, Halted):
-            self._keeper.stop(stop_reason(problem, self._settings))
-            # Of a limit, others may have the rest, and wait for their time.
-            self._end() if isinstance(problem, LimitReached) else self._halt()
-        return {}
-
-
-def _of_texts(problem: BaseException) -> TextAnswer | None:
-    """Return what a text gets instead of a vector that fails for itself; None: it is not the text."""
-    if isinstance(problem, TextsRejected):
-        return TextAnswer(code=problem.code, reason=str(to_english(problem.reason)))
-    if isinstance(problem, AnswerUnfit) and problem.facts["fault"] in _OF_ONE:
-        return TextAnswer(code=str(problem.facts["fault"]), reason=str(to_english(problem.facts["reason"])))
-    return None
-
-
-def stop_reason(problem: BaseException, settings: EmbedderSettings) -> StopReason:
-    """Return why nothing more is sent after a problem.
-
-    Raises:
-        BaseException: it is none of the embedder's.
-    """
-    if isinstance(problem, LimitReached):
-        return StopReason(reason=str(problem))
-    if isinstance(problem, ServerFailing):
-        reason = tr("embedder {embedder} does not answer: {reason}", embedder=settings.name, reason=problem.reason)
-        return StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
-    if isinstance(problem, RegraftError):
-        return StopReason(reason=str(problem), code=problem.code, exit_status=library_exit_status(problem))
-    raise problem
-
-
-def library_exit_status(problem: RegraftError) -> int:
-    """Return the exit status of a library that a problem keeps from being filled: it is not just worth reading."""
-    return max(REFUSED, problem.exit_status)

@@ -1,12 +1,17 @@
-"""What backfill is going to do: which bases it fills, what they lack, and what that takes. Nothing is written."""
+"""What a backfill would do: which bases it fills, how many texts lack a vector, and what sending them takes.
+
+Nothing is written and nothing is sent. Without a configured embedder, :class:`UnnamedEmbedder` takes its place, and
+the survey says which configuration is needed (``docs/embedders.md``).
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import islice
-from pathlib import Path
+from heapq import merge
+from itertools import groupby, islice
+from operator import itemgetter
 
 import apsw
 import msgspec
@@ -18,45 +23,56 @@ from regraft.embedders.settings import DEFAULT_MODEL, EmbedderSettings, ModelNee
 from regraft.errors import DimensionsMissing, EmbedderUnnamed, RegraftError
 from regraft.identity import replace
 from regraft.language import tr
-from regraft.report.suggestion import Suggestion
+from regraft.report.document import Suggestion
 from regraft.text import path_argument
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.session import reading_store
 from repair.changes.store import Store
 from repair.embedding import probing
-from repair.embedding.filling import (
-    Estimate,
-    ExpectedTexts,
-    SizedText,
-    empty_estimate,
-    estimate_sending,
-    sized_new_units,
+from repair.embedding.budget import Limits
+from repair.embedding.report import Estimate, ScopeOutcome, cost_of, empty_estimate
+from repair.embedding.scope import (
+    BackfillOptions,
+    CannotFill,
+    ChooseEmbedder,
+    Filler,
+    PreparationStep,
+    Scope,
+    Target,
+    TextCounts,
+    texts_to_send,
 )
-from repair.embedding.report import ScopeOutcome
-from repair.embedding.scope import BackfillOptions, CannotFill, ChooseEmbedder, Filler, PreparationStep, Scope, Target
+from repair.embedding.sender import pack_batches
 
-# Looking without an embedder: what a run would send, and the configuration that it needs (``docs/embedders.md``).
-
-
-#: Commands that say what they would send although nobody has said to whom.
+#: Texts held in memory, or looked up in another base, at a time.
+_CHUNK = 256
+#: Commands whose dry run works without a configured embedder.
 _COMMANDS = {"backfill", "rebuild"}
+
+#: Counts the tokens of a text.
+TokenCounter = Callable[[str], int]
+#: The key of a text, and its tokens.
+SizedText = tuple[str, int]
+
+
+# --- the embedder ----------------------------------------------------------------------------------------------------
 
 
 class UnnamedEmbedder(EmbedderSettings, frozen=True, kw_only=True):
-    """Stands for the embedder that nobody has named: it is of every model, and has no price."""
+    """Takes the place of an embedder that is not configured: it serves any model and has no price."""
 
 
 def unnamed_embedder(models: Iterable[str]) -> UnnamedEmbedder:
-    """Return what stands for an embedder of these models; where there are none, of the one that is suggested."""
+    """Return a stand-in that serves these models; without any, the suggested one."""
     return UnnamedEmbedder(name="", model=DEFAULT_MODEL, model_ids=tuple(sorted(models)))
 
 
 def choose_settings(choose: ChooseEmbedder, store: Store, filler: Filler, options: BackfillOptions) -> EmbedderSettings:
-    """Return the embedder that is meant; for a dry run without any, what stands for it.
+    """Choose the configured embedder; in a dry run without one, a stand-in.
 
     Raises:
-        EmbedderUnnamed: there is none; its fact ``suggestion`` says what to write into the configuration.
-        RegraftError: as ``choose`` raises it.
+        EmbedderUnnamed: none is configured; its fact ``suggestion`` is the configuration to write.
+        RegraftError: raised by ``choose``.
     """
     models = filler.models(store, options)
     try:
@@ -71,40 +87,40 @@ def choose_settings(choose: ChooseEmbedder, store: Store, filler: Filler, option
 
 
 def is_unconfigured(error: EmbedderUnnamed) -> bool:
-    """Tell whether no embedder is configured at all, so that the user has nothing to choose from."""
+    """Whether the configuration has no embedder at all."""
     return error.facts.get("count") == 0
 
 
 def add_suggestion(error: EmbedderUnnamed, suggestion: Suggestion) -> EmbedderUnnamed:
-    """Return the error with what to write into the configuration."""
+    """Return a copy of the error with the configuration to write."""
     return EmbedderUnnamed(**{**error.facts, "suggestion": suggestion})
 
 
 def known_models(store: Store, filler: Filler, options: BackfillOptions) -> frozenset[str]:
-    """Return the models of the vectors that are there, where any model would do."""
+    """Return the models of the vectors in a store, for a command that accepts any model; empty if they are unknown."""
     with suppress(RegraftError):
         return filler.models(store, replace(options, command="backfill"))
     return frozenset()
 
 
 def needed_models(store: Store, filler: Filler, options: BackfillOptions) -> list[ModelNeed]:
-    """Return the vectors that what is meant needs: of which model, and how long; nothing is written."""
+    """Return the model and the vector length that each target needs. Reads only."""
     with reading_store(store):
         models = filler.models(store, options) or known_models(store, filler, options)
-        return [
-            _need(target, store.root) for target in filler.targets(store, unnamed_embedder(models), options).targets
-        ]
-
-
-def _need(target: Target, root: Path) -> ModelNeed:
-    dimensions = None
-    with suppress(CannotFill, RegraftError, apsw.Error, OSError, ValueError), target.opened(root) as scope:
-        dimensions = scope.dimensions
-    return ModelNeed(model_id=target.model_id, dimensions=dimensions, label=target.label)
+        needs = []
+        for target in filler.targets(store, unnamed_embedder(models), options).targets:
+            dimensions = None
+            with (
+                suppress(CannotFill, RegraftError, apsw.Error, OSError, ValueError),
+                target.opened(store.root) as scope,
+            ):
+                dimensions = scope.dimensions
+            needs.append(ModelNeed(model_id=target.model_id, dimensions=dimensions, label=target.label))
+        return needs
 
 
 def command_line(options: BackfillOptions) -> str:
-    """Return the command line that asks for the same, and is no dry run."""
+    """Return the shell command with these options, without ``--dry-run``."""
     words = ["regraft", options.command, path_argument(options.path)]
     for base in options.bases:
         words += ["--base", base]
@@ -119,58 +135,179 @@ def command_line(options: BackfillOptions) -> str:
     return shlex.join(words)
 
 
-#: How many texts are looked up in another base at once.
-_AT_ONCE = 256
+# --- texts and estimates ---------------------------------------------------------------------------------------------
+
+
+class ExpectedTexts(msgspec.Struct):
+    """The texts of one scope that a run will send, including those of units that it creates first.
+
+    ``coming`` maps the keys of new units without a vector to their tokens. ``free`` has the keys of texts that get the
+    vector of an equal text: one that another base has already (``there``), or one that the run sends for an earlier
+    scope.
+    """
+
+    coming: dict[str, int] = msgspec.field(default_factory=dict)
+    free: set[str] = msgspec.field(default_factory=set)
+    there: frozenset[str] = frozenset()
+    #: Whether the vectors of this scope are in one file with those of other scopes.
+    shares_with_itself: bool = False
+    #: Texts that get the vector of an equal text; set by :meth:`sized`.
+    shared: int = 0
+
+    def survey(self, scope: Scope) -> TextCounts:
+        """Count the texts of a scope as they will be once new units are created."""
+        found = scope.survey()
+        new = len(self.coming.keys() - set(scope.texts(list(self.coming))))
+        return TextCounts(ready=found.ready, pending=found.pending + new, stale=found.stale, failed=found.failed)
+
+    def sized(self, scope: Scope, tokens_of: TokenCounter) -> Iterator[SizedText]:
+        """Yield the texts that are sent, in the order of their keys."""
+        self.shared = 0
+        every = merge(sized_texts_without_vector(scope, tokens_of), sorted(self.coming.items()))
+        distinct = (next(group) for _, group in groupby(every, key=itemgetter(0)))
+        while chunk := list(islice(distinct, _CHUNK)):
+            keys = [key for key, _ in chunk]
+            free = self.free.intersection(keys)
+            if self.shares_with_itself:
+                free |= scope.vectors(keys).keys()
+            self.shared += len(free)
+            yield from ((key, tokens) for key, tokens in chunk if key not in free)
+
+
+def sized_texts_without_vector(scope: Scope, tokens_of: TokenCounter) -> Iterator[SizedText]:
+    """Yield the texts of a scope that lack a vector, without blank ones."""
+    keys = scope.lacking()
+    while chunk := list(islice(keys, _CHUNK)):
+        for key, text in texts_to_send(scope.texts(chunk)).items():
+            yield key, tokens_of(text.text or "")
+
+
+def sized_new_units(scope: Scope, bodies: Iterable[tuple[str, str]], tokens_of: TokenCounter) -> dict[str, int]:
+    """Map the keys of bodies (key, text) without a vector to their tokens."""
+    found = {}
+    bodies = iter(bodies)
+    while chunk := dict(islice(bodies, _CHUNK)):
+        ready = scope.vectors(list(chunk))
+        found.update({key: tokens_of(text) for key, text in chunk.items() if key not in ready})
+    return found
+
+
+def estimate_sending(
+    sized: Iterable[SizedText], settings: EmbedderSettings, limits: Limits, sent: Estimate
+) -> Estimate:
+    """Estimate the requests and the cost of sending texts, up to the limits.
+
+    Args:
+        sized: the texts, in the order in which they are sent.
+        settings: the embedder's.
+        limits: those of the run.
+        sent: what the run sends before these texts.
+
+    Raises:
+        apsw.Error: the scope is damaged.
+    """
+    texts = tokens = requests = 0
+    for sizes in ([size for _, size in batch] for batch in pack_batches(sized, settings.batch)):
+        batch = sizes if limits.texts is None else sizes[: max(0, limits.texts - sent.texts - texts)]
+        size = sum(batch)
+        cost = cost_of(sent.tokens + tokens + size, settings) or 0.0
+        if (
+            not batch
+            or (limits.requests is not None and sent.requests + requests >= limits.requests)
+            or (limits.cost is not None and cost > limits.cost)
+        ):
+            break
+        texts, tokens, requests = texts + len(batch), tokens + size, requests + 1
+    return Estimate(
+        texts=texts,
+        tokens=tokens,
+        requests=requests,
+        cost=cost_of(tokens, settings),
+        currency=settings.currency,
+    )
+
+
+def estimate_outcome(
+    scope: Scope,
+    settings: EmbedderSettings,
+    tokens_of: TokenCounter,
+    *,
+    name: str,
+    model_id: str | None,
+    dimensions: int | None,
+) -> ScopeOutcome:
+    """Start the outcome of a scope that is filled alone, with an estimate of what is sent. Reads only.
+
+    Args:
+        scope: opened.
+        settings: the embedder's.
+        tokens_of: counts the tokens of a text.
+        name: the display name of the scope.
+        model_id: the model of its vectors, or None if unknown.
+        dimensions: the length of its vectors, or None if unknown.
+    """
+    sized = sized_texts_without_vector(scope, tokens_of)
+    return ScopeOutcome(
+        scope=scope.name,
+        name=name,
+        model_id=model_id,
+        dimensions=dimensions,
+        survey=scope.survey(),
+        planned=estimate_sending(sized, settings, Limits(), empty_estimate(settings)),
+    )
+
+
+# --- the survey ------------------------------------------------------------------------------------------------------
 
 
 class SurveyedTarget(msgspec.Struct, kw_only=True):
-    """A target as it was looked at: nothing was written."""
+    """A target, with the start of its outcome."""
 
     target: Target
     outcome: ScopeOutcome
-    #: Texts with their vectors, to be compared; None where nothing is going to be embedded.
+    #: Texts with their vectors that the embedder is compared by; None: no comparison, since nothing is embedded.
     sample: list[tuple[str, bytes]] | None
     expected: ExpectedTexts
 
 
 class BackfillSurvey(msgspec.Struct, kw_only=True):
-    """What a run is going to do."""
+    """What a run will do."""
 
-    seen: list[SurveyedTarget]
+    targets: list[SurveyedTarget]
     left: list[Unresolved]
-    #: What is done before anything is embedded, as far as it is known.
+    #: The plan of the first preparation step; the plans of later ones depend on it.
     first: Plan
-    #: Makes the plans of that anew, one after the other.
+    #: Steps before anything is embedded; each makes its plan when it is run.
     steps: tuple[PreparationStep, ...]
 
     @property
     def is_needed(self) -> bool:
-        """Tell whether there is anything to do."""
+        """Whether there is anything to do."""
         return bool(self.first.changes) or any(
-            one.outcome.survey.lacking or one.target.is_new or one.target.is_unfinished for one in self.seen
+            one.outcome.survey.lacking or one.target.is_new or one.target.is_unfinished for one in self.targets
         )
 
 
 def survey_store(store: Store, filler: Filler, settings: EmbedderSettings, options: BackfillOptions) -> BackfillSurvey:
-    """Return what a run is going to do.
+    """Survey all targets in a store that an embedder can fill.
 
     Raises:
         ModelDiffers, ModelSet: see :func:`~repair.cherry_v2.index_vectors.index_targets`.
-        DimensionsMissing: nobody knows how long the vectors of a base are to be.
-        RegraftError: it cannot be looked at.
+        DimensionsMissing: the vector length of a base without vectors is unknown.
+        RegraftError: the store cannot be read.
     """
     with reading_store(store):
         found = filler.targets(store, settings, options)
         first = found.steps[0].planner(store) if found.steps else Plan()
-    seen = BackfillSurvey(seen=[], left=list(found.left), first=first, steps=found.steps)
+    survey = BackfillSurvey(targets=[], left=list(found.left), first=first, steps=found.steps)
     for target in found.targets:
-        with _readable(target, seen.left), target.opened(store.root) as scope:
-            seen.seen.append(_seen(scope, target, settings, options, first))
-    _Estimating(store=store, seen=seen, settings=settings, options=options).run()
-    return seen
+        with _skip_unfit(target, survey.left), target.opened(store.root) as scope:
+            survey.targets.append(_survey_target(scope, target, settings, options, first))
+    _Estimator(store=store, survey=survey, settings=settings, options=options).run()
+    return survey
 
 
-def _seen(
+def _survey_target(
     scope: Scope, target: Target, settings: EmbedderSettings, options: BackfillOptions, first: Plan
 ) -> SurveyedTarget:
     target.demand_fit(scope)
@@ -178,10 +315,10 @@ def _seen(
     expected = ExpectedTexts(shares_with_itself=target.shares_with_itself)
     if target.base_id in first.bodies:
         expected.coming = sized_new_units(scope, first.bodies[target.base_id](), tokens_of)
-    # Blank texts are not sent.
+    # False if all texts without a vector are blank.
     is_embedded = next(expected.sized(scope, tokens_of), None) is not None
-    is_known = scope.dimensions is not None or isinstance(settings, UnnamedEmbedder)
-    if not is_known and is_embedded and target.needs_dimensions:
+    is_length_known = scope.dimensions is not None or isinstance(settings, UnnamedEmbedder)
+    if not is_length_known and is_embedded and target.needs_dimensions:
         raise DimensionsMissing(base=target.label)
     outcome = ScopeOutcome(
         scope=scope.name,
@@ -198,69 +335,71 @@ def _seen(
 
 
 def vector_kind(one: SurveyedTarget) -> tuple[str | None, int | None]:
-    """Return what vectors have to have in common; an index without a catalog has nothing in common with others."""
+    """Return model and dimensions: vectors of equal kind are interchangeable. A file without a model is a kind."""
     return one.target.model_id or one.target.files[0], one.outcome.dimensions
 
 
-class _Estimating(msgspec.Struct, kw_only=True):
-    """Says what a run sends for each target: a text that several of them have is sent once."""
+class _Estimator(msgspec.Struct, kw_only=True):
+    """Estimates what a run sends for each target; a text that several targets have is sent once."""
 
     store: Store
-    seen: BackfillSurvey
+    survey: BackfillSurvey
     settings: EmbedderSettings
     options: BackfillOptions
 
     def run(self) -> None:
-        """Put it into the outcomes."""
+        """Set the ``planned`` estimate of every outcome."""
         groups: dict[tuple[str | None, int | None], list[SurveyedTarget]] = {}
-        for one in self.seen.seen:
+        for one in self.survey.targets:
             groups.setdefault(vector_kind(one), []).append(one)
-        free = {kind: self._free(group) if len(group) > 1 else set() for kind, group in groups.items()}
+        free = {kind: self._find_free(group) if len(group) > 1 else set() for kind, group in groups.items()}
         there = {kind: frozenset(keys) for kind, keys in free.items()}
         sent = empty_estimate(self.settings)
-        for one in self.seen.seen:
+        for one in self.survey.targets:
             kind = vector_kind(one)
             one.expected.free, one.expected.there = free[kind], there[kind]
             self._estimate(one, sent, is_alone=len(groups[kind]) == 1)
             sent = sent.plus(one.outcome.planned)
 
-    def _free(self, group: list[SurveyedTarget]) -> set[str]:
-        """Return the texts that some of these lack, and another one has whose vectors are going to be compared."""
+    def _find_free(self, group: list[SurveyedTarget]) -> set[str]:
+        """Return the keys of texts that one target of the group lacks and another, which is compared, has a vector
+        for.
+        """
         wanted: set[str] = set()
         for one in group:
-            with _readable(one.target, self.seen.left), one.target.opened(self.store.root) as scope:
+            with _skip_unfit(one.target, self.survey.left), one.target.opened(self.store.root) as scope:
                 wanted.update(scope.lacking(), one.expected.coming)
         found: set[str] = set()
         for one in group:
             if not wanted or one.target.shares_with_itself or (one.sample is None and self.options.probes):
                 continue
-            with _readable(one.target, self.seen.left), one.target.opened(self.store.root) as scope:
+            with _skip_unfit(one.target, self.survey.left), one.target.opened(self.store.root) as scope:
                 keys = iter(sorted(wanted))
-                while chunk := list(islice(keys, _AT_ONCE)):
+                while chunk := list(islice(keys, _CHUNK)):
                     found.update(scope.vectors(chunk))
         return found
 
     def _estimate(self, one: SurveyedTarget, sent: Estimate, *, is_alone: bool) -> None:
-        with _readable(one.target, self.seen.left), one.target.opened(self.store.root) as scope:
+        with _skip_unfit(one.target, self.survey.left), one.target.opened(self.store.root) as scope:
             sized = one.expected.sized(scope, embedders.counter(self.settings))
             keys: list[str] = []
             if not is_alone:
-                sized = _noting(sized, keys)
+                sized = _collect_keys(sized, keys)
             planned = estimate_sending(sized, self.settings, self.options.limits, sent)
-            # What is sent for one is not sent again for the next.
+            # Later targets get these vectors for free.
             one.expected.free.update(keys)
             one.outcome.planned = structs.replace(planned, shared=one.expected.shared)
 
 
-def _noting(sized: Iterator[SizedText], keys: list[str]) -> Iterator[SizedText]:
+def _collect_keys(sized: Iterator[SizedText], keys: list[str]) -> Iterator[SizedText]:
     for key, size in sized:
         keys.append(key)
         yield key, size
 
 
 @contextmanager
-def _readable(target: Target, left: list[Unresolved]) -> Iterator[None]:
-    """Leave a base that cannot be filled as it is; the others go on."""
+def _skip_unfit(target: Target, left: list[Unresolved]) -> Iterator[None]:
+    """Add a target that cannot be filled to ``left``, with the finding that says why, instead of raising."""
     try:
         yield
     except CannotFill as unfit:

@@ -1,6 +1,6 @@
-"""Building the new base beside the store: an index with all texts and no vectors, and the snapshots that are missing.
+"""Build the new base in a staging folder: an index with all texts and no vectors, and missing snapshots.
 
-Texts go by one at a time. What an earlier run has built, and the vectors that it has paid for, stay.
+One text is in memory at a time. What an earlier run has built, and the vectors that it has paid for, are kept.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from regraft.ledger.values import Count
 from regraft.report.progress import Progress, stage
 from regraft.stores.locate import INDEX_FILE, RAW_FOLDER
 from regraft.text import is_blank, replace_surrogates
+from repair.cherry_v2.donor_indexes import OldIndex
 from repair.cherry_v2.item_texts import BLANK, NoText, Span, cut_text, find_raw_file, read_item_text
-from repair.cherry_v2.restore.source import (
+from repair.cherry_v2.old_base import (
     ItemCopy,
-    OldIndex,
     RestoredBase,
     RestoredItem,
     RestoreSource,
@@ -47,15 +47,15 @@ from repair.cherry_v2.restore.source import (
     open_old_index,
 )
 
-#: What is built is told by this file, in one folder with it.
+#: The record of a complete build, in the same folder.
 _RECORD = "restored.json"
-#: Its size in bytes at most: an item takes some hundred.
+#: Its maximum size in bytes; an item takes a few hundred.
 _LARGEST_RECORD = 1 << 30
 _BASE, _NEW = "base", "new"
 
 
 class NotCarried(msgspec.Struct, frozen=True):
-    """What does not come along, or not as it was: the finding that is nearest, why, and the item."""
+    """Something that is not restored, or not as it was: the closest finding, the reason, and the item."""
 
     finding: str
     reason: str
@@ -64,54 +64,54 @@ class NotCarried(msgspec.Struct, frozen=True):
 
 
 class BuiltBase(msgspec.Struct, frozen=True):
-    """A base that is built: its id and that of the old one, its items, and what is to be copied for it."""
+    """A base that was built: its id and that of the old base, its items, and the files that have to be copied."""
 
     base: str
     source: str
-    #: What the old base was like (:meth:`repair.cherry_v2.restore.source.RestoreSource.mark`).
+    #: The state of the old base (:meth:`repair.cherry_v2.old_base.RestoreSource.mark`).
     mark: str
     items: tuple[ItemCopy, ...]
-    #: Files below ``raw/`` of the old base that come along.
+    #: Files below ``raw/`` of the old base that are copied.
     files: tuple[str, ...]
-    #: How many items have a text, into how many units these are cut, and how many of those have distinct texts.
+    #: The number of items with a text, of their units, and of distinct unit texts.
     texts: Count
     units: Count
     bodies: Count
     left: tuple[NotCarried, ...]
-    #: Encodings that were guessed, by the files that were read so.
+    #: The guessed encodings, by file.
     guessed: dict[str, str]
-    #: The model of its vectors; "" where an earlier release built it.
+    #: The model of its vectors; "" in records of an earlier release.
     model_id: str = ""
 
     def folder(self, staged: Path) -> Path:
-        """Return the base's folder in ``staged``, where it was built."""
+        """Return the base's folder in ``staged``."""
         return staged / self.mark / _BASE
 
     def index(self, staged: Path) -> Path:
-        """Return its index there."""
+        """Return the base's index in ``staged``."""
         return self.folder(staged) / INDEX_FILE
 
 
 def build_base(source: RestoreSource, wanted: RestoredBase, staged: Path, now_ms: int, progress: Progress) -> BuiltBase:
-    """Build the new base in the folder ``staged``, or find it built there.
+    """Build the new base in the folder ``staged``, or return the base that an earlier run built there.
 
     Args:
-        source: the base that is restored.
-        wanted: what it is to become.
-        staged: a folder of its own, on the store's disk; it need not be there. What is in it stays for the next run.
+        source: the old base.
+        wanted: what it becomes.
+        staged: the staging folder, on the disk of the store; may not exist yet. Its content is kept for the next run.
         now_ms: the run's time in ms.
         progress: told of every item.
 
     Raises:
-        NotRestored: none of its items has a text.
-        WrongUsage: what reads and cuts texts is not installed.
-        VerificationFailed: what was written is not what was read.
-        OSError, apsw.Error: it cannot be written.
+        NotRestored: no item has a text.
+        WrongUsage: a library that reads or splits texts is not installed.
+        VerificationFailed: the index is not what was written.
+        OSError, apsw.Error: the folder cannot be written.
     """
     mark = source.mark()
-    place = staged / mark
-    if place.is_dir():
-        return _found(place / _RECORD, mark, source.key, wanted.base_id(source.key))
+    built = staged / mark
+    if built.is_dir():
+        return _read_record(built / _RECORD, mark, source.key, wanted.base_id(source.key))
     new = staged / _NEW
     durable.remove_tree(new)
     durable.make_folders((new / _BASE / INDEX_FILE).parent, flush=False)
@@ -120,24 +120,24 @@ def build_base(source: RestoreSource, wanted: RestoredBase, staged: Path, now_ms
         with stage(progress, tr("Collecting texts"), len(source.items), "items"):
             restored = builder.run(mark, progress)
         _keep_vectors(new / _BASE / INDEX_FILE, staged, wanted)
-        _verify(new / _BASE / INDEX_FILE, restored.base)
+        count_missing_vectors(new / _BASE / INDEX_FILE, restored.base)
         durable.put_bytes(new / _RECORD, msgspec.json.encode(document_in_english(msgspec.to_builtins(restored))))
         durable.sync_tree(new)
-        durable.replace(new, place)
+        durable.replace(new, built)
     finally:
         durable.remove_tree(new)
     return restored
 
 
-def _found(record: Path, mark: str, source: str, base: str) -> BuiltBase:
-    """Return what the record of a base says that an earlier run built.
+def _read_record(record: Path, mark: str, source: str, base: str) -> BuiltBase:
+    """Read and check the record of a base that an earlier run built.
 
     Raises:
-        LedgerUnreadable: it is damaged, or says what no run of regraft writes.
+        LedgerUnreadable: the record is damaged, or not one that regraft wrote.
     """
     try:
-        found = _decoded(record)
-        problem = _unfit(found, mark, source, base)
+        found = _decode_record(record)
+        problem = _record_problem(found, mark, source, base)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
         reason = getattr(error, "strerror", None) or error
         raise LedgerUnreadable(path=record, reason=reason) from error
@@ -146,37 +146,37 @@ def _found(record: Path, mark: str, source: str, base: str) -> BuiltBase:
     return found
 
 
-def _decoded(record: Path) -> BuiltBase:
+def _decode_record(record: Path) -> BuiltBase:
     if record.is_symlink() or not record.is_file() or record.stat().st_size > _LARGEST_RECORD:
-        raise OSError(errno.EINVAL, tr("it is not an ordinary file, or far too large"))
+        raise OSError(errno.EINVAL, tr("it is not a regular file, or is too large"))
     return msgspec.json.decode(links.read_bytes(record), type=BuiltBase)
 
 
-def _unfit(found: BuiltBase, mark: str, source: str, base: str) -> str | None:
+def _record_problem(found: BuiltBase, mark: str, source: str, base: str) -> str | None:
     if (found.mark, found.source, found.base) != (mark, source, base):
-        return tr("it is of another base")
+        return tr("it belongs to another base")
     paths = (*found.files, *found.guessed, *(item.path for item in found.items if item.path is not None))
     outside = [path for path in paths if find_path_problem(path.encode("utf-8", "surrogatepass")) is not None]
     if outside:
         return tr("it names {outside!r}, which is not a path below raw/", outside=outside[0])
     if any(one.finding not in FINDINGS for one in found.left):
-        return tr("it names a finding that there is not")
+        return tr("it names an unknown finding")
     return None
 
 
 def _keep_vectors(index: Path, staged: Path, wanted: RestoredBase) -> None:
-    """Copy vectors that earlier runs paid for and that never reached a base into a new index.
+    """Copy vectors that earlier runs paid for, but never published, into a new index.
 
-    They come from earlier states of the old base, and from bases of another name that were to have the same model.
-    What cannot be read of them is skipped.
+    They were made for earlier states of the old base, or for bases of another name with the same model. Unreadable
+    files are skipped.
     """
-    for place in _built_indexes(staged.parent):
-        if place == index or not (staged in place.parents or _model_of(place) == wanted.model_id):
+    for earlier in _built_indexes(staged.parent):
+        if earlier == index or not (staged in earlier.parents or _model_of(earlier) == wanted.model_id):
             continue
         with (
             suppress(*sqlite.CONTENT_ERRORS),
             sqlite.open_writable(index) as db,
-            sqlite.attach_readonly(db, place, "earlier"),
+            sqlite.attach_readonly(db, earlier, "earlier"),
             sqlite.transaction(db),
         ):
             db.execute(
@@ -190,32 +190,32 @@ def _keep_vectors(index: Path, staged: Path, wanted: RestoredBase) -> None:
 
 
 def _built_indexes(restoring: Path) -> list[Path]:
-    """Return the indexes below a folder of bases that are being built; links that lead elsewhere are skipped."""
+    """Return the indexes of all bases below the staging folder of restores; links that lead elsewhere are skipped."""
     real = links.real_path(restoring)
     found = sorted(restoring.glob(f"*/*/{_BASE}/{INDEX_FILE}"))
     return [path for path in found if links.real_path(path) == real / path.relative_to(restoring)]
 
 
 def _model_of(index: Path) -> str | None:
-    """Return the model that the vectors of a built index are of, None where its record does not say."""
+    """Return the model of the vectors of a built index, or None if its record does not tell."""
     record = index.parents[2] / _RECORD
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError):
-        return _decoded(record).model_id or None
+        return _decode_record(record).model_id or None
     return None
 
 
 def paid_dimensions(source: RestoreSource, model_id: str, restoring: Path) -> int | None:
-    """Return how many dimensions the vectors have that an earlier run paid for to restore a base; None: there are none.
+    """Return the length of the vectors that an earlier run paid for to restore a base, or None.
 
     Args:
-        source: the base that is restored.
+        source: the old base.
         model_id: the model that it gets.
-        restoring: the folder of all bases that are being built.
+        restoring: the staging folder of all restores.
     """
-    for place in _built_indexes(restoring):
-        if _model_of(place) != model_id or _decoded(place.parents[2] / _RECORD).source != source.key:
+    for index in _built_indexes(restoring):
+        if _model_of(index) != model_id or _decode_record(index.parents[2] / _RECORD).source != source.key:
             continue
-        with suppress(*sqlite.CONTENT_ERRORS), sqlite.open_readonly(place) as db:
+        with suppress(*sqlite.CONTENT_ERRORS), sqlite.open_readonly(index) as db:
             size: Any = db.execute("SELECT length(vector_blob) FROM embedding LIMIT 1").get
             if isinstance(size, int) and size > 0 and size % 4 == 0:
                 return size // 4
@@ -223,25 +223,31 @@ def paid_dimensions(source: RestoreSource, model_id: str, restoring: Path) -> in
 
 
 def demand_text(source: RestoreSource, wanted: RestoredBase) -> None:
-    """Refuse a base none of whose items has a text, without building anything.
+    """Check that at least one item of a base has a text, without building anything.
 
     Raises:
-        NotRestored
+        NotRestored: no item has a text.
     """
     with durable.temporary_folder() as work:
         _Builder(source, wanted, work, 0).demand_text()
 
 
-def _verify(index: Path, base: str) -> None:
-    ledger = FindingCollector()
-    audit_index(index, ExpectedIndex(base=base, folder=base, has_model=True), ledger)
-    for finding in ledger.findings():
+def count_missing_vectors(index: Path, base: str, dimensions: int | None = None) -> int:
+    """Audit the index of a new base; returns the number of unit texts without a vector.
+
+    Raises:
+        VerificationFailed: anything else is wrong with it.
+    """
+    findings = FindingCollector()
+    audit_index(index, ExpectedIndex(base=base, folder=base, has_model=True, dimensions=dimensions), findings)
+    for finding in findings.to_findings():
         if finding.severity == "error" and finding.name != v2.VECTOR_MISSING:
             raise VerificationFailed(base=base, reason=finding.message)
+    return findings.count(v2.VECTOR_MISSING, base)
 
 
 class _Builder:
-    """Builds one base; used once."""
+    """Builds one base. Single use."""
 
     def __init__(self, source: RestoreSource, wanted: RestoredBase, folder: Path, now_ms: int) -> None:
         self._source = source
@@ -259,34 +265,34 @@ class _Builder:
 
     def run(self, mark: str, progress: Progress) -> BuiltBase:
         rows: list[Row] = []
-        leaves: dict[str, RestoredItem] = {}
+        leaf_items: dict[str, RestoredItem] = {}
         with ExitStack() as stack:
             catalog = stack.enter_context(sqlite.open_readonly(self._source.catalog))
             old = stack.enter_context(open_old_index(self._source))
             db = stack.enter_context(sqlite.open_writable(self._index, create=True))
-            self._take_names(catalog)
+            self._reserve_names(catalog)
             index = IndexBuilder(db, self._base, self._now)
             for row, data in self._rows(catalog):
                 progress.step(1, 0)
                 rows.append(row)
                 if row["type"] != "directory":
-                    leaves[row["id"]] = self._leaf({**row, "data": data}, old, index)
+                    leaf_items[row["id"]] = self._add_item({**row, "data": data}, old, index)
             index.finish()
             bodies: Any = db.execute("SELECT count(DISTINCT embedding_text_hash) FROM search_text").get
             if old.problem is not None:
                 message = tr(
-                    "its index cannot be read as a whole ({problem}): what is missing in it came from raw/",
+                    "its index can be read only in part ({problem}); the missing texts were taken from raw/",
                     problem=old.problem,
                 )
                 self._left.insert(0, NotCarried(v2.UNREADABLE, message))
-        texts = sum(leaf.missing is None for leaf in leaves.values())
+        texts = sum(leaf_item.missing is None for leaf_item in leaf_items.values())
         if rows and not texts:
-            raise self._without_texts(next((str(leaf.missing) for leaf in leaves.values()), None))
+            raise self._without_texts(next((str(leaf_item.missing) for leaf_item in leaf_items.values()), None))
         return BuiltBase(
             base=self._base,
             source=self._source.key,
             mark=mark,
-            items=tuple(copy_items(self._base, rows, leaves)),
+            items=tuple(copy_items(self._base, rows, leaf_items)),
             files=tuple(self._files),
             texts=texts,
             units=index.tallies.units,
@@ -300,7 +306,7 @@ class _Builder:
         """Look for the first item with a text.
 
         Raises:
-            NotRestored: there are items, and none has one.
+            NotRestored: no item has one.
         """
         first, is_empty = None, True
         with sqlite.open_readonly(self._source.catalog) as catalog, open_old_index(self._source) as old:
@@ -322,7 +328,7 @@ class _Builder:
         reason = tr("none of its items has a text here; for example, {first}", first=first)
         return NotRestored(path=self._source.store.path, base=self._source.key, reason=reason)
 
-    def _take_names(self, catalog: apsw.Connection) -> None:
+    def _reserve_names(self, catalog: apsw.Connection) -> None:
         for (data,) in untrusted_sqlite.read_lenient_rows(
             catalog, ("data",), "knowledge_item WHERE base_id = ?", (self._source.key,)
         ):
@@ -332,11 +338,11 @@ class _Builder:
                     self._names.take(replace_surrogates(found[key]))
 
     def _rows(self, catalog: apsw.Connection) -> Iterator[tuple[Row, Any]]:
-        """Yield the rows that are copied, each with what it holds."""
-        going = 0
+        """Yield the rows that are copied, each with its ``data``."""
+        deleting = 0
         for row in self._source.items:
             if is_being_deleted(row):
-                going += 1
+                deleting += 1
                 continue
             ((data,),) = untrusted_sqlite.read_lenient_rows(
                 catalog, ("data",), "knowledge_item WHERE id = ?", (row.get("id"),)
@@ -346,34 +352,38 @@ class _Builder:
                 yield row, data
             else:
                 self._left.append(
-                    NotCarried(v2.ITEM_DATA, tr("an item stays behind: {problem}", problem=problem), str(row.get("id")))
+                    NotCarried(
+                        v2.ITEM_DATA, tr("an item was not copied: {problem}", problem=problem), str(row.get("id"))
+                    )
                 )
-        if going:
+        if deleting:
             self._left.append(
-                NotCarried(v2.MATERIAL_ORPHAN, tr("items that are being deleted stay behind"), severity="note")
+                NotCarried(v2.MATERIAL_ORPHAN, tr("items that are being deleted were not copied"), severity="note")
             )
 
     # --- one item ----------------------------------------------------------------------------------------------------
 
-    def _leaf(self, item: Row, old: OldIndex, index: IndexBuilder) -> RestoredItem:
-        leaf = RestoredItem({key: value for key, value in item.items() if key != "data"}, new_item_id(self._base, item))
-        self._take_files(item)
+    def _add_item(self, item: Row, old: OldIndex, index: IndexBuilder) -> RestoredItem:
+        leaf_item = RestoredItem(
+            {key: value for key, value in item.items() if key != "data"}, new_item_id(self._base, item)
+        )
+        self._collect_files(item)
         try:
             text, spans = self._text(item, old)
         except NoText as reason:
-            leaf.missing = str(reason)
+            leaf_item.missing = str(reason)
             if item.get("status") != "idle":
-                self._left.append(NotCarried(v2.ITEM_NO_MATERIAL, leaf.missing, leaf.id))
+                self._left.append(NotCarried(v2.ITEM_NO_MATERIAL, leaf_item.missing, leaf_item.id))
             path = get_indexed_path(item)
             if path is not None and (path == item["id"] or self._problem(path) is not None):
-                leaf.path = leaf.id
-            return leaf
-        path = self._path(item, leaf.id, text)
-        leaf.path = None if path == get_indexed_path(item) else path
-        index.add_units(leaf.id, path, text, spans)
-        return leaf
+                leaf_item.path = leaf_item.id
+            return leaf_item
+        path = self._path(item, leaf_item.id, text)
+        leaf_item.path = None if path == get_indexed_path(item) else path
+        index.add_units(leaf_item.id, path, text, spans)
+        return leaf_item
 
-    def _take_files(self, item: Row) -> None:
+    def _collect_files(self, item: Row) -> None:
         data = parse_item_data(item)
         for path in (data.get("relativePath"), data.get("indexedRelativePath")):
             file = find_raw_file(path, self._source.raw)
@@ -381,21 +391,21 @@ class _Builder:
                 self._files[str(path)] = None
 
     def _text(self, item: Row, old: OldIndex) -> tuple[str, list[Span]]:
-        """Return the text of an item and where it is cut: as the old index has it, else from its file or its row.
+        """Return the text of an item and its unit spans: from the old index, else from its file or its row.
 
         Raises:
             NoText
         """
-        there = old.text(item["id"])
-        text, spans = ("", None) if there is None else (there.text, there.spans)
-        if there is None or not there.is_right:
+        known = old.text(item["id"])
+        text, spans = ("", None) if known is None else (known.text, known.spans)
+        if known is None or not known.matches_hash:
             try:
                 found = read_item_text(item, self._source.raw)
                 text, spans = found.text, None
                 if found.guessed is not None:
                     self._guessed[str(get_indexed_path(item))] = found.guessed
             except NoText:
-                if there is None:
+                if known is None:
                     raise
         spans = cut_text(text, self._settings) if spans is None else spans
         if not spans:
@@ -407,7 +417,7 @@ class _Builder:
         return find_path_problem(path.encode("utf-8", "surrogatepass"))
 
     def _path(self, item: Row, key: str, text: str) -> str:
-        """Return the path of an item's text; the snapshot of a url or note that is not there is written."""
+        """Return the path of an item's text; a missing snapshot of a URL or note is written."""
         own = get_indexed_path(item)
         if own is not None and (own == item["id"] or self._problem(own) is not None or own in self._paths):
             own = None
@@ -421,17 +431,14 @@ class _Builder:
         return path
 
     def _snapshot(self, item: Row, text: str, path: str | None) -> str:
-        """Write a snapshot, at a path of its own where it has none yet; return that."""
-        shot = _shot(item, text)
-        path = self._names.take(f"{shot.stem}.md") if path is None else path
-        place = self._raw / path
-        durable.make_folders(place.parent, flush=False)
-        durable.put_text(place, shot.block(identity.iso_time(self._now)) + text)
+        """Write a snapshot, at a new path if it has none; returns the path."""
+        data = parse_item_data(item)
+        if item["type"] == "url":
+            snapshot = okf.url_snapshot(replace_surrogates(data["url"]), text)
+        else:
+            snapshot = okf.note_snapshot(replace_surrogates(data["source"]))
+        path = self._names.take(f"{snapshot.stem}.md") if path is None else path
+        file = self._raw / path
+        durable.make_folders(file.parent, flush=False)
+        durable.put_text(file, snapshot.block(identity.iso_time(self._now)) + text)
         return path
-
-
-def _shot(item: Row, text: str) -> okf.Snapshot:
-    data = parse_item_data(item)
-    if item["type"] == "url":
-        return okf.url_snapshot(replace_surrogates(data["url"]), text)
-    return okf.note_snapshot(replace_surrogates(data["source"]))

@@ -1,37 +1,58 @@
-"""``regraft restore``: from the texts of a base to a new base (``docs/restore.md``)."""
+"""``regraft restore``: make a new base from the texts of an old one, with vectors of a new model (``docs/restore.md``).
+
+The base is built in ``.regraft/restoring`` and filled there, so that vectors that were paid for survive any stop; then
+it is published as a whole. :func:`restore` does this with any source of vectors, :func:`restore_with_vectors` with an
+embedder.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import structs
 
-from regraft.disk import durable, writable
-from regraft.errors import ConsentMissing, Declined
+from checks.cherry_v2 import findings as v2
+from regraft import embedders
+from regraft.disk import durable, sqlite, writable
+from regraft.embedders import Embedder, TextsRejected
+from regraft.embedders.settings import DEFAULT_NEED, EmbedderSettings, ModelNeed, suggest_config
+from regraft.errors import ConsentMissing, Declined, DimensionsMissing, EveryTextRejected
+from regraft.formats.cherry_v2.catalog_reader import base_id_text
 from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, open_surrounding_tree
 from regraft.kinds import Kind
+from regraft.language import tr
+from regraft.report.document import Suggestion
 from regraft.report.progress import Progress
+from regraft.text import path_argument
 from repair.changes import execution, files
 from repair.changes.plan import Plan
 from repair.changes.run import ChangeReport, run_command
 from repair.changes.session import open_session, recover_if_interrupted
 from repair.changes.store import Store, demand_not_running, open_for_change
+from repair.cherry_v2 import index_vectors as backfill_scope
 from repair.cherry_v2.catalog_changes import read_store_catalog
+from repair.cherry_v2.old_base import RestoredBase, read_source
 from repair.cherry_v2.restore.build import BuiltBase, build_base, demand_text, paid_dimensions
 from repair.cherry_v2.restore.publish import build_folder, discard_build, new_rows, publish_plan
-from repair.cherry_v2.restore.source import RestoredBase, read_source
+from repair.embedding.budget import BudgetedEmbedder, Limits
+from repair.embedding.filling import EmbeddingRun, FillPart, report_stops
+from repair.embedding.report import EmbeddingReport, ScopeOutcome, ScopeReport, make_embedding_report
+from repair.embedding.sender import CONTROL_TEXT
+from repair.embedding.survey import UnnamedEmbedder, estimate_outcome
 
-#: Fills vectors into the index that it is given, and returns once another run would send nothing more. It raises to
-#: leave the base to another run, which goes on. In a dry run the index lies elsewhere, and is only looked at.
+#: Writes vectors into an index until another run would send nothing more; raises to stop, and the next run continues.
+#: In a dry run it gets a temporary index, and must only read it.
 Fill = Callable[[Path], None]
 _COMMAND = "restore"
 
 
 class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be restored: the base (its v2 or v1 id; None: the only one), as what, and the run's time in ms."""
+    """The base to restore (its v2 or v1 id; None: the only one), what it becomes, and the run's time in ms."""
 
     base: str | None
     wanted: RestoredBase
@@ -48,9 +69,9 @@ def restore(
     progress: Progress,
     show_plan: Callable[[ChangeReport], bool] = lambda _: True,
 ) -> ChangeReport:
-    """Make a new base of an old one's texts, with the vectors that ``fill`` gives them; returns what was done.
+    """Make a new base from the texts of an old one, with the vectors that ``fill`` writes; returns the report.
 
-    Until these are there, nothing but regraft's own folder is written.
+    Nothing outside ``.regraft`` is written before all vectors are there.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
@@ -66,11 +87,11 @@ def restore(
                 fill(restored.index(work))
                 planner = partial(_plan, base=base, options=options, restored=restored, staged=work)
                 return run_command(_COMMAND, root, planner, kind=kind, dry_run=True, progress=progress)
-        restored, staged, is_new = _built(store, base, options, progress)
+        restored, staged, is_new = _build(store, base, options, progress)
     try:
         fill(restored.index(staged))
     except (Declined, ConsentMissing):
-        # What an earlier run has paid for stays for a later one.
+        # Only what this run built: an earlier run may have paid for vectors.
         if is_new:
             with writable.allow_writes(store.root):
                 discard_build(staged)
@@ -83,14 +104,14 @@ def restore(
 
 
 def demand_restorable(path: Path, options: RestoreOptions) -> int | None:
-    """Refuse what cannot be restored, before anything is paid for; ``options.wanted.dimensions`` may be any number.
+    """Check, before anything is paid for, that a base can be restored; ``options.wanted.dimensions`` may be any number.
 
     Returns:
-        How many dimensions the vectors have that an earlier run has paid for; None where there are none.
+        The length of the vectors that an earlier run has paid for, or None.
 
     Raises:
-        NotRestored: that was done already, the base has no text, or the catalog cannot have its model.
-        RegraftError: as for :func:`restore`.
+        NotRestored: it was restored already, has no text, or the catalog cannot have its model.
+        RegraftError: see :func:`restore`.
     """
     root, base = containing_store(path, options.base)
     with open_for_change(root, options.kind if root == path else None, _COMMAND) as store:
@@ -106,11 +127,11 @@ def demand_restorable(path: Path, options: RestoreOptions) -> int | None:
 
 
 def containing_store(path: Path, base: str | None) -> tuple[Path, str | None]:
-    """Return the library or profile of a base's folder or index file, and the base's id; anything else as it is."""
-    place = path.absolute()
-    if any((place / name).is_file() for name in (CATALOG_FILE, PROFILE_DATABASE)):
+    """Return the library or profile of a base's folder or index file, and the base's id; other paths unchanged."""
+    absolute = path.absolute()
+    if any((absolute / name).is_file() for name in (CATALOG_FILE, PROFILE_DATABASE)):
         return path, base
-    folder = next((one for one in (place, *place.parents) if one.parent.name == KNOWLEDGE_FOLDER), None)
+    folder = next((one for one in (absolute, *absolute.parents) if one.parent.name == KNOWLEDGE_FOLDER), None)
     return (path, base) if folder is None else (open_surrounding_tree(folder)[0].path, base or folder.name)
 
 
@@ -118,21 +139,186 @@ def _plan(store: Store, base: str | None, options: RestoreOptions, restored: Bui
     return publish_plan(read_source(store, base), options.wanted, restored, staged, options.now_ms)
 
 
-def _built(store: Store, base: str | None, options: RestoreOptions, progress: Progress) -> tuple[BuiltBase, Path, bool]:
-    """Build the base; return it, where it lies, and whether no earlier run had begun it."""
+def _build(store: Store, base: str | None, options: RestoreOptions, progress: Progress) -> tuple[BuiltBase, Path, bool]:
+    """Build the base; returns it, its folder, and whether no earlier run had started it."""
     demand_not_running(store)
     recover_if_interrupted(store)
     source = read_source(store, base)
     base_id = options.wanted.base_id(source.key)
     if base_id in source.bases:
-        # A run that was killed once the base was in its place has left what it had built.
+        # A run that was killed after it had published the base left its folder.
         discard_build(store.own / execution.RESTORING / base_id)
     staged = build_folder(source, options.wanted)
     is_new = not staged.exists()
-    # What the catalog refuses is refused before anything is paid for.
+    # What the catalog refuses must be refused before anything is paid for.
     new_rows(source, options.wanted, (), options.now_ms)
     with open_session(store):
         try:
             return build_base(source, options.wanted, staged, options.now_ms, progress), staged, is_new
         finally:
             files.remove_empty_folders(staged, store.own)
+
+
+# --- with an embedder ------------------------------------------------------------------------------------------------
+
+#: A vector length for checks and dry runs in which the real one is unknown and does not matter.
+_ANY_DIMENSIONS = 1024
+
+
+class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The base to restore, and the embedder; ``dimensions`` None: the length of the embedder's vectors."""
+
+    path: Path
+    settings: EmbedderSettings
+    model_id: str
+    dimensions: int | None
+    name: str | None
+    base: str | None
+    now_ms: int
+    kind: Any = None
+    #: The configuration file of the embedders; None: the default one.
+    config: Path | None = None
+
+
+def restore_with_vectors(
+    request: RestoreRequest,
+    *,
+    dry_run: bool,
+    progress: Progress,
+    show_plan: Callable[[ScopeReport], bool] = lambda _: True,
+) -> EmbeddingReport:
+    """Make a new base from the texts of an old one, with vectors of a new model; returns the report.
+
+    Args:
+        request: the base and the embedder.
+        dry_run: report what would be sent; nothing is sent or written.
+        progress: told of each item and each text.
+        show_plan: called with what will be sent before anything is; returns False to stop.
+
+    Raises:
+        DimensionsMissing: in a dry run, if the length of the vectors is unknown.
+        EmbedderUnsteady, AnswerUnfit, EmbedderRefused: the embedder cannot be used.
+        BackfillStopped, BackfillInterrupted: the vectors so far are kept for the next run.
+        RegraftError: see :func:`restore`.
+    """
+    if dry_run:
+        is_unnamed = isinstance(request.settings, UnnamedEmbedder)
+        if request.dimensions is None and not is_unnamed:
+            raise DimensionsMissing(base=request.model_id)
+        filler = _RestoreFiller(request=request, embedder=None, progress=progress, show_plan=show_plan)
+        done = filler.restore(request.dimensions or _ANY_DIMENSIONS)
+        if not is_unnamed:
+            return done
+        scopes = [structs.replace(scope, dimensions=request.dimensions) for scope in done.scopes]
+        return structs.replace(done, embedder=None, scopes=scopes, suggestion=make_suggestion(request))
+    with embedders.open_embedder(request.settings) as embedder:
+        filler = _RestoreFiller(request=request, embedder=embedder, progress=progress, show_plan=show_plan)
+        with report_stops(request.path, request.settings.name, lambda: filler.written):
+            return filler.restore(request.dimensions or filler.dimensions(embedder))
+
+
+def make_suggestion(request: RestoreRequest) -> Suggestion:
+    """Return the configuration to write if no embedder is configured."""
+    words = ["regraft", "restore", path_argument(request.path), "--model", request.model_id]
+    given = {
+        "--base": request.base,
+        "--dimensions": request.dimensions,
+        "--name": request.name,
+        "--config": request.config,
+    }
+    for option, value in given.items():
+        words += [] if value is None else [option, str(value)]
+    need = ModelNeed(model_id=request.model_id, dimensions=request.dimensions)
+    return suggest_config([need], request.config, shlex.join(words))
+
+
+def suggest_model(path: Path, base: str | None, kind: Any, model_id: str | None, dimensions: int | None) -> ModelNeed:
+    """Return the model that a base would get if no embedder is configured and none was chosen.
+
+    It is ``model_id`` if given, else the base's own model, else that of another base of the store.
+
+    Raises:
+        RegraftError: see :func:`restore`.
+    """
+    root, key = containing_store(path, base)
+    with open_for_change(root, kind if root == path else None, "restore") as store:
+        source = read_source(store, key)
+        others = sorted(read_store_catalog(store, data=False).bases, key=lambda row: base_id_text(row) != source.key)
+    label = str(source.row.get("name"))
+    models = [str(row["embedding_model_id"]) for row in others if row.get("embedding_model_id")]
+    model = model_id or next(iter(models), DEFAULT_NEED.model_id)
+    lengths = (row.get("dimensions") for row in others if row.get("embedding_model_id") == model)
+    known = next((length for length in lengths if isinstance(length, int) and length > 0), None)
+    return ModelNeed(model_id=model, dimensions=dimensions or known, label=label)
+
+
+class _RestoreFiller(msgspec.Struct, kw_only=True):
+    """Restores one base; without an embedder it is a dry run."""
+
+    request: RestoreRequest
+    embedder: Embedder | None
+    progress: Progress
+    show_plan: Callable[[ScopeReport], bool]
+    outcome: ScopeOutcome | None = None
+
+    @property
+    def written(self) -> int:
+        """The number of vectors written so far."""
+        return 0 if self.outcome is None else self.outcome.filled.newly_ready
+
+    def dimensions(self, embedder: Embedder) -> int:
+        """Return the vector length: of vectors that an earlier run paid for, else of one that is requested now.
+
+        Raises:
+            NotRestored: the base cannot be restored with any vector length.
+            EveryTextRejected: the embedder rejects even a harmless text.
+        """
+        known = demand_restorable(self.request.path, self._options(_ANY_DIMENSIONS))
+        try:
+            return known or len(BudgetedEmbedder(embedder, Limits()).embed((CONTROL_TEXT,))[0]) // 4
+        except TextsRejected as rejected:
+            raise EveryTextRejected(embedder=embedder.settings.name, reason=rejected.reason) from rejected
+
+    def _options(self, dimensions: int) -> RestoreOptions:
+        request = self.request
+        wanted = RestoredBase(request.model_id, dimensions, request.name)
+        return RestoreOptions(base=request.base, wanted=wanted, now_ms=request.now_ms, kind=request.kind)
+
+    def restore(self, dimensions: int) -> EmbeddingReport:
+        """Build, fill and publish the base."""
+        request, options = self.request, self._options(dimensions)
+        done = restore(
+            request.path,
+            options,
+            lambda index: self._fill(index, dimensions),
+            dry_run=self.embedder is None,
+            progress=self.progress,
+        )
+        if self.embedder is None:
+            # In a dry run, missing vectors are the plan and not a problem.
+            left = [one for one in done.left if one.finding != v2.VECTOR_MISSING]
+            done = structs.replace(done, left=left)
+        return make_embedding_report(done, request.settings, self.outcome)
+
+    def _fill(self, index: Path, dimensions: int) -> None:
+        request = self.request
+        with sqlite.open_readonly(index) as db:
+            base: Any = db.execute("SELECT base_id FROM meta").get
+        label = request.name or tr("The new base")
+        opened = partial(backfill_scope.open_index_scope, index, str(base), label=label, dimensions=dimensions)
+        settings = request.settings
+        with opened() as scope:
+            tokens_of = embedders.counter(settings)
+            self.outcome = outcome = estimate_outcome(
+                scope, settings, tokens_of, name=scope.label, model_id=request.model_id, dimensions=dimensions
+            )
+        if self.embedder is None or not outcome.survey.lacking:
+            return
+        if not self.show_plan(outcome.report()):
+            raise Declined(path=request.path)
+        # Without vectors in the base, the embedder is compared with itself.
+        part = FillPart(outcome=outcome, sample=(), opened=partial(opened, writable=True))
+        root, _ = containing_store(request.path, request.base)
+        kind = request.kind if root == request.path else None
+        with open_for_change(root, kind, "restore") as store:
+            EmbeddingRun(path=request.path, store=store, parts=[part], progress=self.progress).run(self.embedder)
