@@ -1,4 +1,4 @@
-"""Pipelines from other layouts to the current one, on shared stages: read → plan → carry → verify → publish."""
+"""Migrates knowledge bases from other layouts to the current one: read, plan, write, verify, publish."""
 
 from migrators.pipeline.report import exit_status
 from migrators.pipeline.session import Migration

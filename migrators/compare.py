@@ -1,13 +1,17 @@
-"""The same query vectors for an old table and its new index: where answers part (``docs/search.md``, "Comparing")."""
+"""Compare search results of two stores: the same query vectors for a v1 table and its new index, or for two indexes.
+
+Rules: ``docs/search.md``, "Comparing".
+"""
 
 from __future__ import annotations
 
+import math
 import posixpath
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +25,116 @@ from migrators.pipeline.source import Options
 from migrators.pipeline.survey import BasePlanner, select_bases
 from regraft import identity
 from regraft.disk import sqlite
-from regraft.errors import BaseUnknown, NotSearchable, SourceUnreadable, WrongUsage
+from regraft.errors import (
+    BaseUnknown,
+    NotSearchable,
+    SourceUnreadable,
+    WrongUsage,
+)
 from regraft.formats.cherry_v1.layout import VECTOR_TABLE
 from regraft.formats.cherry_v2.index.schema import dimensions_of
-from regraft.formats.cherry_v2.index.search import vector_blob
+from regraft.formats.cherry_v2.index.search import rank_bodies_by_distance, vector_blob
 from regraft.formats.cherry_v2.layout import StoreFile, read_reported_ids
 from regraft.formats.cherry_v2.models import ModelOverrides
+from regraft.formats.large_text import LARGE_BYTES, LargeText, hash_text
 from regraft.formats.vector_survey import StoreProblem
 from regraft.formats.vector_table import VectorTable
 from regraft.identity import replace, resolve_base
 from regraft.kinds import KIND_NAMES, Kind
 from regraft.language import tr
 from regraft.ranking import cherry_v2
-from regraft.ranking.fusion import IndexTexts, Ranking, first_difference, recall, with_ties
 from regraft.report import progress
 from regraft.report.document import Report
 from regraft.stores.locate import Located
+from regraft.text import lenient_text
 
-# What a comparison of two stores is asked, and what it tells (``docs/search.md``, "Comparing").
+#: Text hashes with scores, best first; equal scores ordered by hash.
+Ranking = list[tuple[str, float]]
 
 
-#: What a comparison of a base comes to.
+def rank_with_ties(texts: Iterable[tuple[str, float]], count: int) -> Ranking:
+    """Return the first ``count`` distinct texts of a ranking, and further ones with the score of the last."""
+    found: dict[str, float] = {}
+    last = math.inf
+    for text, score in texts:
+        if len(found) >= count and score != last:
+            break
+        if text not in found:
+            found[text] = last = score
+    return sorted(found.items(), key=lambda entry: (-entry[1], entry[0]))
+
+
+def measure_recall(old: Ranking, new: Ranking, count: int) -> float:
+    """Return the share of the ``count`` nearest old texts that the new ranking contains; 1 for an empty old ranking."""
+    wanted, given = {text for text, _ in old}, {text for text, _ in new}
+    if not wanted:
+        return 1.0
+    return min(count, len(wanted & given)) / min(count, len(wanted))
+
+
+def find_first_difference(old: Ranking, new: Ranking) -> dict[str, Any] | None:
+    """Return the first rank at which two rankings differ, with text hash and score of both sides, or None."""
+    for rank, (before, after) in enumerate(zip_longest(old, new), 1):
+        if before != after:
+            return {"rank": rank, "v1": _describe_entry(before), "v2": _describe_entry(after)}
+    return None
+
+
+def _describe_entry(entry: tuple[str, float] | None) -> dict[str, Any] | None:
+    return None if entry is None else {"text_hash": entry[0], "score": entry[1]}
+
+
+class IndexTexts:
+    """The texts of an index by similarity. Each text is hashed once; large ones are hashed in pieces."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._hashes: dict[int, str] = {}
+
+    def nearest(self, vector: bytes, count: int) -> Ranking:
+        """Return the ``count`` nearest texts, and further ones that are as near as the last.
+
+        Units with equal text are several hits but one text.
+
+        Raises:
+            apsw.Error: the index is damaged.
+        """
+        return rank_with_ties(
+            ((self._hash(rowid), score) for rowid, score in rank_bodies_by_distance(self._db, vector)), count
+        )
+
+    def _hash(self, rowid: int) -> str:
+        if rowid not in self._hashes:
+            is_large = f"octet_length(text) > {LARGE_BYTES}"
+            query = f"SELECT {is_large}, CASE WHEN NOT {is_large} THEN CAST(text AS BLOB) END FROM search_text"
+            large, small = self._db.execute(f"{query} WHERE rowid = ?", (rowid,)).fetchone() or (0, "")
+            text = (
+                LargeText(db=self._db, table="search_text", column="text", rowid=rowid)
+                if large
+                else lenient_text(small)
+            )
+            self._hashes[rowid] = hash_text(text)
+        return self._hashes[rowid]
+
+
+# --- options and results -------------------------------------------------------------------------------------------
+
+
+#: Possible outcomes of comparing a base.
 OUTCOMES = ("equal", "different", "missing", "damaged", "failed", "not-compared")
-#: Gives the nearest texts of one side.
+#: Finds the nearest texts in one store.
 FindNearest = Callable[[bytes, int], Ranking]
 
 
 class Query(msgspec.Struct, frozen=True):
-    """A vector to ask both sides for, with what it is called."""
+    """A query vector and its name in the report."""
 
     id: str
     vector: tuple[float, ...]
 
 
 class ComparisonOptions(msgspec.Struct, frozen=True):
-    """What both sides are asked: the queries given, or a sample of so many of each base's own vectors."""
+    """What to search for: the given queries, or a sample of this many of each base's own vectors."""
 
     count: int
     sample: int
@@ -63,16 +142,16 @@ class ComparisonOptions(msgspec.Struct, frozen=True):
 
 
 class RankedText(Struct, frozen=True, kw_only=True):
-    """A text at a rank of one side."""
+    """A text at a rank of one store's results."""
 
     text_hash: str
     score: float
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """The first rank at which the answers to a query part; the side that has fewer texts has None.
+    """The first rank at which the results of a query differ; None for a store that has fewer results.
 
-    ``rank`` is None where they do not.
+    Equal results have None as ``rank``.
     """
 
     query: str
@@ -83,7 +162,7 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 class BaseComparison(Struct, frozen=True, kw_only=True):
-    """What a comparison of one base comes to; ``compared_with`` is its id in the second store."""
+    """The comparison of one base. ``compared_with`` is its id in the second store."""
 
     legacy_id: str | None
     id: str
@@ -99,7 +178,7 @@ class BaseComparison(Struct, frozen=True, kw_only=True):
 
 
 class ComparisonSummary(Struct, frozen=True, kw_only=True):
-    """The sums over all bases; ``recall`` is the mean over queries, None where nothing was asked."""
+    """Totals of all bases. ``recall`` is the mean of all queries, None if there were none."""
 
     by_outcome: dict[str, int]
     queries: int
@@ -107,7 +186,7 @@ class ComparisonSummary(Struct, frozen=True, kw_only=True):
 
 
 class CompareReport(Report, kw_only=True):
-    """What ``regraft compare`` tells (``docs/commands.md``)."""
+    """The report of ``regraft compare`` (``docs/commands.md``)."""
 
     k: int
     bases: list[BaseComparison]
@@ -115,15 +194,15 @@ class CompareReport(Report, kw_only=True):
 
 
 class BasePair(msgspec.Struct, frozen=True, kw_only=True):
-    """One base of the first store, and the id of that of the second store with which it is compared."""
+    """A base of the first store, and the id of the base of the second store that it is compared with."""
 
     legacy_id: str | None
     id: str
     name: str
     other: str | None
 
-    def told(self, outcome: str, problem: str | None) -> BaseComparison:
-        """Return the comparison of a base that nothing was asked."""
+    def not_searched(self, outcome: str, problem: str | None) -> BaseComparison:
+        """Return the result for a base that was not searched."""
         return BaseComparison(
             legacy_id=self.legacy_id,
             id=self.id,
@@ -133,49 +212,51 @@ class BasePair(msgspec.Struct, frozen=True, kw_only=True):
             compared_with=self.other,
         )
 
-    def compared(self, results: list[Difference], texts: int) -> BaseComparison:
-        """Return the comparison of a base by the answers to its queries; ``texts`` is how many the first side has."""
-        parted = [result for result in results if result.v1 != result.v2]
+    def from_queries(self, results: list[Difference], texts: int) -> BaseComparison:
+        """Combine the results of all queries. ``texts`` is the number of texts in the first store."""
+        different = [result for result in results if result.v1 != result.v2]
         shares = [result.recall for result in results]
         return BaseComparison(
             legacy_id=self.legacy_id,
             id=self.id,
             name=self.name,
-            outcome="different" if parted else "equal",
+            outcome="different" if different else "equal",
             problem=None,
             texts=texts,
             queries=len(results),
             recall=sum(shares) / len(shares),
             lowest_recall=min(shares),
-            differences=parted,
+            differences=different,
             compared_with=self.other,
         )
 
 
 def compare_answers(first: FindNearest, second: FindNearest, query: Query, count: int) -> Difference:
-    """Ask both sides for the ``count`` texts that are nearest to a query.
+    """Find the ``count`` texts nearest to a query in both stores, and compare them.
 
     Raises:
-        apsw.Error: one is damaged.
+        apsw.Error: a store is damaged.
     """
     vector = vector_blob(query.vector)
     old, new = first(vector, count), second(vector, count)
-    parted = first_difference(old, new)
-    share = recall(old, new, count)
-    if parted is None:
+    different = find_first_difference(old, new)
+    share = measure_recall(old, new, count)
+    if different is None:
         return Difference(query=query.id, recall=share, rank=None, v1=None, v2=None)
-    return Difference(query=query.id, recall=share, rank=parted["rank"], v1=_side(parted["v1"]), v2=_side(parted["v2"]))
+    return Difference(
+        query=query.id, recall=share, rank=different["rank"], v1=_side(different["v1"]), v2=_side(different["v2"])
+    )
 
 
 def _side(found: dict[str, Any] | None) -> RankedText | None:
     return None if found is None else RankedText(**found)
 
 
-def summarize(told: list[BaseComparison]) -> ComparisonSummary:
-    """Return the sums over all bases."""
-    outcomes = Counter(base.outcome for base in told)
-    queries = sum(base.queries for base in told)
-    found = sum(base.queries * base.recall for base in told if base.recall is not None)
+def summarize(not_searched: list[BaseComparison]) -> ComparisonSummary:
+    """Add up the comparisons of all bases."""
+    outcomes = Counter(base.outcome for base in not_searched)
+    queries = sum(base.queries for base in not_searched)
+    found = sum(base.queries * base.recall for base in not_searched if base.recall is not None)
     return ComparisonSummary(
         by_outcome={name: outcomes[name] for name in OUTCOMES},
         queries=queries,
@@ -183,11 +264,11 @@ def summarize(told: list[BaseComparison]) -> ComparisonSummary:
     )
 
 
-# The same query vectors for two stores of the current layout (``docs/search.md``, "Comparing").
+# --- two stores of the current layout ------------------------------------------------------------------------------
 
 
-class _Bases(msgspec.Struct, frozen=True, kw_only=True):
-    """The bases of a store: their indexes, their names, the ids of those that failed, and v1's ids by their own."""
+class _StoreBases(msgspec.Struct, frozen=True, kw_only=True):
+    """The bases of a store: indexes and names by id, ids of failed bases, and v1 ids by id."""
 
     source: Located
     stores: dict[str, StoreFile | None]
@@ -203,20 +284,20 @@ def compare_stores(
     asked: ComparisonOptions,
     watch: progress.Progress | None = None,
 ) -> list[BaseComparison]:
-    """Return what a comparison of every base of the first store comes to, in its order.
+    """Compare every base of the first store with its counterpart in the second, in the order of the first store.
 
     Args:
         first: a library, profile, v2 backup, base folder or index file.
         second: another one.
-        wanted: the only bases of the first store to compare; empty: all.
-        asked: what both are asked.
-        watch: is told of every base.
+        wanted: ids of the bases of the first store to compare; empty: all.
+        asked: what to search for.
+        watch: called with the progress.
 
     Raises:
-        BaseUnknown, BaseAmbiguous: a base of ``wanted`` is not there.
+        BaseUnknown, BaseAmbiguous: a base of ``wanted`` does not exist.
         SourceUnreadable: a catalog is damaged.
     """
-    ours, theirs = _bases_of(first), _bases_of(second)
+    ours, theirs = _read_bases(first), _read_bases(second)
     chosen = {resolve_base(one, ours.names, {old: new for new, old in ours.legacy.items()}) for one in wanted}
     ids = [base_id for base_id in ours.stores if not wanted or base_id in chosen]
     others = _counterparts(ours, theirs)
@@ -225,19 +306,19 @@ def compare_stores(
     with progress.stage(watch, "Comparing", len(ids), "bases"):
         for base_id in ids:
             watch.at(ours.names[base_id])
-            compared.append(_compared(ours, theirs, base_id, others.get(base_id), asked))
+            compared.append(_compare_pair(ours, theirs, base_id, others.get(base_id), asked))
             watch.step(1, 0)
     return compared
 
 
-def _bases_of(source: Located) -> _Bases:
-    with cherry_v2.catalog_of(source) as catalog:
+def _read_bases(source: Located) -> _StoreBases:
+    with cherry_v2.open_source_catalog(source) as catalog:
         rows = None if catalog is None else catalog.bases()
-    stores = cherry_v2.known_bases(source, rows)
+    stores = cherry_v2.list_bases(source, rows)
     names = {str(row.get("id")): str(row.get("name")) for row in rows or ()}
     folder = posixpath.dirname(source.stores.catalog or "")
     reported = read_reported_ids(source.tree, folder)
-    return _Bases(
+    return _StoreBases(
         source=source,
         stores=stores,
         names={base_id: names.get(base_id, base_id) for base_id in stores},
@@ -246,20 +327,21 @@ def _bases_of(source: Located) -> _Bases:
     )
 
 
-def _counterparts(ours: _Bases, theirs: _Bases) -> dict[str, str]:
-    """Return the id of the same base in the other store, by the base's own: by its v1 id, by its id, then by its name.
+def _counterparts(ours: _StoreBases, theirs: _StoreBases) -> dict[str, str]:
+    """Map base ids to the ids of the same bases in the other store: by v1 id, else by id, else by name.
 
-    A name counts where each store has one base left of it. Where both stores have one base, these are the same.
+    A name is used if it is unique among the remaining bases of each store. If both stores have one base, these are
+    compared.
     """
     found: dict[str, str] = {}
     for base_id in ours.stores:
-        candidates = (one for one in _other_ids(ours, theirs, base_id) if one in theirs.stores)
+        candidates = (one for one in _possible_ids(ours, theirs, base_id) if one in theirs.stores)
         other = next(candidates, None)
         if other is not None:
             found[base_id] = other
     taken = set(found.values())
-    left = _by_name({base_id: ours.names[base_id] for base_id in ours.stores if base_id not in found})
-    free = _by_name({other: theirs.names[other] for other in theirs.stores if other not in taken})
+    left = _group_by_name({base_id: ours.names[base_id] for base_id in ours.stores if base_id not in found})
+    free = _group_by_name({other: theirs.names[other] for other in theirs.stores if other not in taken})
     for name, base_ids in left.items():
         if len(base_ids) == len(free.get(name, ())) == 1:
             found[base_ids[0]] = free[name][0]
@@ -268,8 +350,8 @@ def _counterparts(ours: _Bases, theirs: _Bases) -> dict[str, str]:
     return found
 
 
-def _other_ids(ours: _Bases, theirs: _Bases, base_id: str) -> list[str]:
-    """Return the ids that the same base may have in the other store, the surest first."""
+def _possible_ids(ours: _StoreBases, theirs: _StoreBases, base_id: str) -> list[str]:
+    """Return the ids that the same base may have in the other store, most certain first."""
     legacy = ours.legacy.get(base_id)
     if legacy is None:
         return [base_id]
@@ -277,90 +359,88 @@ def _other_ids(ours: _Bases, theirs: _Bases, base_id: str) -> list[str]:
     return [*by_legacy, identity.base_id(legacy), legacy, base_id]
 
 
-def _by_name(names: dict[str, str]) -> dict[str, list[str]]:
+def _group_by_name(names: dict[str, str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for base_id, name in names.items():
         found.setdefault(name, []).append(base_id)
     return found
 
 
-def _compared(
-    ours: _Bases, theirs: _Bases, base_id: str, other: str | None, asked: ComparisonOptions
+def _compare_pair(
+    ours: _StoreBases, theirs: _StoreBases, base_id: str, other: str | None, asked: ComparisonOptions
 ) -> BaseComparison:
     pair = BasePair(legacy_id=ours.legacy.get(base_id), id=base_id, name=ours.names[base_id], other=other)
     first = ours.stores[base_id]
     if first is None and base_id in ours.failed:
-        return pair.told("failed", tr("it failed in V1: there is nothing to compare"))
+        return pair.not_searched("failed", tr("it failed in V1, so there is nothing to compare"))
     if first is None:
-        return pair.told("damaged", tr("V1 has no index of it that can be read"))
+        return pair.not_searched("damaged", tr("V1 has no readable index of it"))
     second = None if other is None else theirs.stores[other]
     if second is None:
-        return pair.told("missing", tr("V2 has no index of it that can be read"))
+        return pair.not_searched("missing", tr("V2 has no readable index of it"))
     try:
         with (
-            cherry_v2.opened_index(ours.source, first) as old,
-            cherry_v2.opened_index(theirs.source, second) as new,
+            cherry_v2.open_index(ours.source, first) as old,
+            cherry_v2.open_index(theirs.source, second) as new,
         ):
-            return _compare_indexes(pair, _Index(ours.source, first, old), _Index(theirs.source, second, new), asked)
+            return _compare_indexes(
+                pair, _OpenIndex(ours.source, first, old), _OpenIndex(theirs.source, second, new), asked
+            )
     except SourceUnreadable as error:
-        return pair.told("damaged", str(error))
+        return pair.not_searched("damaged", str(error))
 
 
-class _Index(msgspec.Struct, frozen=True):
-    """The open index of one side; damage is told of the index in which it is met, since both are open at once."""
+class _OpenIndex(msgspec.Struct, frozen=True):
+    """The open index of one store. Damage is reported with the name of its index."""
 
     source: Located
     store: StoreFile
     db: apsw.Connection
 
     def dimensions(self) -> int | None:
-        with cherry_v2.naming(self.source, self.store):
+        with cherry_v2.report_damaged_index(self.source, self.store):
             return dimensions_of(self.db)
 
     def queries(self, count: int) -> tuple[int, list[Query]]:
-        """Return how many texts the index has, and a sample of their vectors."""
-        with cherry_v2.naming(self.source, self.store):
-            rows = _texts(self.db)
+        """Return the number of texts in the index, and a sample of their vectors."""
+        with cherry_v2.report_damaged_index(self.source, self.store):
+            # One row of ``embedding`` for every text that has a vector and can be found by a search.
+            found = self.db.execute(
+                """SELECT rowid FROM embedding e
+                    WHERE typeof(vector_blob) = 'blob'
+                      AND EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash)
+                    ORDER BY rowid"""
+            )
+            rows = [rowid for (rowid,) in found]
             return len(rows), _sample(self.db, rows, count)
 
     def nearest(self) -> FindNearest:
-        with cherry_v2.naming(self.source, self.store):
+        with cherry_v2.report_damaged_index(self.source, self.store):
             texts = IndexTexts(self.db)
 
         def asked(vector: bytes, count: int) -> Ranking:
-            with cherry_v2.naming(self.source, self.store):
+            with cherry_v2.report_damaged_index(self.source, self.store):
                 return texts.nearest(vector, count)
 
         return asked
 
 
-def _compare_indexes(pair: BasePair, old: _Index, new: _Index, asked: ComparisonOptions) -> BaseComparison:
+def _compare_indexes(pair: BasePair, old: _OpenIndex, new: _OpenIndex, asked: ComparisonOptions) -> BaseComparison:
     dimensions = old.dimensions()
     count, sample = old.queries(asked.sample)
     queries = sample if asked.queries is None else list(asked.queries)
     fitting = [query for query in queries if len(query.vector) == dimensions]
     if not fitting:
-        given = (
-            tr("no vector to sample")
+        reason = (
+            tr("no vectors to sample")
             if asked.queries is None
-            else tr("not a query of {dimensions} numbers", dimensions=dimensions)
+            else tr("no query has {dimensions} dimensions", dimensions=dimensions)
         )
-        return pair.told("not-compared", given)
+        return pair.not_searched("not-compared", reason)
     if new.dimensions() not in (None, dimensions):
-        return pair.told("different", tr("the index has vectors of another length"))
+        return pair.not_searched("different", tr("the index has vectors of a different length"))
     first, second = old.nearest(), new.nearest()
-    return pair.compared([compare_answers(first, second, query, asked.count) for query in fitting], count)
-
-
-def _texts(db: apsw.Connection) -> list[int]:
-    """Return a rowid in ``embedding`` for every text that has a vector and that a search can find."""
-    rows = db.execute(
-        """SELECT rowid FROM embedding e
-            WHERE typeof(vector_blob) = 'blob'
-              AND EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash)
-            ORDER BY rowid"""
-    )
-    return [rowid for (rowid,) in rows]
+    return pair.from_queries([compare_answers(first, second, query, asked.count) for query in fitting], count)
 
 
 def _sample(db: apsw.Connection, rows: list[int], count: int) -> list[Query]:
@@ -371,13 +451,13 @@ def _sample(db: apsw.Connection, rows: list[int], count: int) -> list[Query]:
 
 
 def sample_vectors(db: apsw.Connection, rows: list[int], count: int, vector_of: Callable[[int], bytes]) -> list[Query]:
-    """Return the vectors of up to ``count`` rows, evenly spread; those that are near to nothing are left out.
+    """Sample the vectors of up to ``count`` rows, evenly spread. Vectors without a direction are left out.
 
     Args:
         db: a connection with sqlite-vec.
-        rows: rowids in their order.
-        count: how many at the most.
-        vector_of: gives the vector of a row.
+        rows: rowids in order.
+        count: maximum size of the sample.
+        vector_of: returns the vector of a row.
     """
     if not rows:
         return []
@@ -386,13 +466,13 @@ def sample_vectors(db: apsw.Connection, rows: list[int], count: int, vector_of: 
     for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
         for rowid in rows[start:end]:
             vector = vector_of(rowid)
-            if len(vector) % 4 == 0 and _is_near_itself(db, vector):
+            if len(vector) % 4 == 0 and _has_direction(db, vector):
                 found.append(Query(f"row {rowid}", struct.unpack(f"<{len(vector) // 4}f", vector)))
                 break
     return found
 
 
-def _is_near_itself(db: apsw.Connection, vector: bytes) -> bool:
+def _has_direction(db: apsw.Connection, vector: bytes) -> bool:
     return bool(vector) and db.execute("SELECT vec_distance_cosine(?1, ?1)", (vector,)).get is not None
 
 
@@ -400,29 +480,29 @@ _EVERY_ROW = (-(1 << 63), (1 << 63) - 1)
 
 
 class OldBase(msgspec.Struct, frozen=True):
-    """The rows of one base that migrate: where they are, and the ranges of their rowids in the order of carrying."""
+    """The rows of a source base that would be migrated: their file, and their rowid ranges in order."""
 
     legacy_id: str
     id: str
     name: str
     table: VectorTable
-    #: None where the base would migrate as failed.
+    #: None if the base would fail.
     vectors: Path | None
     vector_bytes: int
     runs: tuple[tuple[int, int], ...]
     problem: str | None = None
 
 
-# --- the old side --------------------------------------------------------------------------------------------------
+# --- a source and its new index ------------------------------------------------------------------------------------
 
 
 @contextmanager
 def plan_old_bases(
     source: Located, options: Options, watch: progress.Progress | None = None
 ) -> Iterator[list[OldBase]]:
-    """Give the bases of a v1 or preview source, by the plan that ``regraft migrate`` makes of it.
+    """Plan the bases of a v1 or preview source as ``regraft migrate`` does.
 
-    Of a vector file alone, without a state, every row with a usable vector counts.
+    For a vector file without a state, every row with a usable vector counts.
 
     Raises:
         RegraftError: as for planning a migration.
@@ -440,13 +520,13 @@ def plan_old_bases(
         bases = select_bases(read_library(pipeline, source, options), options)
         planner = BasePlanner(pipeline, source, source.path, options, keep, None)
         found = []
-        for work in planner.works(bases, {}, watch or progress.SilentProgress()):
+        for work in planner.plan_bases(bases, {}, watch or progress.SilentProgress()):
             plan, draft = work.plan, work.draft
             if plan is None:
                 continue
             runs = tuple(dict.fromkeys(run for material in plan.materials for run in material.runs))
             vectors = work.vectors if plan.error is None else None
-            problem = None if plan.error is None else tr("it would migrate as failed ({error})", error=plan.error)
+            problem = None if plan.error is None else tr("it would fail to migrate ({error})", error=plan.error)
             found.append(
                 OldBase(
                     legacy_id=draft.legacy_id,
@@ -468,7 +548,7 @@ def _vector_file(source: Located) -> OldBase:
     except StoreProblem as error:
         raise SourceUnreadable(path=source.path, reason=error) from error
     name = source.path.name
-    vectors, problem = (None, tr("it holds no usable vector")) if size is None else (source.path, None)
+    vectors, problem = (None, tr("it has no usable vector")) if size is None else (source.path, None)
     return OldBase(
         legacy_id=name,
         id=identity.base_id(name),
@@ -482,7 +562,7 @@ def _vector_file(source: Located) -> OldBase:
 
 
 class OldTexts:
-    """The texts of an old base. Rows of equal text count once, with the vector of the first, as the index has it."""
+    """The texts of a source base. Rows of equal text count once, with the first vector, as in the index."""
 
     def __init__(self, db: apsw.Connection, base: OldBase) -> None:
         self._db = db
@@ -492,27 +572,24 @@ class OldTexts:
             f" THEN vec_distance_cosine({base.table.vector}, ?1) END"
         )
         self.vector_bytes = base.vector_bytes
-        self.hashes = self._read()
-
-    def _read(self) -> dict[int, str]:
-        """Return the hash of every text by the rowid of its first row."""
         first: dict[str, int] = {}
-        for rowid, text in self._base.table.text_hashes(self._db, self._base.runs, self._base.vector_bytes):
-            first.setdefault(text, rowid)
-        return {rowid: text for text, rowid in first.items()}
+        for rowid, text_hash in base.table.text_hashes(db, base.runs, base.vector_bytes):
+            first.setdefault(text_hash, rowid)
+        #: Hash of each text, by the rowid of its first row.
+        self.hashes = {rowid: text_hash for text_hash, rowid in first.items()}
 
     def nearest(self, vector: bytes, count: int) -> Ranking:
-        """Return the ``count`` nearest texts, and those that are as near as the last of them."""
+        """Return the ``count`` nearest texts, and those with the same distance as the last one."""
         rows = self._db.execute(
             f"""SELECT rowid, {self._distance} AS distance FROM {self._base.table.name} NOT INDEXED
                  ORDER BY distance NULLS LAST""",
             (vector, len(vector)),
         )
         near = takewhile(lambda row: row[1] is not None, rows)
-        return with_ties(((self.hashes[row], 1 - away) for row, away in near if row in self.hashes), count)
+        return rank_with_ties(((self.hashes[row], 1 - away) for row, away in near if row in self.hashes), count)
 
     def sample(self, count: int) -> list[Query]:
-        """Return the vectors of up to ``count`` rows, evenly spread; those that are near to nothing are left out."""
+        """Sample the vectors of up to ``count`` rows, evenly spread. Vectors without a direction are left out."""
         return sample_vectors(self._db, sorted(self.hashes), count, self._vector)
 
     def _vector(self, rowid: int) -> bytes:
@@ -525,32 +602,32 @@ class OldTexts:
 def compare(
     old: Located, new: Located, options: Options, asked: ComparisonOptions, watch: progress.Progress | None = None
 ) -> list[BaseComparison]:
-    """Return what a comparison of every base of the first store comes to, in its order.
+    """Compare every base of the first store with its counterpart in the second, in the order of the first store.
 
-    A base that is damaged on either side is told as such; the others are compared.
+    A base that is damaged in either store is reported as damaged, and the others are compared.
 
     Args:
-        old: whatever is migrated, one vector file, or what ``new`` can be.
+        old: a source of a migration, a single vector file, or a store like ``new``.
         new: a library, profile, v2 backup, base folder or index file.
-        options: as for a migration; they say which bases count.
-        asked: what both sides are asked.
-        watch: is told how far it is.
+        options: options of a migration; they select the bases.
+        asked: what to search for.
+        watch: called with the progress.
 
     Raises:
         NotSearchable: ``new`` is something else.
-        WrongUsage: ``options`` have a word on v1's models, and ``old`` is not v1 data.
+        WrongUsage: ``options`` are about v1's models, and ``old`` is not v1 data.
         SourceUnreadable: a catalog or the state of v1 is damaged.
         RegraftError: as for planning a migration.
     """
-    if new.kind not in cherry_v2.SEARCHED:
-        advice = tr("V2 has to be a v2 library, profile, backup, base or index")
+    if new.kind not in cherry_v2.SEARCHABLE_KINDS:
+        advice = tr("V2 must be a v2 library, profile, backup, base or index")
         raise NotSearchable(path=new.path, what=KIND_NAMES[new.kind], advice=advice)
-    if old.kind in cherry_v2.SEARCHED and not old.stores.has_preview:
+    if old.kind in cherry_v2.SEARCHABLE_KINDS and not old.stores.has_preview:
         if options.model_overrides != ModelOverrides():
-            hint = tr("leave them out: V1 is in the v2 layout already")
-            raise WrongUsage(problem=tr("--map-model and --recreate-model are about v1 data"), hint=hint)
+            hint = tr("leave out these options: V1 is in the v2 layout already")
+            raise WrongUsage(problem=tr("--map-model and --recreate-model only apply to v1 data"), hint=hint)
         return compare_stores(old, new, options.bases, asked, watch)
-    stores = cherry_v2.known_bases(new, None)
+    stores = cherry_v2.list_bases(new, None)
     watch = watch or progress.SilentProgress()
     compared = []
     with plan_old_bases(old, options, watch) as found, progress.stage(watch, "Comparing", len(found), "bases"):
@@ -562,18 +639,18 @@ def compare(
 
 
 def compare_base(old: OldBase, new: Located, store: StoreFile | None, asked: ComparisonOptions) -> BaseComparison:
-    """Return what a comparison of one base comes to."""
+    """Compare one base with its index."""
     other = None if store is None else store.base_id
     pair = BasePair(legacy_id=old.legacy_id, id=old.id, name=old.name, other=other)
     if old.vectors is None:
-        return pair.told("failed", old.problem)
+        return pair.not_searched("failed", old.problem)
     if store is None:
-        return pair.told("missing", tr("V2 has no index of it that can be read"))
+        return pair.not_searched("missing", tr("V2 has no readable index of it"))
     try:
-        with _opened_table(old.vectors) as table, cherry_v2.opened_index(new, store) as index:
+        with _open_table(old.vectors) as table, cherry_v2.open_index(new, store) as index:
             return _compare_with_index(pair, OldTexts(table, old), index, asked)
     except SourceUnreadable as error:
-        return pair.told("damaged", str(error))
+        return pair.not_searched("damaged", str(error))
 
 
 def _compare_with_index(
@@ -583,21 +660,21 @@ def _compare_with_index(
     queries = texts.sample(asked.sample) if asked.queries is None else list(asked.queries)
     fitting = [query for query in queries if 4 * len(query.vector) == vector_bytes]
     if not fitting:
-        given = (
-            tr("no vector to sample")
+        reason = (
+            tr("no vectors to sample")
             if asked.queries is None
-            else tr("not a query of {vector_bytes} numbers", vector_bytes=vector_bytes // 4)
+            else tr("no query has {vector_bytes} dimensions", vector_bytes=vector_bytes // 4)
         )
-        return pair.told("not-compared", given)
+        return pair.not_searched("not-compared", reason)
     if dimensions_of(index) not in (None, vector_bytes // 4):
-        return pair.told("different", tr("the index has vectors of another length"))
+        return pair.not_searched("different", tr("the index has vectors of a different length"))
     indexed = IndexTexts(index)
     results = [compare_answers(texts.nearest, indexed.nearest, query, asked.count) for query in fitting]
-    return pair.compared(results, len(texts.hashes))
+    return pair.from_queries(results, len(texts.hashes))
 
 
 @contextmanager
-def _opened_table(path: Path) -> Iterator[apsw.Connection]:
+def _open_table(path: Path) -> Iterator[apsw.Connection]:
     try:
         with sqlite.open_readonly(path, vectors=True) as db:
             yield db
@@ -606,6 +683,6 @@ def _opened_table(path: Path) -> Iterator[apsw.Connection]:
 
 
 def find_store(old: OldBase, stores: dict[str, StoreFile | None], *, only: bool) -> StoreFile | None:
-    """Return the index of an old base: by the id that it gets, else its own; the only one where both sides have one."""
+    """Find the index of a base: by its new id, else its old one; if each store has one base, these belong together."""
     found = stores.get(old.id) or stores.get(old.legacy_id)
     return next(iter(stores.values())) if found is None and only and len(stores) == 1 else found

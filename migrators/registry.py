@@ -1,4 +1,4 @@
-"""By which pipeline a source is migrated, and what to say of one that is not."""
+"""Selects the pipeline of a source by its layout, and explains why other sources cannot be migrated."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from regraft.stores import systems
 from regraft.stores.locate import Located
 
 
-def _advice(kind: Kind) -> str:
-    """Say what to do about a source that is recognised but not migrated."""
+def _explain_not_migratable(kind: Kind) -> str:
+    """Explain what to do with a source that is recognized but cannot be migrated."""
     if kind in V1_ORPHANS:
         return tr(
-            "give the backup, or the knowledge state beside its vector files; --adopt-orphans makes a base of the rows "
-            "alone"
+            "give the backup, or a folder with the knowledge state beside the vector files; "
+            "--adopt-orphans makes a base from the rows alone"
         )
     if kind.system:
         return systems.system_of(kind).migrate_advice
     if kind is Kind.PREVIEW_LIBRARY:
-        return tr("no store of a preview build is in it")
+        return tr("it contains no store of a preview build")
     if kind in (Kind.V2_BACKUP, Kind.V2_PROFILE):
         return tr("its bases are in the v2 layout already")
     return tr("it is in the v2 layout already")
 
 
 def pipeline_of(source: Located, *, adopt_orphans: bool = False) -> Pipeline:
-    """Return how a source is migrated; vector files alone only where bases are to be made of such.
+    """Return the pipeline of a source. Vector files without a state need ``adopt_orphans``.
 
     Raises:
-        SourceNotMigratable: it is recognised, but there is nothing to migrate.
+        SourceNotMigratable: the source is recognized but there is nothing to migrate.
     """
     if source.kind in V1_SOURCES or (adopt_orphans and source.kind in V1_ORPHANS):
-        return _loaded("cherry_v1")
+        return _load_pipeline("cherry_v1")
     if source.kind.system and find_spec(f"migrators.{source.kind.system}") is not None:
-        return _loaded(source.kind.system)
+        return _load_pipeline(source.kind.system)
     if source.kind is Kind.PREVIEW or source.stores.has_preview:
-        return _loaded("cherry_preview")
-    advice = _advice(source.kind)
+        return _load_pipeline("cherry_preview")
+    advice = _explain_not_migratable(source.kind)
     if source.has_v1_state:
-        advice += tr("; --kind v1-profile reads what v1 left in it")
+        advice += tr("; --kind v1-profile reads the v1 data left in it")
     raise SourceNotMigratable(path=source.path, what=KIND_NAMES[source.kind], advice=advice)
 
 
@@ -59,8 +59,8 @@ def import_parquet(paths: tuple[Path, ...], target: Path, options: Options, prog
     return cast(Migration, import_module("migrators.parquet.run").import_files(paths, target, options, progress))
 
 
-def _loaded(system: str) -> Pipeline:
-    """Return the pipeline of a package beside this module, which is loaded for it alone."""
+def _load_pipeline(system: str) -> Pipeline:
+    """Load the package of a layout and return its pipeline."""
     return cast(Pipeline, import_module(f"migrators.{system}").PIPELINE)
 
 
@@ -71,27 +71,30 @@ def migrate(
     progress: Progress,
     show_plan: Callable[[MigrationReport], bool] = lambda _: True,
 ) -> Migration:
-    """Migrate a source into ``target`` by the pipeline of its layout; see :func:`migrators.pipeline.run.migrate`.
+    """Migrate a source with the pipeline of its layout; see :func:`migrators.pipeline.run.migrate`.
 
     Raises:
-        WrongUsage: an option says nothing about the source.
+        WrongUsage: an option does not apply to the source.
     """
-    pipeline = _chosen_pipeline(source, options)
+    pipeline = _select_pipeline(source, options)
     return run.migrate(pipeline, source, target, options, progress, show_plan)
 
 
-def _chosen_pipeline(source: Located, options: Options, *, is_a_look: bool = False) -> Pipeline:
-    pipeline = pipeline_of(source, adopt_orphans=options.adopt_orphans or is_a_look)
+def _select_pipeline(source: Located, options: Options, *, is_plan_only: bool = False) -> Pipeline:
+    pipeline = pipeline_of(source, adopt_orphans=options.adopt_orphans or is_plan_only)
     if options.visible_to and not pipeline.has_visibility:
         raise WrongUsage(
-            problem=tr("--visible-to is for documents of {kind}", kind=KIND_NAMES[Kind.RSCLAW]), hint=tr("leave it out")
+            problem=tr("--visible-to only applies to documents of {kind}", kind=KIND_NAMES[Kind.RSCLAW]),
+            hint=tr("leave it out"),
         )
     if options.adopt_orphans and not pipeline.has_orphans:
-        problem = tr("--adopt-orphans is for vector files of v1, and this is {kind}", kind=KIND_NAMES[source.kind])
+        problem = tr(
+            "--adopt-orphans only applies to vector files of v1, and this is {kind}", kind=KIND_NAMES[source.kind]
+        )
         raise WrongUsage(problem=problem, hint=tr("leave it out"))
     return pipeline
 
 
 def plan_only(source: Located, options: Options, progress: Progress) -> SourcePlan:
-    """Plan a source without a target, by the pipeline of its layout; see :func:`migrators.pipeline.run.plan_only`."""
-    return run.plan_only(_chosen_pipeline(source, options, is_a_look=True), source, options, progress)
+    """Plan a source without a target; see :func:`migrators.pipeline.run.plan_only`."""
+    return run.plan_only(_select_pipeline(source, options, is_plan_only=True), source, options, progress)

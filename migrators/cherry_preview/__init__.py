@@ -1,8 +1,7 @@
-"""A preview build's single table → v2: one table per base, in a catalog or not, becomes seven tables plus a catalog.
+"""Migration of Cherry Studio's preview builds: one table per base becomes an index per base and a catalog.
 
-Rules: ``docs/formats/preview.md``, "What becomes of it". Ids are v2's already and are kept. :mod:`.draft` makes drafts
-of a catalog's bases (:mod:`.listed`, :mod:`.item_data`) and of stores that no catalog lists (:mod:`.told`); the shared
-stages do the rest.
+Rules: ``docs/formats/preview.md``, "What becomes of it". Ids have the form of v2 already and are kept. :mod:`.draft`
+makes drafts of bases with and without a catalog, :mod:`.items` of their items.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def _read(source: Located, options: Options) -> LibraryDraft:
 
 
 def _hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Options) -> Hints:  # noqa: ARG001 - a Journey's
-    """Return nothing: a store and its catalog tell all that there is."""
+    """Return no hints: a store and its catalog are all there is."""
     return Hints()
 
 

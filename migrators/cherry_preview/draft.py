@@ -1,6 +1,7 @@
-"""Drafts of the bases of preview builds: those that a catalog lists, then those that only their stores tell of.
+"""Drafts of the bases of preview builds: first those that a catalog lists, then stores that no catalog lists.
 
-Rules: ``docs/formats/preview.md``, "What becomes of it". No clock; nothing but the source is read.
+The result depends only on the source. Rules: ``docs/formats/preview.md``, "What becomes of it"; for models
+``docs/rules.md``, "Models".
 """
 
 from __future__ import annotations
@@ -42,64 +43,63 @@ from regraft.report.notices import Notice
 from regraft.stores.locate import Located
 from regraft.text import is_blank, replace_surrogates, trim, without_nul
 
-# The models of bases of preview builds, from their catalog and the user's word (``docs/rules.md``, "Models").
+# --- models --------------------------------------------------------------------------------------------------------
 
 
-#: The problem of a base that names no model; its id goes in.
-_NAMES_NONE = tr(
-    "the base names no embedding model; its vectors are carried with --map-model "
-    "'{base}=PROVIDER::MODEL', or those of all such bases with --recreate-model "
-    "'PROVIDER::MODEL'"
+#: The problem of a base that names no model, with a field for its id.
+_NO_MODEL_PROBLEM = tr(
+    "the base names no embedding model; migrate its vectors with --map-model "
+    "'{base}=PROVIDER::MODEL', or those of all such bases with --recreate-model 'PROVIDER::MODEL'"
 )
 
 
 class BaseModels:
-    """Resolves what bases name. ``notices`` are about the whole source."""
+    """Resolves the models that bases name. ``notices`` concern the whole source."""
 
     def __init__(self, catalog: StoredCatalog | None, model_overrides: ModelOverrides) -> None:
         providers = None if catalog is None else _providers(catalog)
         self.notices: list[Notice] = []
         if catalog is not None and providers is None:
-            message = tr("the catalog has no tables of models: every model that a base names counts as existing")
+            message = tr("the catalog has no tables of models; every model that a base names is assumed to exist")
             self.notices.append(Notice(code=notices.MODELS_UNKNOWN, message=message))
         known = catalog or StoredCatalog()
         self._rows = {row.get("id"): row for row in known.models or ()}
-        self._word = model_overrides
-        models = [self._raw(row.get("embedding_model_id")) for row in known.bases]
+        self._overrides = model_overrides
+        models = [self._to_raw_model(row.get("embedding_model_id")) for row in known.bases]
         self._models = ModelResolver(providers, model_overrides, models)
         named = set(map(_unique, models))
         only = next(iter(model_overrides.recreated)) if len(model_overrides.recreated) == 1 else None
-        #: The one model that is re-created, for a base of which no catalog says a word.
-        self._of_unlisted = only
-        #: The same where no base of the catalog names it: it must be that of those that name none.
-        self._of_unnamed = None if only in named else only
+        #: The only model of --recreate-model, used for bases that no catalog lists.
+        self._model_of_unlisted = only
+        #: The same for listed bases without a model, unless another base of the catalog names this model.
+        self._model_of_unnamed = None if only in named else only
 
     def embedding(self, model_id: Any, base_id: str, *, is_listed: bool) -> ModelChoice:
-        """Resolve the embedding model that a base names, or the one that the user names for bases without one."""
-        raw = self._raw(model_id)
-        spare = self._of_unnamed if is_listed else self._of_unlisted
-        if raw is None and spare is not None and base_id not in self._word.mapped:
+        """Resolve the embedding model that a base names, or the one that the user gives for bases without one."""
+        raw = self._to_raw_model(model_id)
+        spare = self._model_of_unnamed if is_listed else self._model_of_unlisted
+        if raw is None and spare is not None and base_id not in self._overrides.mapped:
             raw = {"id": spare}
         choice = self._models.embedding(raw, base_id)
         if raw is None and choice.id is None:
-            return replace(choice, problem=_NAMES_NONE.format(base=base_id))
+            return replace(choice, problem=_NO_MODEL_PROBLEM.format(base=base_id))
         return choice
 
     def rerank(self, model_id: Any, base_id: str) -> ModelChoice:
         """Resolve the rerank model that a base names."""
-        return self._models.rerank(self._raw(model_id), base_id)
+        return self._models.rerank(self._to_raw_model(model_id), base_id)
 
     def unused_overrides(self) -> Iterator[Notice]:
-        """Say which of the user's words met no base."""
+        """Yield a notice for each of the user's options for models that no base needed."""
         return self._models.unused_overrides()
 
-    def _raw(self, model_id: Any) -> dict[str, Any] | None:
-        """Return a model as the shared rules read it; None where none is named."""
-        return None if is_blank(model_id) else _raw_model(self._rows.get(model_id, {"id": model_id}))
+    def _to_raw_model(self, model_id: Any) -> dict[str, Any] | None:
+        """Return a model in the form that the shared rules read, or None if the base names none."""
+        return None if is_blank(model_id) else _row_to_raw_model(self._rows.get(model_id, {"id": model_id}))
 
 
 def _providers(catalog: StoredCatalog) -> list[dict[str, Any]] | None:
-    """Return providers with their models; None where the catalog has no table of either."""
+    """Return the providers with their models, or None if the catalog has no table of either."""
     if catalog.providers is None and catalog.models is None:
         return None
     found: dict[str, dict[str, Any]] = {}
@@ -107,14 +107,14 @@ def _providers(catalog: StoredCatalog) -> list[dict[str, Any]] | None:
         provider = str(row.get("provider_id"))
         found[provider] = {"id": provider, "name": row.get("name"), "enabled": row.get("is_enabled") != 0, "models": []}
     for row in catalog.models or ():
-        raw = _raw_model(row)
+        raw = _row_to_raw_model(row)
         provider = str(row.get("provider_id") or str(raw["id"]).partition(SEPARATOR)[0])
         entry = found.setdefault(provider, {"id": provider, "name": None, "enabled": True, "models": []})
         entry["models"].append(raw)
     return list(found.values())
 
 
-def _raw_model(row: Row) -> dict[str, Any]:
+def _row_to_raw_model(row: Row) -> dict[str, Any]:
     whole = str(row.get("id"))
     model = whole if is_model_id(whole) else row.get("model_id") or whole
     return {"id": model, "provider": row.get("provider_id"), "name": row.get("name"), "group": row.get("group")}
@@ -128,12 +128,12 @@ def _unique(raw: dict[str, Any] | None) -> str | None:
 
 
 def draft_library(source: Located, model_overrides: ModelOverrides, *, texts: bool = False) -> LibraryDraft:
-    """Draft every base of a source that is not in the v2 layout.
+    """Draft all bases of a source that are not in the v2 layout.
 
     Args:
         source: a source with stores of preview builds.
-        model_overrides: what the user says of models.
-        texts: whether rows are carried for their text alone, too.
+        model_overrides: the user's options for models.
+        texts: whether rows are migrated for their text alone.
     """
     catalog, message = _read_catalog(source)
     drafter = _Drafter(source, catalog, model_overrides, texts=texts)
@@ -160,11 +160,11 @@ def _read_catalog(source: Located) -> tuple[StoredCatalog | None, list[Notice]]:
             else tr("cannot be read: {reason}", reason=error.facts["reason"])
         )
         return None, [
-            _catalog_notice(tr("{name} {reason}; bases and items are known from their rows", name=name, reason=reason))
+            _catalog_notice(tr("{name} {reason}; bases and items are taken from the rows", name=name, reason=reason))
         ]
     if catalog.items is None:
         return catalog, [
-            _catalog_notice(tr("{name} has no table `knowledge_item`; items are known from their rows", name=name))
+            _catalog_notice(tr("{name} has no table `knowledge_item`; items are taken from the rows", name=name))
         ]
     return catalog, []
 
@@ -174,7 +174,7 @@ def _catalog_notice(message: str) -> Notice:
 
 
 class _Drafter:
-    """Drafts the bases of one source, one after the other; used once."""
+    """Drafts the bases of one source. Single use."""
 
     def __init__(
         self, source: Located, catalog: StoredCatalog | None, model_overrides: ModelOverrides, *, texts: bool
@@ -190,13 +190,13 @@ class _Drafter:
         self.found_notices: list[Notice] = []
 
     def draft(self) -> None:
-        """Draft bases in the catalog's order, then in that of the stores' names."""
+        """Draft listed bases in the catalog's order, then the others in the order of the stores' names."""
         stores = {self._id_of(store): store for store in self._source.stores.preview}
         current = {str(store.base_id): store for store in self._source.stores.current}
-        there = stores.keys() | current.keys()
+        existing = stores.keys() | current.keys()
         rows = [] if self._catalog is None else self._catalog.bases
         for row in rows:
-            if self._source.stores.is_whole or row.get("id") in there:
+            if self._source.stores.is_whole or row.get("id") in existing:
                 self._draft_row(row, stores, current)
         self._draft_unlisted(stores, current)
 
@@ -210,13 +210,13 @@ class _Drafter:
                 self.drafts.append(self._draft_base({"id": base_id}, base_id, store, is_listed=False))
 
     def _id_of(self, store: StoreFile) -> str:
-        """Return a base's id: by its place, else as its rows say, else one that follows from the file's name."""
+        """Return a base's id: from its folder, else from its rows, else made from the name of the file."""
         if store.base_id is not None:
-            # A folder's name need not be UTF-8; no catalog has such an id.
+            # A folder name that is not UTF-8 cannot be an id in a catalog.
             is_text = replace_surrogates(store.base_id) == store.base_id
             return store.base_id if is_text else identity.base_id(store.base_id)
-        with StoreItems(self._source.tree, store.name, texts=self._texts) as told:
-            return told.contents.collection or identity.base_id(PurePosixPath(store.name).stem)
+        with StoreItems(self._source.tree, store.name, texts=self._texts) as store_items:
+            return store_items.contents.collection or identity.base_id(PurePosixPath(store.name).stem)
 
     def _draft_row(self, row: Row, stores: dict[str, StoreFile], current: dict[str, StoreFile]) -> None:
         base_id = row.get("id")
@@ -227,7 +227,7 @@ class _Drafter:
         elif base_id in current:
             self._skip_current(base_id, current[base_id])
         elif current and base_id not in stores and row.get("status") == "failed":
-            # What v2's own upgrade could not carry has no store at all, and is no preview build's.
+            # A base that v2's own upgrade could not migrate has no store; it does not belong to a preview build.
             self._skip_current(base_id, None)
         else:
             self._seen.add(base_id)
@@ -243,8 +243,8 @@ class _Drafter:
     def _skip_current(self, base_id: str, store: StoreFile | None) -> None:
         self._seen.add(base_id)
         leaves_rows = store is not None and store.look.leaves_rows
-        rest = tr("; rows of a preview build lie unused in its file") if leaves_rows else ""
-        message = tr("{base_id} is in the v2 layout already and stays where it is{rest}", base_id=base_id, rest=rest)
+        rest = tr("; its file also holds unused rows of a preview build") if leaves_rows else ""
+        message = tr("{base_id} is in the v2 layout already and is not changed{rest}", base_id=base_id, rest=rest)
         self._skip(base_id, notices.CURRENT_LAYOUT, message)
 
     def _skip(self, base_id: str | None, reason: str, message: str) -> None:
@@ -255,23 +255,23 @@ class _Drafter:
     # --- one base --------------------------------------------------------------------------------------------------
 
     def _draft_base(self, row: Row, base_id: str, store: StoreFile, *, is_listed: bool) -> BaseDraft:
-        """Draft a base of the catalog, or one without a row there, of which nothing but its id is known."""
+        """Draft a base of the catalog, or an unlisted base, whose id alone is known."""
         found_notices: list[Notice] = []
         settings, invalid = read_base_settings(row)
         if invalid:
-            text = tr("not valid: {invalid}", invalid=join_list(invalid))
+            text = tr("invalid settings: {invalid}", invalid=join_list(invalid))
             found_notices.append(Notice(code=notices.INVALID_CONFIG, message=text, base=base_id, count=len(invalid)))
         processor = row.get("file_processor_id")
         processor = None if is_blank(processor) else str(processor)
         names = FreeNames(reserve_processed=processor is not None)
-        with StoreItems(self._source.tree, store.name, texts=self._texts) as told:
-            drafted = self._items(base_id, store, told, names)
+        with StoreItems(self._source.tree, store.name, texts=self._texts) as store_items:
+            drafted = self._items(base_id, store, store_items, names)
             dimensions = read_whole_number(row.get("dimensions"), minimum=1)
             if dimensions is None and not (is_listed and store.look.has_rows):
-                dimensions = told.declared_dimensions
-            embedding = self._embedding(row, base_id, told, is_listed=is_listed)
+                dimensions = store_items.declared_dimensions
+            embedding = self._embedding(row, base_id, store_items, is_listed=is_listed)
         if drafted.renamed:
-            text = tr("{files} got another name because theirs was taken", files=format_count(drafted.renamed, "file"))
+            text = tr("{files} renamed because the name was taken", files=format_count(drafted.renamed, "file"))
             found_notices.append(Notice(code=notices.RENAMED, message=text, base=base_id, count=drafted.renamed))
         rerank = self.models.rerank(row.get("rerank_model_id"), base_id)
         return BaseDraft(
@@ -289,56 +289,64 @@ class _Drafter:
             skipped_items=tuple(drafted.skipped),
             taken_names=names.taken(),
             vector_file=store.name,
-            notices=(*found_notices, *_dropped(row, base_id), *embedding.notices, *rerank.notices, *drafted.notices),
+            notices=(
+                *found_notices,
+                *_dropped_field_notices(row, base_id),
+                *embedding.notices,
+                *rerank.notices,
+                *drafted.notices,
+            ),
             dimensions_if_empty=dimensions,
         )
 
-    def _items(self, base_id: str, store: StoreFile, told: StoreItems, names: FreeNames) -> DraftedItems:
-        place = BaseContext(
-            base_id=base_id, raw=RawFiles(self._source.tree, store.raw), paths=RawPaths(names), rows=told
+    def _items(self, base_id: str, store: StoreFile, store_items: StoreItems, names: FreeNames) -> DraftedItems:
+        context = BaseContext(
+            base_id=base_id, raw=RawFiles(self._source.tree, store.raw), paths=RawPaths(names), rows=store_items
         )
         listed = None if self._catalog is None else self._catalog.items
-        if listed is None or (base_id not in listed and not self._is_in_catalog(base_id)):
-            return draft_stored_items(told, place, self._migrated)
-        return draft_listed_items(listed.get(base_id, ()), place, self._migrated)
+        bases = () if self._catalog is None else self._catalog.bases
+        if listed is None or (base_id not in listed and not any(row.get("id") == base_id for row in bases)):
+            return draft_stored_items(store_items, context, self._migrated)
+        return draft_listed_items(listed.get(base_id, ()), context, self._migrated)
 
-    def _is_in_catalog(self, base_id: str) -> bool:
-        return self._catalog is not None and any(row.get("id") == base_id for row in self._catalog.bases)
-
-    def _embedding(self, row: Row, base_id: str, told: StoreItems, *, is_listed: bool) -> ModelChoice:
+    def _embedding(self, row: Row, base_id: str, store_items: StoreItems, *, is_listed: bool) -> ModelChoice:
         choice = self.models.embedding(row.get("embedding_model_id"), base_id, is_listed=is_listed)
-        if choice.id is None and told.problem:
-            # A model alone would not bring it back.
+        if choice.id is None and store_items.problem:
+            # Naming a model would not help.
             return replace(
                 choice,
-                problem=tr("{problem}; and its index file {problem2}", problem=choice.problem, problem2=told.problem),
+                problem=tr(
+                    "{problem}; and its index file {problem2}", problem=choice.problem, problem2=store_items.problem
+                ),
             )
         return choice
 
 
 def _folder_name(base_id: str) -> str:
-    """Return the base's id in the library: its own, unless that is no name of a folder on every system."""
-    # What the ledger calls otherwise is no name of a base.
-    is_one = is_folder_name(base_id) and fold_name(base_id) not in (CATALOG_SUBJECT, REPORT_SUBJECT)
-    return base_id if is_one and base_id == trim(base_id) else identity.base_id(base_id)
+    """Return a base's id in the library: its own, unless it is not a valid folder name on every system."""
+    # The ledger uses these names for other entries.
+    is_valid = is_folder_name(base_id) and fold_name(base_id) not in (CATALOG_SUBJECT, REPORT_SUBJECT)
+    return base_id if is_valid and base_id == trim(base_id) else identity.base_id(base_id)
 
 
 def _name(row: Row, base_id: str, found_notices: list[Notice]) -> str:
     name: Any = row.get("name")
     text = trim(without_nul(name)) if isinstance(name, str) else ""
     if not text:
-        found_notices.append(Notice(code=notices.BLANK_NAME, message=tr("the base is called by its id"), base=base_id))
+        found_notices.append(
+            Notice(code=notices.BLANK_NAME, message=tr("the base has no name; its id is used instead"), base=base_id)
+        )
     return text or base_id
 
 
-def _dropped(row: Row, base_id: str) -> list[Notice]:
-    """Name what a library has no place for: the group, and that the catalog calls the base failed."""
+def _dropped_field_notices(row: Row, base_id: str) -> list[Notice]:
+    """Report what a library has no field for: the group, and that the catalog has the base as failed."""
     found_notices = []
     if not is_blank(row.get("group_id")):
         found_notices.append(
             Notice(code=notices.DROPPED_FIELD, message=tr("group: {group_id}", group_id=row["group_id"]), base=base_id)
         )
     if row.get("status") == "failed":
-        text = tr("status: failed ({get}); it follows from what can be carried now", get=row.get("error"))
+        text = tr("status: failed ({get}); the new status depends on what can be migrated now", get=row.get("error"))
         found_notices.append(Notice(code=notices.DROPPED_FIELD, message=text, base=base_id))
     return found_notices

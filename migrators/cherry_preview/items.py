@@ -1,4 +1,7 @@
-"""Items as a catalog lists them (``docs/formats/preview.md``, "With a catalog")."""
+"""Items of preview builds: as a catalog lists them, or made from the rows of a store.
+
+Rules: ``docs/formats/preview.md``, "With a catalog" and "Without a catalog"; ``docs/formats/catalog.md``.
+"""
 
 from __future__ import annotations
 
@@ -40,37 +43,37 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank, trim, without_nul
 
-# An item's ``data`` in the shape that v2 wants, derived where a build wrote another (``docs/formats/catalog.md``).
+# --- data of an item -----------------------------------------------------------------------------------------------
 
 
-#: Where builds have kept the parts of an item's data, the usual key first.
+#: Keys under which builds stored the parts of an item's data, the usual one first.
 _SOURCES = ("source", "path", "filePath", "sourceUrl", "url")
 _NAMES = ("relativePath", "originName", "origin_name", "name", "fileName", "filename")
 _ADDRESSES = ("url", "source", "sourceUrl", "path")
 _TEXTS = ("content", "text", "source")
 _FOLDERS = ("source", "path", "directoryPath", "name")
-#: Keys of v2 that a library never holds: their file is not carried.
+#: A key of v2 that a library never has: its file is not migrated.
 _INDEXED_PATH = "indexedRelativePath"
 
 
 class RawFiles(msgspec.Struct, frozen=True):
-    """The folder of a base's raw files, as a name in the source's tree."""
+    """The folder of a base's raw files in the source's tree."""
 
     tree: Tree
     folder: str
 
-    def has(self, path: str) -> bool:
-        """Tell whether a file is there."""
+    def has_file(self, path: str) -> bool:
+        """Whether the file exists."""
         return self.tree.kind(join_path(self.folder, path)) == "file"
 
     def upload(self, path: str) -> Upload:
-        """Return a file of the folder, there or not, as one to copy."""
+        """Return a file of the folder as an upload. The file need not exist."""
         below, _, name = path.rpartition("/")
         return Upload(name, join_path(self.folder, below) if below else self.folder)
 
 
 class RawPaths:
-    """Paths below ``raw/``, each given out once; those without a folder are :class:`FreeNames`'."""
+    """Assigns paths below ``raw/``, each only once."""
 
     def __init__(self, names: FreeNames) -> None:
         self._names = names
@@ -78,7 +81,7 @@ class RawPaths:
         self._below: set[str] = set()
 
     def take(self, path: str) -> str:
-        """Return ``path``, or where another item has it, a free name without folders."""
+        """Return ``path``, or a free name without folders if the path is taken."""
         folder, _, name = path.rpartition("/")
         if not folder:
             return self._names.take(name)
@@ -92,17 +95,17 @@ class RawPaths:
 
 
 class ItemRows(Protocol):
-    """What an item's rows tell of it."""
+    """What the rows of an item contain."""
 
     def source(self, item_id: str) -> str | None:
-        """Return the source that they name."""
+        """Return the source in an item's rows."""
 
     def text(self, item_id: str) -> str:
-        """Return the text that they make."""
+        """Return the text of an item's rows."""
 
 
 class BaseContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an item's data is read: what its base has."""
+    """What is needed to convert the items of one base."""
 
     base_id: str
     raw: RawFiles
@@ -111,18 +114,18 @@ class BaseContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def last_segment(source: str) -> str:
-    """Return the last part of a path of any system, or of an address."""
+    """Return the last segment of a path of any system, or of an address."""
     return re.split(r"[/\\]", source.rstrip("/\\"))[-1]
 
 
-def convert_data(item_type: str, stored: Any, item_id: str, place: BaseContext) -> ItemContent:
-    """Return an item's data as v2 wants it.
+def convert_data(item_type: str, stored: Any, item_id: str, context: BaseContext) -> ItemContent:
+    """Convert an item's data to v2's form.
 
-    What is missing is derived from what is there under other names, else from the item's rows; what is not text has no
-    place. Both are said.
+    Missing fields are taken from other keys, else from the item's rows. Values that are not text are dropped. Both are
+    reported.
     """
-    given = _object(stored)
-    content = _READERS[item_type](given, item_id, place)
+    given = _decode_object(stored)
+    content = _READERS[item_type](given, item_id, context)
     known = {**content.data}
     for key, value in given.items():
         if key in known or key == "relativePath" or value is None:
@@ -131,23 +134,23 @@ def convert_data(item_type: str, stored: Any, item_id: str, place: BaseContext) 
         if isinstance(value, str) and key != _INDEXED_PATH:
             content.data[key] = text
         else:
-            content.notices.append(_said(notices.DROPPED_FIELD, f"{key}: {text}", item_id, place))
-    content.notices += _notices_of_derived(given, known, item_id, place)
+            content.notices.append(_make_notice(notices.DROPPED_FIELD, f"{key}: {text}", item_id, context))
+    content.notices += _derived_field_notices(given, known, item_id, context)
     return content
 
 
-def _notices_of_derived(
-    given: dict[str, Any], known: dict[str, str], item_id: str, place: BaseContext
+def _derived_field_notices(
+    given: dict[str, Any], known: dict[str, str], item_id: str, context: BaseContext
 ) -> Iterator[Notice]:
-    """Say what of an item's data nobody had given, or nobody knows."""
+    """Report which fields were missing and derived, or are unknown."""
     derived = [key for key in known if not _is_given(given, key)]
     unknown = [key for key in derived if is_blank(known[key])]
     if unknown:
-        text = tr("nothing says its {unknown}", unknown=join_list(unknown, tr(" and ")))
-        yield _said(notices.DATA_INCOMPLETE, text, item_id, place)
+        text = tr("its {unknown} is unknown", unknown=join_list(unknown, tr(" and ")))
+        yield _make_notice(notices.DATA_INCOMPLETE, text, item_id, context)
     elif derived:
-        text = tr("its {derived} follows from what else is known of it", derived=join_list(derived, tr(" and ")))
-        yield _said(notices.DATA_MENDED, text, item_id, place)
+        text = tr("its {derived} was missing and derived from other data", derived=join_list(derived, tr(" and ")))
+        yield _make_notice(notices.DATA_MENDED, text, item_id, context)
 
 
 def _is_given(given: dict[str, Any], key: str) -> bool:
@@ -157,86 +160,86 @@ def _is_given(given: dict[str, Any], key: str) -> bool:
     return isinstance(value, str) and not is_blank(value) and (key != "relativePath" or _is_safe(value))
 
 
-def _said(code: str, message: str, item_id: str, place: BaseContext) -> Notice:
-    return Notice(code=code, message=message, base=place.base_id, item=item_id)
+def _make_notice(code: str, message: str, item_id: str, context: BaseContext) -> Notice:
+    return Notice(code=code, message=message, base=context.base_id, item=item_id)
 
 
-def _object(stored: Any) -> dict[str, Any]:
+def _decode_object(stored: Any) -> dict[str, Any]:
     if isinstance(stored, bytes):
         stored = stored.decode("utf-8", "replace")
     try:
         given = json_text.loads(stored) if isinstance(stored, str) else None
-        # Written twice over by some layer between.
+        # JSON encoded twice.
         given = json_text.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError):
         return {}
     return given if isinstance(given, dict) else {}
 
 
-def _first(given: dict[str, Any], keys: tuple[str, ...]) -> str | None:
-    """Return the first text that is not blank under one of these keys, in the object or in those inside it."""
-    return next(_texts(given, keys), None)
+def _first_text(given: dict[str, Any], keys: tuple[str, ...]) -> str | None:
+    """Return the first text that is not blank under one of the keys, in the object or a nested one."""
+    return next(_find_texts(given, keys), None)
 
 
-def _texts(given: dict[str, Any], keys: tuple[str, ...]) -> Iterator[str]:
+def _find_texts(given: dict[str, Any], keys: tuple[str, ...]) -> Iterator[str]:
     for key in keys:
         if not is_blank(given.get(key)):
             yield str(given[key])
     for value in given.values():
         if isinstance(value, dict):
-            yield from _texts(value, keys)
+            yield from _find_texts(value, keys)
 
 
 # --- types ---------------------------------------------------------------------------------------------------------
 
 
-def _file_content(given: dict[str, Any], item_id: str, place: BaseContext) -> ItemContent:
-    named = _first(given, _NAMES)
-    source = _first(given, _SOURCES) or place.rows.source(item_id) or named or item_id
+def _file_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+    named = _first_text(given, _NAMES)
+    source = _first_text(given, _SOURCES) or context.rows.source(item_id) or named or item_id
     path = given.get("relativePath")
-    if path == item_id and not place.raw.has(item_id):
-        # A migrated folder's file: it never had one of its own.
+    if path == item_id and not context.raw.has_file(item_id):
+        # The file of a migrated folder has no file of its own in raw/.
         return ItemContent({"source": source, "relativePath": item_id})
     wanted = path if isinstance(path, str) and _is_safe(path) else sanitize_material_name(last_segment(named or source))
     wanted = wanted or sanitize_material_name(item_id)
-    free = place.paths.take(wanted)
+    free = context.paths.take(wanted)
     data = {"source": source, "relativePath": free}
-    return ItemContent(data, place.raw.upload(wanted), renamed=free != wanted)
+    return ItemContent(data, context.raw.upload(wanted), renamed=free != wanted)
 
 
 def _is_safe(path: str) -> bool:
-    """Tell whether a path stays below ``raw/`` on every system (``docs/formats/index.md``, "What always holds")."""
+    """Whether a path stays below ``raw/`` on every system (``docs/formats/index.md``, "What always holds")."""
     parts = path.split("/")
     legal = not set(path) & {"\\", "\0"} and not re.match(r"[A-Za-z]:", path)
     return legal and all(part not in ("", ".", "..") for part in parts) and fold_name(parts[0]) != RESERVED_NAME
 
 
-def _url_content(given: dict[str, Any], item_id: str, place: BaseContext) -> ItemContent:
-    address = _first(given, _ADDRESSES) or place.rows.source(item_id) or ""
+def _url_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+    address = _first_text(given, _ADDRESSES) or context.rows.source(item_id) or ""
     source = given["source"] if not is_blank(given.get("source")) else address
-    return _with_snapshot({"source": source, "url": address}, given, place)
+    return _with_snapshot({"source": source, "url": address}, given, context)
 
 
-def _note_content(given: dict[str, Any], item_id: str, place: BaseContext) -> ItemContent:
-    text = _first(given, _TEXTS[:2]) or place.rows.text(item_id) or _first(given, _TEXTS) or ""
-    text, said = cut_note(text, place.base_id, item_id)
-    source = _first(given, ("source", "sourceUrl", "url", "title")) or place.rows.source(item_id) or text
-    content = _with_snapshot({"source": source, "content": text}, given, place)
-    content.notices += said
+def _note_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+    text = _first_text(given, _TEXTS[:2]) or context.rows.text(item_id) or _first_text(given, _TEXTS) or ""
+    text, notices_of_cut = cut_note(text, context.base_id, item_id)
+    source = _first_text(given, ("source", "sourceUrl", "url", "title")) or context.rows.source(item_id) or text
+    content = _with_snapshot({"source": source, "content": text}, given, context)
+    content.notices += notices_of_cut
     return content
 
 
-def _with_snapshot(data: dict[str, str], given: dict[str, Any], place: BaseContext) -> ItemContent:
-    """Add the snapshot's path where that file is there; else one is written from the text."""
+def _with_snapshot(data: dict[str, str], given: dict[str, Any], context: BaseContext) -> ItemContent:
+    """Add the path of the snapshot if the file exists. Else a snapshot is written from the text."""
     path = given.get("relativePath")
-    if not isinstance(path, str) or not _is_safe(path) or not place.raw.has(path):
+    if not isinstance(path, str) or not _is_safe(path) or not context.raw.has_file(path):
         return ItemContent(data)
-    free = place.paths.take(path)
-    return ItemContent({**data, "relativePath": free}, place.raw.upload(path), renamed=free != path)
+    free = context.paths.take(path)
+    return ItemContent({**data, "relativePath": free}, context.raw.upload(path), renamed=free != path)
 
 
-def _directory_content(given: dict[str, Any], item_id: str, place: BaseContext) -> ItemContent:
-    return ItemContent({"source": _first(given, _FOLDERS) or place.rows.source(item_id) or ""})
+def _directory_content(given: dict[str, Any], item_id: str, context: BaseContext) -> ItemContent:
+    return ItemContent({"source": _first_text(given, _FOLDERS) or context.rows.source(item_id) or ""})
 
 
 _READERS: dict[str, Callable[[dict[str, Any], str, BaseContext], ItemContent]] = {
@@ -247,7 +250,9 @@ _READERS: dict[str, Callable[[dict[str, Any], str, BaseContext], ItemContent]] =
 }
 
 
-#: Types of items by what catalogs call them.
+#: --- listed items --------------------------------------------------------------------------------------------------
+#:
+#: Item types by their names in catalogs.
 _CATALOG_TYPES = {
     "file": "file",
     "url": "url",
@@ -260,39 +265,39 @@ _DONE = {"completed", "success", "done", "ready"}
 _IDLE = {"idle"}
 _FAILED = {"failed", "error"}
 _DELETING = {"deleting", "deleted"}
-#: Statuses of a folder that follow from its files'.
+#: Statuses of a folder that depend on its files.
 _FOLLOWING = {"processing"}
 
 
 class _Unusable(Exception):
-    """An item that is not migrated; the text is the reason's code."""
+    """An item that cannot be migrated. The text is the reason code."""
 
 
-def draft_listed_items(rows: Iterable[Row], place: BaseContext, migrated: set[str]) -> DraftedItems:
-    """Draft a base's items in the catalog's order, a folder before what is in it.
+def draft_listed_items(rows: Iterable[Row], context: BaseContext, migrated: set[str]) -> DraftedItems:
+    """Draft a base's items in the catalog's order, each folder before its content.
 
     Args:
-        rows: the catalog's rows.
-        place: what the base has.
-        migrated: ids of items of all bases so far; those of this base are added.
+        rows: rows of the catalog.
+        context: the base.
+        migrated: ids of the items of all bases so far; the ids of this base are added.
     """
     drafted = DraftedItems()
     active: set[str] = set()
     for row in rows:
         try:
-            item = _draft_item(row, place, migrated, drafted)
+            item = _draft_item(row, context, migrated, drafted)
         except _Unusable as unusable:
             reason, item_id = str(unusable), row.get("id")
             item_id = item_id if isinstance(item_id, str) else None
             drafted.skipped.append(SkippedItem(item_id, reason))
             drafted.notices.append(
-                Notice(code=reason, message=notices.CODES[reason].meaning, base=place.base_id, item=item_id)
+                Notice(code=reason, message=notices.CODES[reason].meaning, base=context.base_id, item=item_id)
             )
             continue
         drafted.items.append(item)
         if item.type == "directory" and _status_of(row) in _FOLLOWING:
             active.add(item.id)
-    ordered = _grouped(drafted.items, place.base_id, drafted.notices)
+    ordered = _order_by_folder(drafted.items, context.base_id, drafted.notices)
     following = active & {item.group_id for item in ordered}
     drafted.items = Packed(
         ItemDraft,
@@ -301,7 +306,7 @@ def draft_listed_items(rows: Iterable[Row], place: BaseContext, migrated: set[st
     return drafted
 
 
-def _draft_item(row: Row, place: BaseContext, migrated: set[str], drafted: DraftedItems) -> ItemDraft:
+def _draft_item(row: Row, context: BaseContext, migrated: set[str], drafted: DraftedItems) -> ItemDraft:
     item_id, item_type = row.get("id"), row.get("type")
     if not isinstance(item_id, str) or is_blank(item_id) or is_blank(item_type):
         raise _Unusable(notices.NO_ID_OR_TYPE)
@@ -313,7 +318,7 @@ def _draft_item(row: Row, place: BaseContext, migrated: set[str], drafted: Draft
     if item_id in migrated:
         raise _Unusable(notices.DUPLICATE_ITEM)
     migrated.add(item_id)
-    content = convert_data(known, row.get("data"), item_id, place)
+    content = convert_data(known, row.get("data"), item_id, context)
     drafted.notices.extend(content.notices)
     drafted.renamed += content.renamed
     status, error = _status(row)
@@ -348,13 +353,13 @@ def _status(row: Row) -> tuple[str, str | None]:
     return "failed", text or (FAILED_TEXT if status in _FAILED else INTERRUPTED_TEXT)
 
 
-def _grouped(items: Iterable[ItemDraft], base_id: str, found_notices: list[Notice]) -> list[ItemDraft]:
-    """Return items with a folder before what is in it, and without those folders that are none."""
+def _order_by_folder(items: Iterable[ItemDraft], base_id: str, found_notices: list[Notice]) -> list[ItemDraft]:
+    """Order items so that a folder comes before its content. References to missing folders are dropped and reported."""
     folders = {item.id: item for item in items if item.type == "directory"}
     ordered: dict[str, ItemDraft] = {}
     for item in items:
-        for one in reversed(_chain(item, folders, ordered)):
-            # A circle of folders is cut where it was entered.
+        for one in reversed(_item_and_ancestors(item, folders, ordered)):
+            # A cycle of folders is cut at its first item.
             if one.group_id is not None and one.group_id not in ordered:
                 text = tr("group: {group_id}, which is not a folder of this base", group_id=one.group_id)
                 found_notices.append(Notice(code=notices.DROPPED_FIELD, message=text, base=base_id, item=one.id))
@@ -363,8 +368,8 @@ def _grouped(items: Iterable[ItemDraft], base_id: str, found_notices: list[Notic
     return list(ordered.values())
 
 
-def _chain(item: ItemDraft, folders: Mapping[str, ItemDraft], ordered: Container[str]) -> list[ItemDraft]:
-    """Return an item and the folders that it is in, from inside out, up to one that is placed already or met again."""
+def _item_and_ancestors(item: ItemDraft, folders: Mapping[str, ItemDraft], ordered: Container[str]) -> list[ItemDraft]:
+    """Return an item and its ancestors from the inside out, up to one that is ordered already or part of a cycle."""
     chain: dict[str, ItemDraft] = {}
     current: ItemDraft | None = item
     while current is not None and current.id not in ordered and current.id not in chain:
@@ -373,23 +378,23 @@ def _chain(item: ItemDraft, folders: Mapping[str, ItemDraft], ordered: Container
     return list(chain.values())
 
 
-# What a store itself tells of its items, and items made of that (``docs/formats/preview.md``, "Without a catalog").
+# --- items of a store ----------------------------------------------------------------------------------------------
 
 
-#: Types of items by what rows call them; anything else is a file.
+#: Item types by their names in rows. All other items are files.
 _ROW_TYPES = {"url": "url", "sitemap": "url", "note": "note"}
 
 
 class StoreItems:
-    """A store that is read when it is first asked; what cannot be read is as if it were not there."""
+    """The items in a store, read on first use. A store that cannot be read has no items."""
 
     def __init__(self, tree: Tree, name: str, *, texts: bool = False) -> None:
-        """Open nothing yet; ``texts`` says whether rows are carried for their text alone, too."""
+        """Open nothing yet. ``texts``: whether rows are migrated for their text alone."""
         self._tree = tree
-        self._texts = texts
+        self._find_texts = texts
         self._name = name
         self._open = ExitStack()
-        #: Why the store cannot be read, for a person.
+        #: Why the store cannot be read, for a person; empty if it can.
         self.problem = ""
 
     def __enter__(self) -> Self:
@@ -402,7 +407,7 @@ class StoreItems:
 
     @cached_property
     def _path(self) -> Path:
-        """Return where the store is on disk (an archive's is extracted)."""
+        """Path of the store on disk, extracted from an archive if necessary."""
         try:
             found = self._open.enter_context(self._tree.local(self._name, None))
         except SourceUnreadable as error:
@@ -411,7 +416,7 @@ class StoreItems:
 
     @cached_property
     def contents(self) -> StoreContents:
-        """Return the owners of the store's rows and what the rows say of them."""
+        """The owners of the store's rows, with what their rows contain."""
         try:
             return cherry_preview.read_contents(self._path)
         except StoreProblem as problem:
@@ -424,51 +429,51 @@ class StoreItems:
 
     @property
     def declared_dimensions(self) -> int | None:
-        """Return the dimensions that the table is declared with."""
+        """The dimensions in the declaration of the table; None if unknown."""
         try:
             return cherry_preview.declared_dimensions(self._path)
         except StoreProblem:
             return None
 
     def source(self, item_id: str) -> str | None:
-        """Return what an item's rows call its source."""
+        """Return the source in an item's rows."""
         return self.contents.items.get(item_id, StoredItem()).source
 
     def text(self, item_id: str) -> str:
-        """Return the text that an item's rows make, or at least so much of it as a note can hold and one unit more."""
+        """Return the text of an item's rows. Of a long one, at least one UTF-16 unit more than a note can hold."""
         try:
             return cherry_preview.join_owner_bodies(
-                self._path, self._survey, item_id, BODY_SEPARATOR, MAX_NOTE_UNITS, texts=self._texts
+                self._path, self._survey, item_id, BODY_SEPARATOR, MAX_NOTE_UNITS, texts=self._find_texts
             )
         except StoreProblem as problem:
             self.problem = str(problem)
             return ""
 
 
-def draft_stored_items(told: StoreItems, place: BaseContext, migrated: set[str]) -> DraftedItems:
+def draft_stored_items(store_items: StoreItems, context: BaseContext, migrated: set[str]) -> DraftedItems:
     """Draft an item for every owner of rows, in the order of their first rows.
 
     Args:
-        told: the base's store.
-        place: what the base has.
-        migrated: ids of items of all bases so far; those of this base are added.
+        store_items: the store of the base.
+        context: the base.
+        migrated: ids of the items of all bases so far; the ids of this base are added.
     """
     drafted = DraftedItems()
-    for item_id, stored in told.contents.items.items():
+    for item_id, stored in store_items.contents.items.items():
         if item_id in migrated:
             drafted.skipped.append(SkippedItem(item_id, notices.DUPLICATE_ITEM))
             message = notices.CODES[notices.DUPLICATE_ITEM].meaning
             drafted.notices.append(
-                Notice(code=notices.DUPLICATE_ITEM, message=message, base=place.base_id, item=item_id)
+                Notice(code=notices.DUPLICATE_ITEM, message=message, base=context.base_id, item=item_id)
             )
             continue
         migrated.add(item_id)
-        drafted.items.append(_draft_stored_item(item_id, stored, told, place, drafted))
+        drafted.items.append(_draft_stored_item(item_id, stored, store_items, context, drafted))
     return drafted
 
 
 def _draft_stored_item(
-    item_id: str, stored: StoredItem, told: StoreItems, place: BaseContext, drafted: DraftedItems
+    item_id: str, stored: StoredItem, store_items: StoreItems, context: BaseContext, drafted: DraftedItems
 ) -> ItemDraft:
     item_type = _ROW_TYPES.get(stored.type or "", "file")
     source = stored.source or item_id
@@ -476,15 +481,15 @@ def _draft_stored_item(
     if item_type == "url":
         data = {"source": source, "url": source}
     elif item_type == "note":
-        content, cut = cut_note(told.text(item_id), place.base_id, item_id)
+        content, cut = cut_note(store_items.text(item_id), context.base_id, item_id)
         drafted.notices.extend(cut)
         data = {"source": stored.source or content, "content": content}
     else:
         wanted = sanitize_material_name(last_segment(source)) or sanitize_material_name(item_id)
-        name = place.paths.take(wanted)
+        name = context.paths.take(wanted)
         drafted.renamed += name != wanted
         data = {"source": source, "relativePath": name}
-        upload = place.raw.upload(name)
+        upload = context.raw.upload(name)
     return ItemDraft(
         legacy_id=item_id,
         id=item_id,

@@ -1,8 +1,7 @@
-"""Cherry Studio v1 → v2: one flat vector table per base plus a Redux state become seven tables plus a catalog.
+"""Migration of Cherry Studio v1: one vector table per base and a Redux state become an index per base and a catalog.
 
-Rules: ``docs/rules.md``. :mod:`.draft` and :mod:`.items` make drafts of v1's state, :mod:`.orphans`
-bases of vector files that it does not name, :mod:`.disk_hints` finds what files beside it tell; the shared stages do
-the rest.
+Rules: ``docs/rules.md``. :mod:`.draft` makes drafts from v1's state, :mod:`.orphans` makes bases from vector files that
+the state does not name, and :mod:`.file_matching` finds facts in other files of the source.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from regraft.formats.vector_survey import SalvageTally
 from regraft.identity import replace
 from regraft.stores.locate import Located
 
-#: Of an upload that may be text, so many bytes are looked at.
+#: Number of bytes of an upload that are read to tell whether it is text.
 _HEAD_BYTES = 64 << 10
 
 
@@ -36,11 +35,11 @@ def _read(source: Located, options: Options) -> LibraryDraft:
         return _with_renamed_files(source, draft_library(state, options.model_overrides, is_binary))
     adoption = adopt_orphans(source.tree, source.places, state, lambda path: PIPELINE.opened(path, None, options))
     library = draft_library(adoption.state, adoption.overrides(options.model_overrides), is_binary)
-    return _with_renamed_files(source, replace(library, bases=tuple(map(adoption.completed, library.bases))))
+    return _with_renamed_files(source, replace(library, bases=tuple(map(adoption.complete_draft, library.bases))))
 
 
 def _with_renamed_files(source: Located, library: LibraryDraft) -> LibraryDraft:
-    """Return the drafts with the names that their vector files have in the source."""
+    """Give the drafts the actual names of their vector files, which a user may have renamed."""
     folder = source.places.vectors
     if folder is None:
         return library
@@ -51,7 +50,7 @@ def _with_renamed_files(source: Located, library: LibraryDraft) -> LibraryDraft:
 
 
 def _is_binary(source: Located, upload: Upload) -> bool:
-    """Whether an upload is there and is no text: it holds NUL, and does not begin as UTF-16 or UTF-32 does."""
+    """Whether an upload exists and is not text: it holds NUL and has no UTF-16 or UTF-32 byte order mark."""
     name = find_upload(source.tree, source.places.uploads, upload)
     if name is None:
         return False
@@ -59,7 +58,7 @@ def _is_binary(source: Located, upload: Upload) -> bool:
         with source.tree.open(name) as file:
             head = file.read(_HEAD_BYTES)
     except (OSError, ValueError):
-        return False  # carrying the item names what cannot be read
+        return False  # copying the upload reports the error
     return b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
 
 
@@ -74,11 +73,11 @@ class _Salvager:
     ) -> Iterator[tuple[Path | None, SalvageTally]]:
         known = {loader for item in draft.items for loader in (*item.loader_ids, *item.entries)}
         known.update(loader for item in draft.skipped_items for loader in item.loader_ids)
-        with salvage.salvaged(path, work, known=known, dimensions=draft.stated_dimensions, keep=keep) as left:
+        with salvage.salvage_file(path, work, known=known, dimensions=draft.stated_dimensions, keep=keep) as left:
             yield left.path, left.tally
 
     def doubt(self, path: Path, work: Path | None) -> str | None:
-        return salvage.doubt(path, work)
+        return salvage.find_hidden_damage(path, work)
 
 
 PIPELINE = Pipeline(table=layout.VECTOR_TABLE, read=_read, hints=collect_hints, has_orphans=True, salvager=_Salvager())

@@ -1,6 +1,6 @@
-"""The first half of the plan: everything that follows from v1's state alone, before a vector file is opened.
+"""Drafts of v1's bases and items, made from the state before a vector file is opened.
 
-A pure function of the state and the user's word about models: no clock, no files. Rules: ``docs/rules.md``.
+The result depends only on the state and the user's options for models. Rules: ``docs/rules.md``.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank, trim, without_nul
 
-# What becomes of one v1 item, as far as the state tells (``docs/rules.md``, "Items").
+# --- items ---------------------------------------------------------------------------------------------------------
 
 
-#: What the metadata of a file needs: these as text, those as numbers.
+#: Fields that the metadata of a file must have, as text and as numbers.
 FILE_TEXT_FIELDS = ("id", "name", "origin_name", "path", "ext", "type", "created_at")
 FILE_NUMBER_FIELDS = ("size", "count")
 
 
 class DraftContext(msgspec.Struct):
-    """What all bases share: Dexie's tables by id, and the ids of items that were migrated so far."""
+    """Data that all bases share: Dexie's tables by id, and the ids of the items drafted so far."""
 
     files: Mapping[str, dict[str, Any]]
     notes: Mapping[str, dict[str, Any]]
     migrated: set[str]
-    #: Whether an upload is there and is no text.
+    #: Whether an upload exists and is not text.
     is_binary: Callable[[Upload], bool] = lambda _: False
 
 
 class _Unusable(Exception):
-    """An item that is not migrated; the text is the reason's code."""
+    """An item that cannot be migrated. The text is the reason code."""
 
 
 def draft_items(raws: Iterable[Any], legacy_base: str, context: DraftContext, names: FreeNames) -> DraftedItems:
-    """Draft the items of one base in v1's order; files take their names in that order."""
+    """Draft the items of one base in v1's order. Files take their names in this order."""
     drafted = DraftedItems()
     for raw in raws:
         try:
@@ -66,7 +66,7 @@ def draft_items(raws: Iterable[Any], legacy_base: str, context: DraftContext, na
         except _Unusable as unusable:
             reason = str(unusable)
             legacy_id = raw.get("id") if isinstance(raw, dict) and isinstance(raw.get("id"), str) else None
-            # No other item has a claim to these rows: they are of an item that is there, and has no place in v2.
+            # These rows belong to this item alone, so they are skipped for its reason.
             loaders = _loader_ids(raw) if reason == notices.UNSUPPORTED_TYPE else ()
             drafted.skipped.append(SkippedItem(legacy_id, reason, loaders))
             drafted.notices.append(
@@ -126,7 +126,7 @@ def _texts(values: Any) -> tuple[str, ...]:
 
 
 def _loader_ids(raw: dict[str, Any]) -> tuple[str, ...]:
-    """Return an item's loader ids: ``uniqueIds`` when that list has entries, even blank ones, else ``uniqueId``."""
+    """Return an item's loader ids: ``uniqueIds`` if this list has entries, even blank ones, else ``uniqueId``."""
     several = raw.get("uniqueIds")
     return _texts(several if isinstance(several, list) and several else [raw.get("uniqueId")])
 
@@ -144,58 +144,56 @@ def _status(raw: dict[str, Any]) -> tuple[str, str | None]:
 # --- types ---------------------------------------------------------------------------------------------------------
 
 
-def _known_of_file(content: Any, context: DraftContext) -> dict[str, Any]:
-    """Return what is known of a file: what its item says goes before what the table of files does."""
+def _file_metadata(content: Any, context: DraftContext) -> dict[str, Any]:
+    """Merge a file's metadata: fields of the item take precedence over the table of files."""
     inline = content if isinstance(content, dict) else {"id": content}
     file_id = inline.get("id")
     stored = context.files.get(file_id, {}) if isinstance(file_id, str) else {}
     return {**stored, **{key: value for key, value in inline.items() if value is not None}}
 
 
-def _is_file(known: dict[str, Any]) -> bool:
-    return all(isinstance(known.get(key), str) for key in FILE_TEXT_FIELDS) and all(
-        isinstance(known.get(key), int | float) and not isinstance(known[key], bool) for key in FILE_NUMBER_FIELDS
+def _file_content(raw: dict[str, Any], context: DraftContext, names: FreeNames) -> ItemContent:
+    metadata = _file_metadata(raw.get("content"), context)
+    has_texts = all(isinstance(metadata.get(key), str) for key in FILE_TEXT_FIELDS)
+    numbers = [metadata.get(key) for key in FILE_NUMBER_FIELDS]
+    if not has_texts or not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
+        raise _Unusable(notices.INVALID_FILE)
+    source = next((metadata[key] for key in ("path", "name", "origin_name") if not is_blank(metadata[key])), raw["id"])
+    # The fallbacks apply to an empty name only: a name of invalid characters becomes "untitled".
+    wanted = sanitize_name(metadata["origin_name"]) or sanitize_name(metadata["name"]) or sanitize_name(raw["id"])
+    # The name in a base without folders. The plan changes it if a folder prefix takes it.
+    name = names.take(wanted)
+    return ItemContent(
+        {"source": source, "relativePath": name}, _upload(metadata["id"], metadata["ext"]), file_name=wanted
     )
 
 
-def _file_content(raw: dict[str, Any], context: DraftContext, names: FreeNames) -> ItemContent:
-    known = _known_of_file(raw.get("content"), context)
-    if not _is_file(known):
-        raise _Unusable(notices.INVALID_FILE)
-    source = next((known[key] for key in ("path", "name", "origin_name") if not is_blank(known[key])), raw["id"])
-    # Only the empty string falls back: what sanitising empties is called "untitled".
-    wanted = sanitize_name(known["origin_name"]) or sanitize_name(known["name"]) or sanitize_name(raw["id"])
-    # What it is called in a base without folders: planning knows which of these have a prefix.
-    name = names.take(wanted)
-    return ItemContent({"source": source, "relativePath": name}, _upload(known["id"], known["ext"]), file_name=wanted)
-
-
 def _upload(file_id: str, extension: str) -> Upload:
-    """Return where the bytes of a file are, first choice first; v1's own name of it is never asked."""
+    """Return the upload of a file: its id with the cleaned extension, else with the extension as v1 has it."""
     plain = extension.removeprefix(".").rstrip(TRAILING_CHARACTERS)
     return Upload(f"{file_id}.{plain}" if plain else file_id, other_name=f"{file_id}{extension}")
 
 
-#: Kinds of files that are no text, and file name extensions of subtitles, which are.
+#: Kinds of files that are not text, and extensions of subtitles, which are.
 _MEDIA = frozenset({"video", "audio", "image"})
 _SUBTITLES = frozenset({".srt", ".vtt", ".ass", ".ssa", ".sbv", ".sub", ".lrc", ".txt"})
 
 
 def _video_content(raw: dict[str, Any], context: DraftContext, names: FreeNames) -> ItemContent:
-    """Return the file item of a video's subtitles: v1 embedded their text, never the video.
+    """Convert a video to a file item with its subtitles: v1 embedded their text, never the video.
 
     Raises:
-        _Unusable: no file of the item reads as text.
+        _Unusable: no file of the item is text.
     """
     content = raw.get("content")
-    files = [_known_of_file(entry, context) for entry in content] if isinstance(content, list) else []
-    subtitles = next((known for known in files if _reads_as_text(known, context)), None)
+    files = [_file_metadata(entry, context) for entry in content] if isinstance(content, list) else []
+    subtitles = next((metadata for metadata in files if _reads_as_text(metadata, context)), None)
     if subtitles is None:
         raise _Unusable(notices.UNSUPPORTED_TYPE)
     named = (subtitles[key] for key in ("path", "name", "origin_name") if not is_blank(subtitles.get(key)))
     source = next(named, raw["id"])
     wanted = sanitize_name(next(subtitles[key] for key in ("origin_name", "name") if _is_text(subtitles.get(key))))
-    message = tr("the video is not carried; its subtitles {name} are, as a file", name=wanted)
+    message = tr("the video is not migrated; its subtitles {name} are migrated as a file", name=wanted)
     return ItemContent(
         {"source": source, "relativePath": names.take(wanted)},
         _upload(subtitles["id"], subtitles["ext"]),
@@ -204,17 +202,14 @@ def _video_content(raw: dict[str, Any], context: DraftContext, names: FreeNames)
     )
 
 
-def _reads_as_text(known: dict[str, Any], context: DraftContext) -> bool:
-    """Whether a file of a video item has an id, a name and an extension, and holds subtitles."""
-    has_name = any(_is_text(known.get(key)) and sanitize_name(known[key]) for key in ("origin_name", "name"))
-    if not has_name or not _is_text(known.get("id")) or not isinstance(known.get("ext"), str):
+def _reads_as_text(metadata: dict[str, Any], context: DraftContext) -> bool:
+    """Whether a file of a video item has id, name and extension, and holds subtitles."""
+    has_name = any(_is_text(metadata.get(key)) and sanitize_name(metadata[key]) for key in ("origin_name", "name"))
+    if not has_name or not _is_text(metadata.get("id")) or not isinstance(metadata.get("ext"), str):
         return False
-    return _is_subtitle(known.get("type"), known["ext"]) and not context.is_binary(_upload(known["id"], known["ext"]))
-
-
-def _is_subtitle(kind: Any, extension: str) -> bool:
-    """Whether a file of a video item holds subtitles, by v1's kind of the file and its extension."""
-    return kind == "text" or (kind not in _MEDIA and extension.strip().lower() in _SUBTITLES)
+    kind, extension = metadata.get("type"), metadata["ext"].strip().lower()
+    is_subtitle = kind == "text" or (kind not in _MEDIA and extension in _SUBTITLES)
+    return is_subtitle and not context.is_binary(_upload(metadata["id"], metadata["ext"]))
 
 
 def _url_content(raw: dict[str, Any], _context: DraftContext, _names: FreeNames) -> ItemContent:
@@ -264,12 +259,12 @@ _TYPES: dict[str, tuple[str, _Reader]] = {
 def draft_library(
     state: V1State, model_overrides: ModelOverrides, is_binary: Callable[[Upload], bool] = lambda _: False
 ) -> LibraryDraft:
-    """Draft every base of ``state``.
+    """Draft all bases of a state.
 
     Args:
         state: v1's state.
-        model_overrides: what the user says of models.
-        is_binary: whether an upload is there and is no text.
+        model_overrides: the user's options for models.
+        is_binary: whether an upload exists and is not text.
     """
     named = [raw.get("model") for raw in state.bases if isinstance(raw, dict)]
     models = ModelResolver(state.providers, model_overrides, named)
@@ -284,8 +279,14 @@ def draft_library(
             drafts.append(_draft_base(raw, models, context))
         else:
             skipped.append(_skip(raw, reason))
-    message = [*state.notices, *map(_skipped_notice, skipped), *models.unused_overrides()]
-    return LibraryDraft(tuple(drafts), tuple(skipped), tuple(message))
+    found_notices = [*state.notices]
+    for base in skipped:
+        message = notices.CODES[base.reason].meaning
+        if base.items:
+            message = tr("{message_} It has {items}.", message_=message, items=format_count(base.items, "item"))
+        found_notices.append(Notice(code=base.reason, message=message, base=base.legacy_id))
+    found_notices += models.unused_overrides()
+    return LibraryDraft(tuple(drafts), tuple(skipped), tuple(found_notices))
 
 
 def _reason_to_skip(raw: Any, seen: set[str], pending: frozenset[str]) -> str | None:
@@ -309,17 +310,6 @@ def _skip(raw: Any, reason: str) -> SkippedBase:
     )
 
 
-def _skipped_notice(base: SkippedBase) -> Notice:
-    message = notices.CODES[base.reason].meaning
-    return Notice(
-        code=base.reason,
-        message=tr("{message_} It has {items}.", message_=message, items=format_count(base.items, "item"))
-        if base.items
-        else message,
-        base=base.legacy_id,
-    )
-
-
 def _draft_base(raw: dict[str, Any], models: ModelResolver, context: DraftContext) -> BaseDraft:
     legacy_id: str = raw["id"]
     found_notices: list[Notice] = []
@@ -327,7 +317,7 @@ def _draft_base(raw: dict[str, Any], models: ModelResolver, context: DraftContex
     if not name:
         name = trim(without_nul(legacy_id)) or identity.base_id(legacy_id)
         found_notices.append(
-            Notice(code=notices.BLANK_NAME, message=tr("the base is called by its id"), base=legacy_id)
+            Notice(code=notices.BLANK_NAME, message=tr("the base has no name; its id is used instead"), base=legacy_id)
         )
     embedding = models.embedding(raw.get("model"), legacy_id)
     rerank = models.rerank(raw.get("rerankModel"), legacy_id)
@@ -336,7 +326,7 @@ def _draft_base(raw: dict[str, Any], models: ModelResolver, context: DraftContex
         found_notices.append(
             Notice(
                 code=notices.INVALID_CONFIG,
-                message=tr("not valid: {invalid}", invalid=join_list(invalid)),
+                message=tr("invalid settings: {invalid}", invalid=join_list(invalid)),
                 base=legacy_id,
                 count=len(invalid),
             )
@@ -354,7 +344,9 @@ def _draft_base(raw: dict[str, Any], models: ModelResolver, context: DraftContex
     raw_items = raw.get("items")
     if raw_items is not None and not isinstance(raw_items, list | LazyItems):
         found_notices.append(
-            Notice(code=notices.INVALID_ITEMS, message=tr("the list of items is not a list"), base=legacy_id)
+            Notice(
+                code=notices.INVALID_ITEMS, message=tr("the list of items is damaged: it is not a list"), base=legacy_id
+            )
         )
         raw_items = None
     drafted = draft_items(raw_items or [], legacy_id, context, names)

@@ -1,7 +1,7 @@
-"""Bases of vector files that no state names, made of their rows alone (``migrate --adopt-orphans``).
+"""Bases made from vector files that no state names (``migrate --adopt-orphans``).
 
-Each becomes the base that v1's state would have had, so that all the rest of a migration is the same. Rules:
-``docs/rules.md``, "Vector files that no state names".
+Items are reconstructed from the loader ids, sources and texts of the rows, in the form of v1's state, so that the rest
+of the migration does not differ. Rules: ``docs/rules.md``, "Vector files that no state names".
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import is_blank, trim, utf16_cut, utf16_len
 
-# Which paths of files were one folder that v1 was given (``docs/rules.md``, "Vector files that no state names").
+# --- folders -------------------------------------------------------------------------------------------------------
 #
-# v1 copies a file that is added alone to its own ``Data/Files``: a path elsewhere was read in a folder. Nothing but the
-# strings is asked, so that every machine tells the same.
+# v1 copies a file that is added alone to its own ``Data/Files``. So a path elsewhere was read from a folder. Only the
+# strings are used, never the disk, so that the result is the same on every machine.
 
 
-#: No system takes a longer path, in UTF-16 units.
+#: Maximum path length on any system, in UTF-16 units.
 MAX_PATH_UNITS = 32_767
-#: Folders whose folders are people's homes, or roots of disks.
-_TOPS = frozenset({("home",), ("users",), ("mnt",), ("media",), ("volumes",)})
-#: What a person's own folders are called by their system: as a rule a folder in one was added, not all of them.
-_USUAL = frozenset(
+#: Folders whose subfolders are home directories, or roots of disks.
+_PARENTS_OF_HOMES = frozenset({("home",), ("users",), ("mnt",), ("media",), ("volumes",)})
+#: Standard folders in a home directory. Users add a folder inside them, rarely the folder itself.
+_STANDARD_FOLDERS = frozenset(
     ("documents", "desktop", "downloads", "dropbox", "icloud drive", "my documents", "onedrive", "文档", "桌面", "下载")
 )
 _DRIVE = re.compile(r"[A-Za-z]:")
@@ -66,96 +66,91 @@ _PART = re.compile(r"[^/\\]+")
 
 
 class FoundFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder and the loaders of its files, in the order that they were given in."""
+    """A folder and the loader ids of its files, in the given order."""
 
     path: str
     loaders: tuple[str, ...]
 
 
 class _FilePath(msgspec.Struct, frozen=True, kw_only=True):
-    loader: str
+    loader_id: str
     path: str
-    #: The folders above it, by fold.
+    #: Its ancestors, as folded names.
     folders: tuple[str, ...]
-    #: What every path of its disk begins with.
+    #: The drive, network share or "/" that the path begins with.
     root: str
 
 
 def can_be_in_folder(path: str) -> bool:
-    """Tell whether a path says in which folder a file lies: it is absolute, of a usual length, and climbs nowhere."""
+    """Whether a path can tell the folder of a file: absolute, not too long, and without ``..``."""
     is_absolute = path.startswith(("/", "\\\\")) or (_DRIVE.match(path) is not None and path[2:3] in ("/", "\\"))
     return is_absolute and len(path) <= MAX_PATH_UNITS and "\0" not in path and ".." not in path_segments(path)
 
 
 def find_folders(paths: Mapping[str, str]) -> list[FoundFolder]:
-    """Return the folders that files lie in, by their paths by loader; a file that is alone is left out.
+    """Find the folders of files, given their paths by loader id. Single files have no folder.
 
-    A folder is the longest path that files of a disk have in common, of at least two files. It is no root of a disk and
-    no person's home: what lies below these is looked at folder by folder.
+    A folder is the longest common path of at least two files of a disk. If that is the root of a disk or a home
+    directory, its subfolders are used instead.
     """
-    order = {loader: place for place, loader in enumerate(paths)}
+    order = {loader_id: position for position, loader_id in enumerate(paths)}
     groups: dict[str, list[_FilePath]] = defaultdict(list)
-    for loader, path in paths.items():
-        if not can_be_in_folder(path):
-            continue
-        one = _file(loader, path)
-        groups[one.root].append(one)
-    found = [folder for group in groups.values() for folder in _split(group, order)]
+    for loader_id, path in paths.items():
+        if can_be_in_folder(path):
+            parts = [fold_name(part) for part in path_segments(path)]
+            is_share = path.startswith("\\\\")
+            root = "/".join(parts[:2]) if is_share else parts[0] if _DRIVE.match(path) else "/"
+            file = _FilePath(loader_id=loader_id, path=path, folders=tuple(parts[:-1]), root=root)
+            groups[root].append(file)
+    found = [folder for files in groups.values() for folder in _split_into_folders(files, order)]
     return sorted(found, key=lambda folder: order[folder.loaders[0]])
 
 
-def _file(loader: str, path: str) -> _FilePath:
-    parts = [fold_name(part) for part in path_segments(path)]
-    is_share = path.startswith("\\\\")
-    root = "/".join(parts[:2]) if is_share else parts[0] if _DRIVE.match(path) else "/"
-    return _FilePath(loader=loader, path=path, folders=tuple(parts[:-1]), root=root)
-
-
-def _split(files: list[_FilePath], order: Mapping[str, int]) -> Iterator[FoundFolder]:
+def _split_into_folders(files: list[_FilePath], order: Mapping[str, int]) -> Iterator[FoundFolder]:
     waiting = [files]
     while waiting:
         group = waiting.pop()
         if len(group) < 2:
             continue
-        common = _common([one.folders for one in group])
-        if _may_be_one(group, common):
-            loaders = sorted((one.loader for one in group), key=order.__getitem__)
-            first = min(group, key=lambda one: order[one.loader])
-            yield FoundFolder(path=_begin_of(first.path, len(common)), loaders=tuple(loaders))
+        # The common prefix of the first and the last path in sorted order is that of all paths.
+        first, last = min(file.folders for file in group), max(file.folders for file in group)
+        depth = next(
+            (at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other),
+            min(len(first), len(last)),
+        )
+        if _may_be_added_folder(group, first[:depth]):
+            in_order = sorted(group, key=lambda file: order[file.loader_id])
+            loader_ids = tuple(file.loader_id for file in in_order)
+            # The path of the folder, in the spelling of its first file.
+            path = in_order[0].path
+            parts = (part for part in _PART.finditer(path) if part.group() != ".")
+            end = next(part.end() for number, part in enumerate(parts, 1) if number == depth)
+            yield FoundFolder(path=path[:end], loaders=loader_ids)
             continue
-        below: dict[str, list[_FilePath]] = defaultdict(list)
-        for one in group:
-            if len(one.folders) > len(common):
-                below[one.folders[len(common)]].append(one)
-        waiting += below.values()
+        subfolders: dict[str, list[_FilePath]] = defaultdict(list)
+        for file in group:
+            if len(file.folders) > depth:
+                subfolders[file.folders[depth]].append(file)
+        waiting += subfolders.values()
 
 
-def _common(paths: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return what all of the paths begin with: what the first and the last in order do."""
-    first, last = min(paths), max(paths)
-    at = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), None)
-    return first[: min(len(first), len(last)) if at is None else at]
+def _may_be_added_folder(files: list[_FilePath], folder: tuple[str, ...]) -> bool:
+    """Whether a user may have added this folder, which all files are in.
 
-
-def _may_be_one(group: list[_FilePath], common: tuple[str, ...]) -> bool:
-    """Tell whether somebody may have added a folder: no root, no home; a usual folder only where files are in it."""
-    root = group[0].root
-    on_disk = common if root == "/" else common[root.count("/") + 1 :]
-    # Below /home and /mnt the first folder is a person's, or a disk's own root.
-    is_top = len(on_disk) <= 2 if on_disk[:1] in _TOPS else not on_disk
+    Excluded are roots of disks, home directories, and standard folders that have only subfolders.
+    """
+    root = files[0].root
+    on_disk = folder if root == "/" else folder[root.count("/") + 1 :]
+    # Subfolders of /home and /mnt are home directories or roots of disks.
+    is_top = len(on_disk) <= 2 if on_disk[:1] in _PARENTS_OF_HOMES else not on_disk
     if is_top:
         return False
-    return on_disk[-1] not in _USUAL or any(len(one.folders) == len(common) for one in group)
+    return on_disk[-1] not in _STANDARD_FOLDERS or any(len(file.folders) == len(folder) for file in files)
 
 
-def _begin_of(path: str, depth: int) -> str:
-    """Return a path up to its so-manyth segment, as it is written."""
-    parts = (part for part in _PART.finditer(path) if part.group() != ".")
-    end = next(part.end() for at, part in enumerate(parts, 1) if at == depth)
-    return path[:end]
-
-
-# What the rows of a vector file tell of the items that they were made of (``docs/formats/v1.md``, "Loader ids").
+# --- rows ----------------------------------------------------------------------------------------------------------
+#
+# Loader ids: ``docs/formats/v1.md``, "Loader ids".
 
 
 NOTE_LOADER, WEB_LOADER, SITEMAP_LOADER, DIRECTORY_LOADER = (
@@ -164,64 +159,64 @@ NOTE_LOADER, WEB_LOADER, SITEMAP_LOADER, DIRECTORY_LOADER = (
     "SitemapLoader_",
     "DirectoryLoader_",
 )
-#: Units of the first chunk of a page that are kept: an address is no longer, and a name far shorter.
-_BEGIN_UNITS = 4_000
-#: Of two chunks that follow each other at most so much is the same: v1's settings allow no more overlap that is used.
-_MOST_OVERLAP = 4_000
-#: Of a row's own text: a note's, which is all that is left of it, and the begin of a page's.
-_BODY = f"""CASE WHEN uniqueLoaderId LIKE '{NOTE_LOADER}%' THEN pageContent
-                 WHEN uniqueLoaderId LIKE '{WEB_LOADER}%' THEN substr(pageContent, 1, {_BEGIN_UNITS}) END"""
-#: Texts of a row: its loader, its source, its id, what it says of a sitemap, and its own text where that tells.
-_WANTED = (
+#: Number of characters kept of a page's first chunk: longer than any address or title.
+_START_CHARACTERS = 4_000
+#: Maximum overlap of two consecutive chunks that is looked for. v1's settings allow no larger effective overlap.
+_MAX_OVERLAP = 4_000
+#: SQL for a row's own text: all of a note's chunk, and the beginning of a page's.
+_OWN_TEXT = f"""CASE WHEN uniqueLoaderId LIKE '{NOTE_LOADER}%' THEN pageContent
+                 WHEN uniqueLoaderId LIKE '{WEB_LOADER}%' THEN substr(pageContent, 1, {_START_CHARACTERS}) END"""
+#: Texts of a row: loader id, source, row id, metadata of a sitemap, and its own text for notes and pages.
+_COLUMNS = (
     layout.VECTOR_TABLE.loader,
     layout.VECTOR_TABLE.source,
     layout.VECTOR_TABLE.row_id,
     (("metadata", f"CASE WHEN uniqueLoaderId LIKE '{SITEMAP_LOADER}%' THEN metadata END"),),
-    (("pageContent", _BODY),),
+    (("pageContent", _OWN_TEXT),),
 )
 
 
 class NotAVectorFile(Exception):
-    """A file that no base is made of: it is none of v1's, or has no row. The text says why, for a person."""
+    """A file that no base is made from: not a vector file of v1, or without rows. The text is the reason."""
 
 
 class LoaderSummary(msgspec.Struct):
-    """What the rows of one loader tell."""
+    """What the rows of one loader id contain."""
 
-    loader: str
+    loader_id: str
     rows: int = 0
-    #: The first source that is text and not blank, empty where there is none.
+    #: The first source that is text and not blank, or empty.
     source: str = ""
-    #: Of a sitemap: its own address.
-    original: str = ""
-    #: Of a page: the begin of its first chunk.
-    begin: str = ""
-    #: Of a note: its chunks, each with its number.
+    #: For a sitemap: its address.
+    address: str = ""
+    #: For a page: the beginning of its first chunk.
+    start: str = ""
+    #: For a note: its chunks with their numbers.
     chunks: list[tuple[int, str]] = msgspec.field(default_factory=list)
     _units: int = 0
 
-    def see(self, source: str | None, row_id: str | None, metadata: str | None, body: str | None) -> None:
-        """Take one row into account."""
+    def add_row(self, source: str | None, row_id: str | None, metadata: str | None, body: str | None) -> None:
+        """Add one row."""
         self.rows += 1
         if not self.source and not is_blank(source):
             self.source = str(source)
-        if metadata is not None and not self.original:
-            self.original = _original_source(metadata)
+        if metadata is not None and not self.address:
+            self.address = _original_source(metadata)
         if body is None:
             return
-        if not self.loader.startswith(NOTE_LOADER):
-            self.begin = self.begin or body
+        if not self.loader_id.startswith(NOTE_LOADER):
+            self.start = self.start or body
         elif self._units <= MAX_NOTE_UNITS:
-            # A note is cut there anyway.
+            # Notes are cut at this length anyway.
             self._units += len(body)
-            number = layout.parse_chunk_number((row_id or "").encode(), self.loader.encode())
+            number = layout.parse_chunk_number((row_id or "").encode(), self.loader_id.encode())
             self.chunks.append((number, body))
 
     def text(self) -> str:
-        """Return a note's text as its chunks have it, in their order; what two have in common counts once."""
+        """Join the chunks of a note in their order, without the overlap of consecutive chunks."""
         parts: list[str] = []
         last = ""
-        for _, chunk in sorted(self.chunks, key=lambda one: one[0]):
+        for _, chunk in sorted(self.chunks, key=lambda chunk: chunk[0]):
             shared = _overlap(last, chunk)
             parts.append(chunk[shared:] if shared or not parts else f" {chunk}")
             last = chunk
@@ -229,8 +224,8 @@ class LoaderSummary(msgspec.Struct):
 
 
 def _overlap(before: str, after: str) -> int:
-    """Return how many characters at the end of one chunk are whole words that the next one begins with."""
-    for size in range(min(len(before), len(after) - 1, _MOST_OVERLAP), 0, -1):
+    """Return the number of characters at the end of one chunk that are whole words at the start of the next."""
+    for size in range(min(len(before), len(after) - 1, _MAX_OVERLAP), 0, -1):
         begins = len(before) == size or before[-size - 1] == " "
         if begins and after[size] == " " and before.endswith(after[:size]):
             return size
@@ -242,66 +237,64 @@ def _original_source(metadata: str) -> str:
         found: Any = json_text.decode(bytearray(metadata.encode()), object)
     except json_text.JsonProblem:
         return ""
-    original = found.get("originalSource") if isinstance(found, dict) else None
-    return original if isinstance(original, str) and not is_blank(original) else ""
+    address = found.get("originalSource") if isinstance(found, dict) else None
+    return address if isinstance(address, str) and not is_blank(address) else ""
 
 
 class VectorFileSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a vector file tells: its loaders in the order of their first rows, and the dimensions of its vectors."""
+    """Loader ids of a vector file in the order of their first rows, and the dimensions of its vectors."""
 
     loaders: list[LoaderSummary] = msgspec.field(default_factory=list)
     rows: int = 0
-    #: Of most usable vectors; None where there is none.
+    #: Dimensions of most usable vectors; None without usable vectors.
     dimensions: int | None = None
-    #: Why it tells nothing, for a person.
+    #: Why the file cannot be read, for a person; empty if it can.
     problem: str = ""
 
 
 def summarize_vector_file(path: Path, *, work: Path | None = None) -> VectorFileSummary:
-    """Read what the rows of a vector file tell. Vectors are not read.
+    """Read loader ids, sources and texts from a vector file. Vectors are not read.
 
     Raises:
-        NotVectors: it is another SQLite file, without v1's table, or one without a row.
-        StoreProblem: it is damaged.
+        NotAVectorFile: another SQLite file without v1's table, or a file without rows.
+        StoreProblem: the file is damaged.
     """
     check_file(path)
-    facts: dict[str, LoaderSummary] = {}
+    summary: dict[str, LoaderSummary] = {}
     rows = 0
     try:
         with sqlite.open_readonly(path, work=work) as db:
             if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'vectors' COLLATE NOCASE").fetchone() is None:
                 raise NotAVectorFile(tr("it has no table `vectors`"))
-            for loader, source, row_id, metadata, body in layout.VECTOR_TABLE.texts(db, _WANTED):
+            for loader_id, source, row_id, metadata, body in layout.VECTOR_TABLE.texts(db, _COLUMNS):
                 rows += 1
-                if loader is not None and not is_blank(loader):
-                    one = facts.get(loader) or facts.setdefault(loader, LoaderSummary(loader))
-                    one.see(source, row_id, metadata, body)
+                if loader_id is not None and not is_blank(loader_id):
+                    loader = summary.get(loader_id) or summary.setdefault(loader_id, LoaderSummary(loader_id))
+                    loader.add_row(source, row_id, metadata, body)
             length = layout.VECTOR_TABLE.most_common_length(db)
     except (apsw.Error, UnicodeDecodeError, OSError) as error:
         raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
     if not rows:
-        raise NotAVectorFile(tr("it has no row"))
+        raise NotAVectorFile(tr("it has no rows"))
     return VectorFileSummary(
-        loaders=list(facts.values()), rows=rows, dimensions=None if length is None else length // 4
+        loaders=list(summary.values()), rows=rows, dimensions=None if length is None else length // 4
     )
 
 
-# Items of a base that no state describes, as v1's state would have had them, from loaders and sources alone.
-#
-# Rules: ``docs/rules.md``, "Vector files that no state names".
+# --- items ---------------------------------------------------------------------------------------------------------
 
 
 _PATH_KINDS = ("LocalPathLoader_", "OdtLoader_", "OdsLoader_", "OdpLoader_", "ImageLoader_")
 _NO_SOURCE = "note"
-#: What stands between the two parts of a snippet.
+#: Text between the two parts of a snippet.
 _GAP = "..."
-#: What a name does not end with.
+#: Characters removed from the end of a name.
 _ENDINGS = " ,;:.-"
-#: Units of a text that a file is called by.
+#: Maximum length of a name made from a text, in UTF-16 units.
 _NAME_UNITS = 40
-#: Digits of a loader's hash that a file without a text to call it by is called by.
+#: Number of hash digits in the name of a file without text.
 _DIGEST_DIGITS = 8
-#: Uploads are read no further than this to find out which of them a text was.
+#: Limits for reading uploads to find the one that a text was read from.
 MAX_UPLOADS = 20_000
 MAX_UPLOAD_BYTES = 16 << 20
 MAX_BYTES = 1 << 30
@@ -310,7 +303,7 @@ MAX_WORK = 4 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFiles:
-    """What lies beside the vector files: uploads, and Dexie's tables of files and notes by id."""
+    """Files and tables beside the vector files: uploads, and Dexie's tables of files and notes by id."""
 
     tree: Tree
     uploads: str | None
@@ -319,13 +312,13 @@ class SourceFiles:
 
     @cached_property
     def upload_names(self) -> dict[str, str]:
-        """Return the names of the uploads by the files' ids."""
+        """Names of the uploads by file id."""
         names = [] if self.uploads is None else self.tree.children(self.uploads)
         return {split_extension(name)[0]: name for name in names}
 
     @cached_property
     def notes_by_loader(self) -> dict[str, dict[str, Any]]:
-        """Return Dexie's notes by the loader id that v1 gave to each."""
+        """Dexie's notes by the loader id that v1 gave them."""
         found = {}
         for key in self.notes:
             note = self.notes[key]
@@ -334,18 +327,18 @@ class SourceFiles:
                 found[f"{NOTE_LOADER}{_md5(text + (address if isinstance(address, str) else ''))}"] = note
         return found
 
-    def texts_of(self, snippets: Mapping[str, str]) -> dict[str, str]:
-        """Return the names of those uploads that loaders of texts hash, by loader; each has its rows' snippet."""
+    def match_uploads(self, snippets: Mapping[str, str]) -> dict[str, str]:
+        """Find the uploads that loader ids of text files hash. ``snippets`` are those of their rows, by loader id."""
         wanted, found = WantedLoaders(snippets), dict[str, str]()
         bytes_left = MAX_BYTES
         for name in sorted(self.upload_names.values())[:MAX_UPLOADS]:
             suffix = split_extension(name)[1].lower()
-            if not wanted or bytes_left <= 0 or wanted.spent > MAX_WORK:
+            if not wanted or bytes_left <= 0 or wanted.cost > MAX_WORK:
                 break
-            raw = self._upload(name) if wanted.can_be(suffix) else b""
+            raw = self._upload(name) if wanted.may_match(suffix) else b""
             bytes_left -= len(raw)
             if raw:
-                found.update(dict.fromkeys(wanted.of_file(raw, suffix), name))
+                found.update(dict.fromkeys(wanted.match(raw, suffix), name))
         return found
 
     def _upload(self, name: str) -> bytes:
@@ -360,70 +353,80 @@ class SourceFiles:
 
 
 class ReconstructedItems(msgspec.Struct, kw_only=True):
-    """The items of a base as v1's state would have them, and how surely they are told."""
+    """The items of a base in the form of v1's state, and how much of them is uncertain."""
 
     raws: list[dict[str, Any]] = msgspec.field(default_factory=list)
-    #: The folders among them.
+    #: The items that are folders.
     folders: list[FoundFolder] = msgspec.field(default_factory=list)
-    #: Items by type.
+    #: Number of items by type.
     types: Counter[str] = msgspec.field(default_factory=Counter)
-    #: Files whose name nobody knows, and notes whose whole text nobody knows.
+    #: Number of files with unknown name, and of notes with incomplete text.
     unnamed: int = 0
     partial: int = 0
 
 
-def reconstruct_items(base: str, loaders: list[LoaderSummary], beside: SourceFiles) -> ReconstructedItems:
-    """Return the items that the rows of a vector file were made of, in the order of their first rows.
+def reconstruct_items(base: str, loaders: list[LoaderSummary], source_files: SourceFiles) -> ReconstructedItems:
+    """Reconstruct the items that the rows of a vector file were made from, in the order of their first rows.
 
     Args:
-        base: the id of the base, which the ids of its items begin with.
-        loaders: what its rows tell.
-        beside: what else there is.
+        base: id of the base, used as prefix of the item ids.
+        loaders: what the rows contain, by loader id.
+        beside: other files of the source.
     """
-    return _Items(base, loaders, beside).found
+    return _ItemBuilder(base, loaders, source_files).found
 
 
-class _Items:
-    def __init__(self, base: str, loaders: list[LoaderSummary], beside: SourceFiles) -> None:
-        self._base, self._beside = base, beside
+class _ItemBuilder:
+    def __init__(self, base: str, loaders: list[LoaderSummary], source_files: SourceFiles) -> None:
+        self._base, self._source_files = base, source_files
         self.found = ReconstructedItems()
-        paths = {one.loader: path for one in loaders if (path := _path_of(one)) is not None}
+        paths = {loader.loader_id: path for loader in loaders if (path := _path_of(loader)) is not None}
         self._paths = paths
-        self._of_uploads = {loader: upload for loader, path in paths.items() if (upload := self._upload_at(path))}
-        outside = {loader: path for loader, path in paths.items() if loader not in self._of_uploads}
-        self.found.folders = find_folders(outside)
-        self._texts = beside.texts_of({one.loader: one.source for one in loaders if _is_text_file(one)})
+        self._of_uploads = {loader: upload for loader, path in paths.items() if (upload := self._upload_of_path(path))}
+        elsewhere = {loader: path for loader, path in paths.items() if loader not in self._of_uploads}
+        self.found.folders = find_folders(elsewhere)
+        self._texts = source_files.match_uploads(
+            {
+                loader.loader_id: loader.source
+                for loader in loaders
+                if loader.source
+                and (
+                    loader.loader_id.startswith((TEXT_LOADER, JSON_LOADER))
+                    or (loader.loader_id.startswith(WEB_LOADER) and not _is_address(loader.source))
+                )
+            }
+        )
         in_folders = {loader: folder for folder in self.found.folders for loader in folder.loaders}
-        for one in loaders:
-            folder = in_folders.get(one.loader)
+        for loader in loaders:
+            folder = in_folders.get(loader.loader_id)
             if folder is None:
-                self._add(one)
-            elif folder.loaders[0] == one.loader:
-                self._put("directory", folder.path, loaders=folder.loaders, content=folder.path)
+                self._add(loader)
+            elif folder.loaders[0] == loader.loader_id:
+                self._add_item("directory", folder.path, loaders=folder.loaders, content=folder.path)
 
-    def _add(self, one: LoaderSummary) -> None:
-        kinds = {
-            NOTE_LOADER: self._note,
-            SITEMAP_LOADER: self._sitemap,
-            WEB_LOADER: self._web,
-            DIRECTORY_LOADER: self._directory,
-        }
-        for begin, add in kinds.items():
-            if one.loader.startswith(begin):
-                add(one)
-                return
-        if _is_address(one.source) and not one.loader.startswith((TEXT_LOADER, JSON_LOADER)):
-            self._put("url", one.loader, loaders=(one.loader,), content=one.source)
+    def _add(self, loader: LoaderSummary) -> None:
+        loader_id = loader.loader_id
+        if loader_id.startswith(NOTE_LOADER):
+            self._note(loader)
+        elif loader_id.startswith(SITEMAP_LOADER):
+            address = loader.address or loader.source or loader_id
+            self._add_item("sitemap", loader_id, loaders=(loader_id,), content=address)
+        elif loader_id.startswith(WEB_LOADER):
+            self._web(loader)
+        elif loader_id.startswith(DIRECTORY_LOADER):
+            pass  # v1 wrote no rows for a folder itself, and no item ever owned one
+        elif _is_address(loader.source) and not loader_id.startswith((TEXT_LOADER, JSON_LOADER)):
+            self._add_item("url", loader_id, loaders=(loader_id,), content=loader.source)
         else:
-            self._file(one)
+            self._file(loader)
 
-    def _put(self, kind: str, key: str, *, loaders: tuple[str, ...], content: object, **more: object) -> None:
+    def _add_item(self, kind: str, key: str, *, loaders: tuple[str, ...], content: object, **more: object) -> None:
         self.found.types[kind] += 1
         raw = {
             "id": f"{self._base}/{key}",
             "type": kind,
             "content": content,
-            # What v1 called a folder's own loader is in no row.
+            # v1's own loader id of a folder is in no row, so it is made up.
             "uniqueId": f"{DIRECTORY_LOADER}{_md5(key)}" if kind == "directory" else loaders[0],
             "uniqueIds": list(loaders),
             "processingStatus": "completed",
@@ -432,55 +435,50 @@ class _Items:
 
     # --- kinds -----------------------------------------------------------------------------------------------------
 
-    def _note(self, one: LoaderSummary) -> None:
-        address = "" if one.source == _NO_SOURCE else one.source
-        stored = self._beside.notes_by_loader.get(one.loader)
-        text = one.text() if stored is None else str(stored["content"])
-        self.found.partial += stored is None and f"{NOTE_LOADER}{_md5(text + address)}" != one.loader
-        self._put("note", one.loader, loaders=(one.loader,), content=text, sourceUrl=address)
+    def _note(self, loader: LoaderSummary) -> None:
+        address = "" if loader.source == _NO_SOURCE else loader.source
+        stored = self._source_files.notes_by_loader.get(loader.loader_id)
+        text = loader.text() if stored is None else str(stored["content"])
+        self.found.partial += stored is None and f"{NOTE_LOADER}{_md5(text + address)}" != loader.loader_id
+        self._add_item("note", loader.loader_id, loaders=(loader.loader_id,), content=text, sourceUrl=address)
 
-    def _sitemap(self, one: LoaderSummary) -> None:
-        address = one.original or one.source
-        self._put("sitemap", one.loader, loaders=(one.loader,), content=address or one.loader)
-
-    def _web(self, one: LoaderSummary) -> None:
-        # A page's source is its address; what v1 took for content, its only chunk is.
-        proven = (text for text in (one.source, one.begin) if text and f"{WEB_LOADER}{_md5(text)}" == one.loader)
-        address = next(proven, one.source if _is_address(one.source) else None)
+    def _web(self, loader: LoaderSummary) -> None:
+        # The loader id of a page hashes its address, or its text if it has one chunk.
+        proven = (
+            text for text in (loader.source, loader.start) if text and f"{WEB_LOADER}{_md5(text)}" == loader.loader_id
+        )
+        address = next(proven, loader.source if _is_address(loader.source) else None)
         if address is None:
-            self._file(one)
+            self._file(loader)
         else:
-            self._put("url", one.loader, loaders=(one.loader,), content=address)
+            self._add_item("url", loader.loader_id, loaders=(loader.loader_id,), content=address)
 
-    def _directory(self, one: LoaderSummary) -> None:
-        """Leave out rows of a folder itself: v1 wrote none, and no item has ever owned one."""
-
-    def _file(self, one: LoaderSummary) -> None:
-        upload = self._of_uploads.get(one.loader) or self._texts.get(one.loader)
-        path = self._paths.get(one.loader)
+    def _file(self, loader: LoaderSummary) -> None:
+        upload = self._of_uploads.get(loader.loader_id) or self._texts.get(loader.loader_id)
+        path = self._paths.get(loader.loader_id)
         if upload is not None:
-            content = self._of_upload(upload, path or "")
+            content = self._upload_metadata(upload, path or "")
         else:
             self.found.unnamed += path is None
-            name = _name_file(one) if path is None else (path_segments(path) or [one.loader])[-1]
-            content = _metadata(one.loader, split_extension(name)[1], name, path or "")
-        self._put("file", one.loader, loaders=(one.loader,), content=content)
+            name = _name_file(loader) if path is None else (path_segments(path) or [loader.loader_id])[-1]
+            content = _metadata(loader.loader_id, split_extension(name)[1], name, path or "")
+        self._add_item("file", loader.loader_id, loaders=(loader.loader_id,), content=content)
 
     # --- uploads ---------------------------------------------------------------------------------------------------
 
-    def _upload_at(self, path: str) -> str | None:
-        """Return the name of the upload that v1 read at a path; None for a path elsewhere."""
+    def _upload_of_path(self, path: str) -> str | None:
+        """Return the name of the upload at a path of v1's folder for uploads, or None for another path."""
         parts = path_segments(path)
         for at in (-3, -4):
-            # A file processor puts what it makes into a folder that is called by the file's id.
+            # A file processor writes its result to a folder named after the file's id.
             if len(parts) >= -at and [part.lower() for part in parts[at : at + 2]] == ["data", "files"]:
-                return parts[-1] if at == -3 else self._beside.upload_names.get(parts[-2], parts[-2])
+                return parts[-1] if at == -3 else self._source_files.upload_names.get(parts[-2], parts[-2])
         return None
 
-    def _of_upload(self, name: str, path: str) -> dict[str, Any]:
-        """Return what is known of an uploaded file: what Dexie has of it, else its own name."""
+    def _upload_metadata(self, name: str, path: str) -> dict[str, Any]:
+        """Return the metadata of an uploaded file: from Dexie's table, else from the name of the upload."""
         file_id, extension = split_extension(name)
-        stored = self._beside.files.get(file_id, {})
+        stored = self._source_files.files.get(file_id, {})
         known = _metadata(file_id, extension, name, path)
         self.found.unnamed += is_blank(stored.get("origin_name"))
         fit = {key: value for key, value in stored.items() if key in FILE_TEXT_FIELDS and isinstance(value, str)}
@@ -490,20 +488,15 @@ class _Items:
         return {**known, **fit, **numbers, "id": file_id}
 
 
-def _path_of(one: LoaderSummary) -> str | None:
-    """Return the path of a file that v1 read at one; None for one of which it kept none."""
-    is_known = one.loader.startswith(
+def _path_of(loader: LoaderSummary) -> str | None:
+    """Return the path that v1 read a file from, or None if the rows do not contain it."""
+    is_known = loader.loader_id.startswith(
         (TEXT_LOADER, JSON_LOADER, WEB_LOADER, NOTE_LOADER, SITEMAP_LOADER, DIRECTORY_LOADER)
     )
-    if is_known or not one.source:
+    if is_known or not loader.source:
         return None
-    # The id of a book is its path alone; a kind that nobody knows may have been named after a path.
-    return one.source if one.loader.startswith(_PATH_KINDS) or can_be_in_folder(one.source) else None
-
-
-def _is_text_file(one: LoaderSummary) -> bool:
-    is_page = one.loader.startswith(WEB_LOADER) and not _is_address(one.source)
-    return bool(one.source) and (is_page or one.loader.startswith((TEXT_LOADER, JSON_LOADER)))
+    # An e-book's loader id is its path. Ids of unknown loaders may be paths as well.
+    return loader.source if loader.loader_id.startswith(_PATH_KINDS) or can_be_in_folder(loader.source) else None
 
 
 def _is_address(text: str) -> bool:
@@ -511,25 +504,31 @@ def _is_address(text: str) -> bool:
 
 
 def _metadata(file_id: str, extension: str, name: str, path: str) -> dict[str, Any]:
-    """Return a file's metadata as v1 has them, with what nobody knows left empty."""
+    """Return a file's metadata in v1's form. Unknown fields are empty."""
     texts = {"id": file_id, "name": f"{file_id}{extension}", "origin_name": name, "path": path, "ext": extension}
     return {**texts, "type": "other", "created_at": "", "size": 0, "count": 1}
 
 
-def _name_file(one: LoaderSummary) -> str:
-    """Return what a file without a known name is called: the begin of its text, else its kind and loader."""
-    kind = "html" if one.loader.startswith(WEB_LOADER) else "json" if one.loader.startswith(JSON_LOADER) else "txt"
-    if kind == "json" or not one.source:
-        digest = one.loader.rpartition("_")[2][:_DIGEST_DIGITS]
-        return f"file-{digest}" if one.loader.startswith(_PATH_KINDS) else f"{kind}-{digest}.{kind}"
-    text = one.begin if kind == "html" else _front(one.source)
+def _name_file(loader: LoaderSummary) -> str:
+    """Make up a name for a file: from the beginning of its text, else from its kind and loader id."""
+    kind = (
+        "html"
+        if loader.loader_id.startswith(WEB_LOADER)
+        else "json"
+        if loader.loader_id.startswith(JSON_LOADER)
+        else "txt"
+    )
+    if kind == "json" or not loader.source:
+        digest = loader.loader_id.rpartition("_")[2][:_DIGEST_DIGITS]
+        return f"file-{digest}" if loader.loader_id.startswith(_PATH_KINDS) else f"{kind}-{digest}.{kind}"
+    text = loader.start if kind == "html" else _snippet_start(loader.source)
     lines = (trim(line.lstrip("#")) for line in text.splitlines())
     line = next(filter(None, lines), kind)
     return f"{trim(utf16_cut(line, _NAME_UNITS)).rstrip(_ENDINGS) or kind}.{kind}"
 
 
-def _front(snippet: str) -> str:
-    """Return the begin of a text of which v1 kept a snippet, without the word that was cut off."""
+def _snippet_start(snippet: str) -> str:
+    """Return the first part of a snippet, without the word that was cut off."""
     front, gap, _ = snippet.partition(_GAP)
     if not gap or abs(utf16_len(front) - SNIPPET_UNITS) > 1:
         return snippet
@@ -543,113 +542,116 @@ def _md5(text: str) -> str:
 
 logger = logging.getLogger(__name__)
 
-#: What a person calls the items of each type.
+#: Nouns for the types of items in messages.
 _NOUNS = {"directory": "folder", "file": "file", "url": "url", "sitemap": "sitemap", "note": "note"}
-#: Gives a file on disk in a form that SQLite reads.
+#: Opens a vector file on disk in a form that SQLite reads.
 OpenVectorFile = Callable[[Path], AbstractContextManager[Path]]
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
-    """A vector file that no state names: its name, what is known of it, and the model that it may be of.
+    """A vector file that no state names, with its dimensions and the model that it probably belongs to.
 
-    ``problem`` says why nothing can be read of it, for a person; nothing where it can.
+    ``problem`` says why it cannot be read, for a person; empty if it can.
     """
 
     file: str
     dimensions: int | None
     problem: str = ""
-    #: The one model that the state's bases of the same dimensions have; None where there are none, or several.
+    #: The one embedding model of the state's bases of the same dimensions; None without one, or with several.
     likely_model: str | None = None
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
-    """A state with a base for each vector file that it does not name, and what these are by the ids of the bases."""
+    """A state with a base added for each orphaned vector file, and the orphans by base id."""
 
     state: V1State
     orphans: dict[str, Orphan]
 
-    def overrides(self, given: ModelOverrides) -> ModelOverrides:
-        """Return the user's word on models, with the name of a vector file where they mean one."""
-        return replace(given, mapped={self._base(old): new for old, new in given.mapped.items()})
+    def overrides(self, options: ModelOverrides) -> ModelOverrides:
+        """Replace base ids and paths in the user's options for models by the file names of orphans."""
+        return replace(options, mapped={self._base(old): new for old, new in options.mapped.items()})
 
     def _base(self, old: str) -> str:
-        # A path of the file, or the id of a base that has another one for its file's name.
+        # Either a path of the file, or a base id that is spelled differently in the file's name.
         names = [] if SEPARATOR in old else [vector_file_name(old), *path_segments(old)[-1:]]
         return next((name for name in names if name in self.orphans), old)
 
-    def completed(self, draft: BaseDraft) -> BaseDraft:
-        """Return the draft of a base with what only the vector file tells of it."""
+    def complete_draft(self, draft: BaseDraft) -> BaseDraft:
+        """Add to the draft of a base what is known only from the vector file."""
         orphan = self.orphans.get(draft.legacy_id)
         if orphan is None:
             return draft
         embedding = draft.embedding
         if embedding.id is None:
-            embedding = replace(embedding, problem=_missing_model(orphan))
+            embedding = replace(embedding, problem=_explain_missing_model(orphan))
         return replace(draft, vector_file=orphan.file, embedding=embedding)
 
 
-def _missing_model(orphan: Orphan) -> str:
-    """Say that nobody knows which model made the vectors of a file, and how to tell it."""
+def _explain_missing_model(orphan: Orphan) -> str:
+    """Say that the model of a file's vectors is unknown, and which option names it."""
     if orphan.problem:
         return tr("its vector file {vector_file} {problem}", vector_file=orphan.file, problem=orphan.problem)
     option = f"--adopt-orphans --map-model '{orphan.file}={orphan.likely_model or 'PROVIDER::MODEL'}'"
     if orphan.likely_model is not None:
         return tr(
-            "nothing says which model made its vectors of {dimensions} dimensions; if it was {model}, as of the other "
-            "bases, they are carried with {option}",
+            "nothing says which model made its vectors of {dimensions} dimensions; if it was "
+            "{model}, as in the other bases, migrate them with {option}",
             dimensions=orphan.dimensions,
             model=orphan.likely_model,
             option=option,
         )
     return tr(
-        "nothing says which model made its vectors of {dimensions} dimensions; they are carried with {option}",
+        "nothing says which model made its vectors of {dimensions} dimensions; migrate them with {option}",
         dimensions=orphan.dimensions,
         option=option,
     )
 
 
 def adopt_orphans(tree: Tree, places: StatePaths, state: V1State, opened: OpenVectorFile) -> Adoption:
-    """Return a state with a base for each vector file that none of its own bases names.
+    """Add a base to a state for each vector file that none of its bases names.
 
-    Files of bases that v1 was going to delete get none, and it is said; neither do files without v1's table of vectors,
-    or with no row in it.
+    Files of bases that v1 was about to delete are only reported. Files without v1's vector table, or without rows, get
+    no base.
     """
-    beside = SourceFiles(tree=tree, uploads=places.uploads, files=state.files, notes=state.notes)
+    source_files = SourceFiles(tree=tree, uploads=places.uploads, files=state.files, notes=state.notes)
     files = list_vector_files(tree, places) - list_expected_names(state.bases)
-    to_delete = {vector_file_name(one): one for one in state.pending_delete}
+    to_delete = {vector_file_name(loader): loader for loader in state.pending_delete}
     bases: list[dict[str, Any]] = []
     orphans: dict[str, Orphan] = {}
-    said: list[Notice] = []
+    messages: list[Notice] = []
     for name in sorted(files):
         if name in to_delete:
-            # A base that is skipped for its reason: it is named, and does not come back.
+            # The base stays skipped for its own reason, with the file's name.
             bases.append({"id": to_delete[name], "name": name})
             continue
         try:
-            facts = _facts(tree, join_path(places.vectors or "", name), opened)
+            summary = _summarize(tree, join_path(places.vectors or "", name), opened)
         except NotAVectorFile as problem:
-            said.append(_not_adopted(name, problem))
+            message = tr("no base was made from {name}: {reason}", name=name, reason=problem)
+            messages.append(Notice(code=notices.NOT_ADOPTED, message=message))
             continue
-        found = reconstruct_items(name, facts.loaders, beside)
-        logger.info("vector file %s: %s items told from %s rows", name, len(found.raws), facts.rows)
-        bases.append(_state_base(name, facts, found))
+        found = reconstruct_items(name, summary.loaders, source_files)
+        logger.info("vector file %s: %s items reconstructed from %s rows", name, len(found.raws), summary.rows)
+        items = LazyItems([msgspec.Raw(msgspec.json.encode(raw)) for raw in found.raws])
+        name_of_base = _folder_name(found.folders) or name
+        bases.append({"id": name, "name": name_of_base, "dimensions": summary.dimensions, "items": items})
         orphans[name] = Orphan(
             file=name,
-            dimensions=facts.dimensions,
-            problem=facts.problem,
-            likely_model=_likely_model(state, facts),
+            dimensions=summary.dimensions,
+            problem=summary.problem,
+            likely_model=_likely_model(state, summary),
         )
-        said.append(_adopted(name, facts, found))
+        messages.append(_adopted_notice(name, summary, found))
     others = (notice for notice in state.notices if notice.code not in (notices.LOST_STATE, notices.UNNAMED_VECTORS))
-    adopted = replace(state, bases=[*state.bases, *bases], notices=(*others, *said))
+    adopted = replace(state, bases=[*state.bases, *bases], notices=(*others, *messages))
     return Adoption(state=adopted, orphans=orphans)
 
 
-def _facts(tree: Tree, name: str, opened: OpenVectorFile) -> VectorFileSummary:
-    """Return what a file tells; one of v1's that is damaged tells why it does not.
+def _summarize(tree: Tree, name: str, opened: OpenVectorFile) -> VectorFileSummary:
+    """Read a vector file. If it is damaged, the result has only the problem.
 
     Raises:
-        NotVectors: no base is made of it.
+        NotAVectorFile: no base is made from it.
     """
     try:
         with tree.local(name, None) as origin, opened(origin) as path:
@@ -661,44 +663,32 @@ def _facts(tree: Tree, name: str, opened: OpenVectorFile) -> VectorFileSummary:
         return VectorFileSummary(problem=problem)
 
 
-def _state_base(name: str, facts: VectorFileSummary, found: ReconstructedItems) -> dict[str, Any]:
-    """Return a base as v1's state has one."""
-    items = LazyItems([msgspec.Raw(msgspec.json.encode(raw)) for raw in found.raws])
-    called = _folder_name(found.folders) or name
-    return {"id": name, "name": called, "dimensions": facts.dimensions, "items": items}
-
-
 def _folder_name(folders: list[FoundFolder]) -> str:
-    """Return the name of the only folder of a base, nothing where there is none, or several."""
+    """Return the name of the only folder of a base; empty without a folder, or with several."""
     return path_segments(folders[0].path)[-1] if len(folders) == 1 else ""
 
 
-def _likely_model(state: V1State, facts: VectorFileSummary) -> str | None:
-    """Return the model that all bases of the state have, where they have these dimensions, too."""
+def _likely_model(state: V1State, summary: VectorFileSummary) -> str | None:
+    """Return the model of all bases of the state if they have the dimensions of the file too; else None."""
     bases = [base for base in state.bases if isinstance(base, dict) and isinstance(base.get("model"), dict)]
     models = {unique_model_id(base["model"].get("provider"), base["model"].get("id")) for base in bases}
-    same = facts.dimensions is not None and all(base.get("dimensions") == facts.dimensions for base in bases)
+    same = summary.dimensions is not None and all(base.get("dimensions") == summary.dimensions for base in bases)
     return next(iter(models)) if len(models) == 1 and same else None
 
 
-def _not_adopted(name: str, reason: NotAVectorFile) -> Notice:
-    message = tr("no base is made of the file {name}: {reason}", name=name, reason=reason)
-    return Notice(code=notices.NOT_ADOPTED, message=message)
-
-
-def _adopted(name: str, facts: VectorFileSummary, found: ReconstructedItems) -> Notice:
-    """Say what was told from the rows of a file, and how surely."""
-    if facts.problem:
-        message = tr("no base of the state names this vector file, and nothing can be read of it")
+def _adopted_notice(name: str, summary: VectorFileSummary, found: ReconstructedItems) -> Notice:
+    """Report what was reconstructed from the rows of a file, and what is uncertain."""
+    if summary.problem:
+        message = tr("no base of the state names this vector file, and it cannot be read")
         return Notice(code=notices.ADOPTED, message=message, base=name)
     kinds = join_list(format_count(found.types[kind], noun) for kind, noun in _NOUNS.items() if found.types[kind])
     message = tr(
-        "no base of the state names this vector file; told from {rows}: {kinds}",
-        rows=format_count(facts.rows, "row"),
-        kinds=kinds or tr("no item"),
+        "no base of the state names this vector file; reconstructed from {rows}: {kinds}",
+        rows=format_count(summary.rows, "row"),
+        kinds=kinds or tr("no items"),
     )
     if found.unnamed:
-        message += tr("; the names of {files} are not known", files=format_count(found.unnamed, "file"))
+        message += tr("; the names of {files} are unknown", files=format_count(found.unnamed, "file"))
     if found.partial:
-        message += tr("; of {notes} only what was indexed is known", notes=format_count(found.partial, "note"))
+        message += tr("; {notes} known only as far as indexed", notes=format_count(found.partial, "note"))
     return Notice(code=notices.ADOPTED, message=message, base=name, count=max(len(found.raws), 1))

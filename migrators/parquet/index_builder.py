@@ -1,7 +1,7 @@
-"""Builds the index of one base from the rows of a Parquet file, and reads it back.
+"""Build the index of one base from the rows of a Parquet file, and verify it.
 
-Rows come in any order and are written as they come; a material's content, which its units add up to, is written and
-checked when all of them are there.
+Rows may come in any order and are written as they come. The content of a material is written and checked against its
+units once all rows are there. Large texts are read and compared in pieces.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from regraft.language import tr
 from regraft.report import notices
 from regraft.text import utf16_len
 
-# Large texts of an import: written, joined and held against each other piece by piece, none of them held whole.
+# --- large texts ---------------------------------------------------------------------------------------------------
 
 
 _SEPARATOR = BODY_SEPARATOR.encode()
-#: Places of a content are known at steps of so many bytes.
+#: Interval in bytes at which offsets of a content are remembered.
 _STEP_BYTES = 1 << 16
 
-#: A text of a row: UTF-8 of Arrow's where it is large.
+#: A text of a row. A large one is the UTF-8 bytes in Arrow's memory.
 RowText = str | memoryview
 
 
 def hash_text(text: RowText) -> str:
-    """Return the hash of a text of either kind."""
+    """Return the hash of a text."""
     return identity.text_hash(text) if isinstance(text, str) else hashlib.sha256(text).hexdigest()
 
 
 def write_large_text(db: apsw.Connection, place: tuple[str, str, str], rowid: int, text: memoryview) -> None:
-    """Write a large text into a row: ``place`` is a schema, a table and a column.
+    """Write a large text to a row. ``place`` is schema, table and column.
 
     Raises:
         apsw.Error: it cannot be written.
@@ -57,14 +57,14 @@ def write_large_text(db: apsw.Connection, place: tuple[str, str, str], rowid: in
 
 
 def text_start(text: RowText, characters: int) -> str:
-    """Return the beginning of a text."""
+    """Return the first characters of a text."""
     if isinstance(text, str):
         return text[:characters]
     return bytes(text[: 4 * characters]).decode("utf-8", "ignore")[:characters]
 
 
 class StoredText(msgspec.Struct, frozen=True):
-    """A text in a row of the connection's file, or of its temporary tables."""
+    """A text in a row of the database or of its temporary tables."""
 
     db: apsw.Connection
     schema: str
@@ -73,7 +73,7 @@ class StoredText(msgspec.Struct, frozen=True):
     rowid: int
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield its bytes; pieces may end within a character.
+        """Yield its bytes. A piece may end within a character.
 
         Raises:
             apsw.Error: it cannot be read.
@@ -83,7 +83,7 @@ class StoredText(msgspec.Struct, frozen=True):
                 yield piece
 
     def hash(self) -> str:
-        """Return its hash.
+        """Return the hash of the text.
 
         Raises:
             apsw.Error: it cannot be read.
@@ -95,12 +95,12 @@ class StoredText(msgspec.Struct, frozen=True):
 
 
 class LargeBodies:
-    """The bodies of one material in the order of its units, which have row, content hash, index, start and end."""
+    """The bodies of one material, in the order of its units (row, content hash, index, start, end)."""
 
     def __init__(self, db: apsw.Connection, units: list[Any]) -> None:
         self._db = db
         self.units = units
-        #: Bytes, and UTF-16 units, of every body.
+        #: Size of each body in bytes and in UTF-16 units.
         self.sizes: list[tuple[int, int]] = []
         joined = hashlib.sha256()
         for number, unit in enumerate(units):
@@ -111,15 +111,15 @@ class LargeBodies:
                 size += len(piece)
                 wide += count_utf16_units(piece)
             self.sizes.append((size, wide))
-        #: The hash of all of them, a blank line between two.
+        #: Hash of all bodies joined by blank lines.
         self.joined_hash = joined.hexdigest()
 
     def pieces(self, rowid: int) -> Iterator[bytes]:
-        """Yield the UTF-8 of a body."""
+        """Yield the UTF-8 bytes of a body."""
         return StoredText(db=self._db, schema="main", table="search_text", column="text", rowid=rowid).pieces()
 
-    def put_joined(self, now_ms: int) -> int:
-        """Write them as a content, if it is not there yet, and return its row.
+    def write_joined(self, now_ms: int) -> int:
+        """Write the joined bodies as a content if it does not exist yet. Return its rowid.
 
         Raises:
             apsw.Error: it cannot be written.
@@ -140,45 +140,45 @@ class LargeBodies:
                 yield _SEPARATOR
             yield from self.pieces(unit[0])
 
-    def add_up(self, content: StoredText, content_hash: str) -> bool:
-        """Tell whether every unit names this content and is its slice."""
+    def match(self, content: StoredText, content_hash: str) -> bool:
+        """Whether every unit names this content, and its body is the content's text at its offsets."""
         if any(unit[1] != content_hash for unit in self.units):
             return False
-        with _Slices(content) as slices:
+        with _SliceComparison(content) as slices:
             return all(
-                slices.has(unit[3], unit[4], size, self.pieces(unit[0]))
+                slices.has_slice(unit[3], unit[4], size, self.pieces(unit[0]))
                 for unit, size in zip(self.units, self.sizes, strict=True)
             )
 
-    def placed(self) -> Iterator[Any]:
-        """Place the units one after the other in what :meth:`put_joined` writes."""
+    def with_offsets(self) -> Iterator[Any]:
+        """Yield the units with offsets in the joined bodies."""
         start = 0
         for (rowid, _, index, _, _), (_, wide) in zip(self.units, self.sizes, strict=True):
             yield rowid, self.joined_hash, index, start, start + wide
             start += wide + len(BODY_SEPARATOR)
 
 
-class _Slices:
-    """A stored text, of which slices are held against bodies at places that UTF-16 counts."""
+class _SliceComparison:
+    """Compares slices of a stored text with bodies. Offsets are in UTF-16 units."""
 
     def __init__(self, text: StoredText) -> None:
         self._blob = text.db.blob_open(text.schema, text.table, text.column, text.rowid, False)
-        #: Where steps begin: in UTF-16 units and in bytes; the last is the end.
+        #: Offsets of each step in UTF-16 units and in bytes; the last one is the end of the text.
         self._units, self._bytes = [0], [0]
-        #: Where the last slice ended: most begin a blank line behind it.
+        #: End of the last slice. The next one usually begins after a blank line.
         self._end = (0, 0)
         while step := self._blob.read(_STEP_BYTES):
             self._units.append(self._units[-1] + count_utf16_units(step))
             self._bytes.append(self._bytes[-1] + len(step))
 
-    def __enter__(self) -> _Slices:
+    def __enter__(self) -> _SliceComparison:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._blob.close()
 
-    def has(self, start: int, end: int, size: tuple[int, int], body: Iterable[bytes]) -> bool:
-        """Tell whether the slice from ``start`` to ``end`` is a body of ``size`` (bytes, UTF-16 units)."""
+    def has_slice(self, start: int, end: int, size: tuple[int, int], body: Iterable[bytes]) -> bool:
+        """Whether the text from ``start`` to ``end`` is this body of ``size`` (bytes, UTF-16 units)."""
         length, wide = size
         at = self._byte_at(start) if end <= self._units[-1] and end - start == wide else None
         if at is None or at + length > self._bytes[-1]:
@@ -188,13 +188,13 @@ class _Slices:
         return all(self._blob.read(len(piece)) == piece for piece in body)
 
     def _byte_at(self, units: int) -> int | None:
-        """Return where the character begins that has so many units before it; None within a pair of surrogates."""
+        """Convert an offset in UTF-16 units to bytes; None within a surrogate pair."""
         end, behind = self._end
         if units == end + len(BODY_SEPARATOR):
             self._blob.seek(behind)
             if self._blob.read(len(_SEPARATOR)) == _SEPARATOR:
                 return behind + len(_SEPARATOR)
-        # Steps may end within a character: its units count where its first byte is.
+        # If a step ends within a character, its units count to the step with its first byte.
         step = max(bisect_right(self._units, units) - 1, 0)
         at, left = self._bytes[step], units - self._units[step]
         self._blob.seek(at)
@@ -207,62 +207,63 @@ class _Slices:
             return None
 
 
-def copy_content(told: StoredText, content_hash: str, now_ms: int) -> None:
-    """Write a text as a content, if it is not there yet.
+def copy_content(remembered: StoredText, content_hash: str, now_ms: int) -> None:
+    """Write a text as a content if it does not exist yet.
 
     Raises:
         apsw.Error: it cannot be written.
     """
-    db = told.db
+    db = remembered.db
     if not db.execute("SELECT 1 FROM content WHERE content_hash = ?", (content_hash,)).fetchall():
-        size = f"(SELECT octet_length({told.column}) FROM {told.schema}.{told.table} WHERE rowid = ?)"
+        size = f"(SELECT octet_length({remembered.column}) FROM {remembered.schema}.{remembered.table} WHERE rowid = ?)"
         db.execute(
-            f"INSERT INTO content VALUES (?, CAST(zeroblob({size}) AS TEXT), ?)", (content_hash, told.rowid, now_ms)
+            f"INSERT INTO content VALUES (?, CAST(zeroblob({size}) AS TEXT), ?)",
+            (content_hash, remembered.rowid, now_ms),
         )
-        write_pieces(db, "content", db.last_insert_rowid(), told.pieces())
+        write_pieces(db, "content", db.last_insert_rowid(), remembered.pieces())
 
 
 def has_large_texts(db: apsw.Connection, material: str) -> bool:
-    """Tell whether the texts of a material, with the content that rows gave, are walked piece by piece."""
+    """Whether the texts of a material are so large that they are processed in pieces."""
     bodies = (
         "SELECT sum(octet_length(t.text)) FROM search_unit u CROSS JOIN search_text t ON t.rowid = u.rowid"
         " WHERE u.material_id = ?"
     )
-    told = "SELECT octet_length(content) FROM told WHERE material_id = ?"
-    sizes = [db.execute(query, (material,)).get for query in (bodies, told)]
+    remembered = "SELECT octet_length(content) FROM given_material WHERE material_id = ?"
+    sizes = [db.execute(query, (material,)).get for query in (bodies, remembered)]
     return sum(size or 0 for size in sizes) > LARGE_BYTES
 
 
-#: Where large texts go: a schema, a table and a column.
+#: Schema, table and column of large texts.
 _BODY = ("main", "search_text", "text")
-_TOLD = ("temp", "told", "content")
+_REMEMBERED = ("temp", "given_material", "content")
 _TEMPORARY = (
-    "CREATE TEMP TABLE told (material_id TEXT PRIMARY KEY, path TEXT NOT NULL, content TEXT)",
-    # While rows come, units of a material are found by this one.
+    "CREATE TEMP TABLE given_material (material_id TEXT PRIMARY KEY, path TEXT NOT NULL, content TEXT)",
+    # Index to find the units of a material while rows are added.
     schema.INDEXES[2],
 )
 
 
 class ImportedIndex:
-    """The index of one base while it is built; ``rows`` are the books."""
+    """The index of one base while it is built, with the row counts."""
 
     def __init__(self, base_id: str, now_ms: int, connection: apsw.Connection) -> None:
         self._base_id = base_id
         self._now = now_ms
         self._db = connection
-        #: Runs over (text hash, vector) of every vector that is stored, in that order.
+        #: Digest over text hash and vector of all stored vectors, in their order.
         self.digest = hashlib.blake2b(digest_size=32)
         self.read = 0
         self.carried = 0
         self.skipped: Counter[str] = Counter()
-        #: Materials whose content, ids and offsets are made anew from their units' bodies.
+        #: Number of materials whose content, ids and offsets were made from the bodies of their units.
         self.remade = 0
         self.vectors = 0
         self.materials = 0
-        #: Units whose vector is not that of an earlier unit with the same text, which stayed.
+        #: Number of units whose vector differs from that of an earlier unit with the same text, which was kept.
         self.differing = 0
         self._db.execute(f"PRAGMA cache_size = -{ROWS_CACHE_KIB}")
-        # Units come before what they refer to; verification checks the keys.
+        # Units are inserted before the rows that they refer to. Verification checks the keys.
         self._db.execute("PRAGMA foreign_keys = OFF")
         self._db.execute("BEGIN IMMEDIATE")
         for statement in (*schema.TABLES, *_TEMPORARY):
@@ -273,26 +274,30 @@ class ImportedIndex:
         )
 
     def add(self, row: UnitRow) -> None:
-        """Write one row, or count why it is not written."""
+        """Write one row, or count it as skipped with a reason."""
         self.read += 1
-        reason = self._unfit(row)
+        reason = self._reason_to_skip(row)
         if reason is not None:
             self.skipped[reason] += 1
             return
-        self._tell(row)
+        self._remember_content(row)
         number = self.carried + 1
+        start, end = row.char_start, row.char_end
+        if start is None or end is None or not 0 <= start <= end:
+            start = end = 0  # replaced when the material is complete
         self._db.execute(
             "INSERT INTO search_unit (rowid, unit_id, material_id, content_hash, unit_type, unit_index, title,"
             " char_start, char_end, locator_json, created_at) VALUES (?, ?, ?, ?, 'chunk', ?, ?, ?, ?, ?, ?)",
             (
                 number,
-                # Its own id comes when it is proven.
+                # A temporary id: the real one is computed when its offsets are checked.
                 f"row {number}",
                 row.item,
                 row.content_hash or "",
                 row.unit_index,
                 row.title,
-                *_offsets(row),
+                start,
+                end,
                 row.locator_json,
                 self._now,
             ),
@@ -307,20 +312,20 @@ class ImportedIndex:
         self._add_vector(row)
         self.carried = number
 
-    def _tell(self, row: UnitRow) -> None:
-        """Keep what a row says of its material; the first content wins."""
+    def _remember_content(self, row: UnitRow) -> None:
+        """Remember the path and the content of the row's material. The first content is used."""
         is_large = isinstance(row.content, memoryview)
         self._db.execute(
-            "INSERT INTO told VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET content = coalesce(content, ?3)",
+            "INSERT INTO given_material VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET content = coalesce(content, ?3)",
             (row.item, row.path or row.item, None if is_large else row.content),
         )
         if is_large:
-            bare = "SELECT rowid FROM told WHERE material_id = ? AND content IS NULL"
+            bare = "SELECT rowid FROM given_material WHERE material_id = ? AND content IS NULL"
             numbers: list[Any] = self._db.execute(bare, (row.item,)).fetchall()
             for (number,) in numbers:
-                write_large_text(self._db, _TOLD, number, row.content)
+                write_large_text(self._db, _REMEMBERED, number, row.content)
 
-    def _unfit(self, row: UnitRow) -> str | None:
+    def _reason_to_skip(self, row: UnitRow) -> str | None:
         is_whole = isinstance(row.item, str) and isinstance(row.text, RowText) and isinstance(row.body_hash, str)
         if not is_whole or not row.item or (row.unit_index or 0) < 0:
             return notices.NOT_WHOLE
@@ -348,30 +353,30 @@ class ImportedIndex:
             self.differing += self._db.execute(kept, (row.body_hash,)).get != row.vector
 
     def finish(self, bare: Iterable[EmptyMaterial]) -> None:
-        """Write contents and materials, then indexes, the full-text index and triggers; commit.
+        """Write contents and materials, then indexes, the full-text index and triggers, and commit.
 
         Raises:
-            BooksDoNotBalance: a fault of regraft.
-            apsw.Error: it cannot be written.
+            BooksDoNotBalance: the row counts do not add up, which is a bug.
+            apsw.Error: the index cannot be written.
         """
         if self.read != self.carried + self.skipped.total():
             raise BooksDoNotBalance(
                 base=self._base_id, read=self.read, carried=self.carried, skipped=self.skipped.total()
             )
-        numbers: list[Any] = self._db.execute("SELECT rowid FROM told ORDER BY rowid").fetchall()
+        numbers: list[Any] = self._db.execute("SELECT rowid FROM given_material ORDER BY rowid").fetchall()
         for (number,) in numbers:
-            told = "SELECT material_id, path FROM told WHERE rowid = ?"
-            material, path = self._db.execute(told, (number,)).fetchall()[0]
+            remembered = "SELECT material_id, path FROM given_material WHERE rowid = ?"
+            material, path = self._db.execute(remembered, (number,)).fetchall()[0]
             if has_large_texts(self._db, str(material)):
-                self._finish_large(number, str(material), str(path))
+                self._finish_large_material(number, str(material), str(path))
             else:
-                content = self._db.execute("SELECT content FROM told WHERE rowid = ?", (number,)).get
+                content = self._db.execute("SELECT content FROM given_material WHERE rowid = ?", (number,)).get
                 self._finish_material(str(material), str(path), content)
         for one in bare:
             if not self._db.execute("SELECT 1 FROM material WHERE material_id = ?", (one.id,)).fetchall():
                 content_hash = None if one.content is None else self._add_content(one.content)
                 self._add_material(one.id, one.path, content_hash)
-        self._db.execute("DROP TABLE told")
+        self._db.execute("DROP TABLE given_material")
         self._db.execute(schema.ROWID_INDEX)
         self._db.execute(schema.FULL_TEXT)
         rebuild_full_text(self._db)
@@ -388,16 +393,27 @@ class ImportedIndex:
         joined = BODY_SEPARATOR.join(unit[5] for unit in units)
         text = joined if content is None else content
         content_hash = identity.text_hash(text)
-        if not _adds_up(text, content_hash, units):
+        coded = text.encode("utf-16-le")
+        # Every unit has to name this content, and its body has to be the content's text at its offsets.
+        are_valid = all(
+            named == content_hash and 2 * end <= len(coded) and coded[2 * start : 2 * end] == body.encode("utf-16-le")
+            for _, named, _, start, end, body in units
+        )
+        if not are_valid:
             self.remade += 1
             text, content_hash = joined, identity.text_hash(joined)
-            units = list(_placed(units, content_hash))
+            # The new offsets are those in the joined bodies.
+            start = 0
+            for position, (rowid, _, index, _, _, body) in enumerate(units):
+                end = start + utf16_len(body)
+                units[position] = (rowid, content_hash, index, start, end, body)
+                start = end + len(BODY_SEPARATOR)
         self._add_content(text)
         self._add_material(material, path, content_hash)
         self._name_units(material, content_hash, (unit[:5] for unit in units))
 
-    def _finish_large(self, number: int, material: str, path: str) -> None:
-        """Do the same for a material of large texts, piece by piece."""
+    def _finish_large_material(self, number: int, material: str, path: str) -> None:
+        """Finish a material with large texts, in pieces."""
         units: list[Any] = self._db.execute(
             "SELECT rowid, content_hash, unit_index, char_start, char_end FROM search_unit"
             " WHERE material_id = ? ORDER BY unit_index",
@@ -405,20 +421,22 @@ class ImportedIndex:
         ).fetchall()
         bodies = LargeBodies(self._db, units)
         content_hash, fits = bodies.joined_hash, False
-        if self._db.execute("SELECT content IS NOT NULL FROM told WHERE rowid = ?", (number,)).get:
-            told = StoredText(db=self._db, schema=_TOLD[0], table=_TOLD[1], column=_TOLD[2], rowid=number)
-            content_hash = told.hash()
-            fits = bodies.add_up(told, content_hash)
+        if self._db.execute("SELECT content IS NOT NULL FROM given_material WHERE rowid = ?", (number,)).get:
+            remembered = StoredText(
+                db=self._db, schema=_REMEMBERED[0], table=_REMEMBERED[1], column=_REMEMBERED[2], rowid=number
+            )
+            content_hash = remembered.hash()
+            fits = bodies.match(remembered, content_hash)
             if fits:
-                copy_content(told, content_hash, self._now)
+                copy_content(remembered, content_hash, self._now)
         if not fits:
             joined = StoredText(
-                db=self._db, schema="main", table="content", column="text", rowid=bodies.put_joined(self._now)
+                db=self._db, schema="main", table="content", column="text", rowid=bodies.write_joined(self._now)
             )
             is_joined = content_hash == bodies.joined_hash
-            if not (is_joined and bodies.add_up(joined, content_hash)):
+            if not (is_joined and bodies.match(joined, content_hash)):
                 self.remade += 1
-                units = list(bodies.placed())
+                units = list(bodies.with_offsets())
             content_hash = bodies.joined_hash
         self._add_material(material, path, content_hash)
         self._name_units(material, content_hash, units)
@@ -451,53 +469,29 @@ class ImportedIndex:
         try:
             self._db.execute(insert, (material, path, content_hash, self._now, self._now))
         except apsw.ConstraintError:
-            # A path that the layout refuses, or that another material has: its own id is a path, too.
+            # The path is invalid or another material has it: the id serves as path.
             self.remade += 1
             self._db.execute(insert, (material, material, content_hash, self._now, self._now))
         self.materials += 1
 
 
-def _offsets(row: UnitRow) -> tuple[int, int]:
-    """Return offsets that the table takes; wrong ones prove nothing and are made anew."""
-    start, end = row.char_start, row.char_end
-    return (start, end) if start is not None and end is not None and 0 <= start <= end else (0, 0)
-
-
-def _adds_up(text: str, content_hash: str, units: list[Any]) -> bool:
-    """Tell whether every unit names this content and is its slice."""
-    coded = text.encode("utf-16-le")
-    return all(
-        named == content_hash and 2 * end <= len(coded) and coded[2 * start : 2 * end] == body.encode("utf-16-le")
-        for _, named, _, start, end, body in units
-    )
-
-
-def _placed(units: list[Any], content_hash: str) -> Iterator[Any]:
-    """Place units one after the other, a blank line between them."""
-    start = 0
-    for rowid, _, index, _, _, body in units:
-        end = start + utf16_len(body)
-        yield rowid, content_hash, index, start, end, body
-        start = end + len(BODY_SEPARATOR)
-
-
-def _small(column: str) -> str:
+def _if_small(column: str) -> str:
     return f"CASE WHEN octet_length({column}) <= {LARGE_BYTES} THEN {column} END"
 
 
 def verify_index(path: Path, base_id: str, built: ImportedIndex) -> None:
-    """Read an index back and hold it against its own hashes, ids and offsets, and against what was put into it.
+    """Read an index back. Compare it with its own hashes, ids and offsets, and with what was written to it.
 
     Raises:
         VerificationFailed
     """
 
-    def demand(condition: bool, reason: str) -> None:
+    def require(condition: bool, reason: str) -> None:
         if not condition:
             raise VerificationFailed(base=base_id, reason=reason)
 
     with sqlite.open_readonly(path) as db:
-        demand(not db.execute("PRAGMA foreign_key_check").fetchall(), tr("a foreign key dangles"))
+        require(not db.execute("PRAGMA foreign_key_check").fetchall(), tr("a foreign key refers to a missing row"))
         counts = {
             "search_unit": built.carried,
             "search_text": built.carried,
@@ -506,27 +500,27 @@ def verify_index(path: Path, base_id: str, built: ImportedIndex) -> None:
             "material": built.materials,
         }
         for table, expected in counts.items():
-            demand(
+            require(
                 db.execute(f"SELECT count(*) FROM {table}").get == expected,
                 tr("rows of {table} are missing", table=table),
             )
-        for content_hash, text, number in db.execute(f"SELECT content_hash, {_small('text')}, rowid FROM content"):
+        for content_hash, text, number in db.execute(f"SELECT content_hash, {_if_small('text')}, rowid FROM content"):
             found = (
                 StoredText(db=db, schema="main", table="content", column="text", rowid=number).hash()
                 if text is None
                 else hash_text(text)
             )
-            demand(found == content_hash, tr("a content does not match its hash"))
+            require(found == content_hash, tr("a content does not match its hash"))
         query = f"""SELECT u.material_id, u.content_hash, u.unit_index, u.char_start, u.char_end, u.unit_id,
-                          {_small("t.text")}, t.embedding_text_hash, t.rowid = t.fts_rowid, t.rowid
+                          {_if_small("t.text")}, t.embedding_text_hash, t.rowid = t.fts_rowid, t.rowid
                      FROM search_text t LEFT JOIN search_unit u ON u.unit_id = t.target_id ORDER BY t.rowid"""
         for material, content, index, start, end, unit, text, key, in_step, number in db.execute(query):
-            demand(
+            require(
                 unit == identity.unit_id(material, content, index, start, end) and in_step, tr("a unit's id is wrong")
             )
             found = StoredText(db, *_BODY, number).hash() if text is None else hash_text(text)
-            demand(found == key, tr("a body does not match its hash"))
+            require(found == key, tr("a body does not match its hash"))
         seen = hashlib.blake2b(digest_size=32)
         for key, vector in db.execute("SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY rowid"):
             seen.update(bytes.fromhex(key) + vector)
-        demand(seen.digest() == built.digest.digest(), tr("vectors differ"))
+        require(seen.digest() == built.digest.digest(), tr("vectors differ from the source"))

@@ -1,4 +1,4 @@
-"""Imports Parquet files of units into a library, in the frame of every run that writes one."""
+"""Import Parquet files of units into a library."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from regraft.report.progress import Progress, stage
 from regraft.stores.locate import INDEX_FILE
 from regraft.text import printable
 
-# What is said of an imported base: its part of the report, as a migration would give it, and the notices.
+# --- report --------------------------------------------------------------------------------------------------------
 
 
 def planned_outcome(plan: BaseImportPlan) -> BaseOutcome:
-    """Return what a run would report of a base, were every row fit: what is not shows when it is carried."""
+    """Report a base as planned, assuming that all its rows are valid."""
     held = plan.held
     rows = RowsReport(read=held.rows, carried=held.rows, skipped={})
     index = None
@@ -62,7 +62,7 @@ def planned_outcome(plan: BaseImportPlan) -> BaseOutcome:
 def imported_outcome(
     plan: BaseImportPlan, items: Iterable[ItemRow], built: ImportedIndex | None, size: int
 ) -> BaseOutcome:
-    """Return the report of a base that was imported; ``size`` is its index's, in bytes."""
+    """Report a base that was imported. ``size`` is the size of its index in bytes."""
     if built is None:
         return _outcome(plan, items, RowsReport(read=0, carried=0, skipped={}), None)
     rows = RowsReport(read=built.read, carried=built.carried, skipped=dict(sorted(built.skipped.items())))
@@ -87,7 +87,7 @@ def _outcome(
 ) -> BaseOutcome:
     base = plan.record.base
     statuses = Counter(item.status for item in items)
-    told = BaseReport(
+    base_report = BaseReport(
         id=base.id,
         name=base.name,
         status="failed" if base.status == "failed" else "completed",
@@ -102,40 +102,40 @@ def _outcome(
         remade=remade,
         index=index,
     )
-    return BaseOutcome(base=told, items={}, children={}, notices=tuple(_notices(plan, told)))
+    return BaseOutcome(base=base_report, items={}, children={}, notices=tuple(_notices(plan, base_report)))
 
 
-def _notices(plan: BaseImportPlan, told: BaseReport) -> Iterator[Notice]:
+def _notices(plan: BaseImportPlan, base_report: BaseReport) -> Iterator[Notice]:
     base = plan.record.base
 
     def notice(code: str, message: str, count: int = 1) -> Notice:
         return Notice(code=code, message=message, base=base.id, count=count)
 
     if base.error == MODEL_UNKNOWN and plan.about.settings is None:
-        yield notice(notices.MODEL_NOT_NAMED, tr("the file does not say of which model its vectors are"))
-    for reason, count in told.rows.skipped.items():
-        yield notice(reason, tr("{rows} not carried", rows=format_count(count, "row")), count)
+        yield notice(notices.MODEL_NOT_NAMED, tr("the file does not name the model of its vectors"))
+    for reason, count in base_report.rows.skipped.items():
+        yield notice(reason, tr("{rows} not imported", rows=format_count(count, "row")), count)
     for reason, count in plan.skipped_items.items():
-        yield notice(reason, tr("{items} not carried", items=format_count(count, "item")), count)
-    if told.remade:
+        yield notice(reason, tr("{items} not imported", items=format_count(count, "item")), count)
+    if base_report.remade:
         yield notice(
             notices.REMADE,
-            tr("{materials} made anew from its units", materials=format_count(told.remade, "material")),
-            told.remade,
+            tr("{materials} rebuilt from the units", materials=format_count(base_report.remade, "material")),
+            base_report.remade,
         )
-    if told.differing_vectors:
-        count = told.differing_vectors
-        said = tr("{texts} came again with another vector; the first one is kept", texts=format_count(count, "text"))
+    if base_report.differing_vectors:
+        count = base_report.differing_vectors
+        said = tr("{texts} with two different vectors; the first one was kept", texts=format_count(count, "text"))
         yield notice(notices.DIFFERING_VECTOR, said, count)
     if plan.strays:
         said = tr(
-            "{rows} of {name} not carried", rows=format_count(plan.strays, "row"), name=printable(plan.file.path.name)
+            "{name}: {rows} not imported", rows=format_count(plan.strays, "row"), name=printable(plan.file.path.name)
         )
         yield Notice(code=notices.NO_BASE, message=said, count=plan.strays)
 
 
 def count_skipped(outcomes: list[BaseOutcome]) -> Counter[str]:
-    """Return how many items, and rows of no base, are not imported, by reason."""
+    """Count the items, and the rows without a base, that are not imported, by reason."""
     skipped: Counter[str] = Counter()
     for outcome in outcomes:
         skipped.update(outcome.base.skipped_items or {})
@@ -144,12 +144,12 @@ def count_skipped(outcomes: list[BaseOutcome]) -> Counter[str]:
 
 
 COMMAND = "import"
-#: Changes when the same file makes another library: an earlier run's bases are then imported anew.
+#: Raise it when the same file gives a different library: bases of earlier runs are then imported again.
 WRITER_VERSION = 1
 
 
 class ImportJob(msgspec.Struct, frozen=True):
-    """One base of the run: unchanged, with what the ledger has of it, or planned."""
+    """One base of the run: either unchanged, with its ledger entry, or planned."""
 
     position: int
     base_id: str
@@ -165,14 +165,14 @@ def import_files(
     progress: Progress,
     show_plan: Callable[[MigrationReport], bool] = lambda _: True,
 ) -> Migration:
-    """Import files that ``regraft export`` wrote, of different bases, into ``target`` and return the report.
+    """Import files that ``regraft export`` wrote to ``target``, and return the report.
 
     Args:
-        paths: the files.
-        target: the library's folder: new, empty, or written by an earlier run.
-        options: what the user asks for: time, bases, a dry run.
-        progress: told of rows and bytes.
-        show_plan: called with the planned report before anything of a base is written; False stops here.
+        paths: the files, each with different bases.
+        target: folder of the library: new, empty, or written by an earlier run.
+        options: time, bases and dry run are used.
+        progress: called with rows and bytes.
+        show_plan: called with the planned report before anything is written; stops the run by returning False.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
@@ -199,37 +199,37 @@ def import_files(
         if not show_plan(planned):
             raise Declined(path=target)
         at.begin(join_list(map(printable, paths)), plan.jobs)
-        with stage(progress, "Carrying", plan.rows), _still_readable():
-            for job, base_plan in _marked(plan, progress):
+        with stage(progress, "Carrying", plan.rows), _read_errors_stop_run():
+            for job, base_plan in _with_fingerprints(plan, progress):
                 progress.at(base_plan.about.name)
                 outcomes[job.base_id] = import_base(at, job, base_plan, progress)
         return at.finish(build_import_report(run, outcomes))
 
 
 class ImportPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What an import is going to do: every base as it stands, or with its plan."""
+    """What an import will do: each base is unchanged or has a plan."""
 
     jobs: tuple[ImportJob, ...]
 
     @property
     def planned(self) -> list[BaseImportPlan]:
-        """Return the plans of the bases that are to be carried."""
+        """The plans of the bases to import."""
         return [job.plan for job in self.jobs if job.plan is not None]
 
     @property
     def bytes(self) -> int:
-        """Estimate the bytes that carrying them takes on the target's disk."""
+        """Estimated space that they need on the target's disk."""
         planned = self.planned
         around = preflight.estimate_library_bytes(len(planned), sum(len(plan.materials) for plan in planned))
         return around + sum(plan.bytes for plan in planned)
 
     @property
     def rows(self) -> int:
-        """Return how many rows are to be carried."""
+        """Number of rows to import."""
         return sum(plan.held.rows for plan in self.planned)
 
     def outcomes(self) -> dict[str, BaseOutcome]:
-        """Return what is to be reported of every base, by its id."""
+        """Map each base id to its outcome, for the report."""
         found = {}
         for job in self.jobs:
             if job.unchanged is not None:
@@ -242,39 +242,38 @@ class ImportPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_import(
     bases: list[tuple[int, UnitsFile, BaseMetadata]], at: Session, options: Options, progress: Progress
 ) -> ImportPlan:
-    """Look at every base of the files; refuse what the target has from elsewhere, and rows that no catalog takes.
+    """Plan all bases. Refuse to overwrite what this command did not write, and rows that a catalog does not accept.
 
     Raises:
         TargetNotOurs, TargetBaseForeign, TargetBaseChanged, TargetHasItem, LinkInStore, SourceUnreadable
     """
     marks = _fingerprints(bases, at.entries)
-    stands = {base.id: _unchanged(at.path, base.id, at.entries, marks[base.id]) for _, _, base in bases}
-    _survey([file for _, file, base in bases if stands[base.id] is None], progress)
+    stands = {base.id: _unchanged_entry(at.path, base.id, at.entries, marks[base.id]) for _, _, base in bases}
+    _survey_files([file for _, file, base in bases if stands[base.id] is None], progress)
     jobs = []
     for position, file, base in bases:
         job = ImportJob(position, base.id, marks[base.id], unchanged=stands[base.id])
         if job.unchanged is None:
-            job = _not_poorer(at, replace(job, plan=_plan_base(file, base, options)))
+            job = _keep_better_base(at, replace(job, plan=_plan_base(file, base, options)))
         jobs.append(job)
     plan = ImportPlan(jobs=tuple(jobs))
     changed = {one.about.id for one in plan.planned}
     preflight.check_conflicts(at.path, COMMAND, (base.id for _, _, base in bases), at.entries, changed)
     items = {one.about.id: (one.about.name, [item.id for item in one.expected_items()]) for one in plan.planned}
     preflight.check_items(at.path, items, at.entries)
-    _prove(plan.planned)
+    _check_catalog_rows(plan.planned)
     return plan
 
 
 def build_import_report(run: Run, outcomes: dict[str, BaseOutcome]) -> MigrationReport:
-    """Return the whole report of an import."""
+    """Build the report of an import."""
     ordered = list(outcomes.values())
     return report.build_report(run, ordered, count_skipped(ordered), ())
 
 
 def _fingerprints(bases: list[tuple[int, UnitsFile, BaseMetadata]], entries: dict[str, LedgerEntry]) -> dict[str, str]:
-    """Return a hash of all that a base is made from (its file counts by size and CRC-32), "" for a new base."""
-    # Of a base that no run has written yet there is nothing to compare with: its file is read for that once there is
-    # room for what becomes of it.
+    """Hash everything that each base is made from (a file counts by size and CRC-32); "" for a new base."""
+    # A new base has nothing to compare with. Its file is hashed later, after the free space was checked.
     found = {}
     marks: dict[Path, list[int]] = {}
     for _, file, base in bases:
@@ -284,8 +283,8 @@ def _fingerprints(bases: list[tuple[int, UnitsFile, BaseMetadata]], entries: dic
     return found
 
 
-def _marked(plan: ImportPlan, progress: Progress) -> list[tuple[ImportJob, BaseImportPlan]]:
-    """Return the bases that are to be carried, with their fingerprints: now there is room for what becomes of them."""
+def _with_fingerprints(plan: ImportPlan, progress: Progress) -> list[tuple[ImportJob, BaseImportPlan]]:
+    """Return the bases to import with their fingerprints, after the free space was checked."""
     marks: dict[Path, list[int]] = {}
     found = []
     for job in plan.jobs:
@@ -301,7 +300,7 @@ def _marked(plan: ImportPlan, progress: Progress) -> list[tuple[ImportJob, BaseI
     return found
 
 
-def _survey(wanted: list[UnitsFile], progress: Progress) -> None:
+def _survey_files(wanted: list[UnitsFile], progress: Progress) -> None:
     unread = {file.path: file for file in wanted}.values()
     with stage(progress, "Reading", sum(file.looked_at[0] for file in unread), "bytes"):
         for file in unread:
@@ -315,7 +314,7 @@ def _plan_base(file: UnitsFile, base: BaseMetadata, options: Options) -> BaseImp
     return BaseImportPlan(
         about=base,
         file=file,
-        held=file.of_base(base),
+        held=file.totals_of(base),
         record=make_base_record(file.path, file.about, base, options.now_ms),
         items=None if base.items is None else tuple(catalog_items(base, skipped)),
         skipped_items=skipped,
@@ -324,11 +323,11 @@ def _plan_base(file: UnitsFile, base: BaseMetadata, options: Options) -> BaseImp
 
 
 def import_base(at: Session, job: ImportJob, plan: BaseImportPlan, progress: Progress) -> BaseOutcome:
-    """Build a base anew, verify it, put it in its place, and return what is to be reported of it."""
+    """Build the index of a base, verify and publish it, and return the outcome for the report."""
     base, staged = plan.about, at.staging / job.base_id
     built, size = None, 0
     if base.index:
-        built = _build(staged / INDEX_FILE, plan, progress)
+        built = _build_index(staged / INDEX_FILE, plan, progress)
         size = (staged / INDEX_FILE).stat().st_size
         durable.sync_tree(staged)
     found = items_from_materials(base.id, staged / INDEX_FILE, plan.record.now_ms) if built else ()
@@ -351,7 +350,7 @@ def import_base(at: Session, job: ImportJob, plan: BaseImportPlan, progress: Pro
     return outcome
 
 
-def _build(path: Path, plan: BaseImportPlan, progress: Progress) -> ImportedIndex:
+def _build_index(path: Path, plan: BaseImportPlan, progress: Progress) -> ImportedIndex:
     durable.make_folders(path.parent, flush=False)
     base_id, rows = plan.about.id, plan.held.rows
     with sqlite.open_writable(path, create=True) as db:
@@ -363,7 +362,7 @@ def _build(path: Path, plan: BaseImportPlan, progress: Progress) -> ImportedInde
                 progress.step(ROWS_PER_REPORT * COPY_SHARE, ROWS_PER_REPORT * size)
         if built.read != rows:
             reason = tr(
-                "two readings of base {base} gave {rows:,} and {read:,} rows", rows=rows, read=built.read, base=base_id
+                "two reads of base {base} gave {rows:,} and {read:,} rows", rows=rows, read=built.read, base=base_id
             )
             raise SourceUnreadable(path=plan.file.path, reason=reason)
         IndexingProgress(rows, progress.step).watch(db)
@@ -373,8 +372,8 @@ def _build(path: Path, plan: BaseImportPlan, progress: Progress) -> ImportedInde
 
 
 @contextmanager
-def _still_readable() -> Iterator[None]:
-    """Stop, and do not refuse, where a file cannot be read that could be a moment ago: what is finished stays."""
+def _read_errors_stop_run() -> Iterator[None]:
+    """Raise read errors as OSError: the run has begun, so it stops and keeps finished bases."""
     try:
         yield
     except SourceUnreadable as error:
@@ -382,11 +381,11 @@ def _still_readable() -> Iterator[None]:
 
 
 def fingerprint(base_id: str, content_mark: list[int]) -> str:
-    """Return a hash of all that a base is made from."""
+    """Hash everything that a base is made from."""
     return hashlib.blake2b(msgspec.json.encode([WRITER_VERSION, base_id, content_mark]), digest_size=20).hexdigest()
 
 
-def _unchanged(target: Path, base_id: str, entries: dict[str, LedgerEntry], mark: str) -> BaseEntry | None:
+def _unchanged_entry(target: Path, base_id: str, entries: dict[str, LedgerEntry], mark: str) -> BaseEntry | None:
     entry = entries.get(base_id)
     if entry is None or entry.fingerprint != mark:
         return None
@@ -395,8 +394,8 @@ def _unchanged(target: Path, base_id: str, entries: dict[str, LedgerEntry], mark
     return known if stands in (publication.BaseState.WHOLE, publication.BaseState.CHANGED) else None
 
 
-def _not_poorer(at: Session, job: ImportJob) -> ImportJob:
-    """Keep a completed base that stands in the target where the file would only give a failed one."""
+def _keep_better_base(at: Session, job: ImportJob) -> ImportJob:
+    """Keep an existing completed base if the file would only give a failed one."""
     if job.plan is None or job.plan.record.base.error is None or job.base_id not in at.entries:
         return job
     stands = read_entry(at.entries[job.base_id])
@@ -406,28 +405,28 @@ def _not_poorer(at: Session, job: ImportJob) -> ImportJob:
     return ImportJob(job.position, job.base_id, job.fingerprint, unchanged=kept)
 
 
-def _problem(plan: BaseImportPlan) -> str | None:
-    """Return what is damaged of what a file says of a base; None where nothing is."""
+def _find_problem(plan: BaseImportPlan) -> str | None:
+    """Return what is wrong with the metadata of a base, or None."""
     if plan.record.base.id != plan.about.id:
-        return tr("its base {id} has the settings of another", id=printable(plan.about.id))
+        return tr("its base {id} has the settings of another base", id=printable(plan.about.id))
     if not plan.about.index and plan.record.base.status == "completed":
-        return tr("its base {id} is completed, and has no index", id=printable(plan.about.id))
+        return tr("its base {id} is completed but has no index", id=printable(plan.about.id))
     for row in plan.about.items or ():
         problem = None if row.get("deleted_at") is not None else find_data_damage(row)
-        # Without its item a text would be an orphan.
+        # Without the item, its material would be an orphan.
         if problem is not None and row.get("id") in plan.materials:
-            return tr("its item {get} has texts, and {problem}", get=printable(row.get("id")), problem=problem)
+            return tr("its item {get} has texts, but {problem}", get=printable(row.get("id")), problem=problem)
     return None
 
 
-def _prove(plans: list[BaseImportPlan]) -> None:
-    """Refuse bases and items that no catalog takes, or that make no sense there, before anything of them is written.
+def _check_catalog_rows(plans: list[BaseImportPlan]) -> None:
+    """Refuse bases and items with invalid catalog rows, before anything is written.
 
     Raises:
         SourceUnreadable
     """
     for plan in plans:
-        problem = _problem(plan)
+        problem = _find_problem(plan)
         if problem is not None:
             raise SourceUnreadable(path=plan.file.path, reason=problem)
     try:
@@ -435,5 +434,5 @@ def _prove(plans: list[BaseImportPlan]) -> None:
     except (apsw.ConstraintError, TypeError, OverflowError) as error:
         names = join_list(printable(name) for name in dict.fromkeys(plan.file.path for plan in plans))
         raise SourceUnreadable(
-            path=names, reason=tr("its bases and items cannot stand in a catalog: {error}", error=error)
+            path=names, reason=tr("its bases and items are not valid rows of a catalog: {error}", error=error)
         ) from error

@@ -1,4 +1,8 @@
-"""Which items of a salvaged base lost rows, and what is said of it (``docs/salvage.md``, "What is said")."""
+"""Text that v1 never stored and rows that damage took: identical files, and the salvage of damaged vector files.
+
+v1 stores equal text once per base, so a file that is byte for byte equal to another one has no rows of its own. It gets
+the rows of the other file. Rules: ``docs/rules.md``, "Rows" and "Duplicates"; ``docs/salvage.md``.
+"""
 
 from __future__ import annotations
 
@@ -22,34 +26,31 @@ from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.text import utf16_cut, utf16_len
 
-# What v1 never stored because it had the same text already: told by file, and given back where a whole file was lost.
-#
-# A file that equals another one byte for byte has no row of its own in v1; it gets the rows of that other file. Rules:
-# ``docs/rules.md``, "Rows" and "Duplicates".
+# --- identical files -----------------------------------------------------------------------------------------------
 
 
-#: Files named in one message; the rest is counted.
+#: Maximum number of files named in one message; the rest is counted.
 MAX_NAMED = 5
-#: The longest name in a message, in UTF-16 units: an address or a snippet can be long.
+#: Maximum length of a name in a message, in UTF-16 units. Addresses and snippets can be long.
 MAX_NAME_UNITS = 100
 
 
 class RestoredDuplicate(msgspec.Struct, frozen=True, kw_only=True):
-    """A file without rows that can have those of its twin: the item ``owner``, whose ``rows`` are carried.
+    """A file without rows that can get the ``rows`` of the item ``owner``, which has the same bytes.
 
-    ``item`` is the file's own item, or the folder that it is told of.
+    ``item`` is the file's own item, or the folder that lists the file.
     """
 
     twin: Duplicate
     item: ItemDraft
     owner: str
     rows: int
-    #: Whether v1 kept only a part of the twin.
+    #: Whether v1 stored only a part of the identical file.
     partial: bool
 
 
 class MissingChunks(msgspec.Struct, frozen=True, kw_only=True):
-    """An item of which v1 did not store some chunks: at least ``chunks``, with ``rows`` that it has stored."""
+    """An item with ``rows`` chunks stored by v1 and at least ``chunks`` others left out."""
 
     name: str
     legacy_id: str | None
@@ -58,14 +59,15 @@ class MissingChunks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_missing_chunks(rows: LoaderRows) -> int:
-    """Return how many chunks of a loader v1 never stored, as far as its numbering tells."""
+    """Count the chunks of a loader id that v1 never stored, according to the numbers in its row ids."""
     return max(0, rows.highest_number + 1 - rows.rows) if rows.highest_number >= 0 else 0
 
 
 def folder_read_times(draft: BaseDraft) -> dict[str, int]:
     """Return when v1 read each file of a base's completed folders (ms), by loader id.
 
-    That is the time of its folder, of several the earliest. A file of a folder without a time has none.
+    This is the time of its folder, or of the earliest one if several list the file. Files of a folder without a time
+    are left out.
     """
     times: dict[str, int] = {}
     unknown: set[str] = set()
@@ -81,71 +83,71 @@ def folder_read_times(draft: BaseDraft) -> dict[str, int]:
 
 
 class DuplicateRules:
-    """Tells of twins who gets the rows and who has them. What does not fit any more counts for nothing."""
+    """Checks for each pair of identical files whether it still applies, and which items it connects."""
 
     def __init__(self, draft: BaseDraft, owners: LoaderOwners) -> None:
         folders = [item for item in draft.folders if item.status == "completed"]
         self._owners = owners
         self._times = folder_read_times(draft)
         self._files = {item.id: item for item in draft.items if item.type == "file"}
-        self._alone = {loader for item in draft.items if item.type != "directory" for loader in item.loader_ids}
+        self._alone = {loader_id for item in draft.items if item.type != "directory" for loader_id in item.loader_ids}
         self._listed = {entry: item for item in folders for entry in item.entries}
 
-    def taker(self, twin: Duplicate) -> ItemDraft | None:
-        """Return the completed standalone file that gets the rows, or the folder whose file does.
+    def receiving_item(self, twin: Duplicate) -> ItemDraft | None:
+        """Return the completed file that gets the rows, or the folder that lists it; None if the pair is outdated.
 
-        A standalone file has to own the loader, so that of several with one loader it is the last, as with rows, and
-        it has to be the one whose upload was compared. A file of a folder must not be a standalone item's too.
+        A standalone file must own the loader id and be the item whose upload was compared. A file of a folder must not
+        be a standalone item too.
         """
-        loader = twin.loader_id
+        loader_id = twin.loader_id
         if twin.item:
             item = self._files.get(twin.item)
-            owns = item is not None and loader in item.loader_ids and self._owners.owner(loader) == item.id
+            owns = item is not None and loader_id in item.loader_ids and self._owners.item_of(loader_id) == item.id
             return item if owns and item is not None and item.status == "completed" else None
-        fits = twin.path and loader not in self._alone and self._as_read(loader, twin.read_at)
-        return self._listed.get(loader) if fits else None
+        applies = twin.path and loader_id not in self._alone and self._is_read_at(loader_id, twin.read_at)
+        return self._listed.get(loader_id) if applies else None
 
-    def giver(self, twin: Duplicate) -> str | None:
-        """Return the id of the file that has the rows, if that is the one whose bytes were compared."""
-        owner = self._owners.owner(twin.like)
+    def donor_id(self, twin: Duplicate) -> str | None:
+        """Return the id of the file that has the rows if its bytes are those that were compared, else None."""
+        owner = self._owners.item_of(twin.like)
         if twin.like_item:
             return owner if owner == twin.like_item and owner in self._files else None
         child = self._owners.children.get(twin.like)
         is_child = child is not None and child.id == owner
-        return owner if is_child and self._as_read(twin.like, twin.like_read_at) else None
+        return owner if is_child and self._is_read_at(twin.like, twin.like_read_at) else None
 
-    def _as_read(self, loader: str, read_at: int | None) -> bool:
-        """Tell whether v1 read a file of a folder when a twin says, and not again later."""
-        return self._times.get(loader) == read_at
+    def _is_read_at(self, loader_id: str, read_at: int | None) -> bool:
+        """Whether v1 read a file of a folder at this time (ms), and not again later."""
+        return self._times.get(loader_id) == read_at
 
 
 def files_without_rows(
-    draft: BaseDraft, survey: VectorSurvey, owners: LoaderOwners, told: Collection[str]
+    draft: BaseDraft, survey: VectorSurvey, owners: LoaderOwners, reported_ids: Collection[str]
 ) -> list[ItemDraft]:
-    """Return the completed files of which v1 has no row at all, but for those that are told of already.
+    """List the completed files that have no rows in v1 and that no other notice names.
 
-    ``told`` are the ids of duplicates; a file whose loader went to a later item is told of too.
+    Left out are the ids in ``reported_ids``, and files whose loader id belongs to a later item.
     """
     found = []
     for item in draft.items:
-        if item.type == "file" and item.status == "completed" and item.id not in told:
-            own = all(owners.owner(loader) == item.id for loader in item.loader_ids)
-            if own and not any(loader in survey.loaders for loader in item.loader_ids):
+        if item.type == "file" and item.status == "completed" and item.id not in reported_ids:
+            owns_all = all(owners.item_of(loader_id) == item.id for loader_id in item.loader_ids)
+            if owns_all and not any(loader_id in survey.loaders for loader_id in item.loader_ids):
                 found.append(item)
     return found
 
 
 def duplicate_notice(one: RestoredDuplicate, base: str, *, restored: bool) -> Notice:
-    """Say that a file is a duplicate, and that it was given the chunks of its twin, or is not by the user's word."""
+    """Say that a file gets the chunks of an identical file, or would without ``--no-restore-duplicates``."""
     twin, item = one.twin, one.item.legacy_id
-    part = tr(", as far as v1 kept it") if one.partial else ""
-    why = tr("since {short} has the same bytes", short=_short(twin.like_name))
+    part = tr(", as far as v1 stored it") if one.partial else ""
+    why = tr("because {short} has the same bytes", short=_short(twin.like_name))
     if twin.changed:
         why = tr(
-            "and {short} has the same bytes today, though one of them was changed since v1 read it",
+            "and {short} has the same bytes now, but one of the two was changed after v1 read it",
             short=_short(twin.like_name),
         )
-    lost = tr("{short}: v1 kept nothing of it, {why}", short=_short(twin.name), why=why)
+    lost = tr("{short}: v1 stored no chunks of it, {why}", short=_short(twin.name), why=why)
     if restored:
         message = tr(
             "{lost}; it gets the same {chunks}{part}", lost=lost, chunks=format_count(one.rows, "chunk"), part=part
@@ -161,14 +163,14 @@ def duplicate_notice(one: RestoredDuplicate, base: str, *, restored: bool) -> No
 
 
 def missing_chunk_notices(base: str, missing: Sequence[MissingChunks]) -> Iterator[Notice]:
-    """Say which chunks v1 never stored: in one notice for the base, and in one for each item."""
+    """Say which chunks v1 never stored: one notice for the base, and one for each item."""
     if not missing:
         return
     total = sum(one.chunks for one in missing)
     largest = sorted(missing, key=lambda one: -one.chunks)
     names = join_names([f"{_short(one.name)} ({one.chunks:,})" for one in largest])
     message = tr(
-        "{chunks} never stored by v1, which had the text already: {names}",
+        "{chunks} never stored by v1 because the same text was stored already: {names}",
         chunks=format_count(total, "chunk"),
         names=names,
     )
@@ -178,7 +180,7 @@ def missing_chunk_notices(base: str, missing: Sequence[MissingChunks]) -> Iterat
             "{chunks:,} of its {chunks2}", chunks=one.chunks, chunks2=format_count(one.chunks + one.rows, "chunk")
         )
         message = tr(
-            "{short}: at least {chunks} never stored by v1, which had the text already",
+            "{short}: at least {chunks} never stored by v1 because the same text was stored already",
             short=_short(one.name),
             chunks=chunks,
         )
@@ -186,11 +188,11 @@ def missing_chunk_notices(base: str, missing: Sequence[MissingChunks]) -> Iterat
 
 
 def files_without_rows_notices(base: str, files: Sequence[ItemDraft]) -> Iterator[Notice]:
-    """Say in one notice which completed files have no text."""
+    """Name the completed files that have no text, in one notice."""
     if files:
         names = join_names([_short(item.data["relativePath"]) for item in files])
         message = tr(
-            "{completed_files} without any text, as there are no rows: {names}",
+            "{completed_files} without rows, and so without any text: {names}",
             completed_files=format_count(len(files), "completed file"),
             names=names,
         )
@@ -198,13 +200,13 @@ def files_without_rows_notices(base: str, files: Sequence[ItemDraft]) -> Iterato
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return a few names as text, the rest counted."""
+    """Join the first :data:`MAX_NAMED` names and count the rest."""
     more = len(names) - MAX_NAMED
     return join_list(names[:MAX_NAMED]) + (tr(" and {more:,} more", more=more) if more > 0 else "")
 
 
 def name_in_folder(folder: str, source: str) -> str:
-    """Return what a person calls a file of a folder: its path in the folder, else its ``source``."""
+    """Return the display name of a file in a folder: its path relative to the folder, else its ``source``."""
     rest = source.removeprefix(folder)
     return rest.lstrip("/\\") if rest != source and rest[:1] in ("/", "\\") else source
 
@@ -215,10 +217,10 @@ def _short(name: str) -> str:
 
 
 class SalvageLosses(msgspec.Struct, frozen=True, kw_only=True):
-    """The items of a salvaged base that have rows, or had some.
+    """The items of a salvaged base, by what the damage did to their rows.
 
-    ``lost`` counts rows that do not come along, by the id of their item. ``open`` are items whose numbers have holes,
-    of which nobody can tell whether v1 left them; ``whole`` counts the others.
+    ``lost`` counts unusable rows by item id. ``open`` are ids of items with gaps in their row numbers, which may be
+    rows lost to the damage or duplicates that v1 left out. ``whole`` counts the other items.
     """
 
     lost: Counter[str]
@@ -227,18 +229,18 @@ class SalvageLosses(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def damaged(self) -> int:
-        """Return how many items lost rows, or may have."""
+        """Number of items that lost rows, or may have."""
         return len(self.lost.keys() | self.open)
 
 
 def find_losses(survey: VectorSurvey, owners: LoaderOwners) -> SalvageLosses:
-    """Return what the items of a base lost; nothing of one that was not salvaged."""
+    """Find what the items of a salvaged base lost. Empty for a base that was not salvaged."""
     tally = survey.salvage
     lost: Counter[str] = Counter()
     seen: set[str] = set()
     unsure: set[str] = set()
-    for loader, rows in survey.loaders.items() if tally is not None else ():
-        owner = owners.owner(loader)
+    for loader_id, rows in survey.loaders.items() if tally is not None else ():
+        owner = owners.item_of(loader_id)
         if owner is None:
             continue
         seen.add(owner)
@@ -249,14 +251,12 @@ def find_losses(survey: VectorSurvey, owners: LoaderOwners) -> SalvageLosses:
     return SalvageLosses(lost=lost, open=frozenset(unsure), whole=len(seen - lost.keys() - unsure))
 
 
-def _said_of_items(found: SalvageLosses, tally: SalvageTally) -> str:
+def _describe_items(found: SalvageLosses, tally: SalvageTally) -> str:
     whole = format_count(found.whole, "item")
     if tally.is_exact:
-        return tr("{whole} whole, {damaged} damaged", whole=whole, damaged=found.damaged)
-    # The last rows of an item leave no trace.
-    return tr(
-        "{whole} whole as far as the numbers of their rows tell, {damaged} damaged", whole=whole, damaged=found.damaged
-    )
+        return tr("{whole} complete, {damaged} damaged", whole=whole, damaged=found.damaged)
+    # Nothing shows that the last rows of an item are missing.
+    return tr("{whole} complete as far as row numbers show, {damaged} damaged", whole=whole, damaged=found.damaged)
 
 
 def loss_notices(
@@ -266,19 +266,19 @@ def loss_notices(
     found: SalvageLosses,
     named: Callable[[], Iterable[tuple[str, str, str | None]]],
 ) -> Iterator[Notice]:
-    """Yield what is said of a salvaged base, and of each of its items that lost rows.
+    """Yield one notice for a salvaged base, and one for each of its items that lost rows or may have.
 
     Args:
         base: the base's id in v1.
-        vector_file: its vector file.
-        tally: what is left of that.
-        found: which items lost rows.
-        named: gives for every item its id, what a person calls it, and the id of v1 that it goes by.
+        vector_file: name of its vector file.
+        tally: what was salvaged.
+        found: the items that lost rows.
+        named: called for the id, the display name and the v1 id of the damaged items.
     """
     share = 100 * tally.pages_read // max(1, tally.pages)
     parts = [
         tr(
-            "its vector file {vector_file} {problem}; {rows:,} of about {about:,} rows are salvaged",
+            "its vector file {vector_file} {problem}; {rows:,} of about {about:,} rows were salvaged",
             vector_file=vector_file,
             problem=tally.problem,
             rows=tally.rows,
@@ -290,11 +290,11 @@ def loss_notices(
             pages=format_count(tally.pages, "page"),
             share=share,
         ),
-        _said_of_items(found, tally),
+        _describe_items(found, tally),
     ]
     if tally.weaker:
         rows = format_count(sum(tally.weaker.values()), "row")
-        parts.append(tr("{rows} found beside the tree of their table", rows=rows))
+        parts.append(tr("{rows} found outside the b-tree of the table", rows=rows))
     yield Notice(
         code=notices.SALVAGED,
         message=join_list(parts, between=tr("; ")),
@@ -303,22 +303,29 @@ def loss_notices(
     )
     for item, name, legacy_id in named() if found.damaged else ():
         if found.lost[item]:
-            said = tr("{rows} of {name} lost with the damage", rows=format_count(found.lost[item], "row"), name=name)
+            message = tr(
+                "{name}: {rows} could not be recovered from the damaged file",
+                rows=format_count(found.lost[item], "row"),
+                name=name,
+            )
         elif item in found.open:
-            said = tr("rows of {name} may be lost: numbers are missing among its rows", name=name)
+            message = tr("{name}: rows may be lost, because numbers are missing among its rows", name=name)
         else:
             continue
-        yield Notice(code=notices.ROWS_LOST, message=said, base=base, item=legacy_id, count=max(1, found.lost[item]))
+        yield Notice(code=notices.ROWS_LOST, message=message, base=base, item=legacy_id, count=max(1, found.lost[item]))
 
 
-# Damaged vector files: what is left of them is counted, or surveyed as any other (``docs/salvage.md``).
+# --- damaged vector files ------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)
 
 
 class SalvageResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a damaged file gives: a survey of the temporary file ``vectors``, read as ``table``, or why nothing."""
+    """What was read from a damaged file: the survey of a temporary file ``vectors``, or why nothing could be read.
+
+    ``table`` describes the table in the temporary file.
+    """
 
     found: VectorSurvey | StoreProblem
     vectors: Path | None = None
@@ -326,7 +333,11 @@ class SalvageResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SalvageRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """How damaged files are read: whether their rows are wanted, below which folder, and whether texts are told."""
+    """How to treat damaged vector files.
+
+    With ``is_wanted``, their rows are migrated; else they are only counted. ``work`` is the folder for temporary files.
+    ``texts`` asks the survey for rows with text alone.
+    """
 
     is_wanted: bool
     work: Path | None
@@ -334,30 +345,29 @@ class SalvageRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_for_damage(salvager: Salvager | None, vectors: Path, work: Path | None, *, is_wanted: bool) -> None:
-    """Refuse a vector file that SQLite reads to its end and that is damaged all the same, where that is asked for.
+    """Refuse a vector file that SQLite can read but whose content is contradictory. Only with ``is_wanted``.
 
     Args:
-        salvager: what tells.
-        vectors: the file, which was surveyed.
+        salvager: checks and reads files of this layout; None if the layout has no salvage.
+        vectors: the file, already surveyed.
         work: folder for temporary files.
-        is_wanted: whether rows of damaged files are wanted; else nothing is looked at.
+        is_wanted: whether the user asked for salvage.
 
     Raises:
-        StoreProblem: it is damaged, or cannot be read.
-        apsw.FullError, OSError: there is no room to read it.
+        StoreProblem: the file is damaged or cannot be read. apsw.FullError, OSError: not enough space to read it.
     """
     if salvager is None or not is_wanted:
         return
     try:
-        said = salvager.doubt(vectors, work)
+        message = salvager.doubt(vectors, work)
     except apsw.FullError:
         raise
     except (OSError, apsw.Error) as error:
         if getattr(error, "errno", None) in NO_ROOM:
             raise
         raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
-    if said is not None:
-        raise StoreProblem(tr("is damaged, although it can be read: {said}", said=said), is_damage=True)
+    if message is not None:
+        raise StoreProblem(tr("is damaged, although SQLite can read it: {said}", said=message), is_damage=True)
 
 
 def salvage_file(
@@ -368,18 +378,18 @@ def salvage_file(
     wish: SalvageRequest,
     keep: ExitStack,
 ) -> SalvageResult:
-    """Return what is left of a vector file that cannot be used, where it is damaged.
+    """Read the remaining rows of a damaged vector file.
 
     Args:
-        salvager: what reads such files page by page.
+        salvager: reads files of this layout page by page; None if the layout has no salvage.
         damaged: the file.
-        draft: the base that it is of.
-        problem: why it cannot be used.
-        wish: what is wanted of it.
-        keep: keeps the temporary file until it closes.
+        draft: its base.
+        problem: why the file cannot be used as it is.
+        wish: whether its rows are migrated or only counted.
+        keep: removes the temporary file when it closes.
 
     Raises:
-        WorkFolderTooSmall, apsw.FullError, OSError: there is no room for what is left.
+        WorkFolderTooSmall, apsw.FullError, OSError: not enough space for the temporary file.
     """
     if salvager is None or not (problem.is_damage or problem.may_be_damage):
         return SalvageResult(found=problem)
@@ -391,7 +401,8 @@ def salvage_file(
             if not (problem.is_damage or tally.rows):
                 return SalvageResult(found=problem)
             if path is None or not tally.rows:
-                return SalvageResult(found=_with(problem, tally))
+                message = tr("{problem}; {offer}", problem=problem, offer=tally.offer) if tally.about else str(problem)
+                return SalvageResult(found=StoreProblem(message, problem.vector_bytes, is_damage=True, salvage=tally))
             survey = salvager.table.survey(path, wish.work, texts=wish.texts)
             survey.salvage = tally
             keep.push(stack.pop_all())
@@ -404,8 +415,3 @@ def salvage_file(
             raise
         return SalvageResult(found=problem)
     return SalvageResult(found=survey, vectors=path, table=salvager.table)
-
-
-def _with(problem: StoreProblem, tally: SalvageTally) -> StoreProblem:
-    said = tr("{problem}; {offer}", problem=problem, offer=tally.offer) if tally.about else str(problem)
-    return StoreProblem(said, problem.vector_bytes, is_damage=True, salvage=tally)

@@ -1,7 +1,7 @@
-"""Many records in little memory: a sequence that holds each as a few bytes and makes it anew when it is asked for.
+"""A sequence that stores many records in little memory: each as its encoded bytes, decoded when it is read.
 
-A base may have a million items, and as objects they would take a gigabyte. Where large ones, such as notes with their
-text, come to much, they lie in a temporary file.
+A base may have a million items, which would take a gigabyte as objects. Large records, such as notes with their text,
+are moved to a temporary file when they add up to much.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from regraft.disk import sqlite
 
 Record = TypeVar("Record")
 _encoder = msgspec.msgpack.Encoder()
-#: Records whose bytes are kept together.
-_TOGETHER = 256
-#: From so many bytes on a record is a large one; so many bytes of large ones are held in memory.
+#: Number of records whose bytes are stored as one block.
+_BLOCK_RECORDS = 256
+#: Size from which a record counts as large, and how many bytes of large records are held in memory.
 _LARGE_BYTES, _HELD_BYTES = 1 << 12, 8 << 20
 
 
 class _LargeRecords:
-    """The bytes of large records by their positions, which rise."""
+    """The bytes of large records, by ascending position."""
 
     def __init__(self) -> None:
         self._positions = array("Q")
@@ -40,7 +40,7 @@ class _LargeRecords:
         return at < len(self._positions) and self._positions[at] == position
 
     def put(self, position: int, raw: bytes) -> None:
-        """Keep the bytes of a record."""
+        """Store the bytes of a record. Positions must ascend."""
         self._positions.append(position)
         if self._db is not None:
             self._db.execute("INSERT INTO record VALUES (?, ?)", (position, raw))
@@ -49,7 +49,7 @@ class _LargeRecords:
         self._held_bytes += len(raw)
         if self._held_bytes > _HELD_BYTES:
             db = self._file.enter_context(sqlite.open_scratch())
-            # Nobody reads it after a crash.
+            # The file is not needed after a crash.
             db.execute("PRAGMA journal_mode = OFF")
             db.execute("CREATE TABLE record (position INTEGER PRIMARY KEY, raw BLOB)")
             db.executemany("INSERT INTO record VALUES (?, ?)", self._held.items())
@@ -63,10 +63,10 @@ class _LargeRecords:
         return bytes(raw)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _large_records, ([(position, self[position]) for position in self._positions],)
+        return _restore_large_records, ([(position, self[position]) for position in self._positions],)
 
 
-def _large_records(records: list[tuple[int, bytes]]) -> _LargeRecords:
+def _restore_large_records(records: list[tuple[int, bytes]]) -> _LargeRecords:
     made = _LargeRecords()
     for position, raw in records:
         made.put(position, raw)
@@ -74,60 +74,54 @@ def _large_records(records: list[tuple[int, bytes]]) -> _LargeRecords:
 
 
 class Packed(Sequence[Record], Generic[Record]):
-    """A sequence of structs or dataclasses of one kind, which can be appended to."""
+    """A sequence of structs or dataclasses of one type, to which records can be appended."""
 
     def __init__(self, kind: type[Record], records: Iterable[Record] = ()) -> None:
         self._kind = kind
-        #: Of every so many records their bytes, one after the other, and those of the last ones.
-        self._full: list[bytes] = []
-        self._last = bytearray()
-        #: Where each ends among the bytes of all.
+        #: Blocks of encoded records, and the block that is being filled.
+        self._blocks: list[bytes] = []
+        self._open_block = bytearray()
+        #: End offset of each record, counted over all blocks.
         self._ends = array("Q", [0])
-        #: Those with text that UTF-8 has no way to write, a name on a disk say; by their positions.
-        self._whole: dict[int, Record] = {}
+        #: Records with text that UTF-8 cannot represent (a file name, say), by position.
+        self._unencodable: dict[int, Record] = {}
         self._large = _LargeRecords()
         self.extend(records)
 
     def append(self, record: Record) -> None:
-        """Add a record at the end."""
-        before = len(self._last)
+        """Append a record."""
+        before = len(self._open_block)
         try:
-            _encoder.encode_into(record, self._last, before)
+            _encoder.encode_into(record, self._open_block, before)
         except UnicodeEncodeError:
-            self._whole[len(self)] = record
-            del self._last[before:]
-        if len(self._last) - before >= _LARGE_BYTES:
-            self._large.put(len(self), bytes(self._last[before:]))
-            del self._last[before:]
-        self._ends.append(self._ends[-1] + len(self._last) - before)
-        if len(self) % _TOGETHER == 0:
-            self._full.append(bytes(self._last))
-            self._last.clear()
+            self._unencodable[len(self)] = record
+            del self._open_block[before:]
+        if len(self._open_block) - before >= _LARGE_BYTES:
+            self._large.put(len(self), bytes(self._open_block[before:]))
+            del self._open_block[before:]
+        self._ends.append(self._ends[-1] + len(self._open_block) - before)
+        if len(self) % _BLOCK_RECORDS == 0:
+            self._blocks.append(bytes(self._open_block))
+            self._open_block.clear()
 
     def extend(self, records: Iterable[Record]) -> None:
-        """Add records at the end, in their order."""
+        """Append records in their order."""
         for record in records:
             self.append(record)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def _bytes_of(self, position: int) -> bytes | bytearray:
-        number = position // _TOGETHER
-        start = self._ends[number * _TOGETHER]
-        stored = self._full[number] if number < len(self._full) else self._last
-        return stored[self._ends[position] - start : self._ends[position + 1] - start]
-
     def __iter__(self) -> Iterator[Record]:
         decode = msgspec.msgpack.Decoder(self._kind).decode
-        for number, stored in enumerate((*self._full, bytes(self._last))):
-            first = number * _TOGETHER
-            before, *ends = self._ends[first : first + _TOGETHER + 1]
+        for number, stored in enumerate((*self._blocks, bytes(self._open_block))):
+            first = number * _BLOCK_RECORDS
+            before, *ends = self._ends[first : first + _BLOCK_RECORDS + 1]
             start = 0
             for position, length in enumerate(ends, first):
                 end = length - before
-                if position in self._whole:
-                    yield self._whole[position]
+                if position in self._unencodable:
+                    yield self._unencodable[position]
                 else:
                     yield decode(self._large[position] if position in self._large else stored[start:end])
                 start = end
@@ -142,10 +136,14 @@ class Packed(Sequence[Record], Generic[Record]):
         if isinstance(position, slice):
             return tuple(self[at] for at in range(len(self))[position])
         at = range(len(self))[position]
-        if at in self._whole:
-            return self._whole[at]
-        raw = self._large[at] if at in self._large else self._bytes_of(at)
-        return msgspec.msgpack.decode(raw, type=self._kind)
+        if at in self._unencodable:
+            return self._unencodable[at]
+        if at in self._large:
+            return msgspec.msgpack.decode(self._large[at], type=self._kind)
+        number = at // _BLOCK_RECORDS
+        start = self._ends[number * _BLOCK_RECORDS]
+        stored = self._blocks[number] if number < len(self._blocks) else self._open_block
+        return msgspec.msgpack.decode(stored[self._ends[at] - start : self._ends[at + 1] - start], type=self._kind)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

@@ -1,6 +1,6 @@
-"""The second half of the plan: a drafted base and what its vector file holds → what becomes of every item and row.
+"""Plan a base: from its draft and the survey of its vector file to the outcome of every item and row.
 
-Pure, like the draft. What a dry run prints is this very plan. Rules: ``docs/rules.md``, "Folders", "Rows" and
+Planning reads no files and no clock. A dry run prints the same plan. Rules: ``docs/rules.md``, "Folders", "Rows" and
 "Duplicates".
 """
 
@@ -42,16 +42,24 @@ from migrators.pipeline.losses import (
 from migrators.pipeline.packed import Packed
 from migrators.pipeline.source import BaseDraft, FoundOnDisk, Hints, ItemDraft, Upload
 from regraft.disk.file_paths import ChildPaths, FolderPrefixes, FreeNames, fold_name
-from regraft.formats.vector_survey import LoaderRows, SalvageTally, StoreProblem, VectorSurvey
+from regraft.formats.vector_survey import SalvageTally, StoreProblem, VectorSurvey
 from regraft.language import format_count, join_list, tr
 from regraft.report import notices
 from regraft.report.notices import Notice
 
-# What a plan says: what becomes of a base, its items and its rows. Made by :mod:`.plan`, worked off by the rest.
+logger = logging.getLogger(__name__)
+
+#: SQLite limits a row to 1,000,000,000 bytes; the row of a content also holds a hash and a time.
+MAX_CONTENT_BYTES = 1_000_000_000 - 1_000
+#: The error of an item whose text is larger. Readers of the catalog know this text.
+TOO_LARGE_TEXT = "The text of this item is over SQLite's limit of 1 GB."
+
+
+# --- the plan of a base --------------------------------------------------------------------------------------------
 
 
 class ItemPlan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One row of ``knowledge_item``, but for what only carrying knows (snapshot paths)."""
+    """A future row of ``knowledge_item``. Only the paths of snapshots are missing, which depend on their content."""
 
     id: str
     legacy_id: str | None
@@ -69,12 +77,12 @@ class MaterialPlan(msgspec.Struct, frozen=True):
     """The rows that become one material.
 
     Attributes:
-        item: an index into the plan's items.
-        runs: ranges of rowids; rows in them that are not migrated have no vector of the base's length.
-        rows: how many rows are migrated.
-        body_bytes: the length of their texts in bytes.
-        digest: over the rows that the survey found, which migrating has to read again.
-        is_finite: no vector in the ranges has a NaN or an infinity, so that none has to be looked at again.
+        item: position of its item in the plan's items.
+        runs: ranges of rowids. Rows in a range that are not migrated have no vector of the base's length.
+        rows: number of migrated rows.
+        body_bytes: size of their texts in bytes.
+        digest: sum of the row digests of the survey. Writing the rows must give the same digest.
+        is_finite: no vector in the ranges holds a NaN or an infinity, so that vectors are not checked again.
     """
 
     item: int
@@ -85,27 +93,27 @@ class MaterialPlan(msgspec.Struct, frozen=True):
     is_finite: bool = False
 
 
-class Rows(msgspec.Struct, frozen=True):
-    """The books of a base: every row is carried or skipped for a reason."""
+class PlannedRows(msgspec.Struct, frozen=True):
+    """Row counts of a base. Each row that was read is either migrated or skipped for a reason."""
 
     read: int = 0
     carried: int = 0
     skipped: dict[str, int] = msgspec.field(default_factory=dict)
-    #: Those of the carried ones whose text came along alone.
+    #: Migrated rows whose vector is not migrated.
     without_vector: int = 0
-    #: Chunks that v1 itself never stored; they are in no row.
+    #: Chunks that v1 never stored. They are in no row.
     v1_deduplicated: int = 0
-    #: Units given to files that have no row of their own, after another file with the same bytes; outside the books.
+    #: Units that files without rows get from an identical file. Not part of ``read`` and ``carried``.
     restored_duplicate: int = 0
 
     @property
     def balanced(self) -> bool:
-        """Tell whether the books balance."""
+        """Whether the row counts add up."""
         return self.read == self.carried + sum(self.skipped.values())
 
 
 class FolderCounts(msgspec.Struct, frozen=True):
-    """What became of a base's folders: expanded ones, their children, and those that stayed one failed item."""
+    """Number of expanded folders, of the files in them, and of folders that stay one failed item."""
 
     expanded: int = 0
     children: int = 0
@@ -113,56 +121,56 @@ class FolderCounts(msgspec.Struct, frozen=True):
 
 
 class BasePlan(msgspec.Struct, frozen=True):
-    """What becomes of one base. ``error`` is None for a completed one."""
+    """The planned outcome of one base. A base without ``error`` will be completed."""
 
     draft: BaseDraft
     error: str | None
     dimensions: int | None
     items: Sequence[ItemPlan]
     materials: tuple[MaterialPlan, ...]
-    rows: Rows
+    rows: PlannedRows
     directories: FolderCounts
-    #: By loader id: the id of the child that owns its rows.
+    #: Id of the folder file that owns the rows, by loader id.
     children: dict[str, str]
     notices: tuple[Notice, ...]
-    #: Keys of the names in ``raw/`` that are taken before any snapshot has one.
+    #: Folded names that are taken in ``raw/`` before snapshots get theirs.
     taken_names: frozenset[str] = frozenset()
-    #: What other files told of it.
+    #: Findings on disk that a later run may need.
     found: FoundOnDisk = msgspec.field(default_factory=FoundOnDisk)
-    #: Whether texts come along whose vector cannot.
+    #: Whether texts are migrated without their vector (``--carry-text``).
     carry_text: bool = False
-    #: What is left of its vector file, where that is damaged.
+    #: What can be salvaged if the vector file is damaged.
     salvage: SalvageTally | None = None
-    #: Of a salvaged base: how many of its items have all of their rows, and how many lost some.
+    #: Number of items of a salvaged base that kept all their rows, and that lost some.
     whole_items: int = 0
     damaged_items: int = 0
 
     @property
     def has_index(self) -> bool:
-        """Tell whether the base gets an index: a failed one only where there are texts to carry."""
+        """Whether the base gets an index. A failed base has one only if texts are migrated without vectors."""
         return self.error is None or bool(self.materials)
 
     @property
     def vector_bytes(self) -> int:
-        """Return the length of a vector in bytes; a failed base gets none."""
+        """Length of a vector in bytes; 0 for a failed base."""
         return 4 * (self.dimensions or 0) if self.error is None else 0
 
     @property
     def units(self) -> int:
-        """Return how many units the index will have: rows carried, and those given to duplicates."""
+        """Number of units in the new index: migrated rows and rows given to duplicates."""
         return self.rows.carried + self.rows.restored_duplicate
 
     @property
     def body_bytes(self) -> int:
-        """Return the bytes of all bodies to be written."""
+        """Size of all bodies in bytes."""
         return sum(material.body_bytes for material in self.materials)
 
 
-# Items as they are planned: from a draft, or a file of a folder, and what a person calls them.
+# --- items ---------------------------------------------------------------------------------------------------------
 
 
 def plan_item(draft: ItemDraft, path: str | None, *, failed: bool) -> ItemPlan:
-    """Return what becomes of a drafted item with a path below ``raw/``, or without one."""
+    """Plan the item of a draft. ``path`` is its path below ``raw/``, or None."""
     return ItemPlan(
         id=draft.id,
         legacy_id=draft.legacy_id,
@@ -178,7 +186,7 @@ def plan_item(draft: ItemDraft, path: str | None, *, failed: bool) -> ItemPlan:
 
 
 def plan_folder_file(container: ItemDraft, child: FolderFile, path: str, *, failed: bool) -> ItemPlan:
-    """Return the item that a file of a folder becomes."""
+    """Plan the item of a file in an expanded folder."""
     return ItemPlan(
         id=child.id,
         legacy_id=None,
@@ -193,60 +201,64 @@ def plan_folder_file(container: ItemDraft, child: FolderFile, path: str, *, fail
 
 
 def item_names(items: Packed[ItemPlan], wanted: Container[str]) -> Iterator[tuple[str, str, str | None]]:
-    """Yield for some items their id, what a person calls them, and the id of v1 that they go by."""
+    """Yield the id, the display name and the v1 id of each wanted item. A folder's file has the v1 id of its folder."""
     folders = {item.id: item for item in items if item.type == "directory"}
     for item in items:
         if item.id in wanted:
             folder = folders.get(item.group_id or "")
-            name = name_in_folder(folder.data["source"], item.data["source"]) if folder else _called(item)
+            if folder:
+                name = name_in_folder(folder.data["source"], item.data["source"])
+            else:
+                name = item.data["relativePath"] if item.type == "file" else item.data.get("url", item.data["source"])
             yield item.id, name, folder.legacy_id if folder else item.legacy_id
 
 
-def _called(item: ItemPlan) -> str:
-    """Return what a person calls an item that is in no folder."""
-    return item.data["relativePath"] if item.type == "file" else item.data.get("url", item.data["source"])
-
-
-# The paths below ``raw/`` of one base: prefixes of its folders, paths of their files, names of its uploads.
-#
-# Rules: ``docs/rules.md``, "Folders" and "Names". They are handed out together, for an upload yields to every prefix.
+# --- paths below raw/ ----------------------------------------------------------------------------------------------
 
 
 class TakenPaths(msgspec.Struct, frozen=True):
-    """Paths of a base that are there already: they stay, and what is new goes beside them."""
+    """Paths below ``raw/`` that a base already uses. They do not change; new paths avoid them."""
 
-    #: Prefixes that folders have, by the folder's id.
+    #: Path prefix of each folder, by item id.
     prefixes: Mapping[str, str] = msgspec.field(default_factory=dict)
     #: Names in the root of ``raw/``.
     names: frozenset[str] = frozenset()
-    #: Paths of files that folders have, with their prefix, by the folder's id.
+    #: Paths of the files in each folder, prefix included, by the folder's item id.
     children: Mapping[str, Iterable[str]] = msgspec.field(default_factory=dict)
 
 
 class RawLayout(msgspec.Struct, frozen=True):
-    """Who has which path below ``raw/``."""
+    """Paths below ``raw/`` that a plan assigns."""
 
-    #: By the ids of folders that are expanded.
+    #: Path prefix of each expanded folder, by item id.
     prefixes: dict[str, str]
-    #: By the ids of their files.
+    #: Path of each file in these folders, by item id.
     children: dict[str, str]
-    #: How many files of a folder lie elsewhere, as far as their sources tell, by the folder's id.
+    #: Number of files whose recorded path is not inside their folder, by the folder's item id.
     outside: dict[str, int]
-    #: Names of uploads, by the ids of their items.
+    #: File name of each upload, by item id.
     files: dict[str, str]
-    #: How many uploads have another name than they asked for.
+    #: Number of uploads whose name was taken, so that they got another one.
     renamed: int
-    #: Keys of all names in the root of ``raw/``, for the snapshots that come later.
+    #: Folded names in the root of ``raw/``, for the snapshots that are named later.
     names: frozenset[str]
 
 
 def assign_raw_paths(
     draft: BaseDraft, expanded: Mapping[str, tuple[FolderFile, ...]], taken: TakenPaths | None = None
 ) -> RawLayout:
-    """Give the folders, their files and the uploads of a base their paths, in the order of the items."""
+    """Assign paths below ``raw/`` to folders, their files and uploads, in the order of the items.
+
+    All of them are assigned together because the name of an upload must differ from every folder prefix. Rules:
+    ``docs/rules.md``, "Folders" and "Names".
+    """
     taken = taken or TakenPaths()
     folders = [item for item in draft.folders if item.id in expanded]
-    prefixes = _prefixes(folders, taken)
+    free = FolderPrefixes({*taken.names, *taken.prefixes.values()})
+    prefixes = {
+        folder.id: taken.prefixes[folder.id] if folder.id in taken.prefixes else free.take(folder.data["source"])
+        for folder in folders
+    }
     children: dict[str, str] = {}
     outside: dict[str, int] = {}
     for folder in folders:
@@ -269,22 +281,7 @@ def assign_raw_paths(
     )
 
 
-def _prefixes(folders: Iterable[ItemDraft], taken: TakenPaths) -> dict[str, str]:
-    free = FolderPrefixes({*taken.names, *taken.prefixes.values()})
-    return {
-        folder.id: taken.prefixes[folder.id] if folder.id in taken.prefixes else free.take(folder.data["source"])
-        for folder in folders
-    }
-
-
-logger = logging.getLogger(__name__)
-
-__all__ = ["BasePlan", "ItemPlan", "MaterialPlan", "Rows", "TakenPaths", "plan_base"]
-
-#: SQLite's limit for one row is 1,000,000,000 bytes; a content text may take all of it but for its hash and time.
-MAX_CONTENT_BYTES = 1_000_000_000 - 1_000
-#: The error of an item whose text is larger.
-TOO_LARGE_TEXT = "The text of this item is over SQLite's limit of 1 GB."
+# --- planning ------------------------------------------------------------------------------------------------------
 
 
 def plan_base(
@@ -298,201 +295,192 @@ def plan_base(
     """Plan one base.
 
     Args:
-        draft: what the state tells of it.
-        found: its vector file's survey, or why there is none.
-        hints: what other files tell.
-        carry_text: whether texts come along whose vector cannot.
-        taken: paths below ``raw/`` that are there already.
+        draft: the base as the source's state describes it.
+        found: the survey of its vector file, or the reason why the file cannot be used.
+        hints: facts from other files of the source.
+        carry_text: migrate the text of rows without a usable vector.
+        taken: paths below ``raw/`` that are in use.
     """
     if isinstance(found, StoreProblem):
         survey, problem, vector_bytes, unreadable = VectorSurvey(), found, None, True
     else:
         survey, problem, unreadable = found, StoreProblem(tr("holds no usable vector")), False
-        vector_bytes = _vector_bytes(draft, found)
-    terms = MigrationPolicy(
-        error=_error(draft, vector_bytes),
+        vector_bytes = found.vector_bytes
+        if not found.rows and draft.dimensions_if_empty is not None:
+            vector_bytes = 4 * draft.dimensions_if_empty
+    base_error = None
+    if draft.embedding.id is None:
+        base_error = notices.MISSING_MODEL
+    elif vector_bytes is None:
+        base_error = notices.MISSING_STORE
+    policy = MigrationPolicy(
+        base_error=base_error,
         vector_bytes=vector_bytes or 0,
-        carry_text=carry_text and not unreadable,
-        max_content=MAX_CONTENT_BYTES,
+        keep_text_only_rows=carry_text and not unreadable,
+        max_content_bytes=MAX_CONTENT_BYTES,
     )
     logger.info(
         "base %s: %s items, %s rows in its vector file, %s bytes to a vector, error: %s",
-        *(draft.id, len(draft.items), survey.rows, vector_bytes, terms.error),
+        *(draft.id, len(draft.items), survey.rows, vector_bytes, policy.base_error),
     )
-    planner = _Planner(draft, survey, terms, problem, taken)
+    planner = _Planner(draft, survey, policy, problem, taken)
     return planner.plan(hints or Hints(), unreadable=unreadable)
 
 
-def _vector_bytes(draft: BaseDraft, survey: VectorSurvey) -> int | None:
-    """Return the length of a base's vectors in bytes, None where there is no usable one."""
-    if not survey.rows and draft.dimensions_if_empty is not None:
-        return 4 * draft.dimensions_if_empty
-    return survey.vector_bytes
-
-
-def _error(draft: BaseDraft, vector_bytes: int | None) -> str | None:
-    """Return why a base fails, None for one that is completed."""
-    if draft.embedding.id is None:
-        return notices.MISSING_MODEL
-    return notices.MISSING_STORE if vector_bytes is None else None
-
-
 class _Planner:
-    """Works one base out, step by step; used once."""
+    """Plans one base. Single use."""
 
     def __init__(
         self,
         draft: BaseDraft,
         survey: VectorSurvey,
-        terms: MigrationPolicy,
+        policy: MigrationPolicy,
         problem: StoreProblem,
         taken: TakenPaths | None,
     ) -> None:
         self._draft = draft
         self._taken = taken
-        self._error = terms.error
+        self._base_error = policy.base_error
         self._survey = survey
-        self._terms = terms
-        #: Whether rows are carried at all: those of a failed base only for their texts.
-        self._carries = terms.error is None or terms.carry_text
+        self._policy = policy
+        #: False if the base fails and its texts are not migrated either.
+        self._migrates_rows = policy.base_error is None or policy.keep_text_only_rows
         self._problem = problem
-        self._said: list[Notice] = []
+        self._notices: list[Notice] = []
         self._unreadable = False
         self._hints = Hints()
-        #: Files that get the rows of their twin, by loader id.
+        #: Files that get the rows of an identical file, by loader id.
         self._restored: dict[str, RestoredDuplicate] = {}
 
     def plan(self, hints: Hints, *, unreadable: bool) -> BasePlan:
         draft = self._draft
         self._unreadable, self._hints = unreadable, hints
         sources = hints.paths
-        expanded = expand_folders(draft, self._survey, sources) if self._carries else {}
+        expanded = expand_folders(draft, self._survey, sources) if self._migrates_rows else {}
         owners = LoaderOwners(draft, expanded)
-        self._books = RowDecisions(self._survey, owners, self._terms)
-        carried = self._books.carried
-        found = self._restorable(owners, carried)
+        self._decisions = RowDecisions(self._survey, owners, self._policy)
+        migrated = self._decisions.migrated_by_item
+        found = self._find_restorable(owners, migrated)
         if found and hints.restore_twins:
-            # Rows keep the owners that they have: the children that are new have none.
+            # The owners of rows do not change: the files that are added have no rows of their own.
             self._restored = found
-            paths = {loader: one.twin.path for loader, one in found.items() if one.twin.path}
+            paths = {loader_id: one.twin.path for loader_id, one in found.items() if one.twin.path}
             expanded = expand_folders(draft, self._survey, sources, paths)
             owners = LoaderOwners(draft, expanded)
         self._layout = assign_raw_paths(draft, expanded, self._taken)
-        filled = {*carried, *self._restored_items(owners)}
-        items = self._items(expanded, filled)
-        index = {item.id: position for position, item in enumerate(items) if item.id in filled}
-        own, copies = self._materials(carried, index), self._copies(owners, carried, index)
-        missing = self._missing(owners, items)
-        rows = self._rows(own, copies, missing)
-        self._say(owners, rows, missing)
-        lost = self._say_losses(owners, items)
-        self._say_duplicates(owners, found)
+        ids_with_rows = {*migrated, *self._restored_items(owners)}
+        items = self._plan_items(expanded, ids_with_rows)
+        index = {item.id: position for position, item in enumerate(items) if item.id in ids_with_rows}
+        # One material for each item with rows, in the order of their first rows.
+        ordered = sorted(migrated.items(), key=lambda entry: min(part.first_rowid for part in entry[1]))
+        own = [self._plan_material(index[owner], parts) for owner, parts in ordered]
+        copies = self._plan_duplicates(owners, migrated, index)
+        missing = self._find_missing_chunks(owners, items)
+        rows = self._count_rows(own, copies, missing)
+        self._note_problems(owners, rows, missing)
+        lost = self._note_losses(owners, items)
+        self._note_duplicates(owners, found)
+        failed_folders = [item for item in draft.folders if item.is_to_expand and item.id in owners.containers]
+        # A later run uses these paths and pairs if it no longer finds the files on disk.
+        entries = {entry for folder in draft.folders for entry in folder.entries}
+        known_paths = {loader_id: path for loader_id, path in hints.paths.items() if loader_id in entries}
         return BasePlan(
             draft=draft,
-            error=self._error,
+            error=self._base_error,
             dimensions=self._dimensions(),
             items=items,
             materials=(*own, *copies),
             rows=rows,
-            directories=self._directories(owners, expanded),
-            children={loader: child.id for loader, child in owners.children.items()},
-            notices=(*draft.notices, *hints.notices, *self._said),
+            directories=FolderCounts(len(expanded), sum(map(len, expanded.values())), len(failed_folders)),
+            children={loader_id: child.id for loader_id, child in owners.children.items()},
+            notices=(*draft.notices, *hints.notices, *self._notices),
             taken_names=self._layout.names,
-            found=self._found(found),
-            carry_text=self._terms.carry_text,
+            found=FoundOnDisk(known_paths, tuple(one.twin for one in found.values())),
+            carry_text=self._policy.keep_text_only_rows,
             salvage=self._survey.salvage or self._problem.salvage,
             whole_items=lost.whole,
             damaged_items=lost.damaged,
         )
 
-    def _directories(self, owners: LoaderOwners, expanded: dict[str, tuple[FolderFile, ...]]) -> FolderCounts:
-        tombstones = [item for item in self._draft.folders if item.is_to_expand and item.id in owners.containers]
-        return FolderCounts(len(expanded), sum(map(len, expanded.values())), len(tombstones))
-
-    def _rows(self, own: list[MaterialPlan], copies: list[MaterialPlan], missing: list[MissingChunks]) -> Rows:
-        return Rows(
+    def _count_rows(
+        self, own: list[MaterialPlan], copies: list[MaterialPlan], missing: list[MissingChunks]
+    ) -> PlannedRows:
+        return PlannedRows(
             read=self._survey.rows,
             carried=sum(material.rows for material in own),
-            skipped=dict(self._books.skipped.rows),
-            without_vector=self._books.bare.rows.total(),
+            skipped=dict(self._decisions.skipped.rows),
+            without_vector=self._decisions.text_only.rows.total(),
             v1_deduplicated=sum(one.chunks for one in missing),
             restored_duplicate=sum(material.rows for material in copies),
         )
 
     def _dimensions(self) -> int | None:
-        if self._error is None:
-            return self._terms.vector_bytes // 4
-        if self._error == notices.MISSING_MODEL:
+        if self._base_error is None:
+            return self._policy.vector_bytes // 4
+        if self._base_error == notices.MISSING_MODEL:
             return self._draft.stated_dimensions
-        # Of a file that lacks a column but has that of the vectors, their length is known.
+        # If only another column is missing, the length of the vectors is known.
         return None if self._problem.vector_bytes is None else self._problem.vector_bytes // 4
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
-    def _materials(self, carried: dict[str, list[MigratedRows]], index: dict[str, int]) -> list[MaterialPlan]:
-        """Return a material for every item with rows to carry, in the order of their first such rows."""
-        ordered = sorted(carried.items(), key=lambda entry: min(share.first_rowid for share in entry[1]))
-        return [self._material(index[owner], shares) for owner, shares in ordered]
-
-    def _material(self, item: int, shares: list[MigratedRows]) -> MaterialPlan:
+    def _plan_material(self, item: int, parts: list[MigratedRows]) -> MaterialPlan:
         return MaterialPlan(
             item=item,
-            runs=tuple(sorted(run for share in shares for run in _runs(share.loader))),
-            rows=sum(share.rows for share in shares),
-            body_bytes=sum(share.body_bytes for share in shares),
-            digest=sum(share.digest for share in shares),
-            is_finite=not any(-self._terms.vector_bytes in share.loader.kinds for share in shares),
+            runs=tuple(
+                sorted(run for part in parts for run in zip(part.loader.runs[::2], part.loader.runs[1::2], strict=True))
+            ),
+            rows=sum(part.rows for part in parts),
+            body_bytes=sum(part.body_bytes for part in parts),
+            digest=sum(part.digest for part in parts),
+            is_finite=not any(-self._policy.vector_bytes in part.loader.kinds for part in parts),
         )
 
     # --- duplicates ------------------------------------------------------------------------------------------------
 
-    def _restorable(self, owners: LoaderOwners, carried: dict[str, list[MigratedRows]]) -> dict[str, RestoredDuplicate]:
-        """Return the files without rows whose twin is a file with rows to carry, by loader id."""
+    def _find_restorable(
+        self, owners: LoaderOwners, migrated: dict[str, list[MigratedRows]]
+    ) -> dict[str, RestoredDuplicate]:
+        """Find files without rows that are identical to a file with migrated rows, by loader id."""
         found: dict[str, RestoredDuplicate] = {}
         if not self._hints.twins:
             return found
-        judge = DuplicateRules(self._draft, owners)
+        rules = DuplicateRules(self._draft, owners)
         for twin in self._hints.twins:
-            item, owner = judge.taker(twin), judge.giver(twin)
+            item, owner = rules.receiving_item(twin), rules.donor_id(twin)
             if item is None or owner is None or twin.loader_id in self._survey.loaders:
                 continue
-            if owner in carried and item.id not in carried:
-                rows, is_partial = _part_of(carried[owner])
+            if owner in migrated and item.id not in migrated:
+                rows, is_partial = _count_migrated(migrated[owner])
                 one = RestoredDuplicate(twin=twin, item=item, owner=owner, rows=rows, partial=is_partial)
                 found.setdefault(twin.loader_id, one)
         return found
 
-    def _found(self, restorable: dict[str, RestoredDuplicate]) -> FoundOnDisk:
-        """Return what a later run needs of the hints, should it find less."""
-        entries = {entry for item in self._draft.folders for entry in item.entries}
-        paths = {loader: path for loader, path in self._hints.paths.items() if loader in entries}
-        return FoundOnDisk(paths, tuple(one.twin for one in restorable.values()))
-
     def _restored_items(self, owners: LoaderOwners) -> dict[str, RestoredDuplicate]:
-        """Return what is restored by the id of the item that gets it."""
-        claimed = ((owners.owner(loader), one) for loader, one in self._restored.items())
+        """Map the id of each item that gets restored rows to their origin."""
+        claimed = ((owners.item_of(loader_id), one) for loader_id, one in self._restored.items())
         return {owner: one for owner, one in claimed if owner is not None}
 
-    def _copies(
-        self, owners: LoaderOwners, carried: dict[str, list[MigratedRows]], index: dict[str, int]
+    def _plan_duplicates(
+        self, owners: LoaderOwners, migrated: dict[str, list[MigratedRows]], index: dict[str, int]
     ) -> list[MaterialPlan]:
-        """Return a material for every restored file, in item order: the rows of its twin once more."""
+        """Plan one material for each restored file, in item order. It has the rows of the identical file."""
         restored = self._restored_items(owners)
         return [
-            self._material(index[owner], carried[restored[owner].owner])
+            self._plan_material(index[owner], migrated[restored[owner].owner])
             for owner in sorted(restored, key=index.__getitem__)
         ]
 
-    def _missing(self, owners: LoaderOwners, items: Packed[ItemPlan]) -> list[MissingChunks]:
-        """Return the items of which v1 did not store some chunks, in item order."""
+    def _find_missing_chunks(self, owners: LoaderOwners, items: Packed[ItemPlan]) -> list[MissingChunks]:
+        """List the items with chunks that v1 never stored, in item order."""
         chunks: Counter[str] = Counter()
         rows: Counter[str] = Counter()
         tally = self._survey.salvage
         if tally is not None and not tally.is_exact:
-            # What is missing may be lost.
+            # Missing row numbers may be rows lost to the damage, not duplicates.
             return []
-        for loader, found in self._survey.loaders.items():
-            owner = owners.owner(loader)
+        for loader_id, found in self._survey.loaders.items():
+            owner = owners.item_of(loader_id)
             if owner is not None:
                 chunks[owner] += count_missing_chunks(found)
                 rows[owner] += found.rows
@@ -503,52 +491,55 @@ class _Planner:
 
     # --- items -----------------------------------------------------------------------------------------------------
 
-    def _items(self, expanded: dict[str, tuple[FolderFile, ...]], filled: set[str]) -> Packed[ItemPlan]:
-        """Return the items in v1's order, children right after their container.
+    def _plan_items(self, expanded: dict[str, tuple[FolderFile, ...]], ids_with_rows: set[str]) -> Packed[ItemPlan]:
+        """Plan all items in v1's order, the files of a folder right after it.
 
-        ``filled`` are the ids of items with a material.
+        ``ids_with_rows`` are the ids of items that get a material.
         """
         items = Packed(ItemPlan)
         for draft in self._draft.items:
             children = expanded.get(draft.id)
             if children is None:
-                items.append(self._single(draft))
+                path = self._layout.files.get(draft.id)
+                if draft.id in self._decisions.too_large:
+                    self._note_too_large(draft, self._decisions.too_large[draft.id])
+                    items.append(replace(plan_item(draft, path, failed=True), error=TOO_LARGE_TEXT))
+                else:
+                    items.append(plan_item(draft, path, failed=draft.is_to_expand))
                 continue
-            lost = [child for child in children if child.id not in filled]
+            lost = [child for child in children if child.id not in ids_with_rows]
             paths = self._layout.children
             items.append(plan_item(draft, self._layout.prefixes[draft.id], failed=len(lost) == len(children)))
-            items.extend(plan_folder_file(draft, one, paths[one.id], failed=one.id not in filled) for one in children)
-            self._say_lost(draft, children, lost)
-            self._say_outside(draft)
+            items.extend(
+                plan_folder_file(draft, one, paths[one.id], failed=one.id not in ids_with_rows) for one in children
+            )
+            self._note_files_without_rows(draft, children, lost)
+            self._note_outside(draft)
         return items
-
-    def _single(self, draft: ItemDraft) -> ItemPlan:
-        path = self._layout.files.get(draft.id)
-        if draft.id in self._books.too_large:
-            self._say_too_large(draft, self._books.too_large[draft.id])
-            return replace(plan_item(draft, path, failed=True), error=TOO_LARGE_TEXT)
-        return plan_item(draft, path, failed=draft.is_to_expand)
 
     # --- notices ---------------------------------------------------------------------------------------------------
 
     def _note(self, code: str, message: str, item: str | None = None, count: int = 1) -> None:
-        self._said.append(Notice(code=code, message=message, base=self._draft.legacy_id, item=item, count=count))
+        self._notices.append(Notice(code=code, message=message, base=self._draft.legacy_id, item=item, count=count))
 
-    def _say_too_large(self, draft: ItemDraft, rows: int) -> None:
-        said = tr("{rows} not carried: the whole text is over SQLite's limit of 1 GB", rows=format_count(rows, "row"))
-        self._note(notices.CONTENT_TOO_LARGE, said, draft.legacy_id, rows)
+    def _note_too_large(self, draft: ItemDraft, rows: int) -> None:
+        message = tr(
+            "{rows} not migrated: the text of the item exceeds SQLite's limit of 1 GB", rows=format_count(rows, "row")
+        )
+        self._note(notices.CONTENT_TOO_LARGE, message, draft.legacy_id, rows)
 
-    def _say_lost(self, draft: ItemDraft, children: tuple[FolderFile, ...], lost: list[FolderFile]) -> None:
-        too_large = sum(self._books.too_large.get(child.id, 0) for child in children)
+    def _note_files_without_rows(
+        self, draft: ItemDraft, children: tuple[FolderFile, ...], lost: list[FolderFile]
+    ) -> None:
+        too_large = sum(self._decisions.too_large.get(child.id, 0) for child in children)
         if too_large:
-            self._say_too_large(draft, too_large)
-        self._say_without_rows(draft, children)
+            self._note_too_large(draft, too_large)
+        self._note_entries_without_rows(draft, children)
         if len(lost) == len(children) and all(child.taken_by for child in lost):
             self._note(
                 notices.NOT_MIGRATED,
                 tr(
-                    "the folder {source} is marked failed: all of its files belong to other items, where "
-                    "their rows are",
+                    "folder {source} is marked as failed: the rows of all its files belong to other items",
                     source=draft.data["source"],
                 ),
                 draft.legacy_id,
@@ -558,7 +549,7 @@ class _Planner:
             self._note(
                 notices.CHILD_NOT_MIGRATED,
                 tr(
-                    "without a row that could be carried: {unexplained} of {children} files of the folder {source}",
+                    "{unexplained} of {children} files of the folder {source} have no row that can be migrated",
                     unexplained=len(unexplained),
                     children=len(children),
                     source=draft.data["source"],
@@ -567,18 +558,20 @@ class _Planner:
                 len(unexplained),
             )
 
-    def _say_outside(self, draft: ItemDraft) -> None:
+    def _note_outside(self, draft: ItemDraft) -> None:
         count = self._layout.outside[draft.id]
         if count:
-            said = tr(
-                "{files} of the folder {source} named by the last part of what v1 recorded of them, "
-                "which is not a path in the folder",
+            message = tr(
+                (
+                    "{files} of the folder {source} stored under their file name alone: the path that v1 "
+                    "recorded is not inside the folder"
+                ),
                 files=format_count(count, "file"),
                 source=draft.data["source"],
             )
-            self._note(notices.CHILD_OUTSIDE, said, draft.legacy_id, count)
+            self._note(notices.CHILD_OUTSIDE, message, draft.legacy_id, count)
 
-    def _say_without_rows(self, draft: ItemDraft, children: tuple[FolderFile, ...]) -> None:
+    def _note_entries_without_rows(self, draft: ItemDraft, children: tuple[FolderFile, ...]) -> None:
         made = {child.loader_id for child in children}
         entries = dict.fromkeys(draft.entries)
         without = [entry for entry in entries if entry not in self._survey.loaders and entry not in made]
@@ -586,68 +579,64 @@ class _Planner:
             folder, paths = draft.data["source"], self._hints.paths
             known = [name_in_folder(folder, paths[entry]) for entry in without if entry in paths]
             names = f" ({join_names(known)})" if known else ""
-            said = tr(
+            message = tr(
                 "{without} of {entries} files of the folder {folder} have no rows in v1{names}",
                 without=len(without),
                 entries=len(entries),
                 folder=folder,
                 names=names,
             )
-            self._note(notices.ENTRIES_WITHOUT_ROWS, said, draft.legacy_id, len(without))
+            self._note(notices.ENTRIES_WITHOUT_ROWS, message, draft.legacy_id, len(without))
 
-    def _say_duplicates(self, owners: LoaderOwners, found: dict[str, RestoredDuplicate]) -> None:
+    def _note_duplicates(self, owners: LoaderOwners, found: dict[str, RestoredDuplicate]) -> None:
         base = self._draft.legacy_id
-        self._said.extend(
-            duplicate_notice(one, base, restored=loader in self._restored) for loader, one in found.items()
+        self._notices.extend(
+            duplicate_notice(one, base, restored=loader_id in self._restored) for loader_id, one in found.items()
         )
-        if self._carries:
-            told = {one.item.id for one in found.values()}
-            self._said.extend(
-                files_without_rows_notices(base, files_without_rows(self._draft, self._survey, owners, told))
+        if self._migrates_rows:
+            reported_ids = {one.item.id for one in found.values()}
+            self._notices.extend(
+                files_without_rows_notices(base, files_without_rows(self._draft, self._survey, owners, reported_ids))
             )
 
-    def _say(self, owners: LoaderOwners, rows: Rows, missing: list[MissingChunks]) -> None:
-        self._say_failed()
-        self._say_renamed()
-        self._said.extend(owners.notices)
+    def _note_problems(self, owners: LoaderOwners, rows: PlannedRows, missing: list[MissingChunks]) -> None:
+        self._note_base_error()
+        if renamed := self._layout.renamed:
+            message = tr("{files} renamed because the name was taken", files=format_count(renamed, "file"))
+            self._note(notices.RENAMED, message, count=renamed)
+        self._notices.extend(owners.notices)
         for item in self._draft.folders:
             if item.is_to_expand and item.id in owners.containers:
-                self._say_tombstone(item)
+                self._note_failed_folder(item)
         for reason, count in rows.skipped.items():
-            if reason not in (self._error, notices.CONTENT_TOO_LARGE):
-                has_no_text = self._terms.carry_text and reason in REASONS_THAT_KEEP_TEXT
-                self._say_not_carried(reason, count, tr("without a text, too") if has_no_text else "")
-        self._say_bare()
-        if self._books.degenerate:
-            count = self._books.degenerate
-            said = tr(
-                "{vectors} without a direction (zeros, or a norm beyond single precision); carried as they are",
+            if reason not in (self._base_error, notices.CONTENT_TOO_LARGE):
+                has_no_text = self._policy.keep_text_only_rows and reason in REASONS_THAT_KEEP_TEXT
+                self._note_skipped(reason, count, tr("without text as well") if has_no_text else "")
+        self._note_text_only()
+        if self._decisions.degenerate:
+            count = self._decisions.degenerate
+            message = tr(
+                "{vectors} without a direction (all zeros, or a norm beyond single precision), migrated unchanged",
                 vectors=format_count(count, "vector"),
             )
-            self._note(notices.DEGENERATE, said, count=count)
-        self._said.extend(missing_chunk_notices(self._draft.legacy_id, missing))
+            self._note(notices.DEGENERATE, message, count=count)
+        self._notices.extend(missing_chunk_notices(self._draft.legacy_id, missing))
 
-    def _say_losses(self, owners: LoaderOwners, items: Packed[ItemPlan]) -> SalvageLosses:
-        """Say of a salvaged base what of it could be read, and which items lost rows."""
+    def _note_losses(self, owners: LoaderOwners, items: Packed[ItemPlan]) -> SalvageLosses:
+        """Add notices about what a salvaged base lost, and return the losses."""
         tally, found = self._survey.salvage, find_losses(self._survey, owners)
-        if tally is not None and self._error is None:
+        if tally is not None and self._base_error is None:
             names = partial(item_names, items, {*found.lost, *found.open})
-            said = loss_notices(self._draft.legacy_id, self._draft.vector_file, tally, found, names)
-            self._said.extend(said)
+            message = loss_notices(self._draft.legacy_id, self._draft.vector_file, tally, found, names)
+            self._notices.extend(message)
         return found
 
-    def _say_renamed(self) -> None:
-        count = self._layout.renamed
-        if count:
-            said = tr("{files} got another name because theirs was taken", files=format_count(count, "file"))
-            self._note(notices.RENAMED, said, count=count)
-
-    def _say_failed(self) -> None:
-        if self._error is None:
+    def _note_base_error(self) -> None:
+        if self._base_error is None:
             return
-        why, gone = self._draft.embedding.problem, self._draft.embedding.gone
-        if self._error == notices.MISSING_STORE:
-            why, gone = (
+        why, missing_model = self._draft.embedding.problem, self._draft.embedding.gone
+        if self._base_error == notices.MISSING_STORE:
+            why, missing_model = (
                 tr(
                     "its vector file {vector_file} {problem}",
                     vector_file=self._draft.vector_file,
@@ -655,17 +644,17 @@ class _Planner:
                 ),
                 None,
             )
-        self._say_not_carried(self._error, self._books.skipped.rows[self._error], why, gone)
+        self._note_skipped(self._base_error, self._decisions.skipped.rows[self._base_error], why, missing_model)
 
-    def _say_not_carried(self, reason: str, count: int, why: str = "", gone: str | None = None) -> None:
-        samples = tuple(self._books.skipped.examples.get(reason, ()))
+    def _note_skipped(self, reason: str, count: int, why: str = "", missing_model: str | None = None) -> None:
+        samples = tuple(self._decisions.skipped.examples.get(reason, ()))
         lost = (
-            tr("{rows} not carried{examples}", rows=format_count(count, "row"), examples=_examples(samples))
+            tr("{rows} not migrated{examples}", rows=format_count(count, "row"), examples=_examples(samples))
             if count
             else ""
         )
         message = join_list(filter(None, (why, lost)), between=tr("; "))
-        self._said.append(
+        self._notices.append(
             Notice(
                 code=reason,
                 message=message,
@@ -673,52 +662,48 @@ class _Planner:
                 item=None,
                 count=max(count, 1),
                 samples=samples,
-                model=gone,
+                model=missing_model,
             )
         )
 
-    def _say_bare(self) -> None:
-        bare = self._books.bare
-        if bare.rows:
-            reasons = join_list(f"{count:,} {reason}" for reason, count in bare.rows.items())
-            samples = tuple(sample for some in bare.examples.values() for sample in some)[:EXAMPLES]
-            count = bare.rows.total()
-            said = tr(
-                "{rows} carried without a vector: {reasons}{examples}",
+    def _note_text_only(self) -> None:
+        text_only = self._decisions.text_only
+        if text_only.rows:
+            reasons = join_list(f"{count:,} {reason}" for reason, count in text_only.rows.items())
+            samples = tuple(sample for some in text_only.examples.values() for sample in some)[:EXAMPLES]
+            count = text_only.rows.total()
+            message = tr(
+                "{rows} migrated without a vector: {reasons}{examples}",
                 rows=format_count(count, "row"),
                 reasons=reasons,
                 examples=_examples(samples),
             )
             legacy_id = self._draft.legacy_id
-            self._said.append(
-                Notice(code=notices.WITHOUT_VECTOR, message=said, base=legacy_id, count=count, samples=samples)
+            self._notices.append(
+                Notice(code=notices.WITHOUT_VECTOR, message=message, base=legacy_id, count=count, samples=samples)
             )
 
-    def _say_tombstone(self, item: ItemDraft) -> None:
+    def _note_failed_folder(self, item: ItemDraft) -> None:
         later = ""
-        if self._error == notices.MISSING_STORE and self._unreadable:
-            later = tr("; a later run can still recover it, once the vector file can be read")
+        if self._base_error == notices.MISSING_STORE and self._unreadable:
+            later = tr("; a later run can recover it once the vector file can be read")
         none = (
             tr("none of its {set} files has rows", set=len(set(item.entries)))
             if item.entries
-            else tr("v1 lists no files of it")
+            else tr("v1 lists no files in it")
         )
-        why = none if self._carries else tr("its base failed")
-        said = tr(
-            "the folder {source} stays one failed item: {why}{later}", source=item.data["source"], why=why, later=later
+        why = none if self._migrates_rows else tr("its base failed")
+        message = tr(
+            "folder {source} stays one failed item: {why}{later}", source=item.data["source"], why=why, later=later
         )
-        self._note(notices.NOT_MIGRATED, said, item.legacy_id)
+        self._note(notices.NOT_MIGRATED, message, item.legacy_id)
 
 
-def _part_of(shares: list[MigratedRows]) -> tuple[int, bool]:
-    """Return how many rows of a file are carried, and whether v1 had more of it."""
-    loaders = [share.loader for share in shares]
-    rows = sum(share.rows for share in shares)
+def _count_migrated(parts: list[MigratedRows]) -> tuple[int, bool]:
+    """Return how many rows of a file are migrated, and whether v1 had more of the file."""
+    loaders = [part.loader for part in parts]
+    rows = sum(part.rows for part in parts)
     return rows, any(map(count_missing_chunks, loaders)) or rows < sum(one.rows for one in loaders)
-
-
-def _runs(rows: LoaderRows) -> Iterator[tuple[int, int]]:
-    return zip(rows.runs[::2], rows.runs[1::2], strict=True)
 
 
 def _examples(samples: tuple[str, ...]) -> str:

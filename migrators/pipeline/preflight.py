@@ -1,4 +1,4 @@
-"""What is checked before anything is written: the target, path conflicts, and room on its disk."""
+"""Checks before anything is written: the target folder, conflicts with existing bases, and free space."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from migrators.pipeline.publication import (
     check_base_entries,
     read_entry,
 )
-from migrators.pipeline.source import Options, Upload
-from migrators.pipeline.source_files import find_upload
+from migrators.pipeline.source import Options
 from regraft.disk import links, untrusted_sqlite, writable
 from regraft.disk.file_paths import MAX_NAME_BYTES
 from regraft.disk.trees import FolderTree
@@ -48,58 +47,62 @@ from regraft.report.notices import Notice
 from regraft.stores.locate import Located
 from regraft.text import format_bytes
 
-#: Files that file managers leave in an otherwise empty folder.
+#: Files that file managers create in otherwise empty folders.
 _IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini"}
-#: Bytes of tables and indexes for one row, besides its text and vector.
+#: Bytes of tables and indexes for one row, without its text and vector.
 ROW_BYTES = 1_300
-#: Bytes of an index without any row.
+#: Bytes of an empty index.
 EMPTY_INDEX_BYTES = 130_000
-#: Bytes on disk for one byte of text: content, body, and the trigram index. Documents take about 5, text
-#: in which nothing comes again 7 where it is English and up to 10.5 where it is Chinese.
+#: Bytes on disk for one byte of text: content, body and trigram index. Documents take about 5, text without repetitions
+#: 7 in English and up to 10.5 in Chinese.
 TEXT_FACTOR = 10.8
-#: Bytes of a library besides its indexes: catalog, ledger and report, with what each base and item adds to them.
+#: Bytes of catalog, ledger and report: in total, for each base, and for each item.
 LIBRARY_BYTES, BASE_BYTES, ITEM_BYTES = 130_000, 15_000, 2_500
-#: A page of an index, and of one what no row takes.
+#: Size of a page of an index, and the part of it that holds no rows.
 _PAGE, _PAGE_HEAD = 4096, 12
-#: Bytes of the row of a vector besides it: the key, the time, and what says how long each is.
+#: Bytes of key, time and lengths in a vector's row.
 _VECTOR_ROW = 96
-#: Before a vector file can be looked into, its copy and what becomes of it are taken for this many times its size.
+#: Estimated space for an unread vector file: its copy and the new index, as a multiple of its size.
 UNREAD_FACTOR = 4.0
 
 
 def check_target(target: Path, roots: Iterable[Path], source: Path) -> None:
-    """Refuse a target that is not empty and not ours, not a folder, not writable, or tangled with the source.
+    """Refuse a target that is not a library and not empty, is not a writable folder, or overlaps the source.
 
-    ``roots`` are the files and folders that the source is made of, ``source`` is what a person calls it.
+    ``roots`` are the files and folders that the source consists of, ``source`` is its display name.
 
     Raises:
         TargetOverlapsSource, TargetNotOurs, TargetNotWritable
     """
-    real_target = _resolved(target)
+    real_target = _real_path(target)
     for root in roots:
         if links.is_at_or_below(real_target, root) or links.is_at_or_below(root, real_target):
             raise TargetOverlapsSource(path=target, source=source)
-    _check_ours(target)
-    _check_kinds(target)
-    _check_parent(target)
+    _check_is_library_or_empty(target)
+    _check_layout(target)
+    parent = existing_parent(target)
+    if not parent.is_dir():
+        raise TargetNotWritable(path=target, reason=tr("{parent} is a file", parent=parent))
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise TargetNotWritable(path=target, reason=tr("no permission to write to {parent}", parent=parent))
 
 
-def _check_ours(target: Path) -> None:
-    """Refuse what is neither a library of ours nor an empty folder, nor nothing.
+def _check_is_library_or_empty(target: Path) -> None:
+    """Refuse a target that exists and is neither a regraft library nor an empty folder.
 
     Raises:
         TargetNotOurs, TargetNotWritable
     """
     if target.is_symlink() and not target.exists():
-        raise TargetNotWritable(path=target, reason=tr("it is a link to nothing"))
+        raise TargetNotWritable(path=target, reason=tr("it is a broken link"))
     if target.exists() and not target.is_dir():
         raise TargetNotOurs(path=target, found=tr("it is a file"))
-    names = _names_in(target)
+    names = _list_names(target)
     if names and names != [ledger.FOLDER] and not ledger.ledger_path(target).is_file():
-        raise TargetNotOurs(path=target, found=tr("it holds {names}", names=join_list(names[:3])))
+        raise TargetNotOurs(path=target, found=tr("it contains {names}", names=join_list(names[:3])))
 
 
-def _names_in(target: Path) -> list[str]:
+def _list_names(target: Path) -> list[str]:
     if not target.is_dir():
         return []
     try:
@@ -108,21 +111,8 @@ def _names_in(target: Path) -> list[str]:
         raise TargetNotWritable(path=target, reason=error.strerror or error) from error
 
 
-def _check_parent(target: Path) -> None:
-    """Refuse a target that cannot be made or written where it is.
-
-    Raises:
-        TargetNotWritable
-    """
-    parent = existing_parent(target)
-    if not parent.is_dir():
-        raise TargetNotWritable(path=target, reason=tr("{parent} is a file", parent=parent))
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise TargetNotWritable(path=target, reason=tr("no permission to write to {parent}", parent=parent))
-
-
-def _check_kinds(target: Path) -> None:
-    """Refuse a library in which something else stands where its own files and folders belong.
+def _check_layout(target: Path) -> None:
+    """Refuse a library in which a file of the layout is not a file, or a folder not a folder.
 
     Raises:
         TargetNotWritable
@@ -137,9 +127,9 @@ def _check_kinds(target: Path) -> None:
 
 
 def check_running(profile: Path | None, options: Options) -> tuple[Notice, ...]:
-    """Refuse to read a profile that an application is using, or say so where the user allows it.
+    """Refuse to read a profile that an application is using, or warn about it if the user allows it.
 
-    ``profile`` is None where the source is no live profile.
+    Sources other than live profiles have None as ``profile``.
 
     Raises:
         ApplicationRunning
@@ -156,11 +146,15 @@ def check_running(profile: Path | None, options: Options) -> tuple[Notice, ...]:
     )
 
 
-def _resolved(target: Path) -> Path:
-    """Return the target's real path, or refuse what no file system takes for one."""
+def _real_path(target: Path) -> Path:
+    """Return the target's real path; refuse a path that the system does not allow."""
     try:
         real = links.real_path(target)
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # RuntimeError: links form a loop; ValueError: the path contains NUL
         reason = error.strerror if isinstance(error, OSError) else None
         raise TargetNotWritable(path=target, reason=reason or error) from error
     if max(len(os.fsencode(part)) for part in real.parts) > MAX_NAME_BYTES:
@@ -169,7 +163,7 @@ def _resolved(target: Path) -> Path:
 
 
 def source_roots(source: Located) -> list[Path]:
-    """Return the files and folders that a source is made of: some are read with the folders beside them."""
+    """Return the files and folders that a source consists of. Some sources use folders beside them."""
     if not isinstance(source.tree, FolderTree) or (source.path.is_dir() and source.tree.path == source.path):
         return [source.path]
     if source.kind in (Kind.PREVIEW, Kind.V1_VECTORS):
@@ -181,7 +175,7 @@ def source_roots(source: Located) -> list[Path]:
 
 
 def existing_parent(path: Path) -> Path:
-    """Return ``path``, or the nearest folder above it that exists."""
+    """Return ``path`` or its nearest ancestor that exists."""
     path = path.absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
@@ -191,13 +185,13 @@ def existing_parent(path: Path) -> Path:
 def check_conflicts(
     target: Path, command: str, base_ids: Iterable[str], entries: dict[str, LedgerEntry], changed: set[str]
 ) -> None:
-    """Refuse to overwrite what this command did not write, or what was changed since it did.
+    """Refuse to overwrite what this command did not write, or what was changed since.
 
-    ``changed`` holds the ids of bases that are to be carried anew.
+    ``changed`` are the ids of bases that will be written again.
 
     Raises:
         TargetNotOurs, TargetBaseForeign, TargetBaseChanged
-        LinkInStore: a link is where a base belongs, be it one that leads nowhere.
+        LinkInStore: a link is in the place of a base, even if it is broken.
     """
     for base_id in base_ids:
         folder = base_folder(target, base_id)
@@ -208,13 +202,13 @@ def check_conflicts(
         if not folder.exists():
             continue
         if known is None:
-            raise TargetNotOurs(path=folder, found=tr("no record of it"))
+            raise TargetNotOurs(path=folder, found=tr("the ledger has no record of it"))
         if base_id in changed and base_state(target, base_id, known) is BaseState.CHANGED:
             raise TargetBaseChanged(path=folder, base=known.record.base.name)
 
 
 def check_same_source(target: Path, plans: Iterable[BasePlan], entries: dict[str, LedgerEntry]) -> None:
-    """Refuse to write over a base of another source: one with which this one has no item in common.
+    """Refuse to overwrite a base of another source, recognized by having no item in common.
 
     Raises:
         TargetBaseOfAnother
@@ -229,9 +223,9 @@ def check_same_source(target: Path, plans: Iterable[BasePlan], entries: dict[str
 def check_items(
     target: Path, planned: Mapping[str, tuple[str, Iterable[str]]], entries: dict[str, LedgerEntry]
 ) -> None:
-    """Refuse an item that another base in the target has: ids of v2 are kept, and a catalog holds each once.
+    """Refuse an item id that another base of the target has: a catalog holds each id once.
 
-    ``planned`` has the name and the ids of the items of every base that is to be carried, by its id.
+    ``planned`` maps each base id to the name and the item ids of the base.
 
     Raises:
         TargetHasItem
@@ -245,26 +239,20 @@ def check_items(
                 raise TargetHasItem(path=target, base=base, item=item, other=name)
 
 
-def check_catalog(place: TargetLibrary, record: ledger.Ledger) -> None:
-    """Refuse to replace a catalog that another program has changed since regraft wrote it.
+def check_catalog(library: TargetLibrary, ledger_record: ledger.Ledger) -> None:
+    """Refuse to replace a catalog that another program changed since regraft wrote it.
 
     Raises:
         TargetCatalogChanged
     """
-    if untrusted_sqlite.is_database(place.catalog) and not place.is_catalog_as_written(record):
-        raise TargetCatalogChanged(path=place.catalog)
+    if untrusted_sqlite.is_database(library.catalog) and not library.is_catalog_unchanged(ledger_record):
+        raise TargetCatalogChanged(path=library.catalog)
 
 
 def estimate_unread_bytes(source: Located, vector_names: Iterable[str]) -> int:
-    """Estimate the bytes that a run needs before its vector files can be looked into."""
+    """Estimate the bytes that a run needs before its vector files can be surveyed."""
     sizes = sum(source.tree.size(name) for name in vector_names if name and source.tree.kind(name) == "file")
     return int(sizes * UNREAD_FACTOR)
-
-
-def upload_bytes(source: Located, uploads: Iterable[Upload]) -> int:
-    """Return the bytes of those uploads that are in the source."""
-    names = (find_upload(source.tree, source.places.uploads, upload) for upload in uploads)
-    return sum(source.tree.size(name) for name in names if name)
 
 
 def estimate_base_bytes(plan: BasePlan) -> int:
@@ -276,20 +264,21 @@ def estimate_base_bytes(plan: BasePlan) -> int:
 
 
 def estimate_index_bytes(units: int, vectors: int, vector_bytes: int, body_bytes: int) -> int:
-    """Estimate the bytes of an index of so many units, from the bytes of all its vectors and of all bodies."""
-    taken = vectors * _on_pages(vector_bytes // max(vectors, 1))
+    """Estimate the bytes of an index from the number of units, and from the total size of its vectors and bodies."""
+    taken = vectors * _bytes_on_pages(vector_bytes // max(vectors, 1))
     return EMPTY_INDEX_BYTES + int(units * ROW_BYTES + taken + body_bytes * TEXT_FACTOR)
 
 
 def estimate_library_bytes(bases: int, items: int) -> int:
-    """Estimate the bytes of a library of so many bases and items besides the indexes and files."""
+    """Estimate the bytes of a library without its indexes and files."""
     return LIBRARY_BYTES + bases * BASE_BYTES + items * ITEM_BYTES
 
 
-def _on_pages(length: int) -> float:
+def _bytes_on_pages(length: int) -> float:
     """Return the bytes that a vector takes in SQLite's pages (https://www.sqlite.org/fileformat2.html, "B-tree Pages").
 
-    What is longer than a page goes on in others; of a page, what is too short for one more vector stays empty.
+    A vector longer than a page continues on overflow pages. Space on a page that is too small for another vector is
+    unused.
     """
     payload = length + _VECTOR_ROW
     most, least, rest = _PAGE - 35, (_PAGE - _PAGE_HEAD) * 32 // 255 - 23, _PAGE - 4
@@ -303,7 +292,7 @@ def _on_pages(length: int) -> float:
 
 
 def check_space(target: Path, needed: int) -> int:
-    """Refuse to begin where the target's disk has less room than is needed; return the room in bytes.
+    """Refuse a target on a disk without enough free space; return the free space in bytes.
 
     Raises:
         NotEnoughSpace

@@ -1,4 +1,8 @@
-"""Moving finished bases, the catalog and the report into place, through the ledger."""
+"""Bases in the target library: their ledger entries, their state on disk, and publishing new ones through the ledger.
+
+A library and its ledger may come from an untrusted source, so ledger entries are validated before anything is written.
+Rules: ``docs/formats/library.md``, "Values"; ``docs/upgrade.md``.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +31,11 @@ from regraft.report.migration import BaseReport
 from regraft.report.notices import Notice
 from regraft.stores.locate import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
 
-# What the ledger keeps of a base that was published, and how that stands now (``docs/upgrade.md``).
+# --- ledger entries and state on disk ------------------------------------------------------------------------------
 
 
 class BaseEntry(msgspec.Struct, frozen=True):
-    """What the ledger keeps of a migrated base besides its items: its catalog rows and its part of the report."""
+    """The ledger entry of a migrated base: its catalog rows without items, and its part of the report."""
 
     position: int
     record: BaseRecord
@@ -40,52 +44,52 @@ class BaseEntry(msgspec.Struct, frozen=True):
     children: dict[str, str]
     notices: list[Notice]
     has_files: bool
-    #: What tells whether the published index was written to since: its size and time of change (ns).
+    #: Size and modification time (ns) of the published index.
     index_mark: tuple[int, int] | None
-    #: The same for the files under ``raw/``.
+    #: A hash of the names, sizes and modification times of the files in ``raw/``.
     raw_mark: str
-    #: What was found on disk; nothing in entries of versions that did not keep it.
+    #: Facts found on disk. Empty in entries of earlier versions.
     found: FoundOnDisk = FoundOnDisk()
-    #: The command that wrote it; entries of versions that had one only do not say.
+    #: The command that wrote the base. Entries of earlier versions have no command.
     command: str = "migrate"
-    #: Whether texts were to come along whose vector could not.
+    #: Whether texts were migrated without vectors (``--carry-text``).
     carry_text: bool = False
-    #: SHA-256 of the index, and of the names and bytes under ``raw/``; empty in entries of versions that kept none.
+    #: SHA-256 of the index, and of the names and bytes in ``raw/``. Empty in entries of earlier versions.
     index_hash: str = ""
     raw_hash: str = ""
 
     @property
-    def has_bare_texts(self) -> bool:
-        """Tell whether there are texts that came along without a vector."""
+    def has_texts_without_vectors(self) -> bool:
+        """Whether some texts were migrated without a vector."""
         return bool(self.report.rows.without_vector)
 
 
 def read_entry(entry: LedgerEntry) -> BaseEntry:
-    """Return what an entry of the ledger says of a base."""
+    """Decode the ledger entry of a base."""
     return msgspec.json.decode(entry.detail, type=BaseEntry)
 
 
 class BaseState(Enum):
-    """How a base stands."""
+    """State of a published base."""
 
-    #: Its index, or its folder of files, is not there.
+    #: The index or the folder of files is missing.
     GONE = "gone"
-    #: Its index is not what was written, and is damaged.
+    #: The index is not what was written, and SQLite finds it damaged.
     DAMAGED = "damaged"
-    #: Somebody has changed its index or its files.
+    #: The index or the files were changed by another program.
     CHANGED = "changed"
-    #: Every file is what was written, by its bytes; times do not count.
+    #: All files have the bytes that were written. Modification times may differ.
     WHOLE = "whole"
 
 
 def base_state(target: Path, base_id: str, known: BaseEntry, *, verify: bool = False) -> BaseState:
-    """Return how a base stands that an earlier run published.
+    """Compare a base that an earlier run published with its ledger entry.
 
     Args:
         target: the library.
-        base_id: the base's id.
-        known: what the ledger has of it.
-        verify: read every byte, also of files whose size and time are what they were.
+        base_id: id of the base.
+        known: its ledger entry.
+        verify: read all bytes, even if size and time of a file are unchanged.
     """
     folder = base_folder(target, base_id)
     if not is_present(target, base_id, known):
@@ -106,7 +110,7 @@ def base_state(target: Path, base_id: str, known: BaseEntry, *, verify: bool = F
 
 
 def is_present(target: Path, base_id: str, known: BaseEntry) -> bool:
-    """Tell whether what an earlier run published of a base is still in its place."""
+    """Whether the index and the folder of files of a published base still exist."""
     folder = base_folder(target, base_id)
     index_stands = known.index_mark is None or untrusted_sqlite.is_database(folder / INDEX_FILE)
     return index_stands and (not known.raw_mark or file_paths.is_folder(folder / RAW_FOLDER))
@@ -118,7 +122,7 @@ def base_folder(target: Path, base_id: str) -> Path:
 
 
 def _is_damaged(index: Path) -> bool:
-    # A full-text table whose own settings are damaged is no error of the file, but of the statement.
+    # A full-text table with damaged settings raises an error of the statement, not of the file.
     try:
         with sqlite.open_readonly(index) as db:
             return str(db.execute("PRAGMA integrity_check(1)").get) != "ok"
@@ -127,55 +131,49 @@ def _is_damaged(index: Path) -> bool:
 
 
 def index_mark(folder: Path) -> tuple[int, int] | None:
-    """Return what tells whether a published index was written to since; None where none stands any more."""
+    """Return size and modification time (ns) of a base's index, or None if it does not exist."""
     return untrusted_sqlite.database_mark(folder / INDEX_FILE)
 
 
 def index_hash(folder: Path) -> str:
-    """Return the SHA-256 of a base's index; "" where there is none."""
+    """Return the SHA-256 of a base's index, or "" if it does not exist."""
     index = folder / INDEX_FILE
     return file_hash(index) if file_paths.is_file(index) else ""
 
 
 def raw_mark(folder: Path) -> str:
-    """Return what tells whether a file under a base's ``raw/`` was added, changed or removed; "" without ``raw/``."""
+    """Hash names, sizes and modification times of the files in a base's ``raw/``; "" without ``raw/``."""
     hasher = hashlib.blake2b(digest_size=16)
-    for path in _raw_files(folder):
+    for path in sorted(file_paths.iterate_below(folder / RAW_FOLDER)):
         status = file_paths.lstat(path)
         hasher.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
     return hasher.hexdigest() if file_paths.is_folder(folder / RAW_FOLDER) else ""
 
 
 def raw_hash(folder: Path) -> str:
-    """Return the SHA-256 of the names and bytes of all files under a base's ``raw/``; "" without ``raw/``."""
+    """Return the SHA-256 of the names and bytes of all files in a base's ``raw/``; "" without ``raw/``."""
     return folder_hash(folder, RAW_FOLDER)
 
 
-def _raw_files(folder: Path) -> list[Path]:
-    return sorted(file_paths.iterate_below(folder / RAW_FOLDER))
+# --- validation of ledger entries ----------------------------------------------------------------------------------
 
 
-# What the ledger has of bases that stand in a target, checked before anything is written.
-#
-# Rules: ``docs/formats/library.md``, "Values". A library may come from somebody else, with its ledger.
-
-
-#: The ledger's subjects besides base ids.
+#: Subjects of the ledger that are not base ids.
 CATALOG_SUBJECT = "catalog"
 REPORT_SUBJECT = "report"
-#: What a mark of a database is: its size and time of change (ns).
-_Mark = tuple[Count, Count]
+#: Size and modification time (ns) of a file.
+_FileStamp = tuple[Count, Count]
 _HASH = re.compile(r"([0-9a-f]{64})?", re.ASCII)
-_RAW_MARK = re.compile(r"([0-9a-f]{32})?", re.ASCII)
-#: What the catalog's own rules, or SQLite, refuse a row for.
-_REFUSED = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, OverflowError, TypeError, ValueError)
+_RAW_HASH = re.compile(r"([0-9a-f]{32})?", re.ASCII)
+#: Errors that SQLite or the constraints of the catalog raise for an invalid row.
+_INVALID_ROW_ERRORS = (apsw.ConstraintError, apsw.MismatchError, apsw.TooBigError, OverflowError, TypeError, ValueError)
 
 
-class _Known(msgspec.Struct):
-    """What of an entry is numbers and words of regraft's own."""
+class _OwnFields(msgspec.Struct):
+    """The fields of an entry that only regraft sets."""
 
     position: Count
-    index_mark: _Mark | None
+    index_mark: _FileStamp | None
     raw_mark: str
     index_hash: str = ""
     raw_hash: str = ""
@@ -183,157 +181,157 @@ class _Known(msgspec.Struct):
 
 
 def check_base_entry(subject: str, entry: LedgerEntry) -> BaseEntry:
-    """Return what the ledger has of a base.
+    """Decode and validate the ledger entry of a base.
 
     Raises:
-        UnfitValue, msgspec.MsgspecError: it is not what regraft writes.
+        InvalidValue, msgspec.MsgspecError: regraft did not write this entry.
     """
     found = read_entry(entry)
-    known = msgspec.json.decode(entry.detail, type=_Known)
+    known = msgspec.json.decode(entry.detail, type=_OwnFields)
     report = found.report
     if report.lacks(known.command):
-        raise InvalidValue(tr("what it has of base {subject} is not whole", subject=subject))
+        raise InvalidValue(tr("the entry of base {subject} is incomplete", subject=subject))
     if not found.record.base.id == report.id == subject:
-        raise InvalidValue(tr("what it has of base {subject} is of another one", subject=subject))
+        raise InvalidValue(tr("the entry of base {subject} belongs to another base", subject=subject))
     if report.index is not None and report.index.path != f"{KNOWLEDGE_FOLDER}/{subject}/{INDEX_FILE}":
-        raise InvalidValue(tr("it has the index of base {subject} elsewhere", subject=subject))
+        raise InvalidValue(tr("the entry of base {subject} has a different path for the index", subject=subject))
     reasons = {*report.rows.skipped, *(report.skipped_items or ())}
     unknown = {*reasons, *(notice.code for notice in found.notices)} - set(notices.EVERY_CODE)
     if unknown:
         raise InvalidValue(
-            tr("it has {unknown!r} of base {subject}, which is not a code", unknown=min(unknown), subject=subject)
+            tr("the entry of base {subject} has the unknown code {unknown!r}", unknown=min(unknown), subject=subject)
         )
     if not (_HASH.fullmatch(known.index_hash) and _HASH.fullmatch(known.raw_hash)):
-        raise InvalidValue(tr("it has no hash of what is in base {subject}", subject=subject))
-    if _RAW_MARK.fullmatch(known.raw_mark) is None or any(notice.count < 0 for notice in found.notices):
-        raise InvalidValue(tr("it has what no run says of base {subject}", subject=subject))
+        raise InvalidValue(tr("the entry of base {subject} has an invalid hash", subject=subject))
+    if _RAW_HASH.fullmatch(known.raw_mark) is None or any(notice.count < 0 for notice in found.notices):
+        raise InvalidValue(tr("the entry of base {subject} has values that regraft never writes", subject=subject))
     return found
 
 
 def check_base_entries(entries: dict[str, LedgerEntry]) -> dict[str, BaseEntry]:
-    """Return those entries of a ledger that are bases.
+    """Decode and validate the entries of all bases in a ledger.
 
     Raises:
-        UnfitValue, msgspec.MsgspecError: one is not what regraft writes.
+        InvalidValue, msgspec.MsgspecError: regraft did not write one of them.
     """
     bases = ((subject, entry) for subject, entry in entries.items() if subject not in (CATALOG_SUBJECT, REPORT_SUBJECT))
     return {subject: check_base_entry(subject, entry) for subject, entry in bases}
 
 
 class CatalogMark(msgspec.Struct, frozen=True, array_like=True):
-    """The catalog that a run wrote, as the ledger records it."""
+    """The ledger's record of the catalog that a run wrote."""
 
     size: Count
-    #: Its modification time (ns). It identifies the catalog only in records that have no hash.
+    #: Modification time (ns). Identifies the catalog only in records without a hash.
     changed_ns: Count
-    #: The SHA-256 of its bytes; empty in records of versions that kept none.
+    #: SHA-256 of its bytes. Empty in records of earlier versions.
     sha256: str = ""
 
 
 def read_catalog_mark(entries: dict[str, LedgerEntry]) -> CatalogMark | None:
-    """Return the record of the catalog that regraft wrote, None where it wrote none.
+    """Return the record of the catalog that regraft wrote, or None without a record.
 
     Raises:
-        UnfitValue, msgspec.MsgspecError: it is not what regraft writes.
+        InvalidValue, msgspec.MsgspecError: regraft did not write this record.
     """
     known = entries.get(CATALOG_SUBJECT)
     if known is None:
         return None
     mark = msgspec.json.decode(known.detail, type=CatalogMark)
     if _HASH.fullmatch(mark.sha256) is None:
-        raise InvalidValue(tr("it has no hash of the catalog"))
+        raise InvalidValue(tr("the record of the catalog has an invalid hash"))
     return mark
 
 
 def read_items(parts: Iterator[bytes], base_id: str) -> Iterator[ItemRow]:
-    """Stream the items of a base out of the parts of its entry.
+    """Decode the items of a base from the parts of its entry.
 
     Raises:
-        UnfitValue, msgspec.MsgspecError: a part is none of them.
+        InvalidValue, msgspec.MsgspecError: a part is not an item of the base.
     """
     for part in parts:
         item = msgspec.json.decode(part, type=ItemRow)
         if item.base_id != base_id:
-            raise InvalidValue(tr("it has an item of another base among those of {base_id}", base_id=base_id))
+            raise InvalidValue(tr("the entry of base {base_id} has an item of another base", base_id=base_id))
         yield item
 
 
 def check_ledger(ledger: Ledger) -> dict[str, LedgerEntry]:
-    """Return what stands in a target, once all that the ledger has of it makes a catalog, as do its open steps.
+    """Validate a whole ledger, with its open steps: its bases and items must make a valid catalog. Return its entries.
 
     Raises:
-        UnfitValue, msgspec.MsgspecError: it does not.
-        LedgerUnreadable, apsw.Error
+        InvalidValue, msgspec.MsgspecError: they do not. LedgerUnreadable, apsw.Error
     """
     entries = ledger.entries()
     read_catalog_mark(entries)
     standing = check_base_entries(entries)
     rows = {base: (entry, read_items(ledger.parts(base), base)) for base, entry in standing.items()}
-    _prove(list(rows.values()))
+    _check_catalog_rows(list(rows.values()))
     steps = [step for step in ledger.open_steps() if step.subject not in (CATALOG_SUBJECT, REPORT_SUBJECT)]
     if steps:
         rows = {base: (entry, read_items(ledger.parts(base), base)) for base, entry in standing.items()}
         for step in steps:
             parts = read_items(ledger.parts_of(step), step.subject)
             rows[step.subject] = check_base_entry(step.subject, step.entry), parts
-        _prove(list(rows.values()))
+        _check_catalog_rows(list(rows.values()))
     return entries
 
 
-def _prove(rows: list[tuple[BaseEntry, Iterator[ItemRow]]]) -> None:
+def _check_catalog_rows(rows: list[tuple[BaseEntry, Iterator[ItemRow]]]) -> None:
     rows.sort(key=lambda one: (one[0].position, one[0].record.base.id))
     records: Iterator[tuple[BaseRecord, Iterator[ItemRow]]] = ((entry.record, items) for entry, items in rows)
     try:
         catalog.check_records(records)
     except (InvalidValue, msgspec.MsgspecError):
         raise
-    except _REFUSED as error:
-        raise InvalidValue(tr("its bases and items cannot stand in a catalog: {error}", error=error)) from error
+    except _INVALID_ROW_ERRORS as error:
+        raise InvalidValue(tr("its bases and items are not valid rows of a catalog: {error}", error=error)) from error
 
 
 logger = logging.getLogger(__name__)
 
 PUBLISH = "publish"
-#: Publishing where an earlier base of the same id stands, which waits aside until its successor is recorded.
+#: Publishing over an earlier base of the same id. The earlier one is kept in ``replaced`` until the new one is
+#: recorded.
 REPLACE = "replace"
 
 
-#: The folders below ``.regraft`` in which something is made or waits while a run is at work.
+#: Folders below ``.regraft`` that exist while a run is active.
 STAGING, REPLACED, WORK = "staging", "replaced", "work"
 
 
 class TargetLibrary:
-    """The folders of a target and the moves between them.
+    """The folders of a target library, and the moves between them.
 
-    What a run builds lies in folders of its own: what still lives of a killed one cannot write into them.
+    Each run builds in folders of its own, so that processes left over from a killed run cannot write there.
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
         self.path = path
         self.own = path / FOLDER
-        #: Where bases are built.
+        #: Bases that are being built.
         self.staging = self.own / STAGING / run_id
-        #: Where a base that is carried anew waits until its successor stands.
+        #: Earlier versions of bases that are being replaced.
         self.replaced = self.own / REPLACED
-        #: Where vector files of an archive are extracted.
+        #: Vector files extracted from an archive.
         self.work = self.own / WORK / run_id
 
     def clean(self) -> None:
-        """Remove what this run, and every unfinished one before it, left beside the target; needs its lock."""
+        """Remove the working folders of this run and of all unfinished ones. Needs the library's lock."""
         for name in (STAGING, REPLACED, WORK):
             durable.remove_leftovers(self.own / name)
 
     def make_staging(self) -> None:
-        """Make the folder in which bases are built."""
+        """Create the folder in which bases are built."""
         durable.make_folders(self.staging)
 
     @property
     def catalog(self) -> Path:
-        """Return where the catalog is."""
+        """Path of the catalog."""
         return self.path / CATALOG_FILE
 
-    def is_catalog_as_written(self, ledger: Ledger) -> bool:
-        """Whether the catalog in place has the bytes that a run wrote, whatever its path and times are now."""
+    def is_catalog_unchanged(self, ledger: Ledger) -> bool:
+        """Whether the catalog has the bytes that a run wrote. Its path and times may differ."""
         entries = ledger.entries()
         known = read_catalog_mark(entries)
         if known is None or untrusted_sqlite.find_companions(self.catalog):
@@ -342,7 +340,7 @@ class TargetLibrary:
             return file_hash(self.catalog) == known.sha256
         if untrusted_sqlite.database_mark(self.catalog) == (known.size, known.changed_ns):
             return True
-        # The record has no hash: the catalog follows from the bases that it was written of, where these are the same.
+        # A record without a hash: compare with a catalog written again from the same bases.
         if entries[CATALOG_SUBJECT].fingerprint != catalog_fingerprint(entries):
             return False
         with durable.temporary_folder() as folder:
@@ -350,13 +348,13 @@ class TargetLibrary:
             _write_catalog(again, ledger)
             return _without_versions(again) == _without_versions(self.catalog)
 
-    def throw_away(self) -> None:
-        """Remove what was being built, without a word to the ledger: open intents can still be settled after this."""
+    def discard_staged(self) -> None:
+        """Remove what is being built. The ledger is not changed: open steps can still be settled."""
         for name in (STAGING, WORK):
             durable.remove_leftovers(self.own / name)
 
     def recover(self, ledger: Ledger) -> None:
-        """Finish or give up every intent of an earlier run that was killed, end that run, and remove what it left."""
+        """Complete or drop every step of a killed run, end that run, and remove its working folders."""
         for step in ledger.open_steps():
             logger.info("an earlier run was stopped while it wrote %s; that is settled", step.subject)
             if step.subject == REPORT_SUBJECT:
@@ -369,7 +367,7 @@ class TargetLibrary:
         self.clean()
 
     def _recover_catalog(self, ledger: Ledger, step: LedgerStep) -> None:
-        """Settle the catalog: it was moved into place if what stands there is what was to be moved."""
+        """Record the catalog if it was moved into place, else drop the step."""
         mark = read_catalog_mark({CATALOG_SUBJECT: step.entry})
         if mark is not None and mark.sha256:
             moved = untrusted_sqlite.is_database(self.catalog) and file_hash(self.catalog) == mark.sha256
@@ -378,10 +376,10 @@ class TargetLibrary:
         (ledger.done if moved else ledger.drop)(step)
 
     def _recover_base(self, ledger: Ledger, step: LedgerStep) -> None:
-        """Settle one base: the move into place is one step, so it either happened or did not.
+        """Record the base if it was moved into place, else drop the step and restore the earlier base.
 
-        What it replaces is moved aside first and removed last, after the step is recorded as done: an earlier base that
-        is still in its place has no successor yet.
+        A move is atomic. The earlier base is moved aside first and removed after the step is recorded. So if it is
+        still in place, the new one is not.
         """
         final, old = base_folder(self.path, step.subject), self.replaced / step.subject
         has_files = read_entry(step.entry).has_files
@@ -393,7 +391,7 @@ class TargetLibrary:
         ledger.drop(step)
 
     def publish_base(self, ledger: Ledger, base: BaseEntry, fingerprint: str, items: Iterable[ItemRow]) -> None:
-        """Move a staged base into place and record it; an earlier one of the same id makes room first."""
+        """Move a staged base into place and record it. An earlier base of the same id is moved aside first."""
         base_id = base.record.base.id
         final, old = base_folder(self.path, base_id), self.replaced / base_id
         action = REPLACE if final.exists() else PUBLISH
@@ -411,13 +409,13 @@ class TargetLibrary:
         ledger.done(step)
         durable.remove_tree(old)
 
-    def move_in_order(self, ledger: Ledger, base_id: str, position: int) -> None:
-        """Record that a base which stands unchanged has another place in v1's order now."""
+    def update_position(self, ledger: Ledger, base_id: str, position: int) -> None:
+        """Record a new position in the source's order for a base that is unchanged."""
         moved = msgspec.structs.replace(read_entry(ledger.entries()[base_id]), position=position)
         ledger.amend(base_id, pack_entry(moved, "").detail)
 
     def catalog_is_current(self, entries: dict[str, LedgerEntry]) -> bool:
-        """Tell whether the catalog in place is that of these entries."""
+        """Whether the catalog was written from these entries."""
         known = entries.get(CATALOG_SUBJECT)
         return (
             known is not None
@@ -426,7 +424,7 @@ class TargetLibrary:
         )
 
     def publish_catalog(self, ledger: Ledger) -> None:
-        """Write the catalog of every base in the target, in v1's order."""
+        """Write the catalog of all bases in the target, in the source's order."""
         self.make_staging()
         staged = self.staging / CATALOG_FILE
         durable.remove_tree(staged)
@@ -441,7 +439,7 @@ class TargetLibrary:
         ledger.done(step)
 
     def report_is_current(self, entries: dict[str, LedgerEntry]) -> bool:
-        """Tell whether a report of these bases is in place."""
+        """Whether the report was written from these entries."""
         known = entries.get(REPORT_SUBJECT)
         there = all((self.path / name).is_file() for name in (REPORT_FILE, REPORT_PAGE))
         return known is not None and known.fingerprint == catalog_fingerprint(entries) and there
@@ -456,7 +454,7 @@ class TargetLibrary:
 
 
 def _write_catalog(path: Path, ledger: Ledger) -> None:
-    """Write the catalog of every base that the ledger has, in v1's order."""
+    """Write a catalog of all bases in the ledger, in the source's order."""
     known = sorted(
         check_base_entries(ledger.entries()).values(), key=lambda entry: (entry.position, entry.record.base.id)
     )
@@ -464,7 +462,7 @@ def _write_catalog(path: Path, ledger: Ledger) -> None:
 
 
 def _without_versions(path: Path) -> bytes:
-    """Return the bytes of a catalog without the counters and versions of the SQLite that wrote it."""
+    """Return the bytes of a catalog without SQLite's change counters and version number."""
     content = bytearray(path.read_bytes())
     for part in (slice(24, 28), slice(92, 100)):
         content[part] = bytes(len(content[part]))
@@ -477,7 +475,7 @@ def _items(ledger: Ledger, entry: BaseEntry) -> Iterator[ItemRow]:
 
 
 def catalog_fingerprint(entries: dict[str, LedgerEntry]) -> str:
-    """Return a hash over the entries of all bases: the catalog's content follows from them."""
+    """Hash the entries of all bases. The content of the catalog depends on nothing else."""
     hasher = hashlib.blake2b(digest_size=20)
     for subject, entry in sorted(entries.items()):
         if subject not in (CATALOG_SUBJECT, REPORT_SUBJECT):
@@ -487,5 +485,5 @@ def catalog_fingerprint(entries: dict[str, LedgerEntry]) -> str:
 
 
 def pack_entry(entry: BaseEntry, fingerprint: str) -> LedgerEntry:
-    """Return the ledger's entry of a base."""
+    """Encode the ledger entry of a base."""
     return LedgerEntry(fingerprint, msgspec.json.encode(entry, order="deterministic"))

@@ -1,10 +1,10 @@
-"""The report of a migration, as ``docs/commands.md`` promises it: every base, every row, every warning, all ids."""
+"""The report of a migration (``docs/commands.md``): every base, every row, every warning, and all new ids."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
@@ -39,7 +39,7 @@ from regraft.text import path_argument, path_text
 
 
 class BaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One base's part of the report."""
+    """The part of the report that is about one base."""
 
     base: BaseReport
     items: dict[str, str]
@@ -48,28 +48,28 @@ class BaseOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def planned_outcome(plan: BasePlan) -> BaseOutcome:
-    """Return what a run would report of a base that it would carry: sizes are known only once written."""
+    """Report a base as planned. Sizes are known only once it is written."""
     return _outcome(plan, plan.notices, None, None)
 
 
 def migrated_outcome(done: FinishedBase) -> BaseOutcome:
-    """Return the report of a base that was carried."""
-    message = (*done.plan.notices, *done.carried.notices)
-    return _outcome(done.plan, message, done.carried.tallies, done.carried.index_bytes)
+    """Report a base that was migrated."""
+    message = (*done.plan.notices, *done.written.notices)
+    return _outcome(done.plan, message, done.written.tallies, done.written.index_bytes)
 
 
 def rewritten_outcome(outcome: BaseOutcome) -> BaseOutcome:
-    """Return the report of a base whose index was damaged in the target, and is written anew."""
+    """Report a base that was written again because its index in the target was damaged."""
     if outcome.base.error is not None:
         return outcome
     return replace(outcome, base=structs.replace(outcome.base, outcome="rewritten"))
 
 
 def unchanged_outcome(entry: BaseEntry) -> BaseOutcome:
-    """Return the report of a base that an earlier run has written: it stands as it is, or fails again."""
+    """Report a base that an earlier run wrote and that is unchanged, or failed again."""
     rows = entry.report.rows
     if rows.v1_deduplicated is not UNSET:
-        # Earlier versions had nothing of the kind, and did not say so.
+        # Earlier versions had no such rows and left out these counts.
         rows = structs.replace(
             rows, without_vector=rows.without_vector or 0, restored_duplicate=rows.restored_duplicate or 0
         )
@@ -142,24 +142,24 @@ def _index(plan: BasePlan, tallies: Tallies | None, index_bytes: int | None) -> 
 
 
 def index_path(base_id: str) -> str:
-    """Return where the index of a base is, below the library."""
+    """Return the path of a base's index, relative to the library."""
     return f"{KNOWLEDGE_FOLDER}/{base_id}/{INDEX_FILE}"
 
 
 def build_migration_report(run: Run, library: LibraryDraft, outcomes: Iterable[BaseOutcome]) -> MigrationReport:
-    """Return the whole report of a migration, bases in v1's order."""
+    """Build the report of a migration, with the bases in the source's order."""
     by_id = {outcome.base.source_id: outcome for outcome in outcomes}
     drafts = [base for base in library.bases if base.legacy_id in by_id]
     ordered = [by_id[base.legacy_id] for base in drafts]
     skipped = Counter(base.reason for base in library.skipped)
     for base in drafts:
         skipped.update(item.reason for item in base.skipped_items)
-    told = build_report(run, ordered, skipped, library.notices)
-    return structs.replace(told, ids=_ids(ordered))
+    report = build_report(run, ordered, skipped, library.notices)
+    return structs.replace(report, ids=_map_new_ids(ordered))
 
 
-def _ids(outcomes: list[BaseOutcome]) -> NewIds:
-    """Return what bases, items and files of folders are called in v2, by their v1 ids."""
+def _map_new_ids(outcomes: list[BaseOutcome]) -> NewIds:
+    """Map v1 ids of bases and items to the new ids, and list the ids of files in folders."""
     items: dict[str, str] = {}
     for outcome in outcomes:
         items.update(outcome.items)
@@ -173,66 +173,59 @@ def _ids(outcomes: list[BaseOutcome]) -> NewIds:
 def build_report(
     run: Run, ordered: list[BaseOutcome], skipped: Counter[str], found_notices: Iterable[Notice]
 ) -> MigrationReport:
-    """Return the report of any command that writes bases: every base, what has none, all that is said, the sums."""
+    """Build the report of any command that writes bases: bases, skipped items by reason, warnings, and totals."""
     target = (run.target or Path()).absolute()
-    every = [*found_notices, *(notice for outcome in ordered for notice in outcome.notices)]
+    # Equal notices are merged, and their counts added up.
+    counts: dict[Notice, int] = {}
+    for notice in (*found_notices, *(notice for outcome in ordered for notice in outcome.notices)):
+        key = replace(notice, count=0)
+        counts[key] = counts.get(key, 0) + notice.count
+    merged = [replace(notice, count=count) for notice, count in counts.items()]
     known = {outcome.base.source_id: outcome.base for outcome in ordered}
     return MigrationReport(
         head=run.head(),
-        bases=[_placed(outcome.base, target) for outcome in ordered],
+        bases=[_with_absolute_path(outcome.base, target) for outcome in ordered],
         skipped=dict(sorted(skipped.items())),
-        warnings=[_warned(notice, known.get(notice.base or ""), target) for notice in _once(every)],
+        warnings=[_make_warning(notice, known.get(notice.base or ""), target) for notice in merged],
         totals=sum_totals(ordered),
     )
 
 
-def _placed(base: BaseReport, target: Path) -> BaseReport:
-    """Return a base's report with the path of its index as it is now: a library can be moved."""
+def _with_absolute_path(base: BaseReport, target: Path) -> BaseReport:
+    """Make the path of a base's index absolute. The ledger has it relative, because a library can be moved."""
     if base.index is None:
         return base
     return structs.replace(base, index=structs.replace(base.index, path=path_text(target / base.index.path)))
 
 
-def _once(found_notices: list[Notice]) -> Iterator[Notice]:
-    """Yield every notice once; those that say the same of the same are counted together."""
-    counts: dict[Notice, int] = {}
-    for notice in found_notices:
-        key = replace(notice, count=0)
-        counts[key] = counts.get(key, 0) + notice.count
-    for notice, count in counts.items():
-        yield replace(notice, count=count)
-
-
-def _warned(notice: Notice, base: BaseReport | None, target: Path) -> WarningReport:
+def _make_warning(notice: Notice, base: BaseReport | None, target: Path) -> WarningReport:
+    message = notice.message
+    if notice.code == notices.WITHOUT_VECTOR and base is not None:
+        # Name the command that adds the vectors of texts migrated without them.
+        verb = "restore" if base.status == "failed" else "backfill"
+        command = shlex.join(["regraft", verb, path_argument(target), "--base", base.id])
+        if verb == "restore":
+            message += tr("; {command} --embedder NAME creates a new base from them", command=command)
+        else:
+            message += tr("; {command} adds the missing vectors", command=command)
     return WarningReport(
         code=notice.code,
         base=notice.base,
         item=notice.item,
-        message=f"{notice.message}{_remedy(notice, base, target)}",
+        message=message,
         count=notice.count,
         samples=notice.samples,
         model=notice.model,
     )
 
 
-def _remedy(notice: Notice, base: BaseReport | None, target: Path) -> str:
-    """Return which command gives texts the vectors that they came without, to be put at the end of a message."""
-    if notice.code != notices.WITHOUT_VECTOR or base is None:
-        return ""
-    verb = "restore" if base.status == "failed" else "backfill"
-    command = shlex.join(["regraft", verb, path_argument(target), "--base", base.id])
-    if verb == "restore":
-        return tr("; {command} --embedder NAME makes a new base of them", command=command)
-    return tr("; {command} completes them", command=command)
-
-
-#: The numbers of rows and of an index that add up.
+#: Numbers of rows and of an index that are added up.
 _OF_ROWS = ("read", "carried", "without_vector", "v1_deduplicated", "restored_duplicate")
 _OF_INDEX = ("materials", "units", "embeddings", "bytes")
 
 
 def sum_totals(outcomes: list[BaseOutcome]) -> Totals:
-    """Return the sums over all bases; what a plan cannot know is None."""
+    """Add up the numbers of all bases. Numbers that a plan cannot know give None."""
     bases: Counter[str] = Counter()
     items: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
@@ -256,10 +249,13 @@ def sum_totals(outcomes: list[BaseOutcome]) -> Totals:
 
 
 def exit_status(report: MigrationReport, fail_on: str) -> int:
-    """Return 0 where there is nothing to complain about, else 1 (``fail_on``: error, warning, note or never)."""
+    """Return 1 if a base failed or a warning is at least as severe as ``fail_on``, else 0.
+
+    ``fail_on`` is error, warning, note or never.
+    """
     if fail_on == "never":
         return 0
     line = cast(notices.Severity, fail_on)
     if any(base.status == "failed" for base in report.bases):
         return 1
-    return int(any(notices.at_least(notices.EVERY_CODE[one.code].severity, line) for one in report.warnings))
+    return int(any(notices.is_at_least(notices.EVERY_CODE[one.code].severity, line) for one in report.warnings))

@@ -1,4 +1,4 @@
-"""A migration: read → plan → carry → verify → publish, in the frame of :mod:`.session`."""
+"""Run a migration: read, plan, write, verify, publish. :mod:`.session` locks the target and records the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from migrators.pipeline.workers import FinishedBase, choose_process_count, make_
 from regraft.disk import durable
 from regraft.errors import Declined
 from regraft.identity import replace
-from regraft.processes import pool, prestart
+from regraft.processes import pool, startup
 from regraft.processes.pool import JobFailed, ProcessPool
 from regraft.report.document import Run
 from regraft.report.migration import BaseSurvey, MigrationReport, Preflight, SourcePlan
@@ -45,15 +45,15 @@ def migrate(
     progress: Progress,
     show_plan: Callable[[MigrationReport], bool] = lambda _: True,
 ) -> Migration:
-    """Migrate a source into ``target`` and return its report.
+    """Migrate a source to ``target`` and return the report.
 
     Args:
-        pipeline: how sources of this layout are read.
-        source: a recognised source of that layout.
-        target: the library's folder: new, empty, or written by an earlier run.
-        options: what the user asks for.
-        progress: told of rows and bytes.
-        show_plan: called with the planned report before anything of a base is written; False stops here.
+        pipeline: the source's layout.
+        source: a source of that layout.
+        target: folder of the library: new, empty, or written by an earlier run.
+        options: the user's options.
+        progress: called with rows and bytes.
+        show_plan: called with the planned report before anything is written; stops the run by returning False.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
@@ -69,9 +69,9 @@ def migrate(
     )
     library = read_library(pipeline, source, options)
     bases = select_bases(library, options)
-    with session(target, run, unseen=_unseen_bytes(source, bases)) as at:
+    with session(target, run, unseen=_estimate_extracted_bytes(source, bases)) as at:
         with pool.open_pool() as helpers, ExitStack() as files:
-            marking = _start_early(helpers, source, bases, at)
+            marking = _prestart_pool(helpers, source, bases, at)
             planner = BasePlanner(pipeline, source, target, options, files, at.work)
             plan = plan_library(planner, bases, at, progress)
             outcomes = plan.outcomes()
@@ -86,8 +86,8 @@ def migrate(
             at.begin(path_text(source.path), plan.jobs)
             with contextlib.closing(
                 write_planned_bases(plan, pipeline, source, options, at, progress, helpers, marking)
-            ) as verified:
-                for done in verified:
+            ) as written_bases:
+                for done in written_bases:
                     if len(plan.jobs) == 1:
                         helpers.end()
                     outcomes[done.work.draft.legacy_id] = publish_base(at, done)
@@ -95,10 +95,10 @@ def migrate(
 
 
 def read_library(pipeline: Pipeline, source: Located, options: Options) -> LibraryDraft:
-    """Read a source's state as drafts, with what is worth saying of how the source was found.
+    """Read a source's state as drafts, with notices about how the source was found.
 
     Raises:
-        ApplicationRunning: it is a profile in use, and the options do not allow that.
+        ApplicationRunning: the profile is in use and the options do not allow that.
     """
     running = preflight.check_running(source.profile, options)
     library = pipeline.read(source, options)
@@ -106,16 +106,16 @@ def read_library(pipeline: Pipeline, source: Located, options: Options) -> Libra
 
 
 class LibraryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a migration is going to do: every base as it stands, or with its plan.
+    """What a migration will do: each base is unchanged or has a plan.
 
-    ``bytes`` is what carrying the planned bases takes on the target's disk.
+    ``bytes`` is the space that the planned bases need on the target's disk.
     """
 
     jobs: tuple[BaseJob, ...]
     bytes: int
 
     def outcomes(self) -> dict[str, BaseOutcome]:
-        """Return what is to be reported of every base, by the id that the source has for it."""
+        """Map each source base id to its outcome, for the report."""
         found = {}
         for job in self.jobs:
             if job.unchanged is not None:
@@ -129,13 +129,13 @@ class LibraryPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_library(
     planner: BasePlanner, bases: list[tuple[int, BaseDraft]], at: Session, progress: Progress
 ) -> LibraryPlan:
-    """Look into every base and plan it; refuse what would overwrite anything that is not this command's own.
+    """Plan all bases. Refuse to overwrite what this command did not write.
 
     Raises:
         TargetNotOurs, TargetBaseForeign, TargetBaseChanged, TargetHasItem, LinkInStore
         RegraftError: a base cannot be planned.
     """
-    jobs = tuple(planner.works(bases, at.entries, progress))
+    jobs = tuple(planner.plan_bases(bases, at.entries, progress))
     plans = [job.plan for job in jobs if job.plan is not None]
     changed = {plan.draft.id for plan in plans}
     preflight.check_conflicts(at.path, at.run.command, (draft.id for _, draft in bases), at.entries, changed)
@@ -143,10 +143,10 @@ def plan_library(
         preflight.check_same_source(at.path, plans, at.entries)
     items = {plan.draft.id: (plan.draft.name, map(attrgetter("id"), plan.items)) for plan in plans}
     preflight.check_items(at.path, items, at.entries)
-    uploads = [item.upload for plan in plans for item in plan.items if item.upload is not None]
+    uploads = sum(job.upload_bytes for job in jobs if job.plan is not None)
     indexes = sum(map(preflight.estimate_base_bytes, plans))
     around = preflight.estimate_library_bytes(len(plans), sum(len(plan.items) for plan in plans))
-    return LibraryPlan(jobs=jobs, bytes=indexes + around + preflight.upload_bytes(planner.source, uploads))
+    return LibraryPlan(jobs=jobs, bytes=indexes + around + uploads)
 
 
 def write_planned_bases(
@@ -159,12 +159,12 @@ def write_planned_bases(
     helpers: ProcessPool | None = None,
     marking: ContentHashJobs | None = None,
 ) -> Generator[FinishedBase, None, None]:
-    """Carry every planned base into a new index below the staging folder, and yield each once it is verified.
+    """Write all planned bases to the staging folder, and yield each once it is verified.
 
-    Close it when publishing fails, so that no process goes on writing meanwhile. ``helpers`` may be used for it;
-    ``marking`` is what they make of the files of the one base.
+    Close the generator if publishing fails, so that no process keeps writing. ``helpers`` is a process pool that may
+    help; ``marking`` are its jobs that hash the files of the one base.
     """
-    planned = list(_marked(plan, source, progress, marking))
+    planned = list(_with_fingerprints(plan, source, progress, marking))
     jobs = make_jobs(source, pipeline, planned, at.path, at.staging, options)
     count = choose_process_count(jobs, options.jobs)
     logger.info("%s bases are carried by %s processes", len(jobs), count)
@@ -173,21 +173,20 @@ def write_planned_bases(
         contextlib.closing(write_bases(jobs, source.tree, count, progress, helpers)) as finished,
     ):
         for done in finished:
-            if done.carried.unread:
-                # Uploads that could not be read: the base is carried anew once they can be.
-                mark = base_fingerprint(source, done.work.draft, done.carried.unread)
+            if done.written.unread:
+                # Some uploads could not be read: the new fingerprint makes the next run migrate the base again.
+                mark = base_fingerprint(source, done.work.draft, done.written.unread)
                 yield replace(done, work=replace(done.work, fingerprint=mark))
             else:
                 yield done
 
 
-def _marked(
+def _with_fingerprints(
     plan: LibraryPlan, source: Located, progress: Progress, marking: ContentHashJobs | None
 ) -> Iterator[BaseJob]:
-    """Yield the planned bases with their fingerprints, before anything is carried.
+    """Yield the planned bases with their fingerprints, before anything is written.
 
-    Where helpers have not read them, the files of bases that no run has carried yet are read only now: there is room
-    for what becomes of them.
+    Files of new bases that the pool has not hashed are read here, after the free space was checked.
     """
     for job in plan.jobs:
         if job.plan is not None and not job.fingerprint:
@@ -199,12 +198,12 @@ def _marked(
 
 
 def publish_base(at: Session, done: FinishedBase) -> BaseOutcome:
-    """Put a carried base in its place, and return what is to be reported of it."""
+    """Move a verified base into place, and return its outcome for the report."""
     base_id = done.work.draft.id
     staged = at.staging / base_id
-    kept = done.work.kept(done.plan)
+    kept = done.work.entry_to_keep(done.plan)
     if kept is not None:
-        # Damage of the source that only carrying found: what stands is better.
+        # Damage of the source that showed only while writing: the existing base is better.
         durable.remove_tree(staged)
         logger.info("base %s: damage of the source shows; what stands in the target is kept", base_id)
         return report.unchanged_outcome(kept)
@@ -213,31 +212,31 @@ def publish_base(at: Session, done: FinishedBase) -> BaseOutcome:
         outcome = report.rewritten_outcome(outcome)
     entry = BaseEntry(
         position=done.work.position,
-        record=done.carried.record,
+        record=done.written.record,
         report=outcome.base,
         items=outcome.items,
         children=outcome.children,
         notices=list(outcome.notices),
-        has_files=done.carried.has_files,
+        has_files=done.written.has_files,
         index_mark=publication.index_mark(staged),
-        index_hash=done.carried.index_hash,
+        index_hash=done.written.index_hash,
         raw_mark=publication.raw_mark(staged),
-        raw_hash=done.carried.raw_hash,
+        raw_hash=done.written.raw_hash,
         found=done.plan.found,
         carry_text=done.plan.carry_text,
     )
-    at.publish(entry, done.work.fingerprint, catalog_rows(done.plan, done.carried))
+    at.publish(entry, done.work.fingerprint, catalog_rows(done.plan, done.written))
     return outcome
 
 
-def _start_early(
+def _prestart_pool(
     helpers: ProcessPool, source: Located, bases: list[tuple[int, BaseDraft]], at: Session
 ) -> ContentHashJobs | None:
-    """Start processes that are going to be used, where they are, and have them read the files of the one base."""
+    """Start the process pool early for a new target and one large base, and let it hash the files of the base."""
     if len(bases) != 1 or at.ledger is None or at.entries or not pool.can_use_pool():
         return None
     [(_, draft)] = bases
-    if vector_file_bytes(source, draft) < prestart.LARGE_FILE_BYTES:
+    if vector_file_bytes(source, draft) < startup.LARGE_FILE_BYTES:
         return None
     try:
         helpers.start()
@@ -248,39 +247,39 @@ def _start_early(
     return marking
 
 
-def _unseen_bytes(source: Located, bases: list[tuple[int, BaseDraft]]) -> int:
-    """Return the bytes that an archive's vector files take before anything is known of them; a folder takes none."""
+def _estimate_extracted_bytes(source: Located, bases: list[tuple[int, BaseDraft]]) -> int:
+    """Estimate the bytes for extracting the vector files of an archive; 0 for a folder."""
     if not source.is_archive:
         return 0
     return preflight.estimate_unread_bytes(source, [vector_file_in_tree(source, draft) for _, draft in bases])
 
 
-# --- a look at the source alone ---------------------------------------------------------------------------------------
+# --- planning without a target -------------------------------------------------------------------------------------
 
 
 def plan_only(pipeline: Pipeline, source: Located, options: Options, progress: Progress) -> SourcePlan:
-    """Plan a migration without a target, for a look at the source alone (``regraft check``).
+    """Plan a migration without a target (``regraft check`` of a v1 source).
 
     Raises:
-        RegraftError: as for :func:`migrate`, but for what is about a target.
+        RegraftError: as for :func:`migrate`, except for problems of a target.
     """
     run = Run(command="check", source_kind=source.kind.value, source=source.path)
     library = read_library(pipeline, source, options)
     bases = select_bases(library, options)
-    with work_folder(_unseen_bytes(source, bases)) as work, ExitStack() as files:
-        # Nothing of an earlier run can stand in a folder that was made just now.
+    with work_folder(_estimate_extracted_bytes(source, bases)) as work, ExitStack() as files:
+        # The target is a folder that was just created, so nothing is in it.
         target = work / "library"
         nowhere = Session(path=target, run=run, entries={}, work=work, target=TargetLibrary(target, run.id))
         planner = BasePlanner(pipeline, source, target, options, files, work)
         plan = plan_library(planner, bases, nowhere, progress)
         room = Preflight(bytes_needed=plan.bytes, bytes_free=shutil.disk_usage(source.path).free)
-        looked_at = {job.draft.legacy_id: _looked_at(source, job) for job in plan.jobs}
+        looked_at = {job.draft.legacy_id: _survey_summary(source, job) for job in plan.jobs}
         run.end()
     planned = report.build_migration_report(run, library, plan.outcomes().values())
     return SourcePlan(report=planned, room=room, looked_at=looked_at)
 
 
-def _looked_at(source: Located, job: BaseJob) -> BaseSurvey:
+def _survey_summary(source: Located, job: BaseJob) -> BaseSurvey:
     draft, name = job.draft, vector_file_in_tree(source, job.draft)
     kind = source.tree.kind(name) if name else None
     size = 0

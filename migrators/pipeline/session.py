@@ -1,7 +1,7 @@
-"""The frame of every run that writes bases into a target: locked, recorded, and safe to stop and to repeat.
+"""A run that writes bases to a target: locked, recorded in the ledger, and safe to stop and to repeat.
 
-A run states what it does in the block of :func:`session`: plan, ask, :meth:`Session.begin`, publish base by base,
-:meth:`Session.finish`. Whatever ends the block, finished bases stay whole and nothing half is left.
+A run does its work in the block of :func:`session`: plan, :meth:`Session.begin`, publish base by base,
+:meth:`Session.finish`. However the block ends, published bases are complete and no partial files remain.
 """
 
 from __future__ import annotations
@@ -39,69 +39,71 @@ from regraft.stores import write_checks
 
 
 class PlannedBase(Protocol):
-    """One base of a run."""
+    """A base of a run, as far as the session needs to know it."""
 
     @property
     def base_id(self) -> str:
-        """Return the base's id in the target."""
+        """Id of the base in the target."""
 
     @property
     def position(self) -> int:
-        """Return its place in the source's order."""
+        """Position in the source's order."""
 
     @property
     def unchanged(self) -> BaseEntry | None:
-        """Return what the ledger has of it where it is left as it stands, else None."""
+        """The ledger entry if the base is left unchanged, else None."""
 
 
 class Migration(msgspec.Struct, frozen=True):
-    """What a run comes to: its report, and whether anything was written."""
+    """The result of a run: its report, and whether anything was written."""
 
     report: MigrationReport
     wrote: bool
 
 
 class Session(msgspec.Struct, kw_only=True):
-    """A target while a run is at it: what earlier runs published there, and where this one builds.
+    """An open target during a run.
 
-    ``ledger`` is None in a dry run, which writes nothing but below ``work``.
+    A dry run has no ``ledger`` and writes only to ``work``.
     """
 
     path: Path
     run: Run
-    #: What earlier runs published, by the id of the base.
+    #: Ledger entries of earlier runs, by base id.
     entries: dict[str, LedgerEntry]
-    #: Where vector files of an archive are extracted.
+    #: Folder for vector files extracted from an archive.
     work: Path
     target: TargetLibrary
     ledger: Ledger | None = None
-    #: Whether anything of a base has been written.
+    #: Whether the run has begun to write.
     began: bool = False
-    #: The bases of the run, once it began, and how many of them it has put into place.
+    #: The bases of the run once it began, and how many of them are published.
     jobs: Sequence[PlannedBase] = ()
     published: int = 0
 
     @property
     def staging(self) -> Path:
-        """Return the folder in which bases are built."""
+        """Folder in which bases are built."""
         return self.target.staging
 
     def stands(self, jobs: Sequence[PlannedBase]) -> bool:
-        """Tell whether all of it stands in the target already, as an earlier run has written it."""
+        """Whether the target is already up to date, so that there is nothing to write."""
         if self.ledger is None or any(job.unchanged is None for job in jobs):
             return False
+        # The unchanged bases have to be in the source's present order.
+        positions = [job.unchanged.position for job in jobs if job.unchanged is not None]
         return (
-            _in_order(jobs)
+            all(first < second for first, second in pairwise(positions))
             and self.target.catalog_is_current(self.entries)
             and self.target.report_is_current(self.entries)
         )
 
     def with_room(self, planned: MigrationReport, needed: int) -> MigrationReport:
-        """Return a plan with the room that it takes in bytes, and that there is.
+        """Add the needed and the free space to a plan, in bytes.
 
         Raises:
-            NotEnoughSpace: it does not suffice.
-            TargetCatalogChanged: somebody else changed the catalog that the run would write anew.
+            NotEnoughSpace: the free space is not enough.
+            TargetCatalogChanged: another program changed the catalog that the run would replace.
         """
         if self.ledger is not None:
             preflight.check_catalog(self.target, self.ledger)
@@ -109,16 +111,16 @@ class Session(msgspec.Struct, kw_only=True):
         return structs.replace(planned, preflight=Preflight(bytes_needed=needed, bytes_free=free))
 
     def begin(self, origin: str, jobs: Sequence[PlannedBase]) -> None:
-        """Record the run, and put bases that stand in the source's present order; ``origin`` is for a person."""
+        """Record the run, and update the positions of unchanged bases. ``origin`` is the source's display name."""
         self.began, self.jobs = True, jobs
         self._ledger.begin_run(self.run.command, origin, self.run.id)
         for job in jobs:
             if job.unchanged is not None and job.unchanged.position != job.position:
-                self.target.move_in_order(self._ledger, job.base_id, job.position)
+                self.target.update_position(self._ledger, job.base_id, job.position)
         self.target.make_staging()
 
     def publish(self, entry: BaseEntry, fingerprint: str, items: Iterable[ItemRow]) -> None:
-        """Move a base that was built and verified into its place, in one step, and record it."""
+        """Move a verified base into place in one step, and record it."""
         self.target.publish_base(self._ledger, entry, fingerprint, items)
         self.published += 1
 
@@ -136,7 +138,7 @@ class Session(msgspec.Struct, kw_only=True):
         return Migration(report, wrote=True)
 
     def without_writing(self, report: MigrationReport) -> Migration:
-        """End a run that writes nothing."""
+        """End a run that has nothing to write."""
         self.run.end()
         return Migration(structs.replace(report, head=self.run.head()), wrote=False)
 
@@ -152,9 +154,9 @@ def session(target: Path, run: Run, *, unseen: int = 0) -> Iterator[Session]:
     """Open a target for a run: new, empty, or written by an earlier run. A dry run writes only to a temporary folder.
 
     Args:
-        target: the library's folder.
-        run: the run, which is a dry one or not.
-        unseen: bytes that it takes before its plan is known; 0: none.
+        target: folder of the library.
+        run: the run.
+        unseen: bytes that the run needs before its plan is known; 0 if none.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
@@ -168,7 +170,7 @@ def session(target: Path, run: Run, *, unseen: int = 0) -> Iterator[Session]:
     if unseen:
         preflight.check_space(target, unseen)
     at = Session(path=target, run=run, entries={}, work=place.work, target=place)
-    with _opened(at) as ledger, _clean_stop(at, ledger):
+    with _open_ledger(at) as ledger, _settle_on_failure(at, ledger):
         place.recover(ledger)
         at.ledger, at.entries = ledger, ledger.entries()
         yield at
@@ -176,7 +178,7 @@ def session(target: Path, run: Run, *, unseen: int = 0) -> Iterator[Session]:
 
 @contextmanager
 def work_folder(unseen: int) -> Iterator[Path]:
-    """Make a folder for a look that writes nothing else, with room for the largest part of ``unseen`` bytes.
+    """Create a temporary folder for planning, if the disk has space for the largest part of ``unseen``.
 
     Raises:
         NotEnoughSpace
@@ -188,31 +190,35 @@ def work_folder(unseen: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _opened(at: Session) -> Iterator[Ledger]:
-    """Make the target's folders where they are missing and open its ledger, which is its lock.
+def _open_ledger(at: Session) -> Iterator[Ledger]:
+    """Create the folders of the target if necessary, and open its ledger, which locks the library.
 
-    Folders made here go again when the run is refused, or stopped before it has carried anything.
+    If the run is refused or stops before it writes a base, folders that were created here are removed.
     """
-    made = _first_missing(at.target.own)
+    # The topmost folder that does not exist yet.
+    made: Path | None = None
+    folder = at.target.own.absolute()
+    while not folder.exists() and folder != folder.parent:
+        made, folder = folder, folder.parent
     with writable.allow_writes(at.path):
         write_checks.refuse_library_links(at.path)
         try:
             with ExitStack() as stack:
-                ledger = _ledger_of(at.target, stack)
-                # A ledger that says what regraft does not write is refused before what it says is settled.
+                ledger = _open_or_create_ledger(at.target, stack)
+                # Validate the ledger before acting on it.
                 with ledgers.report_unreadable(at.path):
                     check_ledger(ledger)
                 yield ledger
         except BaseException as error:
-            # Never while another run holds the lock: what it has made is not ours.
+            # Another run holds the lock: the folders are in use.
             if made is not None and not at.began and not isinstance(error, TargetLocked):
                 with contextlib.suppress(OSError, RegraftError):
                     durable.remove_made_folders(at.target.own, made)
             raise
 
 
-def _ledger_of(place: TargetLibrary, stack: ExitStack) -> Ledger:
-    """Make the target's folders where they are missing, and open its ledger."""
+def _open_or_create_ledger(place: TargetLibrary, stack: ExitStack) -> Ledger:
+    """Create the ledger's folder if necessary, and open the ledger."""
     try:
         durable.make_folders(place.own)
         return stack.enter_context(ledgers.open_exclusive(place.path))
@@ -222,30 +228,21 @@ def _ledger_of(place: TargetLibrary, stack: ExitStack) -> Ledger:
         raise TargetNotWritable(path=place.path, reason=getattr(error, "strerror", None) or error) from error
 
 
-def _first_missing(path: Path) -> Path | None:
-    """Return the topmost folder of ``path`` that does not exist yet."""
-    missing = None
-    path = path.absolute()
-    while not path.exists() and path != path.parent:
-        missing, path = path, path.parent
-    return missing
-
-
 @contextmanager
-def _clean_stop(at: Session, ledger: Ledger) -> Iterator[None]:
-    """Leave finished bases whole and nothing half, whatever stops the run."""
+def _settle_on_failure(at: Session, ledger: Ledger) -> Iterator[None]:
+    """Remove partial files and record the end of the run if it is stopped or fails."""
     try:
         yield
     except KeyboardInterrupt as error:
-        _leave_whole(at, ledger, "interrupted")
-        raise Interrupted(finished=_finished(at, ledger)) from error
+        _settle(at, ledger, "interrupted")
+        raise Interrupted(finished=_count_finished(at, ledger)) from error
     except RegraftError:
-        _leave_whole(at, ledger, "stopped")
+        _settle(at, ledger, "stopped")
         raise
     except (OSError, apsw.Error) as error:
-        _leave_whole(at, ledger, "stopped")
+        _settle(at, ledger, "stopped")
         reason = getattr(error, "strerror", None) or str(error)
-        finished = _finished(at, ledger)
+        finished = _count_finished(at, ledger)
         raise StoppedMidway(path=at.path, doing=tr("writing the library"), reason=reason, finished=finished) from error
     finally:
         place = at.target
@@ -254,27 +251,21 @@ def _clean_stop(at: Session, ledger: Ledger) -> Iterator[None]:
                 durable.remove_folder(folder)
 
 
-def _leave_whole(at: Session, ledger: Ledger, status: str) -> None:
+def _settle(at: Session, ledger: Ledger, status: str) -> None:
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
-        at.target.throw_away()
-    # Where the ledger cannot be written either, the next run settles what was begun.
+        at.target.discard_staged()
+    # If the ledger cannot be written either, the next run settles the open steps.
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         at.target.recover(ledger)
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         ledger.end_run(status)
 
 
-def _finished(at: Session, ledger: Ledger) -> int:
-    """Count the bases of a run that stand in the target: what it put there by the ledger, and what it left alone."""
+def _count_finished(at: Session, ledger: Ledger) -> int:
+    """Count the finished bases: those that the ledger has as new, and those that were unchanged."""
     kept = {job.base_id for job in at.jobs if job.unchanged is not None}
     with contextlib.suppress(OSError, apsw.Error):
         now = ledger.entries()
         made = {job.base_id for job in at.jobs if now.get(job.base_id) != at.entries.get(job.base_id)}
         return len(kept | made)
     return len(kept) + at.published
-
-
-def _in_order(jobs: Sequence[PlannedBase]) -> bool:
-    """Tell whether bases that stand unchanged stand in the source's present order."""
-    positions = [job.unchanged.position for job in jobs if job.unchanged is not None]
-    return all(first < second for first, second in pairwise(positions))

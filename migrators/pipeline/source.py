@@ -1,4 +1,8 @@
-"""What the shared stages need to know of the layout that they come from."""
+"""The interface between a source layout and the shared stages: options, drafts, hints, and the :class:`Pipeline`.
+
+A layout turns its state into drafts: its bases and items as far as the state describes them, before a vector file is
+opened. Times are milliseconds; None means the time of the run.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +28,17 @@ from regraft.report.notices import Notice
 from regraft.stores.locate import Located
 from regraft.text import utf16_cut, utf16_len
 
-# Drafts: what becomes of bases and items as far as a source's state tells, before a vector file is opened.
-#
-# Every journey makes these of its own state. Times are milliseconds; None stands for the run's own time.
-
-
-#: Error codes of the catalog: v1's free text must never be taken for one.
+#: Error codes of the catalog. Free text from v1 that equals one of them must not be taken for a code.
 ERROR_CODES = frozenset({"directory_not_migrated", "indexing_interrupted"})
-#: The errors of items that v1 left unfinished without saying why. The catalog's readers know these texts.
+#: Errors of items that v1 left unfinished without a reason. Readers of the catalog know these texts.
 FAILED_TEXT = "Legacy knowledge item indexing failed."
 INTERRUPTED_TEXT = "Legacy knowledge item indexing was interrupted and needs to be retried."
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """An uploaded file: its name in a folder of the source (None: the source's folder of uploads).
+    """An uploaded file: its name in a folder of the source (None: the source's folder for uploads).
 
-    ``other_name`` is where else it may be, looked at where nothing has the name.
+    ``other_name`` is used if no file has the name.
     """
 
     name: str
@@ -48,7 +47,10 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 class ItemDraft(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One item, as far as the state tells. ``data`` is the catalog's, but for paths that only carrying knows."""
+    """One item as the source's state describes it.
+
+    ``data`` is the ``data`` of the catalog without paths that are only known once the item is written.
+    """
 
     legacy_id: str
     id: str
@@ -60,24 +62,25 @@ class ItemDraft(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     updated_at: int | None
     loader_ids: tuple[str, ...]
     upload: Upload | None = None
-    #: What an uploaded file asks to be called in ``raw/``; planning gives it a name that is free there. None where
-    #: ``data`` has the final path.
+    #: The file name that an upload should get in ``raw/``; the plan makes it unique. None if ``data`` holds the final
+    #: path.
     file_name: str | None = None
-    #: The entries of a directory's ``uniqueIds`` that are text and not blank, in order, repeats too.
+    #: Loader ids of a directory's files: the entries of ``uniqueIds`` that are text and not blank, in order, with
+    #: repeats.
     entries: tuple[str, ...] = ()
-    #: The id of the folder that the item belongs to, where items of one are listed each by itself.
+    #: Id of the folder that the item is in, if the source lists the files of folders as items.
     group_id: str | None = None
-    #: Whether a directory's files are items of their own in this source already.
+    #: Whether the source lists the files of this directory as items.
     is_listed: bool = False
 
     @property
     def is_to_expand(self) -> bool:
-        """Tell whether it is a folder whose files become items, or that else stays one failed item."""
+        """Whether this folder is replaced by its files as items. If none of them has rows, it stays one failed item."""
         return self.type == "directory" and self.status == "completed" and not self.is_listed
 
 
 class ItemContent(msgspec.Struct):
-    """What becomes of the content of an item: its ``data``, and what is worth saying of it."""
+    """The converted content of an item: its ``data``, its upload, and notices about the conversion."""
 
     data: dict[str, str]
     upload: Upload | None = None
@@ -87,25 +90,25 @@ class ItemContent(msgspec.Struct):
 
 
 def cut_note(text: str, base: str | None = None, item: str | None = None) -> tuple[str, list[Notice]]:
-    """Return a note's text, cut where it is longer than v2 holds, with a notice then."""
+    """Cut a note to the length that v2 allows; with a notice if it was longer."""
     length = utf16_len(text)
     if length <= MAX_NOTE_UNITS:
         return text, []
-    message = tr("{length:,} units are cut to {max_note_units:,}", length=length, max_note_units=MAX_NOTE_UNITS)
+    message = tr("{length:,} UTF-16 units cut to {max_note_units:,}", length=length, max_note_units=MAX_NOTE_UNITS)
     return utf16_cut(text, MAX_NOTE_UNITS), [Notice(code=notices.NOTE_CUT, message=message, base=base, item=item)]
 
 
 class SkippedItem(msgspec.Struct, frozen=True):
-    """An item that is not migrated, and why."""
+    """An item that is not migrated, and the reason."""
 
     legacy_id: str | None
     reason: str
-    #: Loaders whose rows are skipped for the item's own reason, unless another item owns them.
+    #: Loader ids whose rows are skipped for the same reason, unless another item owns them.
     loader_ids: tuple[str, ...] = ()
 
 
 class DraftedItems(msgspec.Struct):
-    """The items of one base, while they are drafted."""
+    """Collects the items of one base while they are drafted."""
 
     items: Packed[ItemDraft] = msgspec.field(default_factory=lambda: Packed(ItemDraft))
     skipped: list[SkippedItem] = msgspec.field(default_factory=list)
@@ -115,15 +118,15 @@ class DraftedItems(msgspec.Struct):
 
 @dataclass(frozen=True)
 class BaseDraft:
-    """One v1 base, as far as its state tells."""
+    """One base as the source's state describes it."""
 
     legacy_id: str
     id: str
     name: str
-    #: The base's model and what the catalog needs for it; its ``model`` is None where it does not resolve.
+    #: The embedding model and its catalog rows. A model that could not be resolved has None as ``model``.
     embedding: ModelChoice
     rerank: ModelChoice
-    #: ``dimensions`` as Redux has them: never trusted, but all that is known of a base without a model.
+    #: ``dimensions`` according to the state. Not trusted; only used for a base without a model.
     stated_dimensions: int | None
     file_processor_id: str | None
     settings: Settings
@@ -131,21 +134,21 @@ class BaseDraft:
     updated_at: int | None
     items: Sequence[ItemDraft]
     skipped_items: tuple[SkippedItem, ...]
-    #: Keys of the names in ``raw/`` that items with a final path have taken.
+    #: Folded names in ``raw/`` that items with a final path have taken.
     taken_names: frozenset[str]
     vector_file: str
     notices: tuple[Notice, ...]
-    #: Its dimensions where its vector file is there and has no row; None where that makes it a failed base.
+    #: Dimensions of the base if its vector file exists and is empty; None if an empty file makes it a failed base.
     dimensions_if_empty: int | None = None
 
     @cached_property
     def folders(self) -> tuple[ItemDraft, ...]:
-        """Return its folders: they are far fewer than its items, and looked at many times."""
+        """Items that are folders. Cached, because they are few and needed often."""
         return tuple(item for item in self.items if item.type == "directory")
 
 
 class SkippedBase(msgspec.Struct, frozen=True):
-    """A base that is not migrated, and why."""
+    """A base that is not migrated, and the reason."""
 
     legacy_id: str | None
     reason: str
@@ -153,20 +156,21 @@ class SkippedBase(msgspec.Struct, frozen=True):
 
 
 class LibraryDraft(msgspec.Struct, frozen=True):
-    """Every base of a source, in v1's order, and those that are not migrated."""
+    """All bases of a source, in the order of the source, and those that are not migrated."""
 
     bases: tuple[BaseDraft, ...]
     skipped: tuple[SkippedBase, ...]
     notices: tuple[Notice, ...]
 
 
-# What a user can ask of this migration.
+# --- options -------------------------------------------------------------------------------------------------------
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Everything that a command line or a program can say besides source and target.
+    """Options of a migration, without source and target.
 
-    ``bases`` are v1 or v2 ids (empty: all); ``now_ms`` is the run's time; ``jobs`` None means as many as pay.
+    ``bases`` are v1 or v2 ids (empty: all). ``now_ms`` is the time of the run. ``jobs`` is the number of processes
+    (None: chosen by the size of the bases).
     """
 
     now_ms: int
@@ -176,29 +180,29 @@ class Options(msgspec.Struct, frozen=True):
     dry_run: bool = False
     #: Read a profile although its application is running.
     while_running: bool = False
-    #: Give files that v1 left without rows the rows of a file with the same bytes.
+    #: Give files that v1 left without rows the rows of an identical file.
     restore_duplicates: bool = True
-    #: Carry the texts of rows that have no vector which could be carried.
+    #: Migrate the text of rows that have no usable vector.
     carry_text: bool = False
-    #: Carry the rows of damaged vector files that prove themselves (``docs/salvage.md``).
+    #: Migrate rows of damaged vector files that can be proven (``docs/salvage.md``).
     salvage: bool = False
-    #: Of a source whose documents are for some people only: whose, besides everybody's, are carried.
+    #: Users whose documents are migrated in addition to public ones, for sources with per-user documents.
     visible_to: tuple[str, ...] = ()
-    #: Make a base of each vector file that v1's state does not name.
+    #: Create a base for each vector file that v1's state does not name.
     adopt_orphans: bool = False
-    #: Read back every byte that earlier runs published, also where size and time of a file are what they were.
+    #: Read every byte that earlier runs published, even if size and time of a file are unchanged.
     verify: bool = False
 
 
 class Duplicate(msgspec.Struct, frozen=True):
-    """A file without rows of its own whose bytes are those of another file of the base, which has rows.
+    """A pair of identical files of a base: the first without rows of its own, the second with rows.
 
-    ``loader_id`` is the loader without rows, ``like`` a loader of the file that it equals. ``name`` and ``like_name``
-    are what a person calls the two; ``path`` is the first one's path where it lies in a folder on disk.
+    ``loader_id`` is the loader id without rows, ``like`` one of the identical file. ``name`` and ``like_name`` are
+    display names. ``path`` is the path on disk of the first file if it is in a folder.
 
-    ``item`` and ``like_item`` are the ids of the items whose uploads were compared, empty for files of folders. Of
-    these, ``read_at`` and ``like_read_at`` are when v1 read them (ms, None where nobody knows); ``changed`` tells
-    whether one of them may have been changed since.
+    ``item`` and ``like_item`` are the ids of the items whose uploads were compared, empty for files of folders. For
+    these, ``read_at`` and ``like_read_at`` are the times at which v1 read them (ms, None if unknown), and ``changed``
+    tells whether one of them may have been changed since.
     """
 
     loader_id: str
@@ -214,7 +218,7 @@ class Duplicate(msgspec.Struct, frozen=True):
 
 
 class FoundOnDisk(msgspec.Struct, frozen=True):
-    """What a run found on disk, kept for a later one that finds the folder or the upload gone."""
+    """Facts that a run found on disk. Later runs use them if the folder or the upload is gone."""
 
     #: Paths of files on disk, by loader id.
     paths: dict[str, str] = msgspec.field(default_factory=dict)
@@ -222,53 +226,53 @@ class FoundOnDisk(msgspec.Struct, frozen=True):
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """What files beside the state and the vector file tell of a base. They make it better and are no condition."""
+    """Optional facts about a base from other files of the source. They improve the plan but are never required."""
 
     #: Paths of files on disk, by loader id.
     paths: dict[str, str] = msgspec.field(default_factory=dict)
-    #: Files whose rows v1 never stored, because another file of the base has the same bytes.
+    #: Files whose rows v1 never stored because another file of the base has the same bytes.
     twins: tuple[Duplicate, ...] = ()
-    #: Whether they get the rows of those files; else it is only said.
+    #: Whether these files get the rows of the identical file. Else they are only reported.
     restore_twins: bool = True
     notices: tuple[Notice, ...] = ()
 
     def with_earlier(self, found: FoundOnDisk) -> Hints:
-        """Return these hints with what an earlier run found and this one did not."""
+        """Add facts that an earlier run found and this one did not."""
         known = {(twin.loader_id, twin.item) for twin in self.twins}
         earlier = (twin for twin in found.twins if (twin.loader_id, twin.item) not in known)
         return replace(self, paths={**found.paths, **self.paths}, twins=(*self.twins, *earlier))
 
 
 class Salvager(Protocol):
-    """What reads a damaged vector file of a layout."""
+    """Reads damaged vector files of a layout."""
 
-    #: How the temporary file is read that it gives.
+    #: The table in the temporary file.
     table: VectorTable
 
     def __call__(
         self, path: Path, work: Path | None, draft: BaseDraft, *, keep: bool
     ) -> AbstractContextManager[tuple[Path | None, SalvageTally]]:
-        """Give a temporary file with what is left, and what that comes to; with ``keep`` False only the latter.
+        """Write readable rows to a temporary file and count what was found; with ``keep`` False only count.
 
         Raises:
-            StoreProblem: nothing of it is in the form of such a file.
+            StoreProblem: nothing in the file has the form of a vector file.
             WorkFolderTooSmall, apsw.Error, OSError
         """
 
     def doubt(self, path: Path, work: Path | None) -> str | None:
-        """Return what contradicts the rows of a file that SQLite reads, for a person; None where nothing does.
+        """Return a contradiction in a file that SQLite can read, for a person to read, or None.
 
         Raises:
-            apsw.Error, OSError: it cannot be read, or there is no room.
+            apsw.Error, OSError: the file cannot be read, or there is not enough space.
         """
 
 
-def _as_it_is(path: Path, _work: Path | None, _options: Options) -> AbstractContextManager[Path]:
+def _open_unchanged(path: Path, _work: Path | None, _options: Options) -> AbstractContextManager[Path]:
     return nullcontext(path)
 
 
 class Pipeline(msgspec.Struct, frozen=True):
-    """One layout as a source: where its rows are, how its state becomes drafts, and what else it can tell.
+    """A source layout: its vector table, how its state becomes drafts, and its optional features.
 
     ``read`` may raise any :class:`regraft.errors.RegraftError` of reading a source.
     """
@@ -276,13 +280,13 @@ class Pipeline(msgspec.Struct, frozen=True):
     table: VectorTable
     read: Callable[[Located, Options], LibraryDraft]
     hints: Callable[[Located, BaseDraft, VectorSurvey, Options], Hints]
-    #: Gives a file on disk in a form that SQLite reads: itself, or a temporary copy below a folder.
-    opened: Callable[[Path, Path | None, Options], AbstractContextManager[Path]] = _as_it_is
-    #: Reads a damaged vector file page by page; None where nothing is known of such.
+    #: Opens a vector file in a form that SQLite reads: the file itself, or a temporary copy in a folder.
+    opened: Callable[[Path, Path | None, Options], AbstractContextManager[Path]] = _open_unchanged
+    #: Reads damaged vector files page by page; None if the layout does not support it.
     salvager: Salvager | None = None
-    #: Whether documents of the source are for some people only (``--visible-to``).
+    #: Whether the source has documents of single users (``--visible-to``).
     has_visibility: bool = False
-    #: Whether it can have vector files that its state does not name (``--adopt-orphans``).
+    #: Whether the source can have vector files that its state does not name (``--adopt-orphans``).
     has_orphans: bool = False
-    #: Whether the base of every source has one id: then another source's is never written over.
+    #: Whether all sources have the same base id. A base of another source is then never overwritten.
     shares_ids: bool = False

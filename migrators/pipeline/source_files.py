@@ -1,11 +1,14 @@
-"""Copies of uploaded files: from the source, or, where it lacks one, from the base that is carried anew."""
+"""Files of a source other than its rows: names and fingerprints, copies of uploads, and hashes of what was written.
+
+The process pool does this work in the background. Without a pool, or if a job fails, this process does it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -41,7 +44,7 @@ from regraft.stores.locate import INDEX_FILE, RAW_FOLDER, Located
 
 
 def upload_names(uploads: str | None, upload: Upload) -> list[str]:
-    """Return the names that an uploaded file may have in the source; ``uploads`` is the folder of such files."""
+    """Return the names that an uploaded file may have in the source. ``uploads`` is the folder for uploads."""
     folder = uploads if upload.folder is None else upload.folder
     if folder is None:
         return []
@@ -50,37 +53,36 @@ def upload_names(uploads: str | None, upload: Upload) -> list[str]:
 
 
 def find_upload(tree: Tree, uploads: str | None, upload: Upload) -> str | None:
-    """Return the name of an uploaded file in the source, or None where it is not there."""
+    """Return the name of an uploaded file in the source, or None if it does not exist."""
     return first_existing_file(tree, upload_names(uploads, upload))
 
 
 def upload_problem(tree: Tree, uploads: str | None, upload: Upload) -> str:
-    """Say why an uploaded file that has no name in the source is not there."""
+    """Explain why an uploaded file is not in the source."""
     for problem in map(tree.problem, upload_names(uploads, upload)):
         if problem:
-            return tr("the uploaded file {name} is not read ({problem})", name=upload.name, problem=problem)
+            return tr("the uploaded file {name} was not read ({problem})", name=upload.name, problem=problem)
     return tr("the uploaded file {name} is not in the source", name=upload.name)
 
 
 def missing_upload_notice(path: str, problem: str, base: str, item: str | None) -> Notice:
-    """Say that an item's uploaded file is not there, for a reason; ``path`` is its name under ``raw/``."""
-    message = tr(
-        "{path}: {problem}; the item stays searchable, but cannot be reindexed without it", path=path, problem=problem
-    )
+    """Say why an item's uploaded file is missing. ``path`` is its name in ``raw/``."""
+    message = tr("{path}: {problem}; the item can be searched but not reindexed without it", path=path, problem=problem)
     return Notice(code=notices.MISSING_UPLOAD, message=message, base=base, item=item)
 
 
 def copy_upload(tree: Tree, uploads: str | None, upload: Upload, earlier: Path, target: Path) -> str:
-    """Copy an uploaded file to ``target`` and return why it cannot be read, or nothing.
+    """Copy an uploaded file to ``target``. Return why it cannot be read, or an empty string.
 
-    Where it cannot, the file of an earlier run is copied. One that is not in the source is no news: the plan says so.
+    If it cannot be read, the copy from an earlier run is kept. A file that does not exist in the source is no problem
+    here: the plan reports it.
 
     Args:
         tree: the source.
-        uploads: the folder of uploaded files in the source.
+        uploads: the folder for uploads in the source.
         upload: the file.
-        earlier: the same file in the base that an earlier run wrote: a poorer source never takes it away.
-        target: where no file is yet.
+        earlier: the same file in the base that an earlier run wrote.
+        target: path of the copy; no file exists there.
 
     Raises:
         OSError: the target cannot be written.
@@ -104,7 +106,7 @@ def copy_upload(tree: Tree, uploads: str | None, upload: Upload, earlier: Path, 
     return problem
 
 
-#: Changes when the same input makes different output: an earlier run's bases are then carried anew.
+#: Raise it when the same input gives different output: bases of earlier runs are then migrated again.
 WRITER_VERSION = 4
 
 
@@ -114,24 +116,24 @@ def vector_file_in_tree(source: Located, draft: BaseDraft) -> str:
 
 
 class _NamedDraft(ItemDraft, frozen=True, kw_only=True, array_like=False):
-    """A draft that is written with the names of its fields, as fingerprints have always had it."""
+    """An item draft that is encoded with field names: fingerprints in existing ledgers were made that way."""
 
 
 class FileHashes(NamedTuple):
-    """What tells whether files of a base changed: of the vector file with what lies beside it, and of its uploads."""
+    """Sizes and checksums of a base's files: of the vector file with its log and journal, and of the uploads."""
 
     vectors: list[object]
     uploads: list[object]
 
 
 def vector_file_names(source: Located, draft: BaseDraft) -> list[str]:
-    """Return the names of a base's vector file and of what may lie beside it."""
+    """Return the names of a base's vector file, and of the log and journal that may be beside it."""
     vectors = vector_file_in_tree(source, draft)
     return [vectors, f"{vectors}-wal", f"{vectors}-journal"] if vectors else []
 
 
 def _hash_files(source: Located, draft: BaseDraft, unread: frozenset[str]) -> FileHashes:
-    """Read a base's files whole and return their marks."""
+    """Read all files of a base and return their sizes and checksums."""
     uploads = (item.upload for item in draft.items if item.upload is not None)
     names = (find_upload(source.tree, source.places.uploads, upload) for upload in uploads)
     return FileHashes(
@@ -143,17 +145,16 @@ def _hash_files(source: Located, draft: BaseDraft, unread: frozenset[str]) -> Fi
 def base_fingerprint(
     source: Located, draft: BaseDraft, unread: frozenset[str] = frozenset(), marks: FileHashes | None = None
 ) -> str:
-    """Return a hash over everything that a base is made from: its draft, its vector file and its uploads.
+    """Hash everything that a base is made from: its draft, its vector file and its uploads.
 
-    Files count by size and CRC-32, so that a backup and the same backup unpacked are the same source. Options that make
-    a difference to few bases only are not part of it (:func:`_other_wish`).
+    Files count by size and CRC-32, so that a backup and the same backup unpacked have one fingerprint. Options that
+    affect few bases are not included; the planner compares them with the ledger entry.
 
     Args:
-        source: where they are.
+        source: the source.
         draft: the base.
-        unread: names of uploads that could not be read when they were copied: if they can be the next time, that is
-            another source.
-        marks: of the files, where they have been read.
+        unread: names of uploads that could not be read when they were copied. The fingerprint changes once they can be.
+        marks: sizes and checksums of the files if they are known.
     """
     if marks is None:
         marks = _hash_files(source, draft, unread)
@@ -169,55 +170,50 @@ def _encode(part: object) -> bytes:
     try:
         return msgspec.json.encode(part, order="deterministic")
     except UnicodeEncodeError:
-        # A name on the disk that is not UTF-8, which JSON has no way to write.
+        # A file name that is not UTF-8, which JSON cannot represent.
         return repr(part).encode("utf-8", "surrogatepass")
-
-
-# What helpers do of a migration meanwhile: they read files of the source whole, copy uploads, and hash the result.
-#
-# All of that this process can do as well, and does where there are no helpers, or where one of them fails.
 
 
 logger = logging.getLogger(__name__)
 
-#: So many files are copied in one job: what says so can wait in a pipe.
-_FILES = 16
-#: Of more files than this the jobs themselves would take much memory.
-_MOST_MARKED = 1 << 16
+#: Number of files copied in one job. The message must fit into a pipe.
+_FILES_PER_JOB = 16
+#: For more files than this, describing the jobs would take too much memory.
+_MAX_HASHED_FILES = 1 << 16
 
 
 def _folder_place(tree: Tree) -> SourceFolder | None:
-    """Return how helpers read a source; None where they cannot: an archive is read by one process."""
+    """Describe a source to the process pool, or return None for an archive, which only one process reads."""
     return SourceFolder(tree, links.are_links_followed()) if isinstance(tree, FolderTree) else None
 
 
-# --- marks -----------------------------------------------------------------------------------------------------------
+# --- content hashes ------------------------------------------------------------------------------------------------
 
 
 class ContentHashJobs:
-    """The marks of a base's files, which helpers make while the base is planned.
+    """Computes sizes and checksums of a base's files in the process pool while the base is planned.
 
     Raises:
-        JobFailed: there are no helpers.
+        JobFailed: the pool has no processes.
     """
 
-    def __init__(self, helpers: ProcessPool, source: Located, draft: BaseDraft) -> None:
-        self._helpers = helpers
+    def __init__(self, pool: ProcessPool, source: Located, draft: BaseDraft) -> None:
+        self._pool = pool
         self._jobs: list[int] = []
         place = _folder_place(source.tree)
-        if place is None or len(draft.items) > _MOST_MARKED:
+        if place is None or len(draft.items) > _MAX_HASHED_FILES:
             return
         folder = source.places.uploads
         uploads = [upload_names(folder, item.upload) for item in draft.items if item.upload is not None]
-        # Nobody deals out what waits while the base is planned: there is a job for all uploads, and it comes first, to
-        # whom nothing else is said before.
+        # No further messages are sent while the base is planned. So one job gets all uploads; it goes first, as the
+        # only message that an idle process takes at any length.
         for files in (uploads, [[name] for name in vector_file_names(source, draft)]):
-            self._jobs.append(helpers.put(trees.content_marks, place, files))
+            self._jobs.append(pool.put(trees.content_marks, place, files))
 
     def marks(self) -> FileHashes | None:
-        """Return the marks, once they are made; None where nobody made them."""
+        """Wait for the sizes and checksums. None if the pool could not compute them."""
         try:
-            parts: list[list[object]] = [self._helpers.take(job) for job in self._jobs]
+            parts: list[list[object]] = [self._pool.take(job) for job in self._jobs]
         except JobFailed as problem:
             logger.info("files are read whole by one process: %s", problem)
             return None
@@ -231,14 +227,14 @@ class ContentHashJobs:
 
 
 class UploadCopies:
-    """Uploads on their way to the target, copied by helpers while they have nothing else to do.
+    """Copies uploads to the target, in the process pool while it has nothing else to do.
 
     Args:
-        files: of each its item's number, itself, and its path below ``target``, where no file is yet.
+        files: number of the item, the upload, and its path below ``target``, where no file exists.
         tree: the source.
-        uploads: the folder of uploaded files in it.
-        target: the folder that they are copied to.
-        helpers: None, or processes, which help where they have been started.
+        uploads: the folder for uploads in the source.
+        target: the folder of the copies.
+        pool: the process pool, used if it is started; or None.
     """
 
     def __init__(
@@ -247,73 +243,79 @@ class UploadCopies:
         tree: Tree,
         uploads: str | None,
         target: Path,
-        helpers: ProcessPool | None,
+        pool: ProcessPool | None,
     ) -> None:
         self._files = files
         self._uploads = uploads
         self._target = target
         self._place = _folder_place(tree)
-        self._helpers = None if self._place is None else helpers
-        self._dealt: list[tuple[int, array[int]]] = []
+        self._pool = None if self._place is None else pool
+        self._assigned: list[tuple[int, array[int]]] = []
 
-    def deal(self, left: int = 1) -> None:
-        """Let helpers copy some files, where they have so many other jobs left at most."""
-        while self._helpers is not None and self._helpers.has_room(left):
-            some = list(islice(self._files, _FILES))
+    def assign(self, remaining: int = 1) -> None:
+        """Give the pool some files to copy if its processes have at most ``remaining`` other jobs."""
+        while self._pool is not None and self._pool.has_room(remaining):
+            some = list(islice(self._files, _FILES_PER_JOB))
             if not some:
                 return
             numbers = array("q", (number for number, _, _ in some))
             try:
                 given = [(upload_names(self._uploads, upload), path) for _, upload, path in some]
-                job = self._helpers.put(trees.copy_files, self._place, given, self._target)
+                job = self._pool.put(trees.copy_files, self._place, given, self._target)
             except JobFailed as problem:
-                self._stop(problem)
+                self._stop_using_pool(problem)
                 job = 0
-            self._dealt.append((job, numbers))
+            self._assigned.append((job, numbers))
 
-    def left(self) -> Iterator[tuple[int, bool]]:
-        """Yield the numbers of the items whose files this process has to copy, and whether helpers have tried to."""
-        # This process has nothing else to do: helpers that have are left at it.
-        self.deal(left=0)
+    def remaining(self) -> Iterator[tuple[int, bool]]:
+        """Yield the numbers of the items whose files this process must copy, and whether the pool tried before."""
+        # This process only copies files from here on, so idle processes of the pool do so too.
+        self.assign(remaining=0)
         for number, _, _ in self._files:
             yield number, False
-            self.deal(left=0)
-        for job, numbers in self._dealt:
-            is_copied = self._answer(job) or [False] * len(numbers)
+            self.assign(remaining=0)
+        for job, numbers in self._assigned:
+            is_copied: list[bool] = []
+            try:
+                is_copied = [] if self._pool is None else self._pool.take(job)
+            except JobFailed as problem:
+                self._stop_using_pool(problem)
+            is_copied = is_copied or [False] * len(numbers)
             yield from ((number, True) for number, is_there in zip(numbers, is_copied, strict=True) if not is_there)
 
-    def _answer(self, job: int) -> list[bool]:
-        try:
-            answer: list[bool] = [] if self._helpers is None else self._helpers.take(job)
-        except JobFailed as problem:
-            self._stop(problem)
-            return []
-        return answer
-
-    def _stop(self, problem: JobFailed) -> None:
+    def _stop_using_pool(self, problem: JobFailed) -> None:
         logger.info("uploads are copied by one process: %s", problem)
-        self._helpers = None
+        self._pool = None
 
 
 # --- hashes ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def hash_in_background(staging: Path, helpers: ProcessPool | None) -> Iterator[Callable[[], tuple[str, str]]]:
-    """Hash the index and the files under ``raw/`` meanwhile; what is given returns both hashes and waits for them."""
+def hash_in_background(staging: Path, pool: ProcessPool | None) -> Iterator[Callable[[], tuple[str, str]]]:
+    """Hash the index and the files in ``raw/`` in the background. The yielded function waits for both."""
     calls: tuple[tuple[Callable[..., str], Any], ...] = (
         (trees.file_hash, (staging / INDEX_FILE,)),
         (trees.folder_hash, (staging, RAW_FOLDER)),
     )
-    if helpers is not None and helpers.is_started and (staging / INDEX_FILE).is_file():
+    if pool is not None and pool.is_started and (staging / INDEX_FILE).is_file():
         try:
-            jobs = [helpers.put(function, *given) for function, given in calls]
+            jobs = [pool.put(function, *given) for function, given in calls]
         except JobFailed as problem:
             logger.info("files are hashed by one process: %s", problem)
         else:
-            yield lambda: _take_hashes(helpers, jobs, staging)
+
+            def take() -> tuple[str, str]:
+                try:
+                    index, raw = (pool.take(job) for job in jobs)
+                except JobFailed as problem:
+                    logger.info("files are hashed again: %s", problem)
+                    return _hash_written(staging)
+                return index, raw
+
+            yield take
             return
-    # Whoever hashes large pieces leaves another thread its time.
+    # Hashing large blocks releases the interpreter lock.
     with ThreadPoolExecutor(1) as beside:
         both = beside.submit(_hash_written, staging)
         yield both.result
@@ -321,12 +323,3 @@ def hash_in_background(staging: Path, helpers: ProcessPool | None) -> Iterator[C
 
 def _hash_written(staging: Path) -> tuple[str, str]:
     return publication.index_hash(staging), publication.raw_hash(staging)
-
-
-def _take_hashes(helpers: ProcessPool, jobs: Iterable[int], staging: Path) -> tuple[str, str]:
-    try:
-        index, raw = (helpers.take(job) for job in jobs)
-    except JobFailed as problem:
-        logger.info("files are hashed again: %s", problem)
-        return _hash_written(staging)
-    return index, raw

@@ -1,4 +1,4 @@
-"""The bases of a run: which are unchanged since an earlier one, and the plan of every other."""
+"""Plan the bases of a run: compare each with what an earlier run wrote, and survey and plan the ones that changed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 class BaseJob(msgspec.Struct, frozen=True):
-    """One base of the run: unchanged, with what the ledger has of it, or planned.
+    """One base of the run: either unchanged, with its ledger entry, or planned.
 
-    ``vectors`` is the vector file on disk (an archive's is extracted), None where there is none to read.
+    ``vectors`` is the vector file on disk (extracted from an archive), or None without a file to read.
     """
 
     position: int
@@ -48,46 +48,48 @@ class BaseJob(msgspec.Struct, frozen=True):
     unchanged: BaseEntry | None = None
     plan: BasePlan | None = None
     vectors: Path | None = None
-    #: How ``vectors`` is read, where that is not as the layout's other files.
+    #: The table in ``vectors`` if it differs from the layout's usual one.
     table: VectorTable | None = None
-    #: The vector file as the source has it, which ``vectors`` may be a copy of, and its state before it was surveyed.
+    #: The vector file in the source (``vectors`` may be a copy of it), and its state before the survey.
     origin: Path | None = None
     origin_mark: sqlite.FileState = ()
-    #: What an earlier run wrote of the base and what still stands, whether unchanged or not.
+    #: The ledger entry of what an earlier run wrote and is still in place, also if the base is migrated again.
     stands: BaseEntry | None = None
-    #: Whether the index that stands is damaged: it is written anew.
+    #: Whether the index in the target is damaged, so that it is written again.
     is_damaged: bool = False
+    #: Size of the uploads to copy.
+    upload_bytes: int = 0
 
     @property
     def base_id(self) -> str:
-        """Return the base's id in the target."""
+        """Id of the base in the target."""
         return self.draft.id
 
     @property
-    def has_moved(self) -> bool:
-        """Tell whether the vector file was written to since the base was looked at."""
+    def has_changed(self) -> bool:
+        """Whether the vector file was written to since it was surveyed."""
         return self.origin is not None and sqlite.read_file_state(self.origin) != self.origin_mark
 
-    def kept(self, plan: BasePlan) -> BaseEntry | None:
-        """Return what an earlier run wrote and still stands, with a notice, where a plan for the base is poorer.
+    def entry_to_keep(self, plan: BasePlan) -> BaseEntry | None:
+        """Return the entry of the existing base, with a notice, if the plan would replace it with less; else None.
 
-        A completed base is never replaced by a failed one, nor one with texts by one without.
+        A failed base never replaces a completed one, nor a base without texts one with texts.
         """
         if self.stands is None:
             return None
         if plan.error is None:
-            return None if self.is_damaged else _kept_whole(self.stands, plan, self.draft.legacy_id)
+            return None if self.is_damaged else _keep_if_source_damaged(self.stands, plan, self.draft.legacy_id)
         is_completed = self.stands.record.base.status == "completed"
-        if is_completed or (self.stands.has_bare_texts and not plan.has_index):
+        if is_completed or (self.stands.has_texts_without_vectors and not plan.has_index):
             return keep_completed(self.stands, plan.error, self.draft.legacy_id)
         return None
 
 
 def select_bases(library: LibraryDraft, options: Options) -> list[tuple[int, BaseDraft]]:
-    """Return the bases that the run is about, with their positions.
+    """Return the bases that the user asked for, with their positions in the source.
 
     Raises:
-        BaseUnknown, BaseAmbiguous: one of ``options.bases`` is none of them, or may be several.
+        BaseUnknown, BaseAmbiguous: a name in ``options.bases`` matches no base, or several.
     """
     numbered = list(enumerate(library.bases))
     if not options.bases:
@@ -99,7 +101,7 @@ def select_bases(library: LibraryDraft, options: Options) -> list[tuple[int, Bas
 
 
 class _Surveyed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a vector file holds, or why it cannot be used; where it is on disk, and what it was before the survey."""
+    """The survey of a vector file or why it cannot be used, with its path and its state before the survey."""
 
     found: VectorSurvey | StoreProblem
     vectors: Path | None = None
@@ -109,7 +111,7 @@ class _Surveyed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BasePlanner:
-    """Looks at the bases of a source: which are unchanged, and what becomes of every other.
+    """Finds the bases that are unchanged since an earlier run, and plans the others.
 
     Vector files of an archive are extracted below ``work`` and stay there until ``keep`` closes.
     """
@@ -124,44 +126,48 @@ class BasePlanner:
         self._keep = keep
         self._work = work
 
-    def works(
+    def plan_bases(
         self, bases: list[tuple[int, BaseDraft]], entries: dict[str, LedgerEntry], progress: Progress
     ) -> Iterator[BaseJob]:
-        """Look at every chosen base: compare it with the ledger, else survey its vector file and plan it."""
+        """Compare each base with the ledger, and survey and plan it if it changed."""
         with stage(progress, "Reading", sum(vector_file_bytes(self.source, draft) for _, draft in bases), "bytes"):
             for position, draft in bases:
                 progress.at(draft.name)
-                yield self._look(position, draft, entries.get(draft.id))
+                yield self._plan_or_keep(position, draft, entries.get(draft.id))
                 size = vector_file_bytes(self.source, draft)
                 progress.step(size, 0)
 
-    def _look(self, position: int, draft: BaseDraft, entry: LedgerEntry | None) -> BaseJob:
+    def _plan_or_keep(self, position: int, draft: BaseDraft, entry: LedgerEntry | None) -> BaseJob:
         if entry is None:
             logger.info("base %s: no earlier run of this target carried it", draft.id)
-            # Without an earlier run to compare with, files need not be read whole: that waits until there is room.
-            return self._plan(position, draft, "", None, self._options)
+            # No earlier run to compare with: hashing the files waits until the free space was checked.
+            return self._plan_base(position, draft, "", None, self._options)
         mark, known = base_fingerprint(self.source, draft), read_entry(entry)
         is_same = entry.fingerprint == mark
         stands = base_state(self._target, draft.id, known, verify=self._options.verify)
         if stands is BaseState.GONE:
             logger.info("base %s: what an earlier run wrote is gone; it is carried anew", draft.id)
-            return self._plan(position, draft, mark, known, self._options)
+            return self._plan_base(position, draft, mark, known, self._options)
         if stands is BaseState.CHANGED:
-            known = msgspec.structs.replace(known, notices=[*known.notices, _changed_since(draft)])
-        is_same = is_same and not _other_wish(known, self._options)
-        # A vector file on disk that could not be read is tried again: what was in the way may be gone.
-        is_again = known.record.base.error == notices.MISSING_STORE and not self.source.is_archive
-        if is_same and not is_again and stands is not BaseState.DAMAGED:
+            message = tr("changed in the target since it was migrated; left unchanged")
+            notice = Notice(code=notices.CHANGED_SINCE, message=message, base=draft.legacy_id)
+            known = msgspec.structs.replace(known, notices=[*known.notices, notice])
+        is_same = is_same and not _options_changed(known, self._options)
+        # A missing vector file on disk is tried again: it may be readable now.
+        is_retried = known.record.base.error == notices.MISSING_STORE and not self.source.is_archive
+        if is_same and not is_retried and stands is not BaseState.DAMAGED:
             logger.info("base %s: unchanged since an earlier run", draft.id)
             return BaseJob(position, draft, mark, unchanged=known)
         logger.info("base %s: carried anew; what an earlier run wrote is %s", draft.id, stands.value)
-        # Texts that came along once are not taken away again.
-        carry_text = self._options.carry_text or known.has_bare_texts
-        planned = self._plan(position, draft, mark, known, replace(self._options, carry_text=carry_text))
+        # Texts that an earlier run migrated without vectors are not removed again.
+        carry_text = self._options.carry_text or known.has_texts_without_vectors
+        planned = self._plan_base(position, draft, mark, known, replace(self._options, carry_text=carry_text))
         planned = replace(planned, stands=known, is_damaged=stands is BaseState.DAMAGED)
-        return _not_poorer(planned, same=is_same)
+        return _keep_better_base(planned, same=is_same)
 
-    def _plan(self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options) -> BaseJob:
+    def _plan_base(
+        self, position: int, draft: BaseDraft, mark: str, known: BaseEntry | None, options: Options
+    ) -> BaseJob:
         surveyed = self._survey(draft, texts=options.carry_text)
         found = surveyed.found
         hints = Hints()
@@ -169,7 +175,7 @@ class BasePlanner:
             hints = self.pipeline.hints(self.source, draft, found, options)
             hints = hints.with_earlier(FoundOnDisk() if known is None else known.found)
         plan = plan_base(draft, found, hints, carry_text=options.carry_text)
-        missing = _missing_uploads(self.source, plan, base_folder(self._target, draft.id))
+        upload_bytes, missing = _check_uploads(self.source, plan, base_folder(self._target, draft.id))
         return BaseJob(
             position,
             draft,
@@ -179,10 +185,11 @@ class BasePlanner:
             table=surveyed.table,
             origin=surveyed.origin,
             origin_mark=surveyed.mark,
+            upload_bytes=upload_bytes,
         )
 
     def _survey(self, draft: BaseDraft, *, texts: bool) -> _Surveyed:
-        """Survey a base's vector file; one that was written to meanwhile cannot be used, whatever it held."""
+        """Survey a base's vector file. A file that changes during the survey cannot be used."""
         name = vector_file_in_tree(self.source, draft)
         if not name:
             return _Surveyed(found=StoreProblem(tr("does not exist (the source holds no vector files)")))
@@ -211,15 +218,10 @@ class BasePlanner:
         return found
 
 
-def _changed_since(draft: BaseDraft) -> Notice:
-    message = tr("it was changed in the target since it was migrated, and is left as it is")
-    return Notice(code=notices.CHANGED_SINCE, message=message, base=draft.legacy_id)
+def _options_changed(stands: BaseEntry, options: Options) -> bool:
+    """Whether the options ask for something that the existing base lacks, or has although it is no longer wanted.
 
-
-def _other_wish(stands: BaseEntry, options: Options) -> bool:
-    """Tell whether there is something in a base about which the user wants the other thing now.
-
-    These are duplicates, and texts without a vector; such texts stay once they are there.
+    This concerns salvaged rows, texts without vectors (these are never removed again), and restored duplicates.
     """
     left = stands.report.salvage
     if options.salvage and stands.record.base.error == notices.MISSING_STORE and left and left.rows:
@@ -231,40 +233,40 @@ def _other_wish(stands: BaseEntry, options: Options) -> bool:
     return bool(stands.report.rows.restored_duplicate)
 
 
-def _not_poorer(work: BaseJob, *, same: bool) -> BaseJob:
-    """Keep a base that stands in the target where the source would now only give a failed one."""
+def _keep_better_base(work: BaseJob, *, same: bool) -> BaseJob:
+    """Keep an existing base if the source would now only give a failed one."""
     if work.stands is None or work.plan is None:
         return work
-    kept = work.kept(work.plan) or (work.stands if same and work.plan.error is not None else None)
+    kept = work.entry_to_keep(work.plan) or (work.stands if same and work.plan.error is not None else None)
     return work if kept is None else replace(work, plan=None, unchanged=kept)
 
 
-def _kept_whole(stands: BaseEntry, plan: BasePlan, base: str) -> BaseEntry | None:
-    """Return an entry with the notice that it is kept where the source is damaged by now and would give less."""
+def _keep_if_source_damaged(stands: BaseEntry, plan: BasePlan, base: str) -> BaseEntry | None:
+    """Return the existing entry with a notice if the source is damaged now and would give fewer rows; else None."""
     tally = plan.salvage
     if tally is None or stands.record.base.status != "completed" or stands.report.rows.carried < plan.rows.carried:
         return None
     error = tr("{rows:,} of about {about:,} rows can be salvaged", rows=tally.rows, about=tally.about)
-    message = tr("its vector file is damaged now ({error}); the base of an earlier run is kept as it is", error=error)
+    message = tr("its vector file is damaged now ({error}); the base from an earlier run is kept", error=error)
     return msgspec.structs.replace(
         stands, notices=[*stands.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
     )
 
 
 def keep_completed(stands: BaseEntry, error: str, base: str) -> BaseEntry:
-    """Return an entry with the notice that it is kept although the base fails now.
+    """Return an entry with the notice that it is kept although the base would fail now.
 
-    ``base`` is the id that the source has for it.
+    ``base`` is the id in the source.
     """
-    kept = tr("completed base") if stands.record.base.status == "completed" else tr("base with the texts")
-    message = tr("it would fail now ({error}); the {kept} of an earlier run is kept as it is", error=error, kept=kept)
+    kept = tr("completed base") if stands.record.base.status == "completed" else tr("base with texts")
+    message = tr("it would fail now ({error}); the {kept} from an earlier run is kept", error=error, kept=kept)
     return msgspec.structs.replace(
         stands, notices=[*stands.notices, Notice(code=notices.KEPT_COMPLETED, message=message, base=base)]
     )
 
 
 def vector_file_bytes(source: Located, draft: BaseDraft) -> int:
-    """Return how long the vector file of a base is; 0 where nobody knows."""
+    """Return the size of a base's vector file, or 0 if it is unknown."""
     name = vector_file_in_tree(source, draft)
     try:
         return source.tree.size(name) if name and source.tree.kind(name) == "file" else 0
@@ -272,12 +274,20 @@ def vector_file_bytes(source: Located, draft: BaseDraft) -> int:
         return 0
 
 
-def _missing_uploads(source: Located, plan: BasePlan, earlier: Path) -> Iterator[Notice]:
-    """Say which uploads are neither in the source nor in the base that an earlier run wrote."""
+def _check_uploads(source: Located, plan: BasePlan, earlier: Path) -> tuple[int, list[Notice]]:
+    """Return the size of a base's uploads in bytes, and a notice for each missing one.
+
+    An upload is missing if it is neither in the source nor in the base that an earlier run wrote to ``earlier``.
+    """
+    size, missing = 0, []
     for item in plan.items:
-        if item.upload is None or find_upload(source.tree, source.places.uploads, item.upload) is not None:
+        if item.upload is None:
             continue
+        name = find_upload(source.tree, source.places.uploads, item.upload)
         path = item.data["relativePath"]
-        if not (earlier / RAW_FOLDER / path).is_file():
+        if name is not None:
+            size += source.tree.size(name)
+        elif not (earlier / RAW_FOLDER / path).is_file():
             problem = upload_problem(source.tree, source.places.uploads, item.upload)
-            yield missing_upload_notice(path, problem, plan.draft.legacy_id, item.legacy_id)
+            missing.append(missing_upload_notice(path, problem, plan.draft.legacy_id, item.legacy_id))
+    return size, missing

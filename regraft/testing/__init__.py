@@ -1,4 +1,4 @@
-"""Property-based tests for anybody who implements these layouts (``docs/testing.md``). Needs the extra ``testing``."""
+"""Property-based tests for implementations of the layouts (``docs/testing.md``). Needs the extra ``testing``."""
 
 from regraft.testing.damage import DAMAGES, Damage, DamagedCase, Planted, damaged_libraries, damages
 from regraft.testing.machine import BASE_ID, IndexStoreMachine

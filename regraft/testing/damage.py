@@ -1,4 +1,4 @@
-"""Damage to v2 libraries, one kind for each thing that can be wrong with them (``docs/testing.md``, "Damage")."""
+"""Kinds of damage to v2 libraries, at least one for each finding about v2 data (``docs/testing.md``, "Damage")."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from regraft.formats.cherry_v2.layout import (
 from regraft.stores.write_checks import RESTORE_JOURNAL
 from regraft.testing.strategies import LibraryCase, libraries
 
-# Damage that is done to a library on disk: by statements, by bytes, by what happens to files.
+# --- ways to damage a library --------------------------------------------------------------------------------------
 
 
-#: The base that some damage brings in, of which the library knew nothing.
+#: Id of a base that some kinds of damage add to the library.
 STRAY_BASE = "aaaaaaaa-0000-4000-8000-000000000001"
-#: When a file was last changed that is no longer young (s).
+#: Modification time (s) of a file that is old enough to be reported.
 _OLD = 1_600_000_000
 
 Choice = TypeVar("Choice")
@@ -43,7 +43,7 @@ Choice = TypeVar("Choice")
 
 @dataclass(frozen=True)
 class DamageTarget:
-    """Where damage is done: a base of a library, and which of several rows or files is hit."""
+    """Where to do damage: a base of a library, and the number that selects one of several rows or files."""
 
     library: Path
     base_id: str
@@ -51,41 +51,41 @@ class DamageTarget:
 
     @property
     def index(self) -> Path:
-        """Return the base's index file."""
+        """Path of the base's index."""
         return self.folder(self.base_id) / INDEX_FILE
 
     @property
     def raw(self) -> Path:
-        """Return the folder of the base's raw files."""
+        """Folder of the base's raw files."""
         return self.folder(self.base_id) / RAW_FOLDER
 
     @property
     def catalog(self) -> Path:
-        """Return the library's catalog."""
+        """Path of the library's catalog."""
         return self.library / CATALOG_FILE
 
     def folder(self, base_id: str) -> Path:
         """Return the folder of any base."""
         return self.library / KNOWLEDGE_FOLDER / base_id
 
-    def chosen(self, options: Sequence[Choice]) -> Choice:
-        """Return the one that is hit.
+    def choose(self, options: Sequence[Choice]) -> Choice:
+        """Return the selected option.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there are no options.
         """
         if not options:
             raise ValueError(f"base {self.base_id} has nothing for this damage to hit")
         return options[self.choice % len(options)]
 
 
-#: Does the damage, and returns what it is about where that is sure: an id, a hash, a path below ``raw/``.
+#: Does damage and returns its subject if that is certain: an id, a hash, or a path below ``raw/``.
 PlantDamage = Callable[[DamageTarget], str | None]
 
 
 @contextmanager
 def unchecked(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
-    """Open a file for writing without foreign keys and checks, as a program that knows neither would."""
+    """Open a file for writing without foreign keys and checks, like a program that does not know them."""
     with sqlite.open_writable(path, create=create) as db:
         untrusted_sqlite.unguard_connection(db)
         db.execute("PRAGMA foreign_keys = OFF")
@@ -94,17 +94,17 @@ def unchecked(path: Path, *, create: bool = False) -> Iterator[apsw.Connection]:
 
 
 def in_index(*statements: str, rows: str = "") -> PlantDamage:
-    """Return what runs statements in the base's index.
+    """Run statements in the base's index.
 
     Args:
-        statements: ``:base`` in them is the base's id, ``:row`` the number of the row that is hit.
-        rows: a query for the rows that can be hit, each with what a finding calls it, or NULL.
+        statements: SQL with ``:base`` for the base's id and ``:row`` for the selected row.
+        rows: a query for the rows that can be selected, each with the subject of the finding, or NULL.
     """
     return lambda target: _run(target, target.index, statements, rows)
 
 
 def in_catalog(*statements: str, rows: str = "") -> PlantDamage:
-    """Return what runs statements in the catalog; otherwise as :func:`in_index`."""
+    """Run statements in the catalog. Arguments as for :func:`in_index`."""
     return lambda target: _run(target, target.catalog, statements, rows)
 
 
@@ -113,14 +113,14 @@ def _run(target: DamageTarget, path: Path, statements: Sequence[str], rows: str)
     subject = None
     with unchecked(path) as db, sqlite.transaction(db):
         if rows:
-            values["row"], subject = target.chosen(db.execute(rows, values).fetchall())
+            values["row"], subject = target.choose(db.execute(rows, values).fetchall())
         for statement in statements:
             db.execute(statement, values)
     return None if subject is None else str(subject)
 
 
 def in_schema(old: str, new: str) -> PlantDamage:
-    """Return what changes the wording of the index's schema, and with it what it does."""
+    """Replace text in the schema of the index, and so change what it does."""
 
     def plant(target: DamageTarget) -> None:
         with unchecked(target.index) as db:
@@ -135,12 +135,12 @@ def in_schema(old: str, new: str) -> PlantDamage:
 
 
 def in_vector(change: Callable[[bytes], bytes]) -> PlantDamage:
-    """Return what changes the bytes of one vector."""
+    """Change the bytes of one vector."""
 
     def plant(target: DamageTarget) -> str:
         with unchecked(target.index) as db:
             found = db.execute("SELECT rowid, embedding_text_hash, vector_blob FROM embedding").fetchall()
-            row, key, vector = target.chosen(found)
+            row, key, vector = target.choose(found)
             assert isinstance(vector, bytes)
             db.execute("UPDATE embedding SET vector_blob = ? WHERE rowid = ?", (change(vector), row))
         return str(key)
@@ -149,7 +149,7 @@ def in_vector(change: Callable[[bytes], bytes]) -> PlantDamage:
 
 
 def in_bytes(change: Callable[[bytes], bytes]) -> PlantDamage:
-    """Return what changes the bytes of the base's index file."""
+    """Change the bytes of the base's index."""
 
     def plant(target: DamageTarget) -> None:
         target.index.write_bytes(change(target.index.read_bytes()))
@@ -158,12 +158,12 @@ def in_bytes(change: Callable[[bytes], bytes]) -> PlantDamage:
 
 
 def no_catalog(target: DamageTarget) -> None:
-    """Put something else in the place of the catalog."""
+    """Replace the catalog with a file that is not a database."""
     target.catalog.write_bytes(b"x")
 
 
 def stale_copy(target: DamageTarget) -> str:
-    """Let the catalog be a profile's, with the database of a beta beside it."""
+    """Move the catalog to where a profile has it, with a beta version's database beside it."""
     (target.library / LIVE_DATABASE).parent.mkdir()
     (target.library / PROFILE_DATABASE).write_bytes(target.catalog.read_bytes())
     target.catalog.rename(target.library / LIVE_DATABASE)
@@ -178,12 +178,12 @@ def staged_restore(target: DamageTarget) -> None:
 
 
 def no_index(target: DamageTarget) -> None:
-    """Remove the base's index file."""
+    """Remove the base's index."""
     target.index.unlink()
 
 
 def hot_journal(target: DamageTarget) -> None:
-    """Leave the index and its journal as a power cut leaves them, in the midst of a transaction."""
+    """Leave the index and its journal as a power cut during a transaction does."""
     path = target.index
     journal = path.with_name(f"{path.name}-journal")
     with sqlite.open_writable(path) as db:
@@ -215,7 +215,7 @@ def preview_store(target: DamageTarget) -> str:
 
 
 def stray_folder(target: DamageTarget) -> str:
-    """Rename the base's folder, so that it is nobody's."""
+    """Rename the base's folder so that it belongs to no base."""
     target.folder(target.base_id).rename(target.folder(STRAY_BASE))
     return STRAY_BASE
 
@@ -229,16 +229,16 @@ def vector_file(target: DamageTarget) -> str:
 
 
 def lost_file(target: DamageTarget) -> str:
-    """Remove the raw file of a material; a path below a folder may be a virtual one, which has no file by design."""
+    """Remove the raw file of a material. Paths below folders are not used, because their files may be virtual."""
     with sqlite.open_readonly(target.index) as db:
         paths = [str(path) for (path,) in db.execute("SELECT relative_path FROM material ORDER BY rowid")]
-    path = target.chosen([path for path in paths if "/" not in path and (target.raw / path).is_file()])
+    path = target.choose([path for path in paths if "/" not in path and (target.raw / path).is_file()])
     (target.raw / path).unlink()
     return path
 
 
 def changed_snapshot(target: DamageTarget) -> str:
-    """Add to the snapshot of a url or note."""
+    """Append to the snapshot of a url or note."""
     with sqlite.open_readonly(target.catalog) as db:
         items = db.execute(
             "SELECT id FROM knowledge_item WHERE base_id = ? AND type IN ('url', 'note')", (target.base_id,)
@@ -250,14 +250,14 @@ def changed_snapshot(target: DamageTarget) -> str:
             for item, path in db.execute("SELECT material_id, relative_path FROM material ORDER BY rowid")
             if item in known and "/" not in str(path)
         ]
-    path = target.chosen(paths)
+    path = target.choose(paths)
     snapshot = target.raw / path
     snapshot.write_bytes(snapshot.read_bytes() + b"more")
     return path
 
 
 def stray_file(target: DamageTarget) -> str:
-    """Leave an old file in ``raw/`` that is nobody's."""
+    """Leave an old file in ``raw/`` that belongs to no item."""
     path = target.raw / "stray.bin"
     path.write_bytes(b"stray")
     os.utime(path, (_OLD, _OLD))
@@ -266,10 +266,10 @@ def stray_file(target: DamageTarget) -> str:
 
 @dataclass(frozen=True)
 class Planted:
-    """What an audit has to find of planted damage (``docs/findings.md``, "v2 data").
+    """The finding that an audit must report for planted damage (``docs/findings.md``, "v2 data").
 
-    ``base`` is the base's id, None where it is the whole library. ``subject`` is what it is about, None where that
-    depends on the auditor.
+    ``base`` is the id of the base, None for the whole library. ``subject`` is the subject of the finding, None if
+    auditors may differ.
     """
 
     finding: str
@@ -279,25 +279,24 @@ class Planted:
 
 @dataclass(frozen=True)
 class Damage:
-    """One kind of damage: the finding that it is, what does it, and how deep an audit has to look to see it."""
+    """A kind of damage: its finding, how to plant it, and the audit level that detects it."""
 
     finding: str
     plants: PlantDamage
     level: Literal["quick", "default", "deep"] = "quick"
-    #: What the finding is filed under: the damaged base, the library, or a base that the damage brings in.
+    #: What the finding is about: the damaged base, the library, or a base that the damage adds.
     about: Literal["base", "library", "stray"] = "base"
 
     def plant(self, library: Path, base_id: str, choice: int = 0) -> Planted:
         """Damage a library on disk.
 
         Args:
-            library: its folder.
-            base_id: a completed base with vectors, in which there are completed items of every type, with their files
-                in ``raw/``.
-            choice: which row or file is hit, where there are several.
+            library: folder of the library.
+            base_id: a completed base with vectors, and with completed items of every type whose files are in ``raw/``.
+            choice: selects the row or file if there are several.
 
         Raises:
-            ValueError: the base has nothing that could be damaged like this.
+            ValueError: the base has nothing that can be damaged this way.
         """
         with writable.allow_writes(library):
             subject = self.plants(DamageTarget(library, base_id, choice))
@@ -315,21 +314,21 @@ class DamagedCase:
 
     @property
     def expected(self) -> str:
-        """Return the name of the finding that an audit must give."""
+        """Name of the finding that an audit must report."""
         return self.damage.finding
 
     def write(self, folder: Path) -> Planted:
-        """Write the damaged library to a folder, which does not exist yet, and return what is to be found there."""
+        """Write the damaged library to a folder that does not exist yet, and return the finding to expect."""
         return self.damage.plant(self.library.write(folder), self.library.bases[0].id, self.choice)
 
 
 def damages(*findings: str) -> st.SearchStrategy[Damage]:
-    """Return damages that are one of these findings; without any, of all."""
+    """Generate kinds of damage. ``findings`` limits them to damage with one of the named findings."""
     return st.sampled_from([one for one in DAMAGES.values() if not findings or one.finding in findings])
 
 
 def damaged_libraries(*findings: str) -> st.SearchStrategy[DamagedCase]:
-    """Return libraries with one damage each that is one of these findings; without any, of all."""
+    """Generate libraries with one damage each. ``findings`` limits the kinds of damage."""
     return st.builds(DamagedCase, libraries(whole=True), damages(*findings), st.integers(0, 99))
 
 
@@ -337,7 +336,7 @@ def damaged_libraries(*findings: str) -> st.SearchStrategy[DamagedCase]:
 
 _CONTENTS = "SELECT rowid, content_hash FROM content"
 _MATERIALS = "SELECT material.rowid, material_id FROM material"
-_CUT = "EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = material.material_id)"
+_HAS_UNITS = "EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = material.material_id)"
 _UNITS = "SELECT rowid, unit_id FROM search_unit"
 _LAST_UNITS = (
     "SELECT rowid, material_id FROM search_unit u WHERE unit_index > 0 AND unit_index ="
@@ -354,7 +353,7 @@ _UNIT = "UPDATE search_unit SET {} WHERE rowid = :row"
 _BODY = "UPDATE search_text SET {} WHERE rowid = :row"
 _ITEM = "UPDATE knowledge_item SET {} WHERE rowid = :row"
 _BASE = "UPDATE knowledge_base SET {} WHERE id = :base"
-_NOBODYS = "a text of nobody"
+_UNUSED_TEXT = "a text of nobody"
 _NO_UPDATES = "DROP TRIGGER search_text_au"
 _UPDATES = next(trigger for trigger in TRIGGERS if "search_text_au" in trigger)
 
@@ -385,13 +384,13 @@ def _last_number(number: float) -> PlantDamage:
 
 def _file_without_text(target: DamageTarget) -> str:
     with sqlite.open_readonly(target.catalog) as db:
-        _, item = target.chosen(db.execute(_FILES, {"base": target.base_id}).fetchall())
+        _, item = target.choose(db.execute(_FILES, {"base": target.base_id}).fetchall())
     with IndexStore(target.index, target.base_id) as store:
         store.delete_materials([str(item)])
     return str(item)
 
 
-#: Every kind of damage under a name of its own.
+#: All kinds of damage by name.
 DAMAGES: dict[str, Damage] = {
     # --- files
     "random bytes": Damage("file.unreadable", in_bytes(lambda _: bytes(range(256)) * 9)),
@@ -440,17 +439,17 @@ DAMAGES: dict[str, Damage] = {
     "a text of nobody": Damage(
         "content.orphan",
         in_index(
-            f"INSERT INTO content VALUES ('{identity.text_hash(_NOBODYS)}', '{_NOBODYS}', 0)",
-            rows=f"SELECT 0, '{identity.text_hash(_NOBODYS)}'",
+            f"INSERT INTO content VALUES ('{identity.text_hash(_UNUSED_TEXT)}', '{_UNUSED_TEXT}', 0)",
+            rows=f"SELECT 0, '{identity.text_hash(_UNUSED_TEXT)}'",
         ),
     ),
     "no text": Damage(
         "material.no-content",
-        in_index(_MATERIAL.format("current_content_hash = NULL"), rows=f"{_MATERIALS} WHERE {_CUT}"),
+        in_index(_MATERIAL.format("current_content_hash = NULL"), rows=f"{_MATERIALS} WHERE {_HAS_UNITS}"),
     ),
     "a text that is gone": Damage(
         "material.no-content",
-        in_index(_MATERIAL.format("current_content_hash = 'gone'"), rows=f"{_MATERIALS} WHERE {_CUT}"),
+        in_index(_MATERIAL.format("current_content_hash = 'gone'"), rows=f"{_MATERIALS} WHERE {_HAS_UNITS}"),
     ),
     "a way out": Damage("material.path-unsafe", _path("'../x'")),
     "a backslash": Damage("material.path-unsafe", _path("'a\\b'")),
@@ -473,7 +472,7 @@ DAMAGES: dict[str, Damage] = {
         in_index(
             "DELETE FROM search_unit WHERE material_id = (SELECT material_id FROM material WHERE rowid = :row)",
             rows=f"{_MATERIALS} JOIN content ON content_hash = current_content_hash"
-            f" WHERE {_CUT} AND trim(text, char(32, 9, 10, 13)) <> ''",
+            f" WHERE {_HAS_UNITS} AND trim(text, char(32, 9, 10, 13)) <> ''",
         ),
     ),
     # --- units and bodies
@@ -528,7 +527,7 @@ DAMAGES: dict[str, Damage] = {
         in_index(_BODY.format("search_text_id = 'b'"), rows="SELECT rowid, 'b' FROM search_text"),
         "default",
     ),
-    "another body": Damage("body.hash", in_index(_BODY.format(f"text = '{_NOBODYS}'"), rows=_BODIES), "default"),
+    "another body": Damage("body.hash", in_index(_BODY.format(f"text = '{_UNUSED_TEXT}'"), rows=_BODIES), "default"),
     "a body of bytes": Damage(
         "body.hash", in_index(_NO_UPDATES, _BODY.format("text = x'00ff'"), _UPDATES, rows=_BODIES), "default"
     ),
@@ -564,7 +563,7 @@ DAMAGES: dict[str, Damage] = {
         "fts.desync",
         in_index(
             _NO_UPDATES,
-            _BODY.format(f"text = '{_NOBODYS}'"),
+            _BODY.format(f"text = '{_UNUSED_TEXT}'"),
             _UPDATES,
             rows="SELECT rowid, NULL FROM search_text",
         ),
@@ -643,7 +642,7 @@ DAMAGES: dict[str, Damage] = {
     "a folder that is gone": Damage("item.container", _of_file("group_id = 'gone'")),
     "folders in a circle": Damage(
         "item.container",
-        # What lies in the folder is in the circle too.
+        # The items in the folder become part of the cycle.
         in_catalog(_ITEM.format("group_id = id"), rows=_ITEMS.format("NULL", "directory")),
     ),
     "a tombstone": Damage("item.tombstone", _of_folder("status = 'failed', error = 'directory_not_migrated'")),

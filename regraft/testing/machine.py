@@ -1,4 +1,4 @@
-"""A state machine that compares any index store with a model: rebuild, delete, reopen, crash, stop midway, search."""
+"""A Hypothesis state machine that compares any index store with a model: rebuild, delete, reopen, crash, search."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from regraft.testing.strategies import MaterialInput, materials
 
 BASE_ID = "5e6f7a8b-9c0d-4e1f-8a2b-3c4d5e6f7a8b"
 _OTHER_BASE_ID = "11111111-1111-4111-8111-111111111111"
-#: Where Linux has files in memory.
+#: Linux's file system in memory.
 _IN_MEMORY = "/dev/shm"
 _NOW_MS = 1_795_262_400_000
 _IDS = [f"item-{number}" for number in range(9)]
@@ -34,25 +34,29 @@ _IDS = [f"item-{number}" for number in range(9)]
 class IndexStoreMachine(RuleBasedStateMachine):
     """Compares an index store with a model (``docs/testing.md``).
 
-    For a store of your own override :meth:`open_store`, :meth:`rebuild`, :meth:`delete` and :meth:`close_store`, set
-    ``refused`` to what it raises for input that it must not take, and, where it can be stopped midway, override
-    :meth:`stopping`. A store that can also be read or searched overrides :meth:`read_units`, :meth:`search_words` and
-    :meth:`search_vectors`. Then ``TestStore = MyMachine.TestCase``.
+    To test your own store, override :meth:`open_store`, :meth:`rebuild`, :meth:`delete` and :meth:`close_store`, and
+    set ``refused`` to the exceptions for invalid input. If your store can be stopped midway, override :meth:`stopping`;
+    if it can be read or searched, :meth:`read_units`, :meth:`search_words` and :meth:`search_vectors`. Then ``TestStore
+    = MyMachine.TestCase``.
     """
 
     dimensions: ClassVar[int] = 4
-    #: What the store raises for input that it refuses, and what :meth:`stopping` raises; the file is then as it was.
+    #: Exceptions for input that the store refuses, and the one that :meth:`stopping` raises. The file must then be
+    #: unchanged.
     refused: ClassVar[tuple[type[Exception], ...]] = (RegraftError,)
 
     def __init__(self) -> None:
         super().__init__()
         self._keep = ExitStack()
-        folder = Path(self._keep.enter_context(tempfile.TemporaryDirectory(prefix="regraft-", dir=_memory())))
-        #: The index file under test.
+        # A folder in memory, because a store flushes many small changes.
+        is_chosen = any(name in os.environ for name in ("TMPDIR", "TEMP", "TMP"))
+        parent = None if is_chosen or not os.access(_IN_MEMORY, os.W_OK) else _IN_MEMORY
+        folder = Path(self._keep.enter_context(tempfile.TemporaryDirectory(prefix="regraft-", dir=parent)))
+        #: Path of the index file under test.
         self.path = folder / "index.sqlite"
         self._model: dict[str, MaterialInput] = {}
         self._vectors: dict[str, bytes] = {}
-        #: What was done last, for messages.
+        #: Description of the last step, for messages.
         self._last = "creating the index"
         #: The store under test.
         self.store: Any = None
@@ -65,7 +69,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
     # --- what another store overrides ------------------------------------------------------------------------------
 
     def open_store(self, path: Path, *, create: bool) -> Any:
-        """Open the store under test, of the base :data:`BASE_ID`."""
+        """Open the store under test for the base :data:`BASE_ID`."""
         return IndexStore(path, BASE_ID, create=create)
 
     def close_store(self) -> None:
@@ -73,7 +77,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self.store.close()
 
     def rebuild(self, material: MaterialInput) -> None:
-        """Replace or add a material."""
+        """Add or replace a material."""
         self.store.rebuild_material(
             material.material_id,
             material.relative_path,
@@ -84,14 +88,14 @@ class IndexStoreMachine(RuleBasedStateMachine):
         )
 
     def delete(self, material_ids: list[str]) -> None:
-        """Delete materials; unknown ids are no error."""
+        """Delete materials. Unknown ids are not an error."""
         self.store.delete_materials(material_ids)
 
     @contextmanager
     def stopping(self, after: int) -> Iterator[None]:
-        """Make the store's work inside fail after so many steps, with an exception that ``refused`` lists.
+        """Return a context in which the store fails after this many steps, with an exception in ``refused``.
 
-        By default an :class:`IndexStore` is stopped after steps of SQLite; another store is not stopped.
+        By default, an :class:`IndexStore` is stopped after steps of SQLite; other stores are not stopped.
         """
         connection = self.store._db if isinstance(self.store, IndexStore) else None
         if connection is None:
@@ -104,23 +108,23 @@ class IndexStoreMachine(RuleBasedStateMachine):
             connection.set_progress_handler(None)
 
     def read_units(self, material_id: str) -> list[tuple[int, int, str]] | None:
-        """Return (start, end, body) of a material's units in their order, as the store reads them.
+        """Return (start, end, body) of a material's units in order, as the store reads them.
 
-        By default that is what an :class:`IndexStore` lists; None: the store is not asked.
+        By default, the units that an :class:`IndexStore` lists; None if reading is not tested.
         """
         if not isinstance(self.store, IndexStore):
             return None
         return [(unit.char_start, unit.char_end, unit.text) for unit in self.store.list_units(material_id)]
 
     def search_words(self, query: str, count: int) -> list[str] | None:
-        """Return the ids of up to ``count`` units that hold a word, best first; None: the store is not searched."""
+        """Return the ids of up to ``count`` units that contain a word, best first; None if search is not tested."""
         del query, count
         return None
 
     def search_vectors(self, vector: bytes, count: int) -> list[str] | None:
         """Return the ids of the ``count`` units nearest to a vector by cosine distance, best first.
 
-        None: the store is not searched.
+        None if search is not tested.
         """
         del vector, count
         return None
@@ -129,7 +133,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def walk_through(self) -> None:
-        """Do once what stores get wrong most often, so that it does not depend on what is drawn."""
+        """Run through what stores most often get wrong, whatever Hypothesis draws."""
         self._check()
         for walk in (self._walk_texts, self._walk_vectors, self._walk_refusals, self._walk_openings):
             walk()
@@ -138,7 +142,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def rebuild_one(self, data: st.DataObject) -> None:
-        """Rebuild a material; one whose path another has is refused."""
+        """Rebuild a material. A path that another material has must be refused."""
         material = data.draw(materials(self.dimensions))
         if self._path_is_taken(material):
             self._must_refuse(material, "a path that another material has")
@@ -147,25 +151,27 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def rebuild_with_a_gap(self, data: st.DataObject) -> None:
-        """Rebuild a material of which one body has no vector: refused, unless the file has one."""
+        """Rebuild a material with a body that has no vector. Must be refused unless the file has the vector."""
         material = data.draw(materials(self.dimensions))
         missing = [key for key in material.embeddings if key not in self._vectors]
         if missing:
             rest = {key: vector for key, vector in material.embeddings.items() if key != missing[0]}
-            self._must_refuse(_with(material, embeddings=rest), "a body without a vector")
+            self._must_refuse(_replace_fields(material, embeddings=rest), "a body without a vector")
         elif not self._path_is_taken(material):
             self._rebuild(material, without=set(material.embeddings))
 
     @rule(data=st.data(), beyond=st.integers(1, 9))
     def rebuild_beyond_the_text(self, data: st.DataObject, beyond: int) -> None:
-        """Rebuild a material with a unit that ends behind its text: refused, never clamped."""
+        """Rebuild a material with a unit that ends after its text. Must be refused, not shortened."""
         material = data.draw(materials(self.dimensions))
         length = len(material.content.encode("utf-16-le")) // 2
-        self._must_refuse(_with(material, units=(*material.units, (0, length + beyond))), "a unit beyond the text")
+        self._must_refuse(
+            _replace_fields(material, units=(*material.units, (0, length + beyond))), "a unit beyond the text"
+        )
 
     @rule(ids=st.lists(st.sampled_from(_IDS), max_size=3))
     def delete_some(self, ids: list[str]) -> None:
-        """Delete materials, some of which are not there."""
+        """Delete materials, some of which do not exist."""
         self._delete(ids)
 
     @rule()
@@ -175,7 +181,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Go on with the files as they are on disk, as after a power cut."""
+        """Continue with the files as they are on disk, as after a power cut."""
         self._last = "a crash"
         crashed = self.path.parent / "crashed"
         _copy_files(self.path, crashed)
@@ -189,14 +195,14 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), after=st.integers(1, 400))
     def be_stopped(self, data: st.DataObject, after: int) -> None:
-        """Stop a rebuild midway: the file holds what it held, or all of the new."""
+        """Stop a rebuild midway. The file must have the state before or after it."""
         material = data.draw(materials(self.dimensions))
         if not self._path_is_taken(material):
             self._stop(material, after)
 
     @rule(count=st.integers(1, 5), data=st.data())
     def search(self, count: int, data: st.DataObject) -> None:
-        """Search for a word and for a vector that the file has."""
+        """Search for a word and for a vector that the file contains."""
         bodies = sorted({body for one in self._model.values() for body in one.bodies})
         if bodies:
             body = data.draw(st.sampled_from(bodies))
@@ -207,13 +213,13 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
-        """Compare the file with the format and with the model, by SQLite alone."""
+        """Compare the file with the format and the model, with SQLite alone."""
         self._check()
 
     # --- what is always tried --------------------------------------------------------------------------------------
 
     def _walk_texts(self) -> None:
-        """Go through texts: emoji before a unit, white space, NUL, equal ones, fewer ones, none."""
+        """Try texts: emoji before a unit, white space, NUL, equal texts, fewer texts, no text."""
         emoji = self._material(0, "a.md", ["🎉 one 𝒳", "  padded\t\n", "two", "three words here"])
         self._rebuild(emoji, "adding four units with emoji")
         case = self._material(1, "A.md", ["two", "Two", "nul\0 inside", "nul\0"])
@@ -224,7 +230,9 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._rebuild(self._material(2, "notes/n.md", ["two"]), "replacing a material by one of fewer units")
         self._rebuild(self._material(1, "moved.md", ["two", "four"]), "replacing a material under another path")
         self._rebuild(self._material(3, "c.md", ["two", "", "two", "%_'\""]), "adding an empty and a repeated unit")
-        self._rebuild(_with(self._material(4, "d.md", []), content="no units"), "adding a material without units")
+        self._rebuild(
+            _replace_fields(self._material(4, "d.md", []), content="no units"), "adding a material without units"
+        )
         self._rebuild(self._material(5, "e.md", []), "adding a material of an empty text")
         several = [f"body {n} of a lighthouse{' by the sea' * n}" for n in range(6)]
         self._rebuild(self._material(6, "f.md", several), "adding six units")
@@ -236,54 +244,62 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._search_vectors("two", 3)
 
     def _walk_vectors(self) -> None:
-        """Go through vectors: a stored one stays, odd ones are kept, known ones need not be given."""
+        """Try vectors: stored ones stay, odd ones are kept, known ones need not be given."""
         again = self._material(2, "notes/n.md", ["two", "five"], seed=1)
         self._rebuild(again, "rebuilding a text with another vector than the stored one, which stays")
         self._rebuild(again, "rebuilding a material with no vector given, as the file has all", set(again.embeddings))
         odd = self._material(7, "odd.md", ["zeros", "numbers that are none", "tiny"])
         patterns = (bytes(4), b"\x2a\x00\xc0\xff", b"\x01\x00\x00\x00")
         vectors = {key: pattern * self.dimensions for key, pattern in zip(odd.embeddings, patterns, strict=True)}
-        self._rebuild(_with(odd, embeddings=vectors), "adding vectors of zeros, of NaN and of denormal numbers")
+        self._rebuild(
+            _replace_fields(odd, embeddings=vectors), "adding vectors of zeros, of NaN and of denormal numbers"
+        )
         self._delete(["item-7"])
         self._check()
 
     def _walk_refusals(self) -> None:
-        """Go through input that is refused, in the place of a material that is there, and go on afterwards."""
+        """Try to replace a material with invalid input, and go on afterwards."""
         there = self._model["item-2"]
         new = self._material(2, there.relative_path, ["seven", "eight"])
-        self._must_refuse(_with(new, embeddings=dict([*new.embeddings.items()][:1])), "a body without a vector")
+        self._must_refuse(
+            _replace_fields(new, embeddings=dict([*new.embeddings.items()][:1])), "a body without a vector"
+        )
         self._check()
-        # A store that cuts the unit at the end has a vector for what is left.
+        # A store that shortens the unit has a vector for the rest.
         short = self._material(2, there.relative_path, ["seven"])
-        self._must_refuse(_with(short, units=((0, len("seven") + 1),)), "a unit beyond the text")
+        self._must_refuse(_replace_fields(short, units=((0, len("seven") + 1),)), "a unit beyond the text")
         self._check()
-        self._must_refuse(_with(new, relative_path=self._model["item-3"].relative_path), "a path that is taken")
+        self._must_refuse(
+            _replace_fields(new, relative_path=self._model["item-3"].relative_path), "a path that is taken"
+        )
         self._check()
         for path in ("", "/n.md", ".cherry/index.sqlite"):
-            self._may_refuse(_with(new, relative_path=path), f"the path {path!r}")
-        self._may_refuse(_with(new, units=((4, 2),)), "a unit that ends before it begins")
+            self._may_refuse(_replace_fields(new, relative_path=path), f"the path {path!r}")
+        self._may_refuse(_replace_fields(new, units=((4, 2),)), "a unit that ends before it begins")
         half = "half \ud83d of an emoji"
         vectors = {identity.text_hash(half.replace("\ud83d", "\ufffd")): next(iter(new.embeddings.values()))}
-        self._may_refuse(_with(new, content=half, units=((0, len(half)),), embeddings=vectors), "half of an emoji")
+        self._may_refuse(
+            _replace_fields(new, content=half, units=((0, len(half)),), embeddings=vectors), "half of an emoji"
+        )
         for after in (25, 75, 200):
-            self._stop(_with(new, relative_path="stopped.md"), after)
+            self._stop(_replace_fields(new, relative_path="stopped.md"), after)
             self._check()
         self._rebuild(new, "rebuilding after refusals")
 
     def _walk_openings(self) -> None:
-        """Go through openings: again, after a crash, of another base's file, of a file of another version."""
+        """Open the file again, after a crash, with the id of another base, and with another version."""
         self._reopen()
         self._check()
         self.crash()
         self._check()
-        if self._opens(f"UPDATE meta SET base_id = '{_OTHER_BASE_ID}'"):
+        if self._is_opened(f"UPDATE meta SET base_id = '{_OTHER_BASE_ID}'"):
             self._fail("opening a file", ["it opens the index of another base: meta.base_id is not compared"])
         for version in (1, 3):
-            self._opens(f"UPDATE meta SET schema_version = {version}")
+            self._is_opened(f"UPDATE meta SET schema_version = {version}")
         self._rebuild(self._material(0, "a.md", ["nine"]), "adding a material to the file that was opened again")
 
     def _material(self, number: int, path: str, bodies: Sequence[str], *, seed: int = 0) -> MaterialInput:
-        """Make a material of these bodies, a blank line apart, each with a vector of its own."""
+        """Make a material with these bodies joined by blank lines, each with its own vector."""
         units, start = [], 0
         for body in bodies:
             length = len(body.encode("utf-16-le")) // 2
@@ -291,7 +307,9 @@ class IndexStoreMachine(RuleBasedStateMachine):
             start += length + 2
         keys = dict.fromkeys(identity.text_hash(body) for body in bodies)
         vectors = {
-            key: struct.pack(f"<{self.dimensions}f", *(_number(key, place + seed) for place in range(self.dimensions)))
+            key: struct.pack(
+                f"<{self.dimensions}f", *(_number_from_hash(key, place + seed) for place in range(self.dimensions))
+            )
             for key in keys
         }
         return MaterialInput(
@@ -307,11 +325,11 @@ class IndexStoreMachine(RuleBasedStateMachine):
     def _rebuild(
         self, material: MaterialInput, doing: str = "", without: frozenset[str] | set[str] = frozenset()
     ) -> None:
-        """Rebuild a material that must be taken; ``without``: hashes whose vectors are not given."""
+        """Rebuild a valid material. ``without``: hashes whose vectors are not given."""
         self._last = doing or f"rebuilding {material.material_id}"
         given = {key: vector for key, vector in material.embeddings.items() if key not in without}
         try:
-            self.rebuild(_with(material, embeddings=given))
+            self.rebuild(_replace_fields(material, embeddings=given))
         except self.refused as error:
             bodies = f"the bodies are {material.bodies!r}"
             self._fail(self._last, [f"the store refuses valid input: {type(error).__name__}: {error}; {bodies}"])
@@ -324,7 +342,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self.delete(material_ids)
         for material_id in material_ids:
             self._model.pop(material_id, None)
-        self._sweep()
+        self._drop_unused_vectors()
 
     def _reopen(self) -> None:
         self._last = "opening the store again"
@@ -349,7 +367,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._fail(self._last, [f"the store takes what it must refuse ({what}): {material}"])
 
     def _may_refuse(self, material: MaterialInput, what: str) -> None:
-        """Give what SQLite or Python refuses by themselves: any exception will do, but nothing may be written."""
+        """Give input that SQLite or Python refuses. Any exception is accepted, but nothing may be written."""
         self._last = f"refusing {what}"
         before = self._contents()
         try:
@@ -368,10 +386,10 @@ class IndexStoreMachine(RuleBasedStateMachine):
         with sqlite.open_readonly(self.path) as db:
             return {as_bytes(text) for (text,) in db.execute("SELECT CAST(text AS BLOB) FROM content")}
 
-    def _opens(self, change: str) -> bool:
-        """Open a copy of the file that a statement has changed; return whether the store takes it.
+    def _is_opened(self, change: str) -> bool:
+        """Open a copy of the file after a change by SQL. Return whether the store opens it.
 
-        What it refuses and what it takes must hold afterwards what it held.
+        The content of the copy must not change.
         """
         self._last = f"opening a file after {change}"
         self.close_store()
@@ -380,7 +398,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         copy = folder / self.path.name
         with closing(apsw.Connection(str(copy))) as db:
             db.execute(change)
-        before = _rows(copy)
+        before = _read_user_rows(copy)
         try:
             self.store = self.open_store(copy, create=False)
         except Exception:
@@ -388,9 +406,9 @@ class IndexStoreMachine(RuleBasedStateMachine):
         else:
             is_taken = True
             self.close_store()
-        if _rows(copy) != before:
+        if _read_user_rows(copy) != before:
             self._fail(self._last, ["the store changes or empties a file that it must leave alone"])
-        # On Windows a store that refuses may still have it open.
+        # On Windows, a store that refuses a file may still have it open.
         shutil.rmtree(folder, ignore_errors=True)
         self.store = self.open_store(self.path, create=False)
         return is_taken
@@ -404,16 +422,16 @@ class IndexStoreMachine(RuleBasedStateMachine):
         for key, vector in material.embeddings.items():
             # A text that the file has keeps its vector.
             self._vectors.setdefault(key, vector)
-        self._sweep()
+        self._drop_unused_vectors()
 
-    def _sweep(self) -> None:
+    def _drop_unused_vectors(self) -> None:
         reached = {key for one in self._model.values() for key in one.embeddings}
         self._vectors = {key: vector for key, vector in self._vectors.items() if key in reached}
 
     # --- what is compared ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Compare the file with the format, the file with the model, and what the store reads with the model."""
+        """Compare the file with the format and the model, and the store's own reading with the model."""
         problems, state = inspect_index(self.path, BASE_ID, self.dimensions)
         if state is not None:
             problems += self._differences(state)
@@ -426,17 +444,17 @@ class IndexStoreMachine(RuleBasedStateMachine):
 
     def _differences(self, state: StoredState) -> Iterator[str]:
         materials_of = {key: (one.relative_path, one.content) for key, one in self._model.items()}
-        yield from _compared("material", state.materials, materials_of)
+        yield from _list_differences("material", state.materials, materials_of)
         units = {key: _units(one) for key, one in self._model.items() if one.units}
-        yield from _compared("units of", state.units, units)
+        yield from _list_differences("units of", state.units, units)
         contents = dict.fromkeys(one.content for one in self._model.values())
-        yield from _compared("content", dict.fromkeys(state.contents), contents)
-        yield from _compared("embedding", state.embeddings, self._vectors)
+        yield from _list_differences("content", dict.fromkeys(state.contents), contents)
+        yield from _list_differences("embedding", state.embeddings, self._vectors)
         if state.unfound:
             yield f"the full-text index does not find {state.unfound[0]!r} under its number"
 
     def _search_words(self, word: str, count: int) -> None:
-        """Search for a word, and compare with a search by SQL."""
+        """Search for a word and compare with a search by SQL."""
         found = self.search_words(word, count)
         if found is None:
             return
@@ -449,7 +467,7 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._compare_ranking(f"searching for {word!r}", found, dict(ranked), count)
 
     def _search_vectors(self, body: str, count: int) -> None:
-        """Search for the vector of a body that is there, and compare with all distances."""
+        """Search for the vector of a stored body and compare with all distances."""
         with sqlite.open_readonly(self.path) as db:
             stored = db.execute(
                 "SELECT t.target_id, e.vector_blob FROM search_text t"
@@ -457,15 +475,20 @@ class IndexStoreMachine(RuleBasedStateMachine):
             ).fetchall()
         vector = self._vectors[identity.text_hash(body)]
         if not all(_has_direction(as_bytes(vector)) for _, vector in stored):
-            # Whatever has no direction has no distance to compare.
+            # A vector without a direction has no distance to compare.
             return
         found = self.search_vectors(vector, count)
         if found is not None:
-            distances = {str(unit): _cosine_distance(vector, as_bytes(other)) for unit, other in stored}
+            distances = {}
+            one = _numbers(vector)
+            for unit, other in stored:
+                numbers = _numbers(as_bytes(other))
+                dot = sum(left * right for left, right in zip(one, numbers, strict=True))
+                distances[str(unit)] = 1 - dot / (math.hypot(*one) * math.hypot(*numbers))
             self._compare_ranking("searching by a vector", found, distances, count)
 
     def _compare_ranking(self, doing: str, found: list[str], ranked: dict[Any, Any], count: int) -> None:
-        """Compare units that were found with what each unit is ranked by, the lowest first; equals in any order."""
+        """Compare the units found with the rank of every unit, lowest first. Equal ranks may be in any order."""
         unknown = [unit for unit in found if unit not in ranked]
         if unknown:
             self._fail(doing, [f"finds a unit that is not there or does not match: {unknown[0]}"])
@@ -482,18 +505,12 @@ class IndexStoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Close the store and remove its folder."""
         with suppress(Exception):
-            # What failed before is what is reported.
+            # An earlier failure is reported instead.
             self.close_store()
         self._keep.close()
 
 
-def _memory() -> str | None:
-    """Return a folder in memory: a store flushes each of its many changes, which a slow disk takes long for."""
-    is_chosen = any(name in os.environ for name in ("TMPDIR", "TEMP", "TMP"))
-    return None if is_chosen or not os.access(_IN_MEMORY, os.W_OK) else _IN_MEMORY
-
-
-def _with(material: MaterialInput, **changes: Any) -> MaterialInput:
+def _replace_fields(material: MaterialInput, **changes: Any) -> MaterialInput:
     fields = {name: getattr(material, name) for name in material.__dataclass_fields__}
     return MaterialInput(**{**fields, **changes})
 
@@ -502,34 +519,34 @@ def _units(material: MaterialInput) -> list[tuple[int, int, str]]:
     return [(start, end, body) for (start, end), body in zip(material.units, material.bodies, strict=True)]
 
 
-def _number(key: str, place: int) -> float:
-    """Return a number that follows from a hash, and that needs all the bits of single precision."""
+def _number_from_hash(key: str, place: int) -> float:
+    """Return a number made from a hash that needs all bits of single precision."""
     return int(key[8 * (place % 8) : 8 * (place % 8) + 8], 16) / 3 / 2**30 - 0.7
 
 
-def _compared(noun: str, found: dict[str, Any], expected: dict[str, Any]) -> Iterator[str]:
+def _list_differences(noun: str, found: dict[str, Any], expected: dict[str, Any]) -> Iterator[str]:
     for key in sorted(found.keys() | expected.keys()):
         if key not in expected:
             yield f"{noun} {key!r} is still there, or was never given"
         elif key not in found:
             yield f"{noun} {key!r} is missing"
         elif found[key] != expected[key]:
-            yield f"{noun} {key!r} is {_shown(found[key])} instead of {_shown(expected[key])}"
+            yield f"{noun} {key!r} is {_format_value(found[key])} instead of {_format_value(expected[key])}"
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return value.hex(" ", 4) if isinstance(value, bytes) else repr(value)
 
 
 def _copy_files(path: Path, folder: Path) -> None:
-    """Copy an index file, and what SQLite has beside it, into a folder that is made."""
+    """Copy an index file with its journal or log to a new folder."""
     folder.mkdir()
     for file in path.parent.glob(f"{path.name}*"):
         shutil.copy(file, folder)
 
 
-def _rows(path: Path) -> list[Any]:
-    """Return the rows of every table that holds anything of the user's; what cannot be read is said instead."""
+def _read_user_rows(path: Path) -> list[Any]:
+    """Return the rows of all tables with user data. A table that cannot be read gives its error."""
     read: list[Any] = []
     with sqlite.open_readonly(path) as db:
         for table in ("meta", "content", "material", "search_unit", "search_text", "embedding"):
@@ -546,9 +563,3 @@ def _numbers(vector: bytes) -> tuple[float, ...]:
 
 def _has_direction(vector: bytes) -> bool:
     return len(vector) % 4 == 0 and 1e-9 < math.hypot(*_numbers(vector)) < 1e9
-
-
-def _cosine_distance(first: bytes, second: bytes) -> float:
-    one, other = _numbers(first), _numbers(second)
-    dot = sum(left * right for left, right in zip(one, other, strict=True))
-    return 1 - dot / (math.hypot(*one) * math.hypot(*other))

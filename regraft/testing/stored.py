@@ -1,4 +1,4 @@
-"""What an index file holds, and which rules of ``docs/formats/index.md`` it breaks, by SQL of its own."""
+"""What an index file contains, and which rules of ``docs/formats/index.md`` it breaks. Uses its own SQL only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import apsw
 
 from regraft.disk import sqlite
 
-#: The version of the layout that these checks are about.
+#: Version of the layout that is checked.
 _VERSION = 2
-#: By table, each column with its type, and whether it must be NOT NULL.
+#: Columns of each table with their types; ``!`` means NOT NULL.
 _COLUMNS = {
     "meta": "id INTEGER; schema_version INTEGER!; base_id TEXT!; created_at INTEGER!; updated_at INTEGER!",
     "content": "content_hash TEXT; text TEXT!; created_at INTEGER!",
@@ -30,12 +30,12 @@ _COLUMNS = {
     " embedding_text_hash TEXT!; fts_rowid INTEGER; created_at INTEGER!",
     "embedding": "embedding_text_hash TEXT; vector_blob BLOB!; created_at INTEGER!",
 }
-#: Foreign keys by table: column, referenced table, action on deletion.
+#: Foreign keys of each table: column, referenced table, action on deletion.
 _FOREIGN_KEYS = {
     "material": {("current_content_hash", "content", "NO ACTION")},
     "search_unit": {("material_id", "material", "CASCADE"), ("content_hash", "content", "CASCADE")},
 }
-#: Indexes by name: table, columns, whether it is unique.
+#: Indexes by name: table, columns, whether unique.
 _INDEXES = {
     "material_content_idx": ("material", ("current_content_hash",), False),
     "search_unit_material_index_idx": ("search_unit", ("material_id", "unit_type", "unit_index"), True),
@@ -47,8 +47,8 @@ _INDEXES = {
     "search_text_fts_rowid_uniq": ("search_text", ("fts_rowid",), True),
 }
 _TRIGGERS = ("search_text_ai", "search_text_ad", "search_text_au")
-#: Rows that fit the constraints, to be changed in one column; parents first.
-_ROWS: dict[str, dict[str, Any]] = {
+#: Valid rows in which one column is changed, parents before children.
+_VALID_ROWS: dict[str, dict[str, Any]] = {
     "meta": {"id": 1, "schema_version": 2, "base_id": "probe", "created_at": 0, "updated_at": 0},
     "content": {"content_hash": "probe", "text": "probe", "created_at": 0},
     "material": {
@@ -79,7 +79,7 @@ _ROWS: dict[str, dict[str, Any]] = {
     },
 }
 #: Values that a CHECK of the layout refuses: table, column, value.
-_REFUSED: tuple[tuple[str, str, Any], ...] = (
+_REFUSED_VALUES: tuple[tuple[str, str, Any], ...] = (
     ("meta", "id", 2),
     *(("material", "relative_path", path) for path in ("", "/probe.md", ".cherry", ".cherry/index.sqlite")),
     ("search_unit", "unit_type", "probe"),
@@ -89,7 +89,7 @@ _REFUSED: tuple[tuple[str, str, Any], ...] = (
     ("search_text", "target_type", "probe"),
     ("search_text", "kind", "probe"),
 )
-#: A text that no store holds by chance, and what a search for its trigrams is.
+#: Texts that no store contains by chance, with trigrams to search for.
 _PROBE, _OTHER_PROBE = "qxzkwv probe", "vwkzxq probe"
 _COMPARE_WORDS = "INSERT INTO search_text_fts (search_text_fts, rank) VALUES ('integrity-check', 1)"
 _FOUND = "SELECT count(*) FROM search_text_fts WHERE search_text_fts MATCH ? AND rowid = ?"
@@ -97,11 +97,11 @@ _FOUND = "SELECT count(*) FROM search_text_fts WHERE search_text_fts MATCH ? AND
 
 @dataclass(frozen=True)
 class StoredState:
-    """What a file holds, read with SQLite alone."""
+    """The content of an index file."""
 
-    #: Path and content by material.
+    #: Path and content by material id.
     materials: dict[str, tuple[str, str | None]]
-    #: (start, end, body) of every unit in its order, by material.
+    #: (start, end, body) of every unit in order, by material id.
     units: dict[str, list[tuple[int, int, str]]]
     contents: set[str]
     embeddings: dict[str, bytes]
@@ -110,7 +110,7 @@ class StoredState:
 
 
 def stored_state(path: Path) -> StoredState:
-    """Read what an index file holds, without a trace."""
+    """Read the content of an index file, without leaving a trace."""
     with sqlite.open_readonly(path) as db:
         return _state_of(db)
 
@@ -133,19 +133,19 @@ def _state_of(db: apsw.Connection) -> StoredState:
         units=units,
         contents={str(row[0]) for row in db.execute("SELECT text FROM content")},
         embeddings={str(key): as_bytes(vector) for key, vector in embeddings},
-        unfound=list(_unfound(db)),
+        unfound=list(_find_unfound(db)),
     )
 
 
 def as_bytes(value: object) -> bytes:
-    """Return the bytes of a stored value; of one that is not a blob, those of its text."""
+    """Return the bytes of a stored value: a blob, or else its text."""
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def _unfound(db: apsw.Connection) -> Iterator[str]:
+def _find_unfound(db: apsw.Connection) -> Iterator[str]:
     for rowid, text in db.execute("SELECT fts_rowid, text FROM search_text").fetchall():
         body = str(text)
-        # The trigram index sees nothing shorter, and a NUL ends a query.
+        # The trigram index does not find shorter texts, and NUL ends a query.
         if len(body) >= 3 and "\0" not in body[:3]:
             start = body[:3].replace('"', '""')
             query = "SELECT 1 FROM search_text_fts WHERE search_text_fts MATCH ? AND rowid = ?"
@@ -154,33 +154,33 @@ def _unfound(db: apsw.Connection) -> Iterator[str]:
 
 
 def index_problems(path: Path, base_id: str, *, dimensions: int | None = None) -> list[str]:
-    """Return how an index file departs from ``docs/formats/index.md``: of a base with an embedding model.
+    """Compare an index file with ``docs/formats/index.md``, for a base with an embedding model.
 
-    The file is only read, without a trace; what has to be tried is tried on a copy in memory.
+    The file is only read, without leaving a trace. Checks that write use a copy in memory.
 
     Args:
-        path: the index file; it may be open elsewhere, and have a log beside it.
-        base_id: the base that it has to be of.
-        dimensions: of its vectors; None: any, but the same for all.
+        path: the index file. It may be open elsewhere and have a log.
+        base_id: the expected id of its base.
+        dimensions: of its vectors; None: any, but equal for all.
 
     Returns:
-        One sentence for each problem; empty where the file is right.
+        One sentence for each problem; an empty list without problems.
     """
     return inspect_index(path, base_id, dimensions)[0]
 
 
 def inspect_index(path: Path, base_id: str, dimensions: int | None) -> tuple[list[str], StoredState | None]:
-    """Return the problems of an index file, and what it holds: None where that cannot be read."""
+    """Return the problems of an index file and its content. An unreadable file has None as content."""
     try:
         with sqlite.open_readonly(path) as file, closing(apsw.Connection(":memory:")) as copy:
             with copy.backup("main", file, "main") as backup:
                 backup.step()
-            # What belongs to the schema is tried once for each schema, not once for each state of a file.
+            # Results for a schema are cached, because most files have the same schema.
             schema = tuple(copy.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY 1, 2"))
             if schema not in _known_schemas:
                 _known_schemas[schema] = list(_schema_problems(copy))
             if _known_schemas[schema]:
-                # Rows are not looked at: tables may be missing.
+                # Rows are not checked because tables may be missing.
                 return list(_known_schemas[schema]), None
             state = _state_of(copy)
             return list(_row_problems(copy, base_id, dimensions)), state
@@ -202,7 +202,7 @@ def _schema_problems(db: apsw.Connection) -> Iterator[str]:
         problems.append("the table search_text_fts is missing")
     yield from problems
     if not problems:
-        # Only where all is there can it be tried.
+        # The checks below need all tables.
         db.execute("PRAGMA foreign_keys = OFF")
         for tried in (_check_problems, _trigger_problems):
             db.execute("SAVEPOINT tried")
@@ -251,9 +251,9 @@ def _index_problems(db: apsw.Connection) -> Iterator[str]:
         yield "material.relative_path is not UNIQUE"
 
 
-def _inserted(db: apsw.Connection, table: str, **changes: Any) -> str | None:
-    """Insert a probing row; return why SQLite refuses it, None where it does not."""
-    row = {**_ROWS[table], **changes}
+def _insert(db: apsw.Connection, table: str, **changes: Any) -> str | None:
+    """Insert a test row. Return the error if SQLite refuses it, else None."""
+    row = {**_VALID_ROWS[table], **changes}
     try:
         db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", list(row.values()))
     except apsw.ConstraintError as error:
@@ -263,25 +263,25 @@ def _inserted(db: apsw.Connection, table: str, **changes: Any) -> str | None:
 
 def _check_problems(db: apsw.Connection) -> Iterator[str]:
     db.execute("DELETE FROM meta")
-    for table in _ROWS:
-        for where, column, value in _REFUSED:
-            if where == table and _inserted(db, table, **{column: value}) is None:
+    for table in _VALID_ROWS:
+        for where, column, value in _REFUSED_VALUES:
+            if where == table and _insert(db, table, **{column: value}) is None:
                 yield f"a row of {table} with {column} = {value!r} is taken: its CHECK is missing"
                 db.execute(f"DELETE FROM {table} WHERE {column} IS ?", (value,))
-        refusal = _inserted(db, table)
+        refusal = _insert(db, table)
         if refusal is not None:
             yield f"a valid row of {table} is refused: {refusal}"
 
 
 def _trigger_problems(db: apsw.Connection) -> Iterator[str]:
-    """Yield what the triggers and the full-text index do other than the format says, with two rows of their own."""
+    """Insert two rows and yield where triggers and full-text index differ from the format."""
     highest: Any = db.execute("SELECT ifnull(max(fts_rowid), 0) FROM search_text").get
-    _inserted(db, "search_text", text=_PROBE)
+    _insert(db, "search_text", text=_PROBE)
     first: Any = db.execute("SELECT fts_rowid FROM search_text WHERE search_text_id = 'probe'").get
     if first != highest + 1:
         yield f"search_text_ai numbers the row after {highest} with {first}"
         return
-    _inserted(db, "search_text", text=_PROBE, search_text_id="probe 2", target_id="probe 2", fts_rowid=first + 50)
+    _insert(db, "search_text", text=_PROBE, search_text_id="probe 2", target_id="probe 2", fts_rowid=first + 50)
     second: Any = db.execute("SELECT fts_rowid FROM search_text WHERE search_text_id = 'probe 2'").get
     if second != first + 51:
         yield f"search_text_ai keeps the given number {first + 50} as {second} instead of setting {first + 51}"
@@ -313,7 +313,7 @@ def _row_problems(db: apsw.Connection, base_id: str, dimensions: int | None) -> 
     yield from _content_problems(db)
     yield from _unit_problems(db)
     yield from _embedding_problems(db, dimensions)
-    yield from _words_problems(db)
+    yield from _fts_problems(db)
 
 
 def _meta_problems(db: apsw.Connection, base_id: str) -> Iterator[str]:
@@ -331,7 +331,7 @@ def _type_problems(db: apsw.Connection) -> Iterator[str]:
     for table, listed in _COLUMNS.items():
         for name, kind in (one.split() for one in listed.split("; ")):
             may_be = (kind.rstrip("!").lower(), "" if kind.endswith("!") else "null")
-            # A full-text number is demanded below, where its row is named.
+            # A missing full-text number is reported below, with its row.
             query = f"SELECT DISTINCT typeof({name}) FROM {table} WHERE typeof({name}) NOT IN (?, ?)"
             for (found,) in db.execute(query, may_be):
                 yield f"{table}.{name} holds a value of the type {found}"
@@ -368,40 +368,42 @@ def _unit_problems(db: apsw.Connection) -> Iterator[str]:
     rows: list[Any] = db.execute(f"SELECT {columns} FROM search_unit ORDER BY material_id, unit_index").fetchall()
     for unit, *of in rows:
         material, content, _, number, start, end = of
-        named = f"unit {number} of {material}"
+        name_of_unit = f"unit {number} of {material}"
         indexes[str(material)].append(int(number))
         if unit != _hash(" ".join(map(str, of)).encode()):
-            yield f"the unit_id {_short(unit)} of {named} does not follow from its row (Identities)"
+            yield f"the unit_id {_short(unit)} of {name_of_unit} does not follow from its row (Identities)"
         if content != contents.get(material):
-            yield f"{named} is of another content than its material's current_content_hash"
-        own = bodies.pop(str(unit), [])
-        if len(own) != 1:
-            yield f"{named} has {len(own)} bodies instead of one"
+            yield f"{name_of_unit} is of another content than its material's current_content_hash"
+        own_bodies = bodies.pop(str(unit), [])
+        if len(own_bodies) != 1:
+            yield f"{name_of_unit} has {len(own_bodies)} bodies instead of one"
             continue
-        yield from _slice_problems(named, own[0][1], texts.get(content, b""), start, end)
-        yield from _body_problems(named, unit, *own[0])
+        yield from _slice_problems(name_of_unit, own_bodies[0][1], texts.get(content, b""), start, end)
+        yield from _body_problems(name_of_unit, unit, *own_bodies[0])
     for material, numbers in indexes.items():
         if numbers != list(range(len(numbers))):
             yield f"unit_index of {material} is {numbers} instead of {list(range(len(numbers)))}"
-    for own in bodies.values():
-        yield f"the body {_text(own[0][1])!r} is of a unit that is not there"
+    for own_bodies in bodies.values():
+        yield f"the body {_text(own_bodies[0][1])!r} is of a unit that is not there"
 
 
-def _slice_problems(named: str, body: bytes, wide: bytes, start: int, end: int) -> Iterator[str]:
+def _slice_problems(name_of_unit: str, body: bytes, wide: bytes, start: int, end: int) -> Iterator[str]:
     if not 0 <= start <= end <= len(wide) // 2:
-        yield f"{named} ends beyond its text: {start} to {end} of {len(wide) // 2} UTF-16 units"
+        yield f"{name_of_unit} ends beyond its text: {start} to {end} of {len(wide) // 2} UTF-16 units"
     elif wide[2 * start : 2 * end] != _wide(body):
         sliced = wide[2 * start : 2 * end].decode("utf-16-le", "replace")
-        yield f"the body of {named} is {_text(body)!r}, but {start} to {end} in UTF-16 units are {sliced!r}"
+        yield f"the body of {name_of_unit} is {_text(body)!r}, but {start} to {end} in UTF-16 units are {sliced!r}"
 
 
-def _body_problems(named: str, unit: str, body_id: str, body: bytes, key: str, fts_rowid: object) -> Iterator[str]:
+def _body_problems(
+    name_of_unit: str, unit: str, body_id: str, body: bytes, key: str, fts_rowid: object
+) -> Iterator[str]:
     if body_id != _hash(f"search_unit {unit} body".encode()):
-        yield f"the search_text_id {_short(body_id)} of {named} does not follow from its row (Identities)"
+        yield f"the search_text_id {_short(body_id)} of {name_of_unit} does not follow from its row (Identities)"
     if key != _hash(body):
-        yield f"the embedding_text_hash of {named} is not the SHA-256 of its body {_text(body)!r}"
+        yield f"the embedding_text_hash of {name_of_unit} is not the SHA-256 of its body {_text(body)!r}"
     if fts_rowid is None:
-        yield f"the body of {named} has no fts_rowid"
+        yield f"the body of {name_of_unit} has no fts_rowid"
 
 
 def _embedding_problems(db: apsw.Connection, dimensions: int | None) -> Iterator[str]:
@@ -419,7 +421,7 @@ def _embedding_problems(db: apsw.Connection, dimensions: int | None) -> Iterator
         yield f"vectors of {sorted(lengths)} bytes in one base"
 
 
-def _words_problems(db: apsw.Connection) -> Iterator[str]:
+def _fts_problems(db: apsw.Connection) -> Iterator[str]:
     rows = {rowid for (rowid,) in db.execute("SELECT fts_rowid FROM search_text")}
     indexed = {rowid for (rowid,) in db.execute("SELECT id FROM search_text_fts_docsize")}
     db.execute("CREATE VIRTUAL TABLE IF NOT EXISTS temp.words USING fts5vocab(main, search_text_fts, instance)")
@@ -428,21 +430,21 @@ def _words_problems(db: apsw.Connection) -> Iterator[str]:
         yield f"the full-text index still has {len(ghosts)} rows that no body has, for example number {min(ghosts)}"
     if missing := rows - indexed:
         yield f"the full-text index lacks {len(missing)} bodies, for example number {min(missing, key=str)}"
-    if not ghosts and not missing and not _words_match(db):
+    if not ghosts and not missing and not _fts_matches(db):
         yield "the full-text index does not hold the words of the bodies (FTS5 integrity-check)"
 
 
-def _words_match(db: apsw.Connection) -> bool:
-    """Compare the full-text index of a copy with the bodies, by FTS5 itself.
+def _fts_matches(db: apsw.Connection) -> bool:
+    """Compare the full-text index in a copy with the bodies, by FTS5 itself.
 
-    Releases of SQLite cut some texts into trigrams in different ways, for example at a NUL. What the library of apsw or
-    that of Python's sqlite3 would have written is right.
+    Some versions of SQLite cut certain texts into different trigrams, for example at NUL. The result of either apsw's
+    or Python's SQLite library counts as right.
     """
     try:
         db.execute(_COMPARE_WORDS)
     except apsw.CorruptError:
         raw = bytearray(db.serialize("main"))
-        # A database in memory has no log: its header may not ask for one.
+        # A database in memory cannot use a write-ahead log.
         raw[18:20] = b"\x01\x01"
         with closing(sqlite3.connect(":memory:")) as other:
             other.deserialize(bytes(raw))
@@ -457,7 +459,7 @@ def _words_match(db: apsw.Connection) -> bool:
 
 
 def _text(stored: Any) -> str:
-    """Decode a stored text; halves of surrogate pairs stay."""
+    """Decode a stored text, with unpaired surrogates."""
     return as_bytes(stored).decode("utf-8", "surrogatepass")
 
 
@@ -466,7 +468,7 @@ def _wide(stored: Any) -> bytes:
 
 
 def _hash(stored: Any) -> str:
-    """Hash a stored text; each half of a surrogate pair counts as U+FFFD."""
+    """Hash a stored text. Unpaired surrogates count as U+FFFD."""
     text = _text(stored).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -476,6 +478,6 @@ def _short(key: object) -> str:
 
 
 def sentence(problems: Sequence[str], most: int = 5) -> str:
-    """Join problems for a message, the first ones in full."""
+    """Join problems for a message: the first ones in full, the rest counted."""
     more = [f"and {len(problems) - most} more"] if len(problems) > most else []
     return "\n".join(f"- {problem}" for problem in [*problems[:most], *more])

@@ -1,4 +1,4 @@
-"""Texts and vectors as they occur in knowledge bases, and as they must not break anything."""
+"""Hypothesis strategies for texts, vectors, materials, v2 libraries and v1 knowledge bases (``docs/testing.md``)."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from regraft.identity import iso_time, replace
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.text import trim, utf16_len
 
-#: What offsets, hashes and full-text search stumble over: two UTF-16 units, no width, other scripts.
+#: Texts that offsets, hashes and full-text search often handle wrongly: surrogate pairs, zero-width characters,
+#: scripts.
 _STUMBLES = (
     "🎉", "👩‍👩‍👧‍👦", "𝒳", "\U0010ffff", "中文分词", "한국어", "日本語テキスト", "עברית", "e\u0301", "é", "ﬁ", "ß",
     "\u200b", "\u2028", "\ufeff", "\x85", "\u00a0", "\t", "\n", "\r\n", "\n\n", "a", "ab", "abc", "%", "_", "\\", '"',
     "'", "AND", "NOT", "*", "---\n", "# heading\n",
 )  # fmt: skip
-#: A vector that has a direction has no number beyond this, and no length below its reciprocal.
+#: Vectors with a direction have no number above this, and a length of at least its reciprocal.
 _LONGEST = 2.0**40
 
 
 def texts(*, min_size: int = 0, max_size: int = 40) -> st.SearchStrategy[str]:
-    """Return texts that UTF-8 can hold: no unpaired surrogate and no NUL. Sizes are rough numbers of characters."""
+    """Generate texts that UTF-8 can represent: no unpaired surrogates, no NUL. Sizes are approximate."""
     plain = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=min_size, max_size=max_size)
     pieces = st.lists(st.sampled_from(_STUMBLES), min_size=min_size, max_size=max(min_size, max_size // 3))
     return st.one_of(plain, pieces.map("".join))
 
 
 def javascript_texts(*, max_size: int = 40) -> st.SearchStrategy[str]:
-    """Return texts as JavaScript can hold them: with unpaired surrogates, where something was cut inside an emoji."""
+    """Generate texts as JavaScript can hold them: with unpaired surrogates, as left by cutting inside an emoji."""
     halves = st.sampled_from(["\ud83c", "\udf89", "\ud800", "\udfff"])
     return st.lists(st.one_of(texts(max_size=max_size), halves), max_size=4).map("".join)
 
 
 def vectors(dimensions: int, *, degenerate: bool = True) -> st.SearchStrategy[bytes]:
-    """Return raw little-endian float32 vectors: ``4 × dimensions`` bytes.
+    """Generate raw little-endian float32 vectors of ``4 × dimensions`` bytes.
 
-    ``degenerate``: also such that have no direction (zero, NaN of any payload, infinite, or so long or short that
-    single precision has no squares for them). Any store has to keep them byte for byte (``docs/formats/index.md``,
-    "What always holds").
+    With ``degenerate``, some vectors have no direction: zero, NaN of any payload, infinite, or with a square beyond
+    single precision. A store must keep them byte for byte (``docs/formats/index.md``, "What always holds").
     """
 
     def packed(number: st.SearchStrategy[float]) -> st.SearchStrategy[bytes]:
@@ -72,7 +72,7 @@ def vectors(dimensions: int, *, degenerate: bool = True) -> st.SearchStrategy[by
     return st.one_of(directed, directed, usual, anything, same, st.just(bytes(4 * dimensions)))
 
 
-# Materials to store: a content, how it is cut into units, and a vector for every body.
+# --- materials -----------------------------------------------------------------------------------------------------
 
 
 _PATHS = (
@@ -89,15 +89,15 @@ _PATHS = (
 )
 _IDS = tuple(f"item-{number}" for number in range(8))
 _SEPARATORS = ("", "\n\n", " ", "🎉")
-#: Bodies that several materials have.
+#: Bodies that several materials share.
 _SHARED = ("one", "two", "three words here", "🎉", "")
 
 
 @dataclass(frozen=True)
 class MaterialInput:
-    """One material as a store takes it. ``units`` are offsets in UTF-16 units of ``content``, in order.
+    """A material as a store gets it. ``units`` are offsets in UTF-16 units of ``content``, in order.
 
-    ``embeddings`` holds a vector for the hash of every unit's body.
+    ``embeddings`` has a vector for the hash of every unit's body.
     """
 
     material_id: str
@@ -108,16 +108,16 @@ class MaterialInput:
 
     @property
     def bodies(self) -> list[str]:
-        """Return the body of every unit: the slice of the content that JavaScript would give."""
+        """The body of every unit: the slice of the content that JavaScript would return."""
         wide = self.content.encode("utf-16-le")
         return [wide[2 * start : 2 * end].decode("utf-16-le") for start, end in self.units]
 
 
 @st.composite
 def materials(draw: st.DrawFn, dimensions: int = 4, *, degenerate: bool = True) -> MaterialInput:
-    """Return valid materials with vectors of so many dimensions. Few ids, paths and texts: they meet again.
+    """Generate valid materials with vectors of ``dimensions`` numbers. Ids, paths and texts often collide.
 
-    ``degenerate``: as :func:`~regraft.testing.strategies.vectors` has it.
+    ``degenerate``: see :func:`~regraft.testing.strategies.vectors`.
     """
     bodies = draw(st.lists(st.one_of(st.sampled_from(_SHARED), texts(max_size=12)), max_size=5))
     separator = draw(st.sampled_from(_SEPARATORS))
@@ -144,7 +144,7 @@ def _units(text: str) -> int:
     return len(text.encode("utf-16-le")) // 2
 
 
-# Valid v2 libraries: a catalog, and bases with their indexes and raw files (``docs/formats/library.md``).
+# --- v2 libraries --------------------------------------------------------------------------------------------------
 
 
 _NOW_MS = 1_795_262_400_000
@@ -156,15 +156,15 @@ _RERANK_MODEL = ModelRow(
 )
 _STEMS = ("a", "Report", "名字", "é", "e\u0301", "🎉", "a b", "_.cherry", "100%_")
 _ERRORS = ("indexing_interrupted", "the page is gone (404)")
-#: What a base needs, so that any damage can be planted in it.
+#: Items that a base must have so that every kind of damage applies to it.
 _EVERYTHING = ("directory", "file", "url", "note", "file")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseCase:
-    """One base: what the catalog has of it, what its index holds, and its files by their paths below ``raw/``.
+    """A base: its catalog rows, the content of its index, and its files by path below ``raw/``.
 
-    A failed base has no index. Of two materials with one body, the first one's vector is what the index keeps.
+    A failed base has no index. If two materials share a body, the index has the vector of the first.
     """
 
     record: BaseRecord
@@ -174,11 +174,11 @@ class BaseCase:
 
     @property
     def id(self) -> str:
-        """Return the base's id, which is its folder's name."""
+        """Id of the base, which is the name of its folder."""
         return self.record.base.id
 
     def write(self, folder: Path) -> None:
-        """Write the base's folder; one of a failed base without a raw file is not made."""
+        """Write the folder of the base. A failed base without raw files has no folder."""
         for path, content in self.raw.items():
             file = folder / RAW_FOLDER / path
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,7 @@ class LibraryCase:
     bases: tuple[BaseCase, ...]
 
     def write(self, folder: Path) -> Path:
-        """Write the library to a folder, which does not exist yet, and return it (``docs/formats/library.md``)."""
+        """Write the library to a folder that does not exist yet, and return it (``docs/formats/library.md``)."""
         bases = folder / KNOWLEDGE_FOLDER
         with writable.allow_writes(folder):
             bases.mkdir(parents=True)
@@ -221,14 +221,14 @@ class LibraryCase:
 
 @st.composite
 def libraries(draw: st.DrawFn, *, max_bases: int = 3, whole: bool = False) -> LibraryCase:
-    """Return valid v2 libraries: an audit has nothing graver than notes to say of them.
+    """Generate valid v2 libraries, for which an audit reports nothing more severe than notes.
 
-    Bases are searched by vectors or by words alone, or have failed. Items are of every type and of every status that
-    they can be left in; folders hold folders, and some are tombstones.
+    Bases have vectors, or words alone, or have failed. Items have every type, and every status that items can be left
+    in. Folders contain folders, and some are tombstones.
 
     Args:
-        max_bases: how many there are at most, 1 at least.
-        whole: the first base has vectors and something of everything, as ``damaged_libraries`` needs it.
+        max_bases: maximum number of bases, at least 1.
+        whole: give the first base vectors and an item of every type, as ``damaged_libraries`` needs it.
     """
     kinds = draw(st.lists(st.sampled_from(["vectors", "words", "failed"]), min_size=1, max_size=max_bases))
     if whole:
@@ -242,7 +242,7 @@ def libraries(draw: st.DrawFn, *, max_bases: int = 3, whole: bool = False) -> Li
 
 
 class _BaseDrawer:
-    """Draws the parts of one base."""
+    """Draws one base."""
 
     def __init__(self, draw: st.DrawFn, number: int, kind: str) -> None:
         self._draw = draw
@@ -253,7 +253,7 @@ class _BaseDrawer:
         self._items: list[ItemRow] = []
         self._materials: list[MaterialInput] = []
         self._raw: dict[str, bytes] = {}
-        #: Folders that items can be in, with what the paths of their files begin with.
+        #: Folders that items can be in, with the path prefix of their files.
         self._folders: dict[str, str] = {}
 
     def base(self, needed: Iterable[str]) -> BaseCase:
@@ -288,14 +288,14 @@ class _BaseDrawer:
     # --- items -----------------------------------------------------------------------------------------------------
 
     def _item(self, kind: str, *, is_needed: bool = False) -> None:
-        """Add an item; one that is needed is completed, with its file and its text."""
+        """Add an item. With ``is_needed`` it is completed and has a file and a text."""
         draw = self._draw
         created = draw(_TIMES)
         item_id = identity.item_id(self._legacy_id, str(len(self._items)), created)
         folder = draw(st.sampled_from([None, *self._folders]))
         status = "completed" if is_needed else draw(st.sampled_from(["completed", "idle", "failed", "deleting"]))
         error = draw(st.sampled_from(_ERRORS)) if status == "failed" else None
-        # The index of a failed base is not there.
+        # A failed base has no index.
         is_indexed = status == "completed" and self._kind != "failed"
         if kind == "directory":
             data = self._directory(item_id, status)
@@ -303,7 +303,7 @@ class _BaseDrawer:
         elif kind == "file":
             data = self._file(item_id, folder, is_indexed, is_needed)
         else:
-            # A page or a note may be completed and not be in the index.
+            # Pages and notes may be completed without being indexed.
             is_indexed = is_needed or (is_indexed and draw(st.booleans()))
             data = self._page_or_note(kind, item_id, folder, is_indexed, is_needed)
         self._items.append(
@@ -326,7 +326,7 @@ class _BaseDrawer:
         if self._draw(st.booleans()):
             data["relativePath"] = f"folder {len(self._items)}"
             prefix = f"{data['relativePath']}/"
-        # A folder that failed or is being deleted has nothing inside.
+        # A folder that failed or is being deleted is empty.
         if status == "completed":
             self._folders[item_id] = prefix
         return data
@@ -339,7 +339,7 @@ class _BaseDrawer:
             self._raw[path] = self._draw(st.binary(max_size=20))
         data = {"source": f"/home/user/{self._text()}", "relativePath": path}
         if path != item_id and self._draw(st.booleans()):
-            # What a file processor made of it.
+            # The output of a file processor.
             path = data["indexedRelativePath"] = f"{path}.md"
             self._raw[path] = self._draw(texts()).encode()
         if is_indexed:
@@ -364,7 +364,7 @@ class _BaseDrawer:
         return f"{self._draw(texts(max_size=12))} {len(self._items)}"
 
     def _path(self, folder: str | None, extension: str) -> str:
-        """Return a path that no other item has, also where case and normalisation are ignored."""
+        """Return a path that differs from all others, also without case and after normalization."""
         stem = self._draw(st.sampled_from(_STEMS))
         return f"{self._folders.get(folder or '', '')}{stem} {len(self._items)}{extension}"
 
@@ -375,25 +375,23 @@ class _BaseDrawer:
         material = self._draw(materials(self._dimensions, degenerate=False))
         material = replace(material, material_id=item_id, relative_path=path)
         if is_needed:
-            material = self._with_body(material, f"What item {len(self._items)} says.")
+            # A body that no other material has.
+            body = f"What item {len(self._items)} says."
+            start = utf16_len(material.content + BODY_SEPARATOR)
+            vector = self._draw(vectors(self._dimensions, degenerate=False))
+            material = replace(
+                material,
+                content=material.content + BODY_SEPARATOR + body,
+                units=(*material.units, (start, start + utf16_len(body))),
+                embeddings={**material.embeddings, identity.text_hash(body): vector},
+            )
         if self._kind == "words":
             material = replace(material, embeddings={})
         self._materials.append(material)
         return material.content
 
-    def _with_body(self, material: MaterialInput, body: str) -> MaterialInput:
-        """Add a body that no other material has."""
-        start = utf16_len(material.content + BODY_SEPARATOR)
-        vector = self._draw(vectors(self._dimensions, degenerate=False))
-        return replace(
-            material,
-            content=material.content + BODY_SEPARATOR + body,
-            units=(*material.units, (start, start + utf16_len(body))),
-            embeddings={**material.embeddings, identity.text_hash(body): vector},
-        )
 
-
-# Valid v1 states with the vector files that go with them, and an export folder made of them.
+# --- v1 knowledge bases --------------------------------------------------------------------------------------------
 
 
 _V1_MODEL = {"id": "embed-3", "provider": "acme", "name": "Embed 3", "group": "embed"}
@@ -417,7 +415,7 @@ class V1Row:
 
 @dataclass(frozen=True)
 class V1Case:
-    """A whole v1 knowledge base: the state by slice, Dexie's tables, uploads, and the rows of every base by its id."""
+    """A whole v1 knowledge base: state by slice, Dexie's tables, uploads, and rows by base id."""
 
     redux: dict[str, Any]
     tables: dict[str, list[dict[str, Any]]]
@@ -425,9 +423,9 @@ class V1Case:
     rows: dict[str, list[V1Row]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
-        """Write an export folder, which does not exist yet, and return it (``docs/formats/v1.md``, "Export folder")."""
+        """Write an export folder that does not exist yet, and return it (``docs/formats/v1.md``, "Export folder")."""
         (folder / "dexie").mkdir(parents=True)
-        # JavaScript writes half a character as an escape; Python does the same.
+        # JavaScript writes an unpaired surrogate as an escape; so does Python.
         (folder / "redux.json").write_text(json.dumps(self.redux), "utf-8")
         for name, table in self.tables.items():
             (folder / "dexie" / f"{name}.json").write_text(json.dumps(table), "utf-8")
@@ -437,24 +435,21 @@ class V1Case:
             (folder / "Files" / name).write_bytes(raw)
         with writable.allow_writes(folder):
             for base_id, rows in self.rows.items():
-                _write_vectors(folder / "KnowledgeBase" / vector_file_name(base_id), rows)
+                path = folder / "KnowledgeBase" / vector_file_name(base_id)
+                with sqlite.open_writable(path, create=True) as db:
+                    db.execute(_SCHEMA)
+                    db.executemany(
+                        "INSERT INTO vectors (id, pageContent, uniqueLoaderId, source, vector) VALUES (?, ?, ?, ?, ?)",
+                        [(row.id, row.body, row.loader_id, row.source, row.vector) for row in rows],
+                    )
         return folder
-
-
-def _write_vectors(path: Path, rows: list[V1Row]) -> None:
-    with sqlite.open_writable(path, create=True) as db:
-        db.execute(_SCHEMA)
-        db.executemany(
-            "INSERT INTO vectors (id, pageContent, uniqueLoaderId, source, vector) VALUES (?, ?, ?, ?, ?)",
-            [(row.id, row.body, row.loader_id, row.source, row.vector) for row in rows],
-        )
 
 
 @st.composite
 def v1_cases(draw: st.DrawFn, *, dimensions: int = 4, max_bases: int = 3) -> V1Case:
-    """Return valid v1 knowledge bases: every base has a model that exists and a vector file that can be read.
+    """Generate valid v1 knowledge bases: every base has an existing model and a readable vector file.
 
-    Bases hold files with their uploads, urls and notes, in any order; names and texts have half characters, as
+    Bases have files with uploads, urls and notes, in any order. Names and texts may have unpaired surrogates, as
     JavaScript leaves them.
     """
     drawn = _V1Drawer(draw, dimensions)
@@ -468,7 +463,7 @@ def v1_cases(draw: st.DrawFn, *, dimensions: int = 4, max_bases: int = 3) -> V1C
 
 
 class _V1Drawer:
-    """Draws the parts of one case."""
+    """Draws one case."""
 
     def __init__(self, draw: st.DrawFn, dimensions: int) -> None:
         self._draw = draw
@@ -482,9 +477,13 @@ class _V1Drawer:
         self.rows[base_id] = []
         items = [getattr(self, f"_{kind}")(f"{base_id} {place}") for place, kind in enumerate(kinds)]
         for item in items:
-            self._add_rows(base_id, item)
+            loader_id = item["uniqueId"]
+            for number in range(self._draw(st.integers(1, 4))):
+                # Texts are unique within a base, because v1 leaves out duplicates.
+                body = f"{self._draw(texts())} {loader_id} {number}"
+                self.rows[base_id].append(self._row(loader_id, number, body, loader_id))
         if not self.rows[base_id]:
-            # A base without any usable vector fails: this one has a row that no item owns.
+            # A base without usable vectors would fail, so it gets a row that no item owns.
             self.rows[base_id].append(self._row("left", 0, "left over", "note"))
         return {
             "id": base_id,
@@ -538,13 +537,6 @@ class _V1Drawer:
         digest = hashlib.md5(item_id.encode(), usedforsecurity=False).hexdigest()
         self.notes.append({"id": item_id, "content": text})
         return self._item(item_id, "note", f"NoteLoader_{digest}", "")
-
-    def _add_rows(self, base_id: str, item: dict[str, Any]) -> None:
-        loader = item["uniqueId"]
-        for number in range(self._draw(st.integers(1, 4))):
-            # A text is there once in a base: v1 leaves out what it has already.
-            body = f"{self._draw(texts())} {loader} {number}"
-            self.rows[base_id].append(self._row(loader, number, body, loader))
 
     def _row(self, loader_id: str, number: int, body: str, source: str) -> V1Row:
         return V1Row(
