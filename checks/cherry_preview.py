@@ -1,4 +1,7 @@
-"""Inspecting the store of Cherry Studio's v2 preview."""
+"""Summarize stores of Cherry Studio's v2 preview builds for ``inspect``.
+
+The released application sees none of their rows.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from checks.looks import (
+from checks.inspect import (
     BaseSummary,
     HealthSummary,
     ItemSummary,
@@ -22,22 +25,19 @@ from checks.systems import Checks
 from regraft.errors import SourceUnreadable
 from regraft.formats import cherry_preview
 from regraft.formats.cherry_preview import IndexLayout
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, item_name, read_catalog, read_item_data
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, item_name, parse_item_data, read_catalog
 from regraft.formats.cherry_v2.layout import StoreFile
 from regraft.formats.vector_survey import StoreProblem
 from regraft.language import tr
 from regraft.stores.systems import Located
 
-# A first look at stores of preview builds: what they hold, and that the application sees none of it.
-
-
-#: What is wrong with every store of a preview build that has rows.
+#: The problem of every store of a preview build that has rows.
 INVISIBLE = tr("in the layout of preview builds: the application sees none of its rows, `regraft migrate` carries them")
 _TRAP = tr("; a vector index that only libSQL can read makes other programs count 0 rows")
 
 
 def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
-    """Look at one store, or at every base of a library with only a preview build's stores; ``items``: with those."""
+    """Summarize one store, or every base of a library that only has stores of a preview build."""
     stores = {store.base_id: store for store in source.stores.preview}
     rows, problem = _catalog(source, data=items)
     bases = []
@@ -66,10 +66,10 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
 
 
 def _item(row: Row) -> ItemSummary:
-    """Return what the catalog says of an item."""
+    """Convert the catalog's row of an item."""
     return ItemSummary(
         id=row.get("id"),
-        name=item_name(row.get("type"), read_item_data(row)) or str(row.get("id")),
+        name=item_name(row.get("type"), parse_item_data(row)) or str(row.get("id")),
         type=row.get("type"),
         status=row.get("status"),
         error=row.get("error"),
@@ -89,7 +89,7 @@ def _catalog(source: Located, *, data: bool) -> tuple[list[tuple[Row, list[Row]]
 
 
 def _listed(row: Row, items: list[Row]) -> BaseSummary:
-    """Return what the catalog says of a base."""
+    """Convert the catalog's row of a base, without its store."""
     statuses = Counter(str(item.get("status")) for item in items)
     return BaseSummary(
         id=row.get("id"),
@@ -112,7 +112,7 @@ def _inspect_store_file(source: Located, store: StoreFile) -> PreviewSummary:
 
 
 class PreviewSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What one file of a preview build holds: with the collection and the items, by type, that its rows name."""
+    """Contents of one file: the collection, and the number of items by type, that its rows name."""
 
     store: VectorFileSummary | None = None
     problem: str | None = None
@@ -121,7 +121,7 @@ class PreviewSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect_file(path: Path, seen: cherry_preview.IndexSummary) -> PreviewSummary:
-    """Look at one file, of which ``seen`` says what it is."""
+    """Summarize one file; ``seen`` has its header fields."""
     if seen.layout is IndexLayout.UNREADABLE:
         return PreviewSummary(problem=tr("its index file cannot be read: {problem}", problem=seen.problem))
     try:
@@ -146,9 +146,6 @@ def inspect_file(path: Path, seen: cherry_preview.IndexSummary) -> PreviewSummar
         collection=contents.collection,
         items=dict(sorted(types.items())),
     )
-
-
-# How what preview builds wrote is looked at.
 
 
 CHECKS = Checks(inspect=lambda found, asked: inspect_store(found, items=asked.items))

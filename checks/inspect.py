@@ -1,41 +1,251 @@
-"""The report of a first look at any store: what it is, what is in it, how healthy it seems (``regraft inspect``)."""
+"""Report of ``regraft inspect``: what a store is, what it contains, and whether it looks healthy.
+
+Each system fills in these structures. Fields that a system does not have stay ``UNSET`` and are left out of the JSON
+output.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from checks import systems
-from checks.looks import BaseSummary, HealthSummary, InspectOptions
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from regraft import identity
 from regraft.kinds import SYSTEMS, Kind
 from regraft.language import format_count, join_list, tr
-from regraft.report.document import Report, Run
-from regraft.stores.systems import Located, system_of
-from regraft.text import format_bytes, path_argument, printable_lines
+from regraft.report.document import Report
+from regraft.report.labels import label_of
+from regraft.report.progress import Progress, SilentProgress
+from regraft.stores.systems import system_of
+from regraft.text import (
+    LONGEST_NAME,
+    format_bytes,
+    one_line,
+    pad_left,
+    pad_right,
+    path_argument,
+    printable,
+    printable_lines,
+)
+
+#: Characters of an item's name in a list. The name of a note is its first line.
+_LONGEST_ITEM = 60
+
+
+class VectorFileSummary(Struct, frozen=True, kw_only=True):
+    """A vector file of v1 or of a preview build; ``lengths`` counts its vectors by dimensions."""
+
+    rows: int
+    loaders: int
+    dimensions: int | None
+    lengths: dict[str, int]
+    text_bytes: int
+    bytes: int
+
+    def line(self) -> str:
+        """Return its line of text output."""
+        return _format_store(tr("{rows:,} rows", rows=self.rows), self.dimensions, self.bytes)
+
+
+class IndexSummary(Struct, frozen=True, kw_only=True):
+    """A v2 index file; ``stale`` counts materials without an item, None if no catalog is known."""
+
+    #: As stored, of any type.
+    schema_version: Any
+    base_id: Any
+    materials: int
+    units: int
+    embeddings: int
+    dimensions: int | None
+    bodies: int
+    missing: int
+    #: Bodies whose vector does not have the dimensions of the base.
+    wrong_length: int
+    orphan_embeddings: int
+    orphan_contents: int
+    orphan_bodies: int
+    coverage: float | None
+    orphans: int
+    stale: int | None
+    bytes: int
+
+    def line(self) -> str:
+        """Return its line of text output."""
+        parts = tr(
+            "{materials:,} materials, {units:,} units, {embeddings:,} embeddings",
+            materials=self.materials,
+            units=self.units,
+            embeddings=self.embeddings,
+        )
+        return _format_store(parts, self.dimensions, self.bytes)
+
+    def coverage_lines(self) -> Iterator[str]:
+        """Yield the lines about vectors, orphans and stale materials."""
+        if self.coverage is not None:
+            yield f"  {pad_right(label_of('coverage'), 11)} {self.coverage:.2%}"
+        yield f"  {pad_right(label_of('orphans'), 11)} {self.orphans}"
+        if self.stale is not None:
+            yield f"  {pad_right(label_of('stale'), 11)} {self.stale}"
+
+
+class MaterialSummary(Struct, frozen=True, kw_only=True):
+    """A material of an index; ``utf16_units`` is the end of its last unit."""
+
+    id: str
+    path: str
+    source: str | None
+    units: int
+    utf16_units: int
+
+    def line(self) -> str:
+        """Return its line of text output."""
+        name = self.path
+        # The path of a folder's file can be its own id; the user knows it by its source.
+        if self.path == self.id and self.source:
+            name = self.source
+        return f"    {pad_left(format_count(self.units, 'unit'), 10)}  {one_line(name)}"
+
+
+class ItemSummary(Struct, frozen=True, kw_only=True):
+    """An item in the list of a base; ``units`` counts its units in the index, if known.
+
+    Values from a catalog can be of any type. ``folder`` is the id of the containing folder item.
+    """
+
+    id: Any
+    name: str
+    type: Any
+    status: Any = UNSET
+    error: Any = UNSET
+    folder: Any = UNSET
+    units: int | UnsetType | None = UNSET
+
+    def line(self) -> str:
+        """Return its line of text output."""
+        parts = [pad_right(label_of(self.type), 9)]
+        if self.status is not UNSET:
+            parts.append(pad_right("" if self.status is None else label_of(self.status), 11))
+        if self.units is not UNSET:
+            units = "" if self.units is None else format_count(self.units, "unit")
+            parts.append(pad_left(units, 10) + " ")
+        name = one_line(self.name, _LONGEST_ITEM)
+        if self.error:
+            name = tr("{what}: {why}", what=name, why=one_line(str(self.error), LONGEST_NAME))
+        inside = "" if self.folder in (UNSET, None) else "  "
+        return f"    {' '.join(parts)} {inside}{name}"
+
+
+class BaseSummary(Struct, frozen=True, kw_only=True):
+    """A base, or a part of a store of another system. Values from a catalog can be of any type."""
+
+    id: Any
+    name: Any
+    status: Any = UNSET
+    error: Any = UNSET
+    model: Any = UNSET
+    items: dict[str, int] | UnsetType = UNSET
+    item_list: list[ItemSummary] | UnsetType = UNSET
+    store: VectorFileSummary | IndexSummary | UnsetType | None
+    problem: str | None
+    materials: list[MaterialSummary] | UnsetType = UNSET
+
+    def lines(self, *, verbose: bool) -> Iterator[str]:
+        """Yield its lines of text output."""
+        yield format_base_heading(self.id, self.name)
+        if self.status:
+            status = label_of(self.status)
+            if self.error:
+                status = tr("{what}: {why}", what=status, why=self.error)
+            yield tr("  status      {status}", status=status)
+        if self.model:
+            yield tr("  model       {model}", model=self.model)
+        if self.items:
+            yield tr(
+                "  items       {items}",
+                items=join_list((f"{count:,} {label_of(name)}" for name, count in self.items.items())),
+            )
+        if self.item_list:
+            yield from (item.line() for item in self.item_list)
+        if self.store:
+            yield f"  {self.store.line()}"
+        if isinstance(self.store, IndexSummary) and (verbose or self.store.coverage != 1):
+            yield from self.store.coverage_lines()
+        if self.materials:
+            yield from (material.line() for material in self.materials)
+        if self.problem:
+            yield tr("  problem     {problem}", problem=self.problem)
+        yield ""
+
+
+class HealthSummary(Struct, frozen=True, kw_only=True):
+    """Health of the whole store; None if unknown or not applicable."""
+
+    coverage: float | None = None
+    orphans: int | None = None
+    stale: int | None = None
+    bytes: int
+    problems: list[str]
+    notes: list[str] | UnsetType = UNSET
+
+    def lines(self) -> Iterator[str]:
+        """Yield lines of text output about the whole store; systems override this."""
+        yield from ()
+
+
+class InspectOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of ``inspect``: whether to list items, and the time in ms to which ages are relative."""
+
+    items: bool = False
+    now_ms: int = msgspec.field(default_factory=identity.now_ms)
+    progress: Progress = msgspec.field(default_factory=SilentProgress)
+
+
+class StoreSummary(msgspec.Struct, frozen=True):
+    """Result of ``inspect`` for one store."""
+
+    bases: list[BaseSummary]
+    health: HealthSummary
+
+
+def format_base_heading(base_id: object, name: object) -> str:
+    """Return the first line of a base's text output."""
+    return f"{one_line(str(name), LONGEST_NAME)}  ({printable(base_id, LONGEST_NAME)})"
+
+
+def _format_store(parts: str, dimensions: int | None, size: int) -> str:
+    if dimensions:
+        parts = tr("{parts} × {dimensions} dimensions", parts=parts, dimensions=dimensions)
+    return tr("vectors     {parts}, {size}", parts=parts, size=format_bytes(size))
+
+
+def describe_problems(bases: Iterable[BaseSummary]) -> list[str]:
+    """Return the problems of the bases, each with the name of its base."""
+    return [tr("{what}: {why}", what=base.name, why=base.problem) for base in bases if base.problem]
+
+
+def total_bytes(bases: Iterable[BaseSummary]) -> int:
+    """Add up the sizes of the vector and index files."""
+    return sum(base.store.bytes for base in bases if base.store)
+
+
+def count_by_dimensions(lengths: dict[int, int]) -> dict[str, int]:
+    """Convert counts by length in bytes to counts by dimensions."""
+    return {str(length // 4): count for length, count in lengths.items()}
 
 
 class InspectReport(Report, kw_only=True):
-    """What ``regraft inspect`` tells; ``kind`` is one of :class:`regraft.kinds.Kind`."""
+    """JSON output of ``regraft inspect``; ``kind`` is a :class:`regraft.kinds.Kind`."""
 
     kind: str
     bases: Sequence[BaseSummary]
     health: HealthSummary
 
 
-def make_inspect_report(source: Located, run: Run, asked: InspectOptions) -> InspectReport:
-    """Look at a recognised path; ``run`` ends with it.
-
-    Raises:
-        WrongUsage: it has no items.
-        BrokenJson, SourceUnreadable: its state cannot be read.
-    """
-    found = systems.inspect_store(source, asked)
-    run.end()
-    return InspectReport(head=run.head(), kind=source.kind.value, bases=found.bases, health=found.health)
-
-
 def format_inspect_report(report: InspectReport, *, verbose: bool = False) -> str:
-    """Return a look as text for a person."""
+    """Return the text output of ``inspect``."""
     kind = Kind(report.kind)
     lines = [report.head.title, ""]
     for base in report.bases:
@@ -81,7 +291,7 @@ def _health_lines(path: str, health: HealthSummary, bases: Sequence[BaseSummary]
 
 
 def _worth_a_look(health: HealthSummary, bases: Sequence[BaseSummary]) -> Iterator[str]:
-    """Yield what is no problem of a whole base, and yet not as it should be."""
+    """Yield counts of what is not as it should be, although no base reports it as a problem."""
     failed = sum(base.items.get("failed", 0) for base in bases if base.items)
     if failed:
         yield format_count(failed, "failed item")

@@ -1,7 +1,7 @@
-"""How each kind of store is looked at and audited, and what is called by the names of findings.
+"""Dispatch ``inspect`` and ``check`` to the system of a store, and look up findings by name.
 
-What knows a system (:class:`checks.systems.Checks`) is loaded when a store of it is met, so that nobody waits for the
-others; the findings of all systems are loaded where one of any of them may be named.
+A system's modules are imported when a store of it is opened, to keep start-up fast. A new system is one line in
+``_ADAPTERS`` and one in ``_FINDINGS``.
 """
 
 from __future__ import annotations
@@ -15,41 +15,39 @@ import msgspec
 
 from checks.audit.collector import CheckOptions, CommandLine
 from checks.audit.findings import FINDINGS, Audit, FindingDefinition
-from checks.looks import InspectOptions, StoreSummary
+from checks.inspect import InspectOptions, InspectReport, StoreSummary
 from regraft.errors import WrongUsage
 from regraft.identity import resolve_base
 from regraft.kinds import KIND_NAMES, PREVIEW_SOURCES, SYSTEMS, V2_STORES, Kind
 from regraft.language import join_list, tr
+from regraft.report.document import Run
 from regraft.stores import systems
 from regraft.stores.systems import Located
 
-# The form in which each system says how its stores are looked at and audited.
-
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be told of the stores of a system without writing: ``CHECKS`` in ``checks/SYSTEM/adapter.py``."""
+    """Functions that read the stores of one system: ``CHECKS`` in ``checks/SYSTEM/inspect.py``."""
 
-    #: Looks at a store, and never raises for what is in the data but where all of its state is unreadable.
+    #: Summarizes a store. Raises for its data only if none of its state can be read.
     inspect: Callable[[Located, InspectOptions], StoreSummary]
-    #: Whether it has items that ``--items`` lists.
+    #: Whether ``--items`` is supported.
     has_items: bool = False
-    #: Audits it, and never raises for what is in the data; with command lines where it can make them. None: a source
-    #: that is migrated is audited by a plan of its migration.
+    #: Audits a store and never raises for its data. None: a migration source, audited by planning its migration.
     audit: Callable[[Located, CheckOptions, CommandLine | None], Audit] | None = None
-    #: Returns the ids by which a user can choose a part of the store.
+    #: Ids that ``--base`` accepts.
     part_ids: Callable[[Located], Sequence[str]] = lambda _: ()
-    #: Returns the ids of the parts by what else chooses one of them, such as its name.
+    #: Other words that ``--base`` accepts, such as names, with their ids.
     ids_by_name: Callable[[Located], Mapping[str, str]] = lambda _: {}
 
 
-#: The module of each kind that has its adapter, as ``CHECKS``.
+#: The module whose ``CHECKS`` is used for each kind of store.
 _ADAPTERS = {
     **dict.fromkeys(Kind, "checks.cherry_v1.inspect"),
     **dict.fromkeys(PREVIEW_SOURCES, "checks.cherry_preview"),
     **dict.fromkeys((*V2_STORES, Kind.V2_BACKUP, Kind.PACK), "checks.cherry_v2.inspect"),
     **{kind: f"checks.{kind.system}.inspect" for kind in SYSTEMS},
 }
-#: The modules that register findings, in the order in which they are listed.
+#: The modules that register findings, in the order of ``docs/findings.md``.
 _FINDINGS = (
     "checks.audit.findings",
     *(f"checks.{name}.findings" for name in sorted(["cherry_v2", *(kind.system for kind in SYSTEMS)])),
@@ -58,23 +56,19 @@ _FINDINGS = (
 
 
 def checks_for(kind: Kind) -> Checks:
-    """Return how stores of a kind are looked at and audited."""
+    """Import the functions for stores of a kind."""
     return cast(Checks, import_module(_ADAPTERS[kind]).CHECKS)
 
 
 def load_findings() -> Mapping[str, FindingDefinition]:
-    """Return what an audit of any system can say, by name."""
+    """Import the findings of every system, and return the registry."""
     for module in _FINDINGS:
         import_module(module)
     return FINDINGS
 
 
 def require_finding_names(names: Iterable[str]) -> None:
-    """Refuse names that no finding has.
-
-    Raises:
-        WrongUsage: it gives the nearest names.
-    """
+    """Raise WrongUsage, with the nearest names, if a name is not registered."""
     known = load_findings()
     for name in names:
         if name not in known:
@@ -86,10 +80,15 @@ def require_finding_names(names: Iterable[str]) -> None:
 
 
 def select_finding_names(names: Iterable[str], taken: Collection[str], command: str) -> frozenset[str]:
-    """Return names of findings that a command takes, of those ``taken`` by it.
+    """Return ``names`` as a set, if ``command`` takes all of them.
+
+    Args:
+        names: names of findings, from ``--only``.
+        taken: the findings that the command takes.
+        command: its name, for the message.
 
     Raises:
-        WrongUsage: one is none of them, or no finding's.
+        WrongUsage: a name is not registered, or not taken.
     """
     chosen = frozenset(names)
     require_finding_names(sorted(chosen))
@@ -100,10 +99,10 @@ def select_finding_names(names: Iterable[str], taken: Collection[str], command: 
 
 
 def inspect_store(found: Located, asked: InspectOptions) -> StoreSummary:
-    """Look at any store.
+    """Summarize a store of any system.
 
     Raises:
-        WrongUsage: it is no knowledge base of the application, and has no items.
+        WrongUsage: items are requested and the system does not support that.
         BrokenJson, SourceUnreadable: its state cannot be read.
     """
     checks = checks_for(found.kind)
@@ -117,13 +116,25 @@ def inspect_store(found: Located, asked: InspectOptions) -> StoreSummary:
     return checks.inspect(found, asked)
 
 
+def make_inspect_report(source: Located, run: Run, asked: InspectOptions) -> InspectReport:
+    """Summarize a store as the report of ``regraft inspect``, and end ``run``.
+
+    Raises:
+        WrongUsage: items are requested and the system does not support that.
+        BrokenJson, SourceUnreadable: its state cannot be read.
+    """
+    found = inspect_store(source, asked)
+    run.end()
+    return InspectReport(head=run.head(), kind=source.kind.value, bases=found.bases, health=found.health)
+
+
 def is_audited(kind: Kind) -> bool:
-    """Tell whether stores of a kind are audited as they are, and not by a plan of their migration."""
+    """Whether stores of a kind are audited themselves; a migration source is audited by planning its migration."""
     return checks_for(kind).audit is not None
 
 
 def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
-    """Check a store that :func:`is_audited`, in a folder, without writing anything."""
+    """Audit a store whose kind :func:`is_audited`; an archive must be unpacked first."""
     run = checks_for(found.kind).audit
     if run is None:
         raise ValueError(tr("{kind} is audited by a plan of its migration", kind=found.kind))
@@ -131,10 +142,10 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 
 
 def resolve_base_ids(found: Located, words: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of the parts of a store that a user chose, by their ids or by what else tells them.
+    """Convert the user's words for bases to base ids.
 
     Raises:
-        BaseUnknown, BaseAmbiguous: there is none of them, or several.
+        BaseUnknown, BaseAmbiguous: a word matches no base, or several.
     """
     if not words:
         return ()

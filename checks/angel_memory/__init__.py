@@ -1,1 +1,1 @@
-"""Auditing and inspecting a data folder of AngelMemory."""
+"""Audit and inspect data folders of AngelMemory."""

@@ -1,8 +1,8 @@
-"""The audit of AngelMemory's data folder, without a trace (``docs/findings.md``, "AngelMemory")."""
+"""Audit AngelMemory's data folder without writing (``docs/findings.md``, "AngelMemory")."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,8 @@ import msgspec
 from checks.angel_memory import detect
 from checks.angel_memory import findings as angel
 from checks.angel_memory.detect import (
-    FileComparison,
     FileState,
     Providers,
-    VectorDifferences,
     compare_files,
     find_other_collections,
     find_providers,
@@ -43,44 +41,42 @@ from regraft.report.progress import stage
 from regraft.stores.locate import Located
 from regraft.text import format_bytes
 
-#: Relations whose tag is not there, and those whose note or memory is not.
+#: SQL conditions: relations whose tag is missing, and relations whose note or memory is missing.
 DANGLING = "tag_id NOT IN (SELECT id FROM global_tags)"
 ORPHANED = {
     NOTE_TAGS: f"source_id NOT IN (SELECT source_id FROM {RECORDS})",
     MEMORY_TAGS: f"memory_id NOT IN (SELECT id FROM {MEMORIES})",
 }
-#: Tags that no note and no memory has, whatever relations to others there are.
+#: SQL condition: tags that no existing note or memory has.
 UNUSED = " AND ".join(f"id NOT IN (SELECT tag_id FROM {table} WHERE NOT {of})" for table, of in ORPHANED.items())
-#: What SQLite's own check may say of one file.
+#: Maximum number of messages of SQLite's own check for a file.
 _COMPLAINTS = 10
 
 
 class _StoreAudit(msgspec.Struct):
-    """What an audit has seen so far."""
+    """State of the audit of one data folder."""
 
     root: Path
-    ledger: FindingCollector
+    findings: FindingCollector
     texts: dict[str, str] = msgspec.field(default_factory=dict)
     checked: dict[str, int] = msgspec.field(
         default_factory=lambda: dict.fromkeys(("records", "tags", "vectors", "raw_files", "bytes"), 0)
     )
     #: Whether the records could be read.
     has_records: bool = False
-    #: The index of files, None where it could not be read.
+    #: The index of files; None: it could not be read.
     indexed: list[IndexedFile] | None = None
 
 
 def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
-    """Check a data folder without writing anything.
+    """Audit a data folder without writing. The data never makes this raise.
 
     Args:
-        found: of the kind ``angel-memory``.
-        options: how deep to look, and how long.
-        command_line: gives the command lines that mend what is found; without it, none is given.
-
-    Never raises for what is in the data.
+        found: a store of the kind ``angel-memory``.
+        options: level and time limit.
+        command_line: makes the command lines that fix findings; None: findings get no command.
     """
-    seen = _StoreAudit(found.tree.path, FindingCollector(options.level, options.max_duration))
+    state = _StoreAudit(found.tree.path, FindingCollector(options.level, options.max_duration))
     steps: list[tuple[str, Callable[[_StoreAudit], None]]] = [
         (database.DATABASE, _check_records),
         (database.FILE_INDEX, _read_index),
@@ -88,48 +84,45 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         ("providers", _check_providers),
     ]
     if options.level is Level.DEEP:
-        steps += [(name, partial(_check_whole, name=name)) for name in _databases(seen.root)]
+        steps += [(name, partial(_check_whole, name=name)) for name in _databases(state.root)]
     with stage(options.progress, "Checking", len(steps), "parts"):
         for name, step in steps:
             options.progress.at(name)
-            _guarded(seen, name, step)
+            _guarded(state, name, step)
             options.progress.step(1, 0)
-    audited = _audit(seen)
+    audited = _audit(state)
     return audited if command_line is None else add_commands(audited, command_line)
 
 
-def bases(_: Located) -> Sequence[str]:
-    """Return the ids by which a part can be chosen: there are none."""
-    return ()
-
-
-def _guarded(seen: _StoreAudit, name: str, step: Callable[[_StoreAudit], None]) -> None:
-    """Run a check; damage in what it looks at does not end the others."""
+def _guarded(state: _StoreAudit, name: str, step: Callable[[_StoreAudit], None]) -> None:
+    """Run one check; damage in its data does not stop the others."""
     try:
-        seen.ledger.check_time()
-        step(seen)
+        state.findings.check_time()
+        step(state)
     except OutOfTime:
-        seen.ledger.not_checked.append(name)
+        state.findings.not_checked.append(name)
     except (apsw.Error, OSError, ValueError, MemoryError, OverflowError) as error:
         try:
-            seen.ledger.check_time()
+            state.findings.check_time()
         except OutOfTime:
-            seen.ledger.not_checked.append(name)
+            state.findings.not_checked.append(name)
         else:
-            seen.ledger.add(angel.UNREADABLE, tr("{name} cannot be used: {error}", name=name, error=error), sample=name)
+            state.findings.add(
+                angel.UNREADABLE, tr("{name} cannot be used: {error}", name=name, error=error), sample=name
+            )
 
 
 @contextmanager
-def _watched(seen: _StoreAudit, name: str, opened: Any) -> Iterator[apsw.Connection]:
-    """Open a database whose statements end when time is over."""
-    size = (seen.root / name).stat().st_size if (seen.root / name).is_file() else 0
-    seen.checked["bytes"] += size
-    with opened as db, seen.ledger.watched(db, size):
+def _watched(state: _StoreAudit, name: str, opened: Any) -> Iterator[apsw.Connection]:
+    """Open a database whose statements are interrupted when time is over."""
+    size = (state.root / name).stat().st_size if (state.root / name).is_file() else 0
+    state.checked["bytes"] += size
+    with opened as db, state.findings.watched(db, size):
         yield db
 
 
 def _databases(root: Path) -> list[str]:
-    folders = database.provider_folders(root)
+    folders = database.find_provider_folders(root)
     collections = [folder.database.relative_to(root).as_posix() for folder in folders]
     return [database.DATABASE, database.FILE_INDEX, *collections]
 
@@ -137,44 +130,44 @@ def _databases(root: Path) -> list[str]:
 # --- the database of records --------------------------------------------------------------------------------------
 
 
-def _check_records(seen: _StoreAudit) -> None:
-    with _watched(seen, database.DATABASE, database.reading(seen.root)) as db:
-        sqlite_checks.add_foreign_objects(sqlite_checks.find_foreign_on_tables(db, database.TABLES), seen.ledger, None)
-        seen.texts = dict(database.vector_texts(db))
-        seen.checked["records"] = database.record_count(db)
-        seen.checked["tags"] = database.tag_count(db)
-        seen.has_records = True
-        _check_short_ids(db, seen.ledger)
-        _check_relations(db, seen.ledger)
-
-
-def _check_short_ids(db: apsw.Connection, ledger: FindingCollector) -> None:
-    highest = database.highest_short_id(db)
-    following = database.next_short_id(db)
-    if highest is not None and following <= highest:
-        message = tr(
-            "the next short id is {following}, and a record has {highest}", following=following, highest=highest
+def _check_records(state: _StoreAudit) -> None:
+    with _watched(state, database.DATABASE, database.open_records(state.root)) as db:
+        sqlite_checks.add_foreign_objects(
+            sqlite_checks.find_foreign_on_tables(db, database.TABLES), state.findings, None
         )
-        ledger.add(angel.SHORT_ID_SEQUENCE, message, sample=following)
-    doubles = f"SELECT note_short_id FROM {RECORDS} WHERE note_short_id IS NOT NULL GROUP BY 1 HAVING count(*) > 1"
-    for (number,) in db.execute(f"{doubles} ORDER BY 1"):
-        ledger.add(angel.SHORT_ID_DOUBLE, tr("{n} that several records have"), noun="short id", sample=number)
+        state.texts = dict(database.iterate_vector_texts(db))
+        state.checked["records"] = database.count_records(db)
+        state.checked["tags"] = database.count_tags(db)
+        state.has_records = True
+        highest = database.find_highest_short_id(db)
+        following = database.read_next_short_id(db)
+        if highest is not None and following <= highest:
+            message = tr(
+                "the next short id is {following}, and a record has {highest}", following=following, highest=highest
+            )
+            state.findings.add(angel.SHORT_ID_SEQUENCE, message, sample=following)
+        doubles = f"SELECT note_short_id FROM {RECORDS} WHERE note_short_id IS NOT NULL GROUP BY 1 HAVING count(*) > 1"
+        for (number,) in db.execute(f"{doubles} ORDER BY 1"):
+            state.findings.add(
+                angel.SHORT_ID_DOUBLE, tr("{n} that several records have"), noun="short id", sample=number
+            )
+        _check_relations(db, state.findings)
 
 
-def _check_relations(db: apsw.Connection, ledger: FindingCollector) -> None:
+def _check_relations(db: apsw.Connection, findings: FindingCollector) -> None:
     for table, orphaned in ORPHANED.items():
         kind = "note" if table == NOTE_TAGS else "memory"
         key = "source_id" if table == NOTE_TAGS else "memory_id"
         for tag, owner in db.execute(f"SELECT tag_id, {key} FROM {table} WHERE {DANGLING} ORDER BY 1, 2"):
-            message = tr("{{n}} of a {kind} to a tag that is not there", kind=kind)
-            ledger.add(
+            message = tr("{{n}} of a {kind} to a missing tag", kind=kind)
+            findings.add(
                 angel.RELATION_DANGLING, message, noun="relation", sample=tr("{owner}: tag {tag}", owner=owner, tag=tag)
             )
         for (owner,) in db.execute(f"SELECT {key} FROM {table} WHERE {orphaned} ORDER BY 1"):
-            message = tr("{{n}} of a {kind} that is not there", kind=kind)
-            ledger.add(angel.RELATION_ORPHAN, message, noun="relation", sample=owner)
+            message = tr("{{n}} of a missing {kind}", kind=kind)
+            findings.add(angel.RELATION_ORPHAN, message, noun="relation", sample=owner)
     for (name,) in db.execute(f"SELECT name FROM {TAGS} WHERE {UNUSED} ORDER BY id"):
-        ledger.add(angel.TAG_UNUSED, tr("{n} that no note and no memory has"), noun="tag", sample=name)
+        findings.add(angel.TAG_UNUSED, tr("{n} that no note and no memory has"), noun="tag", sample=name)
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -192,53 +185,49 @@ _SAID = {
         tr("{n} without a record; the next scan of the system would make it"),
         tr("{n} without a record that the system takes for read: no scan of it would make one"),
     ),
-    FileState.GONE: (angel.FILE_MISSING, *[tr("{n} gone of which there are records")] * 2),
+    FileState.GONE: (angel.FILE_MISSING, *[tr("{n} missing that records refer to")] * 2),
     FileState.OUTSIDE: (angel.FILE_OUTSIDE, *[tr("{n} of records leading out of raw/")] * 2),
 }
 
 
-def _read_index(seen: _StoreAudit) -> None:
-    with _watched(seen, database.FILE_INDEX, database.reading_files(seen.root)) as files:
+def _read_index(state: _StoreAudit) -> None:
+    with _watched(state, database.FILE_INDEX, database.open_file_index(state.root)) as files:
         sqlite_checks.add_foreign_objects(
-            sqlite_checks.find_foreign_on_tables(files, (database.FILES,)), seen.ledger, None
+            sqlite_checks.find_foreign_on_tables(files, (database.FILES,)), state.findings, None
         )
-        seen.indexed = list(database.indexed_files(files))
+        state.indexed = list(database.iterate_indexed_files(files))
 
 
-def _check_files(seen: _StoreAudit) -> None:
-    """Compare the records with what the files give: quick looks do not read them."""
-    raw = seen.root / database.RAW
+def _check_files(state: _StoreAudit) -> None:
+    """Compare the records with the files; the quick level does not read files."""
+    raw = state.root / database.RAW
     if not raw.is_dir():
         raise AngelProblem(tr("it is missing"))
-    if not seen.has_records or seen.indexed is None or seen.ledger.level is Level.QUICK:
+    if not state.has_records or state.indexed is None or state.findings.level is Level.QUICK:
         return
-    with database.reading(seen.root) as db:
-        for one in compare_files(raw, database.records(db), seen.indexed, seen.ledger.check_time):
-            seen.checked["raw_files"] += one.file is not None
-            _say(one, seen.ledger)
-
-
-def _say(one: FileComparison, ledger: FindingCollector) -> None:
-    if one.state is FileState.UNREADABLE:
-        ledger.add(
-            angel.FILE_UNREADABLE,
-            tr("{{n}} cannot be read: {problem}", problem=one.problem),
-            noun="file",
-            sample=one.path,
-        )
-    elif one.state in _SAID:
-        name, seen_by_scan, unseen = _SAID[one.state]
-        noun = "path" if one.state is FileState.OUTSIDE else "file"
-        ledger.add(name, seen_by_scan if one.is_seen else unseen, noun=noun, sample=one.path)
+    with database.open_records(state.root) as db:
+        for one in compare_files(raw, database.iterate_records(db), state.indexed, state.findings.check_time):
+            state.checked["raw_files"] += one.file is not None
+            if one.state is FileState.UNREADABLE:
+                state.findings.add(
+                    angel.FILE_UNREADABLE,
+                    tr("{{n}} cannot be read: {problem}", problem=one.problem),
+                    noun="file",
+                    sample=one.path,
+                )
+            elif one.state in _SAID:
+                name, seen_by_scan, unseen = _SAID[one.state]
+                noun = "path" if one.state is FileState.OUTSIDE else "file"
+                state.findings.add(name, seen_by_scan if one.is_seen else unseen, noun=noun, sample=one.path)
 
 
 # --- vectors ------------------------------------------------------------------------------------------------------
 
 
-def _check_providers(seen: _StoreAudit) -> None:
-    used = find_providers(seen.root)
+def _check_providers(state: _StoreAudit) -> None:
+    used = find_providers(state.root)
     if used.problem is not None and used.in_use is not None:
-        seen.ledger.add(angel.STATE, tr("the state file: {problem}", problem=used.problem), sample=database.STATE)
+        state.findings.add(angel.STATE, tr("the state file: {problem}", problem=used.problem), sample=database.STATE)
     for folder in used.leftovers:
         others = find_other_collections(folder)
         more = (
@@ -256,37 +245,37 @@ def _check_providers(seen: _StoreAudit) -> None:
             size_of=format_bytes(folder_size(folder.path)),
             more=more,
         )
-        seen.ledger.add(angel.PROVIDER_LEFTOVER, message, sample=folder.path.name)
-    for folder in database.provider_folders(seen.root):
-        name = folder.database.relative_to(seen.root).as_posix()
-        _guarded(seen, name, partial(_check_full_text, name=name))
-    if used.in_use is not None and seen.has_records:
-        name = used.in_use.database.relative_to(seen.root).as_posix()
-        _guarded(seen, name, partial(_check_vectors, used=used, folder=used.in_use))
+        state.findings.add(angel.PROVIDER_LEFTOVER, message, sample=folder.path.name)
+    for folder in database.find_provider_folders(state.root):
+        name = folder.database.relative_to(state.root).as_posix()
+        _guarded(state, name, partial(_check_full_text, name=name))
+    if used.in_use is not None and state.has_records:
+        name = used.in_use.database.relative_to(state.root).as_posix()
+        _guarded(state, name, partial(_check_vectors, used=used, folder=used.in_use))
 
 
-def _check_full_text(seen: _StoreAudit, name: str) -> None:
+def _check_full_text(state: _StoreAudit, name: str) -> None:
     """Verify the full-text index of a provider's database."""
-    if seen.ledger.level is Level.QUICK:
+    if state.findings.level is Level.QUICK:
         return
-    with _watched(seen, name, chroma.reading(seen.root / name)) as db:
+    with _watched(state, name, chroma.open_chroma(state.root / name)) as db:
         problem = detect.find_full_text_damage(db)
     if problem is not None:
         message = tr("the full-text index of {name} is damaged: {problem}", name=name, problem=problem)
-        seen.ledger.add(angel.FULL_TEXT, message, sample=name)
+        state.findings.add(angel.FULL_TEXT, message, sample=name)
 
 
 def folder_size(folder: Path) -> int:
-    """Return how many bytes the files in a folder have."""
+    """Add up the sizes of all files in a folder, in bytes."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
-def _check_vectors(seen: _StoreAudit, used: Providers, folder: ProviderFolder) -> None:
-    found = find_vector_differences(folder, seen.texts, ids_only=seen.ledger.level is Level.QUICK)
-    seen.checked["vectors"] += found.count
+def _check_vectors(state: _StoreAudit, used: Providers, folder: ProviderFolder) -> None:
+    found = find_vector_differences(folder, state.texts, ids_only=state.findings.level is Level.QUICK)
+    state.checked["vectors"] += found.count
     if folder.database.is_file():
-        seen.checked["bytes"] += folder.database.stat().st_size
-    if used.is_changed and seen.texts:
+        state.checked["bytes"] += folder.database.stat().st_size
+    if used.is_changed and state.texts:
         before = (
             tr("the last sync was with {stated}", stated=used.stated) if used.stated else tr("no sync was ever made")
         )
@@ -294,14 +283,10 @@ def _check_vectors(seen: _StoreAudit, used: Providers, folder: ProviderFolder) -
         message = tr(
             "the provider in use is {name}, and {before}: {due} to be made", name=folder.name, before=before, due=due
         )
-        seen.ledger.add(angel.PROVIDER_CHANGED, message, sample=folder.name)
+        state.findings.add(angel.PROVIDER_CHANGED, message, sample=folder.name)
         if not found.count:
-            # That none is there says the same once more.
+            # "provider-changed" says the same already.
             found.missing = []
-    _tell(found, seen.ledger)
-
-
-def _tell(found: VectorDifferences, ledger: FindingCollector) -> None:
     for name, message, noun, keys in (
         (angel.VECTOR_MISSING, tr("{n} without a vector"), "record", found.missing),
         (angel.DOCUMENT_STALE, tr("{n} of another text than the record's tags give"), "vector", found.stale),
@@ -316,22 +301,22 @@ def _tell(found: VectorDifferences, ledger: FindingCollector) -> None:
         (angel.METADATA, tr("{n} whose metadata is not the source id"), "vector", found.metadata),
     ):
         for key in keys:
-            ledger.add(name, message, noun=noun, sample=key)
+            state.findings.add(name, message, noun=noun, sample=key)
 
 
 # --- the whole ----------------------------------------------------------------------------------------------------
 
 
-def _check_whole(seen: _StoreAudit, name: str) -> None:
-    with sqlite.open_readonly(seen.root / name, beside_writers=True) as db:
+def _check_whole(state: _StoreAudit, name: str) -> None:
+    with sqlite.open_readonly(state.root / name, beside_writers=True) as db:
         for message in _complaints(db):
-            seen.ledger.add(
+            state.findings.add(
                 angel.UNREADABLE, tr("{name} is damaged: {{n}}", name=name), noun="complaint", sample=message
             )
 
 
 def _complaints(db: apsw.Connection) -> Iterator[str]:
-    """Yield what SQLite's own check says of a database. A damaged full-text index is a finding of its own."""
+    """Yield the messages of SQLite's own check. A damaged full-text index has its own finding."""
     scopes: list[object] = [_COMPLAINTS]
     if detect.find_full_text_damage(db) is not None:
         tables = db.execute(
@@ -344,13 +329,13 @@ def _complaints(db: apsw.Connection) -> Iterator[str]:
                 yield str(message)
 
 
-def _audit(seen: _StoreAudit) -> Audit:
-    ledger = seen.ledger
+def _audit(state: _StoreAudit) -> Audit:
+    findings = state.findings
     return Audit(
-        findings=ledger.findings(),
-        checked=seen.checked,
+        findings=findings.to_findings(),
+        checked=state.checked,
         names={},
-        closing=ledger.closing(tr("files and texts"), tr("all pages of the databases")),
-        not_checked=ledger.missing(),
-        level=ledger.level.name.lower(),
+        closing=findings.closing(tr("files and texts"), tr("all pages of the databases")),
+        not_checked=findings.missing(),
+        level=findings.level.name.lower(),
     )

@@ -1,12 +1,14 @@
-"""What an audit of AngelMemory's data folder can say (``docs/findings.md``, "AngelMemory")."""
+"""Findings of AngelMemory's data folder (``docs/findings.md``, "AngelMemory")."""
 
 from __future__ import annotations
 
 from checks.audit.findings import register
 from regraft.language import tr
 
-_BACKUP = tr("A backup of the file; the system makes the index of files and a collection anew where they are missing.")
-_PERSON = tr("A person has to decide; the message says about what.")
+_BACKUP = tr(
+    "Restore the file from a backup. AngelMemory rebuilds the index of files, and a collection, if they are missing."
+)
+_PERSON = tr("You have to decide; the message says what about.")
 _RECONCILE = tr("`regraft reconcile`, which makes the collection follow the records.")
 _REPAIR = tr("`regraft repair`, which makes the records follow `raw/`.")
 _GC = tr("`regraft gc`.")
@@ -23,7 +25,7 @@ UNREADABLE = register(
 STATE = register(
     "error",
     "angel.state",
-    tr("The state file is missing or cannot be read: the system would make every vector anew at its next sync."),
+    tr("The state file is missing or cannot be read: AngelMemory would embed everything again at its next sync."),
     tr("`regraft reconcile`, which writes the provider whose vectors are there."),
     "reconcile",
 )
@@ -37,7 +39,7 @@ SHORT_ID_SEQUENCE = register(
 SHORT_ID_DOUBLE = register(
     "error",
     "angel.short-id-double",
-    tr("Several records have one short id: nobody can tell which note is meant."),
+    tr("Several records have the same short id, so it does not identify a note."),
     tr("`regraft repair`: the record that was stored first keeps it, the others get new ones."),
     "repair",
 )
@@ -77,7 +79,7 @@ PROVIDER_CHANGED = register(
 VECTOR_MISSING = register(
     "error",
     "angel.vector-missing",
-    tr("A record with tags has no vector: nobody finds it by meaning."),
+    tr("A record with tags has no vector: search by meaning does not find it."),
     _RECONCILE,
     "reconcile",
 )
@@ -127,7 +129,7 @@ RELATION_DANGLING = register(
     "warning", "angel.relation-dangling", tr("A note or a memory has a tag id that no tag has."), _GC, "gc"
 )
 RELATION_ORPHAN = register(
-    "warning", "angel.relation-orphan", tr("A tag is given to a note or a memory that is not there."), _GC, "gc"
+    "warning", "angel.relation-orphan", tr("A tag refers to a note or memory that does not exist."), _GC, "gc"
 )
 TAG_UNUSED = register("warning", "angel.tag-unused", tr("A tag that no note and no memory has."), _GC, "gc")
 PROVIDER_LEFTOVER = register(

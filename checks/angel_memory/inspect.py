@@ -1,4 +1,4 @@
-"""A first look at AngelMemory's data folder: records, tags, vectors, and the providers that have folders."""
+"""Summarize AngelMemory's data folder for ``inspect``: records, tags, vectors, and the folders of providers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from checks.angel_memory.detect import (
     find_providers,
     find_vector_differences,
 )
-from checks.looks import HealthSummary, StoreSummary
+from checks.inspect import HealthSummary, StoreSummary
 from checks.systems import Checks
 from regraft.formats.angel_memory import chroma, database
 from regraft.formats.angel_memory.chroma import ChromaProblem
@@ -28,10 +28,10 @@ from regraft.report.labels import label_of
 from regraft.stores.systems import Located
 from regraft.text import format_bytes, one_line, pad_left
 
-# List the records of AngelMemory and the entries of its collection (``regraft inspect --items``).
+# --- lists of records and vectors (``--items``) ---------------------------------------------------------------------
 
 
-#: Characters of a text that are shown of a vector.
+#: Characters of a vector's text that are shown.
 _LONGEST_TEXT = 100
 
 
@@ -48,7 +48,7 @@ class RecordSummary(Struct, frozen=True, kw_only=True):
     vector: str | None
 
     def line(self) -> str:
-        """Return it as a line of text."""
+        """Return its line of text output."""
         number = "-" if self.note_short_id is None else str(self.note_short_id)
         place = one_line(" > ".join([self.path, *self.headings]))
         state = "" if self.vector in (None, "current") else tr(" (vector: {state})", state=label_of(self.vector))
@@ -58,8 +58,8 @@ class RecordSummary(Struct, frozen=True, kw_only=True):
 class VectorSummary(Struct, frozen=True, kw_only=True):
     """An entry of the collection ``notes_index``.
 
-    ``state`` is "current", "stale", "unusable" or "orphan". ``stored`` says where the vector lies: in Chroma's "queue",
-    or in the "files" of a segment. ``dimensions`` are those of a vector in the queue; None: only chromadb can tell.
+    ``state`` is "current", "stale", "unusable" or "orphan". ``stored`` tells where the vector is: in Chroma's "queue",
+    or in the "files" of a segment. Only chromadb can read files, so their ``dimensions`` are unknown (None).
     """
 
     source_id: str
@@ -70,13 +70,13 @@ class VectorSummary(Struct, frozen=True, kw_only=True):
     dimensions: int | None
 
     def line(self) -> str:
-        """Return it as a line of text."""
+        """Return its line of text output."""
         state = "" if self.state == "current" else f" ({label_of(self.state)})"
         return f"  {one_line(self.source_id)}{state}  {one_line(self.document or '', _LONGEST_TEXT)}"
 
 
 def summarize_records(db: apsw.Connection, found: VectorDifferences | None) -> list[RecordSummary]:
-    """Return the records in the order of short ids; without ``found``, nothing is said of their vectors."""
+    """List the records by short id; without ``found``, the state of their vectors is unknown."""
     states = {} if found is None else _states(found, ("missing", found.missing))
     looks = [
         RecordSummary(
@@ -89,13 +89,13 @@ def summarize_records(db: apsw.Connection, found: VectorDifferences | None) -> l
             updated_at=record.updated_at,
             vector=None if found is None else states.get(record.source_id, "current") if record.vector_text else "none",
         )
-        for record in database.records(db)
+        for record in database.iterate_records(db)
     ]
     return sorted(looks, key=lambda one: (one.note_short_id is None, one.note_short_id or 0, one.source_id))
 
 
 def summarize_vectors(folder: ProviderFolder, found: VectorDifferences) -> list[VectorSummary]:
-    """Return the entries of a provider's collection in the order of source ids.
+    """List the entries of a provider's collection by source id.
 
     Raises:
         ChromaProblem, apsw.Error, OSError: the database cannot be read.
@@ -103,11 +103,11 @@ def summarize_vectors(folder: ProviderFolder, found: VectorDifferences) -> list[
     if not folder.database.is_file():
         return []
     states = _states(found, ("orphan", found.orphans))
-    with chroma.reading(folder.database) as db:
-        notes = chroma.collection(db, database.COLLECTION)
+    with chroma.open_chroma(folder.database) as db:
+        notes = chroma.find_collection(db, database.COLLECTION)
         if notes is None:
             return []
-        lengths = {key: len(vector) // 4 for key, vector in chroma.vectors(db, notes)}
+        lengths = {key: len(vector) // 4 for key, vector in chroma.iterate_queued_vectors(db, notes)}
         looks = [
             VectorSummary(
                 source_id=entry.id,
@@ -117,7 +117,7 @@ def summarize_vectors(folder: ProviderFolder, found: VectorDifferences) -> list[
                 stored="queue" if entry.id in lengths else "files",
                 dimensions=lengths.get(entry.id),
             )
-            for entry in chroma.entries(db, notes)
+            for entry in chroma.iterate_entries(db, notes)
         ]
     return sorted(looks, key=lambda one: one.source_id)
 
@@ -130,7 +130,7 @@ def _states(found: VectorDifferences, more: tuple[str, list[str]]) -> Mapping[st
 
 
 def format_lists(records: list[RecordSummary], vectors: list[VectorSummary]) -> Iterator[str]:
-    """Yield both lists as lines of text."""
+    """Yield both lists as lines of text output."""
     yield tr("Records:")
     yield from (one.line() for one in records)
     yield ""
@@ -143,7 +143,7 @@ _PROBLEMS = (AngelProblem, ChromaProblem, OSError, apsw.Error, UnicodeDecodeErro
 
 
 class ProviderSummary(Struct, frozen=True, kw_only=True):
-    """The folder of a provider; ``vectors`` is None where it has no collection of notes."""
+    """The folder of a provider; without a collection of notes, ``vectors`` is unset (None)."""
 
     provider: str
     vectors: int | None
@@ -151,7 +151,7 @@ class ProviderSummary(Struct, frozen=True, kw_only=True):
     use: str
 
     def line(self) -> str:
-        """Return it as a line for a person."""
+        """Return its line of text output."""
         vectors = tr("no collection of notes") if self.vectors is None else format_count(self.vectors, "vector")
         return tr(
             "provider {provider} ({use}): {vectors}, {bytes}",
@@ -163,7 +163,7 @@ class ProviderSummary(Struct, frozen=True, kw_only=True):
 
 
 class AngelHealthSummary(HealthSummary, frozen=True, kw_only=True):
-    """What is in a data folder, and how healthy it seems."""
+    """Contents and health of a data folder."""
 
     records: int | UnsetType
     tags: int | UnsetType
@@ -174,7 +174,7 @@ class AngelHealthSummary(HealthSummary, frozen=True, kw_only=True):
     vector_list: list[VectorSummary] | UnsetType = UNSET
 
     def lines(self) -> Iterator[str]:
-        """See :class:`HealthLook`."""
+        """Yield its lines of text output."""
         if self.record_list is not UNSET and self.vector_list is not UNSET:
             yield from format_lists(self.record_list, self.vector_list)
         if self.records is not UNSET and self.tags is not UNSET:
@@ -185,16 +185,16 @@ class AngelHealthSummary(HealthSummary, frozen=True, kw_only=True):
 
 
 def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
-    """Look at a data folder; there are no bases in it. ``items`` asks for its records and vectors."""
+    """Summarize a data folder, which has no bases; ``items`` adds the lists of records and vectors."""
     root = source.tree.path
     problems: list[str] = []
     texts: dict[str, str] | None = None
     records: int | UnsetType = UNSET
     tags: int | UnsetType = UNSET
     try:
-        with database.reading(root) as db:
-            texts = dict(database.vector_texts(db))
-            records, tags = database.record_count(db), database.tag_count(db)
+        with database.open_records(root) as db:
+            texts = dict(database.iterate_vector_texts(db))
+            records, tags = database.count_records(db), database.count_tags(db)
     except _PROBLEMS as error:
         problems.append(f"{database.DATABASE}: {error}")
     used = find_providers(root)
@@ -235,11 +235,11 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
 def _lists(
     root: Path, used: Providers, found: VectorDifferences | None, problems: list[str]
 ) -> dict[str, list[RecordSummary] | list[VectorSummary]]:
-    """Return the lists of records and vectors, as far as they can be read; what cannot is added to ``problems``."""
+    """Return the lists of records and vectors; add what cannot be read to ``problems``."""
     records: list[RecordSummary] = []
     vectors: list[VectorSummary] = []
     try:
-        with database.reading(root) as db:
+        with database.open_records(root) as db:
             records = summarize_records(db, found)
     except _PROBLEMS as error:
         _add_once(problems, f"{database.DATABASE}: {error}")
@@ -267,10 +267,10 @@ def _differences(used: Providers, texts: dict[str, str] | None, problems: list[s
 
 
 def _folders(root: Path, used: Providers) -> list[ProviderSummary]:
-    """Return every provider's folder with how many vectors of notes it has, its size, and what it is."""
+    """List the folders of providers, with the number of their note vectors, their size, and their use."""
     leftovers = {folder.name for folder in used.leftovers}
     looks = []
-    for one in database.provider_folders(root):
+    for one in database.find_provider_folders(root):
         use = tr("of the last sync")
         if used.in_use is not None and one.name == used.in_use.name:
             use = tr("in use")
@@ -280,9 +280,6 @@ def _folders(root: Path, used: Providers) -> list[ProviderSummary]:
             ProviderSummary(provider=one.name, vectors=count_note_vectors(one), bytes=folder_size(one.path), use=use)
         )
     return looks
-
-
-# How data folders of AngelMemory are looked at and audited.
 
 
 CHECKS = Checks(

@@ -1,4 +1,4 @@
-"""How deep an audit looks, how long it may take, and what it has found so far."""
+"""Collect what an audit finds, within its depth and time limit, and add the commands that fix it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import IntEnum
 import apsw
 import msgspec
 
-from checks.audit.findings import CORRUPT, FINDINGS, SAMPLES, UNREADABLE, Audit, Finding
+from checks.audit.findings import CORRUPT, FINDINGS, SAMPLES, UNREADABLE, Audit, Finding, RowNumbers
 from regraft import identity
 from regraft.disk import sqlite
 from regraft.identity import replace
@@ -19,61 +19,86 @@ from regraft.report.notices import Severity
 from regraft.report.progress import Progress, SilentProgress
 from regraft.text import decode_utf8
 
-#: SQLite calls back after so many steps of its machine.
-_STEPS = 20_000
-#: A damaged file can lead SQLite in circles: it may take so many steps, and so many for each byte of the file.
-_LEAST_STEPS = 40_000_000
-_STEPS_PER_BYTE = 8
-#: How many checks are named for which time did not suffice.
-_NAMED = 3
+#: Interval of SQLite's progress handler, in instructions of its virtual machine.
+_INSTRUCTIONS = 20_000
+#: A damaged file can lead SQLite in circles. This is the number of instructions that a connection may
+#: execute, with an addition for each byte.
+_LEAST_INSTRUCTIONS = 40_000_000
+_INSTRUCTIONS_PER_BYTE = 8
+#: Maximum number of checks that a message names as not made.
+_MOST_NAMED = 3
+_LONGEST_SAMPLE = 200
 
 
 class Level(IntEnum):
-    """How deep an audit looks.
+    """The depth of an audit. Each level includes the ones before it."""
 
-    Whether a base can be opened (for what copies whole files and proves the copies by their bytes); structure and
-    counts; also all texts, ids and vectors; also SQLite's own check and every raw file.
-    """
-
+    #: Whether each base can be opened: for copies of whole files, which are verified by their bytes.
     SHAPE = -1
+    #: Structure and counts.
     QUICK = 0
+    #: Also all texts, ids and vectors.
     DEFAULT = 1
+    #: Also SQLite's own check and every raw file.
     DEEP = 2
 
 
 class OutOfTime(Exception):
-    """The time that the audit may take is over."""
+    """The time limit of the audit has passed."""
+
+
+#: Returns a command line for the audited path, from the words before the path and the words after it.
+CommandLine = Callable[[Sequence[str], Sequence[str]], str]
+
+
+class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of an audit, for stores of every system."""
+
+    level: Level = Level.DEFAULT
+    #: Time limit in seconds; None: no limit.
+    max_duration: float | None = None
+    #: Ids of the bases to check; empty: all.
+    bases: tuple[str, ...] = ()
+    #: Names of the only findings that the caller needs; empty: all. Expensive checks that cannot report one are
+    #: skipped.
+    names: frozenset[str] = frozenset()
+    #: The time to which ages are relative, in ms.
+    now_ms: int = msgspec.field(default_factory=identity.now_ms)
+    progress: Progress = msgspec.field(default_factory=SilentProgress)
 
 
 class _Tally(msgspec.Struct):
-    said: str
+    """Instances of one finding with one message in one base."""
+
     noun: str
+    severity: Severity | None  # None: that of the registry
+    is_beyond_repair: bool
     count: int = 0
     samples: list[str] = msgspec.field(default_factory=list)
-    #: None: that of the definition.
-    severity: Severity | None = None
-    is_beyond_repair: bool = False
+    rows: RowNumbers | None = None
 
 
 class FindingCollector(msgspec.Struct):
-    """What has been found so far: one finding for each name, base and sentence, with a count and some samples."""
+    """Collects findings: instances with the same name, base and message become one, with a count and some samples."""
 
     level: Level = Level.DEFAULT
-    #: How long the audit may take, in seconds; None: as long as it takes.
+    #: Time limit in seconds from the creation of this collector; None: no limit.
     max_duration: float | None = None
-    #: Is told of each file that is checked, as one step of a stage.
+    #: Advanced by the checks of each file, which are together one step of a stage.
     progress: Progress = msgspec.field(default_factory=SilentProgress)
-    #: What ages are relative to.
+    #: The time to which ages are relative, in ms.
     now_ms: int = msgspec.field(default_factory=identity.now_ms)
-    #: The checks that time did not suffice for, as a person calls them.
+    #: As :attr:`CheckOptions.names`.
+    names: frozenset[str] = frozenset()
+    #: The checks that were not made, as the user knows them.
     not_checked: list[str] = msgspec.field(default_factory=list)
     _tallies: dict[tuple[str, str | None, str], _Tally] = msgspec.field(default_factory=dict)
-    _begun: float = msgspec.field(default_factory=time.monotonic)
+    _started: float = msgspec.field(default_factory=time.monotonic)
 
-    def add(
+    def add(  # noqa: PLR0913 - the fields of a finding
         self,
         name: str,
-        said: str,
+        message: str,
         *,
         base: str | None = None,
         sample: object = None,
@@ -81,73 +106,74 @@ class FindingCollector(msgspec.Struct):
         count: int = 1,
         is_beyond_repair: bool = False,
         severity: Severity | None = None,
+        row: int | None = None,
     ) -> None:
-        """Count something.
+        """Count instances of a finding.
 
         Args:
             name: the finding.
-            said: the message; with ``noun``, ``{n}`` in it becomes the number with that noun.
+            message: with ``noun``, ``{n}`` in it becomes the count and the noun.
             base: the base's id.
-            sample: what names the instance.
-            noun: what is counted.
-            count: how many at once.
-            is_beyond_repair: whether no command mends what this sentence says.
-            severity: that of what this sentence says, where it is not the gravest that the finding can be.
+            sample: names the instance.
+            noun: the noun that is counted.
+            count: the number of instances.
+            is_beyond_repair: whether no command fixes instances with this message.
+            severity: the severity of instances with this message; None: that of the registry.
+            row: the row number of the instance, for planners.
         """
-        new = _Tally(said, noun, severity=severity, is_beyond_repair=is_beyond_repair)
-        tally = self._tallies.setdefault((name, base, said), new)
+        tally = self._tallies.get((name, base, message))
+        if tally is None:
+            tally = self._tallies[name, base, message] = _Tally(noun, severity, is_beyond_repair)
         tally.count += count
         if sample is not None and len(tally.samples) < SAMPLES:
             tally.samples.append(display_text(sample))
+        if row is not None:
+            tally.rows = tally.rows or RowNumbers()
+            tally.rows.append(row)
 
     def count(self, name: str, base: str | None) -> int:
-        """Return how often something of this name was found in a base."""
+        """Count the instances of a finding in a base."""
         return sum(tally.count for key, tally in self._tallies.items() if key[:2] == (name, base))
 
-    def findings(self) -> tuple[Finding, ...]:
-        """Return all that was found, in the order of the registry."""
-        places = {name: place for place, name in enumerate(FINDINGS)}
+    def to_findings(self) -> tuple[Finding, ...]:
+        """Return one finding for each name, base and message, in the order of the registry."""
+        order = {name: position for position, name in enumerate(FINDINGS)}
         found = []
-        for (name, base, _), tally in self._tallies.items():
-            message = (
-                insert_at_mark(tally.said, "{n}", format_count(tally.count, tally.noun)) if tally.noun else tally.said
-            )
-            subject = tally.samples[0] if tally.samples and tally.count == 1 else None
-            severity = tally.severity or FINDINGS[name].severity
-            samples = tuple(tally.samples)
+        for (name, base, message), tally in self._tallies.items():
+            counted = insert_at_mark(message, "{n}", format_count(tally.count, tally.noun)) if tally.noun else message
             found.append(
                 Finding(
                     name=name,
-                    severity=severity,
-                    message=message,
+                    severity=tally.severity or FINDINGS[name].severity,
+                    message=counted,
                     base=base,
-                    subject=subject,
+                    subject=tally.samples[0] if tally.samples and tally.count == 1 else None,
                     count=tally.count,
-                    samples=samples,
+                    samples=tuple(tally.samples),
                     repair=None,
                     is_beyond_repair=tally.is_beyond_repair,
+                    rows=tally.rows,
                 )
             )
-        return tuple(sorted(found, key=lambda finding: places[finding.name]))
+        return tuple(sorted(found, key=lambda finding: order[finding.name]))
 
-    def closing(self, missed: str, deep: str) -> str:
-        """Return the sentence that an audit ends with.
+    def closing(self, unread: str, deep: str) -> str:
+        """Return the last sentence of an audit's report, which says what was not checked.
 
         Args:
-            missed: what ``--quick`` does not read.
-            deep: what only ``--deep`` reads.
+            unread: what ``--quick`` does not read.
+            deep: what only ``--deep`` checks.
         """
-        left = self.missing()
-        if left:
-            more = "…" if len(left) > _NAMED else ""
+        missing = self.missing()
+        if missing:
             return tr(
                 "Time was over: {checks} missing ({left}{more}).",
-                checks=format_count(len(left), "check"),
-                left=join_list(left[:_NAMED]),
-                more=more,
+                checks=format_count(len(missing), "check"),
+                left=join_list(missing[:_MOST_NAMED]),
+                more="…" if len(missing) > _MOST_NAMED else "",
             )
         if self.level is Level.QUICK:
-            return tr("Looked at structure and counts; without --quick, {missed} are read too.", missed=missed)
+            return tr("Looked at structure and counts; without --quick, {missed} are read too.", missed=unread)
         if self.level is not Level.DEEP:
             return tr("Checked; with --deep, {deep} are checked too.", deep=deep)
         if any(name in (CORRUPT, UNREADABLE) for name, _, _ in self._tallies):
@@ -155,62 +181,56 @@ class FindingCollector(msgspec.Struct):
         return tr("Everything was checked.")
 
     def missing(self) -> tuple[str, ...]:
-        """Return the checks that time did not suffice for, each once."""
+        """Return the checks that were not made, without duplicates."""
         return tuple(dict.fromkeys(self.not_checked))
 
-    def check_time(self) -> None:
-        """Go on only while there is time.
+    def may_report(self, *names: str) -> bool:
+        """Whether the caller needs any of ``names``."""
+        return not self.names or not self.names.isdisjoint(names)
 
-        Raises:
-            OutOfTime: there is none left.
-        """
-        if self._is_over():
+    def check_time(self) -> None:
+        """Raise OutOfTime if the time limit has passed."""
+        if self._is_out_of_time():
             raise OutOfTime
 
-    def _is_over(self) -> bool:
-        return self.max_duration is not None and time.monotonic() > self._begun + self.max_duration
+    def _is_out_of_time(self) -> bool:
+        return self.max_duration is not None and time.monotonic() > self._started + self.max_duration
 
     def run(self, what: str, steps: Sequence[tuple[str, Callable[[], None]]], base: str | None) -> None:
-        """Run the checks of one file one after the other; damage in one does not end the others.
+        """Run the checks of one file in order. Damage that stops one of them is a finding, and the next one runs.
 
         Args:
-            what: the file, for a person.
-            steps: each check with its name.
+            what: the file, as the user knows it.
+            steps: the name and function of each check.
             base: the base's id.
         """
         for name, step in steps:
-            self._run_one(f"{what}: {name}", name, step, base)
-            self.progress.step(1 / len(steps), 0)
-
-    def _run_one(self, missing: str, name: str, step: Callable[[], None], base: str | None) -> None:
-        try:
-            self.check_time()
-            step()
-        except OutOfTime:
-            self.not_checked.append(missing)
-        except (apsw.Error, ValueError, MemoryError, OverflowError) as error:
-            if sqlite.is_write_failure(error):
-                raise
             try:
                 self.check_time()
+                step()
             except OutOfTime:
-                self.not_checked.append(missing)
-            else:
-                self.add(
-                    CORRUPT, tr("it cannot be read as a whole: {n}"), base=base, noun="check", sample=f"{name}: {error}"
-                )
+                self.not_checked.append(f"{what}: {name}")
+            except (apsw.Error, ValueError, MemoryError, OverflowError) as error:
+                if sqlite.is_write_failure(error):
+                    raise
+                if self._is_out_of_time():
+                    self.not_checked.append(f"{what}: {name}")
+                else:
+                    message = tr("it cannot be read as a whole: {n}")
+                    self.add(CORRUPT, message, base=base, noun="check", sample=f"{name}: {error}")
+            self.progress.step(1 / len(steps), 0)
 
     @contextmanager
     def watched(self, connection: apsw.Connection, size: int) -> Iterator[None]:
-        """Let no statement of ``connection`` run beyond the time, or forever over a damaged file of ``size`` bytes."""
-        left = (_LEAST_STEPS + _STEPS_PER_BYTE * size) // _STEPS
+        """Interrupt statements of ``connection`` when time is over, or when they run too long for its size in bytes."""
+        calls_left = (_LEAST_INSTRUCTIONS + _INSTRUCTIONS_PER_BYTE * size) // _INSTRUCTIONS
 
-        def is_over() -> bool:
-            nonlocal left
-            left -= 1
-            return left < 0 or self._is_over()
+        def must_stop() -> bool:
+            nonlocal calls_left
+            calls_left -= 1
+            return calls_left < 0 or self._is_out_of_time()
 
-        connection.set_progress_handler(is_over, _STEPS)
+        connection.set_progress_handler(must_stop, _INSTRUCTIONS)
         try:
             yield
         finally:
@@ -218,50 +238,27 @@ class FindingCollector(msgspec.Struct):
 
 
 def display_text(value: object) -> str:
-    """Return what names a row, whatever it holds: text of any bytes, numbers, nothing."""
+    """Return a stored value as text for a message, at most 200 characters: columns can hold values of any type."""
     text = decode_utf8(value) if isinstance(value, bytes) else str(value)
     text = text.encode("utf-8", "replace").decode()
-    return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-# What a caller asks of an audit, whichever system the store is of.
-
-
-#: Returns the command line for a path: it is given the words of the command, and those that come after the path.
-CommandLine = Callable[[Sequence[str], Sequence[str]], str]
-
-
-class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a store is to be looked at, how deep, and how long (in seconds; None: as long as it takes)."""
-
-    level: Level = Level.DEFAULT
-    max_duration: float | None = None
-    #: Ids of the bases; empty: all.
-    bases: tuple[str, ...] = ()
-    #: What ages are relative to.
-    now_ms: int = msgspec.field(default_factory=identity.now_ms)
-    #: Shows a person how far it is.
-    progress: Progress = msgspec.field(default_factory=SilentProgress)
-
-
-# The command lines that an audit gives for what it found, where the registry names the command.
+    return text if len(text) <= _LONGEST_SAMPLE else f"{text[:_LONGEST_SAMPLE]}…"
 
 
 def add_commands(
     audited: Audit, command_line: CommandLine, options_of: Callable[[Finding], Sequence[str]] = lambda _: ()
 ) -> Audit:
-    """Return an audit whose findings give the command line that mends them.
+    """Give each finding the command line that fixes it, if the registry names a command.
 
     Args:
-        audited: what was found.
-        command_line: makes the line of a command for the path.
-        options_of: gives what a finding's command is told besides what the registry says.
+        audited: the audit.
+        command_line: makes a command line for the audited path.
+        options_of: returns the options that a finding's command needs in addition to the registry's.
     """
 
-    def mended(finding: Finding) -> Finding:
+    def with_command(finding: Finding) -> Finding:
         words = FINDINGS[finding.name].command
         if not words or finding.is_beyond_repair:
             return finding
         return replace(finding, repair=command_line(words[:1], (*words[1:], *options_of(finding))))
 
-    return replace(audited, findings=tuple(map(mended, audited.findings)))
+    return replace(audited, findings=tuple(map(with_command, audited.findings)))

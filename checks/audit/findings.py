@@ -1,18 +1,24 @@
-"""Findings: what an audit can say about a store, one name for each thing, and how they are shown.
+"""Registry of findings, the results of an audit, and their text output.
 
-Names are part of the output contract and never change. ``docs/findings.md`` is generated from this registry.
+A finding is one kind of problem with a stable name, for example ``unit.offsets``. Names are part of the output
+contract. Each system registers its findings in ``checks/SYSTEM/findings.py``; ``docs/findings.md`` is generated from
+the registry.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from itertools import groupby
 from typing import Any, cast
 
+import apsw
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from regraft.disk import sqlite
 from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
 from regraft.report import notices
@@ -21,14 +27,14 @@ from regraft.report.labels import format_severity_count, severity_heading
 from regraft.report.notices import Severity
 from regraft.text import LONGEST_NAME, one_line, printable_lines
 
-#: Findings of one name shown in text before the rest is counted.
+#: Maximum number of findings of one name in text output; the rest is counted.
 SHOWN_PER_NAME = 3
-#: Characters of a message shown in text: some quote what a user wrote.
+#: Characters of a message shown in text output. Some messages quote the user's data.
 LONGEST_MESSAGE = 300
-#: Names of rows, files and the like that a finding gives as examples.
+#: Maximum number of samples of a finding.
 SAMPLES = 3
 
-#: What a person hears of what was looked at.
+#: Nouns for the entries of ``checked`` that the last line of the text output counts.
 _NOUNS = {
     "bases": "base",
     "projects": "project",
@@ -41,32 +47,38 @@ _NOUNS = {
     "chunks": "chunk",
     "vectors": "vector",
 }
-#: From the gravest down, as findings are listed.
+#: In the order of the text output.
 _SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 class FindingDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered finding: the gravest that it can be, what it means, and what mends it, in the user's words."""
+    """A registered kind of finding, with its highest severity, its meaning, and how to fix it."""
 
     name: str
     severity: Severity
     meaning: str
     remedy: str
-    #: The words of the command that mends it, the path apart; empty where none does, or only some instances' do.
+    #: Words of the command that fixes it, without the path; empty if none does, or not for every instance.
     command: tuple[str, ...] = ()
 
 
-#: Commands that take ``--only`` with the name of a finding.
+#: Commands that are given ``--only`` with the name of the finding.
 _BY_NAME = (("repair",), ("gc",))
-#: Those of what is loaded; those of every system are :func:`checks.systems.load_findings`.
+#: The registry, by name. :func:`checks.systems.load_findings` fills in the findings of every system.
 FINDINGS: dict[str, FindingDefinition] = {}
 
 
 def register(severity: Severity, name: str, meaning: str, remedy: str, command: str = "") -> str:
     """Register a finding and return its name.
 
-    ``command`` is that of regraft which mends it, with its options: "repair", "gc --v1-leftovers". Commands that mend
-    several findings are told the one that is meant.
+    Args:
+        severity: the highest severity of its instances.
+        name: a stable name.
+        meaning: what is wrong, for the user.
+        remedy: how to fix it, for the user.
+        command: the regraft command that fixes it, with options, such as "gc --v1-leftovers". ``--only NAME`` is added
+            to
+            commands that take it.
     """
     words = tuple(command.split())
     if words in _BY_NAME:
@@ -75,12 +87,44 @@ def register(severity: Severity, name: str, meaning: str, remedy: str, command: 
     return name
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that an audit found.
+class RowNumbers:
+    """Row numbers of an SQLite table, in the order of detection. Large numbers of them move to a temporary file."""
 
-    ``base`` is its id in the store. ``subject`` is what it is about: an item's id, a file, or None for all of it.
-    ``count`` counts what the finding is about (rows, files…), of which ``samples`` names a few. ``repair`` is the
-    command line that mends it, None where none does.
+    #: Maximum number of row numbers in memory, 8 bytes each.
+    _IN_MEMORY = 100_000
+
+    def __init__(self) -> None:
+        self._recent = array("q")
+        #: A temporary database, open for as long as this object exists.
+        self._earlier: apsw.Connection | None = None
+        self._opened = ExitStack()
+
+    def append(self, rowid: int) -> None:
+        """Add a row number."""
+        self._recent.append(rowid)
+        if len(self._recent) >= self._IN_MEMORY:
+            if self._earlier is None:
+                self._earlier = self._opened.enter_context(sqlite.open_scratch())
+                self._earlier.execute("CREATE TABLE row_number (rowid INTEGER PRIMARY KEY, number INTEGER)")
+            with self._earlier:
+                self._earlier.executemany(
+                    "INSERT INTO row_number (number) VALUES (?)", ((one,) for one in self._recent)
+                )
+            self._recent = array("q")
+
+    def __iter__(self) -> Iterator[int]:
+        if self._earlier is not None:
+            for (number,) in self._earlier.execute("SELECT number FROM row_number ORDER BY rowid"):
+                yield int(str(number))
+        yield from self._recent
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem that an audit found, in one base or in the whole store.
+
+    ``base`` is the id of the base. ``subject`` is the one item or file that has the problem, or None. ``count`` is the
+    number of rows or files that have it, and ``samples`` names a few of them. ``repair`` is the command line that fixes
+    it, or None.
     """
 
     name: str
@@ -91,13 +135,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     samples: tuple[str, ...] = ()
     repair: str | None = None
-    #: Whether no command mends this very instance, although one mends others of the name.
+    #: Whether no command fixes this instance, although the registry names a command for the finding.
     is_beyond_repair: bool = False
-    #: What a person calls the items that samples are, or are of, by those samples.
+    #: Names of the items that the samples are or belong to, by sample.
     names: Mapping[str, str] = msgspec.field(default_factory=dict)
+    #: The affected rows of the table that the finding is about, for planners; None: not recorded. Not part of reports.
+    rows: RowNumbers | None = None
 
     def report(self) -> FindingReport:
-        """Return it as the document of an audit has it."""
+        """Return the finding as the JSON output has it."""
         return FindingReport(
             name=self.name,
             severity=self.severity,
@@ -112,10 +158,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseStatistics(Struct, frozen=True, kw_only=True):
-    """Numbers of a base, or of what stands in its place, that a page can be drawn from: no text, no vector, no path.
+    """Numbers of a base for the HTML page. They contain no text, vector or path.
 
-    Of v1 data only ``rows`` are told: where they would go. ``lengths`` counts vectors by their dimensions, ``norms`` by
-    steps of 0.1; None is what was not counted.
+    For v1 data, only ``rows`` is set: where its rows would go. ``lengths`` counts vectors by dimensions and ``norms``
+    by steps of 0.1; None means not counted.
     """
 
     id: str
@@ -130,14 +176,14 @@ class BaseStatistics(Struct, frozen=True, kw_only=True):
 
 
 class Statistics(Struct, frozen=True, kw_only=True):
-    """Numbers of a store; ``semantic`` has the signals of a search by meaning, where the system has such."""
+    """Numbers of a store for the HTML page; ``semantic`` is the state of search by meaning, where a system has it."""
 
     bases: list[BaseStatistics] | UnsetType = UNSET
     semantic: Struct | UnsetType | None = UNSET
 
 
 class FindingReport(Struct, frozen=True, kw_only=True):
-    """A finding in the document of an audit (``docs/commands.md``, "check"); ``names`` by samples, where there are."""
+    """A finding in the JSON output of ``check`` (``docs/commands.md``, "check")."""
 
     name: str
     severity: Severity
@@ -151,14 +197,14 @@ class FindingReport(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """How many findings there are of each severity and of each name."""
+    """Number of findings by severity and by name."""
 
     by_severity: dict[Severity, int]
     by_name: dict[str, int]
 
 
 class CheckReport(Report, kw_only=True):
-    """What ``regraft check`` tells (``docs/commands.md``); the last two fields only of what is no source."""
+    """JSON output of ``regraft check`` (``docs/commands.md``). A migration source has no level."""
 
     findings: list[FindingReport]
     summary: Summary
@@ -169,27 +215,26 @@ class CheckReport(Report, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """What an audit came to.
+    """Result of an audit.
 
-    ``checked`` says how much was looked at, ``names`` holds what a person calls a base, by its id, in the store's
-    order. ``closing`` is the last sentence for a person, which says how to go on; ``opening`` is the first, where
-    there is something to do that matters more than all that follows.
+    ``checked`` counts what was checked, and ``names`` maps base ids to names in the order of the store. ``opening`` is
+    an optional first sentence for an urgent action, ``closing`` is the last sentence of the text output.
     """
 
     findings: tuple[Finding, ...]
     checked: dict[str, int]
     names: dict[str, str]
     closing: str
-    #: Numbers of every base that a page can be drawn from.
+    #: Numbers for the HTML page.
     statistics: Statistics = msgspec.field(default_factory=Statistics)
-    #: The checks that time did not suffice for, or of what cannot be read.
+    #: Checks that were not made: out of time, or the data cannot be read.
     not_checked: tuple[str, ...] = ()
-    #: How deep it was looked at; empty for a source, of which a migration is planned.
+    #: The level's name; empty for a migration source, which is audited by planning its migration.
     level: str = ""
     opening: str = ""
 
     def only(self, names: Collection[str]) -> Audit:
-        """Return the part of it that was asked for; without names, all of it."""
+        """Return the audit with only the findings that ``names`` lists; without names, unchanged."""
         if not names:
             return self
         kept = tuple(finding for finding in self.findings if finding.name in names)
@@ -201,7 +246,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def in_order(self) -> list[Finding]:
-        """Return the findings by severity, then by base; what is about no base comes first."""
+        """Sort the findings by severity, then by base. Findings of no base come first."""
         bases = {base: place for place, base in enumerate(self.names)}
         last = len(bases)
 
@@ -212,7 +257,7 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(self.findings, key=place)
 
     def report(self, head: Head) -> CheckReport:
-        """Return what every audit tells, as ``docs/commands.md``, "check" has it."""
+        """Return the JSON output of ``check``."""
         ordered = self.in_order()
         severities = Counter(finding.severity for finding in ordered)
         names = Counter(finding.name for finding in ordered)
@@ -230,20 +275,21 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def exit_status(self, fail_on: str) -> int:
-        """Return 0 where there is nothing to complain about, else 1 (``fail_on``: error, warning, note or never).
+        """Return 1 if a finding is at least as severe as ``fail_on``, or if some checks were not made; else 0.
 
-        Of what there was no time for, nobody knows that there is nothing to complain about.
+        Args:
+            fail_on: "error", "warning", "note" or "never".
         """
         if fail_on == "never":
             return 0
         if self.not_checked:
             return 1
         line = cast(Severity, fail_on)
-        return int(any(notices.at_least(finding.severity, line) for finding in self.findings))
+        return int(any(notices.is_at_least(finding.severity, line) for finding in self.findings))
 
 
 def format_audit(audit: Audit, title: str, *, verbose: bool = False) -> str:
-    """Return an audit as text for a person; ``title`` says what was looked at."""
+    """Return the text output of ``check``; ``title`` names the store."""
     lines = [title, *([audit.opening] if audit.opening else [])]
     for severity, found in groupby(audit.in_order(), key=lambda finding: finding.severity):
         lines += ["", tr("{heading}:", heading=severity_heading(severity)), *_group(list(found), audit.names, verbose)]
@@ -282,11 +328,11 @@ def _lines(finding: Finding, verbose: bool) -> Iterator[str]:
         samples = [_sample(finding, one) for one in finding.samples]
         yield tr("{indent}  for example: {samples}", indent=indent, samples=join_list(samples))
     if finding.repair is not None:
-        yield tr("{indent}  mend it: {repair}", indent=indent, repair=finding.repair)
+        yield tr("{indent}  fix: {repair}", indent=indent, repair=finding.repair)
 
 
 def _sample(finding: Finding, sample: str) -> str:
-    """Return what names an instance of a finding, for a person: with the item's name, where it has one."""
+    """Return a sample for text output, with the name of its item if that is known."""
     shown = one_line(sample, LONGEST_NAME)
     if sample not in finding.names:
         return shown
@@ -303,21 +349,19 @@ def _sum(audit: Audit) -> str:
     return tr("{seen}: {found}. {closing}", seen=seen, found=said or tr("nothing found"), closing=audit.closing)
 
 
-# What an audit can say of any SQLite file: whether it can be read, and whether it has the schema of its layout.
-#
-# ``docs/findings.md`` lists them.
+# --- findings of any SQLite file: can it be read, and does it have the schema of its layout --------------------------
 
 
-#: What mends several of them, in a person's words.
-PERSON = tr("A person has to decide; the message says about what.")
+PERSON = tr("You have to decide; the message says what about.")
 
 UNREADABLE = register(
     "error",
     "file.unreadable",
     tr("A catalog or an index is not a SQLite file, is cut off, holds none of the known tables, or may not be read."),
     tr(
-        "A permission, or a backup of the file; of a v2 index, `regraft repair --from SOURCE`, where another copy of "
-        "the data has its texts and vectors; else `regraft repair --salvage`, by what is left in it."
+        "Correct the permissions, or restore the file from a backup. For a v2 index: `regraft repair "
+        "--from SOURCE`, if another copy of the data has its texts and vectors; otherwise `regraft "
+        "repair --salvage`, which recovers its readable rows."
     ),
 )
 CORRUPT = register(
@@ -325,15 +369,15 @@ CORRUPT = register(
     "file.corrupt",
     tr("SQLite itself finds the file damaged, or stops while reading it. What could not be read was not checked."),
     tr(
-        "A backup of the file; of a v2 index, `regraft repair --from SOURCE`, where another copy of the data has its "
-        "texts and vectors; else `regraft repair --salvage`, by what is left in it; or indexing the base again in the "
-        "application."
+        "Restore the file from a backup. For a v2 index: `regraft repair --from SOURCE`, if another "
+        "copy of the data has its texts and vectors; otherwise `regraft repair --salvage`, which "
+        "recovers its readable rows, or index the base again in the application."
     ),
 )
 HOT_JOURNAL = register(
     "warning",
     "file.hot-journal",
-    tr("The journal of an unfinished transaction lies beside the file. It was checked as if that were taken back."),
+    tr("The file has the journal of an unfinished transaction. It was checked as if the transaction were rolled back."),
     tr("`regraft repair`, or starting the application once: both take the transaction back."),
     "repair",
 )
@@ -341,7 +385,7 @@ SCHEMA_MISSING = register(
     "error",
     "schema.missing",
     tr("A table, column, key, check, index or trigger of the layout is missing, or does something else."),
-    tr("`regraft upgrade`, which builds the layout anew around the rows."),
+    tr("`regraft upgrade`, which rebuilds the layout and keeps the rows."),
     "upgrade",
 )
 SCHEMA_VERSION = register(
@@ -365,11 +409,11 @@ FOREIGN_TRIGGER = register(
     "error",
     "schema.foreign-trigger",
     tr(
-        "A trigger that the layout does not have, or one of its own that does something else "
-        "besides: the next program that changes a row runs it. regraft never does. In the "
-        "application's catalog those on tables of knowledge count, and none of its others."
+        "A trigger that the layout does not have, or a trigger of the layout with other effects. The next "
+        "program that changes a row runs it; regraft never does. In the application's catalog, only triggers on "
+        "knowledge tables count."
     ),
-    tr("`regraft repair`, which drops it; of one of the layout's own it makes that anew."),
+    tr("`regraft repair`, which drops it, and creates a trigger of the layout again."),
     "repair",
 )
 FOREIGN_VIEW = register(
@@ -396,7 +440,7 @@ FOREIGN_INDEX = register(
     "note",
     "schema.foreign-index",
     tr("An index that the layout does not have, as newer releases may add one. It stays."),
-    tr("Nothing has to be mended."),
+    tr("Nothing needs to be fixed."),
 )
 FOREIGN_TEXT_INDEX = register(
     "error",

@@ -1,7 +1,7 @@
-"""The page of an audit: what its document counts, as charts and tables that can be given to anybody.
+"""Render the result of ``check`` as one HTML page with charts and tables that is safe to share.
 
-It names findings, reasons and numbers. What a user wrote or named is not in it: no text, no vector, no base, item,
-file, folder or model by its name, no message, no sample, no path.
+The page contains the names of findings and reasons, and numbers. It contains no text, vector, message, sample or path,
+and no name of a base, item, file, folder or model.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from regraft.report.labels import format_severity_count, label_of, severity_head
 from regraft.text import format_bytes
 
 Document = dict[str, Any]
-#: What a template shows, by its names there.
+#: Values of the HTML template, by name.
 Values = dict[str, object]
 
-#: Steps of 0.1 that a chart of norms has: most vectors have the norm 1; those of 10 and more stand in the last one.
+#: Number of bars of 0.1 in a histogram of norms. Most vectors have the norm 1; the last bar holds norms from 10 on.
 _USUAL_STEPS = 20
 _ALL_STEPS = 101
 
@@ -38,7 +38,7 @@ _NOT_LOOKED_AT = tr("not looked at")
 
 
 def render_check_page(document: Document, only: Sequence[str] = ()) -> str:
-    """Return the document of an audit (``docs/commands.md``, "check") as one offline HTML page.
+    """Return the JSON output of ``check`` (``docs/commands.md``, "check") as one HTML page that needs no network.
 
     Args:
         document: what ``--json`` prints.
@@ -49,7 +49,7 @@ def render_check_page(document: Document, only: Sequence[str] = ()) -> str:
 
 
 class _Label(NamedTuple):
-    """What a base is called: its place, and the start of an id that the application made."""
+    """Anonymous name of a base: its position, and the first characters of an id that is a random UUID."""
 
     place: int
     start: str
@@ -59,19 +59,19 @@ class _Label(NamedTuple):
 
 
 class _Page:
-    """What the page shows."""
+    """Computes the values of the template from the document."""
 
     def __init__(self, document: Document, only: Sequence[str]) -> None:
         self._document = document
         self._only = only
         self._bases: list[Document] = document["statistics"].get("bases", [])
         self._findings: list[Document] = document["findings"]
-        #: Of what a migration can carry nobody has looked into an index.
+        #: Whether the document describes a planned migration, which has no numbers of indexes.
         self._is_planned = "level" not in document
         self._severities: dict[notices.Severity, int] = document["summary"]["by_severity"]
 
     def values(self) -> Values:
-        """Return it by the names that the template has."""
+        """Return the values by their names in the template."""
         checked = dict(self._document["checked"])
         size = format_bytes(checked.pop("bytes"))
         numbers = {label_of(name.replace("_", " ")): f"{count:,}" for name, count in checked.items()}
@@ -91,12 +91,12 @@ class _Page:
             "coverage": [self._covered(label, base) for label, base in self._labelled()] if has_indexes else None,
             "rows": self._rows() if self._bases else None,
             "norms": self._norms() if has_indexes else None,
-            # A store of another system has no numbers of bases.
+            # Stores of other systems have no statistics of bases.
             "table": self._table() if "bases" in self._document["statistics"] else None,
         }
 
     def _verdict(self) -> str:
-        """Return the sum of it in one sentence."""
+        """Summarize the findings in one sentence."""
         message = join_list(
             format_severity_count(number, severity) for severity, number in self._severities.items() if number
         )
@@ -125,7 +125,7 @@ class _Page:
 
     @property
     def _not_counted(self) -> str:
-        """Return why a number is missing: time was over, or there is no index that could be read."""
+        """Return why a number is missing: time was over, or no index could be read."""
         return _NOT_LOOKED_AT if self._is_cut else tr("not counted")
 
     def _labelled(self) -> Iterator[tuple[_Label, Document]]:
@@ -134,7 +134,7 @@ class _Page:
             yield _Label(place, start), base
 
     def _grouped(self) -> list[Document]:
-        """Return the findings by their names: the gravest first, and of these the most frequent."""
+        """Group the findings by name, the most severe first and then the most frequent."""
         groups: dict[tuple[notices.Severity, str], list[Document]] = defaultdict(list)
         for finding in self._findings:
             groups[finding["severity"], finding["name"]].append(finding)
@@ -143,7 +143,7 @@ class _Page:
         return sorted(shown, key=lambda one: (gravest.index(one["severity"]), -one["cases"]))
 
     def _table(self) -> Values:
-        """Return the table of all bases; what was found of none of them comes last."""
+        """Return the table of bases; findings of no base are its last row."""
         named: dict[str | None, Counter[str]] = defaultdict(Counter)
         for finding in self._findings:
             named[finding["base"]][finding["name"]] += finding["count"]
@@ -204,7 +204,7 @@ class _Page:
 
     def _why_no_norm(self) -> str:
         if any(base["norms"] is not None for base in self._bases):
-            return tr("There is no vector with a norm")
+            return tr("Every vector has the norm 0")
         return tr(
             "Not looked at{level}", level=tr(": --quick reads no vector") if self._document["level"] == "quick" else ""
         )
@@ -219,13 +219,13 @@ def _finding(severity: notices.Severity, name: str, group: Sequence[Document]) -
 
 
 def _parts(rows: Document | None) -> list[BarPart]:
-    """Return where a base's rows went; nothing where none was counted."""
+    """Return the parts of a chart of a base's rows; empty if none were counted."""
     parts = migration.row_bar_parts(rows) if rows else []
     return parts if any(part.number for part in parts) else []
 
 
 def _columns(counts: dict[int, int], steps: int) -> Iterator[dict[str, str]]:
-    """Yield the columns of a histogram: one in thousands can be seen, too."""
+    """Yield the bars of a histogram. Bars of very few vectors get a visible height."""
     highest = max(counts.values())
     width = format_percent(1, steps)
     for step, count in counts.items():
@@ -253,7 +253,7 @@ def _not_carried(base: Document) -> tuple[str, ...]:
     return _count(sum(base["rows"]["skipped"].values()) if base["rows"] else None)
 
 
-#: What the table of bases says, in lines, of an index, and of a base that is only planned.
+#: Columns of the table of bases, for an index and for a planned migration.
 _COUNTED: dict[str, Callable[[Document], tuple[str, ...]]] = {
     label_of("units"): lambda base: _count(base["units"]),
     label_of("bodies"): lambda base: _count(base["bodies"]),
@@ -270,7 +270,7 @@ _PLANNED: dict[str, Callable[[Document], tuple[str, ...]]] = {
 
 
 def _share(part: int, whole: int) -> str:
-    """Return a share in percent; it is 100 only where nothing is missing."""
+    """Return a share in percent, rounded down, so that it is 100 only if the share is complete."""
     return "100\u00a0%" if part == whole else f"{math.floor(1000 * part / whole) / 10:.1f}\u00a0%"
 
 

@@ -1,7 +1,7 @@
-"""What a file's schema has that its layout does not (``docs/findings.md``, ``schema.foreign-…``).
+"""Checks that apply to any SQLite file: objects that the layout does not define, the full-text index, and opening.
 
-Nothing of it ever runs here (:mod:`regraft.disk.untrusted_sqlite`): triggers of the layout's names are compiled, beside tables of
-our own, by a database that tells what they would do, and rules of tables likewise.
+Definitions found in a file are never executed on it (:mod:`regraft.disk.untrusted_sqlite`). A trigger or table rule is
+compiled in a private in-memory database, whose authorizer records what it would do. Findings: ``schema.foreign-…``.
 """
 
 from __future__ import annotations
@@ -17,54 +17,56 @@ from typing import Any
 import apsw
 import msgspec
 
-from checks.audit import findings
+from checks.audit import findings as audit_findings
 from checks.audit.collector import FindingCollector, display_text
 from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
 from regraft.disk.untrusted_sqlite import full_text_shadow_indexes, is_virtual, table_statements
 from regraft.language import format_count, tr
 
 _RAISE = re.compile(r"\braise\b", re.IGNORECASE)
-#: No text in a trial is long: a function that makes one of nothing fails.
+#: Longest value in a trial, in bytes, so that a definition cannot allocate much memory.
 _LONGEST = 1 << 20
-#: The functions that triggers of the layouts call.
+#: Functions that the layout's own triggers call.
 _IN_TRIGGERS = {"ifnull", "coalesce", "max"}
 
 
 class ForeignObject(msgspec.Struct, frozen=True, kw_only=True):
-    """Something in a schema that the layout does not have."""
+    """A schema object that the layout does not define."""
 
-    #: The finding that it is.
+    #: The name of the finding.
     finding: str
-    #: What it is called in the file: the object's name, or ``table.column``.
+    #: The object's name, or ``table.column``.
     name: str
-    #: What it is, with ``{n}`` for how many there are of it.
+    #: Message of the finding; ``{n}`` is the count with ``noun``.
     message: str
     noun: str
-    #: The statements that take it out of the file without losing a row; none where there are none.
+    #: Statements that remove it without losing a row; empty if that is not possible.
     mended: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class TriggerTrial:
-    """Tables to compile the triggers of a layout beside, and what these do by right."""
+    """Tables for compiling the triggers of a layout, and the effects that these triggers are allowed to have."""
 
     statements: tuple[str, ...]
-    #: Statements that would fire a trigger, by the table that it is on.
+    #: Statements that fire a trigger, by the trigger's table.
     firing: Mapping[str, tuple[str, ...]]
-    #: Tables that a trigger may write to, each with the table that it is on.
+    #: Pairs of a trigger's table and a table that it may insert into.
     written: frozenset[tuple[str, str]]
-    #: Columns that a trigger may update: the table that it is on, and the column with its table.
+    #: Triples of a trigger's table, and the table and column that it may update.
     updated: frozenset[tuple[str, str, str]] = frozenset()
 
 
-def add_foreign_objects(found: Iterable[ForeignObject], ledger: FindingCollector, base: str | None) -> None:
-    """Add what is foreign to the findings of an audit."""
+def add_foreign_objects(found: Iterable[ForeignObject], findings: FindingCollector, base: str | None) -> None:
+    """Report schema objects that the layout does not define."""
     for one in found:
-        ledger.add(one.finding, one.message, base=base, noun=one.noun, sample=one.name, is_beyond_repair=not one.mended)
+        findings.add(
+            one.finding, one.message, base=base, noun=one.noun, sample=one.name, is_beyond_repair=not one.mended
+        )
 
 
 def read_schema_objects(db: apsw.Connection, kind: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, the table and the statement of each object of a kind; what holds no text is left out."""
+    """Yield name, table and SQL of each schema object of a kind ("trigger", "view", …), in the order of creation."""
     query = (
         "SELECT CAST(name AS BLOB), CAST(tbl_name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema"
         " WHERE type = ? AND name IS NOT NULL AND sql IS NOT NULL ORDER BY rowid"
@@ -76,17 +78,17 @@ def read_schema_objects(db: apsw.Connection, kind: str) -> Iterator[tuple[str, s
 
 
 def find_foreign_views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[ForeignObject]:
-    """Yield views, which stand in the place of one of these tables or are none of the layout's."""
+    """Yield the views of a file. A layout has none, and a view can replace one of ``tables``."""
     own = set(tables)
     for name, _, _ in read_schema_objects(db, "view"):
         if name.lower() in own:
             yield ForeignObject(
-                finding=findings.FOREIGN_VIEW, name=name, message=tr("{n} in the place of a table"), noun="view"
+                finding=audit_findings.FOREIGN_VIEW, name=name, message=tr("{n} in the place of a table"), noun="view"
             )
         else:
             dropped = f"DROP VIEW {untrusted_sqlite.quote_name(name)}"
             yield ForeignObject(
-                finding=findings.FOREIGN_VIEW,
+                finding=audit_findings.FOREIGN_VIEW,
                 name=name,
                 message=tr("{n} that the layout does not have"),
                 noun="view",
@@ -95,18 +97,18 @@ def find_foreign_views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[F
 
 
 def report_replaced_table(table: str, what: str) -> ForeignObject:
-    """Return what is found of something that stands in the place of a table."""
+    """Describe an object that replaces a table; ``what`` names its kind."""
     return ForeignObject(
-        finding=findings.FOREIGN_COLUMN, name=table, message=tr("{{n}} that is {what}", what=what), noun="table"
+        finding=audit_findings.FOREIGN_COLUMN, name=table, message=tr("{{n}} that is {what}", what=what), noun="table"
     )
 
 
 def find_full_text_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
-    """Yield indexes on the tables that SQLite keeps a full-text index in."""
+    """Yield indexes on the internal tables of a full-text index."""
     for name in full_text_shadow_indexes(db):
         message = tr("{n} on the tables of the full-text index")
         yield ForeignObject(
-            finding=findings.FOREIGN_TEXT_INDEX,
+            finding=audit_findings.FOREIGN_TEXT_INDEX,
             name=name,
             message=message,
             noun="index",
@@ -117,12 +119,12 @@ def find_full_text_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
 def find_foreign_on_tables(
     db: apsw.Connection, tables: Iterable[str], triggers: Iterable[str] = ()
 ) -> list[ForeignObject]:
-    """Return what another database has on some of its tables: triggers, and views in their place.
+    """Find triggers on some tables of a database, and views and virtual tables in their place.
 
     Args:
-        db: the database, of the application or another system; all else in it is theirs.
-        tables: the ones that rows are read of or changed in.
-        triggers: names of those triggers that the layout has.
+        db: a database of the application or another system; its other objects are ignored.
+        tables: the tables that regraft reads or changes.
+        triggers: names of the layout's own triggers.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
@@ -135,7 +137,11 @@ def find_foreign_on_tables(
             message = tr("{n} on a table that is changed here, which the layout does not have")
             found.append(
                 ForeignObject(
-                    finding=findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger", mended=(dropped,)
+                    finding=audit_findings.FOREIGN_TRIGGER,
+                    name=name,
+                    message=message,
+                    noun="trigger",
+                    mended=(dropped,),
                 )
             )
     found += [view for view in find_foreign_views(db, own) if view.name.lower() in own]
@@ -145,13 +151,13 @@ def find_foreign_on_tables(
     return found
 
 
-# --- what definitions would do ---------------------------------------------------------------------------------------
+# --- effects of definitions, found without running them on the file -------------------------------------------------
 
 
 def has_extra_effects(name: str, table: str, sql: str, trial: TriggerTrial) -> bool:
-    """Tell whether a trigger that has the name of one of the layout's does anything that none of these does.
+    """Whether a trigger with the name of a layout trigger does more than the layout's triggers.
 
-    These write to the full-text index and to the number of a body in it, and call next to nothing.
+    Those write the full-text index and the number of a body in it, and call almost no function.
     """
     return (_try_trigger if len(sql) <= _REMEMBERED else _try_trigger.__wrapped__)(name, table, sql, trial)
 
@@ -185,9 +191,9 @@ def _try_trigger(name: str, table: str, sql: str, trial: TriggerTrial) -> bool:
     return not all(_is_own(trial, table.lower(), *one) for one in done)
 
 
-#: Triggers of up to so many characters are remembered: most bases of a store have the same ones.
+#: Maximum length of a definition whose result is cached: most bases of a store have the same definitions.
 _REMEMBERED = 4096
-#: What nobody's definitions do: reach other files, or walk in circles.
+#: Operations that are denied in a trial: access to other files, recursion, settings.
 _ELSEWHERE = {apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH, apsw.SQLITE_RECURSIVE, apsw.SQLITE_PRAGMA}
 
 
@@ -204,7 +210,7 @@ def _is_own(trial: TriggerTrial, table: str, action: int, first: str | None, sec
 
 
 def find_called_functions(statement: str) -> frozenset[str]:
-    """Return the functions that a table's own rules call, by making it where nothing else is."""
+    """Return the functions that the rules of a table call, by creating the table in a private database."""
     return _rules_call(statement) if len(statement) <= _REMEMBERED else _rules_call.__wrapped__(statement)
 
 
@@ -224,33 +230,33 @@ def _rules_call(statement: str) -> frozenset[str]:
     return frozenset(called)
 
 
-# Whether a full-text index of FTS5 holds the words of its texts, by FTS5's own check.
-#
-# That check is a write, so it runs on a copy of the index's data in a temporary table.
+# --- full-text indexes ----------------------------------------------------------------------------------------------
 
 
 _PARTS = ("data", "idx", "docsize", "config")
-#: Of an index's data, the row with its counts.
+#: Id of the row of an index's data that holds its counts.
 AVERAGES = 1
 
 
 def words_agree(
     db: apsw.Connection, index: str, source: str, bodies: str, arguments: str, averages: bytes | None = None
 ) -> bool:
-    """Tell by FTS5's own check whether a full-text index holds the words of its texts.
+    """Whether a full-text index holds the words of its texts, by FTS5's own integrity check.
+
+    The check is a write, so it runs on a copy of the index's data in a temporary table.
 
     Args:
-        db: the file, opened for reading.
+        db: the file, opened read-only.
         index: the virtual table.
-        source: the table whose texts it is of.
-        bodies: a query for these texts, each with its ``number``.
-        arguments: the columns, and with what else the index is made.
-        averages: the row with the index's counts, where those that it has are not to be believed.
+        source: the table of its texts.
+        bodies: a query for the texts, each with its ``number`` in the index.
+        arguments: the columns and options of the virtual table.
+        averages: the row with the index's counts, if those in the file are not to be trusted.
 
     Raises:
         apsw.Error: the file is damaged.
     """
-    # The file itself was opened for reading only; this allows for temporary tables.
+    # The file is opened read-only; this allows temporary tables.
     db.execute("PRAGMA query_only = 0")
     try:
         with untrusted_sqlite.allow_schema_writes(db):
@@ -275,11 +281,11 @@ def words_agree(
         db.execute("PRAGMA query_only = 1")
 
 
-# What keeps a file from being opened as a database of SQLite.
+# --- opening --------------------------------------------------------------------------------------------------------
 
 
 def find_open_problem(path: Path) -> str | None:
-    """Return why a file cannot be opened as a database, for a person; None where it can."""
+    """Return why a file cannot be opened as a SQLite database, or None."""
     try:
         if not file_paths.is_file(path):
             return tr("it is not a file")
@@ -287,7 +293,7 @@ def find_open_problem(path: Path) -> str | None:
             start = file.read(16)
         if start != untrusted_sqlite.MAGIC:
             return tr("it is empty") if not start else tr("it is not a SQLite file")
-        # A log or journal may bring what is missing.
+        # A log or journal may hold the missing pages.
         lost = (
             0 if untrusted_sqlite.find_companions(links.real_path(path)) else untrusted_sqlite.count_missing_bytes(path)
         )

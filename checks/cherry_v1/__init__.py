@@ -1,1 +1,1 @@
-"""Auditing and inspecting v1 data of Cherry Studio."""
+"""Audit and inspect v1 data of Cherry Studio."""

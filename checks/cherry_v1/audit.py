@@ -1,7 +1,7 @@
-"""The audit of a source before it is migrated: what a plan without a target says, as findings.
+"""Audit a v1 source: turn the plan of its migration into findings.
 
-Every code that a plan can say (``docs/codes.md``) names the finding that it is. What a plan does not
-say, the room on the disk and the vector file of a base without a model, is added here.
+Each code of a plan (``docs/codes.md``) names its finding. Two problems that a plan does not report are added: too
+little disk space, and an unreadable vector file of a base without a model.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from regraft.report.migration import BaseReport, BaseSurvey, SourcePlan, Warning
 from regraft.report.notices import CODES
 from regraft.text import format_bytes
 
-#: Codes about a base that speak of its vector file.
+#: Codes about a base whose subject is its vector file.
 _ABOUT_THE_FILE = {notices.MISSING_STORE, notices.DEGENERATE, notices.DIFFERING_VECTOR, notices.DEDUPLICATED}
-#: Codes about rows whose text ``--carry-text`` carries. Of a base without a model its vectors are worth more.
+#: Codes about rows whose text ``--carry-text`` migrates. For a base without a model, its vectors are worth more.
 _HAS_TEXT = {
     notices.MISSING_STORE,
     notices.MISSING_PAYLOAD,
@@ -28,17 +28,15 @@ _HAS_TEXT = {
     notices.NON_FINITE,
 }
 
-# --- the audit -----------------------------------------------------------------------------------------------------
-
 
 def audit_plan(plan: SourcePlan, command: Sequence[str]) -> Audit:
-    """Turn a plan into findings.
+    """Turn the plan of a migration into findings.
 
-    A base's sum of chunks that v1 left out is none: every item of them says its own.
+    The count of duplicate chunks of a base is left out, because each of its items has its own.
 
     Args:
-        plan: what ``migrators.plan_only`` gives of the source.
-        command: the words of the command that migrates it, with the options that the plan was made with.
+        plan: the result of ``migrators.plan_only`` for the source.
+        command: the words of the command that migrates it, with the options of the plan.
     """
     bases = plan.report.bases
     told = [warning for warning in plan.report.warnings if warning.code != notices.DEDUPLICATED]
@@ -54,7 +52,7 @@ def audit_plan(plan: SourcePlan, command: Sequence[str]) -> Audit:
 
 
 def _checked(plan: SourcePlan) -> dict[str, int]:
-    """Return how much of what the plan looked at."""
+    """Count what the plan looked at."""
     looked_at = plan.looked_at.values()
     skipped = sum(count for reason, count in plan.report.skipped.items() if CODES[reason].subject == "base")
     read = [one for one in looked_at if one.is_read]
@@ -69,13 +67,13 @@ def _checked(plan: SourcePlan) -> dict[str, int]:
 
 
 def _statistics(base: BaseReport, store: BaseSurvey) -> BaseStatistics:
-    """Return where the rows of a base would go; None where nobody could read them."""
+    """Return where the rows of a base would go; None if they cannot be read."""
     is_known = store.is_read or base.status == "completed"
     return BaseStatistics(id=base.source_id, name=base.name, rows=base.rows if is_known else None)
 
 
 def _finding(warning: WarningReport, store: BaseSurvey | None, command: Sequence[str]) -> Finding:
-    """Return what a warning of the plan is; ``store`` is what was looked at of its base, if it is about one."""
+    """Convert a warning of the plan to a finding; ``store`` is the vector file of its base, if it is about one."""
     code = CODES[warning.code]
     name = code.finding
     subject = warning.item
@@ -97,16 +95,16 @@ def _finding(warning: WarningReport, store: BaseSurvey | None, command: Sequence
 
 
 def _store_problem(store: BaseSurvey) -> str:
-    """Return what is wrong with a vector file of which no vector can be carried."""
+    """Return the finding for a vector file without usable vectors."""
     is_empty = store.kind is None or (store.kind == "file" and store.bytes == 0)
     return v1.NO_VECTORS if is_empty or store.is_read else v1.UNREADABLE
 
 
 def _repair(warning: WarningReport, store: BaseSurvey | None, command: Sequence[str]) -> str | None:
-    """Return the command that carries what would else stay behind.
+    """Return the command that migrates what would be left behind, or None.
 
-    That is a vector file that no base names, rows of a damaged one, a base whose model is gone, or texts whose vector
-    cannot be carried.
+    That is: a vector file that no base names, rows of a damaged file, a base whose model is gone, or texts without a
+    usable vector.
     """
     if warning.code in (notices.LOST_STATE, notices.UNNAMED_VECTORS):
         return shlex.join([*command, "--adopt-orphans"])
@@ -116,14 +114,14 @@ def _repair(warning: WarningReport, store: BaseSurvey | None, command: Sequence[
         return None
     if warning.model is not None:
         return shlex.join([*command, "--recreate-model", warning.model])
-    # Samples are of rows: there are some.
+    # Samples name rows, so there are rows with a text.
     if warning.code in _HAS_TEXT and warning.samples:
         return shlex.join([*command, "--carry-text"])
     return None
 
 
 def _unseen_stores(plan: SourcePlan) -> Iterator[Finding]:
-    """Find the vector files that a plan says nothing of, as the base has no model that would need them."""
+    """Yield findings for vector files that cannot be read and whose base has no model: the plan skips them."""
     for base in plan.report.bases:
         store = plan.looked_at[base.source_id]
         if base.error == notices.MISSING_MODEL and not store.is_read:
@@ -157,4 +155,4 @@ def _closing(found: Sequence[Finding], plan: SourcePlan, command: Sequence[str])
         return tr("Quit the application, then: {typed}", typed=typed)
     if not any(finding.severity == "error" for finding in found):
         return tr("Ready: {typed}", typed=typed)
-    return tr("Mend the errors first, or carry what can be carried: {typed}", typed=typed)
+    return tr("Fix the errors first, or migrate what can be migrated: {typed}", typed=typed)

@@ -1,6 +1,6 @@
-"""What an audit of v1 data can say: the registry of its findings (``docs/findings.md``).
+"""Findings of v1 data (``docs/findings.md``).
 
-The codes of :mod:`regraft.report.notices` name the finding that each of them is.
+The codes of :mod:`regraft.report.notices` name their findings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from regraft.language import tr
 _ANOTHER = tr("A source in which it is whole: another backup, a full one rather than a slim one.")
 _ADD_AGAIN = tr("Adding it again in the application after the upgrade.")
 _INDEX_AGAIN = tr("Indexing the item again in the application after the upgrade.")
-_NOTHING = tr("Nothing has to be mended.")
+_NOTHING = tr("Nothing needs to be fixed.")
 _TEXT_ALONE = tr(
     "`regraft migrate --carry-text`, which carries the texts by themselves, and then "
     "`regraft backfill`; or indexing the items again in the application after the upgrade."
@@ -33,8 +33,8 @@ NO_VECTORS = register(
     "v1.no-vectors",
     tr("A base's vector file is missing or empty, or no vector in it can be used. The base would migrate as failed."),
     tr(
-        "{another} Else restoring the base in the application, which embeds everything anew, "
-        "or, where there are texts, `regraft migrate --carry-text` and then `regraft restore`.",
+        "{another} Otherwise restore the base in the application, which embeds everything again, or, if texts "
+        "exist, run `regraft migrate --carry-text` and then `regraft restore`.",
         another=_ANOTHER,
     ),
 )
@@ -42,14 +42,14 @@ MODEL = register(
     "error",
     "v1.model",
     tr(
-        "Error: nobody knows which model made a base's vectors; the base would migrate as "
-        "failed. Warning: the source does not list models, a rerank model is gone, a provider "
-        "is retired, or an option met no base. Note: a model is re-created or mapped."
+        "Error: the model of a base's vectors is unknown; the base would migrate as failed. Warning: the source "
+        "does not list models, a rerank model is missing, a provider is retired, or an option matched no base. "
+        "Note: a model is re-created or mapped."
     ),
     tr(
-        "For an error, a person has to say which model it is: the finding gives the command; if you do not "
-        "know, `regraft migrate --carry-text` and then `regraft restore`. For a warning, look at the base's "
-        "models in the application."
+        "For an error, you have to name the model: the finding gives the command. If you do not know it, run "
+        "`regraft migrate --carry-text` and then `regraft restore`. For a warning, check the base's models in "
+        "the application."
     ),
 )
 DISK_SPACE = register(
@@ -70,7 +70,7 @@ TOO_LARGE = register(
 SLIM = register(
     "warning",
     "v1.slim",
-    tr("A slim backup, made without `Data/`, or a profile without it: there are neither vectors nor uploads."),
+    tr("A slim backup or a profile without `Data/`: it has no vectors and no uploads."),
     tr("A full backup, or the folder that has `Data/` in it."),
 )
 UNNAMED = register(
@@ -155,7 +155,7 @@ MISSING_UPLOAD = register(
 LINK = register(
     "warning",
     "v1.link",
-    tr("A link in the source leads out of it: nothing behind it is read, whoever made it."),
+    tr("A link in the source points outside of it. Its target is not read."),
     tr("`--follow-links`, where the link is your own; else a source that has the files themselves."),
 )
 MIXED_DIMENSIONS = register(
@@ -217,5 +217,8 @@ DROPPED_FIELD = register(
     _NOTHING,
 )
 MOVED = register(
-    "note", "v1.moved", tr("The application's settings name another folder for its data; that one was read."), _NOTHING
+    "note",
+    "v1.moved",
+    tr("The application's settings name another folder for its data; that folder was read."),
+    _NOTHING,
 )

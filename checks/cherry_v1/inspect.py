@@ -1,4 +1,4 @@
-"""A first look at v1 data: bases, items, and what their vector files hold."""
+"""Summarize v1 data for ``inspect``: bases, items, and the contents of their vector files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from checks.looks import (
+from checks.inspect import (
     BaseSummary,
     HealthSummary,
     ItemSummary,
@@ -34,11 +34,11 @@ from regraft.report.progress import Progress, stage
 from regraft.stores.locate import KNOWLEDGE_FOLDER, link_notices
 from regraft.stores.systems import Located
 
-# The items of a v1 base as a person knows them, for a first look (``docs/formats/v1.md``, "State").
+# --- items (``docs/formats/v1.md``, "State") ------------------------------------------------------------------------
 
 
 def list_items(state: V1State, items: Iterable[Any]) -> list[ItemSummary]:
-    """Return what a state says of the items of a base; what is no object is passed over."""
+    """List the items of a base; entries that are not objects are skipped."""
     return [_item(state, raw) for raw in items if isinstance(raw, dict)]
 
 
@@ -54,7 +54,7 @@ def _item(state: V1State, raw: dict[str, Any]) -> ItemSummary:
 
 
 def _named_by(state: V1State, raw: dict[str, Any]) -> dict[str, Any]:
-    """Return what names an item, in the fields that a catalog of v2 has for it."""
+    """Return the data that names an item, with the field names of the v2 catalog."""
     content = raw.get("content")
     match raw.get("type"):
         case "url" | "sitemap":
@@ -71,15 +71,18 @@ def _named_by(state: V1State, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row(table: Any, key: Any) -> dict[str, Any]:
-    """Return a row of a table of the state; nothing where it is not there."""
+    """Return a row of a table of the state; empty if it is missing."""
     row = table.get(key) if isinstance(key, str) else None
     return row or {}
 
 
 def inspect_store(source: Located, progress: Progress, *, items: bool = False) -> StoreSummary:
-    """Look at v1 data: at all bases of a source, with their items or without, or at the vector file of one."""
+    """Summarize a source with all its bases, or one vector file."""
     if source.kind is Kind.V1_VECTORS:
-        return _inspect_file(source.path)
+        store, problem = _survey(source.path)
+        problems = [problem] if problem else []
+        base = BaseSummary(id=source.path.name, name=source.path.name, store=store, problem=problem)
+        return StoreSummary([base], HealthSummary(bytes=source.path.stat().st_size, problems=problems))
     if source.kind is Kind.V1_VECTOR_FOLDER:
         return _inspect_folder(source, progress)
     if source.kind in V1_SOURCES:
@@ -106,16 +109,8 @@ def _inspect_source(source: Located, progress: Progress, *, items: bool) -> Stor
     return StoreSummary(bases, HealthSummary(bytes=total_bytes(bases), problems=problems))
 
 
-def _inspect_file(path: Path) -> StoreSummary:
-    """Look at one v1 vector file alone."""
-    store, problem = _survey(path)
-    problems = [problem] if problem else []
-    base = BaseSummary(id=path.name, name=path.name, store=store, problem=problem)
-    return StoreSummary([base], HealthSummary(bytes=path.stat().st_size, problems=problems))
-
-
 def _inspect_folder(source: Located, progress: Progress) -> StoreSummary:
-    """Look at every vector file of a folder, which no state lies beside."""
+    """Summarize the vector files of a folder that has no state."""
     names = sorted(list_vector_files(source.tree, source.places))
     bases = []
     with stage(progress, "Reading", len(names), "bases"):
@@ -129,7 +124,7 @@ def _inspect_folder(source: Located, progress: Progress) -> StoreSummary:
 
 
 def _inspect_without_state(source: Located) -> StoreSummary:
-    """Look at a source whose state this version does not read: its vector files and base folders, by their names."""
+    """Summarize vector files and base folders by name, for a source whose state cannot be read by this version."""
     folders = (f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER)
     folder = next((name for name in folders if source.tree.kind(name) == "folder"), None)
     bases = []
@@ -196,9 +191,6 @@ def _survey(path: Path) -> tuple[VectorFileSummary | None, str | None]:
         bytes=path.stat().st_size,
     )
     return store, None if found.lengths else tr("its vector file holds no usable vector")
-
-
-# How v1 data is looked at.
 
 
 CHECKS = Checks(inspect=lambda found, asked: inspect_store(found, asked.progress, items=asked.items))

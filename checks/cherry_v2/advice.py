@@ -1,4 +1,7 @@
-"""Which command line mends a finding: what comes first where several things are wrong (``docs/findings.md``)."""
+"""Complete the findings of v2 data: the command to run next, the model of vectors without one, and names of items.
+
+If several problems affect each other, the command fixes the one that must come first (``docs/findings.md``).
+"""
 
 from __future__ import annotations
 
@@ -21,29 +24,29 @@ from regraft.formats.cherry_v2.catalog_reader import (
     base_id_text,
     item_name,
     open_catalog,
-    read_item_data,
+    parse_item_data,
 )
 from regraft.formats.cherry_v2.index.schema import catalog_dimensions
 from regraft.identity import replace
 from regraft.language import join_list, tr
 from regraft.text import lenient_text
 
-#: What is said of the rows of an index file: nothing mends these while it cannot be read as a whole.
+#: Findings about the rows of an index file. No command fixes these while the file is damaged.
 _OF_AN_INDEX = (
     *("schema.", "meta.", "content.", "material.", "unit.", "body.", "fts.", "embedding."),
     *(v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED),
 )
 _UNREADABLE = frozenset({v2.UNREADABLE, v2.CORRUPT})
 _LAYOUT = frozenset({v2.SCHEMA_MISSING, v2.SCHEMA_VERSION})
-#: What the catalog is asked about: in the folder of a base that it does not name, all of it goes with the folder.
+#: Findings that depend on the catalog. In a folder that the catalog does not name, they are fixed with the folder.
 _BY_CATALOG = frozenset({v2.MATERIAL_ORPHAN, v2.RAW_ORPHAN})
-#: Commands that go by what the catalog says of the base of an index.
+#: Commands that need the catalog's row of the base.
 _OF_ONE_BASE = {FINDINGS[v2.MATERIAL_ORPHAN].command, FINDINGS[v2.VECTOR_MISSING].command}
-#: Commands that refuse a catalog that they cannot read.
+#: Commands that refuse to run without a readable catalog.
 _NEED_CATALOG = frozenset({"gc", "reconcile", "backfill"})
-#: What has to be mended before something else is waste: it may need just that.
+#: Findings that must be fixed first, by finding: their repair may need the affected rows.
 _FIRST: dict[str, tuple[str, ...]] = {
-    # Vectors that nobody needs are not made anew.
+    # Vectors that are not needed should not be embedded again.
     **dict.fromkeys(
         (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO),
         (v2.BASE_DIMENSIONS, v2.VECTOR_UNEXPECTED, v2.VECTOR_ORPHAN, v2.BODY_HASH),
@@ -59,7 +62,7 @@ _FIRST: dict[str, tuple[str, ...]] = {
 }
 
 
-#: Of an index file that SQLite refuses, or breaks off in.
+#: For an index file that SQLite cannot read, or not completely.
 _SALVAGE = ("repair", "--salvage")
 
 
@@ -72,48 +75,52 @@ def add_commands(
     is_salvaged: bool = False,
     attachable: Mapping[str, str] | None = None,
 ) -> Audit:
-    """Return an audit whose findings give the command lines that mend them, where one does.
+    """Give each finding the command line to run next, if one helps.
 
     Args:
-        audit: of v2 data.
-        command_line: makes a command line.
-        is_whole: whether it is of several bases, one of which a command has to be told.
-        orphans: ids of the bases that have a folder and are not in the catalog.
-        is_salvaged: whether damaged index files can be written anew from what is left in them.
-        attachable: by the base, the one model that may be that of vectors whose base has no model.
+        audit: an audit of v2 data.
+        command_line: makes a command line for the audited path.
+        is_whole: whether the store can have several bases, so that commands need ``--base``.
+        orphans: ids of the bases that have a folder but no row in the catalog.
+        is_salvaged: whether damaged index files of this store can be salvaged.
+        attachable: for bases with vectors but no model, the only model that can have made them.
     """
-    together: dict[str | None, dict[str, Finding]] = defaultdict(dict)
+    by_base: dict[str | None, dict[str, Finding]] = defaultdict(dict)
     for finding in audit.findings:
-        together[finding.base].setdefault(finding.name, finding)
-    has_catalog = v2.UNREADABLE not in together[None]
+        by_base[finding.base].setdefault(finding.name, finding)
+    has_catalog = v2.UNREADABLE not in by_base[None]
 
-    def mended(finding: Finding) -> Finding:
-        words = _find_command(finding, together[finding.base])
+    def with_command(finding: Finding) -> Finding:
+        words = _find_command(finding, by_base[finding.base])
         if words == FINDINGS[v2.VECTOR_UNEXPECTED].command:
-            # Where several models may be it, a person has to say which one it is.
+            # If several models are possible, the user must choose.
             model = (attachable or {}).get(finding.base or "")
             words = (*words, model) if model is not None else ()
         if is_salvaged and finding.name in _UNREADABLE and finding.base is not None:
             words = _SALVAGE
-        # Nothing is embedded for a base that no catalog names.
-        asks_catalog = finding.name in _BY_CATALOG or words == FINDINGS[v2.VECTOR_MISSING].command
-        goes_with_folder = asks_catalog and finding.base in orphans
-        if goes_with_folder:
+        # Whether a command depends on the catalog's row of the base. Nothing is embedded for a base without a row.
+        is_fixed_with_folder = finding.base in orphans and (
+            finding.name in _BY_CATALOG or words == FINDINGS[v2.VECTOR_MISSING].command
+        )
+        if is_fixed_with_folder:
             words = FINDINGS[v2.INDEX_ORPHAN].command
         if finding.repair is not None or not words or (words[0] in _NEED_CATALOG and not has_catalog):
             return finding
-        if goes_with_folder:
-            return replace(finding, repair=command_line(words[:1], words[1:]))
-        base = ("--base", finding.base) if finding.base is not None and is_whole else ()
-        return replace(finding, repair=command_line(words[:1], (*words[1:], *base)))
+        options = ("--base", finding.base) if finding.base is not None and is_whole and not is_fixed_with_folder else ()
+        return replace(finding, repair=command_line(words[:1], (*words[1:], *options)))
 
-    return replace(audit, findings=tuple(map(mended, audit.findings)))
+    return replace(audit, findings=tuple(map(with_command, audit.findings)))
 
 
 def _find_command(finding: Finding, others: Mapping[str, Finding]) -> Sequence[str]:
-    """Return the words of the command that is to be run next because of a finding; none where none helps."""
+    """Return the words of the command to run next for a finding; empty if none helps.
+
+    Args:
+        finding: the finding.
+        others: all findings of the same base, by name.
+    """
     words = FINDINGS[finding.name].command
-    # A failed base gets no vectors: a new one is made of it.
+    # A failed base gets no vectors; a new base is made from it.
     if finding.is_beyond_repair or (words == FINDINGS[v2.VECTOR_MISSING].command and v2.BASE_FAILED in others):
         return ()
     return _find_index_command(finding, others) if words and finding.name.startswith(_OF_AN_INDEX) else words
@@ -124,7 +131,7 @@ def _find_index_command(finding: Finding, others: Mapping[str, Finding]) -> Sequ
     if _UNREADABLE & others.keys() or (words in _OF_ONE_BASE and v2.META_BASE in others):
         return ()
     layout = sorted(_LAYOUT & others.keys())
-    # A version that is newer than ours says nothing of what its tables should be.
+    # The tables of a newer version are unknown.
     if any(others[name].is_beyond_repair for name in layout):
         return ()
     if layout:
@@ -133,19 +140,19 @@ def _find_index_command(finding: Finding, others: Mapping[str, Finding]) -> Sequ
     return words if first is None else _find_command(others[first], others)
 
 
-# Which model may be that of vectors whose base has none: what a catalog says for and against it.
+# --- the model of vectors whose base has none -----------------------------------------------------------------------
 
 
 _EMBEDDING = "embedding"
 
 
 def find_model_conflict(model: str, dimensions: int, catalog: StoredCatalog, base: str) -> str | None:
-    """Return why a model cannot be that of the vectors of a base; None where nothing speaks against it.
+    """Return why a model cannot have made the vectors of a base, or None.
 
     Args:
         model: the id of the model.
-        dimensions: those of the vectors.
-        catalog: has the model, and the bases that use it.
+        dimensions: the dimensions of the vectors.
+        catalog: has the model and the bases that use it.
         base: the id of the base.
     """
     row = next((one for one in catalog.models or () if one.get("id") == model), None)
@@ -164,9 +171,9 @@ def find_model_conflict(model: str, dimensions: int, catalog: StoredCatalog, bas
 
 
 def find_only_candidate(dimensions: int, catalog: StoredCatalog, base: str) -> str | None:
-    """Return the one model of a catalog that may have made the vectors of a base; None for none or several.
+    """Return the model of the catalog that can have made the vectors of a base; None if there is not exactly one.
 
-    A model that inherits its capabilities from a preset, which the catalog does not have, may be one for embeddings.
+    A model can inherit its capabilities from a preset that is not in the catalog. Such a model counts as possible.
     """
     used = {row.get("embedding_model_id") for row in catalog.bases}
     candidates = []
@@ -179,7 +186,7 @@ def find_only_candidate(dimensions: int, catalog: StoredCatalog, base: str) -> s
 
 
 def _capabilities(row: Row) -> list[object] | None:
-    """Return what a model can do; None where its row does not say."""
+    """Return the capabilities of a model; None if its row does not state them."""
     try:
         found = json_text.loads(str(row["capabilities"])) if row.get("capabilities") is not None else None
     except ValueError:
@@ -188,18 +195,15 @@ def _capabilities(row: Row) -> list[object] | None:
 
 
 def _dimensions_of(model: str, catalog: StoredCatalog, base: str) -> set[int]:
-    """Return the dimensions of the other bases with a model."""
+    """Return the dimensions that other bases state for a model."""
     rows = (row for row in catalog.bases if base_id_text(row) != base and row.get("embedding_model_id") == model)
     return {dimensions for row in rows if (dimensions := catalog_dimensions(row)) is not None}
 
 
-# What a person calls the items that a finding gives as examples (``docs/commands.md``, "check").
-#
-# A finding names rows: items, and what an index has of them. A person knows the item, by the name that the application
-# shows.
+# --- names of items (``docs/commands.md``, "check") -------------------------------------------------------------------
 
 
-#: The materials of rows of an index: by the path or content of a material, by a unit, a body, a vector.
+#: Materials by what samples name: a path, a content, a unit, a body or a vector.
 _MATERIALS_OF_ROWS = """
     WITH wanted (key) AS MATERIALIZED (SELECT value FROM json_each(?))
     SELECT relative_path, material_id FROM material WHERE relative_path IN wanted
@@ -218,14 +222,14 @@ _MATERIALS_OF_ROWS = """
 def add_item_names(
     findings: Iterable[Finding], catalog: Path | None, indexes: Mapping[str, Path]
 ) -> tuple[Finding, ...]:
-    """Return findings with the names of the items that their samples are, or are of, as far as a catalog has them.
+    """Add the names of items, as the application shows them, to the samples of findings.
 
     Args:
-        findings: of a whole store.
-        catalog: its catalog; without one nobody knows a name.
-        indexes: the index file of each base, by its id.
+        findings: the findings of a store.
+        catalog: the catalog; None: no names are known.
+        indexes: the index file of each base, by id.
 
-    Never raises for what is in the data: what cannot be read has no names.
+    The data never makes this raise: samples without a readable name stay as they are.
     """
     found = tuple(findings)
     wanted = {sample for finding in found for sample in finding.samples}
@@ -244,7 +248,7 @@ def add_item_names(
 
 
 def _find_materials(index: Path, samples: Iterable[str]) -> dict[str, str]:
-    """Return the ids of the materials that rows of an index belong to."""
+    """Map samples from an index to the ids of their materials."""
     try:
         with sqlite.open_readonly(index) as db:
             rows = db.execute(_MATERIALS_OF_ROWS, (json.dumps(sorted(samples)),)).fetchall()
@@ -254,11 +258,11 @@ def _find_materials(index: Path, samples: Iterable[str]) -> dict[str, str]:
 
 
 def _read_item_names(catalog: Path, ids: Iterable[str]) -> dict[str, str]:
-    """Return the names of items by their ids."""
+    """Map item ids to names."""
     try:
         with open_catalog(catalog) as rows:
             items = rows.items(ids) or {}
     except CatalogProblem:
         return {}
-    names = {item: item_name(row.get("type"), read_item_data(row)) for item, row in items.items()}
+    names = {item: item_name(row.get("type"), parse_item_data(row)) for item, row in items.items()}
     return {item: name for item, name in names.items() if name is not None}

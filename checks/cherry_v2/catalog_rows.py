@@ -1,4 +1,4 @@
-"""Whether the rows of a catalog make sense by themselves (``docs/formats/catalog.md``)."""
+"""Check the rows of a catalog by themselves: bases, models and items (``docs/formats/catalog.md``)."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from regraft.report.labels import label_of
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE, NOT_MIGRATED
 from regraft.text import is_blank
 
-#: Statuses of an item that somebody is working on.
+#: Statuses of an item that is being processed.
 ACTIVE = {"preparing", "processing", "reading", "embedding"}
 _STATUSES = {"idle", "completed", "failed", "deleting", *ACTIVE}
 _BASE_STATUSES = {"completed", "failed"}
 MODES = {"vector", "bm25", "hybrid"}
 
 
-def check_base(row: Row, models: set[Any] | None, ledger: FindingCollector, carried_by: str = "upgrade") -> None:
+def check_base(row: Row, models: set[Any] | None, findings: FindingCollector, carried_by: str = "upgrade") -> None:
     """Check a row of ``knowledge_base``.
 
     Args:
         row: the row.
-        models: the ids of those that exist, None where that is not known.
-        ledger: what is wrong goes there.
-        carried_by: what brought the base to v2: the application's upgrade, or a migration.
+        models: ids of the existing models; None: unknown.
+        findings: collects what is wrong.
+        carried_by: "upgrade" by the application, or "migration" by regraft.
     """
     base = base_id_text(row)
-    check_types(row, "base", base, ledger)
+    check_types(row, "base", base, findings)
     problem = find_base_problem(row)
     if problem is not None:
-        ledger.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=_is_of_unknown_mode(row))
+        findings.add(v2.BASE_STATUS, problem, base=base, is_beyond_repair=_is_of_unknown_mode(row))
     elif row.get("status") == "failed":
         known = row.get("error") in (MISSING_MODEL, MISSING_STORE)
         message = (
@@ -51,20 +51,20 @@ def check_base(row: Row, models: set[Any] | None, ledger: FindingCollector, carr
             if known
             else tr("failed: {error}", error=row["error"])
         )
-        ledger.add(v2.BASE_FAILED, message, base=base, severity="warning")
+        findings.add(v2.BASE_FAILED, message, base=base, severity="warning")
     for column in ("embedding_model_id", "rerank_model_id"):
         model = row.get(column)
         if model is not None and models is not None and model not in models:
-            ledger.add(v2.BASE_MODEL, tr("its model {model} does not exist", model=model), base=base, sample=model)
+            findings.add(v2.BASE_MODEL, tr("its model {model} does not exist", model=model), base=base, sample=model)
 
 
 def _is_of_unknown_mode(row: Row) -> bool:
-    """Tell whether nothing says which search mode was meant; only builds before the first release keep one."""
+    """Whether the search mode cannot be derived. Only builds before the first release keep ``hybrid_alpha``."""
     is_unknown = row.get("status") in _BASE_STATUSES and "search_mode" in row and row["search_mode"] not in MODES
     return is_unknown and row.get("hybrid_alpha") is None
 
 
-#: Columns that hold text, and those that hold numbers; what other findings are about apart.
+#: Columns by type. Columns that have a finding of their own are left out.
 _TEXTS = (
     *("id", "name", "group_id", "base_id", "rerank_model_id", "file_processor_id", "chunk_strategy"),
     "chunk_separator",
@@ -73,8 +73,8 @@ _NUMBERS = ("chunk_size", "chunk_overlap", "threshold", "document_count", "hybri
 _TIMES = ("created_at", "updated_at", "deleted_at")
 
 
-def check_types(row: Row, noun: str, base: str | None, ledger: FindingCollector) -> None:
-    """Find values of a row that are of a type which their columns do not hold."""
+def check_types(row: Row, noun: str, base: str | None, findings: FindingCollector) -> None:
+    """Report values whose type does not fit their column."""
     texts = (name for name in _TEXTS if not isinstance(row.get(name), str | None))
     numbers = (name for name in _NUMBERS if not isinstance(row.get(name), int | float | None))
     times = (name for name in _TIMES if isinstance(row.get(name), bytes))
@@ -84,15 +84,11 @@ def check_types(row: Row, noun: str, base: str | None, ledger: FindingCollector)
             name=name,
             isinstance="bytes" if isinstance(row[name], bytes) else tr("of another type"),
         )
-        ledger.add(v2.CATALOG_VALUE, message, base=base, noun=noun, sample=row.get("id"))
+        findings.add(v2.CATALOG_VALUE, message, base=base, noun=noun, sample=row.get("id"))
 
 
 def find_base_problem(row: Row) -> str | None:
-    """Return what does not go together in a row of ``knowledge_base``; None where all does."""
-    return _odd_value(row) or _contradiction(row)
-
-
-def _odd_value(row: Row) -> str | None:
+    """Return which values of a ``knowledge_base`` row contradict each other, or None."""
     status, mode, dimensions = (row.get(key) for key in ("status", "search_mode", "dimensions"))
     if status not in _BASE_STATUSES:
         return tr("its status is {status}", status=status)
@@ -100,7 +96,7 @@ def _odd_value(row: Row) -> str | None:
         return tr("its search mode is {mode}", mode=mode)
     if dimensions is not None and (not isinstance(dimensions, int) or dimensions <= 0):
         return tr("it has {dimensions} dimensions", dimensions=dimensions)
-    return None
+    return _contradiction(row)
 
 
 def _contradiction(row: Row) -> str | None:
@@ -118,32 +114,32 @@ def _contradiction(row: Row) -> str | None:
     return None
 
 
-def check_models(models: Sequence[Row], used: Collection[Any], ledger: FindingCollector) -> None:
-    """Check the rows of ``user_model``.
+def check_models(models: Sequence[Row], used: Collection[Any], findings: FindingCollector) -> None:
+    """Report models of the user's own that lack required values.
 
-    A model with a preset inherits what is null in its row; one of the user's own inherits nothing.
+    A model with a preset inherits what is NULL in its row; a model without one does not.
 
     Args:
-        models: all rows.
+        models: the rows of ``user_model``.
         used: ids of the models that bases name.
-        ledger: what is wrong goes there.
+        findings: collects what is wrong.
     """
     for row in models:
         lacking = [name for name in REQUIRED_MODEL_COLUMNS if name in row and row[name] is None]
         if lacking and row.get("preset_model_id") is None:
             of_bases = tr(" that bases use,") if row.get("id") in used else ""
             message = tr("{{n}}{of_bases} without {lacking}", of_bases=of_bases, lacking=join_list(lacking))
-            ledger.add(v2.MODEL_INCOMPLETE, message, noun="model", sample=row.get("id"))
+            findings.add(v2.MODEL_INCOMPLETE, message, noun="model", sample=row.get("id"))
 
 
-def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, ledger: FindingCollector) -> None:
+def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: bool, findings: FindingCollector) -> None:
     """Check the rows of ``knowledge_item``.
 
     Args:
         catalog: all rows.
-        chosen: ids of the bases whose items are looked at; None: of all, and of bases that are not there.
-        is_running: whether an application may be working on items.
-        ledger: what is wrong goes there.
+        chosen: ids of the bases whose items are checked; None: all, and items of bases that do not exist.
+        is_running: whether the application is running, so that items can be in progress.
+        findings: collects what is wrong.
     """
     bases = {base_id_text(row) for row in catalog.bases}
     for key, items in (catalog.items or {}).items():
@@ -153,34 +149,34 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
         if base not in bases:
             for item in items:
                 message = tr("{n} of a base that does not exist")
-                ledger.add(v2.ITEM_NO_BASE, message, base=base, noun="item", sample=item.get("id"))
+                findings.add(v2.ITEM_NO_BASE, message, base=base, noun="item", sample=item.get("id"))
             continue
         for item in items:
-            check_types(item, "item", base, ledger)
-            _check_item(item, base, is_running, ledger)
-        _check_containers(items, base, ledger)
+            check_types(item, "item", base, findings)
+            _check_item(item, base, is_running, findings)
+        _check_containers(items, base, findings)
 
 
 def has_newer_type(item: Row) -> bool:
-    """Tell whether an item is of a type that a newer application has: nobody here knows its rules."""
+    """Whether an item has a type that only a newer application defines, whose rules are unknown."""
     return isinstance(item.get("type"), str) and item["type"] not in DATA_FIELDS
 
 
-def _check_item(item: Row, base: str, is_running: bool, ledger: FindingCollector) -> None:
+def _check_item(item: Row, base: str, is_running: bool, findings: FindingCollector) -> None:
     if has_newer_type(item):
         going = tr(", which is being deleted") if item.get("status") == "deleting" else ""
         message = tr(
             "{{n}} of the type {type}, of a newer application{going}: left alone", type=item["type"], going=going
         )
-        ledger.add(v2.ITEM_FOREIGN, message, base=base, noun="item", sample=item.get("id"))
+        findings.add(v2.ITEM_FOREIGN, message, base=base, noun="item", sample=item.get("id"))
         return
     if has_id_as_path(item):
         message = tr("{n} of a folder with its own id for a path: the application shows that as its name")
-        ledger.add(v2.ITEM_PATH_IS_ID, message, base=base, noun="file", sample=item.get("id"))
+        findings.add(v2.ITEM_PATH_IS_ID, message, base=base, noun="file", sample=item.get("id"))
     problem = find_status_problem(item, is_running)
     if problem is not None:
         is_unknown = item.get("type") not in DATA_FIELDS
-        ledger.add(
+        findings.add(
             v2.ITEM_STATUS,
             tr("{what}: {why}", what="{n}", why=problem),
             base=base,
@@ -191,19 +187,19 @@ def _check_item(item: Row, base: str, is_running: bool, ledger: FindingCollector
     problem = find_data_problem(item)
     if problem is not None:
         message, more = tr("{what}: {why}", what="{n}", why=problem), bool(list_unknown_fields(item))
-        ledger.add(v2.ITEM_DATA, message, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
+        findings.add(v2.ITEM_DATA, message, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
     if is_tombstone(item):
         message = tr("{n} that the upgrade left behind")
-        ledger.add(v2.ITEM_TOMBSTONE, message, base=base, noun="folder", sample=item.get("id"), severity="warning")
+        findings.add(v2.ITEM_TOMBSTONE, message, base=base, noun="folder", sample=item.get("id"), severity="warning")
 
 
 def is_tombstone(item: Row) -> bool:
-    """Tell whether an item is a folder that the upgrade left behind."""
+    """Whether an item is a folder that the application's upgrade did not migrate."""
     return item.get("type") == "directory" and item.get("status") == "failed" and item.get("error") == NOT_MIGRATED
 
 
 def find_status_problem(item: Row, is_running: bool) -> str | None:
-    """Return what is wrong with an item's status, error and type; None where nothing is."""
+    """Return why an item's status, error and type do not fit together, or None."""
     status, error, kind = (item.get(key) for key in ("status", "error", "type"))
     if has_newer_type(item):
         return None
@@ -211,40 +207,38 @@ def find_status_problem(item: Row, is_running: bool) -> str | None:
         return tr("its type is {kind}", kind=kind)
     if status not in _STATUSES:
         return tr("its status is {status}", status=status)
-    return _error_problem(status, error) or _work_problem(kind, status, is_running)
-
-
-def _error_problem(status: Any, error: Any) -> str | None:
     if status == "failed":
-        return tr("failed without an error") if is_blank(error) else None
-    return None if error is None else tr("{status} with an error", status=status)
+        problem = tr("failed without an error") if is_blank(error) else None
+    else:
+        problem = None if error is None else tr("{status} with an error", status=status)
+    return problem or _work_problem(kind, status, is_running)
 
 
 def _work_problem(kind: Any, status: Any, is_running: bool) -> str | None:
     if status in (("reading", "embedding") if kind == "directory" else ("preparing",)):
         return tr("a {kind} cannot be {status}", kind=kind, status=status)
-    # A folder is at work because of its children, or while its files are listed.
+    # A folder is active because of its children, or while its files are listed (status "preparing").
     if status in ACTIVE and not is_running and (kind != "directory" or status == "preparing"):
-        return tr("{status}, and nobody is working", status=status)
+        return tr("{status}, but the application is not running", status=status)
     return None
 
 
 def get_indexed_path(item: Row) -> str | None:
-    """Return the path below ``raw/`` of what is indexed of an item; None where it names none."""
+    """Return the path below ``raw/`` of the file that is indexed for an item, or None."""
     data = parse_item_data(item)
     path = data.get("indexedRelativePath") or data.get("relativePath")
     return path if isinstance(path, str) and path else None
 
 
 def has_id_as_path(item: Row) -> bool:
-    """Tell whether an item is a file of a folder that has its own id for a path, as early releases gave them."""
+    """Whether an item is a file of a folder whose path is its own id, as early releases stored it."""
     if item.get("type") != "file" or item.get("group_id") is None:
         return False
     return isinstance(item.get("id"), str) and parse_item_data(item).get("relativePath") == item["id"]
 
 
 def find_virtual_prefixes(items: Iterable[Row]) -> dict[str, str]:
-    """Return what the paths of files of folders begin with, by the files' ids: they have no file by design."""
+    """Map the ids of files in folder items to the prefix of their paths. Such files have no file in ``raw/``."""
     every = list(items)
     prefixes = {}
     for item in every:
@@ -254,7 +248,7 @@ def find_virtual_prefixes(items: Iterable[Row]) -> dict[str, str]:
     return {str(item.get("id")): prefixes[group] for item in every if (group := item.get("group_id")) in prefixes}
 
 
-def _check_containers(items: list[Row], base: str, ledger: FindingCollector) -> None:
+def _check_containers(items: list[Row], base: str, findings: FindingCollector) -> None:
     by_id = {item.get("id"): item for item in items}
     children: dict[Any, list[Row]] = defaultdict(list)
     for item in items:
@@ -264,29 +258,29 @@ def _check_containers(items: list[Row], base: str, ledger: FindingCollector) -> 
         children[group].append(item)
         problem = find_folder_problem(item, by_id)
         if problem is not None:
-            ledger.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="item", sample=item.get("id"))
+            findings.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="item", sample=item.get("id"))
     for item in items:
         problem = _folder_problem(item, children.get(item.get("id"), ()))
         if problem is not None:
-            ledger.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="folder", sample=item.get("id"))
+            findings.add(v2.ITEM_CONTAINER, f"{{n}} {problem}", base=base, noun="folder", sample=item.get("id"))
 
 
 def _folder_problem(item: Row, children: Sequence[Row]) -> str | None:
-    """Return where the status of a folder does not follow from what is inside; None where it does."""
+    """Return why the status of a folder does not follow from its children, or None."""
     status = item.get("status")
     if item.get("type") != "directory" or status not in ("processing", "completed"):
         return None
     if any(map(has_newer_type, children)):
-        return None  # How a newer application counts such a child nobody here knows.
+        return None  # How a newer application counts such a child is unknown.
     inside = [child.get("status") for child in children if child.get("status") != "deleting"]
     if not inside:
-        return tr("at work with nothing inside") if status == "processing" else None
+        return tr("active although it is empty") if status == "processing" else None
     wanted = "processing" if ACTIVE.intersection(inside) else "completed"
     return None if status == wanted else tr("that should be {wanted} by what is inside", wanted=wanted)
 
 
 def find_folder_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:
-    """Return what is wrong with the folder that an item, which has one, is in; None where nothing is."""
+    """Return why the folder that contains an item is not valid, or None."""
     container = by_id.get(item.get("group_id"))
     if container is None:
         return tr("whose folder is not there")

@@ -1,6 +1,8 @@
-"""Whether texts, bodies and ids are what their hashes say, and bodies where their units say.
+"""Find the rows of an index file that break a rule of the layout, each with its row number.
 
-Rules: ``docs/formats/index.md``, "Offsets" and "Identities".
+``check`` counts and describes these rows; ``repair``, ``gc`` and ``reconcile`` plan from their row numbers and
+    conditions. Rules: ``docs/formats/index.md``, "What always holds", "Offsets" and "Identities". Text columns are read
+    as bytes because a damaged column can hold any value. Offsets count UTF-16 code units.
 """
 
 from __future__ import annotations
@@ -14,36 +16,390 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby, zip_longest
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
 
-from checks.audit.collector import FindingCollector, Level
+from checks.audit.collector import FindingCollector
 from checks.audit.sqlite_checks import words_agree
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.schema import FULL_TEXT, SchemaShape
+from regraft.disk import sqlite
 from regraft.formats.cherry_v2.index.schema import HAS_LENGTH_SQL
 from regraft.formats.large_text import LARGE_BYTES, PIECE_BYTES, LargeText, count_utf16_units, read_pieces
 from regraft.formats.vector_checks import is_finite
 from regraft.language import tr
 from regraft.text import decode_utf8, is_blank
 
-# Large texts of an index held against their hashes and places piece by piece, none of them whole in memory.
-#
-# It comes to what :mod:`checks.cherry_v2.detect` finds of texts that are held whole.
+
+class DetectedRow(NamedTuple):
+    """One row that breaks a rule, as :meth:`FindingCollector.add` takes it.
+
+    ``rowid`` is the row number in the table that the finding is about, for example ``search_unit`` for ``unit.…``.
+    """
+
+    finding: str
+    message: str
+    noun: str
+    rowid: int | None
+    sample: object
+    is_beyond_repair: bool = False
 
 
-#: CROSS JOIN keeps the order: by the index on kinds, every body would be read for every content.
-_LARGE_SLICES = """SELECT CAST(u.unit_id AS BLOB), u.char_start, u.char_end, t.rowid,
-       CAST(t.embedding_text_hash AS BLOB)
-  FROM search_unit u
+# --- rows that contradict rows of other tables -----------------------------------------------------------------------
+
+
+class RowRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule between tables that one SQL condition expresses."""
+
+    finding: str
+    message: str
+    noun: str
+    table: str
+    #: The column that names a row to the user.
+    key: str
+    #: True for rows of ``table`` that break the rule; its columns are qualified by the table's name.
+    condition: str
+
+    def detect(self, db: apsw.Connection) -> Iterator[DetectedRow]:
+        """Yield the rows that break the rule.
+
+        Raises:
+            apsw.Error: the file is damaged.
+        """
+        query = f"SELECT rowid, CAST({self.key} AS BLOB) FROM {self.table} WHERE {self.condition}"
+        for rowid, key in db.execute(query):
+            yield DetectedRow(self.finding, self.message, self.noun, rowid, key)
+
+
+HAS_UNITS = "EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = material.material_id)"
+HAS_CONTENT = "EXISTS (SELECT 1 FROM content c WHERE c.content_hash = material.current_content_hash)"
+
+UNIT_WITHOUT_BODY = RowRule(
+    finding=v2.NO_BODY,
+    message=tr("{n} without a body"),
+    noun="unit",
+    table="search_unit",
+    key="unit_id",
+    condition="""NOT EXISTS (SELECT 1 FROM search_text t WHERE t.target_type = 'search_unit'
+                                AND t.target_id = search_unit.unit_id AND t.kind = 'body')""",
+)
+ORPHAN_BODY = RowRule(
+    finding=v2.BODY_ORPHAN,
+    message=tr("{n} whose unit is gone"),
+    noun="body",
+    table="search_text",
+    key="search_text_id",
+    condition="NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = search_text.target_id)",
+)
+ORPHAN_CONTENT = RowRule(
+    finding=v2.CONTENT_ORPHAN,
+    message=tr("{n} that no material and no unit refers to"),
+    noun="text",
+    table="content",
+    key="content_hash",
+    condition="""NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = content.content_hash)
+             AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = content.content_hash)""",
+)
+MATERIAL_WITHOUT_CONTENT = RowRule(
+    finding=v2.NO_CONTENT,
+    message=tr("{n} with units and without a text"),
+    noun="material",
+    table="material",
+    key="material_id",
+    condition=f"NOT {HAS_CONTENT} AND {HAS_UNITS}",
+)
+MATERIAL_WITHOUT_UNITS = RowRule(
+    finding=v2.NO_UNITS,
+    message=tr("{n} with a text and without a unit"),
+    noun="material",
+    table="material",
+    key="material_id",
+    condition=f"""NOT {HAS_UNITS}
+              AND EXISTS (SELECT 1 FROM content c WHERE c.content_hash = material.current_content_hash
+                             AND trim(c.text, char(32, 9, 10, 13)) <> '')""",
+)
+UNIT_OF_OTHER_CONTENT = RowRule(
+    finding=v2.UNIT_CONTENT,
+    message=tr("{n} of another text than the material, or of no material"),
+    noun="unit",
+    table="search_unit",
+    key="unit_id",
+    condition="""NOT EXISTS (SELECT 1 FROM material m WHERE m.material_id = search_unit.material_id
+                                AND (m.current_content_hash IS NULL
+                                     OR search_unit.content_hash IS m.current_content_hash))""",
+)
+ORPHAN_VECTOR = RowRule(
+    finding=v2.VECTOR_ORPHAN,
+    message=tr("{n} that no body names"),
+    noun="vector",
+    table="embedding",
+    key="embedding_text_hash",
+    condition="NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = embedding.embedding_text_hash)",
+)
+BODY_WITHOUT_VECTOR = RowRule(
+    finding=v2.VECTOR_MISSING,
+    message=tr("{n} without a vector"),
+    noun="body",
+    table="search_text",
+    key="search_text_id",
+    condition="NOT EXISTS (SELECT 1 FROM embedding e WHERE e.embedding_text_hash = search_text.embedding_text_hash)",
+)
+#: The rules between contents, materials and units, in the order in which their findings are reported.
+CONTENT_RULES = (ORPHAN_CONTENT, MATERIAL_WITHOUT_CONTENT, MATERIAL_WITHOUT_UNITS, UNIT_OF_OTHER_CONTENT)
+
+_UNIT_GAPS = """SELECT min(rowid), CAST(material_id AS BLOB) FROM search_unit GROUP BY material_id
+  HAVING min(unit_index) IS NOT 0 OR max(unit_index) IS NOT count(*) - 1 OR count(DISTINCT unit_index) <> count(*)"""
+
+
+def detect_relations(db: apsw.Connection, shape: SchemaShape) -> Iterator[DetectedRow]:
+    """Yield the rows whose references between units, bodies, materials and contents are broken.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    if shape.has("search_unit", "search_text"):
+        yield from UNIT_WITHOUT_BODY.detect(db)
+        yield from ORPHAN_BODY.detect(db)
+        for rowid, material in db.execute(_UNIT_GAPS):
+            message = tr("{n} whose units are not numbered 0, 1, 2, …")
+            yield DetectedRow(v2.UNIT_GAP, message, noun="material", rowid=rowid, sample=material)
+    if shape.has("search_unit", "material", "content"):
+        for rule in CONTENT_RULES:
+            yield from rule.detect(db)
+
+
+# --- texts, ids and offsets ------------------------------------------------------------------------------------------
+
+#: True for a text that is processed as a whole. A value that is not text counts as small.
+_IS_SMALL = f"((octet_length(text) > {LARGE_BYTES} AND typeof(text) = 'text') IS NOT TRUE)"
+#: Bodies with a wrong id or hash, and large bodies, whose hash is compared piece by piece.
+_SUSPECT_BODIES = f"""SELECT rowid, key, is_wrong_id, is_wrong_hash, is_small, body_hash FROM (
+    SELECT rowid, CAST(search_text_id AS BLOB) AS key,
+           search_text_id IS NOT sha256_hex(CAST(target_type || ' ' || target_id || ' ' || kind AS BLOB))
+             AS is_wrong_id,
+           CASE WHEN {_IS_SMALL} THEN
+             typeof(text) <> 'text' OR (embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB))
+                                        AND embedding_text_hash IS NOT lenient_hex(CAST(text AS BLOB)))
+           END AS is_wrong_hash,
+           {_IS_SMALL} AS is_small, CAST(embedding_text_hash AS BLOB) AS body_hash
+      FROM search_text)
+ WHERE is_wrong_id OR is_wrong_hash OR NOT is_small"""
+_UNIT_FIELDS = " || ' ' || ".join(("material_id", "content_hash", "unit_type", "unit_index", "char_start", "char_end"))
+_WRONG_UNIT_IDS = f"""SELECT rowid, CAST(unit_id AS BLOB) FROM search_unit
+     WHERE unit_id IS NOT sha256_hex(CAST({_UNIT_FIELDS} AS BLOB))"""
+CONTENT_QUERY = "SELECT rowid, CAST(content_hash AS BLOB), typeof(text), CAST(text AS BLOB) FROM content"
+#: CROSS JOIN keeps this order. By the index on ``kind``, SQLite would read every body for every content.
+_BODIES_OF_CONTENT = """FROM search_unit u
   CROSS JOIN search_text t ON t.target_type = 'search_unit' AND t.target_id = u.unit_id AND t.kind = 'body'
- WHERE u.content_hash = (SELECT content_hash FROM content WHERE rowid = ?) AND typeof(t.text) = 'text'"""
+ WHERE u.content_hash = (SELECT content_hash FROM content WHERE rowid = ?)"""
+_SLICES = f"""SELECT u.rowid, CAST(u.unit_id AS BLOB), u.char_start, u.char_end, CAST(t.text AS BLOB),
+       CAST(t.embedding_text_hash AS BLOB) {_BODIES_OF_CONTENT}"""
+_LARGE_SLICES = f"""SELECT u.rowid, CAST(u.unit_id AS BLOB), u.char_start, u.char_end, t.rowid,
+       CAST(t.embedding_text_hash AS BLOB) {_BODIES_OF_CONTENT} AND typeof(t.text) = 'text'"""
+_SPANS = """SELECT CAST(material_id AS BLOB), char_start, char_end FROM search_unit
+ WHERE content_hash = (SELECT content_hash FROM content WHERE rowid = ?)
+   AND typeof(char_start) = 'integer' AND typeof(char_end) = 'integer'
+ ORDER BY material_id, char_start"""
+
+
+def detect_texts(
+    db: apsw.Connection, shape: SchemaShape, separator: str | None, check_time: Callable[[], None]
+) -> Iterator[DetectedRow]:
+    """Hash every text and id, and compare each body with its offsets and each content with its units.
+
+    Args:
+        db: an index file.
+        shape: the tables that can be read.
+        separator: text that may separate two units in addition to blanks; None: unknown, missing parts are not
+            reported.
+        check_time: called before each content and large text; raises to stop.
+
+    Raises:
+        apsw.Error: the file is damaged.
+    """
+    db.create_scalar_function("sha256_hex", _sha256_or_null, 1, deterministic=True)
+    db.create_scalar_function("lenient_hex", _lenient_sha256_or_null, 1, deterministic=True)
+    if shape.has("search_text"):
+        yield from _detect_wrong_bodies(db, check_time)
+    if shape.has("search_unit"):
+        for rowid, key in db.execute(_WRONG_UNIT_IDS):
+            yield DetectedRow(
+                v2.UNIT_ID, tr("{n} with a wrong id (not the hash of its fields)"), noun="unit", rowid=rowid, sample=key
+            )
+    if shape.has("content"):
+        has_units = shape.has("search_unit", "search_text")
+        for rowid, key in db.execute(f"SELECT rowid, CAST(content_hash AS BLOB) FROM content WHERE NOT {_IS_SMALL}"):
+            check_time()
+            yield from _detect_in_large_content(db, rowid, key, separator, has_units=has_units)
+        for rowid, key, kind, text in db.execute(f"{CONTENT_QUERY} WHERE {_IS_SMALL}"):
+            check_time()
+            if not matches_hash(key, kind, text):
+                yield _wrong_content(rowid, key)
+            elif has_units:
+                yield from _detect_in_content(db, rowid, text, separator)
+
+
+def _detect_wrong_bodies(db: apsw.Connection, check_time: Callable[[], None]) -> Iterator[DetectedRow]:
+    for rowid, key, is_wrong_id, is_wrong_hash, is_small, body_hash in db.execute(_SUSPECT_BODIES):
+        has_wrong_hash = is_wrong_hash
+        if not is_small:
+            check_time()
+            has_wrong_hash = not large_text_has_hash(db, "search_text", rowid, body_hash)
+        if is_wrong_id:
+            yield DetectedRow(
+                v2.BODY_ID, tr("{n} with a wrong id (not the hash of its fields)"), noun="body", rowid=rowid, sample=key
+            )
+        if has_wrong_hash:
+            yield DetectedRow(
+                v2.BODY_HASH, tr("{n} whose hash is not the text's"), noun="body", rowid=rowid, sample=key
+            )
+
+
+def _detect_in_content(db: apsw.Connection, content: int, text: bytes, separator: str | None) -> Iterator[DetectedRow]:
+    """Yield the misplaced units of a content that is small enough to hold, and materials with parts in no unit."""
+    misplaced = list(_find_misplaced(db, content, text))
+    for rowid, unit, body in misplaced:
+        yield _misplaced_unit(rowid, unit, is_found_once=body is not None and contains_once(text, body))
+    # Wrong offsets do not tell which part of the text is in no unit.
+    if not misplaced and separator is not None:
+        wide = decode_utf8(text).encode("utf-16-le")
+        gaps = _find_uncovered(db, content, len(wide) // 2)
+        yield from _detect_missing_parts(gaps, partial(_decode_slice, wide), separator)
+
+
+def _detect_in_large_content(
+    db: apsw.Connection, content: int, key: bytes | None, separator: str | None, *, has_units: bool
+) -> Iterator[DetectedRow]:
+    """Do the same as :func:`_detect_in_content`, and compare the hash, without holding the content in memory."""
+    if not is_large_text_utf8(db, content) or not large_text_has_hash(db, "content", content, key):
+        yield _wrong_content(content, key)
+        return
+    if not has_units:
+        return
+    large, is_misplaced = LargeContent(db, content), False
+    for rowid, unit, body in large.find_misplaced():
+        is_misplaced = True
+        text = b"".join(read_pieces(db, "content", "text", content))
+        body_text = b"".join(read_pieces(db, "search_text", "text", body))
+        yield _misplaced_unit(rowid, unit, is_found_once=contains_once(text, body_text))
+    if not is_misplaced and separator is not None:
+        yield from _detect_missing_parts(_find_uncovered(db, content, large.length), large.read_part, separator)
+
+
+def _wrong_content(rowid: int, key: bytes | None) -> DetectedRow:
+    return DetectedRow(v2.CONTENT_HASH, tr("{n} whose hash is another one"), noun="text", rowid=rowid, sample=key)
+
+
+def _misplaced_unit(rowid: int, unit: bytes, *, is_found_once: bool) -> DetectedRow:
+    message = tr(
+        "{{n}} whose body is not at its place in the text{is_once}",
+        is_once="" if is_found_once else tr(", and not exactly once elsewhere in it"),
+    )
+    return DetectedRow(
+        v2.UNIT_OFFSETS, message, noun="unit", rowid=rowid, sample=unit, is_beyond_repair=not is_found_once
+    )
+
+
+def _find_misplaced(db: apsw.Connection, content: int, text: bytes) -> Iterator[tuple[int, bytes, bytes | None]]:
+    """Yield the row and id of each unit whose slice of the content is not its body, with that body."""
+    is_ascii = text.isascii()
+    whole = text if is_ascii else decode_utf8(text).encode("utf-16-le")
+    width = 1 if is_ascii else 2
+    for rowid, unit, start, end, body, body_hash in db.execute(_SLICES, (content,)):
+        if not is_valid_span(start, end, len(whole) // width):
+            yield rowid, unit, body
+            continue
+        found = whole[start * width : end * width]
+        expected = body if is_ascii else decode_utf8(body or b"").encode("utf-16-le")
+        if found != expected:
+            # If the slice has the hash that was embedded, the body itself is wrong and the offsets are right.
+            raw = found if is_ascii else found.decode("utf-16-le", "replace").encode()
+            if hashlib.sha256(raw).hexdigest().encode() != body_hash:
+                yield rowid, unit, body
+
+
+def _find_uncovered(db: apsw.Connection, content: int, length: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the spans of a content that no unit covers, for each material that has units of it."""
+    for material, spans in groupby(db.execute(_SPANS, (content,)), key=itemgetter(0)):
+        end = 0
+        for _, start, stop in spans:
+            if start > end:
+                yield material, end, start
+            end = max(end, stop)
+        if end < length:
+            yield material, end, length
+
+
+def _detect_missing_parts(
+    gaps: Iterator[tuple[bytes, int, int]], read_part: Callable[[int, int], str], separator: str
+) -> Iterator[DetectedRow]:
+    """Yield each material that has an uncovered part which is not blank; its row number is not known."""
+    reported: set[bytes] = set()
+    for material, start, end in gaps:
+        part = read_part(start, end)
+        if material not in reported and not is_blank(part.replace(separator, "") if separator else part):
+            reported.add(material)
+            message = tr("{n} with a part of the text in no unit")
+            yield DetectedRow(v2.UNIT_MISSING, message, noun="material", rowid=None, sample=material)
+
+
+def _decode_slice(wide: bytes, start: int, end: int) -> str:
+    return wide[2 * start : 2 * end].decode("utf-16-le", "replace")
+
+
+def contains_once(text: bytes, body: bytes) -> bool:
+    """Whether a UTF-8 text contains a body exactly once."""
+    first = text.find(body)
+    return first >= 0 and text.find(body, first + 1) < 0
+
+
+def is_valid_span(start: object, end: object, length: int) -> bool:
+    """Whether two stored values are offsets into a text of ``length`` units."""
+    return isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= length
+
+
+def matches_hash(key: bytes | None, kind: str, text: Any) -> bool:
+    """Whether a content is text with this hash.
+
+    Args:
+        key: its ``content_hash``.
+        kind: SQLite's type of the stored value.
+        text: the stored bytes.
+    """
+    if kind != "text" or key is None or not _is_utf8(text):
+        return False
+    return key.decode("utf-8", "replace") in (_sha256_or_null(text), _lenient_sha256_or_null(text))
+
+
+def _sha256_or_null(*values: Any) -> str | None:
+    raw = values[0]
+    return hashlib.sha256(raw).hexdigest() if isinstance(raw, bytes) else None
+
+
+def _lenient_sha256_or_null(*values: Any) -> str | None:
+    """Hash a text as JavaScript does: each unpaired surrogate becomes U+FFFD. None for ASCII."""
+    raw = values[0]
+    return _sha256_or_null(decode_utf8(raw).encode()) if isinstance(raw, bytes) and not raw.isascii() else None
+
+
+def _is_utf8(text: bytes) -> bool:
+    """Whether bytes are UTF-8; unpaired surrogates are allowed."""
+    try:
+        text.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# --- large texts, read piece by piece --------------------------------------------------------------------------------
 
 
 def large_text_has_hash(db: apsw.Connection, table: str, rowid: int, key: bytes | None) -> bool:
-    """Tell whether the ``text`` of a row has this hash, as it is or with U+FFFD for each half of a surrogate pair.
+    """Whether the ``text`` of a row has this hash, as stored or with U+FFFD for each unpaired surrogate.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -59,7 +415,7 @@ def large_text_has_hash(db: apsw.Connection, table: str, rowid: int, key: bytes 
 
 
 def is_large_text_utf8(db: apsw.Connection, rowid: int) -> bool:
-    """Tell whether a content is UTF-8, but for halves of surrogate pairs.
+    """Whether a content is UTF-8; unpaired surrogates are allowed.
 
     Raises:
         apsw.Error: the file is damaged.
@@ -75,54 +431,53 @@ def is_large_text_utf8(db: apsw.Connection, rowid: int) -> bool:
 
 
 class LargeContent:
-    """A large content, in which places are found by the units of UTF-16 before them."""
+    """A content whose slices are read by UTF-16 offsets without holding all of it."""
 
     def __init__(self, db: apsw.Connection, rowid: int) -> None:
         self._text = LargeText(db=db, table="content", column="text", rowid=rowid)
         self._db = db
         self._rowid = rowid
-        #: Where pieces begin, in UTF-16 units; the pieces themselves are read again when they are asked for.
+        #: Offsets at which the pieces begin, and the length at the end. The pieces are read again when needed.
         self._starts = [0]
         for piece in self._text.pieces():
             self._starts.append(self._starts[-1] + count_utf16_units(piece))
 
     @property
     def length(self) -> int:
-        """Return how long the text is, in UTF-16 units."""
+        """The length in UTF-16 units."""
         return self._starts[-1]
 
-    def part(self, start: int, end: int) -> str:
-        """Return the text from ``start`` to ``end``, in UTF-16 units; of a long part only its first piece with text."""
-        for piece in self._slice(start, end):
+    def read_part(self, start: int, end: int) -> str:
+        """Return the text from ``start`` to ``end``; of a long part, only its first piece that is not blank."""
+        for piece in self._read_slice(start, end):
             text = piece.decode()
             if not is_blank(text):
                 return text
         return ""
 
-    def misplaced(self) -> Iterator[tuple[bytes, int]]:
-        """Yield the units whose slice is not their body, each with the body's row."""
-        length = self._starts[-1]
+    def find_misplaced(self) -> Iterator[tuple[int, bytes, int]]:
+        """Yield the row and id of each unit whose slice is not its body, with the row of that body."""
         units: list[Any] = self._db.execute(_LARGE_SLICES, (self._rowid,)).fetchall()
-        for unit, start, end, body, body_hash in units:
-            is_span = isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= length
-            if not is_span or not self._is_there(start, end, body, body_hash):
-                yield unit, body
+        for rowid, unit, start, end, body, body_hash in units:
+            is_right = is_valid_span(start, end, self.length) and (
+                self._equals_body(start, end, body) or self._hash_slice(start, end) == body_hash
+            )
+            if not is_right:
+                yield rowid, unit, body
 
-    def _is_there(self, start: int, end: int, body: int, body_hash: bytes | None) -> bool:
-        return self._holds(start, end, body) or self._hash(start, end) == body_hash
+    def _equals_body(self, start: int, end: int, body: int) -> bool:
+        pieces = LargeText(db=self._db, table="search_text", column="text", rowid=body).pieces()
+        pairs = zip_longest(_equal_blocks(self._read_slice(start, end)), _equal_blocks(pieces))
+        return all(one == other for one, other in pairs)
 
-    def _holds(self, start: int, end: int, body: int) -> bool:
-        message = _blocks(LargeText(db=self._db, table="search_text", column="text", rowid=body).pieces())
-        return all(one == other for one, other in zip_longest(_blocks(self._slice(start, end)), message))
+    def _hash_slice(self, start: int, end: int) -> bytes:
+        digest = hashlib.sha256()
+        for piece in self._read_slice(start, end):
+            digest.update(piece)
+        return digest.hexdigest().encode()
 
-    def _hash(self, start: int, end: int) -> bytes:
-        found = hashlib.sha256()
-        for piece in self._slice(start, end):
-            found.update(piece)
-        return found.hexdigest().encode()
-
-    def _slice(self, start: int, end: int) -> Iterator[bytes]:
-        """Yield what stands from ``start`` to ``end`` as UTF-8; a half of a pair that is cut off is U+FFFD."""
+    def _read_slice(self, start: int, end: int) -> Iterator[bytes]:
+        """Yield the text from ``start`` to ``end`` as UTF-8; half of a surrogate pair that is cut off is U+FFFD."""
         first = max(bisect_right(self._starts, start) - 1, 0)
         for number, piece in enumerate(self._text.pieces()):
             begin = self._starts[number]
@@ -138,402 +493,234 @@ class LargeContent:
             yield part.decode("utf-16-le", "replace").encode()
 
 
-def _blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in pieces of one size."""
-    left = b""
+def _equal_blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in blocks of equal size."""
+    rest = b""
     for piece in pieces:
-        left += piece
-        whole = len(left) - len(left) % PIECE_BYTES
-        yield from (left[at : at + PIECE_BYTES] for at in range(0, whole, PIECE_BYTES))
-        left = left[whole:]
-    if left:
-        yield left
+        rest += piece
+        whole = len(rest) - len(rest) % PIECE_BYTES
+        yield from (rest[at : at + PIECE_BYTES] for at in range(0, whole, PIECE_BYTES))
+        rest = rest[whole:]
+    if rest:
+        yield rest
 
 
-_BODIES = """SELECT CAST(search_text_id AS BLOB),
-       search_text_id IS NOT sha256_hex(CAST(target_type || ' ' || target_id || ' ' || kind AS BLOB)),
-       CASE WHEN {small} THEN
-         typeof(text) <> 'text' OR (embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB))
-                                    AND embedding_text_hash IS NOT lenient_hex(CAST(text AS BLOB))) END,
-       CASE WHEN NOT ({small}) THEN rowid END, CAST(embedding_text_hash AS BLOB)
-  FROM search_text"""
-#: Texts up to here are held whole; those that are none are small.
-_SMALL = "(octet_length(text) > {bytes} AND typeof(text) = 'text') IS NOT TRUE"
-_UNIT_KEY = " || ' ' || ".join(("material_id", "content_hash", "unit_type", "unit_index", "char_start", "char_end"))
-_UNITS = f"""SELECT CAST(unit_id AS BLOB) FROM search_unit
-     WHERE unit_id IS NOT sha256_hex(CAST({_UNIT_KEY} AS BLOB))"""
-CONTENT_QUERY = "SELECT rowid, CAST(content_hash AS BLOB), typeof(text), CAST(text AS BLOB) FROM content"
-#: CROSS JOIN keeps the order: by the index on kinds, every body would be read for every content.
-_SLICES = """SELECT CAST(u.unit_id AS BLOB), u.char_start, u.char_end, CAST(t.text AS BLOB),
-       CAST(t.embedding_text_hash AS BLOB)
-  FROM search_unit u
-  CROSS JOIN search_text t ON t.target_type = 'search_unit' AND t.target_id = u.unit_id AND t.kind = 'body'
- WHERE u.content_hash = (SELECT content_hash FROM content WHERE rowid = ?)"""
+# --- vectors ---------------------------------------------------------------------------------------------------------
 
-
-_SPANS = """SELECT CAST(material_id AS BLOB), char_start, char_end FROM search_unit
- WHERE content_hash = (SELECT content_hash FROM content WHERE rowid = ?)
-   AND typeof(char_start) = 'integer' AND typeof(char_end) = 'integer'
- ORDER BY material_id, char_start"""
-
-
-def check_texts(
-    db: apsw.Connection, shape: SchemaShape, ledger: FindingCollector, base: str | None, separator: str | None = None
-) -> None:
-    """Hash every text and every id, and compare every body with its offsets, and every text with its units.
-
-    Args:
-        db: an index file.
-        shape: the tables that it has.
-        ledger: receives what is wrong.
-        base: the base's id.
-        separator: what may stand between two units and is in none, besides blanks; None: not known, no part is missing.
-
-    Raises:
-        apsw.Error: the file is damaged.
-        OutOfTime: time is over.
-    """
-    db.create_scalar_function("sha256_hex", _sha256_of_row, 1, deterministic=True)
-    db.create_scalar_function("lenient_hex", _lenient_sha256, 1, deterministic=True)
-    if shape.has("search_text"):
-        for key, wrong_id, is_wrong, large, body_hash in db.execute(_BODIES.format(small=_small())):
-            if large is not None:
-                ledger.check_time()
-            wrong_hash = is_wrong if large is None else not large_text_has_hash(db, "search_text", large, body_hash)
-            if wrong_id:
-                ledger.add(
-                    v2.BODY_ID,
-                    tr("{n} with a wrong id (not the hash of its fields)"),
-                    base=base,
-                    noun="body",
-                    sample=key,
-                )
-            if wrong_hash:
-                ledger.add(v2.BODY_HASH, tr("{n} whose hash is not the text's"), base=base, noun="body", sample=key)
-    if shape.has("search_unit"):
-        for (key,) in db.execute(_UNITS):
-            ledger.add(
-                v2.UNIT_ID, tr("{n} with a wrong id (not the hash of its fields)"), base=base, noun="unit", sample=key
-            )
-    if shape.has("content"):
-        _contents(db, shape, ledger, base, separator)
-
-
-def _contents(
-    db: apsw.Connection, shape: SchemaShape, ledger: FindingCollector, base: str | None, separator: str | None
-) -> None:
-    has_units = shape.has("search_unit", "search_text")
-    for rowid, key in db.execute(f"SELECT rowid, CAST(content_hash AS BLOB) FROM content WHERE NOT {_small()}"):
-        ledger.check_time()
-        _large_content(db, rowid, key, has_units, ledger, base, separator)
-    for rowid, key, kind, text in db.execute(f"{CONTENT_QUERY} WHERE {_small()}"):
-        ledger.check_time()
-        if not matches_hash(key, kind, text):
-            ledger.add(v2.CONTENT_HASH, tr("{n} whose hash is another one"), base=base, noun="text", sample=key)
-            continue
-        misplaced = list(_misplaced(db, rowid, text)) if has_units else []
-        for unit, body in misplaced:
-            _add_misplaced(unit, body is not None and contains_once(text, body), ledger, base)
-        # Where offsets are wrong, they do not tell which part is in no unit.
-        if has_units and not misplaced and separator is not None:
-            wide = decode_utf8(text).encode("utf-16-le")
-            gaps = _uncovered(db, rowid, len(wide) // 2)
-            _missing(gaps, partial(_decoded, wide), separator, ledger, base)
-
-
-def _decoded(wide: bytes, start: int, end: int) -> str:
-    return wide[2 * start : 2 * end].decode("utf-16-le", "replace")
-
-
-def _missing(
-    gaps: Iterator[tuple[bytes, int, int]],
-    part_of: Callable[[int, int], str],
-    separator: str,
-    ledger: FindingCollector,
-    base: str | None,
-) -> None:
-    """Find the materials of which a part that is not blank is in no unit."""
-    found: set[bytes] = set()
-    for material, start, end in gaps:
-        part = part_of(start, end)
-        if material not in found and not is_blank(part.replace(separator, "") if separator else part):
-            found.add(material)
-            message = tr("{n} with a part of the text in no unit")
-            ledger.add(v2.UNIT_MISSING, message, base=base, noun="material", sample=material)
-
-
-def _uncovered(db: apsw.Connection, content: int, length: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield the parts of a content between the units of each material that has any, in UTF-16 units."""
-    for material, spans in groupby(db.execute(_SPANS, (content,)), key=itemgetter(0)):
-        end = 0
-        for _, start, stop in spans:
-            if start > end:
-                yield material, end, start
-            end = max(end, stop)
-        if end < length:
-            yield material, end, length
-
-
-def _add_misplaced(unit: bytes, is_once: bool, ledger: FindingCollector, base: str | None) -> None:
-    message = tr(
-        "{{n}} whose body is not at its place in the text{is_once}",
-        is_once="" if is_once else tr(", nor once elsewhere in it"),
-    )
-    ledger.add(v2.UNIT_OFFSETS, message, base=base, noun="unit", sample=unit, is_beyond_repair=not is_once)
-
-
-def _small() -> str:
-    return _SMALL.format(bytes=LARGE_BYTES)
-
-
-def _large_content(
-    db: apsw.Connection,
-    rowid: int,
-    key: bytes | None,
-    has_units: bool,
-    ledger: FindingCollector,
-    base: str | None,
-    separator: str | None,
-) -> None:
-    if not is_large_text_utf8(db, rowid) or not large_text_has_hash(db, "content", rowid, key):
-        ledger.add(v2.CONTENT_HASH, tr("{n} whose hash is another one"), base=base, noun="text", sample=key)
-        return
-    if not has_units:
-        return
-    content, is_misplaced = LargeContent(db, rowid), False
-    for unit, body in content.misplaced():
-        is_misplaced = True
-        text = b"".join(read_pieces(db, "content", "text", rowid))
-        _add_misplaced(unit, contains_once(text, b"".join(read_pieces(db, "search_text", "text", body))), ledger, base)
-    if not is_misplaced and separator is not None:
-        _missing(_uncovered(db, rowid, content.length), content.part, separator, ledger, base)
-
-
-def contains_once(text: bytes, body: bytes) -> bool:
-    """Tell whether a text holds a body exactly once; both are UTF-8."""
-    first = text.find(body)
-    return first >= 0 and text.find(body, first + 1) < 0
-
-
-def matches_hash(key: bytes | None, kind: str, text: Any) -> bool:
-    """Tell whether a content is a text with this hash; ``kind`` is SQLite's type of it, ``text`` its bytes."""
-    if kind != "text" or key is None or not _is_utf8(text):
-        return False
-    return key.decode("utf-8", "replace") in (_sha256(text), _lenient_sha256(text))
-
-
-def _sha256_of_row(*values: Any) -> str | None:
-    return _sha256(values[0])
-
-
-def _sha256(raw: Any) -> str | None:
-    return hashlib.sha256(raw).hexdigest() if isinstance(raw, bytes) else None
-
-
-def _lenient_sha256(*values: Any) -> str | None:
-    """Return the hash of a text that has half a surrogate pair in it, as JavaScript has it: with U+FFFD for each."""
-    raw = values[0]
-    return _sha256(decode_utf8(raw).encode()) if isinstance(raw, bytes) and not raw.isascii() else None
-
-
-def _is_utf8(text: bytes) -> bool:
-    """Tell whether bytes are UTF-8, but for halves of surrogate pairs."""
-    if text.isascii():
-        return True
-    try:
-        text.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _misplaced(db: apsw.Connection, content: int, text: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-    """Return the units of a content whose slice of it, in UTF-16 units, is not their body, with that body."""
-    ascii_only = text.isascii()
-    whole = text if ascii_only else decode_utf8(text).encode("utf-16-le")
-    width = 1 if ascii_only else 2
-    for unit, start, end, body, body_hash in db.execute(_SLICES, (content,)):
-        if not is_valid_span(start, end, len(whole) // width):
-            yield unit, body
-            continue
-        found = whole[start * width : end * width]
-        message = body if ascii_only else decode_utf8(body or b"").encode("utf-16-le")
-        # A body that is not what was embedded, in a place that still holds that, is wrong itself and not its place.
-        if found != message and _sha256_of(found, ascii_only) != body_hash:
-            yield unit, body
-
-
-def is_valid_span(start: object, end: object, length: int) -> bool:
-    """Tell whether two values are a place in a text of this length."""
-    return isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= length
-
-
-def _sha256_of(found: bytes, ascii_only: bool) -> bytes:
-    raw = found if ascii_only else found.decode("utf-16-le", "replace").encode()
-    return hashlib.sha256(raw).hexdigest().encode()
-
-
-# Whether vectors are vectors: their lengths, what is in them, and whether texts share them.
-
-
-#: Texts with one vector from which on that is worth a word.
+#: Minimum number of texts with one vector that are reported as duplicates.
 MANY_SHARING = 3
-#: Bytes from the start of a vector by which equal ones are looked for, besides their norm.
-_KEY_BYTES = 32
-#: Steps of the histogram of norms.
-_STEP = 0.1
-_HIGHEST = 10.0
+#: Bytes from the start of a vector that, with its norm, tell which vectors may be equal.
+_PREFIX_BYTES = 32
+#: Width of a bar in the histogram of norms, and the norm at which its last bar begins.
+_NORM_STEP = 0.1
+_HIGHEST_NORM = 10.0
 
-#: sqlite-vec computes norms in single precision, as the application does: the norm of a vector whose squares exceed
-#: single precision is infinite, and that of one with a NaN is NULL.
-_ROWS = f"""SELECT rowid, CAST(embedding_text_hash AS BLOB), {HAS_LENGTH_SQL},
+#: sqlite-vec computes norms in single precision, as the application does. The norm of a vector whose squares exceed
+#: single precision is infinite, and the norm of a vector with a NaN is NULL.
+_VECTORS = f"""SELECT rowid, CAST(embedding_text_hash AS BLOB), {HAS_LENGTH_SQL},
        CASE WHEN {HAS_LENGTH_SQL} THEN vec_distance_l2(vector_blob, zeroblob(:length)) END,
-       CASE WHEN typeof(vector_blob) = 'blob' THEN substr(vector_blob, 1, :key) END
+       CASE WHEN typeof(vector_blob) = 'blob' THEN substr(vector_blob, 1, :prefix) END
   FROM embedding"""
 
 
-class VectorCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of ``embedding`` and what is wrong with its vector; ``finding`` None: nothing."""
-
-    rowid: int
-    #: Its ``embedding_text_hash``.
-    key: bytes
-    norm: float
-    start: bytes
-    finding: str | None
+def classify_vector(has_length: int, norm: float | None) -> str | None:
+    """Return the finding for a vector of the expected length or not, with this norm; None if it is usable."""
+    if not has_length:
+        return v2.VECTOR_LENGTH
+    if norm is None or not math.isfinite(norm):
+        return v2.VECTOR_NON_FINITE
+    return v2.VECTOR_ZERO if norm == 0 else None
 
 
-def check_vectors(
-    db: apsw.Connection, length: int, findings: FindingCollector, base: str | None, *, is_stated: bool
-) -> dict[str, int]:
-    """Check every vector, and count the vectors of each norm (by the lower end of a step).
+def find_unusable_vectors(db: apsw.Connection, length: int) -> Iterator[tuple[int, str]]:
+    """Yield the row number and finding of each vector that is not usable.
 
     Args:
         db: an index file, with sqlite-vec.
-        length: the length in bytes that a vector must have.
-        findings: receives what is wrong.
-        base: the base's id.
-        is_stated: whether the catalog gives that length; else most vectors have it.
+        length: the expected length in bytes.
 
     Raises:
         apsw.Error: the file is damaged.
     """
-    norms: Counter[float] = Counter()
-    seen: Counter[int] = Counter()
-    for one in classify_vectors(db, length):
-        if one.finding is not None:
-            message = _message(db, one, length // 4, is_stated=is_stated)
-            findings.add(one.finding, message, base=base, noun="vector", sample=one.key)
-            continue
-        norms[min(math.floor(one.norm / _STEP), round(_HIGHEST / _STEP))] += 1
-        # The hash of a number and some bytes takes a tenth of their memory.
-        seen[hash((one.norm, one.start))] += 1
-    if any(count >= MANY_SHARING for count in seen.values()):
-        _duplicates(db, seen, length, findings, base)
-    return {f"{step * _STEP:.1f}": count for step, count in sorted(norms.items())}
+    for rowid, _, has_length, norm, _ in db.execute(_VECTORS, {"length": length, "prefix": 1}):
+        finding = classify_vector(has_length, norm)
+        if finding is not None:
+            yield rowid, finding
 
 
-def _message(db: apsw.Connection, one: VectorCheck, dimensions: int, *, is_stated: bool) -> str:
-    if one.finding == v2.VECTOR_LENGTH and is_stated:
-        return tr("{{n}} without the {dimensions} dimensions of the catalog", dimensions=dimensions)
-    if one.finding == v2.VECTOR_LENGTH:
-        return tr("{{n}} without the {dimensions} dimensions that most have", dimensions=dimensions)
-    if one.finding == v2.VECTOR_ZERO:
-        return tr("{n} of zeros")
-    vector: Any = db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (one.rowid,)).get
-    if is_finite(vector):
-        return tr("{n} with a norm too large for single precision, which no vector search can rank")
-    return tr("{n} with NaN or infinity: the released application throws on every vector query of the base")
-
-
-def classify_vectors(db: apsw.Connection, length: int) -> Iterator[VectorCheck]:
-    """Yield every row of ``embedding`` with the finding that its vector is.
+class VectorDetector:
+    """Checks every vector of an index, and counts the norms of the usable ones.
 
     Args:
         db: an index file, with sqlite-vec.
-        length: the length in bytes that a vector must have.
+        length: the expected length in bytes.
+        is_stated: whether the catalog states that length; otherwise it is the length of most vectors.
+    """
+
+    def __init__(self, db: apsw.Connection, length: int, *, is_stated: bool) -> None:
+        self._db = db
+        self._length = length
+        self._is_stated = is_stated
+        self._norms: Counter[int] = Counter()
+
+    def detect(self) -> Iterator[DetectedRow]:
+        """Yield the vectors that are not usable, then texts that share one vector with two or more others.
+
+        Raises:
+            apsw.Error: the file is damaged.
+        """
+        last_bar = round(_HIGHEST_NORM / _NORM_STEP)
+        # Hashes of norm and prefix take a tenth of the memory of both.
+        prefixes: Counter[int] = Counter()
+        values = {"length": self._length, "prefix": _PREFIX_BYTES}
+        for rowid, key, has_length, norm, prefix in self._db.execute(_VECTORS, values):
+            finding = classify_vector(has_length, norm)
+            if finding is not None:
+                yield DetectedRow(finding, self._describe(finding, rowid), noun="vector", rowid=rowid, sample=key)
+            else:
+                self._norms[min(math.floor(norm / _NORM_STEP), last_bar)] += 1
+                prefixes[hash((norm, prefix))] += 1
+        if any(count >= MANY_SHARING for count in prefixes.values()):
+            yield from self._detect_duplicates(prefixes)
+
+    def norms(self) -> dict[str, int]:
+        """Count the usable vectors by norm: the lower end of each bar of the histogram, and its vectors."""
+        return {f"{bar * _NORM_STEP:.1f}": count for bar, count in sorted(self._norms.items())}
+
+    def _describe(self, finding: str, rowid: int) -> str:
+        dimensions = self._length // 4
+        if finding == v2.VECTOR_LENGTH and self._is_stated:
+            return tr("{{n}} without the {dimensions} dimensions of the catalog", dimensions=dimensions)
+        if finding == v2.VECTOR_LENGTH:
+            return tr("{{n}} without the {dimensions} dimensions that most have", dimensions=dimensions)
+        if finding == v2.VECTOR_ZERO:
+            return tr("{n} of zeros")
+        vector: Any = self._db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (rowid,)).get
+        if is_finite(vector):
+            return tr("{n} with a norm too large for single precision, which no vector search can rank")
+        return tr("{n} with NaN or infinity: the released application throws on every vector query of the base")
+
+    def _detect_duplicates(self, prefixes: Counter[int]) -> Iterator[DetectedRow]:
+        """Compare all bytes of the vectors whose norm and prefix many have."""
+        groups: dict[bytes, list[tuple[int, bytes]]] = {}
+        values = {"length": self._length, "prefix": _PREFIX_BYTES}
+        for rowid, key, has_length, norm, prefix in self._db.execute(_VECTORS, values):
+            if has_length and norm and prefixes.get(hash((norm, prefix)), 0) >= MANY_SHARING:
+                vector = self._db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (rowid,)).get
+                digest = hashlib.blake2b(vector, digest_size=16).digest()
+                groups.setdefault(digest, []).append((rowid, key))
+        for rows in groups.values():
+            if len(rows) >= MANY_SHARING:
+                for rowid, key in rows:
+                    message = tr("{n} with a vector that two or more others have too")
+                    yield DetectedRow(v2.VECTOR_DUPLICATE, message, noun="text", rowid=rowid, sample=key)
+
+
+# --- the full-text index ---------------------------------------------------------------------------------------------
+
+
+def detect_full_text_numbers(db: apsw.Connection, shape: SchemaShape) -> Iterator[DetectedRow]:
+    """Compare the numbers of the bodies in the full-text index with the entries that it has.
+
+    A body without an entry and an entry without a body are reported in pairs, as one body with the wrong number.
 
     Raises:
         apsw.Error: the file is damaged.
     """
-    for rowid, key, has_length, norm, start in db.execute(_ROWS, {"length": length, "key": _KEY_BYTES}):
-        finding = None
-        if not has_length:
-            finding = v2.VECTOR_LENGTH
-        elif norm is None or not math.isfinite(norm):
-            finding = v2.VECTOR_NON_FINITE
-        elif norm == 0:
-            finding = v2.VECTOR_ZERO
-        yield VectorCheck(rowid=rowid, key=key, norm=norm or 0.0, start=start, finding=finding)
-
-
-def _duplicates(
-    db: apsw.Connection, seen: Counter[int], length: int, findings: FindingCollector, base: str | None
-) -> None:
-    """Compare the whole bytes of vectors that may be equal."""
-    groups: dict[bytes, list[bytes]] = {}
-    for rowid, key, has_length, norm, start in db.execute(_ROWS, {"length": length, "key": _KEY_BYTES}):
-        if has_length and norm and seen.get(hash((norm, start)), 0) >= MANY_SHARING:
-            vector = db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (rowid,)).get
-            digest = hashlib.blake2b(vector, digest_size=16).digest()
-            groups.setdefault(digest, []).append(key)
-    for keys in groups.values():
-        if len(keys) >= MANY_SHARING:
-            for key in keys:
-                message = tr("{n} with a vector that two or more others have too")
-                findings.add(v2.VECTOR_DUPLICATE, message, base=base, noun="text", sample=key)
-
-
-# Whether the full-text index holds what the bodies say.
-#
-# FTS5's own check is a write, so it runs on a copy of the index's data in a temporary table, with the bodies where they
-# are (``docs/formats/index.md``, "Reading without a trace").
-
-
-def check_full_text(db: apsw.Connection, shape: SchemaShape, ledger: FindingCollector, base: str | None) -> None:
-    """Compare the numbers of bodies with those of the index; above the quick level its words too.
-
-    Raises:
-        apsw.Error: the file is damaged.
-    """
-    number = "fts_rowid" if shape.has_rowid else "rowid"
-    bodies = f"SELECT {number}, CAST(search_text_id AS BLOB) FROM search_text WHERE {number} IS %s NULL"
-    _numbers(db, number, bodies, ledger, base)
-    if ledger.level >= Level.DEFAULT and not ledger.count(v2.FTS_DESYNC, base) and not _body_words_agree(db, number):
-        ledger.add(v2.FTS_DESYNC, tr("the full-text index does not hold the words of the bodies"), base=base)
-
-
-def _numbers(db: apsw.Connection, number: str, bodies: str, ledger: FindingCollector, base: str | None) -> None:
+    number = _number_column(shape)
+    bodies = f"SELECT rowid, CAST(search_text_id AS BLOB) FROM search_text WHERE {number} IS %s NULL"
     doubles = f"SELECT {number} FROM search_text WHERE {number} IS NOT NULL GROUP BY {number} HAVING count(*) > 1"
-    for _, key in db.execute(bodies % ""):
-        ledger.add(v2.BODY_ROWID, tr("{n} without a number in the full-text index"), base=base, noun="body", sample=key)
-    for (numbers,) in db.execute(doubles):
-        ledger.add(v2.BODY_ROWID, tr("{n} used twice"), base=base, noun="number", sample=numbers)
     docsize = f"main.{FULL_TEXT}_docsize"
-    without = list(
+    for rowid, key in db.execute(bodies % ""):
+        yield DetectedRow(
+            v2.BODY_ROWID, tr("{n} without a number in the full-text index"), noun="body", rowid=rowid, sample=key
+        )
+    for (double,) in db.execute(doubles):
+        yield DetectedRow(v2.BODY_ROWID, tr("{n} used twice"), noun="number", rowid=None, sample=double)
+    without_entry = list(
         db.execute(f"{bodies % 'NOT'} AND NOT EXISTS (SELECT 1 FROM {docsize} d WHERE d.id = search_text.{number})")
     )
-    beyond = list(
+    without_body = list(
         db.execute(f"SELECT id FROM {docsize} d WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.{number} = d.id)")
     )
-    for body, entry in zip_longest(without, beyond):
-        _add_number(ledger, base, body, entry)
+    for body, entry in zip_longest(without_entry, without_body):
+        if body is not None and entry is not None:
+            message = tr("{n} whose number the full-text index does not have, while it has another that no body has")
+            yield DetectedRow(v2.BODY_ROWID, message, noun="body", rowid=body[0], sample=body[1])
+        elif body is not None:
+            yield DetectedRow(
+                v2.FTS_DESYNC, tr("{n} not in the full-text index"), noun="body", rowid=body[0], sample=body[1]
+            )
+        else:
+            message = tr("{n} of the full-text index without a body")
+            yield DetectedRow(v2.FTS_DESYNC, message, noun="entry", rowid=None, sample=entry[0])
 
 
-def _add_number(
-    ledger: FindingCollector, base: str | None, body: tuple[int, bytes] | None, entry: tuple[int] | None
-) -> None:
-    """Say what became of a body without an entry and an entry without a body: one of each is one out of step."""
-    if body is not None and entry is not None:
-        message = tr("{n} whose number the full-text index does not have, while it has another that no body has")
-        ledger.add(v2.BODY_ROWID, message, base=base, noun="body", sample=body[1])
-    elif body is not None:
-        ledger.add(v2.FTS_DESYNC, tr("{n} not in the full-text index"), base=base, noun="body", sample=body[1])
-    elif entry is not None:
-        message = tr("{n} of the full-text index without a body")
-        ledger.add(v2.FTS_DESYNC, message, base=base, noun="entry", sample=entry[0])
+class WordCheck:
+    """Compares the words of the full-text index with the bodies, in a thread beside the other checks of a file.
+
+    FTS5's own check takes as long as all other checks together, and is no work for Python. It is a write, so it runs on
+    a copy of the index's data in a temporary table (``docs/formats/index.md``, "Reading without a trace").
+
+    Args:
+        path: the index file.
+        size: its size in bytes.
+        shape: the tables that can be read.
+        findings: limits how long the check may take.
+        cache_kib: SQLite's page cache, in KiB.
+    """
+
+    def __init__(self, path: Path, size: int, shape: SchemaShape, findings: FindingCollector, cache_kib: int) -> None:
+        self._path = path
+        self._size = size
+        self._shape = shape
+        self._findings = findings
+        self._cache_kib = cache_kib
+        self._thread: Thread | None = None
+        self._connection: apsw.Connection | None = None
+        self._agrees = False
+        self._error: Exception | None = None
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="regraft full-text check", daemon=True)
+            self._thread.start()
+
+    def agrees(self) -> bool:
+        """Wait for the end, and return whether the full-text index holds the words of the bodies.
+
+        Raises:
+            apsw.Error, OSError, UnicodeDecodeError: the file is damaged, or time is over.
+        """
+        self.start()
+        assert self._thread is not None
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._agrees
+
+    def stop(self) -> None:
+        """Interrupt the check if it is running, and wait for its end."""
+        while self._thread is not None and self._thread.is_alive():
+            if self._connection is not None:
+                self._connection.interrupt()
+            self._thread.join(0.05)
+
+    def _run(self) -> None:
+        try:
+            with sqlite.open_readonly(self._path) as db, self._findings.watched(db, self._size):
+                self._connection = db
+                db.execute(f"PRAGMA cache_size = -{self._cache_kib}")
+                number = _number_column(self._shape)
+                bodies = f"SELECT {number} AS number, text FROM main.search_text WHERE {number} IS NOT NULL"
+                self._agrees = words_agree(db, FULL_TEXT, "search_text", bodies, "text, tokenize = 'trigram'")
+        except Exception as error:
+            self._error = error
+        finally:
+            self._connection = None
 
 
-def _body_words_agree(db: apsw.Connection, number: str) -> bool:
-    bodies = f"SELECT {number} AS number, text FROM main.search_text WHERE {number} IS NOT NULL"
-    return words_agree(db, FULL_TEXT, "search_text", bodies, "text, tokenize = 'trigram'")
+def _number_column(shape: SchemaShape) -> str:
+    """Return the column with the number of a body in the full-text index: in version 1 it is the row number."""
+    return "fts_rowid" if shape.has_rowid else "rowid"

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from checks.audit import findings
+from checks.audit import findings as audit_findings
 from checks.audit.findings import register
 from regraft.language import tr
 
-UNREADABLE = findings.UNREADABLE
-CORRUPT = findings.CORRUPT
-HOT_JOURNAL = findings.HOT_JOURNAL
-SCHEMA_MISSING = findings.SCHEMA_MISSING
-SCHEMA_VERSION = findings.SCHEMA_VERSION
-SCHEMA_PREVIEW = findings.SCHEMA_PREVIEW
-FOREIGN_TRIGGER = findings.FOREIGN_TRIGGER
-FOREIGN_VIEW = findings.FOREIGN_VIEW
-FOREIGN_COLUMN = findings.FOREIGN_COLUMN
-FOREIGN_INDEX = findings.FOREIGN_INDEX
-FOREIGN_TEXT_INDEX = findings.FOREIGN_TEXT_INDEX
+UNREADABLE = audit_findings.UNREADABLE
+CORRUPT = audit_findings.CORRUPT
+HOT_JOURNAL = audit_findings.HOT_JOURNAL
+SCHEMA_MISSING = audit_findings.SCHEMA_MISSING
+SCHEMA_VERSION = audit_findings.SCHEMA_VERSION
+SCHEMA_PREVIEW = audit_findings.SCHEMA_PREVIEW
+FOREIGN_TRIGGER = audit_findings.FOREIGN_TRIGGER
+FOREIGN_VIEW = audit_findings.FOREIGN_VIEW
+FOREIGN_COLUMN = audit_findings.FOREIGN_COLUMN
+FOREIGN_INDEX = audit_findings.FOREIGN_INDEX
+FOREIGN_TEXT_INDEX = audit_findings.FOREIGN_TEXT_INDEX
 
 _REINDEX = tr("Indexing the item again in the application.")
-_PERSON = tr("A person has to decide; the message says about what.")
+_PERSON = tr("You have to decide; the message says what about.")
 
 META_MISSING = register(
     "error",
@@ -44,14 +44,14 @@ CONTENT_HASH = register(
 CONTENT_ORPHAN = register(
     "warning",
     "content.orphan",
-    tr("A text that neither a material nor a unit names."),
+    tr("A text that no material and no unit refers to."),
     tr("`regraft gc`. It costs space, and no search goes wrong."),
     "gc",
 )
 NO_CONTENT = register(
     "error",
     "material.no-content",
-    tr("A material with units names no text, or one that is not there."),
+    tr("A material with units refers to no text, or to a missing one."),
     tr(
         "`regraft repair --from SOURCE`, where another copy of the data has the text; else `regraft repair`, where all "
         "units name one text that is there."
@@ -105,7 +105,7 @@ UNIT_GAP = register(
     "warning",
     "unit.gap",
     tr("The units of a material are not numbered 0, 1, 2, …."),
-    tr("`regraft repair`, which numbers them anew."),
+    tr("`regraft repair`, which renumbers them."),
     "repair",
 )
 UNIT_MISSING = register(
@@ -152,7 +152,7 @@ BODY_ORPHAN = register(
 BODY_ROWID = register(
     "error",
     "body.rowid",
-    tr("The number of a body in the full-text index is missing, double, or out of step with that index."),
+    tr("The number of a body in the full-text index is missing, duplicated, or not in that index."),
     tr("`regraft repair`."),
     "repair",
 )
@@ -160,7 +160,7 @@ FTS_DESYNC = register(
     "error",
     "fts.desync",
     tr("The full-text index does not hold what the bodies say: word searches go wrong."),
-    tr("`regraft repair`, which builds the full-text index anew."),
+    tr("`regraft repair`, which rebuilds the full-text index."),
     "repair",
 )
 VECTOR_MISSING = register(
@@ -185,8 +185,9 @@ VECTOR_UNEXPECTED = register(
     "embedding.unexpected",
     tr("Vectors in a base without a model, which is searched by words alone."),
     tr(
-        "`regraft repair --only embedding.unexpected --model ID` gives the base the model of these vectors again, "
-        "which keeps them. Where words are enough, `regraft gc --only embedding.unexpected` removes them."
+        "`regraft repair --only embedding.unexpected --model ID` sets the model of the base to the one "
+        "that made the vectors, and keeps them. If searching by words is enough, `regraft gc --only "
+        "embedding.unexpected` removes them."
     ),
     "repair --only embedding.unexpected --model",
 )
@@ -238,9 +239,8 @@ ITEM_NO_MATERIAL = register(
     "warning",
     "item.no-material",
     tr(
-        "In a completed base, a completed file, or a completed url or note that has a path, "
-        "has no material: nothing finds it. A note where it is recorded that v1 had no rows of "
-        "it."
+        "A completed item of a completed base (a file, or a url or note with a path) has no material, "
+        "so searches do not find it. The severity is note if the records say that v1 had no rows for it."
     ),
     tr(
         "`regraft rescue`, where its rows are still in the vector file of v1; `regraft repair --from SOURCE`, where "
@@ -256,13 +256,15 @@ ITEM_NOT_INDEXED = register(
     tr("`regraft backfill` for a note. A url has to be indexed again in the application: nothing is fetched here."),
     "backfill",
 )
-ITEM_NO_BASE = register("error", "item.no-base", tr("An item of a base that does not exist: nobody sees it."), _PERSON)
+ITEM_NO_BASE = register(
+    "error", "item.no-base", tr("An item of a base that does not exist. The application does not show it."), _PERSON
+)
 ITEM_STATUS = register(
     "error",
     "item.status",
     tr(
-        "Status, error and type of an item do not go together, or it is being worked on and nobody is working, "
-        "or its type is not text."
+        "Status, error and type of an item contradict each other, or it is in progress although the application "
+        "is not running, or its type is not text."
     ),
     tr("`regraft repair`."),
     "repair",
@@ -305,10 +307,10 @@ ITEM_FOREIGN = register(
     "note",
     "item.foreign-type",
     tr(
-        "An item of a type that a newer application has, such as `external`, or one of these "
-        "that is being deleted. Every command leaves it alone."
+        "An item of a type that a newer version of the application introduced, such as `external`. No "
+        "command changes it."
     ),
-    tr("Nothing has to be mended."),
+    tr("Nothing needs to be fixed."),
 )
 ITEM_TOMBSTONE = register(
     "error",
@@ -329,7 +331,7 @@ CATALOG_VALUE = register(
         "A base or an item has a value of a type that its column does not hold, such as bytes "
         "for its name: the application cannot read the row."
     ),
-    tr("A person has to decide: the row can be removed or set right; else a backup of the catalog."),
+    tr("You have to decide: remove or correct the row, or restore a backup of the catalog."),
 )
 BASE_STATUS = register(
     "error",
@@ -464,8 +466,8 @@ LEFTOVER = register(
         "application's own clean-up of old data deletes them, those of failed bases, too."
     ),
     tr(
-        "`regraft gc --v1-leftovers`, which removes those whose every vector is in v2; "
-        "`regraft check --deep` gives the command where that is all of them."
+        "`regraft gc --v1-leftovers` removes the files whose vectors are all in v2. `regraft check "
+        "--deep` shows the command if that applies to every file."
     ),
 )
 STALE_COPY = register(
@@ -475,7 +477,7 @@ STALE_COPY = register(
         "A `cherrystudio.sqlite` in the profile's root beside the live one in `Data/`: a "
         "left-over of a beta. The application does not open it, and it is never read here."
     ),
-    tr("Nothing has to be mended; the application's own clean-up of old data deletes it."),
+    tr("Nothing needs to be fixed. The application's own clean-up of old data deletes it."),
 )
 PENDING = register(
     "error",
@@ -495,6 +497,6 @@ PENDING = register(
 BACKUP_SLIM = register(
     "note",
     "backup.slim",
-    tr("A slim backup has the database alone: the rows of its bases, and neither their indexes nor their files."),
+    tr("A slim backup has only the database: the rows of its bases, but not their indexes and files."),
     tr("Nothing is wrong. A full backup, or the profile that it was made of, has the rest."),
 )

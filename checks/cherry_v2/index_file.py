@@ -1,12 +1,12 @@
-"""The audit of one index file: its identity, what its rows say of each other, and what they say of the catalog.
+"""Audit one index file: its schema, its identity, and the rows that :mod:`checks.cherry_v2.detect` reports.
 
-The file is opened without a trace and read in bulk. Text is read as bytes: a damaged column holds anything.
+The file is opened read-only and leaves no trace.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from checks.audit.sqlite_checks import find_open_problem
 from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import schema as v2_schema
+from checks.cherry_v2.detect import DetectedRow, VectorDetector, WordCheck
 from checks.cherry_v2.raw_files import IndexMaterial, find_stored_path_problem
 from checks.cherry_v2.schema import FULL_TEXT, SchemaShape, compare_schema
 from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
@@ -27,130 +28,159 @@ from regraft.formats.cherry_v2.index import SCHEMA_VERSION, schema
 from regraft.language import tr
 from regraft.text import decode_utf8
 
-#: Keys are hashes, so that rows are looked up in no order.
-_CACHE_KIB = 64_000
+#: SQLite's page cache. Keys are hashes, so rows are looked up in random order.
+_CACHE_KIB = 16_000
 
 
 class ExpectedIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies around an index says of it; None where nothing does."""
+    """Facts from the catalog and the folder that an index file must agree with; None if unknown."""
 
-    #: What findings are filed under.
+    #: The base under which findings are reported.
     base: str | None
-    #: The name of its folder, which its identity row has to give.
+    #: The name of the base's folder, which the identity row must state.
     folder: str | None = None
-    #: Whether the base has a model; None where there is no catalog.
     has_model: bool | None = None
-    #: What may stand between two units and is in none of them, besides blanks; None where no catalog tells it.
+    #: Text that may separate two units, in addition to blanks.
     separator: str | None = None
-    #: The dimensions of its vectors by the catalog (:func:`vector_lengths.stated_dimensions`).
+    #: The dimensions of the vectors (:func:`regraft.formats.cherry_v2.index.schema.catalog_dimensions`).
     dimensions: int | None = None
 
 
 class IndexFacts(msgspec.Struct):
-    """What an audit saw in an index file."""
+    """Counts and materials of an index file, for checks that compare it with the catalog and for statistics."""
 
     counts: dict[str, int] = msgspec.field(default_factory=dict)
-    #: None where the table cannot be read.
+    #: None: the table cannot be read.
     materials: list[IndexMaterial] | None = None
-    #: How many vectors there are of each length in bytes.
+    #: Number of vectors by length in bytes.
     lengths: Counter[int] = msgspec.field(default_factory=Counter)
-    #: How many vectors there are of each norm, in steps; None where that was not looked at.
+    #: Number of vectors by norm, in steps; None: not read.
     norms: dict[str, int] | None = None
     is_readable: bool = True
 
 
-def audit_index(path: Path, expected: ExpectedIndex, ledger: FindingCollector) -> IndexFacts:
-    """Check one index file; what is wrong goes into ``ledger``.
-
-    Never raises for what is in the file.
-    """
+def audit_index(path: Path, expected: ExpectedIndex, findings: FindingCollector) -> IndexFacts:
+    """Check one index file and add what is wrong to ``findings``. Data never makes this raise."""
     index = IndexFacts()
+
+    def report_unreadable(problem: object) -> None:
+        message = tr("{named} cannot be read: {problem}", named=display_text(path.name), problem=problem)
+        findings.add(v2.UNREADABLE, message, base=expected.base)
+        index.is_readable = False
+
     problem = find_open_problem(path)
     if problem is not None:
-        ledger.add(
-            v2.UNREADABLE,
-            tr("{named} cannot be read: {problem}", named=display_text(path.name), problem=problem),
-            base=expected.base,
-        )
-        index.is_readable = False
+        report_unreadable(problem)
         return index
-    if _has_journal(path):
-        message = tr("the journal of an unfinished transaction lies beside the index")
-        ledger.add(v2.HOT_JOURNAL, message, base=expected.base)
-    mark = sqlite.read_file_state(path)
     try:
-        with sqlite.open_readonly(path, vectors=True) as db, ledger.watched(db, file_paths.stat(path).st_size):
+        companions = untrusted_sqlite.find_companions(links.real_path(path))
+    except OSError:
+        companions = []
+    if any(one.name.endswith("-journal") for one in companions):
+        message = tr("the index has the journal of an unfinished transaction")
+        findings.add(v2.HOT_JOURNAL, message, base=expected.base)
+    state = sqlite.read_file_state(path)
+    try:
+        size = file_paths.stat(path).st_size
+        with sqlite.open_readonly(path, vectors=True) as db, findings.watched(db, size):
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            _IndexAudit(db, expected, ledger, index).run()
+            audit = _IndexAudit(path, size, db, expected, findings, index)
+            # A file with a log or journal is read from a temporary copy; a second copy would cost more than it saves.
+            audit.run(in_parallel=not companions)
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         if sqlite.is_write_failure(error):
             raise
-        ledger.add(
-            v2.UNREADABLE,
-            tr("{named} cannot be read: {error}", named=display_text(path.name), error=error),
-            base=expected.base,
-        )
-        index.is_readable = False
-    if sqlite.read_file_state(path) != mark:
-        # What else was found may be of two states at once.
-        ledger.add(
-            v2.UNREADABLE,
-            tr("{named} cannot be read: {moved}", named=display_text(path.name), moved=sqlite.CHANGED_DURING_READ),
-            base=expected.base,
-        )
-        index.is_readable = False
+        report_unreadable(error)
+    if sqlite.read_file_state(path) != state:
+        # The other findings may mix two states of the file.
+        report_unreadable(sqlite.CHANGED_DURING_READ)
     return index
 
 
-def _has_journal(path: Path) -> bool:
-    try:
-        return any(
-            beside.name.endswith("-journal") for beside in untrusted_sqlite.find_companions(links.real_path(path))
-        )
-    except OSError:
-        return False
-
-
 class _IndexAudit:
+    """The checks of one open index file."""
+
     def __init__(
-        self, db: apsw.Connection, expected: ExpectedIndex, ledger: FindingCollector, index: IndexFacts
+        self,
+        path: Path,
+        size: int,
+        db: apsw.Connection,
+        expected: ExpectedIndex,
+        findings: FindingCollector,
+        index: IndexFacts,
     ) -> None:
+        self._path = path
+        self._size = size
         self._db = db
         self._expected = expected
-        self._ledger = ledger
+        self._findings = findings
         self._index = index
         self._shape = SchemaShape()
+        self._words: WordCheck | None = None
+        self._in_parallel = False
+        #: Whether FTS5 found the full-text index intact and equal to the bodies.
+        self._words_agree = False
 
-    def run(self) -> None:
-        steps = [("structure", self._structure), ("identity", self._identity), ("materials", self._materials)]
-        if self._ledger.level >= Level.QUICK:
-            steps.insert(2, ("counts", self._counts))
-            steps += [("relations", self._relations), ("coverage", self._coverage)]
-        if self._ledger.level >= Level.DEFAULT:
-            steps += [("texts", self._texts), ("vectors", self._vectors)]
-        if self._ledger.level >= Level.QUICK:
-            steps.append((tr("full text"), self._full_text))
-        if self._ledger.level >= Level.DEEP:
-            steps.append(("integrity", self._integrity))
-        self._ledger.run("index" if self._expected.base is None else self._expected.base, steps, self._expected.base)
+    def run(self, *, in_parallel: bool) -> None:
+        """Run the checks that the level includes and the caller needs.
+
+        Args:
+            in_parallel: whether the words of the full-text index are compared in a thread beside the other checks.
+        """
+        self._in_parallel = in_parallel
+        name = "index" if self._expected.base is None else self._expected.base
+        try:
+            self._findings.run(name, self._choose_steps(), self._expected.base)
+        finally:
+            if self._words is not None:
+                self._words.stop()
+
+    def _choose_steps(self) -> list[tuple[str, Callable[[], None]]]:
+        level, may_report = self._findings.level, self._findings.may_report
+        steps = [("structure", self._check_structure), ("identity", self._check_identity)]
+        if level >= Level.QUICK:
+            steps.append(("counts", self._count_rows))
+        steps.append(("materials", self._check_materials))
+        if level >= Level.QUICK and may_report(*_RELATIONS):
+            steps.append(("relations", self._check_relations))
+        if level >= Level.QUICK and may_report(*_COVERAGE):
+            steps.append(("coverage", self._check_coverage))
+        if level >= Level.DEFAULT and may_report(*_TEXTS):
+            steps.append(("texts", self._check_texts))
+        if level >= Level.DEFAULT and may_report(*_VECTORS):
+            steps.append(("vectors", self._check_vectors))
+        if level >= Level.QUICK and may_report(*_FULL_TEXT):
+            steps.append((tr("full text"), self._check_full_text))
+        if level >= Level.DEEP and may_report(v2.CORRUPT):
+            steps.append(("integrity", self._check_integrity))
+        return steps
 
     def _add(self, name: str, message: str, **more: Any) -> None:
-        self._ledger.add(name, message, base=self._expected.base, **more)
+        self._findings.add(name, message, base=self._expected.base, **more)
 
-    def _each(self, name: str, message: str, noun: str, sql: str) -> None:
-        """Count the rows of a query as one finding; its first column names them."""
-        for row in self._db.execute(sql):
-            self._add(name, message, noun=noun, sample=row[0])
+    def _add_rows(self, rows: Iterable[DetectedRow]) -> int:
+        """Count detected rows as findings, and return how many they are."""
+        count = 0
+        for finding, message, noun, rowid, sample, is_beyond_repair in rows:
+            count += 1
+            self._add(finding, message, noun=noun, sample=sample, is_beyond_repair=is_beyond_repair, row=rowid)
+        return count
 
     # --- structure and identity --------------------------------------------------------------------------------------
 
-    def _structure(self) -> None:
-        self._shape = compare_schema(self._db, self._ledger)
+    def _check_structure(self) -> None:
+        self._shape = compare_schema(self._db, self._findings)
         for what in self._shape.missing:
             self._add(v2.SCHEMA_MISSING, tr("missing or different: {n} of the layout"), noun="part", sample=what)
-        sqlite_checks.add_foreign_objects(v2_schema.find_foreign_in_index(self._db), self._ledger, self._expected.base)
+        foreign = v2_schema.find_foreign_in_index(self._db)
+        sqlite_checks.add_foreign_objects(foreign, self._findings, self._expected.base)
+        has_tables = self._shape.has("search_text", FULL_TEXT)
+        if has_tables and self._findings.level >= Level.DEFAULT and self._findings.may_report(*_FULL_TEXT):
+            self._words = WordCheck(self._path, self._size, self._shape, self._findings, _CACHE_KIB)
+            if self._in_parallel:
+                self._words.start()
 
-    def _identity(self) -> None:
+    def _check_identity(self) -> None:
         if not self._shape.has("meta"):
             return
         rows = self._db.execute("SELECT schema_version, CAST(base_id AS BLOB) FROM meta ORDER BY id LIMIT 2").fetchall()
@@ -160,62 +190,59 @@ class _IndexAudit:
         version, base = rows[0][0], display_text(rows[0][1])
         if version != SCHEMA_VERSION or not isinstance(version, int):
             message = tr(
-                "the index says that it is of version {named}, not {schema_version}: the application would",
+                "the index says that it is of version {named}, not {schema_version}: the application would empty it",
                 named=display_text(version),
                 schema_version=SCHEMA_VERSION,
             )
             is_newer = isinstance(version, int) and version > SCHEMA_VERSION
-            self._add(v2.SCHEMA_VERSION, tr("{message_} empty it", message_=message), is_beyond_repair=is_newer)
+            self._add(v2.SCHEMA_VERSION, message, is_beyond_repair=is_newer)
         if self._expected.folder is not None and base != self._expected.folder:
-            self._add(v2.META_BASE, tr("the index says that it is of base {base}", base=base), sample=base)
+            self._add(v2.META_BASE, tr("the index belongs to base {base}", base=base), sample=base)
 
-    def _counts(self) -> None:
+    def _count_rows(self) -> None:
+        counts = self._index.counts
         for name, table in (("materials", "material"), ("units", "search_unit"), ("bodies", "search_text")):
             if self._shape.has(table):
-                self._index.counts[name] = self._db.execute(f"SELECT count(*) FROM {table}").get
+                counts[name] = self._db.execute(f"SELECT count(*) FROM {table}").get
         if self._shape.has("embedding"):
-            for kind, length, count in self._db.execute(
-                "SELECT typeof(vector_blob), length(vector_blob), count(*) FROM embedding GROUP BY 1, 2"
-            ):
-                if kind == "blob" and length and length % 4 == 0:
-                    self._index.lengths[length] += count
-                self._index.counts["embeddings"] = self._index.counts.get("embeddings", 0) + count
-            self._index.counts.setdefault("embeddings", 0)
+            # GROUP BY would sort whole vectors; here SQLite reads their lengths alone.
+            kinds = Counter(self._db.execute("SELECT typeof(vector_blob), length(vector_blob) FROM embedding"))
+            counts["embeddings"] = kinds.total()
+            lengths = {length: count for (kind, length), count in kinds.items() if kind == "blob" and length}
+            self._index.lengths = Counter({one: lengths[one] for one in sorted(lengths) if one % 4 == 0})
 
-    # --- what rows say of each other ---------------------------------------------------------------------------------
+    # --- rows that contradict other rows -----------------------------------------------------------------------------
 
-    def _relations(self) -> None:
-        if self._shape.has("search_unit", "search_text"):
-            for name, message, noun, sql in _UNITS_AND_BODIES:
-                self._each(name, message, noun, sql)
-        if self._shape.has("search_unit", "material", "content"):
-            for name, message, noun, sql in _TEXTS_AND_MATERIALS:
-                self._each(name, message, noun, sql)
+    def _check_relations(self) -> None:
+        self._add_rows(detect.detect_relations(self._db, self._shape))
 
-    def _coverage(self) -> None:
+    def _check_coverage(self) -> None:
+        """Compare the bodies with the vectors, and the vectors with the base's model."""
         if not self._shape.has("search_text", "embedding"):
             return
-        vectors_there = self._index.counts.get("embeddings", 0)
-        has_model = vectors_there > 0 if self._expected.has_model is None else self._expected.has_model
-        self._each(v2.VECTOR_ORPHAN, tr("{n} that no body names"), "vector", _VECTOR_ORPHANS)
+        counts = self._index.counts
+        vectors = counts.get("embeddings", 0)
+        has_model = vectors > 0 if self._expected.has_model is None else self._expected.has_model
+        self._add_rows(detect.ORPHAN_VECTOR.detect(self._db))
         if has_model:
-            before = self._ledger.count(v2.VECTOR_MISSING, self._expected.base)
-            self._each(v2.VECTOR_MISSING, tr("{n} without a vector"), "body", _VECTORS_MISSING)
-            missing = self._ledger.count(v2.VECTOR_MISSING, self._expected.base) - before
-            missing += schema.count_bodies_of_other_length(self._db, self._length())
-            self._index.counts["covered"] = self._index.counts.get("bodies", missing) - missing
-        elif vectors_there:
+            missing = self._add_rows(detect.BODY_WITHOUT_VECTOR.detect(self._db))
+            length = self._expected_length()
+            if self._index.lengths[length] != vectors:
+                missing += schema.count_bodies_of_other_length(self._db, length)
+            counts["covered"] = counts.get("bodies", missing) - missing
+        elif vectors:
             message = tr(
                 "{n} in a base without a model: regraft repair --only embedding.unexpected --model ID gives it its "
                 "model again, regraft gc --only embedding.unexpected removes them"
             )
-            self._add(v2.VECTOR_UNEXPECTED, message, noun="vector", count=vectors_there)
-        self._dimensions()
+            self._add(v2.VECTOR_UNEXPECTED, message, noun="vector", count=vectors)
+        self._check_dimensions()
 
-    def _length(self) -> int:
+    def _expected_length(self) -> int:
         return schema.choose_vector_length(self._index.lengths, self._expected.dimensions)
 
-    def _dimensions(self) -> None:
+    def _check_dimensions(self) -> None:
+        """Compare the dimensions that the catalog states with those of most vectors."""
         stated, lengths = self._expected.dimensions, self._index.lengths
         if stated is None or not schema.lengths_contradict(lengths, stated):
             return
@@ -235,133 +262,80 @@ class _IndexAudit:
 
     # --- materials and their paths -----------------------------------------------------------------------------------
 
-    def _materials(self) -> None:
+    def _check_materials(self) -> None:
+        """Read the materials, and report paths that are not valid or differ only in letter case."""
         if not self._shape.has("material"):
             return
         materials = []
-        seen: set[str] = set()
-        is_empty = f"{_NO_CONTENT} AND NOT {_HAS_UNITS}" if self._shape.has("content", "search_unit") else "0"
-        for key, raw, content, empty in self._db.execute(
-            "SELECT CAST(material_id AS BLOB), CAST(relative_path AS BLOB), CAST(current_content_hash AS BLOB),"
-            f" {is_empty} FROM material m ORDER BY rowid"
+        folded_paths: set[str] = set()
+        has_rows = self._shape.has("content", "search_unit")
+        is_empty = f"NOT {detect.HAS_CONTENT} AND NOT {detect.HAS_UNITS}" if has_rows else "0"
+        for rowid, key, raw, content, empty in self._db.execute(
+            "SELECT rowid, CAST(material_id AS BLOB), CAST(relative_path AS BLOB), CAST(current_content_hash AS BLOB),"
+            f" {is_empty} FROM material ORDER BY rowid"
         ):
             problem = find_stored_path_problem(raw)
             if problem is not None:
                 message = tr("a path that is not valid: {problem}", problem=problem)
-                self._add(v2.PATH_UNSAFE, message, sample=raw)
-            path = display_text(b"" if raw is None else raw)
-            whole = decode_utf8(raw) if raw is not None else ""
-            # Paths of a folder's files can have a long start in common: all of them is compared.
-            folded = fold_name(whole)
-            if folded in seen:
+                self._add(v2.PATH_UNSAFE, message, sample=raw, row=rowid)
+            path = decode_utf8(raw) if raw is not None else ""
+            # Paths of a folder's files can share a long prefix, so all of the path is compared.
+            folded = fold_name(path)
+            if folded in folded_paths:
                 message = tr("{n} with a path that another has, but for letter case or Unicode normalisation")
-                self._add(v2.PATH_CLASH, message, noun="material", sample=path)
-            seen.add(folded)
+                sample = display_text(b"" if raw is None else raw)
+                self._add(v2.PATH_CLASH, message, noun="material", sample=sample, row=rowid)
+            folded_paths.add(folded)
             content_hash = None if content is None else display_text(content)
             materials.append(
-                IndexMaterial(id=display_text(key), path=whole, content_hash=content_hash, is_empty=bool(empty))
+                IndexMaterial(id=display_text(key), path=path, content_hash=content_hash, is_empty=bool(empty))
             )
         self._index.materials = materials
 
-    # --- what takes time ---------------------------------------------------------------------------------------------
+    # --- checks that read all data -----------------------------------------------------------------------------------
 
-    def _texts(self) -> None:
-        detect.check_texts(self._db, self._shape, self._ledger, self._expected.base, self._expected.separator)
+    def _check_texts(self) -> None:
+        findings, separator = self._findings, self._expected.separator
+        self._add_rows(detect.detect_texts(self._db, self._shape, separator, findings.check_time))
 
-    def _vectors(self) -> None:
+    def _check_vectors(self) -> None:
         if self._shape.has("embedding"):
             is_stated = self._expected.dimensions is not None
-            self._index.norms = detect.check_vectors(
-                self._db, self._length(), self._ledger, self._expected.base, is_stated=is_stated
-            )
+            vectors = VectorDetector(self._db, self._expected_length(), is_stated=is_stated)
+            self._add_rows(vectors.detect())
+            self._index.norms = vectors.norms()
 
-    def _full_text(self) -> None:
-        if self._shape.has("search_text", FULL_TEXT):
-            detect.check_full_text(self._db, self._shape, self._ledger, self._expected.base)
+    def _check_full_text(self) -> None:
+        if not self._shape.has("search_text", FULL_TEXT):
+            return
+        self._add_rows(detect.detect_full_text_numbers(self._db, self._shape))
+        if self._words is None or self._findings.count(v2.FTS_DESYNC, self._expected.base):
+            return
+        self._words_agree = self._words.agrees()
+        if not self._words_agree:
+            self._add(v2.FTS_DESYNC, tr("the full-text index does not hold the words of the bodies"))
 
-    def _integrity(self) -> None:
-        for (message,) in self._db.execute("PRAGMA integrity_check(20)"):
-            if message != "ok":
-                self._add(v2.CORRUPT, tr("SQLite's own check says {n}"), noun="time", sample=message)
+    def _check_integrity(self) -> None:
+        """Run SQLite's own check. It reads the full-text index once more only if :meth:`_check_full_text` failed."""
+        with sqlite.open_readonly(self._path) as db, self._findings.watched(db, self._size):
+            db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            if self._words_agree:
+                # SQLite passes over virtual tables whose module it does not know.
+                db.drop_modules([])
+            for (message,) in db.execute("PRAGMA integrity_check(20)"):
+                if message != "ok":
+                    self._add(v2.CORRUPT, tr("SQLite's own check says {n}"), noun="time", sample=message)
+        with_units = f"SELECT EXISTS (SELECT 1 FROM material WHERE rowid = ? AND {detect.HAS_UNITS})"
         for table, row, *_ in self._db.execute("PRAGMA foreign_key_check"):
-            # Units, and materials with units, are found by what is wrong with them, and that may be mended.
-            if not _is_found(self._db, table, row):
+            # Units, and materials with units, have findings of their own, which can be repaired.
+            is_reported = table == "search_unit" or (table == "material" and self._db.execute(with_units, (row,)).get)
+            if not is_reported:
                 self._add(v2.CORRUPT, tr("{n} with a key that leads nowhere"), noun="row", sample=f"{table} {row}")
 
 
-def _is_found(db: apsw.Connection, table: str, row: int) -> bool:
-    """Tell whether another finding names a row whose key leads nowhere."""
-    with_units = f"SELECT EXISTS (SELECT 1 FROM material m WHERE m.rowid = ? AND {_HAS_UNITS})"
-    return table == "search_unit" or (table == "material" and bool(db.execute(with_units, (row,)).get))
-
-
-_NO_CONTENT = "NOT EXISTS (SELECT 1 FROM content c WHERE c.content_hash = m.current_content_hash)"
-_HAS_UNITS = "EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = m.material_id)"
-
-_UNITS_AND_BODIES = (
-    (
-        v2.NO_BODY,
-        tr("{n} without a body"),
-        "unit",
-        """SELECT CAST(u.unit_id AS BLOB) FROM search_unit u
-            WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.target_type = 'search_unit'
-                                 AND t.target_id = u.unit_id AND t.kind = 'body')""",
-    ),
-    (
-        v2.BODY_ORPHAN,
-        tr("{n} whose unit is gone"),
-        "body",
-        """SELECT CAST(t.search_text_id AS BLOB) FROM search_text t
-            WHERE NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)""",
-    ),
-    (
-        v2.UNIT_GAP,
-        tr("{n} whose units are not numbered 0, 1, 2, …"),
-        "material",
-        """SELECT CAST(material_id AS BLOB) FROM search_unit GROUP BY material_id
-           HAVING min(unit_index) IS NOT 0 OR max(unit_index) IS NOT count(*) - 1
-               OR count(DISTINCT unit_index) <> count(*)""",
-    ),
-)
-_TEXTS_AND_MATERIALS = (
-    (
-        v2.CONTENT_ORPHAN,
-        tr("{n} that neither a material nor a unit names"),
-        "text",
-        """SELECT CAST(c.content_hash AS BLOB) FROM content c
-            WHERE NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash)
-              AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = c.content_hash)""",
-    ),
-    (
-        v2.NO_CONTENT,
-        tr("{n} with units and without a text"),
-        "material",
-        f"SELECT CAST(m.material_id AS BLOB) FROM material m WHERE {_NO_CONTENT} AND {_HAS_UNITS}",
-    ),
-    (
-        v2.NO_UNITS,
-        tr("{n} with a text and without a unit"),
-        "material",
-        f"""SELECT CAST(m.material_id AS BLOB) FROM material m
-             WHERE NOT {_HAS_UNITS}
-               AND EXISTS (SELECT 1 FROM content c WHERE c.content_hash = m.current_content_hash
-                              AND trim(c.text, char(32, 9, 10, 13)) <> '')""",
-    ),
-    (
-        v2.UNIT_CONTENT,
-        tr("{n} of another text than the material, or of no material"),
-        "unit",
-        """SELECT CAST(u.unit_id AS BLOB) FROM search_unit u LEFT JOIN material m USING (material_id)
-            WHERE m.material_id IS NULL
-               OR (m.current_content_hash IS NOT NULL AND u.content_hash IS NOT m.current_content_hash)""",
-    ),
-)
-_VECTOR_ORPHANS = """SELECT CAST(e.embedding_text_hash AS BLOB) FROM embedding e
-     WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash)"""
-_VECTORS_MISSING = """SELECT CAST(t.search_text_id AS BLOB) FROM search_text t
-     WHERE NOT EXISTS (SELECT 1 FROM embedding e WHERE e.embedding_text_hash = t.embedding_text_hash)"""
-
-
-def count_rows(index: IndexFacts) -> Iterator[tuple[str, int]]:
-    """Return how many rows of what an index has, by the names of ``checked``."""
-    yield from ((name, index.counts.get(name, 0)) for name in ("materials", "units", "bodies", "embeddings"))
+#: The findings that each expensive check can report.
+_RELATIONS = (v2.NO_BODY, v2.BODY_ORPHAN, v2.UNIT_GAP, *(rule.finding for rule in detect.CONTENT_RULES))
+_COVERAGE = (v2.VECTOR_ORPHAN, v2.VECTOR_MISSING, v2.VECTOR_UNEXPECTED, v2.BASE_DIMENSIONS)
+_TEXTS = (v2.BODY_ID, v2.BODY_HASH, v2.UNIT_ID, v2.CONTENT_HASH, v2.UNIT_OFFSETS, v2.UNIT_MISSING)
+_VECTORS = (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO, v2.VECTOR_DUPLICATE)
+_FULL_TEXT = (v2.BODY_ROWID, v2.FTS_DESYNC)

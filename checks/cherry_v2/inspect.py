@@ -1,4 +1,4 @@
-"""A first look at v2 data: the catalog, and the index of every base."""
+"""Summarize v2 data for ``inspect``: the catalog, and counts of the index of every base."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import apsw
 from msgspec import UNSET, structs
 
 from checks import cherry_preview as cherry_preview_inspect
-from checks.cherry_v2 import audit
+from checks.cherry_v2 import audit, detect
 from checks.cherry_v2 import findings as v2
-from checks.looks import (
+from checks.inspect import (
     BaseSummary,
     HealthSummary,
     IndexSummary,
@@ -27,7 +27,7 @@ from checks.looks import (
 from checks.systems import Checks
 from regraft.disk import sqlite
 from regraft.formats import cherry_preview
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, item_name, read_catalog, read_item_data
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, item_name, parse_item_data, read_catalog
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.formats.cherry_v2.index.schema import (
     catalog_dimensions,
@@ -42,31 +42,32 @@ from regraft.stores.systems import Located
 from regraft.stores.write_checks import find_pending_change
 from regraft.text import lenient_text
 
-_SLIM = tr("a slim backup: it has the rows of its bases, and neither their indexes nor their files")
+_SLIM = tr("a slim backup: it has the rows of its bases, but not their indexes and files")
 
 Store = VectorFileSummary | IndexSummary
 
+#: The rows that break a rule are counted with the rule's own condition.
+_RULES = {
+    "missing": detect.BODY_WITHOUT_VECTOR,
+    "orphan_embeddings": detect.ORPHAN_VECTOR,
+    "orphan_contents": detect.ORPHAN_CONTENT,
+    "orphan_bodies": detect.ORPHAN_BODY,
+}
 _COUNTS = {
     "materials": "SELECT count(*) FROM material",
     "units": "SELECT count(*) FROM search_unit",
     "embeddings": "SELECT count(*) FROM embedding",
     "bodies": "SELECT count(*) FROM search_text",
-    "missing": """SELECT count(*) FROM search_text t
-                   WHERE NOT EXISTS (SELECT 1 FROM embedding e WHERE e.embedding_text_hash = t.embedding_text_hash)""",
-    "orphan_embeddings": """SELECT count(*) FROM embedding e
-         WHERE NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = e.embedding_text_hash)""",
-    "orphan_contents": """SELECT count(*) FROM content c
-         WHERE NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = c.content_hash)
-           AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = c.content_hash)""",
-    "orphan_bodies": """SELECT count(*) FROM search_text t
-         WHERE NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)""",
+    **{name: f"SELECT count(*) FROM {rule.table} WHERE {rule.condition}" for name, rule in _RULES.items()},
 }
 
 
 def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
-    """Look at a library, a profile, one base folder or one index file; an archive is unpacked first.
+    """Summarize a library, a profile, one base folder or one index file; an archive is unpacked first.
 
-    ``items`` asks for the items of every base, as far as a catalog says them.
+    Args:
+        source: the store.
+        items: whether to list the items of every base.
     """
     with unpack_archive(source, raw=False) as unpacked:
         if source.kind is Kind.INDEX:
@@ -81,7 +82,7 @@ def inspect_store(source: Located, *, items: bool = False) -> StoreSummary:
 def _health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
     read = [base.store for base in bases if isinstance(base.store, IndexSummary)]
     bodies = sum(store.bodies for store in read)
-    notes = [*_stale_copy(source), *_slim(source)]
+    notes = [*_stale_copy(source), *([_SLIM] if source.is_slim else [])]
     return HealthSummary(
         coverage=_share(bodies - sum(store.missing + store.wrong_length for store in read), bodies),
         orphans=sum(store.orphans for store in read),
@@ -93,27 +94,18 @@ def _health(source: Located, bases: list[BaseSummary]) -> HealthSummary:
 
 
 def _problems(source: Located, bases: list[BaseSummary]) -> Iterator[str]:
-    yield from _pending(source)
+    # A pending restore or reset.
+    reason = None if source.kind is Kind.V2_BACKUP or source.stores.is_copy else find_pending_change(source.tree.path)
+    if reason is not None:
+        yield f"{v2.PENDING}: {reason}"
     yield from (
         tr("{name} cannot be read: {reason}", name=name, reason=reason) for name, reason in source.damaged.items()
     )
     yield from describe_problems(bases)
 
 
-def _slim(source: Located) -> Iterator[str]:
-    if source.is_slim:
-        yield _SLIM
-
-
-def _pending(source: Located) -> Iterator[str]:
-    """Yield that the application is going to throw away what is written, as ``check`` names it."""
-    reason = None if source.kind is Kind.V2_BACKUP or source.stores.is_copy else find_pending_change(source.tree.path)
-    if reason is not None:
-        yield f"{v2.PENDING}: {reason}"
-
-
 def _stale_copy(source: Located) -> Iterator[str]:
-    """Yield that a database is not read because another one is the live one, as ``check`` names it."""
+    """Yield a note if there is an unused copy of the database."""
     if source.stores.stale_copy is not None:
         live = source.stores.catalog
         yield tr(
@@ -125,7 +117,7 @@ def _stale_copy(source: Located) -> Iterator[str]:
 
 
 def _one_base(source: Located, index: Path, *, items: bool) -> BaseSummary:
-    """Look at one base by its index file: closer than at a whole library, with every material."""
+    """Summarize one base by its index file, with every material."""
     folder, catalog = index.parent.parent, _catalog_path(source)
     known: list[BaseSummary] = []
     if catalog and index == folder / INDEX_FILE:
@@ -146,7 +138,7 @@ def _one_base(source: Located, index: Path, *, items: bool) -> BaseSummary:
 
 
 def _sources(catalog: Path, base_id: str) -> dict[str, str]:
-    """Return what the catalog calls the sources of a base's items, by item id."""
+    """Map item ids to the source that the catalog records for them."""
     query = """SELECT CAST(id AS BLOB), CASE WHEN json_valid(data) THEN CAST(data ->> 'source' AS BLOB) END
                  FROM knowledge_item WHERE base_id = ?"""
     try:
@@ -202,7 +194,7 @@ def _library(source: Located, *, items: bool) -> list[BaseSummary]:
 def _catalog(
     catalog: Path, indexes: dict[str, Path], only: str | None = None, *, is_slim: bool = False, items: bool
 ) -> list[BaseSummary]:
-    """Return what a catalog says of its bases (or of one of them), with a look into each index, by its base's id."""
+    """Summarize the bases of a catalog, or only one of them, with the index of each."""
     try:
         found = read_catalog(catalog, data=items)
     except CatalogProblem as error:
@@ -223,12 +215,12 @@ def _catalog(
 
 
 def _items(rows: list[Row], index: Path | None) -> list[ItemSummary]:
-    """Return the items of a base, with how many units of its index are theirs."""
+    """List the items of a base, with the number of their units in the index."""
     units = _units_by_material(index)
     return [
         ItemSummary(
             id=_readable(row.get("id")),
-            name=item_name(row.get("type"), read_item_data(row)) or str(_readable(row.get("id"))),
+            name=item_name(row.get("type"), parse_item_data(row)) or str(_readable(row.get("id"))),
             type=_readable(row.get("type")),
             status=_readable(row.get("status")),
             error=_readable(row.get("error")),
@@ -240,7 +232,7 @@ def _items(rows: list[Row], index: Path | None) -> list[ItemSummary]:
 
 
 def _units_by_material(index: Path | None) -> dict[str, int]:
-    """Return how many units each material of an index has; nothing of one that cannot be read."""
+    """Count the units of each material; empty if the index cannot be read."""
     query = "SELECT CAST(material_id AS BLOB), count(*) FROM search_unit GROUP BY material_id"
     if index is None:
         return {}
@@ -252,7 +244,7 @@ def _units_by_material(index: Path | None) -> dict[str, int]:
 
 
 def _stated(row: Row, items: list[Row], store: Store | None, problem: str | None) -> BaseSummary:
-    """Return what the catalog itself says of a base, with what its index holds."""
+    """Combine the catalog's row of a base with the summary of its index."""
     statuses = Counter(str(item.get("status")) for item in items)
     return BaseSummary(
         id=row.get("id"),
@@ -267,23 +259,23 @@ def _stated(row: Row, items: list[Row], store: Store | None, problem: str | None
 
 
 def _readable(value: Any) -> Any:
-    """Return bytes as text, and anything else as it is: columns hold values of any type."""
+    """Return bytes as text, and values of other types unchanged."""
     return lenient_text(value) if isinstance(value, bytes) else value
 
 
 def _stored(row: Row, items: list[Row] | None, path: Path | None, *, is_slim: bool) -> tuple[Store | None, str | None]:
-    """Look into the index of a base that a catalog names; ``path`` is None where there is none."""
+    """Summarize the index of a base that the catalog names; without an index file, ``path`` is None."""
     failed = tr("failed at the upgrade: {get}", get=row.get("error")) if row.get("status") == "failed" else None
     if path is None:
         return None, failed or (None if is_slim else tr("its index file is missing"))
     ids = None if items is None else {str(item.get("id")) for item in items}
-    # A failed base may have texts, which miss their vectors also where its model is gone.
+    # A failed base can have texts without vectors even if its model is gone.
     has_model = row.get("embedding_model_id") is not None or failed is not None
     store, problem = _index(path, ids, has_model=has_model, dimensions=catalog_dimensions(row))
     return store, join_list(filter(None, (failed, problem)), between=tr("; ")) or None
 
 
-#: Columns hold values of any type, and text that may be no UTF-8.
+#: Columns can hold values of any type, and text that is not UTF-8.
 _META = """SELECT CASE typeof(schema_version) WHEN 'integer' THEN schema_version ELSE CAST(schema_version AS BLOB) END,
                   CAST(base_id AS BLOB) FROM meta"""
 
@@ -291,13 +283,13 @@ _META = """SELECT CASE typeof(schema_version) WHEN 'integer' THEN schema_version
 def _index(
     path: Path, items: set[str] | None, *, has_model: bool | None = None, dimensions: int | None = None
 ) -> tuple[Store | None, str | None]:
-    """Read the counts of one index file, and describe what is wrong with it.
+    """Count the rows of one index file, and describe what is wrong with it.
 
     Args:
         path: the index file.
-        items: the ids of its base's items; None where no catalog gives them.
-        has_model: whether the base has a model; a base without one has no vectors, and misses none.
-        dimensions: those of the catalog; None where it has none.
+        items: ids of the base's items; None: unknown.
+        has_model: whether the base has a model; None: unknown. A base without one needs no vectors.
+        dimensions: the dimensions that the catalog states; None: it states none.
     """
     seen = cherry_preview.summarize_file(path)
     if seen.layout is cherry_preview.IndexLayout.PREVIEW:
@@ -331,7 +323,7 @@ def _index(
 
 
 def _count_stale(db: apsw.Connection, items: set[str]) -> int:
-    """Return how many materials are of no item."""
+    """Count the materials without an item."""
     held = db.execute("SELECT CAST(material_id AS BLOB) FROM material")
     return sum(material is None or lenient_text(material) not in items for (material,) in held)
 
@@ -345,7 +337,7 @@ def _problem(path: Path, store: IndexSummary) -> str | None:
             schema_version2=SCHEMA_VERSION,
         )
     if path.parent.name == ".cherry" and store.base_id != folder:
-        return tr("its index says that it is of base {base_id}: the application would refuse it", base_id=store.base_id)
+        return tr("its index belongs to base {base_id}: the application would refuse it", base_id=store.base_id)
     problems = []
     if store.missing:
         problems.append(tr("{texts} without a vector", texts=format_count(store.missing, "text")))
@@ -358,9 +350,6 @@ def _problem(path: Path, store: IndexSummary) -> str | None:
             )
         )
     return join_list(problems, between=tr("; ")) or None
-
-
-# How v2 data is looked at and audited.
 
 
 CHECKS = Checks(

@@ -1,4 +1,4 @@
-"""What the application has on this system: its data in every place that it may have, and backups beside them."""
+"""Find the data of installed applications on this system, and copies and backups beside it (``regraft inspect``)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from regraft.stores.locate import KNOWLEDGE_FOLDER, Located, open_store
 from regraft.stores.write_checks import find_pending_change
 from regraft.text import path_argument
 
-#: What lies beside a place and is called like this may be a copy or a backup of it.
+#: Files and folders with this in their name, beside a data folder, may be copies or backups of it.
 _NAMED_LIKE = "cherry"
-#: Of so many of them each is looked at.
+#: Maximum number of them that are opened.
 _MOST_BESIDE = 100
 _BACKUPS = (Kind.V1_BACKUP, Kind.V1_BACKUP_6, Kind.V2_BACKUP)
 _TARGET = ("--to", "library")
@@ -31,17 +31,14 @@ _UNMIGRATED_FOLDER = "directory_not_migrated"
 
 
 class NextStep(msgspec.Struct, frozen=True):
-    """A command for what was found, and what it does, for a person."""
+    """A command that the user can run next, and what it does."""
 
     command: str
     does: str
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
-    """Data of the application: where, why that was looked at, of which kind, and what is to be said of it.
-
-    ``kind`` is one of :class:`regraft.kinds.Kind`; None: it cannot be read.
-    """
+    """A data folder, copy or backup of the application; ``kind`` is a Kind, or None if it cannot be read."""
 
     path: str
     why: str
@@ -51,21 +48,21 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstallationsReport(Report, kw_only=True):
-    """What the application has on this system; ``searched`` are the places that were looked at."""
+    """The data of the application on this system; ``searched`` lists the folders that were checked."""
 
     searched: list[str]
     found: list[Installation]
 
 
 def find_installations() -> tuple[list[Path], list[Installation]]:
-    """Return the places where the application may keep its data, and what is there and beside it; nothing is written.
+    """Return the folders where the application may keep data, and what was found there and beside them.
 
-    Never raises for what is in the data.
+    The data never makes this raise, and nothing is written.
     """
     try:
         places = profile.list_data_folders()
     except RuntimeError:
-        # Nobody can tell where this user's own folder is.
+        # The home directory cannot be determined.
         places = {}
     known: dict[Path, Installation] = {}
     for place, why in places.items():
@@ -89,7 +86,7 @@ def _real(path: Path) -> Path:
 
 
 def _beside(folder: Path) -> list[Path]:
-    """Return what in a folder is called like the application."""
+    """Return the entries of a folder whose name contains that of the application."""
     try:
         inside = sorted(folder.iterdir())
         named = [path for path in inside if _NAMED_LIKE in path.name.lower() and not path.name.startswith(".")]
@@ -99,8 +96,8 @@ def _beside(folder: Path) -> list[Path]:
 
 
 def _profile(place: Path, why: str) -> Installation | None:
-    """Return what is to be said of the data in a place; None where there are none."""
-    # The place itself is meant, also where the settings name another folder for its data.
+    """Describe the data in a folder; None if it has no data."""
+    # This folder is meant, even if the settings name another folder for the data.
     for kind in (Kind.V2_PROFILE, Kind.V1_PROFILE):
         try:
             with open_store(place, kind) as found:
@@ -117,7 +114,7 @@ def _profile(place: Path, why: str) -> Installation | None:
 
 
 def _copy(path: Path) -> Installation | None:
-    """Return what is to be said of a backup, or of a copy of a profile; None where it is neither."""
+    """Describe a backup or a copy of a profile; None if it is neither."""
     why = tr("beside it")
     try:
         with open_store(path) as found:
@@ -160,7 +157,7 @@ def _v1(found: Located) -> tuple[list[str], list[NextStep]]:
 
 def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
     path, kind = found.path, _kind_option(found)
-    check = _step("check", path, *kind, does=tr("See what is wrong, and what mends it"))
+    check = _step("check", path, *kind, does=tr("See what is wrong and how to fix it"))
     pending = find_pending_change(found.tree.path)
     if pending is not None:
         facts = [tr("v2 data, and {pending}: start the application once before anything is changed.", pending=pending)]
@@ -174,14 +171,14 @@ def _v2(found: Located) -> tuple[list[str], list[NextStep]]:
     failed = sum(base.get("status") == "failed" for base in catalog.bases)
     folders = _lost_folders(catalog)
     if failed or folders:
-        # A failed base may also have been installed as it was: the catalog does not say which program gave up on it.
+        # A failed base may also have been installed as it was; the catalog does not record who failed.
         if failed:
             facts.append(tr("Not usable: {bases} marked as failed.", bases=format_count(failed, "base")))
         if folders:
             facts.append(tr("Not migrated: {folders}.", folders=format_count(folders, "folder")))
         if not vector_files:
             return facts, [check]
-        rescue = _step("rescue", path, "--dry-run", *kind, does=tr("See what of it can be brought back"))
+        rescue = _step("rescue", path, "--dry-run", *kind, does=tr("Preview what can be recovered"))
         return [*facts, *_left(vector_files)], [rescue, check]
     if vector_files and not catalog.bases:
         facts.append(tr("The application's own upgrade brought no base over."))
@@ -201,7 +198,7 @@ def _lost_folders(catalog: StoredCatalog) -> int:
 
 
 def _vector_files(found: Located) -> list[Path]:
-    """Return the vector files of v1 that lie where the bases do."""
+    """Return the vector files of v1 in the folder of all bases."""
     for folder in (f"Data/{KNOWLEDGE_FOLDER}", KNOWLEDGE_FOLDER):
         try:
             inside = sorted((found.tree.path / folder).iterdir())
@@ -219,12 +216,12 @@ def may_be_vector_file(path: Path) -> bool:
         with sqlite.open_readonly(path) as db:
             return bool(db.execute("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'vectors')").get)
     except (apsw.Error, OSError, UnicodeDecodeError):
-        # v1 calls its files after their bases, without an ending.
+        # v1 names its files by base id, without an extension.
         return path.suffix == ""
 
 
 def _kind_option(found: Located) -> tuple[str, ...]:
-    """Return what makes a command read this folder where the settings name another one for the application's data."""
+    """Return ``--kind``, if the settings name another folder and a command would otherwise read that one."""
     return ("--kind", found.kind.value) if profile.find_configured_folders(found.path) else ()
 
 

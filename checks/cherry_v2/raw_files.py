@@ -1,4 +1,4 @@
-"""Whether items, materials and the files in ``raw/`` agree."""
+"""Compare the items of a base, the materials of its index, and the files below its ``raw/`` folder."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from regraft.text import decode_utf8, is_blank, replace_surrogates
 
 
 class IndexMaterial(msgspec.Struct):
-    """A material as the index has it."""
+    """A row of ``material`` in an index."""
 
     id: str
     path: str
     content_hash: str | None
-    #: Whether the index has neither a text nor a unit of it.
+    #: Whether the index has neither its content nor a unit of it.
     is_empty: bool = False
 
 
 def find_stored_path_problem(raw: bytes | None) -> str | None:
-    """Return what is wrong with a path that an index has; half of a surrogate pair in it, which is U+FFFD, is not."""
+    """Return why a path stored in an index is not valid, or None. An unpaired surrogate counts as U+FFFD."""
     try:
         (raw or b"").decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -43,7 +43,7 @@ def find_stored_path_problem(raw: bytes | None) -> str | None:
 
 
 def find_path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one rule each
-    """Return what is wrong with a path below ``raw/``, None where nothing is.
+    """Return why a path below ``raw/`` is not valid, or None.
 
     Rules: ``docs/formats/index.md``, "What always holds".
     """
@@ -65,11 +65,11 @@ def find_path_problem(raw: bytes | None) -> str | None:  # noqa: PLR0911 - one r
     return tr("not normalised") if "" in parts or "." in parts else None
 
 
-#: A file that is younger may belong to an item that is being added, in seconds.
+#: Seconds. A younger file may belong to an item that is being added.
 YOUNG_SECONDS = 3600
-#: Files below ``raw/`` that are looked at: more are some other program's.
+#: Maximum number of files below ``raw/`` that are checked.
 _MOST_FILES = 1_000_000
-#: The longest snapshot is a note of a million units with its block.
+#: In bytes. The longest snapshot is a note of a million UTF-16 units with its front matter.
 _LARGEST_SNAPSHOT = 64 << 20
 
 
@@ -78,37 +78,37 @@ def check_materials(
     items: list[Row],
     materials: list[IndexMaterial],
     raw: Path,
-    ledger: FindingCollector,
+    findings: FindingCollector,
     *,
     is_completed: bool,
     without_rows: int = 0,
 ) -> None:
-    """Hold the items of a base against its materials.
+    """Compare the items of a base with the materials of its index.
 
     Args:
         base: the base's id.
         items: its rows in the catalog.
-        materials: what its index has.
+        materials: the materials of its index.
         raw: its folder of raw files.
-        ledger: what is wrong goes there.
-        is_completed: whether the base is; items of a failed one have no material.
-        without_rows: of how many of its files it is recorded that v1 had no rows.
+        findings: collects what is wrong.
+        is_completed: whether the base is completed; items of a failed base have no material.
+        without_rows: number of its files for which it is recorded that v1 had no rows.
     """
     by_id = {str(item.get("id")): item for item in items}
     for material in materials:
         disagreement = _disagreement(material, by_id.get(material.id))
         if disagreement is not None:
             name, message = disagreement
-            ledger.add(name, f"{{n}} {message}", base=base, noun="material", sample=material.id)
+            findings.add(name, f"{{n}} {message}", base=base, noun="material", sample=material.id)
     if is_completed:
         there = {material.id for material in materials if not material.is_empty}
         lacking = [item for key, item in by_id.items() if key not in there and _is_done(item)]
         files = sum(item.get("type") == "file" for item in lacking)
-        _without_material(lacking, base, raw, ledger, is_recorded=files <= without_rows)
+        _without_material(lacking, base, raw, findings, is_recorded=files <= without_rows)
 
 
 def _disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] | None:
-    """Return what to find of a material whose item says something else, and how to say it."""
+    """Return the finding and message for a material that does not agree with its item, or None."""
     if item is None:
         return v2.MATERIAL_ORPHAN, tr("without an item")
     if has_newer_type(item):
@@ -116,7 +116,7 @@ def _disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] 
     if item.get("status") == "deleting":
         return v2.MATERIAL_ORPHAN, tr("of an item that is being deleted")
     path = get_indexed_path(item)
-    # Half of a surrogate pair is U+FFFD, as where the index is read.
+    # Unpaired surrogates are U+FFFD in paths read from the index.
     if path is not None and replace_surrogates(path) != material.path:
         return v2.MATERIAL_PATH, tr("with another path than its item")
     return None
@@ -126,7 +126,7 @@ def _is_done(item: Row) -> bool:
     return item.get("status") == "completed" and item.get("type") in ("file", "url", "note")
 
 
-def _without_material(items: list[Row], base: str, raw: Path, ledger: FindingCollector, *, is_recorded: bool) -> None:
+def _without_material(items: list[Row], base: str, raw: Path, findings: FindingCollector, *, is_recorded: bool) -> None:
     for item in items:
         kind, path = item.get("type"), get_indexed_path(item)
         is_indexed = kind == "file" or path is not None
@@ -137,7 +137,7 @@ def _without_material(items: list[Row], base: str, raw: Path, ledger: FindingCol
         lacks = _lack(item, raw)
         message = message if lacks is None else tr("{message_}, and {lacks}", message_=message, lacks=lacks)
         severity: Severity | None = "note" if kind == "file" and is_recorded else None
-        ledger.add(
+        findings.add(
             name,
             tr("{message_}: v1 had no rows of it", message_=message) if severity else message,
             base=base,
@@ -149,7 +149,7 @@ def _without_material(items: list[Row], base: str, raw: Path, ledger: FindingCol
 
 
 def _lack(item: Row, raw: Path) -> str | None:
-    """Return what keeps an item from being indexed without the application; None where nothing is known to."""
+    """Return why an item cannot be indexed without the application, or None if nothing is known to prevent it."""
     data = parse_item_data(item)
     if item.get("type") == "note" and not is_blank(data.get("content")):
         return None
@@ -165,51 +165,51 @@ def _leads_to_file(raw: Path, path: str) -> bool:
 
 
 def check_raw_files(
-    raw: Path, base: str, items: list[Row] | None, materials: list[IndexMaterial] | None, ledger: FindingCollector
+    raw: Path, base: str, items: list[Row] | None, materials: list[IndexMaterial] | None, findings: FindingCollector
 ) -> int:
-    """Hold the files in ``raw`` against materials and items, and return how many there are.
+    """Compare the files below ``raw/`` with materials and items, and return the number of files.
 
-    ``items`` is None where no catalog tells them, ``materials`` None where no index is.
+    Without a catalog, ``items`` must be None; without an index, ``materials`` must be None.
     """
     try:
-        ledger.check_time()
-        _materials_on_disk(raw, base, items, materials or [], ledger)
-        return _files_on_disk(raw, base, items, ledger)
+        findings.check_time()
+        _materials_on_disk(raw, base, items, materials or [], findings)
+        return _files_on_disk(raw, base, items, findings)
     except OutOfTime:
-        ledger.not_checked.append(tr("{base}: raw files", base=base))
+        findings.not_checked.append(tr("{base}: raw files", base=base))
         return 0
 
 
 def _materials_on_disk(
-    raw: Path, base: str, items: list[Row] | None, materials: list[IndexMaterial], ledger: FindingCollector
+    raw: Path, base: str, items: list[Row] | None, materials: list[IndexMaterial], findings: FindingCollector
 ) -> None:
     snapshots = {str(item.get("id")) for item in items or () if item.get("type") in ("url", "note")}
     has_file = _having_files(items)
     for material in materials:
-        ledger.check_time()
+        findings.check_time()
         if not has_file(material):
             continue
         path = raw / material.path
         if file_paths.is_hidden_by_length(path):
-            ledger.not_checked.append(
+            findings.not_checked.append(
                 tr("{base}: {path}: its path is too long for this system", base=base, path=material.path)
             )
         elif not _is_file(path):
-            ledger.add(v2.RAW_MISSING, tr("{n} whose file is gone"), base=base, noun="material", sample=material.path)
-        elif material.id in snapshots and ledger.level >= Level.DEEP and _is_changed(path, material):
+            findings.add(v2.RAW_MISSING, tr("{n} whose file is gone"), base=base, noun="material", sample=material.path)
+        elif material.id in snapshots and findings.level >= Level.DEEP and _is_changed(path, material):
             message = tr("{n} that is not the text that was indexed")
-            ledger.add(v2.RAW_CHANGED, message, base=base, noun="snapshot", sample=material.path)
+            findings.add(v2.RAW_CHANGED, message, base=base, noun="snapshot", sample=material.path)
 
 
 def _having_files(items: list[Row] | None) -> Callable[[IndexMaterial], bool]:
-    """Return what tells whether a material has a file below ``raw/``, as far as anybody here knows."""
+    """Return a predicate: whether a material should have a file below ``raw/``, as far as is known."""
     prefixes = find_virtual_prefixes(items or ())
     foreign = {str(item.get("id")) for item in items or () if has_newer_type(item)}
 
     def has_file(material: IndexMaterial) -> bool:
-        # Without a catalog nobody knows which folder is one of an item.
+        # Without a catalog, the folder items are unknown.
         prefix = prefixes.get(material.id) if items is not None else material.path.rpartition("/")[0]
-        # A virtual path is the item's own id, or lies below its folder's prefix, and has no file by design.
+        # A virtual path, which is the item's id or lies below its folder's prefix, has no file by design.
         if material.path == material.id or (prefix and material.path.startswith(prefix)):
             return False
         return material.id not in foreign and find_path_problem(material.path.encode("utf-8", "replace")) is None
@@ -234,37 +234,37 @@ def _is_changed(path: Path, material: IndexMaterial) -> bool:
     return material.content_hash not in (identity.text_hash(okf.strip_block(text)), identity.text_hash(text))
 
 
-def _files_on_disk(raw: Path, base: str, items: list[Row] | None, ledger: FindingCollector) -> int:
+def _files_on_disk(raw: Path, base: str, items: list[Row] | None, findings: FindingCollector) -> int:
     count = 0
-    is_orphan = make_orphan_test(items, ledger.now_ms) if items is not None else None
+    is_orphan = make_orphan_test(items, findings.now_ms) if items is not None else None
     for name, changed_at in walk_files(raw):
-        ledger.check_time()
+        findings.check_time()
         count += 1
         if is_orphan is not None and is_orphan(name, changed_at):
-            ledger.add(v2.RAW_ORPHAN, tr("{n} that no item names"), base=base, noun="file", sample=name)
+            findings.add(v2.RAW_ORPHAN, tr("{n} that no item names"), base=base, noun="file", sample=name)
     return count
 
 
 def find_orphan_files(raw: Path, items: list[Row], now_ms: int) -> Iterator[str]:
-    """Return the files below a base's ``raw/`` that no item names and that were older than an hour at a time."""
+    """Yield the files below ``raw/`` that no item names and that are older than an hour at ``now_ms``."""
     is_orphan = make_orphan_test(items, now_ms)
     return (name for name, changed_at in walk_files(raw) if is_orphan(name, changed_at))
 
 
 def make_orphan_test(items: list[Row], now_ms: int) -> Callable[[str, float], bool]:
-    """Return what tells of a path below ``raw/``, and its time of change, whether it is named by no item and old."""
+    """Return a predicate for a path and its modification time (s): no item names it and it is older than an hour."""
     known: set[str] = set()
     folders: set[str] = set()
     for item in items:
         data = parse_item_data(item)
         known.update(_paths_in(data))
         if has_newer_type(item):
-            # Of an item of a newer application nobody knows which text is a path, and of what.
+            # Any text in an item of a newer application can be a path.
             texts = {text for text in _texts_in(data) if text}
             known |= texts
             folders |= texts
         elif item.get("type") == "directory" and isinstance(data.get("relativePath"), str):
-            # A folder item names what its files begin with.
+            # A folder item names the prefix of its files' paths.
             folders.add(data["relativePath"])
     prefixes = tuple(f"{folder.rstrip('/')}/" for folder in folders)
     latest = now_ms / 1000 - YOUNG_SECONDS
@@ -276,7 +276,7 @@ def _paths_in(data: dict[str, Any]) -> list[str]:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """Yield every text in what an item holds."""
+    """Yield every string in the data of an item."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -286,13 +286,13 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _demand_disk(error: OSError) -> None:
-    """Raise what a failing disk says: files that it does not list are not missing."""
+    """Raise the error of a failing disk, because files that it does not list are not missing."""
     if error.errno == errno.EIO:
         raise error
 
 
 def walk_files(raw: Path) -> Iterator[tuple[str, float]]:
-    """Return the files below a folder by their relative paths, with their times of change; links are not followed."""
+    """Yield the relative path and modification time (s) of each file below a folder; links are not followed."""
     left = _MOST_FILES
     for folder, _, names in file_paths.walk(raw, onerror=_demand_disk):
         for name in names:

@@ -1,7 +1,7 @@
-"""Whether an index file has the layout's tables, by columns, keys and effects (``docs/formats/index.md``).
+"""Compare the schema of an index file or catalog with the layout (``docs/formats/index.md``).
 
-The wording of statements is nobody's business: checks and triggers are tried out in a scratch file that is made by the
-file's own statements.
+The wording of statements does not matter. Tables are compared by columns and keys; checks and triggers are executed in
+a scratch file that is created by the file's own statements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 import apsw
 import msgspec
 
-from checks.audit import findings
+from checks.audit import findings as audit_findings
 from checks.audit.collector import FindingCollector
 from checks.audit.sqlite_checks import (
     ForeignObject,
@@ -37,7 +37,7 @@ from regraft.language import tr
 FULL_TEXT = "search_text_fts"
 _ROWID = "fts_rowid"
 
-#: Name, type, whether it must not be NULL, and its place in the primary key.
+#: Name, type, NOT NULL, and position in the primary key of each column.
 _COLUMNS: dict[str, tuple[tuple[str, str, int, int], ...]] = {
     "meta": (
         *(("id", "INTEGER", 0, 1), ("schema_version", "INTEGER", 1, 0), ("base_id", "TEXT", 1, 0)),
@@ -91,7 +91,7 @@ _BODY = (
     " VALUES ('t', {}, 'u', {}, 'lighthouse', 'h', 0)"
 )
 _BUILD_ANEW = f"INSERT INTO {FULL_TEXT} ({FULL_TEXT}) VALUES ('rebuild')"
-#: Statements that a check of the layout refuses, by what it checks.
+#: Statements that a CHECK of the layout refuses, by the column that it is for.
 _REFUSED = {
     "meta.id": ("INSERT INTO meta VALUES (2, 2, 'b', 0, 0)",),
     "material.relative_path": tuple(_MATERIAL.format(path) for path in ("''", "'/x'", "'.cherry'", "'.cherry/x'")),
@@ -105,21 +105,21 @@ _REFUSED = {
 
 
 class SchemaShape(msgspec.Struct):
-    """What of the layout is there: tables that can be read by its columns, and what is missing or differs."""
+    """Which tables of the layout can be read, and which parts of it are missing or differ."""
 
-    #: Tables with all their columns, ``search_text_fts`` too.
+    #: Tables that have all their columns, and ``search_text_fts``.
     tables: set[str] = msgspec.field(default_factory=set)
     missing: list[str] = msgspec.field(default_factory=list)
-    #: Whether bodies carry their number in the full-text index (version 2), or it is their implicit one.
+    #: Whether bodies have the column ``fts_rowid`` (version 2); in version 1 the row number links them.
     has_rowid: bool = True
 
     def has(self, *tables: str) -> bool:
-        """Tell whether all these tables can be read."""
+        """Whether all these tables can be read."""
         return self.tables.issuperset(tables)
 
 
-def compare_schema(db: apsw.Connection, ledger: FindingCollector) -> SchemaShape:
-    """Compare the schema of an open index file with the layout's.
+def compare_schema(db: apsw.Connection, findings: FindingCollector) -> SchemaShape:
+    """Compare the schema of an open index file with the layout.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
@@ -135,13 +135,13 @@ def compare_schema(db: apsw.Connection, ledger: FindingCollector) -> SchemaShape
         shape.missing.append(FULL_TEXT)
     shape.missing += [name for name in _TRIGGERS if ("trigger", name) not in schema]
     if shape.has(*_COLUMNS, FULL_TEXT):
-        shape.missing += [what for what in _wrong_effects(schema, shape, ledger) if what not in shape.missing]
+        shape.missing += [what for what in _wrong_effects(schema, shape, findings) if what not in shape.missing]
     return shape
 
 
 def _read_schema(db: apsw.Connection) -> dict[tuple[str, str], str]:
-    """Return the statements of a file's schema by kind and name."""
-    # As bytes: a damaged schema holds anything.
+    """Map kind and name of each schema object to its SQL."""
+    # As bytes: a damaged schema can hold any value.
     rows = db.execute("SELECT type, CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL")
     return {(kind, _text(name)): _text(sql) for kind, name, sql in rows}
 
@@ -170,16 +170,13 @@ def _version(db: apsw.Connection) -> object:
         return None  # the column is missing, which is found as such
 
 
-def _read_columns(db: apsw.Connection, table: str) -> dict[str, tuple[str, int, int, int]]:
-    rows = db.execute(f"PRAGMA table_xinfo('{table}')")
-    return {name: (str(kind).upper(), nn, key, hidden) for _, name, kind, nn, _, key, hidden in rows}
-
-
 def _wrong_columns(db: apsw.Connection, table: str, shape: SchemaShape) -> Iterator[str]:
-    there = _read_columns(db, table)
-    # Rows are told by their numbers.
+    rows = db.execute(f"PRAGMA table_xinfo('{table}')")
+    there = {name: (str(kind).upper(), nn, key, hidden) for _, name, kind, nn, _, key, hidden in rows}
+    # Rows are identified by row number, so the table must have row numbers and no column of that name.
     yield from (f"{table}.{name}" for name in there if str(name).lower() in ROW_NUMBERS)
-    if _is_without_numbers(db, table):
+    listed = "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ? COLLATE NOCASE"
+    if db.execute(listed, (table,)).get:
         yield tr("{table} (numbers of rows)", table=table)
     for name, *about in _COLUMNS[table]:
         if name == _ROWID and not shape.has_rowid:
@@ -189,14 +186,9 @@ def _wrong_columns(db: apsw.Connection, table: str, shape: SchemaShape) -> Itera
 
 
 def _is_like(found: tuple[str, int, int, int], about: Sequence[object]) -> bool:
-    # A key may say NOT NULL on top; a generated column is none that can be written.
+    # A key may also be NOT NULL. A generated column cannot be written.
     kind, is_needed, key, is_generated = found
     return not is_generated and [kind, 0 if key else is_needed, key] == list(about)
-
-
-def _is_without_numbers(db: apsw.Connection, table: str) -> bool:
-    listed = "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ? COLLATE NOCASE"
-    return bool(db.execute(listed, (table,)).get)
 
 
 def _wrong_keys(db: apsw.Connection, table: str) -> Iterator[str]:
@@ -209,7 +201,7 @@ def _wrong_keys(db: apsw.Connection, table: str) -> Iterator[str]:
 
 def _foreign(db: apsw.Connection, table: str) -> Iterator[tuple[object, ...]]:
     for row in db.execute(f"PRAGMA foreign_key_list('{table}')"):
-        # A key that names no column means the primary one.
+        # A foreign key without a column refers to the primary key.
         target = row[4] or {"content": "content_hash", "material": "material_id"}.get(str(row[2]))
         yield (*row[:4], target, *row[5:])
 
@@ -227,36 +219,36 @@ def _is_wrong_index(db: apsw.Connection, name: str, shape: SchemaShape) -> bool:
     return of_table.get(name) != (unique, 0) or _index_columns(db, name) != list(columns)
 
 
-def _wrong_effects(schema: dict[tuple[str, str], str], shape: SchemaShape, ledger: FindingCollector) -> list[str]:
-    """Try out checks and triggers in a scratch file; what was found right before is not tried again."""
+def _wrong_effects(schema: dict[tuple[str, str], str], shape: SchemaShape, findings: FindingCollector) -> list[str]:
+    """Return the checks and triggers that do not do what the layout requires; results for equal schemas are cached."""
     wanted = [("table", table) for table in (*_COLUMNS, FULL_TEXT)] + [("trigger", name) for name in _TRIGGERS]
     statements = {key: schema[key] for key in wanted if key in schema}
     mark = hashlib.blake2b(repr((shape.has_rowid, statements)).encode(), digest_size=16).digest()
     if mark in _RIGHT:
         return []
-    found = list(_try_statements(statements, shape, ledger))
+    found = list(_try_statements(statements, shape, findings))
     if not found and len(_RIGHT) < _MOST_RIGHT:
         _RIGHT.add(mark)
     return found
 
 
-#: What tells the schemas that were tried and found right: most bases of a store have the same one.
+#: Digests of schemas that passed the trial: most bases of a store have the same one.
 _RIGHT: set[bytes] = set()
 _MOST_RIGHT = 1000
 
 
 def _try_statements(
-    statements: dict[tuple[str, str], str], shape: SchemaShape, ledger: FindingCollector
+    statements: dict[tuple[str, str], str], shape: SchemaShape, findings: FindingCollector
 ) -> Iterator[str]:
     with (
         durable.temporary_folder() as folder,
         sqlite.open_writable(folder / "scratch.sqlite", create=True) as db,
-        ledger.watched(db, 0),
+        findings.watched(db, 0),
     ):
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("PRAGMA synchronous = OFF")
         db.execute("PRAGMA journal_mode = MEMORY")
-        # The triggers are what is tried: the file is nobody's.
+        # The scratch file is private, so its triggers may run.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
         db.authorizer = _no_other_file
         for (_, name), statement in statements.items():
@@ -267,24 +259,26 @@ def _try_statements(
             except (apsw.Error, ValueError):  # ValueError: a NUL or a surrogate in it
                 yield name
                 return
-        yield from (what for what, tries in _REFUSED.items() if not all(_is_refused(db, sql, ledger) for sql in tries))
+        yield from (
+            what for what, tries in _REFUSED.items() if not all(_is_refused(db, sql, findings) for sql in tries)
+        )
         if all(("trigger", name) in statements for name in _TRIGGERS):
-            yield from _wrong_triggers(db, shape, ledger)
+            yield from _wrong_triggers(db, shape, findings)
 
 
 def _no_other_file(operation: int, *_: object) -> int:
     return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
 
 
-def _is_refused(db: apsw.Connection, sql: str, ledger: FindingCollector) -> bool:
+def _is_refused(db: apsw.Connection, sql: str, findings: FindingCollector) -> bool:
     db.execute("SAVEPOINT tried")
     is_refused = False
     try:
         db.execute(sql)
     except apsw.InterruptError:
-        ledger.check_time()  # it would never have ended, and so refuses nothing
+        findings.check_time()  # it would not have ended, so nothing was refused
     except sqlite.SYSTEM_ERRORS:
-        raise  # a full disk says nothing of the layout, and has rolled back already
+        raise  # a full disk says nothing about the layout, and SQLite has rolled back
     except apsw.Error:
         is_refused = True
     if db.in_transaction:
@@ -293,7 +287,7 @@ def _is_refused(db: apsw.Connection, sql: str, ledger: FindingCollector) -> bool
     return is_refused
 
 
-def _wrong_triggers(db: apsw.Connection, shape: SchemaShape, ledger: FindingCollector) -> Iterator[str]:
+def _wrong_triggers(db: apsw.Connection, shape: SchemaShape, findings: FindingCollector) -> Iterator[str]:
     for name, sql, word, gone in (
         ("search_text_ai", _BODY.format("'search_unit'", "'body'"), "ghtho", None),
         (FULL_TEXT, _BUILD_ANEW, "ghtho", None),
@@ -302,12 +296,12 @@ def _wrong_triggers(db: apsw.Connection, shape: SchemaShape, ledger: FindingColl
     ):
         try:
             if name == FULL_TEXT and shape.has_rowid:
-                # Built anew, the full-text index has to go by its own number, whatever the row's implicit one is.
+                # After a rebuild, the full-text index must use ``fts_rowid`` and not the row number.
                 db.execute("UPDATE search_text SET rowid = 7")
             db.execute(sql)
             is_wrong = not _finds_words(db, shape, word, gone)
         except apsw.InterruptError:
-            ledger.check_time()  # it would never have ended
+            findings.check_time()  # it would not have ended
             is_wrong = True
         except sqlite.SYSTEM_ERRORS:
             raise
@@ -319,7 +313,7 @@ def _wrong_triggers(db: apsw.Connection, shape: SchemaShape, ledger: FindingColl
 
 
 def _finds_words(db: apsw.Connection, shape: SchemaShape, word: str | None, gone: str | None) -> bool:
-    """Tell whether a search for ``word`` finds all there is, by its number, and one for ``gone`` nothing."""
+    """Whether a search for ``word`` finds every body by its number, and a search for ``gone`` finds none."""
 
     def hits(word: str) -> list[object]:
         found = db.execute(f"SELECT rowid FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH ?", (f'"{word}"',))
@@ -332,17 +326,17 @@ def _finds_words(db: apsw.Connection, shape: SchemaShape, word: str | None, gone
     return gone is None or not hits(gone)
 
 
-# What the schema of an index file, or of a catalog, has that its layout does not (``docs/findings.md``).
+# --- objects that the layout does not define (``docs/findings.md``, ``schema.foreign-…``) ----------------------------
 
 
 _FULL_TEXT_TABLE = "search_text_fts"
 _FTS5 = re.compile(r"\bUSING\s+[\"'`\[]?fts5\b", re.IGNORECASE)
-#: The functions that rules of the layout's tables call.
+#: Functions that the rules of the layout's tables call.
 _IN_RULES = {"like", "length", "trim", "ifnull", "coalesce"}
 
 
 class _OwnSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """What a layout has: columns by table, indexes, and its triggers with the tables that they are on."""
+    """Objects of a layout: columns by table, indexes, and triggers with their tables."""
 
     tables: Mapping[str, frozenset[str]]
     indexes: frozenset[str]
@@ -403,7 +397,7 @@ _INDEX_TRIAL = TriggerTrial(
 
 
 def find_foreign_in_index(db: apsw.Connection) -> list[ForeignObject]:
-    """Return what an index file has that no version of its layout has; nothing of one that is newer than ours.
+    """Return the objects of an index file that no known version defines. A newer version is not judged: empty.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
@@ -436,7 +430,7 @@ def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
         dropped = f"DROP TRIGGER {untrusted_sqlite.quote_name(name)}"
         if _INDEX_SCHEMA.triggers.get(name.lower()) != table.lower():
             yield ForeignObject(
-                finding=findings.FOREIGN_TRIGGER,
+                finding=audit_findings.FOREIGN_TRIGGER,
                 name=name,
                 message=tr("{n} that the layout does not have"),
                 noun="trigger",
@@ -446,7 +440,7 @@ def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
             again = tuple(one for one in schema.TRIGGERS if one.split()[2] == name.lower())
             message = tr("{n} of the layout's that does something else, too")
             yield ForeignObject(
-                finding=findings.FOREIGN_TRIGGER,
+                finding=audit_findings.FOREIGN_TRIGGER,
                 name=name,
                 message=message,
                 noun="trigger",
@@ -476,18 +470,18 @@ def _find_foreign_columns(
 
 
 def _foreign_column(name: str, message: str, noun: str) -> ForeignObject:
-    return ForeignObject(finding=findings.FOREIGN_COLUMN, name=name, message=message, noun=noun)
+    return ForeignObject(finding=audit_findings.FOREIGN_COLUMN, name=name, message=message, noun=noun)
 
 
 def _find_foreign_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
     message = tr("{n} that the layout does not have")
     for name, table, _ in read_schema_objects(db, "index"):
         if table.lower() in _INDEX_SCHEMA.tables and name.lower() not in _INDEX_SCHEMA.indexes:
-            yield ForeignObject(finding=findings.FOREIGN_INDEX, name=name, message=message, noun="index")
+            yield ForeignObject(finding=audit_findings.FOREIGN_INDEX, name=name, message=message, noun="index")
 
 
 def find_foreign_in_catalog(db: apsw.Connection) -> list[ForeignObject]:
-    """Return what a catalog has on the tables of knowledge, and what stands in their place; all else is its own.
+    """Return foreign triggers on the catalog's knowledge tables, and views and virtual tables in their place.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.

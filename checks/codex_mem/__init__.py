@@ -1,1 +1,1 @@
-"""Auditing and inspecting a database of codex-mem."""
+"""Audit and inspect databases of codex-mem."""

@@ -1,4 +1,4 @@
-"""The audit of a database of codex-mem and its vectors (``docs/findings.md``, "codex-mem")."""
+"""Audit a database of codex-mem and its vectors (``docs/findings.md``, "codex-mem")."""
 
 from __future__ import annotations
 
@@ -18,92 +18,96 @@ from checks.codex_mem import findings as codex
 from checks.codex_mem import schema
 from checks.codex_mem import schema as own_schema
 from regraft.formats.codex_mem import database, health, sidecar
-from regraft.formats.codex_mem.database import NOTES, Counts, Note, Project, Status
-from regraft.formats.codex_mem.health import Memory, State, Survey, obstacle
-from regraft.formats.codex_mem.sidecar import Flaw
+from regraft.formats.codex_mem.database import NOTES, Note, NoteStatus, Project, StatusCounts
+from regraft.formats.codex_mem.health import HealthState, Memory, NoteSurvey, find_obstacle
+from regraft.formats.codex_mem.sidecar import StoredVectorFlaw
 from regraft.identity import replace
 from regraft.language import join_list, tr
 from regraft.report.labels import state_label
 from regraft.report.progress import stage
 from regraft.stores.locate import Located
 
-# What is wrong with codex-mem's notes and their vectors, note by note (``docs/formats/codex_mem.md``, "Judgement").
+# --- notes and their vectors (``docs/formats/codex_mem.md``, "Judgement") -------------------------------------------
 
 
 _FLAWS = {
-    Flaw.LENGTH: tr("{n} with a vector of another length than the file's"),
-    Flaw.NON_FINITE: tr("{n} with a vector that has NaN or infinity, or a norm too large for single precision"),
-    Flaw.ZERO: tr("{n} with a vector of zeros"),
+    StoredVectorFlaw.LENGTH: tr("{n} with a vector of another length than the file's"),
+    StoredVectorFlaw.NON_FINITE: tr(
+        "{n} with a vector that has NaN or infinity, or a norm too large for single precision"
+    ),
+    StoredVectorFlaw.ZERO: tr("{n} with a vector of zeros"),
 }
-#: What of a code that a program wrote is shown.
+#: Characters of an error code that are shown.
 _LONGEST_CODE = 60
 
 
-def check_notes(survey: Survey, known: Collection[str], chosen: Collection[str], ledger: FindingCollector) -> None:
-    """File what is wrong.
+def check_notes(
+    survey: NoteSurvey, known: Collection[str], chosen: Collection[str], findings: FindingCollector
+) -> None:
+    """Check each note and its vector.
 
     Args:
-        survey: of the whole database.
-        known: ids of its projects, under which a finding is filed.
-        chosen: those that are looked at; empty: all, and notes of none.
-        ledger: what is wrong goes there.
+        survey: the survey of the database.
+        known: ids of its projects; other notes are reported under no project.
+        chosen: ids of the projects to check; empty: all, and notes of no project.
+        findings: collects what is wrong.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the database is damaged.
-        SidecarUnreadable: the sidecar is.
+        SidecarUnreadable: the file of vectors is damaged.
     """
-    _check_whole(survey, ledger)
+    _check_whole(survey, findings)
     of_notes = _judge_note if _are_notes_told(survey) else _judge_excluded
     for note in _notes(survey, chosen):
-        ledger.check_time()
+        findings.check_time()
         found = of_notes(note)
         if found is not None:
             name, message = found
             base = note.project if note.project in known else None
-            # Backfill is told of a project.
+            # Backfill needs the id of a project.
             is_beyond = (name == codex.PENDING and base is None) or (name == codex.ORPHAN and not note.is_eligible)
-            ledger.add(name, message, base=base, noun="note", sample=note.id, is_beyond_repair=is_beyond)
+            findings.add(name, message, base=base, noun="note", sample=note.id, is_beyond_repair=is_beyond)
     if survey.gone and not chosen:
         for note_id in _gone(survey):
-            ledger.check_time()
-            ledger.add(codex.ORPHAN, tr("{n} of no note"), noun="vector", sample=note_id)
+            findings.check_time()
+            findings.add(codex.ORPHAN, tr("{n} of no note"), noun="vector", sample=note_id)
 
 
-def _check_whole(survey: Survey, ledger: FindingCollector) -> None:
+def _check_whole(survey: NoteSurvey, findings: FindingCollector) -> None:
     name = {
-        State.INCOMPATIBLE: codex.INDEX_INCOMPATIBLE,
-        State.REBUILDING: codex.REBUILDING,
-        # Where no note has ever had one, they are pending.
-        State.MISSING: codex.INDEX_MISSING if survey.memory.problem or _are_said_to_be_ready(survey) else None,
+        HealthState.INCOMPATIBLE: codex.INDEX_INCOMPATIBLE,
+        HealthState.REBUILDING: codex.REBUILDING,
+        # If no note ever had a vector, the notes are pending instead.
+        HealthState.MISSING: codex.INDEX_MISSING if survey.memory.problem or _are_said_to_be_ready(survey) else None,
     }.get(survey.state)
     if name is not None:
-        ledger.add(name, str(obstacle(survey)))
+        findings.add(name, str(find_obstacle(survey)))
 
 
-def _are_said_to_be_ready(survey: Survey) -> bool:
-    """Tell whether any note says that it has a vector."""
+def _are_said_to_be_ready(survey: NoteSurvey) -> bool:
+    """Whether the row of any note says that it has a vector."""
     db = survey.memory.db
     if "embedding_status" not in survey.memory.columns:
         return False
-    may = database.eligible(db, "n")
+    may = database.eligible_sql(db, "n")
     return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM {NOTES} n WHERE n.embedding_status = 'ready' AND {may})").get)
 
 
-def _are_notes_told(survey: Survey) -> bool:
-    """Tell whether what notes lack is told one by one: not where all are mended by one command for the whole."""
-    if not database.is_migrated(survey.memory.db) or survey.state in (State.REBUILDING, State.INCOMPATIBLE):
+def _are_notes_told(survey: NoteSurvey) -> bool:
+    """Whether notes are reported one by one. They are not if one command fixes the whole database."""
+    if not database.is_migrated(survey.memory.db) or survey.state in (HealthState.REBUILDING, HealthState.INCOMPATIBLE):
         return False
-    return survey.state is not State.MISSING or not (survey.memory.problem or _are_said_to_be_ready(survey))
+    return survey.state is not HealthState.MISSING or not (survey.memory.problem or _are_said_to_be_ready(survey))
 
 
-def _notes(survey: Survey, chosen: Collection[str]) -> Iterator[Note]:
+def _notes(survey: NoteSurvey, chosen: Collection[str]) -> Iterator[Note]:
     projects: Iterable[str | None] = chosen or (None,)
     for project in projects:
-        yield from survey.memory.notes.judged(project)
+        yield from survey.memory.notes.iterate(project)
 
 
-def _gone(survey: Survey) -> Iterator[str]:
-    """Yield the ids of vectors of which no note is."""
+def _gone(survey: NoteSurvey) -> Iterator[str]:
+    """Yield the ids of vectors whose note is gone."""
     vectors, db = survey.memory.vectors, survey.memory.db
     for held in () if vectors is None else vectors.every():
         if not db.execute(f"SELECT EXISTS (SELECT 1 FROM {NOTES} WHERE id = ?)", (held.note_id,)).get:
@@ -111,61 +115,57 @@ def _gone(survey: Survey) -> Iterator[str]:
 
 
 def _judge_excluded(note: Note) -> tuple[str, str] | None:
-    """Return what is said of a note while a command for the whole has to be run."""
-    if note.status is Status.EXCLUDED and note.held is not None:
+    """Return the finding and message for an excluded note that has a vector, or None."""
+    if note.status is NoteStatus.EXCLUDED and note.held is not None:
         return codex.EXCLUDED_VECTOR, tr("{n} excluded, with a vector")
     return None
 
 
 def _judge_note(note: Note) -> tuple[str, str] | None:
-    """Return the finding that a note is, with what is said of it; None where nothing is wrong."""
+    """Return the finding and message for a note, or None."""
     if not note.is_eligible:
         return _judge_excluded(note) or _judge_unwanted(note)
-    if note.is_adoptable:
+    if note.can_adopt_vector:
         return codex.ORPHAN, tr("{n} with a good vector that its row does not name")
     if note.held is not None and note.held.flaw is not None:
         return codex.VECTOR, _FLAWS[note.held.flaw]
-    return None if note.status is Status.READY else _judge_lacking(note)
+    return None if note.status is NoteStatus.READY else _judge_lacking(note)
 
 
 def _judge_unwanted(note: Note) -> tuple[str, str] | None:
-    """Return the finding that a note is that is not to be embedded, or is excluded; None where nothing is wrong."""
-    if note.is_astray:
+    """Return the finding and message for a note that should have no vector, or None."""
+    if note.is_orphaned:
         return codex.ORPHAN, tr("{n} with a vector that is not to have one")
-    is_said = note.metadata.embedding_status in (None, Status.NOT_APPLICABLE)
+    is_said = note.metadata.embedding_status in (None, NoteStatus.NOT_APPLICABLE)
     if is_said:
         return None
-    if note.status is Status.EXCLUDED:
+    if note.status is NoteStatus.EXCLUDED:
         return codex.METADATA, tr("{n} excluded, with a status that says otherwise")
     return codex.METADATA, tr("{n} not to be embedded, with a status that says otherwise")
 
 
 def _judge_lacking(note: Note) -> tuple[str, str]:
-    """Return the finding that a note is that may be embedded and has no vector of its present text."""
-    if note.status is Status.FAILED:
+    """Return the finding and message for a note that should have a vector and has none of its present text."""
+    if note.status is NoteStatus.FAILED:
         code = note.metadata.embedding_error_code
         cause = "" if code is None else f" ({display_text(code)[:_LONGEST_CODE]})"
         return codex.FAILED, tr("{{n}} that could not be embedded{cause}", cause=cause)
-    if note.status is Status.STALE:
+    if note.status is NoteStatus.STALE:
         return codex.STALE, tr("{n} changed since its vector was made, or with one of another model")
-    return _judge_pending(note)
-
-
-def _judge_pending(note: Note) -> tuple[str, str]:
     stated = note.metadata.embedding_status
-    if stated == Status.READY:
+    if stated == NoteStatus.READY:
         return codex.METADATA, tr("{n} said to be ready, and without a vector")
-    if stated == Status.NOT_APPLICABLE:
+    if stated == NoteStatus.NOT_APPLICABLE:
         return codex.METADATA, tr("{n} said to be eligible and not to be embedded")
     if stated is not None and stated not in database.STATUSES:
-        return codex.METADATA, tr("{n} with a status that there is not")
+        return codex.METADATA, tr("{n} with an unknown status")
     return codex.PENDING, tr("{n} without a vector")
 
 
-# Whether the scope of codex-mem's rows holds together, and every exclusion has a reason.
+# --- scope of the rows, and reasons for exclusions ------------------------------------------------------------------
 
 
-#: What each table's rows name of the scope above them.
+#: The parts of the scope that the rows of each table refer to.
 _ABOVE = {
     "projects": ("system",),
     "workspaces": ("project",),
@@ -176,14 +176,16 @@ _ABOVE = {
 _NOUNS = {"projects": "project", "workspaces": "workspace", "sessions": "session", NOTES: "note", "handoffs": "handoff"}
 
 
-def check_scope(db: apsw.Connection, known: Collection[str], chosen: Collection[str], ledger: FindingCollector) -> None:
-    """Look at every row's scope, and at exclusions without a reason.
+def check_scope(
+    db: apsw.Connection, known: Collection[str], chosen: Collection[str], findings: FindingCollector
+) -> None:
+    """Check the scope of every row, and that every exclusion has a reason.
 
     Args:
         db: the database.
-        known: ids of its projects, under which a finding is filed.
-        chosen: those that are looked at; empty: all, and rows of none.
-        ledger: what is wrong goes there.
+        known: ids of its projects; other rows are reported under no project.
+        chosen: ids of the projects to check; empty: all, and rows of no project.
+        findings: collects what is wrong.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
@@ -194,18 +196,18 @@ def check_scope(db: apsw.Connection, known: Collection[str], chosen: Collection[
                 if not chosen or project in chosen:
                     name = codex.EXCLUSION if message == _NO_REASON else codex.SCOPE
                     base = project if project in known else None
-                    ledger.add(name, message, base=base, noun=_NOUNS[table], sample=key)
+                    findings.add(name, message, base=base, noun=_NOUNS[table], sample=key)
 
 
 _NO_REASON = tr("{n} excluded without a reason")
 
 
 def _scope_queries(table: str) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with rows of a table, with the query that finds their ids and those of their projects."""
+    """Yield messages, each with a query for the ids and projects of the rows that it is about."""
     above = _ABOVE[table]
     project = {"projects": "t.id"}.get(table, "t.project_id")
     select = f"SELECT CAST(t.id AS BLOB), {project} FROM {table} t"
-    # Without an id nothing can name a row.
+    # A row without an id cannot be named.
     yield tr("{n} without an id"), f"{select} WHERE typeof(t.id) <> 'text'"
     gone = " OR ".join(f"NOT EXISTS (SELECT 1 FROM {one}s a WHERE a.id = t.{one}_id)" for one in above)
     named = join_list(above, tr(" or "))
@@ -227,73 +229,76 @@ _OF_ONE_PROJECT = {"reconcile", "backfill", "clear-failed"}
 
 
 class _StoreAudit(msgspec.Struct):
-    """What an audit has seen."""
+    """State of the audit of one database."""
 
-    ledger: FindingCollector
+    findings: FindingCollector
     chosen: tuple[str, ...] = ()
-    #: The tables that an audit needs are there.
+    #: Whether all tables that the checks need exist.
     is_whole: bool = False
     projects: dict[str, Project] = msgspec.field(default_factory=dict)
-    survey: Survey | None = None
-    #: The draft's state and signals of the whole.
+    survey: NoteSurvey | None = None
+    #: State of search by meaning in the whole database.
     signals: health.Signals | None = None
     checked: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
-    """Check a database of codex-mem without writing anything.
+    """Audit a database of codex-mem without writing. The data never makes this raise.
 
     Args:
         found: the database.
-        options: what to look at; its bases are ids of projects.
-        command_line: gives the command lines that mend what is found; without it, none is given.
-
-    Never raises for what is in the data.
+        options: what to check; ``bases`` are ids of projects.
+        command_line: makes the command lines that fix findings; None: findings get no command.
     """
-    seen = _StoreAudit(FindingCollector(options.level, options.max_duration, options.progress), options.bases)
+    state = _StoreAudit(FindingCollector(options.level, options.max_duration, options.progress), options.bases)
     path = found.path
     problem = find_open_problem(path)
     try:
         if problem is None:
-            with health.opened(path) as memory, stage(options.progress, "Checking", 1, "databases"):
-                _Audit(path, memory, seen).run()
+            with health.open_memory(path) as memory, stage(options.progress, "Checking", 1, "databases"):
+                _Audit(path, memory, state).run()
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         problem = str(error)
     if problem is not None:
-        seen.ledger.add(
+        state.findings.add(
             UNREADABLE, tr("{named} cannot be read: {problem}", named=display_text(path.name), problem=problem)
         )
-    audited = _as_audit(path, seen)
-    return audited if command_line is None else _with_commands(audited, command_line)
+    audited = _as_audit(path, state)
+    if command_line is None:
+        return audited
+    # Add command lines to the findings, unless the database is damaged.
+    if any(finding.name in (UNREADABLE, CORRUPT) for finding in audited.findings):
+        return audited  # what cannot be read as a whole is not changed
+    return add_commands(audited, command_line, _project_of)
 
 
 def read_project_ids(found: Located) -> Sequence[str]:
-    """Return the ids of a database's projects."""
+    """Return the ids of the projects of a database."""
     return list(_read_projects(found.path))
 
 
 def read_ids_by_name(found: Located) -> Mapping[str, str]:
-    """Return the ids of a database's projects by what else tells one of them: its name and its slug."""
+    """Map the names and slugs of projects to their ids."""
     known = _read_projects(found.path)
     words = [word for one in known.values() for word in (one.name, one.slug)]
-    ids = {word: database.project_id(known, word) for word in words}
+    ids = {word: database.find_project_id(known, word) for word in words}
     return {word: project for word, project in ids.items() if project is not None}
 
 
 def _read_projects(path: Path) -> dict[str, Project]:
     try:
-        with health.opened(path) as memory:
-            return database.projects(memory.db)
+        with health.open_memory(path) as memory:
+            return database.read_projects(memory.db)
     except (apsw.Error, OSError, UnicodeDecodeError):
         return {}  # which an audit says
 
 
 class _Audit:
-    def __init__(self, path: Path, memory: Memory, seen: _StoreAudit) -> None:
+    def __init__(self, path: Path, memory: Memory, state: _StoreAudit) -> None:
         self._path = path
         self._memory = memory
-        self._seen = seen
-        self._ledger = seen.ledger
+        self._seen = state
+        self._findings = state.findings
 
     def run(self) -> None:
         db, vectors = self._memory.db, self._memory.vectors
@@ -301,27 +306,27 @@ class _Audit:
         steps: list[tuple[str, Callable[[], None]]] = [("structure", self._structure), ("counts", self._counts)]
         steps += [("scope", self._scope), (tr("full text"), self._full_text), ("migration", self._migration)]
         steps.append(("vectors", self._vectors))
-        if self._ledger.level >= Level.DEEP:
+        if self._findings.level >= Level.DEEP:
             steps.append(("integrity", self._integrity))
         with ExitStack() as stack:
-            stack.enter_context(self._ledger.watched(db, size))
+            stack.enter_context(self._findings.watched(db, size))
             if vectors is not None:
-                beside = database.sidecar_of(self._path).stat().st_size
-                stack.enter_context(self._ledger.watched(vectors.db, beside))
-            self._ledger.run(self._path.name, steps, None)
+                beside = database.sidecar_path(self._path).stat().st_size
+                stack.enter_context(self._findings.watched(vectors.db, beside))
+            self._findings.run(self._path.name, steps, None)
 
     def _structure(self) -> None:
         missing = schema.find_missing_schema(self._memory.db)
         for what in missing:
-            self._ledger.add(codex.SCHEMA, tr("missing: {n} of codex-mem's tables"), noun="part", sample=what)
+            self._findings.add(codex.SCHEMA, tr("missing: {n} of codex-mem's tables"), noun="part", sample=what)
         self._seen.is_whole = not missing
         if not missing:
-            self._seen.projects = database.projects(self._memory.db)
-            schema.check_triggers(self._memory.db, self._ledger)
-        sqlite_checks.add_foreign_objects(own_schema.find_foreign_in_notes(self._memory.db), self._ledger, None)
+            self._seen.projects = database.read_projects(self._memory.db)
+            schema.check_triggers(self._memory.db, self._findings)
+        sqlite_checks.add_foreign_objects(own_schema.find_foreign_in_notes(self._memory.db), self._findings, None)
         if self._memory.vectors is not None:
             beside = sqlite_checks.find_foreign_on_tables(self._memory.vectors.db, (sidecar.TABLE, "meta"))
-            sqlite_checks.add_foreign_objects((replace(one, mended=()) for one in beside), self._ledger, None)
+            sqlite_checks.add_foreign_objects((replace(one, mended=()) for one in beside), self._findings, None)
 
     def _counts(self) -> None:
         if self._seen.is_whole:
@@ -330,67 +335,67 @@ class _Audit:
 
     def _scope(self) -> None:
         if self._seen.is_whole:
-            check_scope(self._memory.db, self._seen.projects, self._seen.chosen, self._ledger)
+            check_scope(self._memory.db, self._seen.projects, self._seen.chosen, self._findings)
 
     def _full_text(self) -> None:
         if self._seen.is_whole:
-            is_usual = not self._ledger.count(codex.TRIGGER, None)
-            schema.check_full_text(self._memory.db, self._ledger, with_words=is_usual)
+            is_usual = not self._findings.count(codex.TRIGGER, None)
+            schema.check_full_text(self._memory.db, self._findings, with_words=is_usual)
 
     def _migration(self) -> None:
         if self._seen.is_whole:
             present = self._memory.is_present
-            schema.check_migration(self._memory.db, self._ledger, has_vectors=present)
+            schema.check_migration(self._memory.db, self._findings, has_vectors=present)
 
     def _vectors(self) -> None:
         if self._seen.is_whole:
-            survey = self._seen.survey = health.survey(self._memory, self._ledger.check_time)
-            self._seen.signals = health.signals(survey)
-            if survey.state is not State.DISABLED:
-                check_notes(survey, self._seen.projects, self._seen.chosen, self._ledger)
+            survey = self._seen.survey = health.survey_notes(self._memory, self._findings.check_time)
+            self._seen.signals = health.collect_signals(survey)
+            if survey.state is not HealthState.DISABLED:
+                check_notes(survey, self._seen.projects, self._seen.chosen, self._findings)
 
     def _integrity(self) -> None:
         vectors = self._memory.vectors
         files = [(self._path.name, self._memory.db)]
-        files += [] if vectors is None else [(database.sidecar_of(self._path).name, vectors.db)]
+        files += [] if vectors is None else [(database.sidecar_path(self._path).name, vectors.db)]
         for name, db in files:
             for (message,) in db.execute("PRAGMA integrity_check(20)"):
                 if message != "ok":
-                    self._ledger.add(
+                    self._findings.add(
                         CORRUPT, tr("SQLite's own check says {n}"), noun="time", sample=f"{name}: {message}"
                     )
 
 
-def _as_audit(path: Path, seen: _StoreAudit) -> Audit:
-    ledger, survey = seen.ledger, seen.survey
+def _as_audit(path: Path, state: _StoreAudit) -> Audit:
+    findings, survey = state.findings, state.survey
     vectors = None if survey is None else survey.memory.vectors
-    files = (path, database.sidecar_of(path))
-    closing = ledger.closing(tr("the words of the full-text index"), tr("all pages of the databases"))
+    files = (path, database.sidecar_path(path))
+    closing = findings.closing(tr("the words of the full-text index"), tr("all pages of the databases"))
     return Audit(
-        findings=ledger.findings(),
+        findings=findings.to_findings(),
         checked={
-            "projects": len(seen.projects),
-            **{name: seen.checked.get(name, 0) for name in ("notes", "handoffs")},
+            "projects": len(state.projects),
+            **{name: state.checked.get(name, 0) for name in ("notes", "handoffs")},
             "embeddings": 0 if vectors is None or survey is None else (survey.gone or 0) + survey.total.held,
             "bytes": sum(file.stat().st_size for file in files if file.is_file()),
         },
-        names={key: one.name for key, one in seen.projects.items()},
-        closing=f"{_state_of(seen)}{closing}",
+        names={key: one.name for key, one in state.projects.items()},
+        closing=f"{_state_of(state)}{closing}",
         statistics=Statistics(
-            bases=[_statistics(one, survey) for one in seen.projects.values()],
-            semantic=seen.signals,
+            bases=[_statistics(one, survey) for one in state.projects.values()],
+            semantic=state.signals,
         ),
-        not_checked=ledger.missing(),
-        level=ledger.level.name.lower(),
+        not_checked=findings.missing(),
+        level=findings.level.name.lower(),
     )
 
 
-def _state_of(seen: _StoreAudit) -> str:
-    return "" if seen.signals is None else tr("Search by meaning: {state}. ", state=state_label(seen.signals.state))
+def _state_of(state: _StoreAudit) -> str:
+    return "" if state.signals is None else tr("Search by meaning: {state}. ", state=state_label(state.signals.state))
 
 
-def _statistics(project: Project, survey: Survey | None) -> BaseStatistics:
-    """Return the numbers of a project as a page of an audit draws them: notes have the place of units and bodies."""
+def _statistics(project: Project, survey: NoteSurvey | None) -> BaseStatistics:
+    """Return the numbers of a project for the HTML page: notes take the place of units and bodies."""
     unknown = BaseStatistics(
         id=project.id,
         name=project.name,
@@ -403,22 +408,15 @@ def _statistics(project: Project, survey: Survey | None) -> BaseStatistics:
     )
     if survey is None:
         return unknown
-    counts, meta = survey.counts.get(project.id, Counts()), survey.memory.meta
+    counts, meta = survey.counts.get(project.id, StatusCounts()), survey.memory.meta
     return structs.replace(
         unknown,
         units=counts.eligible + counts.excluded + counts.not_applicable,
         bodies=counts.eligible,
-        covered=None if survey.state is State.DISABLED else counts.ready,
+        covered=None if survey.state is HealthState.DISABLED else counts.ready,
         embeddings=counts.held,
         lengths={str(meta.dimensions): counts.held} if meta is not None and counts.held else {},
     )
-
-
-def _with_commands(audited: Audit, command_line: CommandLine) -> Audit:
-    """Return an audit whose findings give the command lines that mend them."""
-    if any(finding.name in (UNREADABLE, CORRUPT) for finding in audited.findings):
-        return audited  # what cannot be read as a whole is not changed
-    return add_commands(audited, command_line, _project_of)
 
 
 def _project_of(finding: Finding) -> tuple[str, ...]:

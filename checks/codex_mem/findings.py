@@ -1,12 +1,12 @@
-"""What an audit of codex-mem can say: the registry of its findings (``docs/findings.md``, "codex-mem")."""
+"""Findings of databases of codex-mem (``docs/findings.md``, "codex-mem")."""
 
 from __future__ import annotations
 
 from checks.audit.findings import register
 from regraft.language import tr
 
-_PERSON = tr("A person has to decide; the message says about what.")
-_WORDS = tr("`regraft repair`, which fills the full-text index anew from the searchable notes, and only those.")
+_PERSON = tr("You have to decide; the message says what about.")
+_WORDS = tr("`regraft repair`, which rebuilds the full-text index from the searchable notes only.")
 _RECONCILE = tr("`regraft reconcile`.")
 
 SCHEMA = register(
@@ -79,7 +79,7 @@ MIGRATION = register(
         "columns, only some of them, or vectors without columns that name them. Or it is "
         "another migration of that number."
     ),
-    tr("`regraft backfill`, which adds what is missing before anything else; nothing, where it is another migration."),
+    tr("`regraft backfill`, which adds what is missing first. There is no fix if it is another migration."),
     "backfill",
 )
 INDEX_MISSING = register(
@@ -105,7 +105,7 @@ REBUILDING = register(
     "warning",
     "codex.rebuilding",
     tr("A rebuild of the vectors was begun and is not at its end: searched by words alone until it is."),
-    tr("`regraft rebuild`, which goes on, unless it is running."),
+    tr("`regraft rebuild`, which resumes, unless it is still running."),
     "rebuild",
 )
 ORPHAN = register(

@@ -1,4 +1,4 @@
-"""A first look at a database of codex-mem: its projects, and how well their notes can be found by meaning."""
+"""Summarize a database of codex-mem for ``inspect``: its projects, and the state of search by meaning."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import apsw
 from msgspec import UNSET, UnsetType, structs
 
 from checks.codex_mem import audit, schema
-from checks.looks import BaseSummary, HealthSummary, StoreSummary, format_base_heading
+from checks.inspect import BaseSummary, HealthSummary, StoreSummary, format_base_heading
 from checks.systems import Checks
 from regraft.formats.codex_mem import database
 from regraft.formats.codex_mem import health as codex_mem_health
-from regraft.formats.codex_mem.database import Counts
-from regraft.formats.codex_mem.health import Signals, State, Survey
+from regraft.formats.codex_mem.database import StatusCounts
+from regraft.formats.codex_mem.health import HealthState, NoteSurvey, Signals
 from regraft.language import format_count, join_list, tr
 from regraft.report.labels import label_of, state_label
 from regraft.stores.systems import Located
@@ -23,7 +23,7 @@ _STATUSES = ("ready", "pending", "stale", "failed", "excluded", "not_applicable"
 
 
 class ProjectSummary(BaseSummary, frozen=True, kw_only=True):
-    """A project; ``semantic`` counts its notes by the state of their vectors. It has no file of its own."""
+    """A project; ``semantic`` counts its notes by the state of their vectors. A project has no file of its own."""
 
     store: UnsetType | None = UNSET
     slug: str
@@ -37,7 +37,7 @@ class ProjectSummary(BaseSummary, frozen=True, kw_only=True):
     problem: None = None
 
     def lines(self, *, verbose: bool) -> Iterator[str]:  # noqa: ARG002 - all of it is short
-        """See :class:`BaseLook`."""
+        """Yield its lines of text output."""
         yield format_base_heading(self.id, self.name)
         if self.notes:
             yield tr("  notes       {notes:,} ({listed})", notes=self.notes, listed=_listed(self.by_status))
@@ -53,34 +53,34 @@ class ProjectSummary(BaseSummary, frozen=True, kw_only=True):
 
 
 class NotesHealthSummary(HealthSummary, frozen=True, kw_only=True):
-    """The health of a database; ``semantic`` has the signals of search by meaning, None where they cannot be read."""
+    """Health of a database; ``semantic`` is the state of search by meaning, None if it cannot be read."""
 
     semantic: Signals | None
 
     def lines(self) -> Iterator[str]:
-        """See :class:`HealthLook`."""
+        """Yield its lines of text output."""
         if self.semantic is None:
             return
         yield tr("search by meaning: {state}", state=state_label(self.semantic.state))
         for name, value in structs.asdict(self.semantic).items():
-            # What nobody knows says nothing to a person.
+            # Unknown values are left out.
             if name != "state" and value is not None:
                 yield f"  {pad_right(label_of(name.replace('_', ' ')), 22)}{_written(value)}"
         yield ""
 
 
 def inspect_store(source: Located) -> StoreSummary:
-    """Look at a database and its vectors."""
-    files = (source.path, database.sidecar_of(source.path))
+    """Summarize a database and its vectors."""
+    files = (source.path, database.sidecar_path(source.path))
     size = sum(file.stat().st_size for file in files if file.is_file())
     try:
-        with codex_mem_health.opened(source.path) as memory:
+        with codex_mem_health.open_memory(source.path) as memory:
             missing = schema.find_missing_schema(memory.db)
             if missing:
                 return _nothing(size, tr("tables of codex-mem are missing: {missing}", missing=join_list(missing)))
-            survey = codex_mem_health.survey(memory)
-            bases = [_project(survey, one) for one in database.projects(memory.db).values()]
-            signals, problems = codex_mem_health.signals(survey), list(_problems(survey))
+            survey = codex_mem_health.survey_notes(memory)
+            bases = [_project(survey, one) for one in database.read_projects(memory.db).values()]
+            signals, problems = codex_mem_health.collect_signals(survey), list(_problems(survey))
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         return _nothing(size, tr("it cannot be read: {error}", error=error))
     has_vectors = signals.semantic_enabled and signals.eligible
@@ -96,20 +96,20 @@ def inspect_store(source: Located) -> StoreSummary:
 
 
 def _nothing(size: int, problem: str) -> StoreSummary:
-    """Return the look at a database that cannot be read."""
+    """Return the summary of a database that cannot be read."""
     return StoreSummary([], NotesHealthSummary(orphans=0, stale=0, bytes=size, problems=[problem], semantic=None))
 
 
-def _problems(survey: Survey) -> Iterator[str]:
-    if survey.state not in (State.READY, State.DISABLED):
-        why = codex_mem_health.obstacle(survey)
+def _problems(survey: NoteSurvey) -> Iterator[str]:
+    if survey.state not in (HealthState.READY, HealthState.DISABLED):
+        why = codex_mem_health.find_obstacle(survey)
         state = state_label(survey.state)
         if why is not None:
             state = tr("{what}: {why}", what=state, why=why)
         yield tr("search by meaning: {state}", state=state)
 
 
-def _project(survey: Survey, project: database.Project) -> BaseSummary:
+def _project(survey: NoteSurvey, project: database.Project) -> BaseSummary:
     db = survey.memory.db
 
     def count(table: str) -> int:
@@ -119,7 +119,7 @@ def _project(survey: Survey, project: database.Project) -> BaseSummary:
         query = f"SELECT {column}, count(*) FROM {database.NOTES} WHERE project_id = ? GROUP BY 1 ORDER BY 1"
         return {str(value): int(number) for value, number in db.execute(query, (project.id,))}
 
-    counts = structs.asdict(survey.counts.get(project.id, Counts()))
+    counts = structs.asdict(survey.counts.get(project.id, StatusCounts()))
     return ProjectSummary(
         id=project.id,
         name=project.name,
@@ -142,9 +142,6 @@ def _written(value: object) -> str:
     if isinstance(value, bool):
         return label_of("yes" if value else "no")
     return one_line(str(value))
-
-
-# How databases of codex-mem are looked at and audited.
 
 
 CHECKS = Checks(

@@ -1,7 +1,8 @@
-"""Whether a database of codex-mem has its tables, its triggers and migration 006 (``docs/formats/codex_mem.md``).
+"""Check the tables, triggers, migration 006 and full-text index of codex-mem (``docs/formats/codex_mem.md``).
 
-The wording of statements is nobody's business: triggers are tried out in a scratch database that is made by the file's
-own statements.
+The wording of statements does not matter: triggers are executed in a scratch database. FTS5's own check would fail as
+soon as one note is excluded, and it is a write. It runs on a copy of the index's data, with only the searchable notes
+and with correct counts; wrong counts have a finding of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 import apsw
 
-from checks.audit import findings
+from checks.audit import findings as audit_findings
 from checks.audit.collector import FindingCollector, Level, display_text
 from checks.audit.sqlite_checks import (
     AVERAGES,
@@ -30,7 +31,7 @@ from regraft.formats.codex_mem.database import COLUMNS, FULL_TEXT, MIGRATION, MI
 from regraft.language import join_list, tr
 
 _SCOPE = ("session_id", "system_id", "project_id", "workspace_id")
-#: What is read of each table.
+#: Tables and columns that regraft reads.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "systems": ("id",),
     "projects": ("id", "system_id", "slug", "name"),
@@ -44,14 +45,14 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     MIGRATIONS: ("version", "name", "applied_at"),
 }
 _FULL_TEXT_STATEMENT = re.compile(r"CREATE\s+VIRTUAL\s+TABLE\s+.*?\bUSING\s+fts5\s*\((.*)\)", re.IGNORECASE | re.DOTALL)
-#: What that table is made with, in any order.
+#: Arguments of the full-text table, in any order.
 _ARGUMENTS = {"title", "content", f"content={NOTES}", "content_rowid=rowid"}
 _SCRATCH_FULL_TEXT = (
     f"CREATE VIRTUAL TABLE {FULL_TEXT} USING fts5 (title, content, content = '{NOTES}', content_rowid = 'rowid')"
 )
 _TRIGGERS = ("memory_items_ai", "memory_items_ad", "memory_items_au")
 _ADD = f"INSERT INTO {NOTES} (rowid, title, content, searchable) VALUES ({{}}, 'lighthouse', 'fog bell', {{}})"
-#: Statements for a scratch database, with the trigger that each is about, a word, and the notes that it finds then.
+#: Trials in a scratch database: the trigger that is tested, a statement, a word, and the notes that it then finds.
 _TRIES: tuple[tuple[str, str, str, list[int]], ...] = (
     ("memory_items_ai", _ADD.format(1, 1), "fog", [1]),
     ("memory_items_ai", _ADD.format(2, 0), "fog", [1]),
@@ -64,7 +65,7 @@ _TRIES: tuple[tuple[str, str, str, list[int]], ...] = (
 
 
 def find_missing_schema(db: apsw.Connection) -> list[str]:
-    """Return what the database has not that is read of it: tables, and columns as ``table.column``.
+    """Return the tables, and the columns as ``table.column``, that regraft reads and the database lacks.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
@@ -76,36 +77,33 @@ def find_missing_schema(db: apsw.Connection) -> list[str]:
     return missing
 
 
-def check_triggers(db: apsw.Connection, ledger: FindingCollector) -> None:
-    """Find triggers and a full-text table that are missing or do something else.
+def check_triggers(db: apsw.Connection, findings: FindingCollector) -> None:
+    """Report triggers and a full-text table that are missing or do something else.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
     """
     schema = dict(db.execute("SELECT name, sql FROM sqlite_schema WHERE type IN ('table', 'trigger')"))
-    if not _is_full_text(str(schema.get(FULL_TEXT))):
-        ledger.add(codex.TRIGGER, tr("the full-text table is made in another way"), sample=FULL_TEXT)
+    sql = str(schema.get(FULL_TEXT))
+    found = _FULL_TEXT_STATEMENT.match(sql)
+    # Quotes and blanks do not matter.
+    words = [] if found is None else [re.sub(r"[\s'\"`\[\]]", "", word).lower() for word in found[1].split(",")]
+    if sorted(words) != sorted(_ARGUMENTS):
+        findings.add(codex.TRIGGER, tr("the full-text table is made in another way"), sample=FULL_TEXT)
         return
     columns = [str(row[1]) for row in db.execute(f"PRAGMA table_info({NOTES})")]
     there = {name: str(schema[name]) for name in _TRIGGERS if name in schema}
     for name in (*(name for name in _TRIGGERS if name not in there), *_failing(columns, there)):
         message = tr("missing or different: {n} that keeps the full-text index")
-        ledger.add(codex.TRIGGER, message, noun="trigger", sample=name)
-
-
-def _is_full_text(sql: str) -> bool:
-    found = _FULL_TEXT_STATEMENT.match(sql)
-    # What is a name, a text in quotes or a blank between them does not matter.
-    words = [] if found is None else [re.sub(r"[\s'\"`\[\]]", "", word).lower() for word in found[1].split(",")]
-    return sorted(words) == sorted(_ARGUMENTS)
+        findings.add(codex.TRIGGER, message, noun="trigger", sample=name)
 
 
 def _failing(columns: list[str], triggers: dict[str, str]) -> Iterator[str]:
-    """Yield the first trigger that does something else; where one is missing, nobody can tell of the others."""
+    """Yield the first trigger that does something else. If one is missing, the others cannot be tested."""
     if len(triggers) < len(_TRIGGERS):
         return
     with sqlite.open_in_memory() as db:
-        # The triggers are what is tried: the file is nobody's.
+        # The scratch database is private, so its triggers may run.
         db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 1)
         db.authorizer = _no_other_file
         db.execute(f"CREATE TABLE {NOTES} ({', '.join(map(untrusted_sqlite.quote_name, columns))})")
@@ -135,48 +133,48 @@ def _no_other_file(operation: int, *_: object) -> int:
     return apsw.SQLITE_DENY if operation in (apsw.SQLITE_ATTACH, apsw.SQLITE_DETACH) else apsw.SQLITE_OK
 
 
-def check_migration(db: apsw.Connection, ledger: FindingCollector, *, has_vectors: bool) -> None:
-    """Find migration 006 where it is there in part, or is another one.
+def check_migration(db: apsw.Connection, findings: FindingCollector, *, has_vectors: bool) -> None:
+    """Report migration 006 if it is applied only in part, or is another migration of that number.
 
     Args:
         db: the database.
-        ledger: what is wrong goes there.
-        has_vectors: whether there is a file of vectors.
+        findings: collects what is wrong.
+        has_vectors: whether the file of vectors exists.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
     """
     version, name = MIGRATION
-    recorded = database.migration_recorded(db)
-    there = database.columns_there(db)
+    recorded = database.recorded_migration_name(db)
+    there = database.list_migrated_columns(db)
     missing = [column for column in COLUMNS if column not in there]
-    foreign = database.foreign_column(db)
+    foreign = database.find_conflicting_column(db)
     if missing and recorded not in (None, name):
         message = tr(
-            "another migration {version} is recorded ({named}): what it makes nobody can tell",
+            "another migration {version} is recorded ({named}), and its effects are unknown",
             version=version,
             named=display_text(recorded),
         )
-        ledger.add(codex.MIGRATION, message, is_beyond_repair=True)
+        findings.add(codex.MIGRATION, message, is_beyond_repair=True)
     elif foreign is not None:
         message = tr("a column that migration 006 makes is there, and must not be empty")
-        ledger.add(codex.MIGRATION, message, sample=foreign, is_beyond_repair=True)
+        findings.add(codex.MIGRATION, message, sample=foreign, is_beyond_repair=True)
     elif missing and there:
         message = tr("only some columns of migration 006 are there, {missing} not", missing=join_list(missing))
-        ledger.add(codex.MIGRATION, message, sample=missing[0])
+        findings.add(codex.MIGRATION, message, sample=missing[0])
     elif missing:
-        _check_absent(ledger, is_recorded=recorded is not None, has_vectors=has_vectors)
+        _check_absent(findings, is_recorded=recorded is not None, has_vectors=has_vectors)
     elif recorded is None:
-        ledger.add(codex.MIGRATION, tr("all columns of migration 006 are there, and it is not recorded"))
+        findings.add(codex.MIGRATION, tr("all columns of migration 006 are there, and it is not recorded"))
 
 
-def _check_absent(ledger: FindingCollector, *, is_recorded: bool, has_vectors: bool) -> None:
+def _check_absent(findings: FindingCollector, *, is_recorded: bool, has_vectors: bool) -> None:
     if is_recorded or has_vectors:
         what = tr("it is recorded") if is_recorded else tr("there is a file of vectors")
-        ledger.add(codex.MIGRATION, tr("no column of migration 006 is there, and {what}", what=what))
+        findings.add(codex.MIGRATION, tr("no column of migration 006 is there, and {what}", what=what))
 
 
-# What the schema of codex-mem's database has that is none of its own (``docs/findings.md``, ``schema.foreign-…``).
+# --- objects that codex-mem does not define (``schema.foreign-…``) --------------------------------------------------
 
 
 _NOTES_TRIAL = TriggerTrial(
@@ -196,7 +194,7 @@ _NOTES_TRIAL = TriggerTrial(
 
 
 def find_foreign_in_notes(db: apsw.Connection) -> list[ForeignObject]:
-    """Return what codex-mem's database has on its notes that is none of its own.
+    """Return the objects on codex-mem's notes that it does not define.
 
     Raises:
         apsw.Error, UnicodeDecodeError: the file is damaged.
@@ -206,15 +204,13 @@ def find_foreign_in_notes(db: apsw.Connection) -> list[ForeignObject]:
     for name, table, sql in read_schema_objects(db, "trigger"):
         if name in own and table.lower() == NOTES and has_extra_effects(name, table, sql, _NOTES_TRIAL):
             message = tr("{n} of codex-mem's that does something else, too")
-            found.append(ForeignObject(finding=findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger"))
+            found.append(
+                ForeignObject(finding=audit_findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger")
+            )
     return [*found, *find_full_text_indexes(db)]
 
 
-# Whether codex-mem's full-text index holds the searchable notes, and nothing else (``docs/formats/codex_mem.md``).
-#
-# FTS5's own check would cry wolf as soon as one note is excluded, and it is a write: it runs on a copy of the index's
-# data in a temporary table, beside the searchable notes alone, and with right counts: wrong ones are a finding by
-# themselves.
+# --- the full-text index --------------------------------------------------------------------------------------------
 
 
 _COLUMNS = 2
@@ -225,22 +221,22 @@ _EXTRA = f"""SELECT coalesce((SELECT CAST(n.id AS BLOB) FROM {NOTES} n WHERE n.r
   FROM {FULL_TEXT}_docsize d WHERE NOT {_SEARCHABLE}"""
 
 
-def check_full_text(db: apsw.Connection, ledger: FindingCollector, *, with_words: bool = True) -> None:
-    """Compare rows and counts; above the quick level the words too.
+def check_full_text(db: apsw.Connection, findings: FindingCollector, *, with_words: bool = True) -> None:
+    """Compare rows and counts of the full-text index with the searchable notes; above the quick level also the words.
 
     Args:
         db: the database.
-        ledger: what is wrong goes there.
-        with_words: whether the index is made as codex-mem makes it, so that its words can be told.
+        findings: collects what is wrong.
+        with_words: whether the index is created as codex-mem does it, so that its words can be compared.
 
     Raises:
         apsw.Error: the file is damaged.
     """
     for (note,) in db.execute(_MISSING):
-        ledger.add(codex.FTS_MISSING, tr("{n} that no word finds"), noun="searchable note", sample=note)
+        findings.add(codex.FTS_MISSING, tr("{n} that no word finds"), noun="searchable note", sample=note)
     for (note,) in db.execute(_EXTRA):
         message = tr("{n} of the full-text index of no searchable note: excluded text can be found")
-        ledger.add(codex.FTS_EXTRA, message, noun="entry", sample=note)
+        findings.add(codex.FTS_EXTRA, message, noun="entry", sample=note)
     stated, there = _stated(db), _there(db)
     if stated != there:
         message = tr(
@@ -248,10 +244,10 @@ def check_full_text(db: apsw.Connection, ledger: FindingCollector, *, with_words
             said=_said(stated),
             said2=_said(there),
         )
-        ledger.add(codex.FTS_SKEWED, message)
-    whole = not ledger.count(codex.FTS_MISSING, None) and not ledger.count(codex.FTS_EXTRA, None)
-    if with_words and ledger.level >= Level.DEFAULT and whole and not _words_agree(db, there):
-        ledger.add(codex.FTS_WORDS, tr("the full-text index does not hold the words of the notes"))
+        findings.add(codex.FTS_SKEWED, message)
+    whole = not findings.count(codex.FTS_MISSING, None) and not findings.count(codex.FTS_EXTRA, None)
+    if with_words and findings.level >= Level.DEFAULT and whole and not _words_agree(db, there):
+        findings.add(codex.FTS_WORDS, tr("the full-text index does not hold the words of the notes"))
 
 
 def _said(counts: list[int]) -> str:
@@ -260,16 +256,16 @@ def _said(counts: list[int]) -> str:
 
 
 def _stated(db: apsw.Connection) -> list[int]:
-    """Return how many rows the index says that it has, and how many words in each column; none yet is 0."""
+    """Return the number of rows, and of words in each column, that the index states; 0 if it states none."""
     raw = db.execute(f"SELECT block FROM {FULL_TEXT}_data WHERE id = ?", (AVERAGES,)).get
     numbers = list(_numbers(raw)) if isinstance(raw, bytes) else []
-    # A count below nothing is a large one as SQLite writes it.
+    # SQLite stores a negative count as a large one.
     signed = [number - (1 << 64) if number >= 1 << 63 else number for number in numbers]
     return (signed + [0] * (1 + _COLUMNS))[: 1 + _COLUMNS]
 
 
 def _there(db: apsw.Connection) -> list[int]:
-    """Return how many rows the index has, and how many words in each column, by their own sizes."""
+    """Return the number of rows, and of words in each column, by the sizes of the rows."""
     counts = [0] * (1 + _COLUMNS)
     for (raw,) in db.execute(f"SELECT sz FROM {FULL_TEXT}_docsize"):
         sizes = list(_numbers(raw)) if isinstance(raw, bytes) else []
@@ -279,7 +275,7 @@ def _there(db: apsw.Connection) -> list[int]:
 
 
 def _numbers(raw: bytes) -> Iterator[int]:
-    """Yield whole numbers as SQLite packs them: 7 bits in a byte, the highest first; all 8 of a ninth."""
+    """Decode SQLite varints: 7 bits a byte, most significant first; the ninth byte has 8."""
     number = length = 0
     for byte in raw:
         length += 1

@@ -1,1 +1,1 @@
-"""Auditing and inspecting a knowledge base of rsclaw."""
+"""Audit and inspect knowledge bases of rsclaw."""

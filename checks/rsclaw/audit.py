@@ -1,4 +1,4 @@
-"""The audit of a knowledge base of rsclaw, without a trace (``docs/findings.md``, "rsclaw")."""
+"""Audit a knowledge base (KB) of rsclaw without writing (``docs/findings.md``, "rsclaw")."""
 
 from __future__ import annotations
 
@@ -20,76 +20,76 @@ from regraft.language import format_count, join_list, tr
 from regraft.report.progress import stage
 from regraft.stores.systems import Located
 
-#: What says that a database is damaged as a whole: nothing of it can be read.
+#: Errors of a database that is damaged as a whole, so that nothing can be read.
 DAMAGED = (NotRedb, RedbDamaged, RedbSlotsDamaged, RedbTooShort)
-#: How often time is looked at while rows are read.
+#: Interval at which the time limit is checked, in rows.
 _EVERY = 256
 
 
 def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
-    """Check a KB without writing anything.
+    """Audit a KB without writing.
 
     Args:
-        found: of the kind ``rsclaw``.
-        options: how deep to look, how long, and the time that ages are relative to.
-        command_line: gives the command lines that mend what is found; without it, none is given.
+        found: a store of the kind ``rsclaw``.
+        options: level, time limit, and the time to which ages are relative.
+        command_line: makes the command lines that fix findings; None: findings get no command.
 
     Raises:
-        RedbError: the database is in use, or of a format that is not known. Damage is a finding.
+        RedbError: the database is in use, or its format is unknown. Damage is a finding.
     """
-    ledger = FindingCollector(options.level, options.max_duration, now_ms=options.now_ms)
+    findings = FindingCollector(options.level, options.max_duration, now_ms=options.now_ms)
     checked = dict.fromkeys(("documents", "chunks", "files", "bytes"), 0)
     unread: list[str] = []
     try:
-        with database.mirrored(found.path, go_on=_make_timer(ledger)) as mirror:
-            seen = KbAudit(
+        with database.open_mirror(found.path, go_on=_make_timer(findings)) as mirror:
+            state = KbAudit(
                 root=found.tree.path,
                 path=found.path,
                 mirror=mirror,
-                ledger=ledger,
+                findings=findings,
                 checked=checked,
                 unread=unread,
             )
-            _check(seen, options)
+            _check(state, options)
     except DAMAGED as error:
-        ledger.add(kb.UNREADABLE, str(error), sample=found.path.name)
+        findings.add(kb.UNREADABLE, str(error), sample=found.path.name)
         unread += (name for name, _ in _steps(options))
     except OutOfTime:
-        ledger.not_checked.append(found.path.name)
+        findings.not_checked.append(found.path.name)
     audited = Audit(
-        findings=ledger.findings(),
+        findings=findings.to_findings(),
         checked=checked,
         names={},
-        closing=_closing(ledger, unread),
-        not_checked=(*ledger.missing(), *unread),
-        level=ledger.level.name.lower(),
+        closing=_closing(findings, unread),
+        not_checked=(*findings.missing(), *unread),
+        level=findings.level.name.lower(),
     )
     return audited if command_line is None else add_commands(audited, command_line)
 
 
-def _closing(ledger: FindingCollector, unread: list[str]) -> str:
-    said = ledger.closing(tr("files and texts"), tr("all pages of the database and the hashes of files"))
+def _closing(findings: FindingCollector, unread: list[str]) -> str:
+    said = findings.closing(tr("files and texts"), tr("all pages of the database and the hashes of files"))
     if not unread:
         return said
     missing = tr("Not checked, because it cannot be read: {names}.", names=join_list(unread))
-    return f"{said} {missing}" if ledger.missing() else missing
+    return f"{said} {missing}" if findings.missing() else missing
 
 
-def _make_timer(ledger: FindingCollector) -> Callable[[int], None]:
-    """Return what ends the reading of rows when time is over."""
+def _make_timer(findings: FindingCollector) -> Callable[[int], None]:
+    """Return a callback for each row that raises when time is over."""
     count = 0
 
     def go_on(_: int) -> None:
         nonlocal count
         count += 1
         if count % _EVERY == 1:
-            ledger.check_time()
+            findings.check_time()
 
     return go_on
 
 
 def _steps(options: CheckOptions) -> list[tuple[str, Callable[[KbAudit], None]]]:
-    """Return the checks, each with what a person calls it."""
+    """Return the name and function of each check."""
     steps: list[tuple[str, Callable[[KbAudit], None]]] = [
         (tr("documents"), rsclaw_tables.check_documents),
         (tr("jobs"), rsclaw_tables.check_jobs),
@@ -103,81 +103,73 @@ def _steps(options: CheckOptions) -> list[tuple[str, Callable[[KbAudit], None]]]
     return steps
 
 
-def _check(seen: KbAudit, options: CheckOptions) -> None:
+def _check(state: KbAudit, options: CheckOptions) -> None:
     steps = _steps(options)
     for table, name in ((database.DOCS, "documents"), (database.CHUNKS, "chunks")):
-        seen.checked[name] = seen.mirror.tables[table].rows
-    rsclaw_tables.create_current_table(seen.mirror)
-    _report_rows(seen)
+        state.checked[name] = state.mirror.tables[table].rows
+    rsclaw_tables.create_current_table(state.mirror)
+    query = "SELECT tbl, key, reason FROM broken ORDER BY tbl, key"
+    told = (f"{table}, {key}: {reason}" for table, key, reason in state.db.execute(query))
+    state.say(kb.ROW, tr("{n} not of the form that rsclaw writes: {named}"), noun="row", samples=told)
     with stage(options.progress, "Checking", len(steps), "parts"):
         for name, step in steps:
             options.progress.at(name)
-            _guarded(seen, name, partial(step, seen))
+            _guarded(state, name, partial(step, state))
             options.progress.step(1, 0)
-    _report_damage(seen.mirror, seen.ledger)
-    _guarded(seen, tr("counts"), partial(_report_missing_rows, seen))
+    # Report the damaged pages of each table, with the number of lost rows.
+    for damaged in sorted({one.table for one in state.mirror.damage}, key=str):
+        pages = {(one.offset, one.length): one for one in state.mirror.damage if one.table == damaged}
+        first = next(iter(pages.values()))
+        message = _damage_message(damaged, len(pages), first, state.mirror)
+        for one in pages.values():
+            sample = tr("{page} at byte {offset:,}: {reason}", page=one.page, offset=one.offset, reason=one.reason)
+            state.findings.add(kb.PAGE, message, sample=sample)
+    _guarded(state, tr("counts"), partial(_report_missing_rows, state))
 
 
-def _guarded(seen: KbAudit, name: str, step: Callable[[], None]) -> None:
-    """Run a check; damage in what it looks at does not end the others."""
+def _guarded(state: KbAudit, name: str, step: Callable[[], None]) -> None:
+    """Run one check; damage in its data does not stop the others."""
     try:
-        seen.ledger.check_time()
-        with seen.ledger.watched(seen.db, seen.path.stat().st_size):
+        state.findings.check_time()
+        with state.findings.watched(state.db, state.path.stat().st_size):
             step()
     except OutOfTime:
-        seen.ledger.not_checked.append(name)
+        state.findings.not_checked.append(name)
     except apsw.InterruptError:
-        # Only time ends a statement over tables of our own.
-        seen.ledger.not_checked.append(name)
+        # The tables are a private copy, so only the time limit interrupts a statement.
+        state.findings.not_checked.append(name)
     except OSError as error:
         reason = error.strerror or str(error)
-        seen.unread.append(name)
-        seen.ledger.add(kb.UNREADABLE, tr("{name} cannot be read: {error}", name=name, error=reason), sample=name)
+        state.unread.append(name)
+        state.findings.add(kb.UNREADABLE, tr("{name} cannot be read: {error}", name=name, error=reason), sample=name)
 
 
 # --- the database itself ---------------------------------------------------------------------------------------------
 
 
-def _check_pages(seen: KbAudit) -> None:
-    """Read every page of every table once more, to the last value, and hold ids against texts."""
-    again = Mirror(db=seen.db)
-    go_on = _make_timer(seen.ledger)
-    with read_redb(seen.path, on_damage=again.see, state=seen.mirror.state) as file:
+def _check_pages(state: KbAudit) -> None:
+    """Read every page of every table again, and compare the ids of chunks with their texts."""
+    again = Mirror(db=state.db)
+    go_on = _make_timer(state.findings)
+    with read_redb(state.path, on_damage=again.see, state=state.mirror.state) as file:
         for name in file.tables:
             for _ in file.rows(name):
                 go_on(0)
-        rsclaw_tables.check_ids(seen, file)
-    known = {(one.table, one.offset) for one in seen.mirror.damage}
+        rsclaw_tables.check_ids(state, file)
+    known = {(one.table, one.offset) for one in state.mirror.damage}
     for one in again.damage:
         if (one.table, one.offset) not in known:
             known.add((one.table, one.offset))
-            seen.mirror.see(one)
+            state.mirror.see(one)
 
 
-def _report_rows(seen: KbAudit) -> None:
-    query = "SELECT tbl, key, reason FROM broken ORDER BY tbl, key"
-    told = (f"{table}, {key}: {reason}" for table, key, reason in seen.db.execute(query))
-    seen.say(kb.ROW, tr("{n} not of the form that rsclaw writes: {named}"), noun="row", samples=told)
-
-
-def _report_damage(mirror: Mirror, ledger: FindingCollector) -> None:
-    """Add a finding for each table with damaged pages, and say how many rows that costs."""
-    for table in sorted({one.table for one in mirror.damage}, key=str):
-        pages = {(one.offset, one.length): one for one in mirror.damage if one.table == table}
-        first = next(iter(pages.values()))
-        message = _damage_message(table, len(pages), first, mirror)
-        for one in pages.values():
-            sample = tr("{page} at byte {offset:,}: {reason}", page=one.page, offset=one.offset, reason=one.reason)
-            ledger.add(kb.PAGE, message, sample=sample)
-
-
-def _report_missing_rows(seen: KbAudit) -> None:
-    """Find tables that say to have more rows than there are, in pages that are all right."""
-    if None in seen.mirror.damaged_tables:
+def _report_missing_rows(state: KbAudit) -> None:
+    """Report tables that state more rows than their intact pages have."""
+    if None in state.mirror.damaged_tables:
         return
-    tables = ((name, one) for name, one in seen.mirror.tables.items() if name not in seen.mirror.damaged_tables)
+    tables = ((name, one) for name, one in state.mirror.tables.items() if name not in state.mirror.damaged_tables)
     samples = (f"{name}: {one.stated:,} − {one.rows + one.broken:,}" for name, one in tables if one.lost)
-    seen.say(kb.PAGE, tr("{n} with fewer rows than it is said to have: {named}"), noun="table", samples=samples)
+    state.say(kb.PAGE, tr("{n} with fewer rows than it is said to have: {named}"), noun="table", samples=samples)
 
 
 def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mirror) -> str:

@@ -1,6 +1,6 @@
-"""The files of a KB: those that documents name, and those that nothing names.
+"""Check the files of a KB: files that documents name, files that nothing names, and caches.
 
-What :func:`loose` says is also what ``regraft gc`` goes by: it is stricter than the system's own compactor.
+``gc`` plans from :func:`find_loose_files`, which is stricter than rsclaw's own compactor.
 """
 
 from __future__ import annotations
@@ -23,45 +23,46 @@ from checks.rsclaw import findings as kb
 from checks.rsclaw.tables import HOUR_MS, NAMED, SEARCHED, TITLED, KbAudit, usual_dimensions
 from regraft.disk import links
 from regraft.formats.rsclaw import database
-from regraft.formats.rsclaw.chunks import inside
+from regraft.formats.rsclaw.chunks import resolve_kb_file
 from regraft.formats.rsclaw.database import FULL_TEXT, HNSW, INDEXED, MARKDOWN, PENDING, RAW, SNAPSHOT, Mirror
-from regraft.formats.rsclaw.vectors import body_of
+from regraft.formats.rsclaw.documents import read_body
 from regraft.language import format_count, tr
 from regraft.report.notices import Severity
 from regraft.text import format_bytes, path_text
 
-#: What is younger may be of a document that is being added: the system's own grace.
+#: A younger file may belong to a document that is being added. rsclaw uses the same time.
 GRACE_MS = HOUR_MS
-#: So many files that nothing names, if they are also most of all, are not garbage: the database is a new or older one.
+#: If at least this number of files, and most files, are unnamed, they are not garbage: the database is new, or an older
+#: copy.
 _MANY = 10
 _PIECE = 1 << 20
 
 
 class LooseReason(StrEnum):
-    """Why a file is of no document, and what becomes of it; ``gc`` moves the first two."""
+    """Why a file belongs to no document. ``gc`` moves only those in :data:`MOVED`."""
 
-    #: No document, and no entry of the ledger, names it.
+    #: No document and no ledger entry names it.
     ORPHAN = "orphan"
-    #: Nothing names it, nor most of the files: the database may be a new or older one than they are.
+    #: Most files are unnamed: the database may be new, or an older copy.
     UNSURE = "unsure"
-    #: Nothing but an entry whose document is indexed names it, as a file that was replaced.
+    #: Only the ledger entry of an indexed document names it, as a replaced file.
     REPLACED = "replaced"
     YOUNG = "young"
-    #: Only entries of the ledger that are settled name it.
+    #: Only settled ledger entries name it.
     SETTLED = "settled"
-    #: Something names it but for letter case or the form of its characters.
+    #: It is named in another letter case or Unicode form.
     SPELLING = "spelling"
-    #: It is a link, or no plain file, or its name is no text.
+    #: It is a link or not a regular file, or its name is not text.
     ODD = "odd"
 
 
-#: Those that ``gc`` moves.
+#: Reasons for which ``gc`` moves a file.
 MOVED = (LooseReason.ORPHAN, LooseReason.REPLACED)
 _SCHEMA = """
 CREATE TEMP TABLE file (path TEXT PRIMARY KEY, folded TEXT, changed_at INTEGER, size INTEGER, is_odd INTEGER);
 CREATE TEMP TABLE named (folded TEXT, path TEXT, how TEXT);
 """
-#: How a path is named: by a document, by an open entry, as replaced by an indexed one, by a settled one.
+#: How a path is named: by a document, an open entry, an indexed entry as replaced, or a settled entry.
 _DOC, _OPEN, _REPLACED, _SETTLED = "doc", "open", "replaced", "settled"
 _NAMED_PATHS = f"""
     SELECT md_path, '{_DOC}' FROM doc UNION ALL SELECT raw_path, '{_DOC}' FROM doc WHERE raw_path IS NOT NULL
@@ -69,7 +70,7 @@ _NAMED_PATHS = f"""
     SELECT p.path, CASE WHEN e.status = '{INDEXED}' AND NOT p.is_new THEN '{_REPLACED}'
                         WHEN e.status IN ('{PENDING}', '{INDEXED}') THEN '{_OPEN}' ELSE '{_SETTLED}' END
       FROM entry_path p JOIN entry e ON e.id = p.entry_id"""
-#: Files that no document and no open entry names, each with why; ``{latest}`` is when those were written that count.
+#: Files that no document and no open entry names, with the reason; ``?1`` is the latest modification time that counts.
 _LOOSE_FILES = f"""
     SELECT f.path, f.size,
            CASE WHEN f.is_odd THEN '{LooseReason.ODD}'
@@ -86,13 +87,13 @@ _LOOSE_FILES = f"""
                         WHERE n.folded = f.folded AND n.path = f.path AND n.how IN ('{_DOC}', '{_OPEN}'))
      ORDER BY f.path"""
 
-#: How many plain files there are, and how many of them nothing names.
+#: The number of regular files, and the number of regular files that nothing names.
 _NAMELESS = """
     SELECT count(*), count(*) FILTER (WHERE folded NOT IN (SELECT folded FROM named)) FROM file WHERE NOT is_odd"""
 
 
 class LooseFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that no document and no open entry names; ``path`` is below the KB's folder, as text."""
+    """A file that no document and no open ledger entry names; ``path`` is relative to the KB's folder."""
 
     path: str
     size: int
@@ -100,34 +101,32 @@ class LooseFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_loose_files(db: apsw.Connection, now_ms: int) -> Iterator[LooseFile]:
-    """Yield the files that nothing needs, in the order of their paths, once :func:`listed` has listed them.
+    """Yield the files that nothing needs, sorted by path. Needs the tables of :func:`list_files`.
 
     Args:
         db: the tables.
-        now_ms: the time that ages are relative to.
+        now_ms: the time to which ages are relative.
     """
-    orphans = LooseReason.UNSURE if _is_of_another_time(db) else LooseReason.ORPHAN
+    # The database seems older or newer than the files if it has no document, or names few files.
+    if db.execute("SELECT 1 FROM doc LIMIT 1").get is None:
+        is_of_another_time = True
+    else:
+        files, nameless = db.execute(_NAMELESS).fetchall()[0]
+        is_of_another_time = int(str(nameless)) >= _MANY and 2 * int(str(nameless)) > int(str(files))
+    orphans = LooseReason.UNSURE if is_of_another_time else LooseReason.ORPHAN
     for path, size, why in db.execute(_LOOSE_FILES, (now_ms - GRACE_MS,)):
         yield LooseFile(
             path=str(path), size=int(str(size)), why=orphans if why == LooseReason.ORPHAN else LooseReason(str(why))
         )
 
 
-def _is_of_another_time(db: apsw.Connection) -> bool:
-    """Tell whether the database seems not to be that of the files: it has no document, or names few of them."""
-    if db.execute("SELECT 1 FROM doc LIMIT 1").get is None:
-        return True
-    files, nameless = db.execute(_NAMELESS).fetchall()[0]
-    return int(str(nameless)) >= _MANY and 2 * int(str(nameless)) > int(str(files))
-
-
 def list_files(mirror: Mirror, root: Path, go_on: Callable[[], None] = lambda: None) -> int:
-    """List the files on disk and all that is named, in temporary tables; return how many files there are.
+    """Fill temporary tables with the files on disk and the paths that are named, and return the number of files.
 
     Args:
         mirror: the tables.
         root: the folder of the KB.
-        go_on: called for every file.
+        go_on: called for each file.
 
     Raises:
         OSError: a folder cannot be read.
@@ -159,7 +158,7 @@ def _rows_of_files(root: Path, go_on: Callable[[], None]) -> Iterator[tuple[str,
 
 
 def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield what lies in the folders of files but for folders; links are yielded, and followed nowhere."""
+    """Yield the entries below the folders of files, except folders. Links are yielded, not followed."""
     waiting = [root / name for name in (MARKDOWN, RAW) if (root / name).is_dir() and not (root / name).is_symlink()]
     while waiting:
         with os.scandir(waiting.pop()) as found:
@@ -171,13 +170,13 @@ def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _fold_path(path: str) -> str:
-    """Return what is the same of all spellings of a path, on any file system."""
+    """Return a key that is equal for all spellings of a path, on any file system."""
     plain = posixpath.normpath(path.replace("\\", "/"))
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
 
 
 def _spell_path(root: Path, path: str, *, follow: bool) -> Iterator[str]:
-    """Yield what a path that is named may stand for: as it is, below the KB's folder, and where links lead."""
+    """Yield the paths that a named path can mean: itself, relative to the KB, and resolved links."""
     yield _fold_path(path)
     top = links.real_path(root)
     for spelt in dict.fromkeys((path, path.replace("\\", "/"))):
@@ -192,13 +191,15 @@ def _spell_path(root: Path, path: str, *, follow: bool) -> Iterator[str]:
 
 
 def resolve_file(root: Path, path: str) -> tuple[Path | None, str | None]:
-    """Return where a file is that a document names, and what is wrong with it; the place is None where it leads out.
+    """Return where a named file is, and what is wrong with it: None, "" if it is missing, or a reason.
+
+    A path that leads out of the folders of files gives None.
 
     Args:
         root: the folder of the KB.
-        path: as the document has it.
+        path: the path as the document has it.
     """
-    place = inside(root, path)
+    place = resolve_kb_file(root, path)
     if place is None:
         return None, None
     try:
@@ -224,14 +225,14 @@ def hash_file(path: Path, go_on: Callable[[], None]) -> str:
     return digest.hexdigest()
 
 
-# Whether the files that documents name are there, and still what the system wrote; and files that nothing needs.
+# --- files that documents name --------------------------------------------------------------------------------------
 
 
 _BODY_TABLES = """
 CREATE TEMP TABLE body (doc_id TEXT PRIMARY KEY, start INTEGER, size INTEGER) WITHOUT ROWID;
 CREATE TEMP TABLE told (what TEXT, is_current INTEGER, path TEXT, sample TEXT);
 """
-#: Every file that a document names, with its hash, and whether it is the body that it is of.
+#: Every file that a document names, with its hash, and whether it is the document's Markdown body.
 _NAMED_FILES = f"""
     SELECT d.id, {TITLED}, d.md_path, d.md_sha, 1, EXISTS (SELECT 1 FROM current c WHERE c.id = d.id)
            OR d.status = '{database.UPDATING}' FROM doc d
@@ -241,7 +242,7 @@ _NAMED_FILES = f"""
     ORDER BY 1"""
 _CURRENT_PATHS = "SELECT d.md_path FROM doc d JOIN current c ON c.id = d.id"
 _MISSING, _UNREADABLE, _OUTSIDE, _CHANGED, _CHANGED_RAW = "missing", "unreadable", "outside", "changed", "changed raw"
-#: By what is wrong: the finding, what is said of it, and how grave it is of a document that is searched.
+#: Finding, message and severity by problem, for documents that are searched.
 _FILE_MESSAGES: dict[str, tuple[str, str, Severity]] = {
     _OUTSIDE: (kb.FILE_OUTSIDE, tr("{n} leading out of md/ and raw/: {named}"), "error"),
     _MISSING: (kb.FILE_MISSING, tr("{n} missing: {named}"), "error"),
@@ -288,12 +289,12 @@ class _NamedFile(msgspec.Struct, frozen=True, kw_only=True):
     is_current: bool
 
 
-def check_named_files(seen: KbAudit) -> None:
-    """Look at the files that documents name; the bodies that are what was indexed come into the table ``body``."""
-    seen.db.execute(_BODY_TABLES)
-    seen.checked["bytes"] = 0
-    for doc, title, path, sha256, is_body, is_current in seen.db.execute(_NAMED_FILES):
-        seen.ledger.check_time()
+def check_named_files(state: KbAudit) -> None:
+    """Check the files that documents name. Bodies that are unchanged are added to the temporary table ``body``."""
+    state.db.execute(_BODY_TABLES)
+    state.checked["bytes"] = 0
+    for doc, title, path, sha256, is_body, is_current in state.db.execute(_NAMED_FILES):
+        state.findings.check_time()
         one = _NamedFile(
             doc=str(doc),
             title=str(title),
@@ -302,63 +303,61 @@ def check_named_files(seen: KbAudit) -> None:
             is_body=bool(is_body),
             is_current=bool(is_current),
         )
-        what = _find_file_problem(seen, one)
+        what = _find_file_problem(state, one)
         if what is not None:
             problem, said = what
             sample = f"{one.path}, {one.title}" + (f": {said}" if said else "")
-            seen.db.execute("INSERT INTO told VALUES (?, ?, ?, ?)", (problem, one.is_current, one.path, sample))
-    _report_named_files(seen)
-    _check_entries(seen)
+            state.db.execute("INSERT INTO told VALUES (?, ?, ?, ?)", (problem, one.is_current, one.path, sample))
+    for problem, (name, message, severity) in _FILE_MESSAGES.items():
+        of_others = _OLD_FILE_MESSAGES.get(problem)
+        query = "SELECT sample FROM told WHERE what = ?"
+        if of_others is None:
+            state.say(name, message, noun="path", samples=state.texts(query, problem))
+            continue
+        # Before file names contained the hash of the body, all versions of a document shared one file.
+        current, others = f"{query} AND is_current", f"{query} AND NOT is_current AND path NOT IN ({_CURRENT_PATHS})"
+        state.say(name, message, noun="file", samples=state.texts(current, problem), severity=severity)
+        state.say(name, of_others, noun="file", samples=state.texts(others, problem), severity="note")
+    _check_entries(state)
 
 
-def _find_file_problem(seen: KbAudit, one: _NamedFile) -> tuple[str, str] | None:
-    """Return what is wrong with a file, and what more is to be said of it; None where nothing is."""
-    place, problem = resolve_file(seen.root, one.path)
+def _find_file_problem(state: KbAudit, one: _NamedFile) -> tuple[str, str] | None:
+    """Return the problem of a file and a detail, or None."""
+    place, problem = resolve_file(state.root, one.path)
     if place is None:
         return _OUTSIDE, ""
     if problem is not None:
         return (_UNREADABLE, problem) if problem else (_MISSING, "")
     try:
-        return _find_change(seen, one, place)
+        return _find_change(state, one, place)
     except OSError as error:
         return _UNREADABLE, error.strerror or str(error)
 
 
-def _find_change(seen: KbAudit, one: _NamedFile, place: Path) -> tuple[str, str] | None:
-    if one.is_body and seen.level >= Level.DEFAULT:
-        body = body_of(place)
-        seen.checked["bytes"] += body.start + body.size
+def _find_change(state: KbAudit, one: _NamedFile, place: Path) -> tuple[str, str] | None:
+    if one.is_body and state.level >= Level.DEFAULT:
+        body = read_body(place)
+        state.checked["bytes"] += body.start + body.size
         if one.sha256 is not None and body.sha256 != one.sha256:
             return _CHANGED, ""
-        seen.db.execute("INSERT OR IGNORE INTO body VALUES (?, ?, ?)", (one.doc, body.start, body.size))
-    elif not one.is_body and seen.level >= Level.DEEP and one.sha256 is not None:
-        seen.checked["bytes"] += place.stat().st_size
-        if hash_file(place, seen.ledger.check_time) != one.sha256:
+        state.db.execute("INSERT OR IGNORE INTO body VALUES (?, ?, ?)", (one.doc, body.start, body.size))
+    elif not one.is_body and state.level >= Level.DEEP and one.sha256 is not None:
+        state.checked["bytes"] += place.stat().st_size
+        if hash_file(place, state.findings.check_time) != one.sha256:
             return _CHANGED_RAW, ""
     return None
 
 
-def _report_named_files(seen: KbAudit) -> None:
-    for problem, (name, message, severity) in _FILE_MESSAGES.items():
-        of_others = _OLD_FILE_MESSAGES.get(problem)
-        query = "SELECT sample FROM told WHERE what = ?"
-        if of_others is None:
-            seen.say(name, message, noun="path", samples=seen.texts(query, problem))
-            continue
-        # Before names had the hash of the body, all versions of a document had one file.
-        current, others = f"{query} AND is_current", f"{query} AND NOT is_current AND path NOT IN ({_CURRENT_PATHS})"
-        seen.say(name, message, noun="file", samples=seen.texts(current, problem), severity=severity)
-        seen.say(name, of_others, noun="file", samples=seen.texts(others, problem), severity="note")
-
-
-def _check_entries(seen: KbAudit) -> None:
-    """Find paths of ledger entries that lead out: the system's own compactor would follow them."""
+def _check_entries(state: KbAudit) -> None:
+    """Report paths of ledger entries that lead out of the KB: rsclaw's compactor would follow them."""
     query = f"""SELECT p.path, {NAMED.format(id="e.doc_id")} FROM entry_path p JOIN entry e ON e.id = p.entry_id
                   LEFT JOIN doc d ON d.id = e.doc_id
                  WHERE p.path NOT IN (SELECT md_path FROM doc UNION SELECT raw_path FROM doc WHERE raw_path IS NOT NULL)
                  ORDER BY 1, 2"""
-    found = (f"{path}, {doc}" for path, doc in seen.db.execute(query) if inside(seen.root, str(path)) is None)
-    seen.say(
+    found = (
+        f"{path}, {doc}" for path, doc in state.db.execute(query) if resolve_kb_file(state.root, str(path)) is None
+    )
+    state.say(
         kb.FILE_OUTSIDE, tr("{n} of a ledger entry leading out of md/ and raw/: {named}"), noun="path", samples=found
     )
 
@@ -366,52 +365,48 @@ def _check_entries(seen: KbAudit) -> None:
 # --- files that nothing needs ----------------------------------------------------------------------------------------
 
 
-def knows_all_paths(seen: KbAudit) -> bool:
-    """Tell whether it is known of every file whether something names it."""
-    return seen.path.name == database.FILE and seen.mirror.is_whole(database.DOCS, database.LEDGER)
+def knows_all_paths(state: KbAudit) -> bool:
+    """Whether all named paths are known, so that a file can be called unnamed."""
+    return state.path.name == database.FILE and state.mirror.is_whole(database.DOCS, database.LEDGER)
 
 
-def check_loose_files(seen: KbAudit) -> None:
-    """Find files that nothing needs, where it is known what everything needs.
+def check_loose_files(state: KbAudit) -> None:
+    """Report files that nothing needs, if all named paths are known.
 
     Raises:
         OSError: a folder cannot be read.
     """
-    seen.checked["files"] = list_files(seen.mirror, seen.root, seen.ledger.check_time)
-    if not knows_all_paths(seen):
+    state.checked["files"] = list_files(state.mirror, state.root, state.findings.check_time)
+    if not knows_all_paths(state):
         return
     for why, (message, severity) in _LOOSE_MESSAGES.items():
         is_beyond_repair = why not in MOVED
-        paths = _loose_paths(seen, why)
-        seen.say(
+        paths = (one.path for one in find_loose_files(state.db, state.now_ms) if one.why is why)
+        state.say(
             kb.FILE_ORPHAN, message, noun="file", samples=paths, severity=severity, is_beyond_repair=is_beyond_repair
         )
 
 
-def _loose_paths(seen: KbAudit, why: LooseReason) -> Iterator[str]:
-    return (one.path for one in find_loose_files(seen.db, seen.now_ms) if one.why is why)
+# --- caches that rsclaw builds from the database --------------------------------------------------------------------
 
 
-# The caches of a KB, which rsclaw makes of the database: the snapshot of the vector index, and the full-text index.
-
-
-#: What is called so in the folder of the vector index is part of its snapshot.
+#: Prefix of the snapshot's files in the folder of the vector index.
 SNAPSHOT_FILES = "snapshot."
 _FULL_TEXT_META = f"{FULL_TEXT}/meta.json"
 _SCHEMA_VERSION = 1
-#: A description that is longer is none of a KB that anybody has.
+#: Longest description of a cache that is read, in bytes.
 _MOST_BYTES = 1 << 28
 T = TypeVar("T")
 
 
 class _Snapshot(msgspec.Struct):
-    schema_version: database.Whole
-    dimension: database.Whole
+    schema_version: database.Int64
+    dimension: database.Int64
     id_to_chunk: list[str]
 
 
 class _Deletes(msgspec.Struct):
-    num_deleted_docs: database.Count = 0
+    num_deleted_docs: database.NonNegativeInt64 = 0
 
 
 class _Segment(msgspec.Struct):
@@ -424,7 +419,7 @@ class _FullText(msgspec.Struct):
 
 
 def snapshot_files(root: Path) -> list[Path]:
-    """Return what the snapshot of the vector index consists of: plain files, and nothing else.
+    """Return the regular files of the vector index's snapshot.
 
     Raises:
         OSError: the folder cannot be read.
@@ -433,7 +428,7 @@ def snapshot_files(root: Path) -> list[Path]:
 
 
 def odd_snapshot_files(root: Path) -> list[Path]:
-    """Return what is called as the files of the snapshot and is a link, a folder or no plain file: it stays.
+    """Return links, folders and special files that have the name of a snapshot file. They are not touched.
 
     Raises:
         OSError: the folder cannot be read.
@@ -442,7 +437,7 @@ def odd_snapshot_files(root: Path) -> list[Path]:
 
 
 def has_full_text(root: Path) -> bool:
-    """Tell whether there is a full-text index.
+    """Whether there is a full-text index.
 
     Raises:
         OSError: the folder cannot be read.
@@ -458,45 +453,41 @@ def _snapshot_entries(root: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _is_plain_folder(root: Path, name: str) -> bool:
-    """Tell whether a folder of the KB is one, without a link on the way to it."""
+    """Whether a folder of the KB exists, without a link in its path."""
     path = PurePosixPath(name)
     way = [root / part for part in (*reversed(path.parents), path) if part.parts]
     return not any(part.is_symlink() for part in way) and way[-1].is_dir()
 
 
-def check_caches(seen: KbAudit) -> None:
-    """Look at both caches; one that is not there is made at the next start of rsclaw.
+def check_caches(state: KbAudit) -> None:
+    """Check both caches. rsclaw builds a missing one at its next start.
 
     Raises:
         OSError: a folder cannot be read.
     """
-    if not seen.mirror.is_whole(database.CHUNKS):
+    if not state.mirror.is_whole(database.CHUNKS):
         return
-    odd = [path.relative_to(seen.root).as_posix() for path in odd_snapshot_files(seen.root)]
-    _report_odd_entries(seen, odd)
-    if snapshot_files(seen.root) and SNAPSHOT not in odd:
-        _check_snapshot(seen)
-    if has_full_text(seen.root):
-        _check_full_text(seen)
-
-
-def _report_odd_entries(seen: KbAudit, odd: list[str]) -> None:
+    odd = [path.relative_to(state.root).as_posix() for path in odd_snapshot_files(state.root)]
     message = tr("{n} called as files of the snapshot, links, folders or not plain files, which stay: {named}")
     severity: Severity = "warning" if SNAPSHOT in odd else "note"
-    seen.say(kb.SNAPSHOT, message, noun="entry", samples=odd, severity=severity, is_beyond_repair=True)
+    state.say(kb.SNAPSHOT, message, noun="entry", samples=odd, severity=severity, is_beyond_repair=True)
+    if snapshot_files(state.root) and SNAPSHOT not in odd:
+        _check_snapshot(state)
+    if has_full_text(state.root):
+        _check_full_text(state)
 
 
-def _read_description(seen: KbAudit, finding: str, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:
-    """Return what a file says of a cache; None, with a finding, where it cannot be read."""
-    found = _decode_file(seen.root / name, decoder)
+def _read_description(state: KbAudit, finding: str, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """Read the description of a cache; if it cannot be read, report that and return None."""
+    found = _decode_file(state.root / name, decoder)
     if isinstance(found, str):
-        seen.ledger.add(finding, tr("{name} cannot be read: {problem}", name=name, problem=found), sample=name)
+        state.findings.add(finding, tr("{name} cannot be read: {problem}", name=name, problem=found), sample=name)
         return None
     return found
 
 
 def _decode_file(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
-    """Return what a file says, or why it cannot be read."""
+    """Return the decoded content of a file, or why it cannot be read."""
     try:
         with links.open_for_reading(path) as file:
             content = file.read(_MOST_BYTES + 1)
@@ -509,50 +500,50 @@ def _decode_file(path: Path, decoder: msgspec.json.Decoder[T]) -> T | str:
         return str(error)
 
 
-def _check_snapshot(seen: KbAudit) -> None:
-    found = _read_description(seen, kb.SNAPSHOT, SNAPSHOT, msgspec.json.Decoder(_Snapshot))
+def _check_snapshot(state: KbAudit) -> None:
+    found = _read_description(state, kb.SNAPSHOT, SNAPSHOT, msgspec.json.Decoder(_Snapshot))
     if found is None:
         return
     if found.schema_version != _SCHEMA_VERSION:
         message = tr("{name} is of version {version}, which is not known", name=SNAPSHOT, version=found.schema_version)
-        seen.ledger.add(kb.SNAPSHOT, message, sample=SNAPSHOT)
+        state.findings.add(kb.SNAPSHOT, message, sample=SNAPSHOT)
         return
-    usual = usual_dimensions(seen)
+    usual = usual_dimensions(state)
     if usual is not None and found.dimension != usual:
         message = tr(
             "the snapshot is of vectors of {found} dimensions, and most have {usual}",
             found=found.dimension,
             usual=usual,
         )
-        seen.ledger.add(kb.SNAPSHOT, message, sample=SNAPSHOT)
-    seen.db.execute("CREATE TEMP TABLE snapshot (chunk_id TEXT PRIMARY KEY) WITHOUT ROWID")
-    seen.db.executemany("INSERT OR IGNORE INTO snapshot VALUES (?)", ((one,) for one in found.id_to_chunk))
+        state.findings.add(kb.SNAPSHOT, message, sample=SNAPSHOT)
+    state.db.execute("CREATE TEMP TABLE snapshot (chunk_id TEXT PRIMARY KEY) WITHOUT ROWID")
+    state.db.executemany("INSERT OR IGNORE INTO snapshot VALUES (?)", ((one,) for one in found.id_to_chunk))
     unknown = "SELECT chunk_id FROM snapshot WHERE chunk_id NOT IN (SELECT id FROM chunk) ORDER BY 1"
-    seen.say(
+    state.say(
         kb.SNAPSHOT,
         tr("{n} in the snapshot of no chunk that is there: {named}"),
         noun="id",
-        samples=seen.texts(unknown),
+        samples=state.texts(unknown),
     )
-    # A vector of another length has no place in it.
+    # Vectors of another length are not in the snapshot.
     missing = f"""SELECT {NAMED.format(id="c.doc_id")} || ', ' || c.id FROM {SEARCHED}
                    WHERE c.flaw IS NULL AND c.dimensions = ? AND c.id NOT IN (SELECT chunk_id FROM snapshot)
                    ORDER BY d.id, c.seq, c.id"""
-    lacking = seen.texts(missing, found.dimension)
-    seen.say(kb.SNAPSHOT, tr("{n} that the snapshot does not have: {named}"), noun="chunk", samples=lacking)
+    lacking = state.texts(missing, found.dimension)
+    state.say(kb.SNAPSHOT, tr("{n} that the snapshot does not have: {named}"), noun="chunk", samples=lacking)
 
 
-def _check_full_text(seen: KbAudit) -> None:
-    found = _read_description(seen, kb.FULL_TEXT, _FULL_TEXT_META, msgspec.json.Decoder(_FullText))
+def _check_full_text(state: KbAudit) -> None:
+    found = _read_description(state, kb.FULL_TEXT, _FULL_TEXT_META, msgspec.json.Decoder(_FullText))
     if found is None:
         return
     deleted = sum(one.deletes.num_deleted_docs for one in found.segments if one.deletes is not None)
     texts = sum(one.max_doc for one in found.segments) - deleted
-    chunks = int(str(seen.db.execute("SELECT count(*) FROM chunk").get))
+    chunks = int(str(state.db.execute("SELECT count(*) FROM chunk").get))
     if texts != chunks:
         message = tr(
             "the full-text index has {texts}, and there are {chunks}",
             texts=format_count(texts, "text"),
             chunks=format_count(chunks, "chunk"),
         )
-        seen.ledger.add(kb.FULL_TEXT, message, sample=_FULL_TEXT_META)
+        state.findings.add(kb.FULL_TEXT, message, sample=_FULL_TEXT_META)

@@ -1,7 +1,6 @@
-"""What an audit of a knowledge base of rsclaw can say (``docs/findings.md``, "rsclaw").
+"""Findings of a knowledge base of rsclaw (``docs/findings.md``, "rsclaw").
 
-The database is never written by regraft: what lies in it is mended by the system's own commands, which the remedies
-name.
+regraft never writes the database. Its problems are fixed by rsclaw's own commands, which the remedies name.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ _ADD_AGAIN = tr(
     "`rsclaw kb add` of what the document was made of; where rsclaw says that it is there already, `rsclaw kb rm DOC` "
     "first."
 )
-_NEVER_WRITTEN = tr(
-    "Nothing of regraft's, which never writes `kb.redb`. A backup of the file, where it was once right."
-)
+_NEVER_WRITTEN = tr("Restore `kb.redb` from a backup in which the rows are correct. regraft never writes this file.")
 _START = tr("Starting rsclaw: it takes back what a worker that is gone had claimed.")
 
 UNREADABLE = register(
@@ -50,8 +47,8 @@ FILE_MISSING = register(
     "error",
     "kb.file-missing",
     tr(
-        "A document's file is not there, or cannot be read. A note where the document was removed, or an older "
-        "version: rsclaw deletes the files of these itself."
+        "The file of a document is missing or cannot be read. The severity is note if the document was "
+        "removed or replaced by a newer version: rsclaw deletes such files itself."
     ),
     tr("Putting the file back from a backup; else `rsclaw kb add` of what the document was made of."),
 )
@@ -68,9 +65,10 @@ FILE_ORPHAN = register(
     "warning",
     "kb.file-orphan",
     tr(
-        "A file in `md/` or `raw/` that no document has and no open ledger entry names. A note where it is younger "
-        "than an hour, where a settled entry still names it, and where it is a link. No garbage, where there is no "
-        "document at all, or nothing names most of the files: the database may be new, or older than they are."
+        "A file in `md/` or `raw/` that no document and no open ledger entry refers to. The severity is "
+        "note for files younger than an hour, links, and files that a settled entry names. If the "
+        "database has no documents, or refers to only a few of the files, they are not treated as "
+        "garbage: the database may be new, or older than the files."
     ),
     tr(
         "Nothing, where its text is to be added again; else `rsclaw kb compact`. `gc` moves it to the trash with "
@@ -84,7 +82,7 @@ URL_TWINS = register(
         "Several documents are of one page, each as a source of its own: every version of the page is found beside "
         "the others. A note where the addresses differ, and are likely to lead to one page."
     ),
-    tr("`rsclaw kb rm DOC` of those that are out of date; a person has to say which."),
+    tr("Remove outdated documents with `rsclaw kb rm DOC`. You have to decide which ones are outdated."),
 )
 SUPERSEDED = register(
     "warning",
@@ -104,7 +102,7 @@ ROLLED_BACK = register(
 UNREACHABLE = register(
     "warning",
     "kb.unreachable",
-    tr("Nobody may see a document: it is private without an owner, or of a visibility that is not known."),
+    tr("A document is not visible to anyone: it is private without an owner, or its visibility is unknown."),
     tr("`rsclaw kb visibility DOC …`, which says who may see it."),
 )
 TOMBSTONE_EXPIRED = register(
@@ -143,7 +141,7 @@ LEDGER_PENDING = register(
 QUEUE = register(
     "warning",
     "kb.queue",
-    tr("What says in which order jobs are done is out of step with the jobs; or a claim is of no running job."),
+    tr("The queue of jobs does not match the jobs, or a claim belongs to no running job."),
     _NEVER_WRITTEN,
 )
 DEDUPE = register(
@@ -158,7 +156,7 @@ DEDUPE = register(
 CHUNK_RANGE = register(
     "error",
     "kb.chunk-range",
-    tr("The range of a chunk does not lie in its document's text, or ends before it begins."),
+    tr("The range of a chunk is outside its document's text, or ends before it begins."),
     _ADD_AGAIN,
 )
 CHUNK_ID = register(
@@ -170,7 +168,7 @@ CHUNK_ID = register(
 CHUNK_ORPHAN = register(
     "warning",
     "kb.chunk-orphan",
-    tr("A chunk is of a document that is not there, or of another version or source than its document."),
+    tr("A chunk belongs to a missing document, or has another version or source than its document."),
     _NEVER_WRITTEN,
 )
 CHUNK_INDEX = register(
@@ -197,13 +195,13 @@ EMBEDDERS = register(
 ENTITY = register(
     "warning",
     "kb.entity",
-    tr("A mention is of a chunk or an entity that is not there."),
+    tr("A mention refers to a missing chunk or entity."),
     _NEVER_WRITTEN,
 )
 COLLECTION = register(
     "warning",
     "kb.collection",
-    tr("The names of collections are out of step with the collections."),
+    tr("The index of collection names does not match the collections."),
     _NEVER_WRITTEN,
 )
 SNAPSHOT = register(
@@ -213,19 +211,19 @@ SNAPSHOT = register(
         "The snapshot of the vector index is not of the chunks that there are, or cannot be read: a search by meaning "
         "misses some, or comes to nothing."
     ),
-    tr("`regraft reconcile`, which sets it aside: rsclaw makes it anew at its next start."),
+    tr("`regraft reconcile`, which moves it away: rsclaw rebuilds it at its next start."),
     "reconcile",
 )
 FULL_TEXT = register(
     "warning",
     "kb.full-text",
     tr("The full-text index has another number of texts than there are chunks, or cannot be read."),
-    tr("`regraft reconcile`, which sets it aside: rsclaw makes it anew at its next start."),
+    tr("`regraft reconcile`, which moves it away: rsclaw rebuilds it at its next start."),
     "reconcile",
 )
 
 _AGAIN = tr("rsclaw kb add reads the document once more")
-#: What a message says of the system's own commands, where regraft has none for a finding.
+#: Advice for messages: rsclaw's own commands, for findings that regraft does not fix.
 ADVICE = {
     FILE_OUTSIDE: tr("rsclaw kb rm DOC removes a document"),
     FILE_MISSING: tr("put it back from a backup, or add the document once more by rsclaw kb add"),

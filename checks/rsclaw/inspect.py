@@ -1,4 +1,4 @@
-"""A first look at a knowledge base of rsclaw: documents, chunks, vectors, and what waits; no title is told."""
+"""Summarize a knowledge base of rsclaw for ``inspect``: documents, chunks, vectors and jobs. No titles are shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from checks.looks import HealthSummary, StoreSummary
+from checks.inspect import HealthSummary, StoreSummary
 from checks.rsclaw import audit, tables
 from checks.rsclaw.audit import DAMAGED
 from checks.rsclaw.files import MOVED, find_loose_files, list_files
@@ -35,23 +35,23 @@ from regraft.text import format_bytes, one_line
 _OTHER = "other"
 _STATUSES = (ACTIVE, UPDATING, TOMBSTONED)
 _VISIBILITIES = ("global", "private", "agent", "channel")
-#: Groups of vectors that are told.
+#: Maximum number of groups of vectors that are listed.
 _MOST_GROUPS = 20
 
 
 class VectorGroup(Struct, frozen=True, kw_only=True):
-    """Vectors of one embedder and one length; ``dimensions`` is None of what is no list."""
+    """Number of vectors of one embedder and length; values that are not lists have no ``dimensions``."""
 
     embedder: str
     dimensions: int | None
     vectors: int
 
     def line(self) -> str:
-        """Return it as a line for a person."""
+        """Return its line of text output."""
         vectors = format_count(self.vectors, "vector")
         embedder = one_line(self.embedder)
         if self.dimensions is None:
-            return tr("  {embedder}: {vectors} that are none", embedder=embedder, vectors=vectors)
+            return tr("  {embedder}: {vectors} that are not valid", embedder=embedder, vectors=vectors)
         return tr(
             "  {embedder}: {vectors} × {dimensions} dimensions",
             embedder=embedder,
@@ -61,7 +61,7 @@ class VectorGroup(Struct, frozen=True, kw_only=True):
 
 
 class KbSizes(Struct, frozen=True, kw_only=True):
-    """How many bytes the parts of a KB have."""
+    """Sizes of the parts of a KB, in bytes."""
 
     database: int = 0
     markdown: int = 0
@@ -71,15 +71,15 @@ class KbSizes(Struct, frozen=True, kw_only=True):
 
     @property
     def sum(self) -> int:
-        """Return that of all of them."""
+        """The total size."""
         return sum(structs.astuple(self))
 
 
 class KbHealthSummary(HealthSummary, frozen=True, kw_only=True):
-    """What is in a KB, and how healthy it seems.
+    """Contents and health of a KB.
 
-    ``documents`` are counted by their status, and those that are active by who may see them; ``clean`` tells whether
-    the database was closed as it should be, ``jobs`` are counted by their status.
+    ``documents`` and ``jobs`` are counted by status, ``visibility`` counts active documents by who can see them, and
+    ``clean`` tells whether the database was closed properly.
     """
 
     format_version: int | None
@@ -92,7 +92,7 @@ class KbHealthSummary(HealthSummary, frozen=True, kw_only=True):
     sizes: KbSizes
 
     def lines(self) -> Iterator[str]:
-        """See :class:`HealthLook`."""
+        """Yield its lines of text output."""
         if self.format_version is None:
             return
         documents = format_count(sum(self.documents.values()), "document")
@@ -103,7 +103,7 @@ class KbHealthSummary(HealthSummary, frozen=True, kw_only=True):
             chunks=format_count(self.chunks, "chunk"),
             size=format_bytes(self.bytes),
         )
-        yield tr("active documents by who may see them: {visibility}", visibility=_by_name(self.visibility))
+        yield tr("active documents by visibility: {visibility}", visibility=_by_name(self.visibility))
         yield tr("vectors:")
         yield from (one.line() for one in self.vectors)
         yield tr("jobs: {jobs}", jobs=_by_name(self.jobs))
@@ -117,14 +117,14 @@ def _by_name(counts: dict[str, int]) -> str:
 
 
 def inspect_store(found: Located, now_ms: int) -> StoreSummary:
-    """Look at a KB, which has no bases.
+    """Summarize a KB, which has no bases.
 
     Args:
-        found: of the kind ``rsclaw``.
-        now_ms: the time that ages are relative to.
+        found: a store of the kind ``rsclaw``.
+        now_ms: the time to which ages are relative.
 
     Raises:
-        RedbError: its database is in use, or of a format that is not known.
+        RedbError: the database is in use, or its format is unknown.
     """
     root = found.tree.path
     sizes = KbSizes(
@@ -149,7 +149,7 @@ def inspect_store(found: Located, now_ms: int) -> StoreSummary:
         sizes=sizes,
     )
     try:
-        with database.mirrored(found.path) as mirror:
+        with database.open_mirror(found.path) as mirror:
             tables.create_current_table(mirror)
             return StoreSummary([], _filled(health, mirror, root, now_ms))
     except DAMAGED as error:
@@ -161,7 +161,12 @@ def _filled(health: KbHealthSummary, mirror: Mirror, root: Path, now_ms: int) ->
     covered = _count(mirror, f"SELECT count(*) FROM {SEARCHED} WHERE c.flaw IS NULL")
     problems = list(_problems(mirror, now_ms))
     try:
-        orphans = _orphan_files(mirror, root, now_ms)
+        # Count the files that ``gc`` would move.
+        if not mirror.is_whole(rsclaw_database.DOCS, rsclaw_database.LEDGER):
+            orphans = 0
+        else:
+            list_files(mirror, root)
+            orphans = sum(one.why in MOVED for one in find_loose_files(mirror.db, now_ms))
     except OSError as error:
         orphans = 0
         problems.append(tr("files cannot be listed: {error}", error=error.strerror or error))
@@ -194,7 +199,7 @@ def _count(mirror: Mirror, query: str) -> int:
 
 
 def _grouped(mirror: Mirror, query: str, known: tuple[str, ...]) -> dict[str, int]:
-    """Return counts by those names that are known, and what the others come to."""
+    """Return counts by known name; the others are added up as "other"."""
     counts = dict.fromkeys((*known, _OTHER), 0)
     for name, count in mirror.db.execute(query):
         counts[str(name) if name in known else _OTHER] += int(str(count))
@@ -211,14 +216,6 @@ def _vectors(mirror: Mirror) -> list[VectorGroup]:
     ]
 
 
-def _orphan_files(mirror: Mirror, root: Path, now_ms: int) -> int:
-    """Return how many files ``gc`` would move."""
-    if not mirror.is_whole(rsclaw_database.DOCS, rsclaw_database.LEDGER):
-        return 0
-    list_files(mirror, root)
-    return sum(one.why in MOVED for one in find_loose_files(mirror.db, now_ms))
-
-
 def _problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
     if mirror.damaged_pages:
         yield tr(
@@ -230,7 +227,7 @@ def _problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
     if broken:
         yield tr("{rows} not of the form that rsclaw writes", rows=format_count(broken, "row"))
     if not mirror.clean:
-        yield tr("the database was not closed as it should be: rsclaw mends that at its next start")
+        yield tr("the database was not closed properly: rsclaw repairs it at its next start")
     bare = _count(mirror, "SELECT count(*) FROM current WHERE id NOT IN (SELECT doc_id FROM chunk)")
     if bare:
         yield tr("{documents} without a text that a search finds", documents=format_count(bare, "document"))
@@ -240,9 +237,6 @@ def _problems(mirror: Mirror, now_ms: int) -> Iterator[str]:
     stale = _count(mirror, f"SELECT count(*) FROM job j WHERE {IS_STALE.format(now=now_ms)}")
     if stale:
         yield tr("{jobs} said to be running, without a claim that still holds", jobs=format_count(stale, "job"))
-
-
-# How knowledge bases of rsclaw are looked at and audited.
 
 
 CHECKS = Checks(

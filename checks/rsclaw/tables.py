@@ -1,4 +1,7 @@
-"""What an audit of a KB has at hand, and how it names what it finds."""
+"""Check the rows of a KB: documents, chunks, jobs and ledger entries, in a mirror of its tables in SQLite.
+
+The mirror is a temporary copy, so the checks are SQL queries.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from checks.rsclaw.findings import ADVICE
 from regraft.disk import links
 from regraft.formats.redb import RedbFile
 from regraft.formats.rsclaw import database
-from regraft.formats.rsclaw.chunks import inside
+from regraft.formats.rsclaw.chunks import resolve_kb_file
 from regraft.formats.rsclaw.database import (
     ACTIVE,
     CLEANUP,
@@ -27,48 +30,45 @@ from regraft.formats.rsclaw.database import (
     UPDATING,
     JobStatus,
     Mirror,
-    canonical_url,
-    chunk_id,
-    same_page,
 )
-from regraft.formats.rsclaw.selection import is_latest
-from regraft.formats.rsclaw.vectors import Flaw
+from regraft.formats.rsclaw.documents import canonical_url, chunk_id, latest_version_sql, likely_page_key
+from regraft.formats.rsclaw.vectors import VectorFlaw
 from regraft.language import format_count, insert_at_mark, join_list, tr
 from regraft.report.notices import Severity
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
-#: How a person calls a document in SQL: by its title and id. ``d`` is its row.
+#: SQL for the title and id of a document; ``d`` is its row.
 TITLED = "d.title || ' (' || d.id || ')'"
-#: The same where ``d`` may be missing and only an id is known.
+#: The same if the row ``d`` can be missing.
 NAMED = f"coalesce({TITLED}, {{id}})"
 
 
 class KbAudit(msgspec.Struct, kw_only=True):
-    """A KB that is being audited."""
+    """State of the audit of one KB."""
 
-    #: The folder, and the database in it.
+    #: The folder of the KB, and its database.
     root: Path
     path: Path
     mirror: Mirror
-    ledger: FindingCollector
+    findings: FindingCollector
     checked: dict[str, int] = msgspec.field(default_factory=dict)
-    #: Checks of what cannot be read, as a person calls them.
+    #: Names of checks whose data cannot be read.
     unread: list[str] = msgspec.field(default_factory=list)
 
     @property
     def db(self) -> apsw.Connection:
-        """Return the tables."""
+        """The tables."""
         return self.mirror.db
 
     @property
     def now_ms(self) -> int:
-        """Return what ages are relative to."""
-        return self.ledger.now_ms
+        """The time to which ages are relative, in ms."""
+        return self.findings.now_ms
 
     @property
     def level(self) -> Level:
-        """Return how deep to look."""
-        return self.ledger.level
+        """The level of the audit."""
+        return self.findings.level
 
     def say(
         self,
@@ -80,15 +80,15 @@ class KbAudit(msgspec.Struct, kw_only=True):
         severity: Severity | None = None,
         is_beyond_repair: bool = False,
     ) -> int:
-        """Add one finding for all that ``samples`` name, and return how many that are; none where they are none.
+        """Report one finding for all ``samples``, if there are any, and return their number.
 
         Args:
             name: the finding.
-            message: ``{n}`` in it becomes the number with its noun, ``{named}`` the first few samples.
-            noun: what is counted.
-            samples: what names each instance; it may be long, and is read once.
-            severity: that of the message, where it is not the gravest that the finding can be.
-            is_beyond_repair: whether no command mends what it says.
+            message: ``{n}`` in it becomes the count with the noun, ``{named}`` the first samples.
+            noun: the noun that is counted.
+            samples: names each instance; read once, can be long.
+            severity: the severity of this message; None: that of the registry.
+            is_beyond_repair: whether no command fixes it.
         """
         first: list[str] = []
         count = 0
@@ -96,7 +96,7 @@ class KbAudit(msgspec.Struct, kw_only=True):
             if count < SAMPLES:
                 first.append(display_text(one))
             if count % 1000 == 0:
-                self.ledger.check_time()
+                self.findings.check_time()
             count += 1
         if count:
             more = ["…"] if count > len(first) else []
@@ -106,7 +106,7 @@ class KbAudit(msgspec.Struct, kw_only=True):
             if severity != "note" and name in ADVICE:
                 said = tr("{what}; {advice}", what=said, advice=ADVICE[name])
             for place, one in enumerate(first):
-                self.ledger.add(
+                self.findings.add(
                     name,
                     said,
                     sample=one,
@@ -117,136 +117,128 @@ class KbAudit(msgspec.Struct, kw_only=True):
         return count
 
     def texts(self, query: str, *values: object) -> Iterator[str]:
-        """Yield the first column of what a query gives."""
+        """Yield the first column of a query as text."""
         for text, *_ in self.db.execute(query, values):
             yield str(text)
 
 
-# Documents of a KB: versions, visibility, pages that are there twice, and collections.
+# --- documents: versions, visibility, duplicate pages, collections --------------------------------------------------
 
 
-#: How long the system keeps what was removed.
+#: How long rsclaw keeps removed documents.
 KEPT_MS = 30 * DAY_MS
 _VISIBILITIES = ("global", "private", "agent", "channel")
 
 
 def create_current_table(mirror: Mirror) -> None:
-    """Make the temporary table ``current``: the documents that are active and the latest of their source."""
+    """Create the temporary table ``current`` with the active documents that are the latest of their source."""
     mirror.db.execute("CREATE TEMP TABLE current (id TEXT PRIMARY KEY) WITHOUT ROWID")
     mirror.db.execute(
-        f"INSERT INTO current SELECT d.id FROM doc d WHERE d.status = ? AND {is_latest(mirror)}", (ACTIVE,)
+        f"INSERT INTO current SELECT d.id FROM doc d WHERE d.status = ? AND {latest_version_sql(mirror)}", (ACTIVE,)
     )
 
 
-def check_documents(seen: KbAudit) -> None:
-    """Look at the documents."""
-    _check_statuses(seen)
-    if seen.mirror.is_whole(database.DOCS, database.LATEST):
-        _check_latest(seen)
-        _check_superseded(seen)
-    _check_visibility(seen)
-    _check_tombstones(seen)
-    _check_url_twins(seen)
-    _check_collections(seen)
-
-
-def _check_statuses(seen: KbAudit) -> None:
+def check_documents(state: KbAudit) -> None:
+    """Check the documents."""
     query = f"SELECT {TITLED} || ': ' || d.status FROM doc d WHERE d.status NOT IN (?, ?, ?) ORDER BY d.id"
     message = tr("{n} of a state that is not known: {named}")
-    seen.say(kb.ROW, message, noun="document", samples=seen.texts(query, ACTIVE, TOMBSTONED, UPDATING))
+    state.say(kb.ROW, message, noun="document", samples=state.texts(query, ACTIVE, TOMBSTONED, UPDATING))
+    if state.mirror.is_whole(database.DOCS, database.LATEST):
+        _check_latest(state)
+        _check_superseded(state)
+    _check_visibility(state)
+    query = f"SELECT {TITLED} FROM doc d WHERE d.status = ? AND d.updated_at < ? ORDER BY d.updated_at, d.id"
+    removed = state.texts(query, TOMBSTONED, state.now_ms - KEPT_MS)
+    message = tr("{n} removed more than 30 days ago, with what belongs to it: {named}")
+    state.say(kb.TOMBSTONE_EXPIRED, message, noun="document", samples=removed)
+    _check_url_twins(state)
+    _check_collections(state)
 
 
-def _check_latest(seen: KbAudit) -> None:
-    """Hold what says which version is the latest against the documents."""
+def _check_latest(state: KbAudit) -> None:
+    """Compare the pointers to the latest version with the documents."""
     lost = """SELECT l.lsid || ' → ' || l.doc_id FROM latest l
                WHERE l.doc_id NOT IN (SELECT id FROM doc) ORDER BY l.lsid"""
     message = tr("{n} whose latest version is not there, so that no search finds anything of it: {named}")
-    seen.say(kb.LATEST, message, noun="source", samples=seen.texts(lost))
+    state.say(kb.LATEST, message, noun="source", samples=state.texts(lost))
     foreign = f"""SELECT l.lsid || ' → ' || {TITLED} FROM latest l JOIN doc d ON d.id = l.doc_id AND d.lsid <> l.lsid
                    ORDER BY l.lsid"""
     message = tr("{n} whose latest version is said to be a document of another: {named}")
-    seen.say(kb.LATEST, message, noun="source", samples=seen.texts(foreign))
-    # An older version that is active is the latest after a rollback, which is no damage.
+    state.say(kb.LATEST, message, noun="source", samples=state.texts(foreign))
+    # After a rollback, an older active version is the latest. That is not damage.
     other = f"""SELECT {TITLED} FROM latest l JOIN doc d ON d.id = l.doc_id AND d.lsid = l.lsid
                  WHERE l.version <> d.version
                     OR (d.status <> ? AND l.version < (SELECT max(version) FROM doc every WHERE every.lsid = l.lsid))
                  ORDER BY d.id"""
     message = tr("{n} said to be the latest under another version, or out of use and older than another: {named}")
-    seen.say(kb.LATEST, message, noun="document", samples=seen.texts(other, ACTIVE))
+    state.say(kb.LATEST, message, noun="document", samples=state.texts(other, ACTIVE))
     unlisted = f"""SELECT {TITLED} FROM doc d WHERE d.lsid NOT IN (SELECT lsid FROM latest) ORDER BY d.id"""
-    seen.say(
+    state.say(
         kb.LATEST,
         tr("{n} of a source whose latest version is not known: {named}"),
         noun="document",
-        samples=seen.texts(unlisted),
+        samples=state.texts(unlisted),
     )
 
 
-def _check_superseded(seen: KbAudit) -> None:
+def _check_superseded(state: KbAudit) -> None:
     """Report active documents that no search finds: older versions, and newer ones after a rollback.
 
-    The version that the system's pointer names is in use. Where the pointer names none, the highest version is.
+    The version that the pointer names is in use. If it names none, the highest version is.
     """
     unused = f"SELECT {TITLED} FROM doc d WHERE d.status = ? AND d.id NOT IN (SELECT id FROM current)"
     named = """FROM latest l JOIN doc named ON named.id = l.doc_id AND named.lsid = l.lsid WHERE l.lsid = d.lsid"""
     older = f"""{unused} AND d.version < CASE WHEN EXISTS (SELECT 1 {named}) THEN (SELECT named.version {named})
                   ELSE (SELECT max(version) FROM doc every WHERE every.lsid = d.lsid) END ORDER BY d.id"""
     message = tr("{n} in an older version that is still active: {named}")
-    seen.say(kb.SUPERSEDED, message, noun="document", samples=seen.texts(older, ACTIVE))
+    state.say(kb.SUPERSEDED, message, noun="document", samples=state.texts(older, ACTIVE))
     newer = f"{unused} AND d.version >= (SELECT named.version {named} AND named.status = '{ACTIVE}') ORDER BY d.id"
     message = tr("{n} not in use, since the latest pointer names another version, as after a rollback: {named}")
-    seen.say(kb.ROLLED_BACK, message, noun="document", samples=seen.texts(newer, ACTIVE))
+    state.say(kb.ROLLED_BACK, message, noun="document", samples=state.texts(newer, ACTIVE))
 
 
-def _check_visibility(seen: KbAudit) -> None:
+def _check_visibility(state: KbAudit) -> None:
     visible = f"SELECT {TITLED} FROM doc d WHERE d.status <> '{TOMBSTONED}' AND"
     private = f"{visible} d.visibility = 'private' AND coalesce(d.owner, '') = '' ORDER BY d.id"
-    message = tr("{n} that nobody can see, private and without an owner: {named}")
-    seen.say(kb.UNREACHABLE, message, noun="document", samples=seen.texts(private))
+    message = tr("{n} not visible to anyone, private without an owner: {named}")
+    state.say(kb.UNREACHABLE, message, noun="document", samples=state.texts(private))
     bare = f"{visible} d.visibility IN ('agent', 'channel') AND coalesce(d.visible_to, '') = '' ORDER BY d.id"
-    message = tr("{n} that nobody can see, for an agent or a channel that is not named: {named}")
-    seen.say(kb.UNREACHABLE, message, noun="document", samples=seen.texts(bare))
+    message = tr("{n} not visible to anyone, for an agent or channel that is not named: {named}")
+    state.say(kb.UNREACHABLE, message, noun="document", samples=state.texts(bare))
     known = ", ".join("?" * len(_VISIBILITIES))
     other = f"{visible} d.visibility NOT IN ({known}) ORDER BY d.id"
-    message = tr("{n} that nobody can see, of a visibility that is not known: {named}")
-    seen.say(kb.UNREACHABLE, message, noun="document", samples=seen.texts(other, *_VISIBILITIES))
-
-
-def _check_tombstones(seen: KbAudit) -> None:
-    query = f"SELECT {TITLED} FROM doc d WHERE d.status = ? AND d.updated_at < ? ORDER BY d.updated_at, d.id"
-    removed = seen.texts(query, TOMBSTONED, seen.now_ms - KEPT_MS)
-    message = tr("{n} removed more than 30 days ago, with what belongs to it: {named}")
-    seen.say(kb.TOMBSTONE_EXPIRED, message, noun="document", samples=removed)
+    message = tr("{n} not visible to anyone, with an unknown visibility: {named}")
+    state.say(kb.UNREACHABLE, message, noun="document", samples=state.texts(other, *_VISIBILITIES))
 
 
 # --- pages that are there twice --------------------------------------------------------------------------------------
 
 _PAGES = """CREATE TEMP TABLE page (doc_id TEXT PRIMARY KEY, lsid TEXT, address TEXT, likely TEXT) WITHOUT ROWID"""
-#: Documents of one key, each group with what names it.
+#: Groups of documents with the same key.
 _TWINS = f"""
     SELECT {{key}} || ': ' || group_concat({TITLED}, ', ')
       FROM page p JOIN doc d ON d.id = p.doc_id
      GROUP BY {{key}} HAVING count(DISTINCT p.lsid) > 1 {{more}} ORDER BY {{key}}"""
 
 
-def _check_url_twins(seen: KbAudit) -> None:
-    """Find documents of one page under sources of their own."""
-    seen.db.execute(_PAGES)
-    seen.db.executemany("INSERT INTO page VALUES (?, ?, ?, ?)", list(_read_addresses(seen)))
+def _check_url_twins(state: KbAudit) -> None:
+    """Report pages that several sources have."""
+    state.db.execute(_PAGES)
+    state.db.executemany("INSERT INTO page VALUES (?, ?, ?, ?)", list(_read_addresses(state)))
     message = tr("{n} that several documents are of: {named}")
-    seen.say(kb.URL_TWINS, message, noun="page", samples=seen.texts(_TWINS.format(key="p.address", more="")))
+    state.say(kb.URL_TWINS, message, noun="page", samples=state.texts(_TWINS.format(key="p.address", more="")))
     likely = _TWINS.format(key="p.likely", more="AND count(DISTINCT p.address) > 1")
     message = tr("{n} that several documents are likely of, under addresses of their own: {named}")
-    seen.say(kb.URL_TWINS, message, noun="page", samples=seen.texts(likely), severity="note")
+    state.say(kb.URL_TWINS, message, noun="page", samples=state.texts(likely), severity="note")
 
 
-def _read_addresses(seen: KbAudit) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the document, the source, and the address in both forms, of what is a page and is searched."""
+def _read_addresses(state: KbAudit) -> Iterator[tuple[str, str, str, str]]:
+    """Yield document, source, and two forms of the address of each searched page."""
     query = """SELECT d.id, d.lsid, coalesce(nullif(d.url, ''), substr(d.lsid, 5)) FROM doc d JOIN current USING (id)
                 WHERE d.url <> '' OR d.lsid LIKE 'url:%' ORDER BY d.id"""
-    for doc, lsid, url in seen.db.execute(query):
-        seen.ledger.check_time()
-        address, likely = canonical_url(str(url)), same_page(str(url))
+    for doc, lsid, url in state.db.execute(query):
+        state.findings.check_time()
+        address, likely = canonical_url(str(url)), likely_page_key(str(url))
         if address is not None and likely is not None:
             yield str(doc), str(lsid), address, likely
 
@@ -254,128 +246,126 @@ def _read_addresses(seen: KbAudit) -> Iterator[tuple[str, str, str, str]]:
 # --- collections -----------------------------------------------------------------------------------------------------
 
 
-def _check_collections(seen: KbAudit) -> None:
-    if not seen.mirror.is_whole(database.COLLECTIONS, database.COLLECTIONS_BY_NAME):
+def _check_collections(state: KbAudit) -> None:
+    if not state.mirror.is_whole(database.COLLECTIONS, database.COLLECTIONS_BY_NAME):
         return
     lost = """SELECT n.name || ' → ' || n.id FROM collection_name n LEFT JOIN collection c ON c.id = n.id
                WHERE c.id IS NULL OR c.name <> n.name ORDER BY 1"""
-    message = tr("{n} of a collection that is not there, or has another name: {named}")
-    seen.say(kb.COLLECTION, message, noun="name", samples=seen.texts(lost))
+    message = tr("{n} of a collection that is missing or has another name: {named}")
+    state.say(kb.COLLECTION, message, noun="name", samples=state.texts(lost))
     unlisted = """SELECT c.name || ' (' || c.id || ')' FROM collection c
                    WHERE NOT EXISTS (SELECT 1 FROM collection_name n WHERE n.name = c.name AND n.id = c.id)
                    ORDER BY c.id"""
-    seen.say(kb.COLLECTION, tr("{n} not found by name: {named}"), noun="collection", samples=seen.texts(unlisted))
+    state.say(kb.COLLECTION, tr("{n} not found by name: {named}"), noun="collection", samples=state.texts(unlisted))
 
 
-# Chunks of a KB: whether each belongs to a document, can be found, and has the id that it must have.
+# --- chunks: documents, vectors, offsets, ids -----------------------------------------------------------------------
 
 
-#: A chunk with its document, for a person.
+#: SQL for a chunk with its document.
 _CHUNK = f"{NAMED.format(id='c.doc_id')} || ', ' || c.id"
-#: Chunks that a search may find.
+#: SQL for the chunks that a search can find.
 SEARCHED = f"chunk c JOIN current ON current.id = c.doc_id JOIN doc d ON d.id = c.doc_id AND c.status = '{ACTIVE}'"
 _MESSAGES = {
-    Flaw.EMPTY: tr("{n} without a vector: {named}"),
-    Flaw.NOT_NUMBERS: tr("{n} with a vector that is not made of numbers: {named}"),
-    Flaw.NOT_FINITE: tr("{n} with a vector that is not finite: {named}"),
-    Flaw.OVERFLOW: tr("{n} with a vector whose norm is too large for single precision: {named}"),
-    Flaw.ZERO: tr("{n} with a vector of zeros: {named}"),
+    VectorFlaw.EMPTY: tr("{n} without a vector: {named}"),
+    VectorFlaw.NOT_NUMBERS: tr("{n} with a vector that is not made of numbers: {named}"),
+    VectorFlaw.NOT_FINITE: tr("{n} with a vector that is not finite: {named}"),
+    VectorFlaw.OVERFLOW: tr("{n} with a vector whose norm is too large for single precision: {named}"),
+    VectorFlaw.ZERO: tr("{n} with a vector of zeros: {named}"),
 }
 
 
-def check_chunks(seen: KbAudit) -> None:
-    """Look at the chunks; what their documents' files are was looked at before."""
-    _check_owners(seen)
-    _check_source_lists(seen)
-    _check_vectors(seen)
-    _check_ranges(seen)
-    _check_mentions(seen)
+def check_chunks(state: KbAudit) -> None:
+    """Check the chunks. Needs the table ``body`` of :func:`checks.rsclaw.files.check_named_files`."""
+    _check_owners(state)
+    _check_source_lists(state)
+    _check_vectors(state)
+    _check_ranges(state)
+    _check_mentions(state)
 
 
-def _check_owners(seen: KbAudit) -> None:
-    if seen.mirror.is_whole(database.DOCS):
+def _check_owners(state: KbAudit) -> None:
+    if state.mirror.is_whole(database.DOCS):
         lost = (
             """SELECT c.doc_id || ', ' || c.id FROM chunk c WHERE c.doc_id NOT IN (SELECT id FROM doc) ORDER BY c.id"""
         )
-        seen.say(
-            kb.CHUNK_ORPHAN, tr("{n} of a document that is not there: {named}"), noun="chunk", samples=seen.texts(lost)
-        )
+        state.say(kb.CHUNK_ORPHAN, tr("{n} of a missing document: {named}"), noun="chunk", samples=state.texts(lost))
     other = f"""SELECT {_CHUNK} FROM chunk c JOIN doc d ON d.id = c.doc_id
                  WHERE c.doc_version <> d.version OR c.lsid <> d.lsid ORDER BY d.id, c.seq, c.id"""
     message = tr("{n} of another version or source than the document: {named}")
-    seen.say(kb.CHUNK_ORPHAN, message, noun="chunk", samples=seen.texts(other))
+    state.say(kb.CHUNK_ORPHAN, message, noun="chunk", samples=state.texts(other))
 
 
-def _check_source_lists(seen: KbAudit) -> None:
-    """Hold what lists chunks by their sources against the chunks."""
-    if not seen.mirror.is_whole(database.CHUNKS, database.CHUNKS_BY_SOURCE):
+def _check_source_lists(state: KbAudit) -> None:
+    """Compare the lists of chunks by source with the chunks."""
+    if not state.mirror.is_whole(database.CHUNKS, database.CHUNKS_BY_SOURCE):
         return
     lost = """SELECT s.chunk_id FROM by_source s LEFT JOIN chunk c ON c.id = s.chunk_id AND c.lsid = s.lsid
                WHERE c.id IS NULL ORDER BY 1"""
-    seen.say(
+    state.say(
         kb.CHUNK_INDEX,
         tr("{n} listed under a source that has no such chunk: {named}"),
         noun="id",
-        samples=seen.texts(lost),
+        samples=state.texts(lost),
     )
     unlisted = f"""SELECT {_CHUNK} FROM chunk c LEFT JOIN doc d ON d.id = c.doc_id
                     WHERE NOT EXISTS (SELECT 1 FROM by_source s WHERE s.lsid = c.lsid AND s.chunk_id = c.id)
                     ORDER BY c.doc_id, c.seq, c.id"""
     message = tr("{n} not listed under the source: {named}")
-    seen.say(kb.CHUNK_INDEX, message, noun="chunk", samples=seen.texts(unlisted))
+    state.say(kb.CHUNK_INDEX, message, noun="chunk", samples=state.texts(unlisted))
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------
 
 
-def usual_dimensions(seen: KbAudit) -> int | None:
-    """Return how many numbers the vectors of most chunks have that are searched; None where there are none."""
+def usual_dimensions(state: KbAudit) -> int | None:
+    """Return the dimensions of most vectors that are searched; None without vectors."""
     query = f"SELECT c.dimensions FROM {SEARCHED} WHERE c.flaw IS NULL GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT 1"
-    for (dimensions,) in seen.db.execute(query):
+    for (dimensions,) in state.db.execute(query):
         return int(str(dimensions))
     return None
 
 
-def _check_vectors(seen: KbAudit) -> None:
-    usual = usual_dimensions(seen)
+def _check_vectors(state: KbAudit) -> None:
+    usual = usual_dimensions(state)
     order = "ORDER BY d.id, c.seq, c.id"
     other = (
         f"SELECT {_CHUNK} || ': ' || c.dimensions FROM {SEARCHED} WHERE c.flaw IS NULL AND c.dimensions <> ? {order}"
     )
     message = tr("{{n}} with a vector of another length than {dimensions}, as most have: {{named}}", dimensions=usual)
-    seen.say(kb.DIMENSIONS, message, noun="chunk", samples=seen.texts(other, usual))
+    state.say(kb.DIMENSIONS, message, noun="chunk", samples=state.texts(other, usual))
     for flaw, message in _MESSAGES.items():
         flawed = f"SELECT {_CHUNK} FROM {SEARCHED} WHERE c.flaw = ? {order}"
-        seen.say(kb.DIMENSIONS, message, noun="chunk", samples=seen.texts(flawed, flaw))
+        state.say(kb.DIMENSIONS, message, noun="chunk", samples=state.texts(flawed, flaw))
     most = f"SELECT c.embedder FROM {SEARCHED} GROUP BY 1 ORDER BY count(*) DESC, 1"
-    first, *others = [*seen.texts(most), ""]
+    first, *others = [*state.texts(most), ""]
     if len(others) > 1:
         message = tr("{{n}} embedded by another embedder than {first}, as most are: {{named}}", first=first)
         strange = f"SELECT {_CHUNK} || ': ' || c.embedder FROM {SEARCHED} WHERE c.embedder <> ? {order}"
-        seen.say(kb.EMBEDDERS, message, noun="chunk", samples=seen.texts(strange, first))
+        state.say(kb.EMBEDDERS, message, noun="chunk", samples=state.texts(strange, first))
 
 
 # --- ranges and ids --------------------------------------------------------------------------------------------------
 
 
-def _check_ranges(seen: KbAudit) -> None:
-    """Find ranges that no text has; whether one lies in a text is asked where that is the document's own."""
+def _check_ranges(state: KbAudit) -> None:
+    """Report ranges that are not valid, or exceed the text of the document if that is unchanged."""
     query = f"""SELECT {_CHUNK} || ': ' || c.first || '-' || c.last
                   FROM chunk c JOIN doc d ON d.id = c.doc_id LEFT JOIN body b ON b.doc_id = c.doc_id
                  WHERE c.first < 0 OR c.last < c.first OR c.last > coalesce(b.size, c.last)
                  ORDER BY d.id, c.seq, c.id"""
-    message = tr("{n} whose range does not lie in the text: {named}")
-    seen.say(kb.CHUNK_RANGE, message, noun="chunk", samples=seen.texts(query))
+    message = tr("{n} whose range is outside the text: {named}")
+    state.say(kb.CHUNK_RANGE, message, noun="chunk", samples=state.texts(query))
 
 
 class _Indexed(msgspec.Struct, frozen=True):
-    """What the id of a chunk follows from, and tells whether its text stands in the body as it is."""
+    """The fields of a chunk from which its id is derived."""
 
     id: str
     doc_id: str
     logical_source_id: str
-    seq: database.Count
-    byte_offset: tuple[database.Whole, database.Whole]
+    seq: database.NonNegativeInt64
+    byte_offset: tuple[database.Int64, database.Int64]
     indexed_text: str
     heading_path: list[str] = []
 
@@ -383,33 +373,33 @@ class _Indexed(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Indexed).decode
 
 
-def check_ids(seen: KbAudit, file: RedbFile) -> None:
-    """Hold the ids of chunks against what they follow from, where the body of the file has the chunk's text as it is.
+def check_ids(state: KbAudit, file: RedbFile) -> None:
+    """Compare the ids of chunks with their derivation, if the file of the document contains the text of the chunk.
 
     Raises:
-        RedbError: the database cannot be read any more.
+        RedbError: the database can no longer be read.
     """
     if database.CHUNKS in file.tables:
-        seen.db.execute("CREATE TEMP TABLE wrong_id (chunk_id TEXT)")
-        seen.db.executemany("INSERT INTO wrong_id VALUES (?)", _wrong_ids(seen, file))
+        state.db.execute("CREATE TEMP TABLE wrong_id (chunk_id TEXT)")
+        state.db.executemany("INSERT INTO wrong_id VALUES (?)", _wrong_ids(state, file))
         query = f"""SELECT {_CHUNK} FROM wrong_id w JOIN chunk c ON c.id = w.chunk_id
                       JOIN doc d ON d.id = c.doc_id ORDER BY d.id, c.seq, c.id"""
         message = tr("{n} with an id that does not follow from the text: {named}")
-        seen.say(kb.CHUNK_ID, message, noun="chunk", samples=seen.texts(query))
+        state.say(kb.CHUNK_ID, message, noun="chunk", samples=state.texts(query))
 
 
-def _wrong_ids(seen: KbAudit, file: RedbFile) -> Iterator[tuple[str]]:
+def _wrong_ids(state: KbAudit, file: RedbFile) -> Iterator[tuple[str]]:
     for _, value in file.raw_rows(database.CHUNKS):
-        seen.ledger.check_time()
+        state.findings.check_time()
         with suppress(msgspec.MsgspecError, OSError):
             chunk = _decode(value)
-            text = _text_in_body(seen, chunk)
+            text = _text_in_body(state, chunk)
             if text and chunk.seq < 1 << 32 and chunk_id(chunk.logical_source_id, chunk.seq, text) != chunk.id:
                 yield (chunk.id,)
 
 
-def _text_in_body(seen: KbAudit, chunk: _Indexed) -> str | None:
-    """Return the text of a chunk where it stands in the body as it was embedded, None where that is not certain."""
+def _text_in_body(state: KbAudit, chunk: _Indexed) -> str | None:
+    """Return the text of a chunk if the document's file contains it at the chunk's offsets, else None."""
     headings = " > ".join(chunk.heading_path)
     if headings and not chunk.indexed_text.startswith(f"{headings}\n\n"):
         return None
@@ -418,8 +408,8 @@ def _text_in_body(seen: KbAudit, chunk: _Indexed) -> str | None:
     if first < 0 or last - first != len(wanted):
         return None
     query = "SELECT d.md_path, b.start FROM body b JOIN doc d ON d.id = b.doc_id WHERE d.id = ? AND b.size >= ?"
-    for path, start in seen.db.execute(query, (chunk.doc_id, last)):
-        place = inside(seen.root, str(path))
+    for path, start in state.db.execute(query, (chunk.doc_id, last)):
+        place = resolve_kb_file(state.root, str(path))
         if place is not None and _piece(place, int(str(start)) + first, len(wanted)) == wanted:
             return text
     return None
@@ -434,26 +424,26 @@ def _piece(path: Path, start: int, length: int) -> bytes:
 # --- mentions --------------------------------------------------------------------------------------------------------
 
 
-def _check_mentions(seen: KbAudit) -> None:
-    if not seen.mirror.is_whole(database.CHUNKS, database.ENTITIES):
+def _check_mentions(state: KbAudit) -> None:
+    if not state.mirror.is_whole(database.CHUNKS, database.ENTITIES):
         return
     query = """SELECT m.entity_id || ', ' || m.chunk_id FROM mention m
                 WHERE m.chunk_id NOT IN (SELECT id FROM chunk) OR m.entity_id NOT IN (SELECT id FROM entity)
                 ORDER BY 1"""
-    message = tr("{n} of a chunk or an entity that is not there: {named}")
-    seen.say(kb.ENTITY, message, noun="mention", samples=seen.texts(query))
+    message = tr("{n} of a missing chunk or entity: {named}")
+    state.say(kb.ENTITY, message, noun="mention", samples=state.texts(query))
 
 
-# The outbox of a KB: its ledger, the jobs, and what is kept beside them to find and to claim these.
+# --- the outbox: ledger entries, jobs, and the tables that find and claim them --------------------------------------
 
 
-#: What a job is about: its document, else what it calls that, else the job itself.
+#: SQL for the subject of a job: its document, else the document's id, else its own id.
 _ABOUT = NAMED.format(id="j.doc_id, j.id")
 _JOBS = "job j LEFT JOIN doc d ON d.id = j.doc_id"
-#: A job that a worker has is stale where the claim is missing or over.
+#: SQL condition: a running job is stale if its claim is missing or has expired.
 IS_STALE = """j.status = 'running'
               AND NOT EXISTS (SELECT 1 FROM claim c WHERE c.job_id = j.id AND c.expires_at > {now:d})"""
-#: Ledger entries by the documents that they are of; what each has of jobs.
+#: SQL for open ledger entries and their documents.
 _ENTRIES = f"""
     SELECT {NAMED.format(id="e.doc_id, e.id")} || ': ' || e.status FROM entry e LEFT JOIN doc d ON d.id = e.doc_id
      WHERE e.status IN ('{PENDING}', '{INDEXED}') AND """
@@ -461,90 +451,87 @@ _OF_ENTRY = "EXISTS (SELECT 1 FROM job j WHERE j.doc_id = e.doc_id AND {what})"
 _DEDUPE_PREFIX = "chunk_embed:"
 _CHUNK_JOB = "chunk_and_embed"
 _KNOWN = ", ".join(f"'{one.name.lower()}'" for one in JobStatus)
-#: The numbers that stand for states of jobs.
+#: The numbers of job states in the queue.
 _NUMBERS = " ".join(f"WHEN '{one.name.lower()}' THEN {one.value}" for one in JobStatus)
 
 
-def check_jobs(seen: KbAudit) -> None:
-    """Look at jobs and ledger."""
-    _check_job_states(seen)
-    _check_unfinished_jobs(seen)
-    if seen.mirror.is_whole(database.JOBS):
-        _check_ledger(seen)
-        _check_dedupe(seen)
-        _check_queue(seen)
-
-
-def _check_job_states(seen: KbAudit) -> None:
+def check_jobs(state: KbAudit) -> None:
+    """Check jobs and ledger entries."""
     jobs = f"SELECT j.id || ': ' || j.status FROM job j WHERE j.status NOT IN ({_KNOWN}) ORDER BY j.id"
-    seen.say(kb.ROW, tr("{n} in a state that is not known: {named}"), noun="job", samples=seen.texts(jobs))
+    state.say(kb.ROW, tr("{n} in a state that is not known: {named}"), noun="job", samples=state.texts(jobs))
     entries = "SELECT e.id || ': ' || e.status FROM entry e WHERE e.status NOT IN (?, ?, ?, ?) ORDER BY e.id"
     message = tr("{n} in a state that is not known: {named}")
-    seen.say(kb.ROW, message, noun="ledger entry", samples=seen.texts(entries, PENDING, INDEXED, CLEANUP, DONE))
+    state.say(kb.ROW, message, noun="ledger entry", samples=state.texts(entries, PENDING, INDEXED, CLEANUP, DONE))
+    _check_unfinished_jobs(state)
+    if state.mirror.is_whole(database.JOBS):
+        _check_ledger(state)
+        _check_dedupe(state)
+        _check_queue(state)
 
 
-def _check_unfinished_jobs(seen: KbAudit) -> None:
+def _check_unfinished_jobs(state: KbAudit) -> None:
     failed = f"""SELECT {_ABOUT} || coalesce(': ' || j.error, '') FROM {_JOBS}
                   WHERE j.status = 'failed' ORDER BY j.id"""
-    seen.say(kb.JOB_FAILED, tr("{n} that rsclaw has given up: {named}"), noun="job", samples=seen.texts(failed))
-    if seen.mirror.is_whole(database.CLAIMS):
-        stale = f"SELECT {_ABOUT} FROM {_JOBS} WHERE {IS_STALE.format(now=seen.now_ms)} ORDER BY j.id"
+    state.say(kb.JOB_FAILED, tr("{n} that rsclaw has given up: {named}"), noun="job", samples=state.texts(failed))
+    if state.mirror.is_whole(database.CLAIMS):
+        stale = f"SELECT {_ABOUT} FROM {_JOBS} WHERE {IS_STALE.format(now=state.now_ms)} ORDER BY j.id"
         message = tr("{n} said to be running, without a claim that still holds: {named}")
-        seen.say(kb.JOB_STALE, message, noun="job", samples=seen.texts(stale))
+        state.say(kb.JOB_STALE, message, noun="job", samples=state.texts(stale))
 
 
-def _check_ledger(seen: KbAudit) -> None:
-    """Find entries that nothing will settle; a stale job is told by itself."""
-    day_ago = seen.now_ms - DAY_MS
+def _check_ledger(state: KbAudit) -> None:
+    """Report entries that no job will settle. Stale jobs are reported by themselves."""
+    day_ago = state.now_ms - DAY_MS
     live = _OF_ENTRY.format(what="j.status IN ('ready', 'running')")
     any_job = _OF_ENTRY.format(what="j.status IN ('ready', 'running', 'failed')")
-    # What is indexed waits for the next compaction, which takes its time.
+    # Indexed entries wait for the next compaction, which can take a day.
     lost = f"{_ENTRIES} NOT {any_job} AND (e.status = '{PENDING}' OR e.updated_at < ?) ORDER BY e.id"
     message = tr("{n} still open, with no job that would settle it: {named}")
-    seen.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=seen.texts(lost, day_ago))
+    state.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=state.texts(lost, day_ago))
     failed = _OF_ENTRY.format(what="j.status = 'failed'")
     given_up = f"{_ENTRIES} {failed} AND NOT {live} ORDER BY e.id"
     message = tr("{n} pending for ever, as their job was given up: {named}")
-    seen.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=seen.texts(given_up), severity="note")
-    alive = f"j.status IN ('ready', 'running') AND NOT ({IS_STALE.format(now=seen.now_ms)})"
+    state.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=state.texts(given_up), severity="note")
+    alive = f"j.status IN ('ready', 'running') AND NOT ({IS_STALE.format(now=state.now_ms)})"
     waiting = f"{_ENTRIES} {_OF_ENTRY.format(what=alive)} AND e.updated_at < ? ORDER BY e.id"
     message = tr("{n} whose job has been waiting for more than a day: {named}")
-    seen.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=seen.texts(waiting, day_ago), severity="note")
+    state.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=state.texts(waiting, day_ago), severity="note")
 
 
-def _check_dedupe(seen: KbAudit) -> None:
-    if not seen.mirror.is_whole(database.JOBS_BY_DEDUPE):
+def _check_dedupe(state: KbAudit) -> None:
+    if not state.mirror.is_whole(database.JOBS_BY_DEDUPE):
         return
     lost = """SELECT x.key FROM dedupe x LEFT JOIN job j ON j.id = x.job_id
                WHERE j.id IS NULL OR j.status NOT IN ('ready', 'running') ORDER BY x.key"""
     message = tr("{n} of no job that is waiting or running: {named}")
-    seen.say(kb.DEDUPE, message, noun="key", samples=seen.texts(lost))
+    state.say(kb.DEDUPE, message, noun="key", samples=state.texts(lost))
     unlisted = f"""SELECT {_ABOUT} FROM {_JOBS}
                     WHERE j.status IN ('ready', 'running') AND j.kind = '{_CHUNK_JOB}' AND j.doc_id IS NOT NULL
                       AND NOT EXISTS (SELECT 1 FROM dedupe x WHERE x.job_id = j.id
-                                         AND x.key = '{_DEDUPE_PREFIX}' || j.doc_id || ':' || j.doc_version) ORDER BY j.id"""
+                                         AND x.key = '{_DEDUPE_PREFIX}' || j.doc_id || ':' || j.doc_version)
+                    ORDER BY j.id"""
     message = tr("{n} that could be queued twice: {named}")
-    seen.say(kb.DEDUPE, message, noun="job", samples=seen.texts(unlisted), severity="note")
+    state.say(kb.DEDUPE, message, noun="job", samples=state.texts(unlisted), severity="note")
 
 
-def _check_queue(seen: KbAudit) -> None:
-    """Hold the order of jobs, and the claims, against the jobs."""
+def _check_queue(state: KbAudit) -> None:
+    """Compare the queue and the claims with the jobs."""
     fits = f"""q.job_id = j.id AND q.status = CASE j.status {_NUMBERS} END
                AND q.priority = j.priority AND q.created_at = j.created_at"""
-    if seen.mirror.is_whole(database.JOBS_BY_STATUS):
+    if state.mirror.is_whole(database.JOBS_BY_STATUS):
         lost = f"""SELECT q.job_id FROM queue q WHERE NOT EXISTS (SELECT 1 FROM job j WHERE {fits}) ORDER BY 1"""
-        message = tr("{n} in the queue of a job that is not there, or in another state: {named}")
-        seen.say(kb.QUEUE, message, noun="entry", samples=seen.texts(lost))
+        message = tr("{n} in the queue of a job that is missing or in another state: {named}")
+        state.say(kb.QUEUE, message, noun="entry", samples=state.texts(lost))
         unlisted = f"""SELECT {_ABOUT} FROM {_JOBS}
                         WHERE j.status IN ({_KNOWN}) AND NOT EXISTS (SELECT 1 FROM queue q WHERE {fits})
                         ORDER BY j.id"""
-        seen.say(
+        state.say(
             kb.QUEUE,
             tr("{n} not in the queue, or there in another state: {named}"),
             noun="job",
-            samples=seen.texts(unlisted),
+            samples=state.texts(unlisted),
         )
-    if seen.mirror.is_whole(database.CLAIMS):
+    if state.mirror.is_whole(database.CLAIMS):
         claims = """SELECT c.job_id FROM claim c LEFT JOIN job j ON j.id = c.job_id
                      WHERE j.id IS NULL OR j.status <> 'running' ORDER BY 1"""
-        seen.say(kb.QUEUE, tr("{n} of no running job: {named}"), noun="claim", samples=seen.texts(claims))
+        state.say(kb.QUEUE, tr("{n} of no running job: {named}"), noun="claim", samples=state.texts(claims))
