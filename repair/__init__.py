@@ -1,4 +1,4 @@
-"""Putting right what checks find; nothing here runs during a migration.
+"""Repairs of what checks find. Not used by migrations.
 
-A repair may call checks, and migrators where it carries rows of another layout.
+A repair may call checks, and migrators if it migrates rows of another layout.
 """

@@ -1,4 +1,8 @@
-"""Bringing stores of the v2 preview to the released layout."""
+"""Upgrade data of v2 preview builds: seven tables in each base's own index file, under the ids of its catalog.
+
+Rows and items are planned as in a migration. Files below ``raw/`` stay in place, and rows that become no unit stay in
+the preview table (``docs/formats/preview.md``, "In place").
+"""
 
 from __future__ import annotations
 
@@ -43,16 +47,11 @@ from regraft.text import decode_utf8, replace_surrogates
 from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 
-# The paths that materials of a preview build get, and what the catalog's items hold then.
-#
-# Rules: ``docs/formats/preview.md``, "In place".
-
-
 WriteFile = Callable[[Path], None]
 
 
 class PreviewSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where preview stores are: the store that is changed, its catalog, and what a migration would make of them."""
+    """A store of a preview build: the store, its catalog, and the drafts that a migration would make."""
 
     store: Store
     catalog: StoredCatalog | None
@@ -61,22 +60,22 @@ class PreviewSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaseUpgrade(msgspec.Struct):
-    """What becomes of one base."""
+    """Planned upgrade of one base."""
 
     base: str
     place: Place
     plan: BasePlan
-    #: The path of each material below ``raw/``, in their order.
+    #: Path of each material below ``raw/``, in the order of materials.
     paths: list[str] = msgspec.field(default_factory=list)
-    #: Files that are to be written below ``raw/``, with what writes each, its action and its size.
+    #: Files to write below ``raw/``: path, function that writes it, action, size.
     files: list[tuple[str, WriteFile, Action, int]] = msgspec.field(default_factory=list)
-    #: The catalog's rows that change: SQL, values, and what is changed.
+    #: Updates of catalog rows: SQL, values, and "base" or "item".
     updates: list[tuple[str, tuple[Any, ...], str]] = msgspec.field(default_factory=list)
     kept: int = 0
 
 
 class PathAssigner:
-    """Gives each material of a base its path, and the catalog's items what follows from that."""
+    """Assigns a path to every material of a base, and updates the catalog's items to match."""
 
     def __init__(self, source: PreviewSource, upgrade: BaseUpgrade, row: Row | None, db: apsw.Connection) -> None:
         draft = upgrade.plan.draft
@@ -92,28 +91,28 @@ class PathAssigner:
         self._used: set[str] = set()
 
     def name(self) -> None:
-        """Name them all, in their order."""
+        """Assign all paths, in the order of materials."""
         for material in self._upgrade.plan.materials:
             item = self._upgrade.plan.items[material.item]
             row = self._rows.get(item.id)
-            path = self._told(item) if row is None else self._listed(item, row, material)
+            path = self._unlisted_path(item) if row is None else self._listed_path(item, row, material)
             self._used.add(path.casefold())
             self._upgrade.paths.append(path)
             if row is not None:
                 self._plan_item(item, row, path)
 
-    def _told(self, item: ItemPlan) -> str:
-        """Return a path for an item that no catalog lists: its file's where that is there, else its own id."""
+    def _unlisted_path(self, item: ItemPlan) -> str:
+        """Path of an item that no catalog lists: the path of its file if that exists, else its own id."""
         path = item.data.get("relativePath", "")
         if path and self._is_free(path) and (self._raw / path).is_file():
             return path
-        return self._virtual(item)
+        return self._id_path(item)
 
-    def _virtual(self, item: ItemPlan) -> str:
+    def _id_path(self, item: ItemPlan) -> str:
         return item.id if self._is_free(item.id) else self._names.take(sanitize_material_name(item.id))
 
-    def _listed(self, item: ItemPlan, row: Row, material: MaterialPlan) -> str:
-        """Return the path that an item has in the catalog, or finds now; a file that is missing there is written."""
+    def _listed_path(self, item: ItemPlan, row: Row, material: MaterialPlan) -> str:
+        """Path of an item in the catalog, or a new one. A missing snapshot is written there."""
         stored = get_indexed_path(row)
         if stored is not None and self._is_free(stored):
             if item.type == "file" or (self._raw / stored).is_file():
@@ -121,13 +120,13 @@ class PathAssigner:
             self._write_snapshot(stored, item, material)
             return stored
         if item.type == "file":
-            return self._moved(item)
+            return self._file_path(item)
         content = self._content(material)
         snapshot = _snapshot(item, content)
         while True:
             path = self._names.take(f"{snapshot.stem}.md")
-            if _holds(self._raw / path, content):
-                return path  # of a run that was stopped
+            if _is_snapshot_of(self._raw / path, content):
+                return path  # written by a run that was stopped
             if not (self._raw / path).exists() and self._is_free(path):
                 self._write_snapshot(path, item, material)
                 return path
@@ -135,18 +134,18 @@ class PathAssigner:
     def _is_free(self, path: str) -> bool:
         return find_path_problem(path.encode("utf-8", "replace")) is None and path.casefold() not in self._used
 
-    def _moved(self, item: ItemPlan) -> str:
-        """Return the path of a file whose own is none, or is another item's: a copy of that file, else its id."""
+    def _file_path(self, item: ItemPlan) -> str:
+        """Path of a file item whose own path is unsafe or taken: a copy of the file under its own path, else its id."""
         path, upload = item.data["relativePath"], item.upload
         if not self._is_free(path) or upload is None:
-            return self._virtual(item)
+            return self._id_path(item)
         there = PurePosixPath(upload.folder or "", upload.name)
         source, target = self._raw.joinpath(*there.relative_to(self._upgrade.place.raw).parts), self._raw / path
         if source == target or not source.is_file():
             return path
         if target.exists():
-            return path if filecmp.cmp(source, target, shallow=False) else self._virtual(item)
-        message = tr("copy {name} to {path}: another item has that file, too", name=source.name, path=path)
+            return path if filecmp.cmp(source, target, shallow=False) else self._id_path(item)
+        message = tr("copy {name} to {path}, because another item uses the same file", name=source.name, path=path)
         action = Action(
             action="copy-file", message=message, base=self._upgrade.base, subject=path, bytes=source.stat().st_size
         )
@@ -158,7 +157,7 @@ class PathAssigner:
         return BODY_SEPARATOR.join(body for body, _ in rows)
 
     def _write_snapshot(self, path: str, item: ItemPlan, material: MaterialPlan) -> None:
-        message = tr("write {path}, the text of a {type}", path=path, type=item.type)
+        message = tr("write the text of a {type} to {path}", path=path, type=item.type)
         action = Action(
             action="write-snapshot", message=message, base=self._upgrade.base, subject=path, bytes=material.body_bytes
         )
@@ -190,49 +189,43 @@ def _snapshot(item: ItemPlan, content: str) -> okf.Snapshot:
     return okf.url_snapshot(item.data["url"], content) if item.type == "url" else okf.note_snapshot(item.data["source"])
 
 
-def _holds(path: Path, content: str) -> bool:
-    """Tell whether a file is the snapshot of a text."""
+def _is_snapshot_of(path: Path, content: str) -> bool:
+    """Whether a file is the snapshot of a text."""
     try:
         return path.is_file() and okf.strip_block(decode_utf8(links.read_bytes(path))) == content
     except OSError:
         return False
 
 
-# What preview builds left in a store → seven tables in the base's own index file, under the ids that its catalog has.
-#
-# Rules: ``docs/formats/preview.md``, "In place". What becomes of rows and items is planned as a migration plans it. Files
-# below ``raw/`` stay where they are; rows that no unit is made of stay in the preview table.
+# --- planning --------------------------------------------------------------------------------------------------------
 
-
-#: Stands for the model of a base of which nothing but its rows is known.
+#: Placeholder model of a base without a row in the catalog.
 _ANY_MODEL = ModelChoice("?")
 
 
-class _Stays(Exception):
-    """A base that stays as it is; the text says why."""
+class _NotUpgradable(Exception):
+    """A base cannot be upgraded; the text says why."""
 
 
 def plan_upgrade(store: Store, places: dict[str, Place], model_overrides: ModelOverrides, now_ms: int) -> Plan:
-    """Return the upgrade of those bases that are in the layout of preview builds, by their ids.
-
-    Files below ``raw/`` come first, then the catalog, then the indexes: a run that is killed meanwhile is found
-    unfinished by the next one.
-    """
+    """Plan the upgrade of the bases that are in the layout of preview builds."""
     try:
         catalog = None if store.catalog is None else read_catalog(store.root / store.catalog)
     except CatalogProblem as problem:
-        message = tr("its items are in the catalog, which {problem}", problem=problem)
-        return Plan(left=[_left(base, place, message) for base, place in places.items()])
+        message = tr("its items cannot be read: the catalog {problem}", problem=problem)
+        return Plan(left=[_leave(base, place, message) for base, place in places.items()])
     library: LibraryDraft = draft_library(store.found, model_overrides)
-    source = PreviewSource(store=store, catalog=catalog, drafts=_by_base(library, places), now_ms=now_ms)
-    made = Plan(left=_unused_words(library))
+    drafts = {draft.vector_file: draft for draft in library.bases}
+    drafts_by_base = {base: drafts[place.name] for base, place in places.items()}
+    source = PreviewSource(store=store, catalog=catalog, drafts=drafts_by_base, now_ms=now_ms)
+    made = Plan(left=_unused_options(library))
     upgrades: list[BaseUpgrade] = []
     for base, place in places.items():
-        found = _looked(source, base, place)
+        found = _try_plan_base(source, base, place)
         if isinstance(found, Unresolved):
             made.left.append(found)
         else:
-            made.left += _skipped(found)
+            made.left += _skipped_rows(found)
             upgrades.append(found)
     made.changes += chain.from_iterable(map(_file_changes, upgrades))
     made.changes += _catalog_change(store, upgrades)
@@ -241,43 +234,39 @@ def plan_upgrade(store: Store, places: dict[str, Place], model_overrides: ModelO
     return made
 
 
-def _by_base(library: LibraryDraft, places: dict[str, Place]) -> dict[str, BaseDraft]:
-    drafts = {draft.vector_file: draft for draft in library.bases}
-    return {base: drafts[place.name] for base, place in places.items()}
-
-
-def _unused_words(library: LibraryDraft) -> list[Unresolved]:
+def _unused_options(library: LibraryDraft) -> list[Unresolved]:
     message = [notice.message for notice in library.notices if notice.code == notices.OPTION_UNUSED]
     return [Unresolved(finding=v2.SCHEMA_PREVIEW, reason=one) for one in message]
 
 
-def _left(base: str, place: Place, reason: str) -> Unresolved:
+def _leave(base: str, place: Place, reason: str) -> Unresolved:
     return Unresolved(finding=v2.SCHEMA_PREVIEW, reason=reason, base=base, subject=place.name, severity="error")
 
 
 # --- one base --------------------------------------------------------------------------------------------------------
 
 
-def _looked(source: PreviewSource, base: str, place: Place) -> BaseUpgrade | Unresolved:
-    """Return what becomes of a base, or why it is left as it is."""
+def _try_plan_base(source: PreviewSource, base: str, place: Place) -> BaseUpgrade | Unresolved:
+    """Plan the upgrade of a base, or say why it cannot be upgraded."""
     try:
-        return _planned(source, base, place)
-    except _Stays as stays:
-        return _left(base, place, str(stays))
+        return _plan_base(source, base, place)
+    except _NotUpgradable as stays:
+        return _leave(base, place, str(stays))
     except StoreProblem as problem:
-        return _left(base, place, f"{place.name} {problem}")
+        return _leave(base, place, f"{place.name} {problem}")
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
-        return _left(base, place, tr("{name} cannot be read: {error}", name=place.name, error=error))
+        return _leave(base, place, tr("{name} cannot be read: {error}", name=place.name, error=error))
 
 
-def _planned(source: PreviewSource, base: str, place: Place) -> BaseUpgrade:
-    """Work out what becomes of a base.
+def _plan_base(source: PreviewSource, base: str, place: Place) -> BaseUpgrade:
+    """Plan the upgrade of a base.
 
     Raises:
-        _Stays: it cannot be carried whole.
-        StoreProblem, apsw.Error, OSError, UnicodeDecodeError: it cannot be read.
+        _NotUpgradable: the base cannot be migrated completely.
+        StoreProblem, apsw.Error, OSError, UnicodeDecodeError: the base cannot be read.
     """
-    row = _row_of(source, base)
+    catalog_rows = [] if source.catalog is None else source.catalog.bases
+    row = next((one for one in catalog_rows if one.get("id") == base), None)
     draft = source.drafts[base]
     draft = replace(draft, embedding=_ANY_MODEL) if row is None else draft
     with cherry_preview.readable_copy(source.store.root / place.name) as path, sqlite.open_readonly(path) as db:
@@ -287,41 +276,36 @@ def _planned(source: PreviewSource, base: str, place: Place) -> BaseUpgrade:
         problem = (
             _draft_problem(planned, survey)
             or _model_problem(source, planned, row)
-            or _beside(db)
+            or _table_problem(db)
             or _encoding_problem(db, kept)
         )
         if problem:
-            raise _Stays(problem)
+            raise _NotUpgradable(problem)
         upgrade = BaseUpgrade(base, place, planned, kept=kept)
         PathAssigner(source, upgrade, row, db).name()
     _plan_base_row(upgrade, row)
     return upgrade
 
 
-def _skipped(upgrade: BaseUpgrade) -> Iterator[Unresolved]:
-    """Yield which rows of a base no unit is made of."""
+def _skipped_rows(upgrade: BaseUpgrade) -> Iterator[Unresolved]:
+    """Report the rows of a base that become no unit."""
     planned = upgrade.plan
     for notice in planned.notices:
         if notice.code in planned.rows.skipped:
-            message = tr("{message_}; they stay in the table of the preview build", message_=notice.message)
-            stays = _left(upgrade.base, upgrade.place, message)
+            message = tr("{message_}; they are kept in the preview table", message_=notice.message)
+            stays = _leave(upgrade.base, upgrade.place, message)
             yield structs.replace(stays, count=notice.count, severity="warning")
 
 
-def _row_of(source: PreviewSource, base: str) -> Row | None:
-    rows = [] if source.catalog is None else source.catalog.bases
-    return next((row for row in rows if row.get("id") == base), None)
-
-
 def _draft_problem(planned: BasePlan, survey: VectorSurvey) -> str | None:
-    """Return why the rows of a base cannot be carried whole, for a person."""
+    """Why the rows of a base cannot be migrated completely; None if they can."""
     if planned.error is None or not survey.rows:
         return None
     return next((notice.message for notice in planned.notices if notice.code == planned.error), planned.error)
 
 
 def _model_problem(source: PreviewSource, planned: BasePlan, row: Row | None) -> str | None:
-    """Return why a base cannot have the model of its vectors, for a person."""
+    """Why a base cannot use the model of its vectors; None if it can."""
     model = planned.draft.embedding.id
     known = None if source.catalog is None else source.catalog.models
     if row is None or known is None or model in (None, row.get("embedding_model_id")):
@@ -332,32 +316,32 @@ def _model_problem(source: PreviewSource, planned: BasePlan, row: Row | None) ->
 
 
 def _encoding_problem(db: apsw.Connection, kept: int) -> str | None:
-    """Return why rows that no unit is made of cannot stay beside the units, for a person."""
+    """Why rows that become no unit cannot stay beside the units; None if they can."""
     if kept and db.execute("PRAGMA encoding").get != older.ENCODING:
         return tr(
-            "{rows} cannot be carried, and its texts are in another encoding than {encoding}",
+            "{rows} cannot be migrated, and its texts are not in {encoding}",
             rows=format_count(kept, "row"),
             encoding=older.ENCODING,
         )
     return None
 
 
-def _beside(db: apsw.Connection) -> str | None:
-    """Return what stands in the seven tables beside the preview table, for a person; they are to be empty."""
+def _table_problem(db: apsw.Connection) -> str | None:
+    """The first non-empty table of the seven beside the preview table, as a problem; None if all are empty."""
     tables = {str(name).lower() for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     for table in TABLE_RULES:
         if table in tables and db.execute(f"SELECT 1 FROM {table} NOT INDEXED LIMIT 1").get is not None:
-            return tr("its table {table} has rows, too: nothing says which are right", table=table)
+            return tr("its table {table} also has rows; cannot tell which are valid", table=table)
     return None
 
 
 def _plan_base_row(upgrade: BaseUpgrade, row: Row | None) -> None:
-    """Plan what the catalog says of a base that has its vectors again; one without rows keeps what it says."""
+    """Update the catalog's row of a base that has vectors again. A base without rows keeps its row."""
     planned = upgrade.plan
     if row is None or planned.error is not None or not planned.materials:
         return
     wanted = {"dimensions": planned.dimensions, "embedding_model_id": planned.draft.embedding.id}
-    # Where a catalog keeps how a base is searched, one without vectors was searched by words.
+    # If the catalog stores a search mode, a base without vectors was searched by words.
     wanted |= {"search_mode": "hybrid"} if row.get("search_mode") == "bm25" else {}
     wanted |= {"status": "completed", "error": None}
     changed = {name: value for name, value in wanted.items() if name in row and row[name] != value}
@@ -371,7 +355,7 @@ def _plan_base_row(upgrade: BaseUpgrade, row: Row | None) -> None:
 
 
 def _catalog_change(store: Store, upgrades: list[BaseUpgrade]) -> Iterator[RowsChange]:
-    """Yield the change of the catalog, where there is any."""
+    """Change of the catalog's rows, if any."""
     updates = [(sql, values) for upgrade in upgrades for sql, values, _ in upgrade.updates]
     if not updates or store.catalog is None:
         return
@@ -382,7 +366,7 @@ def _catalog_change(store: Store, upgrades: list[BaseUpgrade]) -> Iterator[RowsC
         for sql, values in updates:
             db.execute(sql, values)
             if db.changes() != 1:
-                raise PlanOutdated(path=path, reason=tr("a row of the catalog was changed meanwhile"))
+                raise PlanOutdated(path=path, reason=tr("a row of the catalog was changed in the meantime"))
 
     tables = [name for name in ("knowledge_base", "knowledge_item") if any(f" {name} " in sql for sql, _ in updates)]
     size = sum(len(str(value)) for _, values in updates for value in values)
@@ -392,16 +376,16 @@ def _catalog_change(store: Store, upgrades: list[BaseUpgrade]) -> Iterator[RowsC
 def _catalog_actions(upgrade: BaseUpgrade) -> Iterator[Action]:
     items = sum(what == "item" for _, _, what in upgrade.updates)
     if items:
-        message = tr("give {items} the data that v2 needs", items=format_count(items, "item"))
+        message = tr("add the data that v2 requires to {items}", items=format_count(items, "item"))
         yield Action(action="update-items", message=message, base=upgrade.base, count=items)
     if items < len(upgrade.updates):
         yield Action(
-            action="update-base", message=tr("mark the base completed, with its dimensions"), base=upgrade.base
+            action="update-base", message=tr("mark the base as completed and set its dimensions"), base=upgrade.base
         )
 
 
 def _folder_of(place: Place) -> str | None:
-    """Return the folder that a base of a flat file gets, None where the file is the base's own index file."""
+    """Folder for the base of a flat file; None if the file is already the base's own index file."""
     path = PurePosixPath(place.name)
     if place.base_id is None or place.name.endswith(INDEX_FILE) or path.name == PurePosixPath(INDEX_FILE).name:
         return None
@@ -409,7 +393,7 @@ def _folder_of(place: Place) -> str | None:
 
 
 def _file_changes(upgrade: BaseUpgrade) -> Iterator[FileChange]:
-    """Yield what writes files below ``raw/``, unless the folder is made as a whole."""
+    """Write files below ``raw/``, unless the whole folder is new."""
     folder = _folder_of(upgrade.place)
     if folder == upgrade.place.name:
         return
@@ -422,7 +406,7 @@ def _index_changes(source: PreviewSource, upgrade: BaseUpgrade) -> Iterator[File
     planned, place, folder = upgrade.plan, upgrade.place, _folder_of(upgrade.place)
     size = estimate_base_bytes(replace(planned, error=None))
     units = planned.rows.carried
-    message = tr("write {rows} of a preview build as units of v2, with their vectors", rows=format_count(units, "row"))
+    message = tr("convert {rows} of a preview build to v2 units, with their vectors", rows=format_count(units, "row"))
     action = Action(
         action="upgrade-preview",
         message=message,
@@ -436,7 +420,7 @@ def _index_changes(source: PreviewSource, upgrade: BaseUpgrade) -> Iterator[File
     if folder is None:
         yield FileChange(path=place.name, actions=(action,), make=make, bytes=size)
     elif folder == place.name:
-        # A folder takes the place of the file that is called like it.
+        # The folder has the same path as the flat file and replaces it.
         yield FileChange(
             path=folder,
             actions=(action, *(act for _, _, act, _ in upgrade.files)),
@@ -446,7 +430,7 @@ def _index_changes(source: PreviewSource, upgrade: BaseUpgrade) -> Iterator[File
         yield FileChange(path=f"{folder}/{INDEX_FILE}", actions=(action,), make=make, bytes=size)
         gone = Action(
             action="remove-file",
-            message=tr("take {name} away: its rows are in the base's folder", name=place.name),
+            message=tr("remove {name}, whose rows are now in the base's folder", name=place.name),
             base=upgrade.base,
         )
         yield FileChange(path=place.name, actions=(gone,), make=None)
@@ -463,20 +447,21 @@ def _make_folder(upgrade: BaseUpgrade, make: WriteFile, new: Path) -> None:
 
 
 def _make_index(source: PreviewSource, upgrade: BaseUpgrade, new: Path) -> None:
-    """Write a base's index and hold it against what was planned."""
+    """Write the index of a base and verify it against the plan."""
     planned, path = upgrade.plan, source.store.root / upgrade.place.name
     if untrusted_sqlite.find_companions(path):
-        raise PlanOutdated(path=path, reason=tr("an unfinished transaction lies beside it"))
-    base, size = _base_id(upgrade), planned.vector_bytes
+        raise PlanOutdated(path=path, reason=tr("it has an unfinished transaction"))
+    base, size = (upgrade.place.base_id or upgrade.plan.draft.id), planned.vector_bytes
     with cherry_preview.readable_copy(path) as copy:
         with sqlite.open_readonly(copy) as db:
             materials = (
-                _material(db, planned, one, name) for one, name in zip(planned.materials, upgrade.paths, strict=True)
+                _index_material(db, planned, one, name)
+                for one, name in zip(planned.materials, upgrade.paths, strict=True)
             )
             tallies, digests = index.build_index(new, base, source.now_ms, materials, lambda *_: None)
         if tallies.units != planned.rows.carried:
             message = tr(
-                "{units} rows were carried instead of {carried}", units=tallies.units, carried=planned.rows.carried
+                "{units} rows were migrated instead of {carried}", units=tallies.units, carried=planned.rows.carried
             )
             raise VerificationFailed(base=upgrade.base, reason=message)
         index.verify(new, base, tallies, digests, size or None)
@@ -484,16 +469,13 @@ def _make_index(source: PreviewSource, upgrade: BaseUpgrade, new: Path) -> None:
             runs = chain.from_iterable(one.runs for one in planned.materials)
             kept = cherry_preview.copy_remaining_rows(copy, new, runs, size)
             if kept != upgrade.kept:
-                message = tr("{kept} rows stay in the preview table instead of {kept2}", kept=kept, kept2=upgrade.kept)
+                message = tr(
+                    "{kept} rows remain in the preview table instead of {kept2}", kept=kept, kept2=upgrade.kept
+                )
                 raise VerificationFailed(base=upgrade.base, reason=message)
     durable.copy_mode(path, new)
 
 
-def _material(db: apsw.Connection, planned: BasePlan, one: MaterialPlan, path: str) -> index.Material:
+def _index_material(db: apsw.Connection, planned: BasePlan, one: MaterialPlan, path: str) -> index.Material:
     rows = PREVIEW_VECTORS.rows(db, one.runs, planned.vector_bytes, one.digest)
     return index.Material(planned.items[one.item].id, lambda _: path, rows)
-
-
-def _base_id(upgrade: BaseUpgrade) -> str:
-    """Return a base's id: by its place, else as its rows say."""
-    return upgrade.place.base_id or upgrade.plan.draft.id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import cast
@@ -12,36 +12,39 @@ import msgspec
 from regraft.errors import WrongUsage
 from regraft.kinds import KIND_NAMES, SYSTEMS, V2_STORES, Kind
 from regraft.language import tr
+from repair.changes.options import GcOptions, ReconcileOptions, RepairOptions
 from repair.changes.plan import Plan
 from repair.changes.store import Store
 from repair.embedding.scope import Filler
-from repair.options import GcOptions, ReconcileOptions, RepairOptions
 
 
 class Repairs(msgspec.Struct, frozen=True, kw_only=True):
-    """What plans changes of a system's stores, none of which writes; None: the system does not need it.
+    """Planners of one system; they write nothing. None: the system does not support the command.
 
-    :attr:`regraft.stores.systems.System.commands` names the commands that get as far as this.
+    :attr:`regraft.stores.systems.System.commands` names the commands that accept its stores.
     """
 
     repair: Callable[[Store, RepairOptions], Plan] | None = None
-    #: Findings that ``repair`` mends.
+    #: Findings that ``repair`` resolves.
     repaired: tuple[str, ...] = ()
-    #: Without an embedder.
+    #: Plans ``reconcile`` without an embedder.
     reconcile: Callable[[Store, ReconcileOptions], Plan] | None = None
     #: Findings that ``reconcile`` resolves.
     reconciled: tuple[str, ...] = ()
     gc: Callable[[Store, GcOptions], Plan] | None = None
-    #: Findings that ``gc`` removes what they are about.
+    #: Findings that ``gc`` resolves by deletion.
     collected: tuple[str, ...] = ()
-    #: What backfill fills.
+    #: Fills missing vectors.
     filler: Filler | None = None
 
 
 def repairs_for(kind: Kind) -> Repairs:
-    """Return the planners for stores of a kind: ``REPAIRS`` of its package, or none."""
-    package = f"repair.{kind.system or ('cherry_v2' if kind in V2_STORES else '')}"
-    if package.endswith(".") or find_spec(package) is None:
+    """Return the planners for stores of a kind: ``REPAIRS`` of the system's package, or none."""
+    if kind in V2_STORES:
+        package = "repair.cherry_v2.rules"
+    elif kind.system and find_spec(f"repair.{kind.system}") is not None:
+        package = f"repair.{kind.system}"
+    else:
         return Repairs()
     return cast(Repairs, import_module(package).REPAIRS)
 
@@ -72,39 +75,56 @@ def _of_all_systems(names: Callable[[Repairs], tuple[str, ...]]) -> tuple[str, .
     return tuple(dict.fromkeys(name for kind in kinds for name in names(repairs_for(kind))))
 
 
-def plan_repair(store: Store, options: RepairOptions) -> Plan:
-    """Return what ``repair`` is going to do; nothing is written.
+def _demand_v2(store: Store, options: Mapping[str, bool]) -> None:
+    """Refuse options for v2 data if the store is of another system.
+
+    Args:
+        store: the store.
+        options: whether each option is given, by name.
 
     Raises:
-        WrongUsage: an option is for bases, and the store has none.
+        WrongUsage
     """
-    of_bases = {"--model": options.model is not None, "--adopt": options.adopt, "--salvage": options.salvage}
-    of_bases["--from"] = options.source is not None
-    for name, is_given in of_bases.items():
+    for name, is_given in options.items():
         if is_given and store.found.kind not in V2_STORES:
             problem = tr(
-                "{name} is for knowledge bases of the application, and this is {kind}",
+                "{name} applies only to v2 data of Cherry Studio, and this is {kind}",
                 name=name,
                 kind=KIND_NAMES[store.found.kind],
             )
             raise WrongUsage(problem=problem, hint=tr("leave it out"))
+
+
+def plan_repair(store: Store, options: RepairOptions) -> Plan:
+    """Plan ``repair`` of a store.
+
+    Raises:
+        WrongUsage: an option is for v2 data only.
+    """
+    is_given = {"--model": options.model is not None, "--adopt": options.adopt, "--salvage": options.salvage}
+    _demand_v2(store, {**is_given, "--from": options.source is not None})
     repaired = repairs_for(store.found.kind).repair
     if repaired is None:
-        raise ValueError(tr("nothing of {kind} is repaired", kind=store.found.kind))
+        raise ValueError(tr("regraft repair does not support {kind}", kind=store.found.kind))
     return repaired(store, options)
 
 
 def plan_reconcile(store: Store, options: ReconcileOptions) -> Plan:
-    """Return what ``reconcile`` is going to do without an embedder; nothing is written."""
+    """Plan ``reconcile`` of a store without an embedder."""
     reconciled = repairs_for(store.found.kind).reconcile
     if reconciled is None:
-        raise ValueError(tr("{kind} is reconciled with an embedder", kind=store.found.kind))
+        raise ValueError(tr("regraft reconcile of {kind} needs an embedder", kind=store.found.kind))
     return reconciled(store, options)
 
 
 def plan_gc(store: Store, options: GcOptions) -> Plan:
-    """Return what ``gc`` is going to do; nothing is written."""
+    """Plan ``gc`` of a store.
+
+    Raises:
+        WrongUsage: an option is for v2 data only.
+    """
+    _demand_v2(store, {"--vacuum": options.vacuum, "--v1-leftovers": options.v1_leftovers})
     collected = repairs_for(store.found.kind).gc
     if collected is None:
-        raise ValueError(tr("nothing of {kind} is collected", kind=store.found.kind))
+        raise ValueError(tr("regraft gc does not support {kind}", kind=store.found.kind))
     return collected(store, options)

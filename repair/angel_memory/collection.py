@@ -1,8 +1,8 @@
-"""Writing a collection of AngelMemory's with chromadb, always in a copy (``docs/formats/angel_memory.md``).
+"""Read and write a collection of AngelMemory with chromadb, and find the vectors nearest to a query.
 
-All of it happens in a process of its own. The files of a collection come from a disk and are read by native code: what
-they do to it must not be done to this process, and when it has ended nothing of the copy is open any more. What the
-files hold is never unpickled: of chromadb, only its own core is used, which reads numbers and texts and runs nothing.
+chromadb always works on a copy, in a process of its own: native code reads files that may be damaged or malicious, and
+a crash must not reach this process. When the child ends, no file of the copy is open any more. Only chromadb's Rust
+core is used. It reads numbers and texts and never unpickles anything (``docs/formats/angel_memory.md``).
 """
 
 from __future__ import annotations
@@ -11,39 +11,50 @@ import heapq
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import apsw
 import msgspec
 import numpy as np
 
+from checks.angel_memory.detect import find_providers
 from regraft import errors
 from regraft.disk import durable, writable
-from regraft.errors import WrongUsage
-from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID
+from regraft.errors import (
+    CollectionOfOtherVersion,
+    CollectionRefused,
+    NotSearchable,
+    QueryVectorUnfit,
+    SourceUnreadable,
+    WrongUsage,
+)
+from regraft.formats.angel_memory import chroma, database
+from regraft.formats.angel_memory.chroma import ChromaProblem
+from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID, AngelProblem, ProviderFolder
+from regraft.kinds import KIND_NAMES, Kind
 from regraft.language import tr
-from regraft.processes import pool
+from regraft.processes.pool import ProcessKilled, ProcessPool
+from regraft.ranking.angel_memory import NearestRecords
 from repair.angel_memory import staging
 from repair.angel_memory.staging import Staging
 
-# Keep the nearest of a stream of vectors, by squared L2 distance as Chroma computes it.
-
 
 class NearestVectors:
-    """The ``count`` nearest of all vectors that were compared; memory does not grow with their number.
+    """Keep the ``count`` vectors nearest to a query by squared L2 distance, as Chroma computes it. Memory is bounded.
 
     Args:
         vector: the query's vector, little-endian float32.
-        count: how many are kept.
+        count: number of vectors to keep.
     """
 
     def __init__(self, vector: bytes, count: int) -> None:
         self.vector = vector
         self.count = count
-        #: How many usable vectors were compared.
+        #: Number of usable vectors that were compared.
         self.compared = 0
         self._numbers = np.frombuffer(vector, dtype="<f4").astype(np.float64)
         #: Negative distance, then an id that sorts ties; the heap's first element is the farthest.
@@ -51,11 +62,11 @@ class NearestVectors:
 
     @property
     def dimension(self) -> int:
-        """Return how many numbers the query's vector has."""
+        """Number of dimensions of the query's vector."""
         return len(self._numbers)
 
     def compare(self, vectors: Iterable[tuple[str, bytes]]) -> None:
-        """Compare vectors by id; those of another length, of zeros or not finite are left out."""
+        """Compare vectors, given with their ids. Skips those of another length, zero vectors and non-finite ones."""
         for key, vector in vectors:
             if len(vector) != len(self.vector):
                 continue
@@ -66,13 +77,13 @@ class NearestVectors:
                 self._keep(distance, key)
 
     def merge(self, other: NearestVectors) -> None:
-        """Add what another search for the same vector found."""
+        """Add the results of another search for the same vector."""
         self.compared += other.compared
         for key, distance in other.sorted():
             self._keep(distance, key)
 
     def sorted(self) -> list[tuple[str, float]]:
-        """Return ids and distances, nearest first; equal distances in the order of ids."""
+        """Ids and distances, nearest first; equal distances are ordered by id."""
         found = [(-negative, one.key) for negative, one in self._heap]
         return [(key, distance) for distance, key in sorted(found)]
 
@@ -93,124 +104,222 @@ class _Reversed:
         return self.key > other.key
 
 
-#: What needs chromadb, and the extra that brings it.
-_NEEDED = (tr("collections of AngelMemory"), "chroma")
+#: What chromadb is needed for, and the extra that installs it.
+_EXTRA = (tr("collections of AngelMemory"), "chroma")
 _CORE = "chromadb.api.rust.RustBindingsAPI"
-#: How many entries are read or written at once.
-_AT_ONCE = 1000
-#: What chromadb says of a database that it would have to change before it can use it.
-_OTHER_VERSION = "migration"
+#: Entries that are read or written at once.
+_PAGE_SIZE = 1000
+#: Word in chromadb's message if it would have to migrate the database first.
+_VERSION_ERROR = "migration"
 
 
 class ChromaFailed(Exception):
-    """Chromadb could not do what it was asked to; the text says why. ``is_other_version``: it is not its own."""
+    """chromadb raised an error. ``is_other_version``: another version of chromadb wrote the database."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.is_other_version = _OTHER_VERSION in reason.lower()
+        self.is_other_version = _VERSION_ERROR in reason.lower()
 
 
 class CollectionChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done to a collection, by source ids.
+    """Changes to a collection, by source id.
 
-    Texts come with the keys of their vectors, which lie in a staging file. ``extra`` are names in the metadata of an
-    entry that are none of its own.
+    Rows to write are (source id, text, key of the vector in the staging file). ``extra`` lists metadata names to remove
+    from an entry.
     """
 
     is_rebuilt: bool
     deleted: tuple[str, ...]
     added: tuple[tuple[str, str, str], ...]
-    #: Entries that get another text and vector.
+    #: Entries whose text and vector change.
     replaced: tuple[tuple[str, str, str], ...]
-    #: Entries that get nothing but other metadata.
+    #: Entries whose metadata changes, and nothing else.
     relabelled: tuple[str, ...]
     extra: dict[str, tuple[str, ...]]
 
 
 def demand_chromadb() -> str:
-    """Return the version of chromadb.
+    """Find the installed version of chromadb.
 
     Raises:
-        WrongUsage: it is not installed, or without the core that is used here, or cannot be loaded.
+        WrongUsage: chromadb is not installed, lacks its Rust core, or cannot be loaded.
     """
     if find_spec("chromadb") is None:
-        raise errors.not_installed_error("chromadb", *_NEEDED)
+        raise errors.not_installed_error("chromadb", *_EXTRA)
     try:
-        version: str | None = _apart(_version)
+        version: str | None = _run_in_child(_child_version)
     except ChromaFailed as failed:
         problem = tr("chromadb cannot be loaded ({reason})", reason=failed)
-        raise WrongUsage(problem=problem, hint=tr("install it again, or another version of it")) from failed
+        raise WrongUsage(problem=problem, hint=tr("reinstall it, or install another version")) from failed
     if version is None:
-        raise errors.not_installed_error("chromadb", *_NEEDED)
+        raise errors.not_installed_error("chromadb", *_EXTRA)
     return version
 
 
 def read_vectors(folder: Path, keys: Sequence[str]) -> dict[str, bytes]:
-    """Return the vectors of entries, as little-endian float32, out of a copy that chromadb may write to.
+    """Read the vectors of entries, as little-endian float32, from a copy that chromadb may write to.
 
-    Without a collection there are none. Every entry is read, whatever is asked for: afterwards it is known that
-    chromadb can work with all of them.
+    Empty without a collection. All entries are read, whichever are asked for, which proves that chromadb can read them.
 
     Raises:
         ChromaFailed
     """
-    found: dict[str, bytes] = _apart(_vectors_of, folder, frozenset(keys))
+    found: dict[str, bytes] = _run_in_child(_child_read_vectors, folder, frozenset(keys))
     return found
 
 
 def rank_in_chroma(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
-    """Return the nearest of the entries ``keys``, out of a copy that chromadb may write to.
+    """Find the nearest of the entries ``keys`` in a copy that chromadb may write to.
 
     Raises:
         ChromaFailed
     """
-    found: NearestVectors = _apart(_nearest_vectors, folder, vector, count, keys)
+    found: NearestVectors = _run_in_child(_child_nearest, folder, vector, count, keys)
     return found
 
 
 def update_collection(folder: Path, staged: Path, work: CollectionChanges) -> None:
-    """Change the collection in a copy, made anew where there is none, and prove its vectors.
+    """Change the collection in a copy, creating it if needed, and verify its vectors.
 
     Args:
-        folder: the copy of Chroma's folder, which may be missing.
+        folder: the copy of Chroma's folder; may be missing.
         staged: the staging file with the vectors.
-        work: what is to be done.
+        work: the changes.
 
     Raises:
-        ChromaFailed: it cannot be done, or a vector is not what it has to be.
+        ChromaFailed: the changes failed, or a vector differs from what was written.
     """
-    _apart(_follow, folder, staged, work)
+    _run_in_child(_child_update, folder, staged, work)
 
 
-# --- a process of its own --------------------------------------------------------------------------------------------
+@contextmanager
+def reporting_refusals(path: Path, version: str) -> Iterator[None]:
+    """Raise errors of chromadb as errors about the folder.
+
+    Raises:
+        CollectionOfOtherVersion, CollectionRefused
+    """
+    try:
+        yield
+    except ChromaFailed as failed:
+        if failed.is_other_version:
+            raise CollectionOfOtherVersion(path=path, version=version, reason=failed) from failed
+        raise CollectionRefused(path=path, reason=failed) from failed
 
 
-def _apart(function: Callable[..., Any], *args: Any) -> Any:
-    with pool.start_workers(1, _answer, function, args) as (worker,):
+# --- searching the collection ----------------------------------------------------------------------------------------
+
+
+def find_nearest(root: Path, vector: bytes, count: int) -> NearestRecords:
+    """Find the ``count`` records whose vectors are nearest to ``vector``, by squared L2 distance.
+
+    The vector is little-endian float32.
+
+    Vectors in Chroma's queue are read with plain SQLite. The others are in segment files, which chromadb reads from a
+    temporary copy. The data folder is never written.
+
+    Raises:
+        NotSearchable: no provider is in use, or it has no vectors of notes.
+        QueryVectorUnfit: the collection's vectors have another length.
+        SourceUnreadable: the records or the collection cannot be read.
+        WrongUsage: chromadb is needed to read some vectors, and it is not installed.
+        CollectionOfOtherVersion, CollectionRefused: chromadb cannot read the collection.
+    """
+    folder = find_providers(root).in_use
+    if folder is None or not folder.database.is_file():
+        raise _without_vectors(root)
+    try:
+        with database.open_records(root) as db:
+            wanted = {source_id for source_id, _ in database.iterate_vector_texts(db)}
+    except (AngelProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
+        raise SourceUnreadable(path=root / database.DATABASE, reason=error) from error
+    found = NearestVectors(vector, count)
+    try:
+        in_files, orphans = _search_queue(root, folder, wanted, found)
+    except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
+        raise SourceUnreadable(path=folder.database, reason=error) from error
+    if in_files:
+        version = demand_chromadb()
+        with durable.temporary_folder() as place, reporting_refusals(folder.chroma, version):
+            copy = place / folder.chroma.name
+            # The write-ahead log of a running writer is copied; its shared-memory index is rebuilt from the log.
+            durable.copy_tree(folder.chroma, copy, without=("-shm",))
+            found.merge(rank_in_chroma(copy, found.vector, found.count, in_files))
+    return NearestRecords(distances=found.sorted(), missing=len(wanted) - found.compared, orphans=orphans)
+
+
+def _search_queue(
+    root: Path, folder: ProviderFolder, wanted: set[str], found: NearestVectors
+) -> tuple[frozenset[str], int]:
+    """Compare the queued vectors; returns the ids whose vectors are in segment files, and the number of orphans."""
+    with chroma.open_chroma(folder.database) as db:
+        notes = chroma.find_collection(db, COLLECTION)
+        if notes is None or notes.dimension is None:
+            raise _without_vectors(root)
+        chroma.check_dimension(notes)
+        if found.dimension != notes.dimension:
+            raise QueryVectorUnfit(
+                path=folder.database, base=COLLECTION, found=found.dimension, expected=notes.dimension
+            )
+        queued = set()
+
+        def of_records() -> Iterator[tuple[str, bytes]]:
+            for key, one in chroma.iterate_queued_vectors(db, notes):
+                queued.add(key)
+                if key in wanted:
+                    yield key, one
+
+        found.compare(of_records())
+        in_files: set[str] = set()
+        orphans = 0
+        for entry in chroma.iterate_entries(db, notes):
+            orphans += entry.id not in wanted
+            if entry.id in wanted and entry.id not in queued:
+                in_files.add(entry.id)
+        return frozenset(in_files), orphans
+
+
+def _without_vectors(root: Path) -> NotSearchable:
+    what = tr("{name} without note vectors", name=KIND_NAMES[Kind.ANGEL_MEMORY])
+    advice = tr("run regraft reconcile to create them, or search tags only with --mode simple")
+    return NotSearchable(path=root, what=what, advice=advice)
+
+
+# --- the child process -----------------------------------------------------------------------------------------------
+
+
+def _run_in_child(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in a child process, because chromadb can crash and changes global state.
+
+    The function writes to copies only, so a crash does no harm.
+
+    Raises:
+        ChromaFailed: it raised an exception, or the process ended.
+    """
+    with ProcessPool(1) as processes:
         try:
-            answer, problem = worker.pipe.recv()
-        except (EOFError, ConnectionError):
-            # All that it writes to is a copy.
-            answer, problem = None, tr("it ended in the midst of it (exit status {end})", end=worker.end())
+            result, problem = processes.take(processes.put(_call, function, args))
+        except ProcessKilled as killed:
+            result, problem = None, tr("its process ended (exit status {end})", end=killed.exit_status)
     if problem is not None:
         raise ChromaFailed(problem)
-    return answer
+    return result
 
 
-def _answer(parent: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, str | None]:
+    """Return the result of a call, or the problem with it."""
     args = tuple(arg.absolute() if isinstance(arg, Path) else arg for arg in args)
-    # Importing chromadb reads a file ``.env`` of the working directory, which may be a stranger's.
+    # Importing chromadb reads a file ``.env`` of the working directory, which may be untrusted.
     os.chdir(sys.prefix)
     try:
-        answer, problem = function(*args), None
-    # What its core calls a panic is not even an Exception.
+        return function(*args), None
+    # A panic of chromadb's Rust core is not an Exception.
     except BaseException as error:
-        answer, problem = None, f"{type(error).__name__}: {' '.join(str(error).split())}"
-    parent.send((answer, problem))
+        return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _version() -> str | None:
-    """Return the version of chromadb; None where it is not installed, or without its core."""
+def _child_version() -> str | None:
+    """Version of chromadb, or None if it or its Rust core is not installed."""
     try:
         import chromadb.api.rust  # noqa: PLC0415 - as in _client
     except ImportError:
@@ -223,57 +332,57 @@ def _client(folder: Path) -> Any:
     from chromadb.config import Settings  # noqa: PLC0415
 
     is_there = folder.is_dir() and any(folder.iterdir())
-    # Nothing of it comes from the environment or from a file that lies about.
+    # No setting may come from the environment or from a file.
     settings: dict[str, Any] = {
         "_env_file": None,
         "anonymized_telemetry": False,
         "chroma_api_impl": _CORE,
         "chroma_otel_collection_endpoint": "",
         "allow_reset": False,
-        # The application that wrote it need not be able to read what another version makes of it.
+        # Never migrate an existing database: the application may have an older chromadb.
         "migrations": "validate" if is_there else "apply",
     }
-    # It is closed when the process ends.
+    # Closed when the process ends.
     return chromadb.PersistentClient(path=str(writable.require_writable(folder)), settings=Settings(**settings))
 
 
-def _vectors_of(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
+def _child_read_vectors(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
     client = _client(folder)
-    if not _is_in(client):
+    if not _has_collection(client):
         return {}
     collection = client.get_collection(COLLECTION, embedding_function=None)
     return {key: vector for key, vector in _entries(collection) if key in keys}
 
 
-def _nearest_vectors(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
+def _child_nearest(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
     found = NearestVectors(vector, count)
     client = _client(folder)
-    if _is_in(client):
+    if _has_collection(client):
         collection = client.get_collection(COLLECTION, embedding_function=None)
         found.compare((key, one) for key, one in _entries(collection) if key in keys)
     return found
 
 
-def _is_in(client: Any) -> bool:
+def _has_collection(client: Any) -> bool:
     return any(one.name == COLLECTION for one in client.list_collections())
 
 
 def _entries(collection: Any) -> Iterator[tuple[str, bytes]]:
     import numpy  # noqa: PLC0415 - comes with chromadb
 
-    for start in range(0, collection.count(), _AT_ONCE):
-        page = collection.get(limit=_AT_ONCE, offset=start, include=["embeddings"])
+    for start in range(0, collection.count(), _PAGE_SIZE):
+        page = collection.get(limit=_PAGE_SIZE, offset=start, include=["embeddings"])
         for key, vector in zip(page["ids"], page["embeddings"], strict=True):
             yield key, numpy.asarray(vector, dtype="<f4").tobytes()
 
 
-def _follow(folder: Path, staged: Path, work: CollectionChanges) -> None:
+def _child_update(folder: Path, staged: Path, work: CollectionChanges) -> None:
     durable.make_folders(folder, flush=False)
     with staging.read_staging(staged) as waiting:
         client = _client(folder)
-        if work.is_rebuilt and _is_in(client):
+        if work.is_rebuilt and _has_collection(client):
             client.delete_collection(COLLECTION)
-        # As the system makes it: by default, distances are l2.
+        # Created as the application does: the default distance is l2.
         collection = client.get_or_create_collection(COLLECTION, embedding_function=None)
         expected = _digests(collection)
         for keys in _chunks(work.deleted):
@@ -282,17 +391,17 @@ def _follow(folder: Path, staged: Path, work: CollectionChanges) -> None:
             collection.update(ids=list(keys), metadatas=[_metadata(work, key) for key in keys])
         for write, rows in ((collection.add, work.added), (collection.update, work.replaced)):
             for chunk in _chunks(rows):
-                expected |= _written(write, chunk, waiting, work)
+                expected |= _write_rows(write, chunk, waiting, work)
         for key in work.deleted:
             expected.pop(key, None)
         if _digests(collection) != expected:
-            raise ValueError(tr("vectors are not what was written"))
+            raise ValueError(tr("vectors read back differ from the vectors written"))
 
 
-def _written(
+def _write_rows(
     write: Callable[..., Any], rows: Sequence[tuple[str, str, str]], waiting: Staging, work: CollectionChanges
 ) -> dict[str, bytes]:
-    """Write entries with their texts and vectors; return what proves these vectors, by source id."""
+    """Write entries with their texts and vectors; returns the digests of the vectors by source id."""
     import numpy  # noqa: PLC0415 - comes with chromadb
 
     vectors = waiting.vectors([hashed for _, _, hashed in rows])
@@ -310,7 +419,7 @@ def _metadata(work: CollectionChanges, key: str) -> dict[str, str | None]:
 
 
 def _chunks(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE))
+    return (rows[start : start + _PAGE_SIZE] for start in range(0, len(rows), _PAGE_SIZE))
 
 
 def _digests(collection: Any) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""The plan of ``regraft gc`` for AngelMemory: what no note, no memory and no provider in use needs any more.
+"""Plan ``regraft gc`` for AngelMemory: unneeded tags, dangling relations, and folders of unused providers.
 
 Rules: ``docs/angel-memory.md``, "Garbage".
 """
@@ -17,7 +17,7 @@ from checks.angel_memory import findings as angel
 from checks.angel_memory.audit import DANGLING, ORPHANED, UNUSED
 from checks.angel_memory.detect import Providers, find_other_collections, find_providers
 from checks.audit.findings import Finding
-from regraft.errors import SourceUnreadable, WrongUsage
+from regraft.errors import SourceUnreadable
 from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import (
     MEMORIES,
@@ -31,21 +31,20 @@ from regraft.formats.angel_memory.database import (
 from regraft.language import format_count, join_list, tr
 from regraft.text import path_argument
 from repair.changes import undo
+from repair.changes.options import GcOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved, many_disappeared, move_to_trash
 from repair.changes.store import Store
-from repair.options import GcOptions
 
-#: Findings that this removes what they are about.
-#: The folder of a provider could be used again: it goes only where the finding is named.
+#: Findings that gc resolves. The folder of an unused provider is removed only with ``--only``: it could be used again.
 NAMES = (angel.RELATION_DANGLING, angel.RELATION_ORPHAN, angel.TAG_UNUSED, angel.PROVIDER_LEFTOVER)
-#: What the system makes of its memories whenever it needs it.
-_DERIVED = "memory_index"
-#: Tags that not even a relation to nothing names.
-_UNNAMED = " AND ".join(f"id NOT IN (SELECT tag_id FROM {table})" for table in ORPHANED)
+#: Collection that the system derives from its memories when needed.
+_DERIVED_COLLECTION = "memory_index"
+#: Condition for tags that no relation names, dangling or not.
+_UNRELATED = " AND ".join(f"id NOT IN (SELECT tag_id FROM {table})" for table in ORPHANED)
 
 
-class _Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one kind that go, in the order in which they do: which of which table, and what is said of them."""
+class _Deletion(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one table to delete for one finding."""
 
     finding: str
     table: str
@@ -53,57 +52,51 @@ class _Rows(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     message: str
 
-    def told(self, count: int) -> str:
-        """Return what is done, for a person."""
+    def format_message(self, count: int) -> str:
+        """Message of the action."""
         noun = "tag" if self.table == TAGS else "relation"
         return tr("delete {format}", format=self.message.format(format_count(count, noun)))
 
 
-def _rows(wanted: Collection[str]) -> Iterator[_Rows]:
-    """Yield the rows that go; a relation that leads nowhere at both ends is told once."""
+def _find_deletions(wanted: Collection[str]) -> Iterator[_Deletion]:
+    """Yield the rows to delete, in order. A relation that is dangling at both ends is counted once."""
     dangling, orphaned = angel.RELATION_DANGLING in wanted, angel.RELATION_ORPHAN in wanted
     for table, of in ORPHANED.items():
         if dangling:
-            yield _Rows(
+            yield _Deletion(
                 finding=angel.RELATION_DANGLING,
                 table=table,
                 where=DANGLING,
                 action="delete-relations",
-                message=tr("{} to a tag that is not there"),
+                message=tr("{} to a missing tag"),
             )
         if orphaned:
             where = f"NOT ({DANGLING}) AND {of}" if dangling else of
             owner = "note" if table == NOTE_TAGS else "memory"
-            yield _Rows(
+            yield _Deletion(
                 finding=angel.RELATION_ORPHAN,
                 table=table,
                 where=where,
                 action="delete-relations",
-                message=tr("{{}} of a {owner} that is not there", owner=owner),
+                message=tr("{{}} of a missing {owner}", owner=owner),
             )
     if angel.TAG_UNUSED in wanted:
-        yield _Rows(
+        yield _Deletion(
             finding=angel.TAG_UNUSED,
             table=TAGS,
-            where=UNUSED if orphaned else _UNNAMED,
+            where=UNUSED if orphaned else _UNRELATED,
             action="delete-tags",
-            message=tr("{} that no note and no memory has"),
+            message=tr("{} not used by any note or memory"),
         )
 
 
 def plan(store: Store, options: GcOptions) -> Plan:
-    """Return what is going to be removed; nothing is written.
+    """Plan what to remove.
 
     Raises:
-        WrongUsage: an option is meant that says nothing here.
         SourceUnreadable: the records cannot be read.
         LedgerUnreadable
     """
-    for option, is_given in (("--vacuum", options.vacuum), ("--v1-leftovers", options.v1_leftovers)):
-        if is_given:
-            raise WrongUsage(
-                problem=tr("{option} for a data folder of AngelMemory", option=option), hint=tr("it is for v2 data")
-            )
     made = _plan_rows(store, options)
     if options.wants(angel.PROVIDER_LEFTOVER):
         made.add(_plan_folders(store, options))
@@ -118,29 +111,41 @@ def _plan_rows(store: Store, options: GcOptions) -> Plan:
     if not wanted:
         return Plan()
     findings = store.findings()
-    lost = _lost(store.root)
+    lost = _find_mass_loss(store.root)
     if lost is not None:
-        return Plan(left=list(_kept(findings, wanted, lost)))
-    rows = list(_rows(wanted))
-    actions = _actions(rows, _counts(store.root, rows))
-    left = list(_tags_left(store, findings, actions)) if angel.TAG_UNUSED in wanted else []
-    made = Plan([_deletion(rows, actions)] if actions else [], left)
+        kept = (one for one in findings if one.name in wanted)
+        return Plan(left=[Unresolved.of(one, tr("{what}, kept: {why}", what=one.message, why=lost)) for one in kept])
+    rows = list(_find_deletions(wanted))
+    actions = tuple(
+        Action(
+            action=one.action,
+            message=one.format_message(count),
+            subject=database.DATABASE,
+            count=count,
+            finding=one.finding,
+        )
+        for one, count in zip(rows, _count_rows(store.root, rows), strict=True)
+        if count
+    )
+
+    def apply(db: apsw.Connection) -> None:
+        for one in rows:
+            db.execute(f"DELETE FROM {one.table} WHERE {one.where}")
+
+    tables = (NOTE_TAGS, MEMORY_TAGS, TAGS)
+    change = RowsChange(path=database.DATABASE, actions=actions, apply=apply, tables=tables)
+    left = list(_named_tags(store, findings, actions)) if angel.TAG_UNUSED in wanted else []
+    made = Plan([change] if actions else [], left)
     promised = {str(action.finding) for action in actions}
     made.resolves = {(name, None) for name in promised.difference(one.finding for one in left)}
     return made
 
 
-def _kept(findings: list[Finding], wanted: Collection[str], why: str) -> Iterator[Unresolved]:
-    for one in findings:
-        if one.name in wanted:
-            yield Unresolved.of(one, tr("{what}, kept: {why}", what=one.message, why=why))
-
-
-def _lost(root: Path) -> str | None:
-    """Return that many notes or memories are gone at once, for a person; None where few or none are."""
+def _find_mass_loss(root: Path) -> str | None:
+    """Say that many notes or memories disappeared at once; None if few or none did."""
     owners = ((NOTE_TAGS, "source_id", RECORDS), (MEMORY_TAGS, "memory_id", MEMORIES))
     try:
-        with database.reading(root) as db:
+        with database.open_records(root) as db:
             for relation, key, table in owners:
                 query = f"""SELECT (SELECT count(DISTINCT {key}) FROM {relation} WHERE {ORPHANED[relation]}),
                                    (SELECT count(*) FROM {table})"""
@@ -148,7 +153,7 @@ def _lost(root: Path) -> str | None:
                 gone, there = map(int, counts)
                 if many_disappeared(gone, there):
                     return tr(
-                        "{gone} of {all} are gone at once: their table may be damaged, or an older copy",
+                        "{gone} of {all} disappeared at once; the table may be damaged or an older copy",
                         gone=f"{gone:,}",
                         all=format_count(gone + there, "note" if relation == NOTE_TAGS else "memory"),
                     )
@@ -157,42 +162,19 @@ def _lost(root: Path) -> str | None:
     return None
 
 
-def _actions(rows: list[_Rows], counts: list[int]) -> tuple[Action, ...]:
-    return tuple(
-        Action(
-            action=one.action,
-            message=one.told(number),
-            base=None,
-            subject=database.DATABASE,
-            count=number,
-            finding=one.finding,
-        )
-        for one, number in zip(rows, counts, strict=True)
-        if number
-    )
-
-
-def _deletion(rows: list[_Rows], actions: tuple[Action, ...]) -> RowsChange:
-    def apply(db: apsw.Connection) -> None:
-        for one in rows:
-            db.execute(f"DELETE FROM {one.table} WHERE {one.where}")
-
-    return RowsChange(path=database.DATABASE, actions=actions, apply=apply, tables=(NOTE_TAGS, MEMORY_TAGS, TAGS))
-
-
-def _tags_left(store: Store, findings: list[Finding], actions: tuple[Action, ...]) -> Iterator[Unresolved]:
-    """Yield what is left of the unused tags: those that relations still name."""
+def _named_tags(store: Store, findings: list[Finding], actions: tuple[Action, ...]) -> Iterator[Unresolved]:
+    """Report unused tags that relations still name."""
     unused = next((one.count for one in findings if one.name == angel.TAG_UNUSED), 0)
     stays = unused - sum(action.count for action in actions if action.finding == angel.TAG_UNUSED)
     if stays > 0:
         again = shlex.join(["regraft", "gc", path_argument(store.path)])
-        reason = tr("{tags} that only relations to nothing name: these go first", tags=format_count(stays, "tag"))
+        reason = tr("{tags} only used by dangling relations, which are deleted first", tags=format_count(stays, "tag"))
         yield Unresolved(finding=angel.TAG_UNUSED, reason=reason, count=stays, repair=again)
 
 
-def _counts(root: Path, rows: list[_Rows]) -> list[int]:
+def _count_rows(root: Path, rows: list[_Deletion]) -> list[int]:
     try:
-        with database.reading(root) as db:
+        with database.open_records(root) as db:
             found: list[Any] = [db.execute(f"SELECT count(*) FROM {one.table} WHERE {one.where}").get for one in rows]
             return [int(number) for number in found]
     except (AngelProblem, apsw.Error) as problem:
@@ -208,10 +190,10 @@ def _plan_folders(store: Store, options: GcOptions) -> Plan:
         name = folder.path.name
         why = _why_kept(found, folder, options)
         if why is not None:
-            reason = tr("{name} stays: {why}", name=name, why=why)
+            reason = tr("{name} kept: {why}", name=name, why=why)
             made.left.append(Unresolved(finding=angel.PROVIDER_LEFTOVER, reason=reason, subject=name))
         else:
-            message = tr("move {name}, of a provider that is not in use, to the trash", name=name)
+            message = tr("move {name} of an unused provider to the trash", name=name)
             made.changes.append(move_to_trash(store, folder.path, "trash-folder", angel.PROVIDER_LEFTOVER, message))
     if made.changes and not made.left:
         made.resolves.add((angel.PROVIDER_LEFTOVER, None))
@@ -219,20 +201,15 @@ def _plan_folders(store: Store, options: GcOptions) -> Plan:
 
 
 def _why_kept(found: Providers, folder: ProviderFolder, options: GcOptions) -> str | None:
-    """Return why the folder of a provider stays, None where nothing speaks against it."""
+    """Why the folder of a provider is kept; None if it may be removed."""
     if found.problem is not None:
-        return tr("which provider is in use is not certain: the state file {problem}", problem=found.problem)
+        return tr("cannot tell which provider is in use: the state file {problem}", problem=found.problem)
     if folder.path.is_symlink():
-        return tr("it is a link, and links are not followed")
+        return tr("it is a symbolic link")
     if angel.PROVIDER_LEFTOVER in options.only:
         return None
-    others = _others(folder)
-    why = tr("its vectors can be used again")
+    others = [name for name in find_other_collections(folder) if name != _DERIVED_COLLECTION]
+    why = tr("its vectors could be used again")
     if others:
-        why = tr("it has entries in {others}, which may be nowhere else", others=join_list(others))
-    return tr("{why}; --only {provider_leftover} removes it", why=why, provider_leftover=angel.PROVIDER_LEFTOVER)
-
-
-def _others(folder: ProviderFolder) -> list[str]:
-    """Return the collections that may hold what is nowhere else: early versions kept memories in them."""
-    return [name for name in find_other_collections(folder) if name != _DERIVED]
+        why = tr("it has entries in {others}, possibly the only copy", others=join_list(others))
+    return tr("{why}; use --only {provider_leftover} to remove it", why=why, provider_leftover=angel.PROVIDER_LEFTOVER)

@@ -1,6 +1,6 @@
-"""``regraft reconcile`` for AngelMemory: the system's own sync, and what it forgets (``docs/angel-memory.md``).
+"""Run ``regraft reconcile`` for AngelMemory: embed missing texts and make the collection match the records.
 
-What has to be embedded waits in a staging file below ``.regraft`` until the collection is built and in its place.
+Vectors are kept in a staging file below ``.regraft`` until the new collection is in place (``docs/angel-memory.md``).
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from repair.changes.plan import Plan
 from repair.changes.run import report_plan, run_command
 from repair.changes.store import Store, demand_not_running, open_for_change
 from repair.embedding import probing
+from repair.embedding.filling import EmbeddingRun, FillPart
 from repair.embedding.queue import settle_killed_runs, share_store
-from repair.embedding.report import EmbeddingReport, ScopeOutcome, estimate_outcome, make_embedding_report
-from repair.embedding.run import EmbeddingRun, FillPart
+from repair.embedding.report import EmbeddingReport, ScopeOutcome, make_embedding_report
 from repair.embedding.scope import ChooseEmbedder
+from repair.embedding.survey import estimate_outcome
 
 
 class AngelReconcileOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asks for; ``provider`` is the one in use, None: what the data folder tells."""
+    """Options of the command. ``provider`` is the provider in use; None: as the data folder says."""
 
     path: Path
     kind: Kind | None = None
@@ -56,162 +57,158 @@ def reconcile(
     progress: Progress,
     show_plan: Callable[[EmbeddingReport], bool] = lambda _: True,
 ) -> EmbeddingReport:
-    """Make the vectors of a data folder's notes follow its records.
+    """Make the vectors of a data folder's notes match its records.
 
     Args:
-        choose: says which embedder; asked only where a text has to be embedded.
-        options: what is asked for.
-        progress: told of each text and change.
-        show_plan: called with the plan's report before anything is sent or changed; False stops here.
+        choose: selects the embedder; called only if a text has to be embedded.
+        options: the user's options.
+        progress: receives the progress of texts and changes.
+        show_plan: called with the report of the plan before anything is sent or changed. False stops the run.
 
     Raises:
         WrongUsage: chromadb is not installed.
-        CollectionOfOtherVersion, CollectionRefused: chromadb cannot make the collection.
-        AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder does not do.
-        BackfillStopped, BackfillInterrupted: what was embedded is kept for the next run.
+        CollectionOfOtherVersion, CollectionRefused: chromadb cannot write the collection.
+        AnswerUnfit, EmbedderDiffers, EmbedderUnsteady, EmbedderRefused: the embedder cannot be used.
+        BackfillStopped, BackfillInterrupted: embedded texts are kept for the next run.
         RegraftError: refused, or as :func:`repair.changes.run.run_command`.
     """
     run = Run(command="reconcile", dry_run=options.dry_run, source=options.path)
     with open_for_change(options.path, options.kind, "reconcile") as store:
         run.source_kind = store.found.kind.value
-        if not options.dry_run and _is_unsettled(store):
-            # A folder may be on its way: what is not in its place seems to be missing.
-            demand_not_running(store)
-            settle_killed_runs(store)
-        look = vectors.compare_collection(store.root, options.provider)
-        if look is None or not look.is_needed:
-            if look is not None and not options.dry_run:
-                # Killed after its last change, a run has left what nobody needs.
-                staging.delete_staging(_staged(store, look))
+        if not options.dry_run:
+            states = {change.state for past in ledger.read_runs(store.root) for change in past.changes}
+            # A killed run may have moved a folder away: settle that before looking for missing vectors.
+            if not states.isdisjoint(("intended", "undoing")):
+                demand_not_running(store)
+                settle_killed_runs(store)
+        state = vectors.compare_collection(store.root, options.provider)
+        if state is None or not state.is_needed:
+            if state is not None and not options.dry_run:
+                # A run that was killed after its last change left its staging file.
+                staging.delete_staging(_staged(store, state))
             return make_embedding_report(report_plan(store, run, Plan()), None, None)
-        work = _Work(
-            store=store, options=options, run=run, look=look, choose=choose, progress=progress, show_plan=show_plan
+        reconciliation = _Reconciliation(
+            store=store, options=options, run=run, state=state, choose=choose, progress=progress, show_plan=show_plan
         )
-        return work.planned() if options.dry_run else work.done()
+        return reconciliation.report_plan_only() if options.dry_run else reconciliation.run_and_report()
 
 
-def _is_unsettled(store: Store) -> bool:
-    """Tell whether a run was killed in the midst of a change."""
-    states = {change.state for run in ledger.read_runs(store.root) for change in run.changes}
-    return not states.isdisjoint(("intended", "undoing"))
+def _staged(store: Store, state: CollectionState) -> Path:
+    return store.own / RECONCILING / f"{state.folder.name}.sqlite"
 
 
-def _staged(store: Store, look: CollectionState) -> Path:
-    return store.own / RECONCILING / f"{look.folder.name}.sqlite"
-
-
-class _Work(msgspec.Struct, kw_only=True):
-    """One run; used once."""
+class _Reconciliation(msgspec.Struct, kw_only=True):
+    """One run of the command."""
 
     store: Store
     options: AngelReconcileOptions
     run: Run
-    look: CollectionState
+    state: CollectionState
     choose: ChooseEmbedder
     progress: Progress
     show_plan: Callable[[EmbeddingReport], bool]
     settings: EmbedderSettings | None = None
     outcome: ScopeOutcome | None = None
     chromadb: str = ""
-    #: Texts with their vectors, to be compared with what an embedder says.
+    #: Texts with known vectors, to test whether the embedder is the same.
     sample: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
 
     @property
     def staged(self) -> Path:
-        """Return where the staging file is."""
-        return _staged(self.store, self.look)
+        """Path of the staging file."""
+        return _staged(self.store, self.state)
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- dry run -----------------------------------------------------------------------------------------------------
 
-    def planned(self) -> EmbeddingReport:
-        """Return what a run would do, as far as plain SQLite can tell."""
+    def report_plan_only(self) -> EmbeddingReport:
+        """Report what a run would do, as far as plain SQLite can tell."""
         self._choose()
-        self._estimate(dict.fromkeys(self.look.donors(), b""))
+        self._estimate(dict.fromkeys(self.state.donors(), b""))
         try:
             collection.demand_chromadb()
         except WrongUsage as error:
-            return structs.replace(self._planned(), missing=str(error))
-        return self._planned()
+            return structs.replace(self._plan_report(), missing=str(error))
+        return self._plan_report()
 
     def _choose(self) -> None:
-        """Ask which embedder is meant, where one is needed; without one, what goes without is done.
+        """Select an embedder if one is needed. Without one, only changes that need none are made.
 
         Raises:
-            EmbedderUnnamed: nothing goes without.
+            EmbedderUnnamed: every change needs an embedder.
         """
-        if self.look.waiting().keys() - self.look.donors().keys():
+        if self.state.waiting().keys() - self.state.donors().keys():
             try:
                 self.settings = self.choose(frozenset())
             except EmbedderUnnamed:
-                # Of what has to be done, a plan can tell all but what it takes.
-                if self.look.is_rebuilt and not self.options.dry_run:
+                # A dry run can show everything but the cost.
+                if self.state.is_rebuilt and not self.options.dry_run:
                     raise
 
     def _origin(self) -> VectorOrigin:
         model = "" if self.settings is None else self.settings.model
-        return VectorOrigin(self.look.folder.name, model)
+        return VectorOrigin(self.state.folder.name, model)
 
     def _estimate(self, kept: dict[str, bytes]) -> None:
-        """Look what has to be embedded besides what is kept, and what that takes."""
+        """Estimate how many texts have to be embedded in addition to the kept ones, and the cost."""
         settings = self.settings
         if settings is None:
             return
-        with staging.preview_staging(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
-            scope.wait_for(self.look.waiting().values())
+        with staging.preview_staging(self.staged, self._origin(), self.state.ready(), self.state.dimension) as scope:
+            scope.wait_for(self.state.waiting().values())
             scope.write(kept, identity.now_ms())
             tokens_of = embedders.counter(settings)
             self.outcome = estimate_outcome(
-                scope, settings, tokens_of, name=scope.label, model_id=None, dimensions=self.look.dimension
+                scope, settings, tokens_of, name=scope.label, model_id=None, dimensions=self.state.dimension
             )
 
-    def _planned(self) -> EmbeddingReport:
-        look = self.look
-        embeds = self.settings is not None or look.is_rebuilt
-        ready = look.waiting() if embeds else look.donors()
-        plan = self._plan(look, ready.keys(), embeds=embeds)
+    def _plan_report(self) -> EmbeddingReport:
+        state = self.state
+        embeds = self.settings is not None or state.is_rebuilt
+        ready = state.waiting() if embeds else state.donors()
+        plan = self._plan(state, ready.keys(), embeds=embeds)
         return make_embedding_report(report_plan(self.store, self.run, plan), self.settings, self.outcome)
 
-    def _plan(self, look: CollectionState, ready: Collection[str], *, embeds: bool) -> Plan:
-        """Return the plan of a collection with the vectors of these texts."""
+    def _plan(self, state: CollectionState, ready: Collection[str], *, embeds: bool) -> Plan:
+        """Plan the collection with the vectors of the given texts."""
         build = CollectionBuild(
-            root=self.store.root, look=look, staged=self.staged, ready=ready, chromadb=self.chromadb, embeds=embeds
+            root=self.store.root, state=state, staged=self.staged, ready=ready, chromadb=self.chromadb, embeds=embeds
         )
         return vectors.plan_vectors(build)
 
-    # --- doing -------------------------------------------------------------------------------------------------------
+    # --- real run ----------------------------------------------------------------------------------------------------
 
-    def done(self) -> EmbeddingReport:
-        """Do it, and return what was done."""
+    def run_and_report(self) -> EmbeddingReport:
+        """Embed the texts, change the collection, and return the report."""
         self.chromadb = collection.demand_chromadb()
         self._choose()
         demand_not_running(self.store)
-        files.flush_logs(self.look.folder.chroma)
-        kept = self._surveyed()
+        files.flush_logs(self.state.folder.chroma)
+        kept = self._read_kept_vectors()
         self._estimate(kept)
-        if not self.show_plan(self._planned()):
+        if not self.show_plan(self._plan_report()):
             raise Declined(path=self.options.path)
         settings, outcome = self.settings, self.outcome
         if settings is None or outcome is None or not outcome.survey.lacking:
-            with share_store(self.store), self._opened(kept):
+            with share_store(self.store), self._open_staging(kept):
                 pass
         else:
             sample = self.sample if self.options.probes else None
-            part = FillPart(outcome=outcome, sample=sample, opened=partial(self._opened, kept))
+            part = FillPart(outcome=outcome, sample=sample, opened=partial(self._open_staging, kept))
             embedding = EmbeddingRun(path=self.options.path, store=self.store, parts=[part], progress=self.progress)
             with embedders.open_embedder(settings) as embedder:
                 embedding.run(embedder)
-        done = run_command(
-            "reconcile", self.options.path, self._publishing, kind=self.options.kind, progress=self.progress
+        run_and_report = run_command(
+            "reconcile", self.options.path, self._plan_publishing, kind=self.options.kind, progress=self.progress
         )
         staging.delete_staging(self.staged)
-        return make_embedding_report(done, self.settings, self.outcome)
+        return make_embedding_report(run_and_report, self.settings, self.outcome)
 
     @contextmanager
-    def _opened(self, kept: dict[str, bytes]) -> Iterator[Staging]:
-        """Open the staging file; of a run that stops, what was paid for stays, and what holds nothing goes."""
+    def _open_staging(self, kept: dict[str, bytes]) -> Iterator[Staging]:
+        """Open the staging file. If the run stops, paid vectors are kept and an empty file is deleted."""
         try:
-            with staging.open_staging(self.staged, self._origin(), self.look.ready(), self.look.dimension) as scope:
-                scope.wait_for(self.look.waiting().values())
+            with staging.open_staging(self.staged, self._origin(), self.state.ready(), self.state.dimension) as scope:
+                scope.wait_for(self.state.waiting().values())
                 scope.write(kept, identity.now_ms())
                 yield scope
         except BaseException:
@@ -219,54 +216,54 @@ class _Work(msgspec.Struct, kw_only=True):
                 staging.delete_staging(self.staged)
             raise
 
-    def _surveyed(self) -> dict[str, bytes]:
-        """Return the vectors that are kept and needed elsewhere, by the hash of their text; chromadb reads them all."""
-        look = self.look
-        if not look.folder.database.is_file():
+    def _read_kept_vectors(self) -> dict[str, bytes]:
+        """Read all vectors with chromadb; returns those that are kept for other notes, by the hash of their text."""
+        state = self.state
+        if not state.folder.database.is_file():
             return {}
-        sampled = sorted(look.kept.values(), key=lambda entry: (len(entry.document or ""), entry.id))
+        sampled = sorted(state.kept.values(), key=lambda entry: (len(entry.document or ""), entry.id))
         sampled = sampled[: probing.SAMPLE_SIZE]
-        wanted = [entry.id for entry in (*look.donors().values(), *sampled)]
+        wanted = [entry.id for entry in (*state.donors().values(), *sampled)]
         with (
             durable.temporary_folder() as place,
-            vectors.refusals(look.folder.chroma, self.chromadb),
+            collection.reporting_refusals(state.folder.chroma, self.chromadb),
         ):
-            found = self._read(vectors.copy_chroma_folder(look, place), wanted)
-        look = self.look
-        sound = {key: vector for key, vector in found.items() if vectors.is_usable_vector(vector, look.dimension)}
+            found = self._read_from_copy(vectors.copy_chroma_folder(state, place), wanted)
+        state = self.state
+        sound = {key: vector for key, vector in found.items() if vectors.is_usable_vector(vector, state.dimension)}
         self.sample = [(str(entry.document), sound[entry.id]) for entry in sampled if entry.id in sound]
-        return {key: sound[entry.id] for key, entry in look.donors().items() if entry.id in sound}
+        return {key: sound[entry.id] for key, entry in state.donors().items() if entry.id in sound}
 
-    def _read(self, copy: Path, keys: list[str]) -> dict[str, bytes]:
-        """Return vectors of a copy; where chromadb cannot read it, those that plain SQLite can, and nothing else stays.
+    def _read_from_copy(self, copy: Path, keys: list[str]) -> dict[str, bytes]:
+        """Read vectors from a copy. If chromadb cannot read it, only vectors that plain SQLite can read are kept.
 
         Raises:
-            ChromaFailed: another version of chromadb wrote it.
+            ChromaFailed: another version of chromadb wrote the copy.
         """
         try:
             return collection.read_vectors(copy, keys)
         except ChromaFailed as failed:
             if failed.is_other_version:
                 raise
-            if self.look.providers.is_changed:
+            if self.state.providers.is_changed:
                 return {}
-            found = vectors.read_plain_vectors(self.look.folder)
-            sound = {key: one for key, one in found.items() if vectors.is_usable_vector(one, self.look.dimension)}
-            self.look = self.look.without_files(str(failed), sound)
+            found = vectors.read_plain_vectors(self.state.folder)
+            sound = {key: one for key, one in found.items() if vectors.is_usable_vector(one, self.state.dimension)}
+            self.state = self.state.without_files(str(failed), sound)
             self._choose()
             return sound
 
-    def _publishing(self, store: Store) -> Plan:
-        """Return the plan that puts the new collection into its place, by what is there now."""
-        look = vectors.compare_collection(store.root, self.options.provider)
-        if look is None or not look.is_needed:
+    def _plan_publishing(self, store: Store) -> Plan:
+        """Plan the replacement of the collection, from the present state of the records."""
+        state = vectors.compare_collection(store.root, self.options.provider)
+        if state is None or not state.is_needed:
             return Plan()
-        if self.look.unreadable is not None:
-            look = look.without_files(self.look.unreadable, vectors.read_plain_vectors(look.folder))
+        if self.state.unreadable is not None:
+            state = state.without_files(self.state.unreadable, vectors.read_plain_vectors(state.folder))
         with staging.read_staging(self.staged) as scope:
             ready = scope.ready_keys()
-        plan = self._plan(look, ready, embeds=self.settings is not None)
-        if self.options.provider is not None and find_providers(store.root).in_use != look.folder:
-            # What the user says, nobody else can know.
+        plan = self._plan(state, ready, embeds=self.settings is not None)
+        if self.options.provider is not None and find_providers(store.root).in_use != state.folder:
+            # The audit does not know which provider the user named, so it cannot confirm the result.
             return replace(plan, resolves=set())
         return plan

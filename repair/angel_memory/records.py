@@ -1,7 +1,7 @@
-"""``repair`` of AngelMemory: the records follow the files below ``raw/``, as the system's own scan would make them.
+"""Plan ``repair`` of AngelMemory: make the records match the files below ``raw/``, and rebuild full-text indexes.
 
-The index of files changes before the records: killed in between, the records still differ from what their files give,
-and the next run goes on (``docs/angel-memory.md``, "Records").
+Records are written as the system's own scan would write them. A full-text index is rebuilt in a copy that replaces the
+database, and undo restores the old file.
 """
 
 from __future__ import annotations
@@ -33,24 +33,19 @@ from regraft.formats.angel_memory.database import FILES, NOTE_TAGS, RECORDS, SEQ
 from regraft.language import format_count, tr
 from repair.changes import schema_objects
 from repair.changes.files import copy_database
+from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved, group_by_name, other_warnings
 from repair.changes.store import Store
-from repair.options import RepairOptions
 
-# Rebuild the full-text index of a Chroma database from the documents that it is derived from.
-#
-# The rebuild happens in a copy, which takes the place of the database in one step; ``undo`` brings the old one back.
-
-
-#: FTS5's own format, without which it does not open its tables.
+#: Version of FTS5's tables; FTS5 does not open them without it.
 _FORMAT = 4
 
 
 def plan_full_text(root: Path) -> Iterator[FileChange]:
-    """Yield the rebuild of every damaged full-text index."""
-    for folder in database.provider_folders(root):
+    """Yield the rebuild of every damaged full-text index of a Chroma database."""
+    for folder in database.find_provider_folders(root):
         try:
-            with chroma.reading(folder.database) as db:
+            with chroma.open_chroma(folder.database) as db:
                 problem = detect.find_full_text_damage(db)
         except (ChromaProblem, apsw.Error, OSError):
             continue  # ``check`` reports it as unreadable; no index can be rebuilt in such a file
@@ -69,10 +64,10 @@ def plan_full_text(root: Path) -> Iterator[FileChange]:
 
 
 def _make(path: Path, new: Path) -> None:
-    """Write a copy of the database at ``path`` with a sound full-text index to ``new``.
+    """Copy a database and rebuild the full-text index in the copy.
 
     Raises:
-        FullTextNotRebuilt: FTS5 cannot rebuild it.
+        FullTextNotRebuilt: FTS5 cannot rebuild the index.
     """
     copy_database(path, new)
     try:
@@ -95,76 +90,84 @@ def _rebuild(db: apsw.Connection) -> None:
     db.execute(f"INSERT INTO {FULL_TEXT_TABLE} ({FULL_TEXT_TABLE}) VALUES ('rebuild')")
 
 
-_OF_STATE = {
+_STATE_ACTIONS = {
     FileState.CHANGED: (
         angel.RECORD_CHANGED,
         "replace-records",
-        tr("{path} changed: records {gone} go, {come} come"),
+        tr("update the records of {path}, which changed: delete {gone}, add {come}"),
     ),
-    FileState.NEW: (angel.RECORD_MISSING, "add-records", tr("{path} has no record: {come} come")),
-    FileState.GONE: (angel.FILE_MISSING, "delete-records", tr("{path} is gone: records {gone} go")),
+    FileState.NEW: (angel.RECORD_MISSING, "add-records", tr("add records {come} for {path}")),
+    FileState.GONE: (
+        angel.FILE_MISSING,
+        "delete-records",
+        tr("delete records {gone} of {path}, which no longer exists"),
+    ),
 }
-#: Findings that are mended.
+#: Findings that this module repairs.
 NAMES = (
-    *(finding for finding, _, _ in _OF_STATE.values()),
+    *(finding for finding, _, _ in _STATE_ACTIONS.values()),
     angel.SHORT_ID_SEQUENCE,
     angel.SHORT_ID_DOUBLE,
     angel.FULL_TEXT,
 )
-#: What is foreign in each of the databases.
-_LOOKS = {
+#: Functions that find foreign schema objects in each database.
+_FOREIGN_OBJECTS = {
     database.DATABASE: partial(sqlite_checks.find_foreign_on_tables, tables=database.TABLES),
     database.FILE_INDEX: partial(sqlite_checks.find_foreign_on_tables, tables=(FILES,)),
 }
-#: About how many bytes a record, and its relations, hold.
+#: Approximate size of a record and its relations, in bytes.
 _RECORD_BYTES = 600
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
-    """Return what is going to be mended; nothing is written."""
+    """Plan the repair of the chosen findings."""
     found = group_by_name(store.findings())
     wanted = options.wanted(NAMES).intersection(NAMES, found)
-    made = schema_objects.add_drops(_own(store, wanted), store, found, options.only, _LOOKS)
+    made = schema_objects.add_drops(_plan_own(store, wanted), store, found, options.only, _FOREIGN_OBJECTS)
     if not options.only:
         made.left += [Unresolved.with_remedy(one) for one in other_warnings(found, (*NAMES, *schema_objects.NAMES))]
     return made
 
 
-def _own(store: Store, wanted: frozenset[str]) -> Plan:
+def _plan_own(store: Store, wanted: frozenset[str]) -> Plan:
     if not wanted:
         return Plan()
-    work = _work(store, wanted)
-    changes: list[Change] = [change for change in (_of_files(work), _of_records(work)) if change is not None]
+    planned = _collect_changes(store, wanted)
+    changes: list[Change] = [
+        change for change in (_file_index_change(planned), _records_change(planned)) if change is not None
+    ]
     if angel.FULL_TEXT in wanted:
         changes += plan_full_text(store.root)
     return Plan(changes, resolves={(name, None) for name in wanted})
 
 
-class _Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done to both databases."""
+class _RecordChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Planned changes of both databases."""
 
-    #: The files whose records change, each with the id that it gets in the index of files; None: it has none there.
+    #: Files whose records change, with their new id in the index of files; None: not in that index.
     files: list[tuple[FileComparison, int | None]]
-    #: Records that get a new short id, since one that was stored before has theirs.
+    #: Records that need a new short id because an earlier record has the same one.
     doubles: list[Record]
-    #: The first short id that is free.
+    #: First unused short id.
     next_id: int
-    #: Whether the sequence is to be set although no record gets a new id.
+    #: Whether to set the sequence although no record gets a new id.
     sets_sequence: bool
 
 
-def _work(store: Store, wanted: frozenset[str]) -> _Work:
-    with database.reading(store.root) as db:
-        records = list(database.records(db))
-        highest = database.highest_short_id(db)
-        next_id = max(database.next_short_id(db), 0 if highest is None else highest + 1)
-        doubles = _doubles(db, records) if angel.SHORT_ID_DOUBLE in wanted else []
-    states = [state for state, (finding, _, _) in _OF_STATE.items() if finding in wanted]
-    files = list(_changed_files(store.root, records, states)) if states else []
-    return _Work(files=files, doubles=doubles, next_id=next_id, sets_sequence=angel.SHORT_ID_SEQUENCE in wanted)
+def _collect_changes(store: Store, wanted: frozenset[str]) -> _RecordChanges:
+    with database.open_records(store.root) as db:
+        records = list(database.iterate_records(db))
+        highest = database.find_highest_short_id(db)
+        next_id = max(database.read_next_short_id(db), 0 if highest is None else highest + 1)
+        doubles = _find_duplicate_ids(db, records) if angel.SHORT_ID_DOUBLE in wanted else []
+    states = [state for state, (finding, _, _) in _STATE_ACTIONS.items() if finding in wanted]
+    files = list(_find_changed_files(store.root, records, states)) if states else []
+    return _RecordChanges(
+        files=files, doubles=doubles, next_id=next_id, sets_sequence=angel.SHORT_ID_SEQUENCE in wanted
+    )
 
 
-def _doubles(db: apsw.Connection, records: list[Record]) -> list[Record]:
+def _find_duplicate_ids(db: apsw.Connection, records: list[Record]) -> list[Record]:
     later = db.execute(
         f"SELECT source_id FROM {RECORDS} r WHERE EXISTS (SELECT 1 FROM {RECORDS} o "
         "WHERE o.note_short_id = r.note_short_id AND o.rowid < r.rowid)"
@@ -173,13 +176,16 @@ def _doubles(db: apsw.Connection, records: list[Record]) -> list[Record]:
     return [one for one in records if one.source_id in keys]
 
 
-def _changed_files(
+def _find_changed_files(
     root: Path, records: list[Record], states: Collection[FileState]
 ) -> Iterator[tuple[FileComparison, int | None]]:
-    """Yield the files in these states; each that is there gets an id."""
-    with database.reading_files(root) as files:
-        indexed = list(database.indexed_files(files))
-        number = _next_file_id(files)
+    """Yield the files in the given states; each existing file with its new id in the index of files."""
+    with database.open_file_index(root) as files:
+        indexed = list(database.iterate_indexed_files(files))
+        # The id that the system would give to the next file. Ids are never reused.
+        used: Any = files.execute(f"SELECT ifnull(max(id), 0) FROM {FILES}").get
+        given: Any = files.execute("SELECT max(CAST(seq AS INTEGER)) FROM sqlite_sequence WHERE name = ?", (FILES,)).get
+        number = int(max(used, given or 0)) + 1
     for one in compare_files(root / database.RAW, records, indexed):
         if one.state is FileState.GONE and one.state in states:
             yield one, None
@@ -188,19 +194,12 @@ def _changed_files(
             number += 1
 
 
-def _next_file_id(files: apsw.Connection) -> int:
-    """Return the id that the system would give to the next file: none is given twice."""
-    used: Any = files.execute(f"SELECT ifnull(max(id), 0) FROM {FILES}").get
-    given: Any = files.execute("SELECT max(CAST(seq AS INTEGER)) FROM sqlite_sequence WHERE name = ?", (FILES,)).get
-    return int(max(used, given or 0)) + 1
-
-
 # --- the index of files -------------------------------------------------------------------------------------------
 
 
-def _of_files(work: _Work) -> RowsChange | None:
-    """Return the change of the index of files: what is read now is not read again by the system's next scan."""
-    changed = [(one, number) for one, number in work.files if one.indexed is not None or number is not None]
+def _file_index_change(planned: _RecordChanges) -> RowsChange | None:
+    """Change of the index of files, so that the system's next scan does not read the files again."""
+    changed = [(one, number) for one, number in planned.files if one.indexed is not None or number is not None]
     if not changed:
         return None
 
@@ -211,8 +210,8 @@ def _of_files(work: _Work) -> RowsChange | None:
                 values = (number, one.path, one.file.seconds)
                 db.execute(f"INSERT INTO {FILES} (id, relative_path, file_timestamp) VALUES (?, ?, ?)", values)
 
-    said = tr("bring {files} up to date in the index of files", files=format_count(len(changed), "file"))
-    action = Action(action="index-files", message=said, base=None, subject=database.FILE_INDEX, count=len(changed))
+    message = tr("update {files} in the file index", files=format_count(len(changed), "file"))
+    action = Action(action="index-files", message=message, base=None, subject=database.FILE_INDEX, count=len(changed))
     return RowsChange(
         path=database.FILE_INDEX, actions=(action,), apply=apply, tables=(FILES,), bytes=_RECORD_BYTES * len(changed)
     )
@@ -221,47 +220,47 @@ def _of_files(work: _Work) -> RowsChange | None:
 # --- the records --------------------------------------------------------------------------------------------------
 
 
-def _of_records(work: _Work) -> RowsChange | None:
-    actions = [*_replacing(work), *_numbering(work)]
+def _records_change(planned: _RecordChanges) -> RowsChange | None:
+    actions = [*_replace_actions(planned), *_number_actions(planned)]
     if not actions:
         return None
 
     def apply(db: apsw.Connection) -> None:
-        following = work.next_id
-        for record in work.doubles:
+        following = planned.next_id
+        for record in planned.doubles:
             db.execute(f"UPDATE {RECORDS} SET note_short_id = ? WHERE source_id = ?", (following, record.source_id))
             following += 1
-        for one, _ in work.files:
-            _remove(db, (record.source_id for record in one.records))
-            # A record without an id has its path all the same.
+        for one, _ in planned.files:
+            _delete_records(db, (record.source_id for record in one.records))
+            # Records with an empty id are found by their path.
             db.execute(f"DELETE FROM {RECORDS} WHERE source_file_path = ?", (one.path,))
-        for one, number in work.files:
-            # An id may be left over, with another path or with relations alone.
-            _remove(db, (note.source_id for note in one.notes))
+        for one, number in planned.files:
+            # The id may still exist with another path, or only in relations.
+            _delete_records(db, (note.source_id for note in one.notes))
             for note in one.notes:
-                _add(db, note, one, str(number), following)
+                _insert_note(db, note, one, str(number), following)
                 following += 1
         db.execute(f"INSERT OR REPLACE INTO {SEQUENCE} (id, next_id) VALUES (1, ?)", (following,))
 
-    rows = sum(len(one.records) + len(one.notes) for one, _ in work.files) + len(work.doubles)
+    rows = sum(len(one.records) + len(one.notes) for one, _ in planned.files) + len(planned.doubles)
     tables = (RECORDS, TAGS, NOTE_TAGS, SEQUENCE)
     return RowsChange(
         path=database.DATABASE, actions=tuple(actions), apply=apply, tables=tables, bytes=_RECORD_BYTES * rows
     )
 
 
-def _replacing(work: _Work) -> Iterator[Action]:
-    """Yield what is done to the records of each file, with the short ids that go and those that come."""
-    following = work.next_id + len(work.doubles)
-    for one, _ in work.files:
-        finding, name, said = _OF_STATE[one.state]
+def _replace_actions(planned: _RecordChanges) -> Iterator[Action]:
+    """Yield one action for each file, with the short ids of its old and new records."""
+    following = planned.next_id + len(planned.doubles)
+    for one, _ in planned.files:
+        finding, name, message = _STATE_ACTIONS[one.state]
         come = list(range(following, following + len(one.notes)))
         following += len(come)
         gone = sorted(record.short_id for record in one.records if record.short_id is not None)
         count = len(one.records) if one.state is FileState.GONE else len(one.notes)
         yield Action(
             action=name,
-            message=said.format(path=one.path, gone=_ranges(gone), come=_ranges(come)),
+            message=message.format(path=one.path, gone=_format_ranges(gone), come=_format_ranges(come)),
             base=None,
             subject=one.path,
             count=count,
@@ -271,8 +270,8 @@ def _replacing(work: _Work) -> Iterator[Action]:
         )
 
 
-def _ranges(numbers: Iterable[int]) -> str:
-    """Return numbers, which ascend, for a person: those in a row by the first and the last of them."""
+def _format_ranges(numbers: Iterable[int]) -> str:
+    """Format ascending numbers, runs of numbers as ranges."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][-1] + 1:
@@ -282,30 +281,30 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ", ".join("–".join(map(str, one)) for one in found) or tr("none")
 
 
-def _numbering(work: _Work) -> Iterable[Action]:
-    if work.doubles:
-        said = tr("give {records} a short id of their own", records=format_count(len(work.doubles), "record"))
+def _number_actions(planned: _RecordChanges) -> Iterable[Action]:
+    if planned.doubles:
+        message = tr("assign unique short ids to {records}", records=format_count(len(planned.doubles), "record"))
         yield Action(
             action="renumber-records",
-            message=said,
+            message=message,
             base=None,
             subject=None,
-            count=len(work.doubles),
+            count=len(planned.doubles),
             finding=angel.SHORT_ID_DOUBLE,
         )
-    if work.sets_sequence:
-        said = tr("set the next short id behind the highest")
-        yield Action(action="set-sequence", message=said, base=None, subject=None, finding=angel.SHORT_ID_SEQUENCE)
+    if planned.sets_sequence:
+        message = tr("set the next short id above the highest one in use")
+        yield Action(action="set-sequence", message=message, base=None, subject=None, finding=angel.SHORT_ID_SEQUENCE)
 
 
-def _remove(db: apsw.Connection, keys: Iterable[str]) -> None:
+def _delete_records(db: apsw.Connection, keys: Iterable[str]) -> None:
     for key in keys:
         db.execute(f"DELETE FROM {NOTE_TAGS} WHERE source_id = ?", (key,))
         db.execute(f"DELETE FROM {RECORDS} WHERE source_id = ?", (key,))
 
 
-def _add(db: apsw.Connection, note: Note, one: FileComparison, file_id: str, short_id: int) -> None:
-    """Store a note of a file, its tags, and what relates them."""
+def _insert_note(db: apsw.Connection, note: Note, one: FileComparison, file_id: str, short_id: int) -> None:
+    """Insert a note of a file, its tags, and their relations."""
     updated_at = float(one.file.seconds) if one.file is not None else 0.0
     values = (note.source_id, short_id, file_id, one.path, *note.headings, note.total_lines, updated_at)
     db.execute(

@@ -1,6 +1,6 @@
-"""Vectors of texts that wait for their collection: each is paid for once, whatever stops the run.
+"""Keep paid vectors in a staging file below ``.regraft`` until the collection has them.
 
-The file lies below the store's ``.regraft``, and goes once the collection has what is in it.
+If a run stops, the next one uses the vectors again. The file is deleted once the collection has them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _TABLES = (
          is_stale INTEGER NOT NULL,
          vector BLOB)""",
 )
-#: What reading a file says that is no database, and one that is only the beginning of a staging file.
+#: Errors of a file that is not a database, and of an incomplete staging file.
 _DAMAGED = (apsw.NotADBError, apsw.CorruptError)
 _UNUSABLE = (*_DAMAGED, apsw.SQLError)
-_OF_KEYS = "key IN (SELECT value FROM json_each(?))"
+_WHERE_KEYS = "key IN (SELECT value FROM json_each(?))"
 
 
 class PendingText(msgspec.Struct, frozen=True):
-    """A text that lacks its vector, by its hash; ``is_stale``: what it belongs to has one, of another text."""
+    """A text without a vector, by its hash. ``is_stale``: its note has a vector of an older text."""
 
     key: str
     text: str
@@ -42,7 +42,7 @@ class PendingText(msgspec.Struct, frozen=True):
 
 
 class Staging:
-    """The texts that lack a vector, as a scope of backfill; see :func:`opened` and :func:`reading`.
+    """Texts without a vector, as a scope of backfill. See :func:`open_staging` and :func:`read_staging`.
 
     ``ready`` is the number of texts that had a vector before.
     """
@@ -56,7 +56,7 @@ class Staging:
 
     @property
     def dimensions(self) -> int | None:
-        """Return how many numbers its vectors have, None where none is known."""
+        """Number of dimensions of the staged vectors; None if unknown."""
         if self._dimensions is None:
             size: Any = self._db.execute("SELECT length(vector) FROM text WHERE vector IS NOT NULL LIMIT 1").get
             self._dimensions = None if size is None else size // 4
@@ -70,17 +70,17 @@ class Staging:
         return TextCounts(ready=self._ready + staged, pending=int(pending), stale=int(stale))
 
     def lacking(self) -> Iterator[str]:
-        """Return the key of every text without a vector, in order."""
+        """Yield the keys of texts without a vector, in order."""
         found = self._db.execute("SELECT key FROM text WHERE vector IS NULL ORDER BY key").fetchall()
         return (str(key) for (key,) in found)
 
     def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
-        """Return the texts of those keys that still lack a vector."""
-        rows = self._of("key, text, is_stale", keys, " AND vector IS NULL")
+        """The texts of the given keys that still have no vector."""
+        rows = self._select("key, text, is_stale", keys, " AND vector IS NULL")
         return {str(key): TextWithoutVector(str(text), bool(is_stale)) for key, text, is_stale in rows}
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
-        """Write vectors in one transaction; one that is there stays."""
+        """Write vectors in one transaction. Existing vectors are kept."""
         del now_ms
         was_stale = []
         with sqlite.transaction(self._db):
@@ -90,23 +90,23 @@ class Staging:
         return WrittenCounts(was_stale.count(False), was_stale.count(True))
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Return the vectors of those of the keys that have one."""
-        return {str(key): bytes(vector) for key, vector in self._of("key, vector", keys, " AND vector IS NOT NULL")}
+        """The staged vectors of the given keys."""
+        return {str(key): bytes(vector) for key, vector in self._select("key, vector", keys, " AND vector IS NOT NULL")}
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
-        """Return some texts with their vectors."""
+        """Some texts with their vectors."""
         query = "SELECT text, vector FROM text WHERE vector IS NOT NULL ORDER BY key LIMIT ?"
         return [(str(text), bytes(vector)) for text, vector in self._db.execute(query, (count,))]
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
-        """Take note of nothing: the queue knows what failed."""
+        """Do nothing: the queue of the run records failures."""
 
     def ready_keys(self) -> frozenset[str]:
-        """Return the keys that have a vector."""
+        """Keys that have a vector."""
         return frozenset(str(key) for (key,) in self._db.execute("SELECT key FROM text WHERE vector IS NOT NULL"))
 
     def wait_for(self, texts: Iterable[PendingText]) -> None:
-        """Let these texts wait, and no others; vectors that are there stay."""
+        """Set the texts that need a vector. Existing vectors are kept."""
         with sqlite.transaction(self._db):
             self._db.execute("CREATE TEMP TABLE wanted (key TEXT PRIMARY KEY) WITHOUT ROWID")
             for one in texts:
@@ -119,13 +119,13 @@ class Staging:
             self._db.execute("DELETE FROM text WHERE key NOT IN (SELECT key FROM wanted)")
             self._db.execute("DROP TABLE wanted")
 
-    def _of(self, columns: str, keys: Sequence[str], more: str) -> list[Any]:
+    def _select(self, columns: str, keys: Sequence[str], more: str) -> list[Any]:
         wanted = msgspec.json.encode(list(keys)).decode()
-        return self._db.execute(f"SELECT {columns} FROM text WHERE {_OF_KEYS}{more}", (wanted,)).fetchall()
+        return self._db.execute(f"SELECT {columns} FROM text WHERE {_WHERE_KEYS}{more}", (wanted,)).fetchall()
 
 
 class VectorOrigin(msgspec.Struct, frozen=True):
-    """What the vectors of a staging file are of: a provider's name, and the embedder's model, "" where it has none."""
+    """Provider and embedding model of the vectors in a staging file; the model is "" without an embedder."""
 
     provider: str
     model: str
@@ -133,16 +133,16 @@ class VectorOrigin(msgspec.Struct, frozen=True):
 
 @contextmanager
 def open_staging(path: Path, origin: VectorOrigin, ready: int, dimensions: int | None) -> Iterator[Staging]:
-    """Open a staging file, made anew where there is none; vectors of another origin go.
+    """Open or create a staging file. Vectors of another origin are deleted.
 
     Args:
-        path: where it is.
-        origin: what its vectors are of.
-        ready: how many texts had a vector before.
-        dimensions: of vectors, None where nobody knows.
+        path: the staging file.
+        origin: provider and model of its vectors.
+        ready: number of texts that had a vector before.
+        dimensions: of the vectors; None if unknown.
 
     Raises:
-        apsw.Error, OSError: it cannot be written.
+        apsw.Error, OSError: the file cannot be written.
     """
     if _is_damaged(path):
         delete_staging(path)
@@ -156,10 +156,10 @@ def open_staging(path: Path, origin: VectorOrigin, ready: int, dimensions: int |
 
 @contextmanager
 def preview_staging(path: Path, origin: VectorOrigin, ready: int, dimensions: int | None) -> Iterator[Staging]:
-    """Open what a staging file would be, for a look: nothing is written.
+    """Open an in-memory copy of a staging file as :func:`open_staging` would leave it. Nothing is written.
 
     Raises:
-        apsw.Error, OSError: the file that is there cannot be read.
+        apsw.Error, OSError: the present file cannot be read.
     """
     with sqlite.open_in_memory() as db:
         _prepare(db, origin)
@@ -175,14 +175,14 @@ def read_staging(path: Path) -> Iterator[Staging]:
     """Open a staging file for reading.
 
     Raises:
-        apsw.Error, OSError: it cannot be read.
+        apsw.Error, OSError: the file cannot be read.
     """
     with sqlite.open_readonly(path) as db:
         yield Staging(db)
 
 
 def has_vectors(path: Path) -> bool:
-    """Tell whether there is a staging file with a vector in it."""
+    """Whether a staging file with at least one vector exists."""
     if path.is_file():
         with suppress(*_UNUSABLE), read_staging(path) as scope:
             return bool(scope.ready_keys())
@@ -200,7 +200,7 @@ def _is_damaged(path: Path) -> bool:
 
 
 def delete_staging(path: Path) -> None:
-    """Remove a staging file, and its folder with it."""
+    """Delete a staging file, and its folder if that is empty."""
     for file in (path, *untrusted_sqlite.find_companions(path)):
         durable.remove_tree(file)
     files.remove_empty_folders(path.parent, path.parent.parent)

@@ -1,1 +1,1 @@
-"""The engine of changes: plan, apply, record, undo. It imports no system."""
+"""The change engine: plan changes of a store, apply them, record them, undo them. It imports no system."""

@@ -1,7 +1,11 @@
-"""Changing rows of a SQLite file in one transaction, with a changeset that takes the change back.
+"""Change rows of a SQLite file in one transaction and record a changeset that reverts the change.
 
-The session extension records what happens to the rows of ordinary tables, not to a full-text index: that is built anew
-from the bodies, whichever way the change goes (``docs/formats/library.md``, "Changes").
+SQLite's session extension records the rows of ordinary tables, but not of a full-text index. The index is rebuilt from
+the bodies after a change in either direction (``docs/formats/library.md``, "Changes").
+
+A change of many transactions (:class:`IncrementalChange`) appends one section to its changeset for each transaction.
+The section is flushed before its transaction is committed, and only one is open at a time. After a kill, every section
+but the last is known to be committed; the last one is tested against the file.
 """
 
 from __future__ import annotations
@@ -24,26 +28,26 @@ from regraft.ledger.values import RecordedChange, RowsDetail
 from regraft.processes import interrupts
 from regraft.stores import systems
 
-#: Where what takes a change of rows back lies, and how many references led nowhere before that change.
+#: A changeset, and the number of dangling references that existed before its change.
 RevertRecord = tuple[Path, int]
 BODIES = "search_text"
 _OF_INDEX = {"meta", *TABLE_RULES}
-#: A changeset is held in memory while it is recorded: what is larger is done on a copy of the file.
+#: Changesets are held in memory while they are recorded, so larger changes are made on a copy of the file.
 LARGEST_CHANGESET = 32 << 20
 
-#: What SQLite fails with where a file may not be written to.
+#: Errors of SQLite if a file cannot be written.
 _READ_ONLY = (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError, apsw.AuthError)
 
 
 @contextmanager
 def write_transaction(path: Path, *, keep: bool = True) -> Iterator[apsw.Connection]:
-    """Open a file for writing in one transaction.
+    """Open a SQLite file for writing in one transaction.
 
-    It is committed at the end and rolled back on an error; with ``keep=False`` it is rolled back whatever happens.
+    The transaction is committed at the end and rolled back on an error. With ``keep=False`` it is always rolled back.
 
     Raises:
-        StoreBusy: another program writes to it.
-        StoreNotWritable: it may not be written to.
+        StoreBusy: another program writes to the file.
+        StoreNotWritable: the file cannot be written.
     """
     try:
         with sqlite.open_writable(path) as db:
@@ -69,7 +73,7 @@ def _rolled_back(db: apsw.Connection) -> Iterator[None]:
 
 
 def can_record(db: apsw.Connection, tables: Sequence[str]) -> bool:
-    """Tell whether a changeset can hold every change of these tables: a row without a key escapes it."""
+    """Whether a changeset can record every change of the given tables. It cannot record rows without a primary key."""
     try:
         demand_revertible(db, tables)
     except apsw.SQLError:
@@ -85,29 +89,29 @@ def can_record(db: apsw.Connection, tables: Sequence[str]) -> bool:
 
 
 def demand_revertible(db: apsw.Connection, tables: Sequence[str]) -> None:
-    """Refuse tables whose changes SQLite could record, and not take back: their foreign keys name no table.
+    """Refuse tables whose changes SQLite could record but not revert, because their foreign keys name no table.
 
     Raises:
         apsw.SQLError
     """
-    # A full-text index is taken back by the tables that it is kept in.
+    # A full-text index is reverted through its shadow tables.
     with untrusted_sqlite.allow_schema_writes(db):
         for table in tables:
-            # It is not carried out; SQLite looks at the keys when it reads it.
+            # The statement is not executed: SQLite checks the foreign keys while preparing it.
             db.execute(f"EXPLAIN INSERT INTO {untrusted_sqlite.quote_name(table)} DEFAULT VALUES").fetchall()
 
 
 def read_schema(db: apsw.Connection) -> list[Any]:
-    """Return the words of the schema, which no changeset holds."""
+    """Read the SQL of all schema objects, which a changeset does not record."""
     return sorted(db.execute("SELECT type, name, ifnull(sql, '') FROM sqlite_schema"))
 
 
 @contextmanager
 def record_changeset(db: apsw.Connection, path: Path, tables: Sequence[str], changeset: Path) -> Iterator[None]:
-    """Record what happens to the rows of ``tables`` into a file, which is on disk once this ends without an error.
+    """Record the changes of ``tables`` in a changeset file. It is flushed to disk if the block ends without an error.
 
     Raises:
-        SchemaForeign, OtherRowsChanged: rows of other tables would change, too (:mod:`regraft.disk.untrusted_sqlite`).
+        SchemaForeign, OtherRowsChanged: rows of other tables would change as well (:mod:`regraft.untouched`).
     """
     session = apsw.Session(db, "main")
     try:
@@ -133,41 +137,37 @@ def _writer(file: BinaryIO) -> Callable[[memoryview], None]:
 
 @contextmanager
 def full_text_rebuild(db: apsw.Connection, tables: Collection[str] = (BODIES,)) -> Iterator[None]:
-    """Change rows of tables without any trigger; where bodies are among them, build the full-text index anew.
+    """Context manager that rebuilds the full-text index at its end if bodies are among the changed tables.
 
-    All of it is part of the caller's transaction.
+    The rebuild is part of the caller's transaction.
     """
     yield
-    if BODIES in tables and _has_full_text(db):
+    if BODIES in tables and (db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'search_text_fts'").get is not None):
         rebuild_full_text(db)
 
 
-def _has_full_text(db: apsw.Connection) -> bool:
-    return db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'search_text_fts'").get is not None
-
-
-# --- taking it back --------------------------------------------------------------------------------------------------
+# --- reverting a changeset -------------------------------------------------------------------------------------------
 
 
 class ApplyResult(msgspec.Struct, frozen=True):
-    """What came of applying a changeset, or of trying to."""
+    """Result of applying a changeset, or of trying to."""
 
-    #: Tables with rows that are not as it needs them; where there are any, it was not applied.
+    #: Tables whose rows do not match the changeset. If there are any, it was not applied.
     conflicts: tuple[str, ...]
-    #: How many references lead nowhere because of it.
+    #: Number of dangling references after applying it.
     dangling: int
 
 
 def revert_changeset(db: apsw.Connection, changeset: Path, dangling: int) -> tuple[str, ...]:
-    """Take a recorded change back, in the caller's transaction.
+    """Revert a recorded change in the caller's transaction.
 
     Args:
-        db: where it was made.
-        changeset: its record.
-        dangling: how many references led nowhere before the change and lead somewhere because of it.
+        db: the database that was changed.
+        changeset: the record of the change.
+        dangling: number of dangling references that existed before the change and that it resolved.
 
     Returns:
-        The tables with rows that were changed since: where there are any, nothing was taken back.
+        The tables with rows that were changed since. If there are any, nothing was reverted.
     """
     with full_text_rebuild(db, _changed_table_names(changeset)), _guarded(db):
         return _apply_changeset(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, dangling).conflicts
@@ -176,7 +176,10 @@ def revert_changeset(db: apsw.Connection, changeset: Path, dangling: int) -> tup
 def find_revert_conflicts(
     db: apsw.Connection, records: Sequence[RevertRecord], *, keep: bool = False
 ) -> tuple[str, ...]:
-    """Return what :func:`take_back` would of one record after the other. Nothing is changed, unless it is to stay."""
+    """Try to revert changesets in order and return the tables that conflict, as :func:`revert_changeset` does.
+
+    The database is left as it was unless ``keep`` is set.
+    """
     if any(BODIES in _changed_table_names(changeset) for changeset, _ in records):
         untrusted_sqlite.refuse_shadow_indexes(db)
     with nullcontext() if keep else _savepoint(db), _guarded(db):
@@ -188,15 +191,15 @@ def find_revert_conflicts(
 
 
 def is_committed(db: apsw.Connection, changeset: Path) -> bool:
-    """Tell whether a recorded change was committed: it was, unless it could be made now. Nothing is changed."""
+    """Whether a recorded change was committed, that is, whether it can no longer be applied. Changes nothing."""
     with _savepoint(db):
         return bool(_apply_changeset(db, changeset, 0, None).conflicts)
 
 
 def has_remaining_changes(db: apsw.Connection, changeset: Path) -> bool:
-    """Tell whether any row is as a recorded change left it. Nothing is changed.
+    """Whether any row is still as a recorded change left it. Changes nothing.
 
-    Where others may have made the same change since, it tells more than :func:`was_made`.
+    Unlike :func:`is_committed`, this also holds if another program made part of the same change since.
     """
     others = 0
 
@@ -217,10 +220,10 @@ def has_remaining_changes(db: apsw.Connection, changeset: Path) -> bool:
 
 
 def verify_revert(db: apsw.Connection, changeset: Path) -> int | None:
-    """Take a change back that was just made, make it again, and undo both: nothing is changed.
+    """Revert a change that was just made, apply it again, and roll both back.
 
     Returns:
-        How many references lead nowhere without the change; None where its record cannot take it back.
+        The number of dangling references without the change, or None if its changeset cannot revert it.
     """
     with _savepoint(db):
         back = _apply_changeset(db, changeset, apsw.SQLITE_CHANGESETAPPLY_INVERT, None)
@@ -239,9 +242,15 @@ def _savepoint(db: apsw.Connection) -> Iterator[None]:
 
 
 def _apply_changeset(db: apsw.Connection, changeset: Path, flags: int, may_dangle: int | None) -> ApplyResult:
-    """Apply a changeset whole or not at all; ``may_dangle`` None: any number of references may lead nowhere then.
+    """Apply a changeset completely or not at all.
 
-    Tables with counters (:attr:`regraft.stores.systems.System.counters`) are left as they are.
+    Tables with counters (:attr:`regraft.system.System.counters`) are skipped.
+
+    Args:
+        db: the database.
+        changeset: the file to apply.
+        flags: of SQLite's ``sqlite3changeset_apply_v2``.
+        may_dangle: how many dangling references are accepted; None: any number.
     """
     conflicts: set[str] = set()
     counters = systems.counter_tables()
@@ -258,7 +267,7 @@ def _apply_changeset(db: apsw.Connection, changeset: Path, flags: int, may_dangl
         conflicts.add(tr("foreign keys"))
         return apsw.SQLITE_CHANGESET_ABORT
 
-    # Rows that were damaged before may break the layout's own checks.
+    # Rows that were damaged before may violate CHECK constraints of the layout.
     db.execute("PRAGMA ignore_check_constraints = ON")
     try:
         with untrusted_sqlite.allow_schema_writes(db), changeset.open("rb") as file:
@@ -278,15 +287,15 @@ def _apply_changeset(db: apsw.Connection, changeset: Path, flags: int, may_dangl
 
 
 def copy_counters(name: str, current: Path, former: Path) -> None:
-    """Copy the counters of a database to the former file that undo is about to put back in its place.
+    """Copy the counters of a database into the earlier file that undo is about to put back.
 
     Args:
-        name: the database's name below the store's root; nothing is done for one without counters.
-        current: the database as it is now. One that cannot be read has no counters to keep.
-        former: the file that takes its place.
+        name: the database's path below the store's root. Nothing is done for a database without counters.
+        current: the present database. If it cannot be read, no counters are copied.
+        former: the earlier file.
 
     Raises:
-        apsw.Error, OSError: the former file cannot be read or written.
+        apsw.Error, OSError: the earlier file cannot be read or written.
     """
     tables = [table for system in systems.all_systems() for table in system.counters.get(name, ())]
     if not tables or not (untrusted_sqlite.is_database(current) and untrusted_sqlite.is_database(former)):
@@ -297,7 +306,7 @@ def copy_counters(name: str, current: Path, former: Path) -> None:
             table: set(db.execute(f"SELECT * FROM {untrusted_sqlite.quote_name(table)}").fetchall()) for table in tables
         }
     with sqlite.open_readonly(former) as db:
-        # A former file that has them already stays as it is, byte for byte.
+        # If the earlier file has the same counters, it must stay identical byte for byte.
         missing = {
             table: rows.difference(db.execute(f"SELECT * FROM {untrusted_sqlite.quote_name(table)}").fetchall())
             for table, rows in kept.items()
@@ -313,7 +322,7 @@ def copy_counters(name: str, current: Path, former: Path) -> None:
 
 @contextmanager
 def _guarded(db: apsw.Connection) -> Iterator[None]:
-    """Let no change of a row pass that the system of the file never makes."""
+    """Refuse row changes that the system of the file never makes itself."""
     with ExitStack() as guards:
         for system in systems.all_systems():
             guards.enter_context(system.guarded(db))
@@ -326,21 +335,21 @@ def _changed_table_names(changeset: Path) -> set[str]:
 
 
 def find_changeset_problem(db: apsw.Connection, changeset: Path) -> str | None:
-    """Return why what is kept takes no change of regraft's back; None where it may.
+    """Say why a changeset cannot be one that regraft recorded; None if it can.
 
-    A store may come from somebody else, with what takes its runs back: it changes rows of the layout's own tables, not
-    the schema, nor where SQLite keeps a full-text index.
+    A store may come from an untrusted source together with its changesets. A valid one changes rows of the layout's own
+    tables only, not the schema and not the tables of a full-text index.
     """
     try:
         touched = _changed_table_names(changeset)
     except (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError) as error:
         return tr("it is damaged: {error}", error=error)
-    foreign = sorted(touched - _changed_tables(db))
-    return tr("it changes {foreign}, which no run of regraft does", foreign=foreign[0]) if foreign else None
+    foreign = sorted(touched - _changeable_tables(db))
+    return tr("it changes {foreign}, which regraft never does", foreign=foreign[0]) if foreign else None
 
 
-def _changed_tables(db: apsw.Connection) -> set[str]:
-    """Return the tables of a file whose rows regraft may have changed."""
+def _changeable_tables(db: apsw.Connection) -> set[str]:
+    """The tables of a file whose rows regraft may have changed."""
     types: dict[str, str] = dict(db.execute("SELECT name, type FROM pragma_table_list WHERE schema = 'main'"))
     names = {name for name, kind in types.items() if kind == "table" and not name.startswith("sqlite_")}
     for system in systems.all_systems():
@@ -349,44 +358,39 @@ def _changed_tables(db: apsw.Connection) -> set[str]:
     return names & _OF_INDEX if BODIES in names else names
 
 
-# One change of rows that many transactions make up: what takes it back grows with each of them.
-#
-# A section of the file is written and flushed before its transaction is committed, and only one is under way: whatever
-# stops the run, all but the last section were committed, and the last one can be tried (``docs/formats/library.md``,
-# "Changes").
+# --- changes of many transactions ------------------------------------------------------------------------------------
 
-
-#: How long such a writer waits for others, and who looks meanwhile for it, in ms.
+#: How long a writer of many transactions, or a reader beside it, waits for a lock, in ms.
 BUSY_MS = 60_000
 
 
 @contextmanager
 def open_writer(path: Path) -> Iterator[apsw.Connection]:
-    """Open a SQLite file for writing what is paid for, transaction by transaction, beside others that do.
+    """Open a SQLite file to write paid results in many transactions while other programs may write to it as well.
 
     Raises:
-        apsw.Error: it cannot be written.
+        apsw.Error: the file cannot be written.
     """
     with sqlite.open_writable(path) as db:
-        # What could not be written is not to be paid for.
+        # Fail before anything is paid for if the file cannot be written.
         with sqlite.transaction(db):
             pass
-        # What is paid for is not lost.
+        # Paid results must survive a power cut.
         sqlite.sync_every_commit(db)
         db.set_busy_timeout(BUSY_MS)
         yield db
 
 
 class IncrementalChange:
-    """What takes back what a run does to the rows of one file, transaction by transaction.
+    """The undo record of the changes that a run makes to one file in many transactions.
 
     Args:
         root: the store's root.
         ledger: its ledger.
         run_id: the run.
-        path: the file, below the root, ``/`` between parts.
-        kept: where what takes it back is kept, below ``.regraft``.
-        actions: which of the run's actions it is: from where on, and how many.
+        path: the file, below the root, with ``/`` between parts.
+        kept: the changeset, below ``.regraft``.
+        actions: the first action of the run that this change is for, and the number of actions.
         begin: called before anything is recorded.
     """
 
@@ -411,12 +415,12 @@ class IncrementalChange:
 
     @property
     def has_changed(self) -> bool:
-        """Tell whether a transaction was committed."""
+        """Whether a transaction was committed."""
         return self._size > 0
 
     @contextmanager
     def transaction(self, db: apsw.Connection, tables: Sequence[str]) -> Iterator[None]:
-        """Change rows of ``tables`` in one transaction that is recorded as a section; Ctrl-C waits for its end."""
+        """Change rows of ``tables`` in one transaction that is recorded as a section. Ctrl-C waits for its end."""
         with interrupts.defer_stops():
             own = untrusted_sqlite.change_only(db, self._path, tables)
             with sqlite.transaction(db), self._section(db, tables), own:
@@ -425,31 +429,8 @@ class IncrementalChange:
 
     @contextmanager
     def _section(self, db: apsw.Connection, tables: Sequence[str]) -> Iterator[None]:
-        """Record what happens to the rows of ``tables``, as a part of the transaction that is committed next."""
+        """Record the row changes of the transaction that is about to be committed."""
         demand_revertible(db, tables)
-        self._begin()
-        session = apsw.Session(db, "main")
-        try:
-            for table in tables:
-                session.attach(table)
-            yield
-            part = session.changeset()
-        finally:
-            session.close()
-        with durable.open_binary(self._file, "r+b") as file:
-            # A section whose transaction was rolled back is no part of it.
-            file.truncate(self._size)
-            file.seek(self._size)
-            file.write(part)
-            file.flush()
-            durable.flush(file.fileno())
-        self._written = len(part)
-
-    def committed(self) -> None:
-        """Take note that the transaction of the latest section was committed."""
-        self._size += self._written
-
-    def _begin(self) -> None:
         if self._change is None:
             self._begin_run()
             durable.make_folders(self._file.parent)
@@ -459,9 +440,29 @@ class IncrementalChange:
             self._change = self._book.changes.intend(run_id, "rows", path, kept, self._detail)
         else:
             self._book.changes.settle(self._change, "intended", self._size)
+        session = apsw.Session(db, "main")
+        try:
+            for table in tables:
+                session.attach(table)
+            yield
+            part = session.changeset()
+        finally:
+            session.close()
+        with durable.open_binary(self._file, "r+b") as file:
+            # Overwrite a section whose transaction was rolled back.
+            file.truncate(self._size)
+            file.seek(self._size)
+            file.write(part)
+            file.flush()
+            durable.flush(file.fileno())
+        self._written = len(part)
+
+    def committed(self) -> None:
+        """Count the latest section as committed."""
+        self._size += self._written
 
     def end(self) -> None:
-        """Record that the change is made; nothing is left of one that did nothing."""
+        """Record the change as done. A change without a committed transaction leaves no record."""
         if self._change is None:
             return
         if self._size:
@@ -473,10 +474,10 @@ class IncrementalChange:
 
 
 def settle_last_section(final: Path, changeset: Path, change: RecordedChange) -> bool:
-    """Cut off what was not committed when the run was killed, and tell whether anything was.
+    """Cut an uncommitted last section off the changeset of a killed run; returns whether any section remains.
 
     Raises:
-        apsw.Error, OSError: the file of the rows cannot be looked into.
+        apsw.Error, OSError: the changed file cannot be read.
     """
     if changeset.stat().st_size > change.bytes:
         last = changeset.with_name(f"{changeset.name}.last")
@@ -493,7 +494,7 @@ def settle_last_section(final: Path, changeset: Path, change: RecordedChange) ->
 
 
 def _is_section_whole(section: Path) -> bool:
-    """Tell whether a section was flushed as a whole: else its transaction was never committed."""
+    """Whether a section was flushed completely. If not, its transaction was never committed."""
     try:
         with links.open_for_reading(section) as file:
             for _ in apsw.Changeset.iter(file.read):

@@ -1,7 +1,7 @@
-"""Putting files and folders in place of others in one step, and back.
+"""Replace files and folders in one step, put them back, and recognize later changes by fingerprints.
 
-What was there is kept below ``.regraft`` under another name: nothing is copied, and a kill leaves the one or the other
-(``docs/formats/library.md``, "Changes").
+A replaced file is moved below ``.regraft`` under another name. Nothing is copied, and after a kill either the old or
+the new file is in place (``docs/formats/library.md``, "Changes").
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from regraft.errors import CopyDiffers, StoreBusy, StoreNotWritable, StoreOnTwoD
 from regraft.language import tr
 from regraft.stores import systems
 
-# Copies of SQLite files: page by page, as their readers see them, and proven where somebody may need them.
+# --- copies of SQLite files ------------------------------------------------------------------------------------------
 
-
-#: Pages copied at once.
+#: Pages copied in one step.
 _PAGES = 4_096
-#: What SQLite's check says of rows that their own table would refuse, and of indexes that are no pages of the file.
-_OWN_AFFAIRS = ("CHECK constraint", "NULL value in", "value in", "FTS", "virtual table")
+#: Messages of SQLite's check that are not damage: constraint violations, and errors of virtual tables.
+_NOT_DAMAGE = ("CHECK constraint", "NULL value in", "value in", "FTS", "virtual table")
 
 
 def copy_database(path: Path, new: Path) -> None:
-    """Copy a SQLite file page by page as its readers see it now, with what its log holds.
+    """Copy a SQLite file page by page as readers see it now, including the content of its log.
 
     Raises:
-        apsw.Error: it cannot be read or written.
+        apsw.Error: the file cannot be read or the copy not written.
     """
     with sqlite.open_readonly(path) as source:
         _copy_pages(source, new)
@@ -49,14 +48,14 @@ def _copy_pages(source: apsw.Connection, new: Path) -> None:
 
 
 def back_up_database(path: Path, new: Path) -> None:
-    """Copy a SQLite file that this process has locked, and prove the copy.
+    """Copy a SQLite file that this process has locked, and verify the copy.
 
     Raises:
         CopyDiffers: the copy is damaged.
-        apsw.Error, OSError: it cannot be read or written.
+        apsw.Error, OSError: the file cannot be read or the copy not written.
     """
     durable.make_folders(new.parent)
-    # Another way than SQLite's of closing the file would let go of the lock.
+    # Read through SQLite: closing the file in another way would release this process's lock.
     with sqlite.open_writable(path) as source:
         pages = source.execute("PRAGMA page_count").get
         _copy_pages(source, new)
@@ -71,12 +70,12 @@ def back_up_database(path: Path, new: Path) -> None:
 
 
 def find_table_damage(db: apsw.Connection) -> str | None:
-    """Return what is wrong with the tables of an index by SQLite's own check; None where nothing is.
+    """Describe the first damage that SQLite's quick_check finds in the tables of an index; None if it finds none.
 
-    Full-text tables are left out: they follow from the others, and reading them takes longer than all the rest.
+    Full-text tables are skipped: they are derived from the others, and checking them takes longest.
 
     Raises:
-        apsw.Error: it is too damaged to be checked.
+        apsw.Error: the file is too damaged to be checked.
     """
     query = "SELECT name, sql FROM sqlite_schema WHERE type = 'table' ORDER BY name"
     tables = [(str(name), str(sql)) for name, sql in db.execute(query)]
@@ -90,12 +89,12 @@ def find_table_damage(db: apsw.Connection) -> str | None:
 
 
 def find_damage(db: apsw.Connection) -> str | None:
-    """Return what is wrong with a file by SQLite's own check; None where nothing is.
+    """Describe the first damage that SQLite's quick_check finds in a file; None if it finds none.
 
-    What rows and full-text indexes say is the application's own affair.
+    Violated constraints and full-text indexes do not count as damage.
 
     Raises:
-        apsw.Error: it is too damaged to be checked.
+        apsw.Error: the file is too damaged to be checked.
     """
     return _damage(db, "quick_check")
 
@@ -103,76 +102,76 @@ def find_damage(db: apsw.Connection) -> str | None:
 def _damage(db: apsw.Connection, check: str) -> str | None:
     for (found,) in db.execute(f"PRAGMA {check}"):
         message = str(found)
-        if message != "ok" and not any(word in message for word in _OWN_AFFAIRS):
+        if message != "ok" and not any(word in message for word in _NOT_DAMAGE):
             return message
     return None
 
 
-#: FTS5 keeps what it has in these tables, besides those that it says are virtual.
+#: Suffixes of the shadow tables in which FTS5 keeps an index.
 _SHADOWS = ("data", "idx", "docsize", "config", "content")
-#: Tables that hold nothing: numbers that were given, and who may write to a database of Chroma's.
-_EMPTY = {"sqlite_sequence", "acquire_write"}
-#: Read at once.
+#: Tables without content of their own: used row numbers, and the write lock of Chroma.
+_UNHASHED_TABLES = {"sqlite_sequence", "acquire_write"}
+#: Bytes read at once.
 CHUNK_BYTES = 4 << 20
-#: How a mark begins that is one of bytes.
-_OF_BYTES = "bytes "
-#: How the mark of a SQLite file begins that is one of its rows.
-_OF_ROWS = "rows "
+#: Prefix of fingerprints of bytes.
+_BYTES_PREFIX = "bytes "
+#: Prefix of fingerprints of the rows of a SQLite file.
+_ROWS_PREFIX = "rows "
 _HEADER_BYTES = 100
-#: Where a SQLite header has its write and read versions, its change counter, and for which of these it holds.
-_OPENING = (slice(18, 20), slice(24, 28), slice(92, 100))
+#: Fields of the SQLite header that opening a file changes: write and read version, change counter, version-valid-for.
+_VOLATILE_FIELDS = (slice(18, 20), slice(24, 28), slice(92, 100))
 
 
 def fingerprint(path: Path) -> str | None:
-    """Return what tells whether a file or folder was changed: a hash of what is in it; None where nothing is.
+    """Hash the content of a file or folder, to recognize later changes; None if the path does not exist.
 
-    Of a SQLite file it is what its rows say, in any order: that it was opened, or changed and changed back, does not
-    count, nor do the numbers of a full-text index and those that counters give next. Of a folder of Chroma's it is what
-    its database says: the other files follow from that, and are written whenever they are opened.
+    A SQLite file is hashed by its rows in any order. Opening it, changes that were reverted, the tables of full-text
+    indexes and counters do not affect the hash. A Chroma folder is hashed by its database alone: the other files are
+    derived from it and are rewritten whenever they are opened.
     """
     if file_paths.is_folder(path) and not file_paths.is_link(path):
-        parts = (f"{name} {_file_mark(path / name)}\n" for name in _telling(path))
+        parts = (f"{name} {_file_fingerprint(path / name)}\n" for name in _deciding_files(path))
         return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
-    return _file_mark(path) if os.path.lexists(path) else None
+    return _file_fingerprint(path) if os.path.lexists(path) else None
 
 
-def _telling(path: Path) -> list[str]:
-    """Return the names of the files that tell whether a folder was changed."""
+def _deciding_files(path: Path) -> list[str]:
+    """Names of the files in a folder that decide whether the folder was changed."""
     for system in systems.all_systems():
         if system.folder_file is not None and (path / system.folder_file).is_file():
             return [system.folder_file]
-    return sorted(_names(path))
+    return sorted(_file_names(path))
 
 
 def bytes_fingerprint(path: Path) -> str | None:
-    """Return what tells whether the bytes of a file or folder were changed; None where nothing is.
+    """Hash the bytes of a file or folder, to recognize later changes; None if the path does not exist.
 
-    What opening changes in a SQLite file does not count, so that of one that somebody only read it stays the same. It
-    takes no longer than reading the bytes, where :func:`mark_of` reads every row.
+    Header fields that change when a SQLite file is opened are left out. Much faster than :func:`fingerprint`, which
+    reads every row.
     """
     if file_paths.is_folder(path) and not file_paths.is_link(path):
-        return folder_fingerprint({name: _bytes_mark(path / name) for name in _names(path)})
-    return f"{_OF_BYTES}{_bytes_mark(path)}" if os.path.lexists(path) else None
+        return folder_fingerprint({name: _bytes_digest(path / name) for name in _file_names(path)})
+    return f"{_BYTES_PREFIX}{_bytes_digest(path)}" if os.path.lexists(path) else None
 
 
 def folder_fingerprint(settled: Mapping[str, str]) -> str:
-    """Return what :func:`bytes_mark_of` says of a folder, of the digests of its files by their names."""
+    """The result of :func:`bytes_fingerprint` for a folder, from the digests of its files by name."""
     whole = hashlib.sha256()
     for name in sorted(settled):
         whole.update(f"{name} {settled[name]}\n".encode("utf-8", "surrogatepass"))
-    return f"{_OF_BYTES}{whole.hexdigest()}"
+    return f"{_BYTES_PREFIX}{whole.hexdigest()}"
 
 
-def _odd_mark(path: Path) -> str | None:
-    """Return the mark of what is no plain file; None of one."""
+def _special_file_mark(path: Path) -> str | None:
+    """The fingerprint of a link or special file; None for a regular file."""
     mode = file_paths.lstat(path).st_mode
     if stat.S_ISLNK(mode):
         return f"link {path.readlink()}"
     return None if stat.S_ISREG(mode) else f"no file {stat.S_IFMT(mode):o}"
 
 
-def _bytes_mark(path: Path) -> str:
-    odd = _odd_mark(path)
+def _bytes_digest(path: Path) -> str:
+    odd = _special_file_mark(path)
     if odd is not None:
         return odd
     if untrusted_sqlite.find_companions(links.real_path(path)) and untrusted_sqlite.is_database(path):
@@ -184,7 +183,7 @@ def _bytes_mark(path: Path) -> str:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what tells whether a file was written to or is another, without reading it; None where nothing is."""
+    """Identity, size and modification time (ns) of a file, to recognize a later write; None if it is missing."""
     try:
         status = file_paths.lstat(path)
     except FileNotFoundError:
@@ -193,18 +192,18 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def is_changed(path: Path, mark: str | None) -> bool:
-    """Tell whether a file or folder is another than when it had a mark, of either kind."""
-    if mark is not None and mark.startswith(_OF_BYTES):
+    """Whether a file or folder differs from a fingerprint of either kind."""
+    if mark is not None and mark.startswith(_BYTES_PREFIX):
         return bytes_fingerprint(path) != mark
     if fingerprint(path) == mark:
         return False
-    # Marks of earlier versions include the tables with counters.
-    is_by_rows = mark is not None and mark.startswith(_OF_ROWS) and path.is_file()
-    return not (is_by_rows and _file_mark(path, without=frozenset()) == mark)
+    # Fingerprints of earlier releases include the tables with counters.
+    is_by_rows = mark is not None and mark.startswith(_ROWS_PREFIX) and path.is_file()
+    return not (is_by_rows and _file_fingerprint(path, without=frozenset()) == mark)
 
 
 class FileDigest:
-    """The SHA-256 of a file's bytes, with the header of a SQLite file apart."""
+    """SHA-256 of a file, with the header of a SQLite file kept apart."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -212,10 +211,10 @@ class FileDigest:
 
     @classmethod
     def of(cls, path: Path) -> FileDigest:
-        """Return that of a file on disk.
+        """Read and hash a file.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         digest = cls()
         with links.open_for_reading(path, buffering=0) as file, digest.updating(path) as update:
@@ -224,7 +223,7 @@ class FileDigest:
         return digest
 
     def updating(self, path: Path) -> AbstractContextManager[Update]:
-        """Give what adds the bytes of a file: of a large one in the background."""
+        """Context with a function that hashes the next bytes, for a large file in a background thread."""
         return (
             update_in_background(self.update)
             if file_paths.lstat(path).st_size > CHUNK_BYTES
@@ -232,7 +231,7 @@ class FileDigest:
         )
 
     def update(self, chunk: bytes) -> None:
-        """Add the bytes that follow."""
+        """Hash the next bytes of the file."""
         missing = _HEADER_BYTES - len(self._head)
         if missing > 0:
             self._head += chunk[:missing]
@@ -241,41 +240,42 @@ class FileDigest:
 
     @property
     def exact(self) -> str:
-        """Return what every byte counts for."""
+        """Digest of all bytes."""
         return f"{self._head.hex()} {self._rest.hexdigest()}"
 
     @property
     def settled(self) -> str:
-        """Return the same without what opening changes: whether a log is kept, and counters of changes."""
+        """Digest without the header fields that opening a SQLite file changes: log mode and change counters."""
         head = bytearray(self._head)
         if head.startswith(untrusted_sqlite.MAGIC) and len(head) == _HEADER_BYTES:
-            for part in _OPENING:
+            for part in _VOLATILE_FIELDS:
                 head[part] = bytes(part.stop - part.start)
         return f"{bytes(head).hex()} {self._rest.hexdigest()}"
 
 
-def _names(folder: Path) -> Iterator[str]:
+def _file_names(folder: Path) -> Iterator[str]:
     for place, folders, files in file_paths.walk(folder, durable.raise_unless_missing):
         inside = Path(place).relative_to(folder)
         yield from (str(inside / name) for name in files if not name.endswith(untrusted_sqlite.COMPANION_SUFFIXES))
         yield from (str(inside / name) for name in folders if file_paths.is_link(Path(place, name)))
 
 
-def _file_mark(path: Path, without: frozenset[str] | None = None) -> str:
-    """Return the mark of a file; of a SQLite file by its rows, ``without`` some tables (default: those of counters)."""
-    odd = _odd_mark(path)
+def _file_fingerprint(path: Path, without: frozenset[str] | None = None) -> str:
+    """Fingerprint of one file. A SQLite file is hashed by its rows, ``without`` some tables (default: counters)."""
+    odd = _special_file_mark(path)
     if odd is not None:
         return odd
     if untrusted_sqlite.is_database(path):
         try:
-            return f"{_OF_ROWS}{_rows_mark(path, systems.counter_tables() if without is None else without)}"
+            return f"{_ROWS_PREFIX}{_rows_hash(path, systems.counter_tables() if without is None else without)}"
         except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError):
-            pass  # damaged: its bytes tell. A disk that fails now may not do so later, when the mark is compared.
+            # Hash a damaged file by its bytes. I/O errors are not caught: the disk may work when this is compared.
+            pass
     with links.open_for_reading(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _rows_mark(path: Path, without: frozenset[str]) -> str:
+def _rows_hash(path: Path, without: frozenset[str]) -> str:
     total = 0
     with sqlite.open_readonly(path) as db:
         for table in sorted(set(_ordinary_tables(db)) - without):
@@ -284,7 +284,7 @@ def _rows_mark(path: Path, without: frozenset[str]) -> str:
             ]
             wanted = ", ".join(f"typeof({quote_name(name)}), CAST({quote_name(name)} AS BLOB)" for name in columns)
             for row in db.execute(f"SELECT {wanted} FROM {quote_name(table)}"):
-                # A sum: no order of rows is any order of theirs.
+                # Added up, so that the order of rows does not matter.
                 total += int.from_bytes(hashlib.blake2b(repr((table, row)).encode(), digest_size=16).digest())
     return f"{total % (1 << 128):032x}"
 
@@ -292,21 +292,21 @@ def _rows_mark(path: Path, without: frozenset[str]) -> str:
 def _ordinary_tables(db: apsw.Connection) -> list[str]:
     found = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
     virtual = [str(name) for name, sql in found if str(sql).upper().startswith("CREATE VIRTUAL")]
-    derived = {*virtual, *(f"{name}_{shadow}" for name in virtual for shadow in _SHADOWS), *_EMPTY}
+    derived = {*virtual, *(f"{name}_{shadow}" for name in virtual for shadow in _SHADOWS), *_UNHASHED_TABLES}
     return sorted(str(name) for name, _ in found if name not in derived and not str(name).startswith("sqlite_stat"))
 
 
-# --- moves -----------------------------------------------------------------------------------------------------------
+# --- replacing files -------------------------------------------------------------------------------------------------
 
 
 def flush_log(path: Path) -> None:
-    """Work the log or journal beside a SQLite file into it, as its next writer would, and make sure of being alone.
+    """Checkpoint the log or roll back the journal of a SQLite file, and make sure that no other program has it open.
 
-    What is no SQLite file, or too damaged to be opened, is left as it is.
+    A file that is not SQLite, or too damaged to be opened, is left as it is.
 
     Raises:
-        StoreBusy: another program has it open.
-        StoreNotWritable: it may not be written to.
+        StoreBusy: another program has the file open.
+        StoreNotWritable: the file cannot be written.
     """
     if not untrusted_sqlite.is_database(path):
         return
@@ -324,15 +324,15 @@ def flush_log(path: Path) -> None:
     except (apsw.ReadOnlyError, apsw.CantOpenError, apsw.PermissionsError) as error:
         raise StoreNotWritable(path=path, reason=error) from error
     except (apsw.NotADBError, apsw.CorruptError) as error:
-        # A log that stays would be taken for that of what comes in the file's place.
+        # A log that remained would be applied to the file that replaces this one.
         if untrusted_sqlite.find_companions(links.real_path(path)):
             raise StoreNotWritable(
-                path=path, reason=tr("its log cannot be worked into it: {error}", error=error)
+                path=path, reason=tr("its write-ahead log cannot be checkpointed: {error}", error=error)
             ) from error
 
 
 def find_databases(path: Path) -> list[Path]:
-    """Return the SQLite files that a file or folder is, or holds, in the order of names; links to folders hold none."""
+    """List the SQLite files at a path or below it, sorted by name. Links are not followed."""
     if file_paths.is_folder(path) and not file_paths.is_link(path):
         inside = (
             Path(place, name)
@@ -344,7 +344,7 @@ def find_databases(path: Path) -> list[Path]:
 
 
 def flush_logs(path: Path) -> None:
-    """Do what :func:`settle_log` does for every SQLite file of a file or folder.
+    """Call :func:`flush_log` for every SQLite file at a path or below it.
 
     Raises:
         StoreBusy, StoreNotWritable
@@ -354,7 +354,7 @@ def flush_logs(path: Path) -> None:
 
 
 def swap(final: Path, new: Path | None, kept: Path) -> None:
-    """Put ``new`` where ``final`` is and what was there to ``kept``; each of both may be nothing.
+    """Move ``new`` to ``final``, and the file that was there to ``kept``. Either may be absent.
 
     Raises:
         StoreOnTwoDisks, OSError
@@ -362,8 +362,8 @@ def swap(final: Path, new: Path | None, kept: Path) -> None:
     try:
         if os.path.lexists(final):
             durable.make_folders(kept.parent)
-            # A folder never takes the place of a file that is still there.
-            if new is not None and not file_paths.is_folder(new) and _linked(final, kept):
+            # A folder cannot be renamed onto an existing file.
+            if new is not None and not file_paths.is_folder(new) and _try_second_name(final, kept):
                 durable.sync_folder(kept.parent)
             else:
                 durable.replace(final, kept)
@@ -376,31 +376,31 @@ def swap(final: Path, new: Path | None, kept: Path) -> None:
         raise
 
 
-def swap_back(final: Path, kept: Path | None, aside: Path) -> None:
-    """Put ``kept`` back where ``final`` is; what stood there goes to ``aside``, which the caller removes."""
+def swap_back(final: Path, kept: Path | None, parked: Path) -> None:
+    """Move ``kept`` back to ``final``, and the file that was there to ``parked``, which the caller removes."""
     if os.path.lexists(final):
-        durable.make_folders(aside.parent, flush=False)
-        if not (kept is not None and file_paths.is_file(kept) and _linked(final, aside)):
-            durable.replace(final, aside)
+        durable.make_folders(parked.parent, flush=False)
+        if not (kept is not None and file_paths.is_file(kept) and _try_second_name(final, parked)):
+            durable.replace(final, parked)
     if kept is not None:
         durable.make_folders(final.parent)
         durable.replace(kept, final)
 
 
-def _linked(path: Path, kept: Path) -> bool:
-    """Give a file a second name, so that its place is never empty; False where that cannot be."""
+def _try_second_name(path: Path, kept: Path) -> bool:
+    """Give a file a second name, so that its path is never empty; False if that is not possible."""
     return not file_paths.is_folder(path) and not file_paths.is_link(path) and durable.try_link(path, kept)
 
 
 def size_on_disk(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder; links are not followed."""
+    """Size of a file in bytes, or of all files in a folder. Links are not followed."""
     if file_paths.is_folder(path) and not file_paths.is_link(path):
-        return sum(file_paths.lstat(path / name).st_size for name in _names(path))
+        return sum(file_paths.lstat(path / name).st_size for name in _file_names(path))
     return file_paths.lstat(path).st_size if file_paths.exists(path) or file_paths.is_link(path) else 0
 
 
 def remove_empty_folders(folder: Path, stop: Path) -> None:
-    """Remove empty folders from ``folder`` upwards, below ``stop``."""
+    """Remove empty folders from ``folder`` upwards, up to but not including ``stop``."""
     while folder != stop and stop in folder.parents:
         try:
             durable.remove_folder(folder)

@@ -1,4 +1,8 @@
-"""What a command is going to do to a store, as values: the plan that a dry run prints is the plan that runs."""
+"""Values of a plan: the changes that a command is going to make to a store, and what it leaves unresolved and why.
+
+A dry run prints the plan that a real run executes. Planners also share the helpers below, which group findings and move
+files to the trash.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,18 @@ from regraft.report.notices import Severity
 from repair.changes.files import size_on_disk
 from repair.changes.store import Store
 
-# What was left of a damaged file, as the document of a run has it (``docs/commands.md``, "regraft repair").
+# --- salvaged files in the report (docs/commands.md, "regraft repair") -----------------------------------------------
 
 
 class SalvagedItem(Struct, frozen=True, kw_only=True):
-    """An item of which something is lost: its id, and what a person calls it."""
+    """An item with losses: its id and its display name."""
 
     id: str
     name: str
 
 
 class SalvagedItems(Struct, frozen=True, kw_only=True):
-    """How many items of a base are ``whole``, and which are so in part or have nothing left; without a catalog none."""
+    """Items of a base: the number of ``whole`` ones, and those with losses. Empty without a catalog."""
 
     whole: int
     partial: list[SalvagedItem]
@@ -39,9 +43,9 @@ class SalvagedItems(Struct, frozen=True, kw_only=True):
 
 
 class SalvagedFile(Struct, frozen=True, kw_only=True):
-    """What was left of one damaged index.
+    """What was salvaged of one damaged index.
 
-    ``rows`` counts by what they are; ``deleted`` are rows that had been deleted before and were still there to be read.
+    ``rows`` counts rows by kind. ``deleted`` counts rows that had been deleted before and could still be read.
     """
 
     base: str
@@ -52,17 +56,17 @@ class SalvagedFile(Struct, frozen=True, kw_only=True):
     items: SalvagedItems
 
 
-#: What tells whether a file was written to; None where it is not there.
+#: State of a file, as :func:`repair.changes.files.file_stamp` reads it; None if the file is missing.
 Stamp = tuple[int, int, int] | None
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is done, as it is reported and recorded.
+    """One action of a run, as it is reported and recorded.
 
-    ``action`` is its name in the output contract (``docs/commands.md``, "Commands that change a store"), ``count`` how
-    many things it is done to, ``bytes`` what that frees or writes, ``message`` the same for a person. ``finding`` is
-    what it mends, None where it mends nothing that ``check`` would find. ``gone`` and ``come`` are the ids of records
-    that go and that come, where the action says them.
+    ``action`` is its name in the output contract (``docs/commands.md``, "Commands that change a store"), ``count`` the
+    number of objects it affects, ``bytes`` how much it frees or writes, ``message`` a description for people.
+    ``finding`` is the finding that it resolves, or None. ``gone`` and ``come`` are ids of deleted and new records, for
+    the actions that name them.
     """
 
     action: str
@@ -77,7 +81,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that stays as it is, and why: what cannot be derived is never guessed."""
+    """A finding that a run does not resolve, and the reason. What cannot be derived is never guessed."""
 
     finding: str
     reason: str
@@ -85,12 +89,12 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
     subject: str | None = None
     count: int = 1
     severity: Severity = "warning"
-    #: The command line that may help, if one does.
+    #: Command line that may help.
     repair: str | None = None
 
     @classmethod
     def of(cls, finding: Finding, reason: str, *, repair: str | None = None) -> Unresolved:
-        """Return that all that a finding is about stays, and why."""
+        """Leave everything that a finding counts, for a given reason."""
         return cls(
             finding=finding.name,
             reason=reason,
@@ -103,10 +107,10 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def with_remedy(cls, finding: Finding, *, repair: str | None = None) -> Unresolved:
-        """Return that all that a finding is about stays, with what it says and what mends it."""
+        """Leave everything that a finding counts; the reason is its message and how to fix it."""
         return cls.of(
             finding,
-            tr("{message_}. What helps: {remedy}", message_=finding.message, remedy=FINDINGS[finding.name].remedy),
+            tr("{message_}. To fix it: {remedy}", message_=finding.message, remedy=FINDINGS[finding.name].remedy),
             repair=repair,
         )
 
@@ -114,7 +118,7 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
     def registered(
         cls, finding: str, reason: str, *, base: str | None, subject: str | None = None, count: int = 1
     ) -> Unresolved:
-        """Return what stays, as grave as the finding of that name can be."""
+        """Leave something with the severity that is registered for the finding."""
         return cls(
             finding=finding,
             reason=reason,
@@ -126,17 +130,17 @@ class Unresolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowsChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes rows of one SQLite file in one transaction.
+    """Change rows of one SQLite file in one transaction.
 
     Args:
-        path: the file, below the store's root, ``/`` between parts.
-        actions: what it does.
-        apply: makes the change; called inside the transaction. It may be called again, on another copy of the file.
-        tables: whose rows it may change; what takes it back is recorded for these.
-        bytes: about how much the old rows hold. What is large is done on a copy that then takes the file's place.
-        bodies: whether rows of ``search_text`` change in a file with a full-text index. The triggers are set aside
-            meanwhile, and the full-text index is built anew.
-        backup: whether all of the file is kept as it was, too.
+        path: the file, below the store's root, with ``/`` between parts.
+        actions: the actions that the change performs.
+        apply: makes the change; called inside the transaction. May be called again on another copy of the file.
+        tables: tables whose rows may change. Undo data is recorded for these.
+        bytes: approximate size of the old rows. A large change is made on a copy that then replaces the file.
+        bodies: whether rows of ``search_text`` change in a file with a full-text index. The triggers are disabled
+            during the change, and the full-text index is rebuilt.
+        backup: whether to keep a copy of the whole file as well.
     """
 
     path: str
@@ -149,15 +153,15 @@ class RowsChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Puts a file or a folder in place of what is there, or takes away what is there.
+    """Replace or remove a file or a folder.
 
     Args:
-        path: what is changed, below the store's root, ``/`` between parts.
-        actions: what it does.
-        make: writes the new one, whole and proven, at the path that it is given (on the same disk); None where
-            nothing comes in its place. It is a file or a folder as ``make`` leaves it.
-        bytes: about how much ``make`` writes.
-        trash: whether what was there goes to the trash, which ``gc`` empties after a while, and not just aside.
+        path: the path to change, below the store's root, with ``/`` between parts.
+        actions: the actions that the change performs.
+        make: writes the complete, verified new file or folder to the path that it is given, on the same disk. None: the
+            path is removed.
+        bytes: approximate number of bytes that ``make`` writes.
+        trash: whether the old file goes to the trash, which ``gc`` empties after a while, instead of the undo folder.
     """
 
     path: str
@@ -165,13 +169,13 @@ class FileChange(msgspec.Struct, frozen=True, kw_only=True):
     make: Callable[[Path], None] | None
     bytes: int = 0
     trash: bool = False
-    #: Whether a file is moved as it is, whatever it holds: no log beside it is worked into it.
+    #: Whether to move the path as it is, without checkpointing the logs of SQLite files.
     as_is: bool = False
-    #: Whether it is (part of) what its system makes anew: where that was done meanwhile, undo leaves it so. Caches are
-    #: told apart by the folders that they lie in.
+    #: Whether the path belongs to a cache that its system rebuilds. If the system rebuilt it since, undo leaves the new
+    #: cache in place. Files of one folder belong to one cache.
     is_cache: bool = False
-    #: Returns what tells later whether the new one was changed, where ``make`` flushes what it makes and knows that
-    #: already; None: it is flushed and asked :func:`repair.changes.files.fingerprint`.
+    #: Returns the fingerprint of the new path, for a ``make`` that flushes its files and knows their digests. None: the
+    #: engine flushes the path and computes :func:`repair.changes.files.fingerprint`.
     mark: Callable[[Path], str | None] | None = None
 
 
@@ -179,9 +183,9 @@ Change = RowsChange | FileChange
 
 
 class Reclaim(msgspec.Struct, frozen=True):
-    """Gives the free space in an index file back to the disk, once all changes are made; no row changes.
+    """Return the free pages of an index file to the disk after all changes are made. No row changes.
 
-    ``action`` is what it is expected to free, and afterwards what it has freed; ``bytes`` is the file's size.
+    ``action`` has the expected number of freed bytes, and the actual one afterwards. ``bytes`` is the file's size.
     """
 
     path: str
@@ -190,36 +194,35 @@ class Reclaim(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct):
-    """All that a run is going to do, in its order, and what it leaves."""
+    """Everything that a run is going to do, in order, and what it leaves unresolved."""
 
     changes: list[Change] = msgspec.field(default_factory=list)
     left: list[Unresolved] = msgspec.field(default_factory=list)
-    #: Findings that must be gone afterwards, with the base that they are of.
+    #: Findings, with their bases, that must no longer exist after the run.
     resolves: set[tuple[str, str | None]] = msgspec.field(default_factory=set)
-    #: Bases that the run creates, each with the names of the errors that its copied rows may have: any other error in
-    #: it undoes the run.
+    #: Bases that the run creates, each with the names of errors that its rows may have inherited from the source. Any
+    #: other error undoes the run.
     new_bases: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
-    #: Whether the report lists these inherited errors.
+    #: Whether the report lists the inherited errors.
     lists_inherited: bool = False
-    #: Changes of earlier runs that nobody can take back afterwards, with the actions that this is reported as.
+    #: Changes of earlier runs whose undo data is deleted, and the actions that report it.
     expired: list[RecordedChange] = msgspec.field(default_factory=list)
     expiring: list[Action] = msgspec.field(default_factory=list)
-    #: Index files whose free space is given back at the end.
+    #: Index files whose free pages are returned to the disk at the end.
     reclaims: list[Reclaim] = msgspec.field(default_factory=list)
-    #: How deep a store is looked into again afterwards: what was copied and proven by its bytes need not be read again.
+    #: Level of the audit after the run. Files that were copied and verified byte for byte need no deep audit.
     level: Level = Level.DEFAULT
-    #: Whether what takes this run back is kept; else it is deleted at its end.
+    #: Whether the undo data of this run is kept after its end.
     keeps_undo: bool = True
-    #: What files were, by their names, when they were read for this (:func:`repair.changes.files.file_stamp`): nothing is
-    #: done where one is another now.
+    #: State of the files that the plan was made from, by name. If one was changed since, the run is refused.
     read: dict[str, Stamp] = msgspec.field(default_factory=dict)
-    #: What is left of damaged files that are written anew.
+    #: Salvage reports of damaged files that are rewritten.
     salvaged: list[SalvagedFile] = msgspec.field(default_factory=list)
-    #: What reads the texts that are going to be embedded once this is done, by the base: each with its key.
+    #: For each base, a function that yields the texts to be embedded after the run, as (key, text).
     bodies: dict[str, Callable[[], Iterator[tuple[str, str]]]] = msgspec.field(default_factory=dict)
 
     def add(self, other: Plan) -> None:
-        """Do all that another plan does, too, behind what this one does."""
+        """Append everything that another plan does."""
         self.changes += other.changes
         self.left += other.left
         self.resolves |= other.resolves
@@ -233,28 +236,27 @@ class Plan(msgspec.Struct):
 
     @property
     def actions(self) -> list[Action]:
-        """Return what is done, in its order."""
+        """All actions, in the order in which they happen."""
         changes = (action for change in self.changes for action in change.actions)
         return [*changes, *(reclaim.action for reclaim in self.reclaims), *self.expiring]
 
     @property
     def bases(self) -> set[str]:
-        """Return the ids of the bases that it touches, or leaves something of."""
+        """Ids of the bases that the plan changes or leaves something of."""
         found = {action.base for action in self.actions} | {left.base for left in self.left}
         return {base for base in found if base is not None}
 
 
-# What an audit found, sorted as planners look at it.
+# --- helpers of planners ---------------------------------------------------------------------------------------------
 
-
-#: What an audit found, by base.
+#: Findings of an audit, by base.
 FindingsByBase = Mapping[str | None, list[Finding]]
-#: Findings that are gone afterwards, with the base that they are of.
+#: Names of resolved findings, with their bases.
 ResolvedFindings = set[tuple[str, str | None]]
 
 
 def group_by_name(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
-    """Return findings by their names, in the order in which these come."""
+    """Group findings by name, in their order."""
     found: dict[str, list[Finding]] = defaultdict(list)
     for finding in findings:
         found[finding.name].append(finding)
@@ -262,7 +264,7 @@ def group_by_name(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
 
 
 def group_by_base(findings: Iterable[Finding]) -> dict[str | None, list[Finding]]:
-    """Return findings by the bases that they are of, in the order in which these come."""
+    """Group findings by base, in their order."""
     found: dict[str | None, list[Finding]] = defaultdict(list)
     for finding in findings:
         found[finding.base].append(finding)
@@ -270,22 +272,19 @@ def group_by_base(findings: Iterable[Finding]) -> dict[str | None, list[Finding]
 
 
 def other_warnings(found: Mapping[str, list[Finding]], mended: Collection[str]) -> list[Finding]:
-    """Return the findings of other names than those that are ``mended``, from warnings on."""
+    """Select the findings of at least warning severity whose names are not among the repaired ones."""
     others = (one for name, every in found.items() if name not in mended for one in every)
-    return [one for one in others if notices.at_least(one.severity, "warning")]
+    return [one for one in others if notices.is_at_least(one.severity, "warning")]
 
 
-#: Rows disappeared at once where at least this many are gone, and at least one in so many of all.
+#: Rows count as disappeared at once if at least this many are gone, and at least one in ten of all.
 _FEWEST_GONE = 3
 _ONE_IN = 10
 
 
 def many_disappeared(gone: int, there: int) -> bool:
-    """Whether so many rows are gone, beside those that are there, that their table may be damaged or an older copy."""
+    """Whether rows disappeared in such numbers that the table may be damaged or an older copy."""
     return gone >= _FEWEST_GONE and gone * _ONE_IN >= gone + there
-
-
-# The trash: where files and folders go that a run takes away, below the run's own folder.
 
 
 def move_to_trash(
@@ -299,10 +298,7 @@ def move_to_trash(
     as_is: bool = False,
     is_cache: bool = False,
 ) -> FileChange:
-    """Return what takes a file or folder away, to the trash; ``as_is``: whatever it holds.
-
-    ``is_cache``: its system makes it anew, as :class:`FileChange` has it.
-    """
+    """Plan to move a file or folder to the trash. See :class:`FileChange` for ``as_is`` and ``is_cache``."""
     name = path.relative_to(store.root).as_posix()
     return FileChange(
         path=name,

@@ -1,6 +1,7 @@
-"""Running a plan: what takes each change back is recorded first, each file changes in one step, then it is checked.
+"""Run a command that changes a store: plan, check that it can be done, apply, audit again, report; and undo a run.
 
-Rules: ``docs/formats/library.md``, "Changes".
+Undo data is recorded before each change, and each file changes in one step. If the audit afterwards still finds what
+the run was to repair, the run is undone (``docs/formats/library.md``, "Changes").
 """
 
 from __future__ import annotations
@@ -36,36 +37,42 @@ from repair.changes.plan import Action, Plan, Reclaim, SalvagedFile, Unresolved
 from repair.changes.session import Session, open_session, reading_store, recover_if_interrupted
 from repair.changes.store import Store, exclusive_access, open_for_change, reopen_for_check
 
-# What a run did to a store, or would do, as its document has it (``docs/commands.md``).
+logger = logging.getLogger(__name__)
+
+Planner = Callable[[Store], Plan]
+#: Disk space for the ledger records of a run, in bytes.
+_LEDGER_BYTES = 1 << 20
+
+# --- reports (docs/commands.md) --------------------------------------------------------------------------------------
 
 
 class BaseName(msgspec.Struct, frozen=True, kw_only=True):
-    """A base, by its id, and what a person calls it."""
+    """A base: its id and its display name."""
 
     id: str
     name: str
 
 
 class ChangeReport(Report, kw_only=True):
-    """What a run did, or would do: ``undo`` is the run that can be taken back, None where nothing can."""
+    """Report of a run that changed a store, or would. ``undo`` is the id of the run if it can be undone, else None."""
 
     bases: list[BaseName]
     actions: list[Action]
     left: list[Unresolved]
     undo: str | None
-    #: What was left of damaged files, by a run that salvages.
+    #: Salvage reports of damaged files.
     salvaged: list[SalvagedFile] | msgspec.UnsetType = msgspec.UNSET
-    #: The run that was taken back, by a run that takes one back.
+    #: The run that an undo has undone.
     undone: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def base_names(store: Store, bases: Iterable[str]) -> list[BaseName]:
-    """Return bases by their ids, in order, with their names."""
+    """Pair base ids, sorted, with their names."""
     return [BaseName(id=base, name=store.names.get(base, base)) for base in sorted(bases)]
 
 
 def report_plan(store: Store, run: Run, plan: Plan, undo: str | None = None) -> ChangeReport:
-    """Return what a plan does, or did, by a run that ends with that."""
+    """Report a plan that was executed or only shown; the run ends here."""
     run.end()
     bases = base_names(store, plan.bases)
     return ChangeReport(
@@ -78,16 +85,13 @@ def report_plan(store: Store, run: Run, plan: Plan, undo: str | None = None) -> 
     )
 
 
-# Giving the free space in index files back to the disk: no row changes, so that there is nothing to take back.
-
-
 def shrink_file(root: Path, planned: Reclaim) -> Reclaim:
-    """Give the free space of one file back, and return what that came to.
+    """Return the free pages of one index file to the disk, and report how much that freed.
 
     Raises:
-        StoreBusy: another program has it open.
-        FullTextOutOfStep: its full-text index does not match its bodies.
-        apsw.Error: the system stopped it; the file is as it was.
+        StoreBusy: another program has the file open.
+        FullTextOutOfStep: the full-text index does not match the bodies.
+        apsw.Error: SQLite failed; the file is unchanged.
     """
     path = root / planned.path
     try:
@@ -97,7 +101,7 @@ def shrink_file(root: Path, planned: Reclaim) -> Reclaim:
         raise StoreBusy(path=path) from error
     before, after = format_bytes(done.bytes_before), format_bytes(done.bytes_after)
     message = tr(
-        "gave free space in the index file back to the disk: it had {before}, it has {after}",
+        "shrank the index file from {before} to {after}",
         before=before,
         after=after,
     )
@@ -105,11 +109,7 @@ def shrink_file(root: Path, planned: Reclaim) -> Reclaim:
     return replace(planned, action=structs.replace(planned.action, message=message, bytes=freed))
 
 
-logger = logging.getLogger(__name__)
-
-Planner = Callable[[Store], Plan]
-#: Room that every run takes for its records, in bytes.
-_RECORDS = 1 << 20
+# --- running a command -----------------------------------------------------------------------------------------------
 
 
 def run_command(  # noqa: PLR0913 - what every command is given
@@ -124,21 +124,21 @@ def run_command(  # noqa: PLR0913 - what every command is given
     progress: Progress,
     show_plan: Callable[[ChangeReport], bool] = lambda _: True,
 ) -> ChangeReport:
-    """Plan what a command does to a store, do it, and return what was done.
+    """Plan the changes of a command to a store, make them, and return the report.
 
     Args:
-        command: its name.
+        command: the command's name.
         path: the store, or a part of it.
-        planner: looks at the store, writes nothing, and returns the plan.
-        kind: what the path is, where the user says so.
-        bases: ids of the bases that are meant; empty: all.
-        now_ms: what ages are relative to; None: the present time.
-        dry_run: return the plan and touch nothing.
-        progress: told of the changes.
-        show_plan: called with the plan's report before anything is changed; False stops here.
+        planner: reads the store, writes nothing, and returns the plan.
+        kind: the kind of the store, if the user names it.
+        bases: ids of the chosen bases; empty: all.
+        now_ms: the time that ages are relative to; None: now.
+        dry_run: return the plan without changing anything.
+        progress: receives the progress of the changes.
+        show_plan: called with the report of the plan before anything is changed. False stops the run.
 
     Raises:
-        RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
+        RegraftError: refused (exit status 2), stopped after some changes (3) or interrupted (130).
     """
     again = partial(open_for_change, path, kind, command, bases, now_ms)
     with again() as named:
@@ -172,7 +172,7 @@ def run_command(  # noqa: PLR0913 - what every command is given
 
 
 def apply_changes(executor: ChangeExecutor, plan: Plan, progress: Progress) -> None:
-    """Make the changes of a plan, in its order; errors are those of :meth:`ChangeExecutor.make`."""
+    """Make the changes of a plan in order. Errors are those of :meth:`ChangeExecutor.make`."""
     with stage(progress, "Changing", len(plan.changes), "files"):
         for change in plan.changes:
             progress.at(change.path)
@@ -189,11 +189,11 @@ def undo_run(
     progress: Progress,
     show_plan: Callable[[ChangeReport], bool] = lambda _: True,
 ) -> ChangeReport:
-    """Take back what a run did to a store: ``run_id``, or the latest that can be; returns what was done.
+    """Undo a run: ``run_id``, or the latest run that can be undone. Returns the report.
 
     Raises:
-        RunUnknown: there is no such run, or it was taken back already.
-        UndoRefused: what it changed was changed since; nothing is taken back.
+        RunUnknown: there is no such run, or it was already undone.
+        UndoRefused: the files were changed since the run. Nothing is undone.
         RegraftError: as for :func:`run_command`.
     """
     with open_for_change(path, kind, "undo") as store:
@@ -207,56 +207,55 @@ def undo_run(
             return _undo_report(store, run, chosen, undo.rebuilt_caches(store.root, chosen))
         with open_session(store) as current:
             chosen = undo.select_run(store.root, store.runs(current.ledger.changes.runs()), run_id)
-            anew = undo.rebuilt_caches(store.root, chosen)
-            planned = _undo_report(store, run, chosen, anew)
+            rebuilt = undo.rebuilt_caches(store.root, chosen)
+            planned = _undo_report(store, run, chosen, rebuilt)
             if not show_plan(planned):
                 raise Declined(path=path)
             with exclusive_access(store):
-                if undo.rebuilt_caches(store.root, chosen) != anew:
-                    raise PlanOutdated(path=store.root, reason=tr("it was written to meanwhile"))
+                if undo.rebuilt_caches(store.root, chosen) != rebuilt:
+                    raise PlanOutdated(path=store.root, reason=tr("it was changed in the meantime"))
                 undo.demand_unchanged(store.root, chosen)
                 current.begin(run, planned.actions)
-                with stage(progress, tr("Taking back"), len(chosen.changes), "files"):
+                with stage(progress, tr("Undoing"), len(chosen.changes), "files"):
                     undo.undo_changes(store.root, current.ledger, chosen.run_id)
-        return _undo_report(store, run, chosen, anew)
+        return _undo_report(store, run, chosen, rebuilt)
 
 
-def _undo_report(store: Store, run: Run, chosen: RunRecord, anew: Sequence[RecordedChange]) -> ChangeReport:
-    """Return what is taken back of a run, and what is left: caches that were made ``anew``."""
-    actions, places = [], {change.path for change in anew}
+def _undo_report(store: Store, run: Run, chosen: RunRecord, rebuilt: Sequence[RecordedChange]) -> ChangeReport:
+    """Report the undone actions, and the caches that stay because their system rebuilt them."""
+    actions, kept_paths = [], {change.path for change in rebuilt}
     for made in undo.completed_actions(chosen):
-        if made.subject in places:
+        if made.subject in kept_paths:
             continue
         fields = structs.asdict(made)
-        message = tr("take back: {message_}", message_=language.translate_text(made.message, current_language()))
+        message = tr("undo: {message_}", message_=language.translate_text(made.message, current_language()))
         actions.append(Action(**{**fields, "message": message}))
-    left = [_left_anew(change, chosen) for change in anew]
+    left = []
+    for change in rebuilt:
+        first_action, _ = change.detail.actions
+        finding = chosen.actions[first_action].finding or ""
+        path = printable(change.path)
+        reason = tr(
+            "the application has rebuilt the cache {path}, so the old one is deleted instead of restored", path=path
+        )
+        left.append(Unresolved(finding=finding, reason=reason, subject=change.path))
     bases = base_names(store, {action.base for action in actions if action.base is not None})
     run.end()
     return ChangeReport(head=run.head(), bases=bases, actions=actions, left=left, undo=None, undone=chosen.run_id)
 
 
-def _left_anew(change: RecordedChange, chosen: RunRecord) -> Unresolved:
-    start, _ = change.detail.actions
-    finding = chosen.actions[start].finding
-    reason = tr(
-        "the cache of {path} was made anew and stays; what was set aside is deleted", path=printable(change.path)
-    )
-    return Unresolved(finding=finding or "", reason=reason, subject=change.path)
-
-
 def make_plan(store: Store, planner: Planner) -> Plan:
-    """Return the plan of a store.
+    """Call the planner.
 
     Raises:
-        SourceUnreadable: it cannot be looked at.
+        SourceUnreadable: the store cannot be read.
     """
     with reading_store(store):
         return planner(store)
 
 
 def demand_unchanged_files(store: Store, plan: Plan) -> None:
-    """Refuse a plan that was made of files which were written to meanwhile.
+    """Refuse a plan if a file that it was made from was changed since.
 
     Raises:
         PlanOutdated
@@ -264,11 +263,11 @@ def demand_unchanged_files(store: Store, plan: Plan) -> None:
     for name, stamp in plan.read.items():
         path = store.root / name
         if files.file_stamp(path) != stamp:
-            raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
+            raise PlanOutdated(path=path, reason=tr("it was changed in the meantime"))
 
 
 def _expire(current: Session, run: Run, plan: Plan) -> None:
-    """Delete what would take earlier runs back that the plan names, and this one where nothing of it is kept."""
+    """Delete the undo data of the expired runs, and of this run if none is kept."""
     expired = list(plan.expired)
     if not plan.keeps_undo:
         expired += [change for change in current.ledger.changes.changes_of(run.id) if change.state == "done"]
@@ -276,65 +275,66 @@ def _expire(current: Session, run: Run, plan: Plan) -> None:
 
 
 def check_resolved(current: Session, run: Run, plan: Plan) -> list[Unresolved]:
-    """Audit the changed bases again and undo the run if a finding that it was to repair is still there.
+    """Audit the changed bases again, and undo the run if a finding that it was to resolve still exists.
 
-    Only what the run can repair counts: findings that the plan itself leaves, and those that the audit calls beyond
-    repair, do not.
+    Findings that the plan itself leaves, and those that the audit calls beyond repair, do not count.
 
     Returns:
-        Errors of new bases that came with copied rows and that the plan does not name yet.
+        Errors of new bases that were copied with their rows and that the plan does not list yet.
 
     Raises:
-        NotMended: a promised finding is still there.
+        NotMended: a finding that the run was to resolve still exists.
     """
     if not (plan.resolves or plan.new_bases):
         return []
     store = current.store
-    named = {(one.finding, one.base) for one in plan.left}
-    unmended: set[str] = set()
-    inherited: list[Unresolved] = []
-    # The path that the user named may be gone: for example, the folder of a deleted orphan.
+    reported = {(one.finding, one.base) for one in plan.left}
+    # The path that the user named may be gone, for example the folder of a deleted orphan.
     with reopen_for_check(store, run.command) as after:
-        for finding in _found_after(after, plan):
-            key = finding.name, finding.base
-            if key in named:
-                continue
-            copied = None if finding.base is None else plan.new_bases.get(finding.base)
-            is_promised = key in plan.resolves and not finding.is_beyond_repair
-            if is_promised or (copied is not None and finding.name not in copied and _is_error(finding)):
-                unmended.add(finding.name)
-            elif copied is not None and plan.lists_inherited and FINDINGS[finding.name].severity == "error":
-                inherited.append(Unresolved.with_remedy(finding, repair=finding.repair))
-    if unmended:
+        found = [one for one in _audit_after(after, plan) if (one.name, one.base) not in reported]
+    unresolved = sorted({one.name for one in found if _breaks_promise(one, plan)})
+    if unresolved:
         undo.undo_changes(store.root, current.ledger, run.id)
-        raise NotMended(path=store.path, findings=join_list(sorted(unmended)), run=run.id)
-    return inherited
+        raise NotMended(path=store.path, findings=join_list(unresolved), run=run.id)
+    if not plan.lists_inherited:
+        return []
+    inherited = (one for one in found if one.base in plan.new_bases and FINDINGS[one.name].severity == "error")
+    return [Unresolved.with_remedy(one, repair=one.repair) for one in inherited]
 
 
-def _is_error(finding: Finding) -> bool:
-    """Whether a finding is an error of a store in the current layout."""
-    return finding.severity == "error" and not finding.name.startswith("v1.")
-
-
-def _found_after(after: Store, plan: Plan) -> Iterator[Finding]:
-    """Yield the findings of the bases that the plan promises something about."""
+def _audit_after(after: Store, plan: Plan) -> Iterator[Finding]:
+    """Audit the changed bases again, for the findings that the plan promises to fix; a new base for all of them."""
     touched = frozenset(base for _, base in plan.resolves if base is not None) | plan.new_bases.keys()
     if touched:
-        yield from after.audit(plan.level, touched).findings
-    if any(base is None for _, base in plan.resolves):
+        promised = (
+            frozenset() if plan.new_bases else frozenset(name for name, base in plan.resolves if base is not None)
+        )
+        yield from after.audit(plan.level, touched, promised).findings
+    promised = frozenset(name for name, base in plan.resolves if base is None)
+    if promised:
         # Findings of no base come from rows of the catalog and names of files; other systems may have no bases at all.
         level = Level.DEFAULT if after.found.kind in SYSTEMS else Level.QUICK
-        yield from (one for one in after.audit(level).findings if one.base is None or one.base not in touched)
+        found = after.audit(level, names=promised).findings
+        yield from (one for one in found if one.base is None or one.base not in touched)
+
+
+def _breaks_promise(finding: Finding, plan: Plan) -> bool:
+    """Whether the run was to resolve a finding, or the finding is a new error in a base that the run created."""
+    if (finding.name, finding.base) in plan.resolves and not finding.is_beyond_repair:
+        return True
+    inherited = None if finding.base is None else plan.new_bases.get(finding.base)
+    is_error = finding.severity == "error" and not finding.name.startswith("v1.")
+    return is_error and inherited is not None and finding.name not in inherited
 
 
 def demand_space(store: Store, plan: Plan) -> None:
-    """Refuse a plan that the disk has no room for.
+    """Refuse a plan that needs more disk space than there is.
 
     Raises:
         NotEnoughSpace
     """
-    needed = _RECORDS + sum(execution.bytes_needed(store.root, change) for change in plan.changes)
-    # VACUUM writes what stays once more, and so does its journal.
+    needed = _LEDGER_BYTES + sum(execution.bytes_needed(store.root, change) for change in plan.changes)
+    # VACUUM writes the remaining pages once more, and so does its journal.
     needed += 2 * max((one.bytes for one in plan.reclaims), default=0)
     free = shutil.disk_usage(store.root).free
     if needed > free:

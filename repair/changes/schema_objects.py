@@ -1,7 +1,7 @@
-"""Taking triggers and views out of a file that its layout does not have (``docs/findings.md``, ``schema.foreign-…``).
+"""Drop triggers, views and indexes that the layout of a file does not define.
 
-No row goes with them. What a changeset cannot hold is made on a copy that takes the file's place, so that undoing it
-brings the file back byte for byte.
+Findings: ``schema.foreign-…`` in ``docs/findings.md``. No row is changed. A changeset cannot record such a change, so
+it is made on a copy that replaces the file, and undo restores the file byte for byte.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from regraft.disk import sqlite
 from regraft.errors import PlanOutdated
 from regraft.identity import replace
 from regraft.language import format_count, tr
-from repair.changes.plan import Action, Change, Plan, RowsChange, Unresolved
+from repair.changes.plan import Action, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
 
-#: Findings that are mended.
+#: Findings that this module repairs.
 NAMES = (findings.FOREIGN_TRIGGER, findings.FOREIGN_VIEW, findings.FOREIGN_TEXT_INDEX)
 _NOUNS = {
     findings.FOREIGN_TRIGGER: "trigger",
@@ -37,29 +37,31 @@ _ACTIONS = {
 ObjectFinder = Callable[[apsw.Connection], Iterable[ForeignObject]]
 
 
-def plan_drops(root: Path, name: str, wanted: Iterable[str], base: str | None, look: ObjectFinder) -> RowsChange | None:
-    """Return what takes foreign triggers and views out of a file; None where there is nothing to take out.
+def plan_drops(
+    root: Path, name: str, wanted: Iterable[str], base: str | None, find_foreign: ObjectFinder
+) -> RowsChange | None:
+    """Plan to drop the foreign objects of one file; None if it has none.
 
     Args:
         root: the store's root.
-        name: the file, below it.
-        wanted: the findings that are to be mended.
-        base: the base's id, None for a file of several.
-        look: what tells what is foreign in it.
+        name: the file, below the root.
+        wanted: names of the findings to resolve.
+        base: the base's id; None for a file of several bases.
+        find_foreign: finds the foreign objects of an open database.
 
     Raises:
-        apsw.Error, OSError, UnicodeDecodeError: it cannot be read.
+        apsw.Error, OSError, UnicodeDecodeError: the file cannot be read.
     """
     path = root / name
     names = tuple(one for one in NAMES if one in set(wanted))
     with sqlite.open_readonly(path) as db:
-        planned = _statements(db, look, names)
+        planned = _statements(db, find_foreign, names)
     if not planned:
         return None
 
     def apply(db: apsw.Connection) -> None:
-        if _statements(db, look, names) != planned:
-            raise PlanOutdated(path=path, reason=tr("other triggers or views would be dropped now than were planned"))
+        if _statements(db, find_foreign, names) != planned:
+            raise PlanOutdated(path=path, reason=tr("its triggers or views changed since the plan"))
         for _, statements in planned:
             for statement in statements:
                 db.execute(statement)
@@ -68,48 +70,48 @@ def plan_drops(root: Path, name: str, wanted: Iterable[str], base: str | None, l
 
 
 def add_drops(
-    own: Plan, store: Store, found: Mapping[str, list[Finding]], only: frozenset[str], looks: Mapping[str, ObjectFinder]
+    own: Plan,
+    store: Store,
+    found: Mapping[str, list[Finding]],
+    only: frozenset[str],
+    finders: Mapping[str, ObjectFinder],
 ) -> Plan:
-    """Return a plan of another system's databases with what takes foreign triggers out of them, too.
+    """Add the drops of foreign objects to the repair plan of another system's databases.
 
     Args:
-        own: the plan; a change of the same file is joined with it.
+        own: the plan. A change of the same file is merged with the drops.
         store: the store.
-        found: what the audit found, by name.
-        only: names of the findings that are to be mended; empty: all.
-        looks: the databases, below the store's root, with what tells what is foreign in each.
+        found: the findings of the audit, by name.
+        only: names of the findings to resolve; empty: all.
+        finders: for each database below the root, a function that finds its foreign objects.
     """
     named = (only or frozenset(NAMES)).intersection(found)
     names = [name for name in NAMES if name in named]
     if not names:
         return own
     changes = list(own.changes)
-    for name, look in looks.items():
-        new = plan_drops(store.root, name, names, None, look)
+    for name, find_foreign in finders.items():
+        new = plan_drops(store.root, name, names, None, find_foreign)
         if new is not None:
-            _take_in(new, changes)
+            same = [one for one in changes if isinstance(one, RowsChange) and one.path == new.path]
+            if same:
+                changes[changes.index(same[0])] = merge_changes([new, same[0]])
+            else:
+                changes.append(new)
     wanted, left = split_repairable([one for name in names for one in found[name]])
     resolves = own.resolves | {(name, None) for name in wanted}
     return replace(own, changes=changes, left=[*own.left, *left], resolves=resolves)
 
 
 def split_repairable(found: Sequence[Finding]) -> tuple[set[str], list[Unresolved]]:
-    """Return the names of findings that can all be mended, and what is left of the others."""
+    """Split findings into the names that can be repaired completely, and those that remain unresolved."""
     beyond = [one for one in found if one.is_beyond_repair]
     wanted = {one.name for one in found} - {one.name for one in beyond}
     return wanted, [Unresolved.with_remedy(one) for one in beyond]
 
 
-def _take_in(new: RowsChange, changes: list[Change]) -> None:
-    for place, one in enumerate(changes):
-        if isinstance(one, RowsChange) and one.path == new.path:
-            changes[place] = merge_changes([new, one])
-            return
-    changes.append(new)
-
-
 def merge_changes(changes: list[RowsChange]) -> RowsChange:
-    """Return changes of one file as one, made in their order."""
+    """Merge changes of one file into one that makes them in order."""
 
     def apply(db: apsw.Connection) -> None:
         for change in changes:
@@ -126,10 +128,10 @@ def merge_changes(changes: list[RowsChange]) -> RowsChange:
 
 
 def _statements(
-    db: apsw.Connection, look: ObjectFinder, names: Sequence[str]
+    db: apsw.Connection, find_foreign: ObjectFinder, names: Sequence[str]
 ) -> list[tuple[ForeignObject, tuple[str, ...]]]:
-    found = [one for one in look(db) if one.finding in names and one.mended]
-    # A trigger of a view goes with it.
+    found = [one for one in find_foreign(db) if one.finding in names and one.mended]
+    # Views come after triggers: dropping a view drops its triggers.
     return [(one, one.mended) for one in sorted(found, key=lambda one: names.index(one.finding))]
 
 
@@ -137,7 +139,7 @@ def _actions(planned: Sequence[tuple[ForeignObject, tuple[str, ...]]], base: str
     for finding in NAMES:
         count = sum(one.finding == finding for one, _ in planned)
         if count:
-            message = tr("drop {counted} that the layout does not have", counted=format_count(count, _NOUNS[finding]))
+            message = tr("drop {counted} not defined by the layout", counted=format_count(count, _NOUNS[finding]))
             yield Action(
                 action=_ACTIONS[finding],
                 message=message,

@@ -1,4 +1,4 @@
-"""The frame around a run that changes a store: it keeps others out, settles what a killed run left, and ends the run.
+"""Frame of a run that changes a store: lock the store, recover from a killed run, and end the run cleanly.
 
 Rules: ``docs/formats/library.md``, "Changes".
 """
@@ -39,33 +39,33 @@ from repair.changes import execution
 from repair.changes.plan import Action
 from repair.changes.store import Store, demand_not_running
 
-#: What fails where a pipe, a file or a link in a circle stands in the place of a folder, or a folder in that of a file.
-_ODD_PLACES = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
+#: Errors that mean a path is of the wrong type: a pipe, file or circular link in place of a folder, or the reverse.
+_WRONG_FILE_TYPE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A store that no other run changes meanwhile, and its ledger."""
+    """A store that this run has locked, and its ledger."""
 
     store: Store
     ledger: Ledger
 
     def begin(self, run: Run, actions: Sequence[Action]) -> None:
-        """Record that a run begins to change the store, and what it is going to do."""
+        """Record that a run starts to change the store, and its planned actions."""
         self.ledger.begin_run(run.command, path_text(self.store.path), run.id)
         self.ledger.changes.record_actions(run.id, actions)
 
 
 @contextmanager
 def open_session(store: Store, again: Callable[[], AbstractContextManager[Store]] | None = None) -> Iterator[Session]:
-    """Change a store alone: every file is whole afterwards, and the run that was begun has ended.
+    """Lock a store and recover from a killed run. At the end every file is complete and the run is recorded as ended.
 
     Args:
-        store: what is changed.
-        again: recognises it once more, where what a killed run left had to be settled.
+        store: the store to change.
+        again: opens the store again if a killed run had to be recovered.
 
     Raises:
-        ApplicationOpen, TargetLocked, StoreNotWritable: it cannot be changed now.
-        ChangesStopped, StoppedAtDamage, StoreDamaged, Interrupted: what was being done was stopped.
+        ApplicationOpen, TargetLocked, StoreNotWritable: the store cannot be changed now.
+        ChangesStopped, StoppedAtDamage, StoreDamaged, Interrupted: the run was stopped.
     """
     demand_not_running(store)
     with open_ledger(store) as ledger, _clean_stop(store, ledger), ExitStack() as stack:
@@ -77,7 +77,7 @@ def open_session(store: Store, again: Callable[[], AbstractContextManager[Store]
 
 @contextmanager
 def reading_store(store: Store) -> Iterator[None]:
-    """Report what cannot be looked at before anything is written."""
+    """Report errors of reading the store while nothing has been written yet."""
     try:
         yield
     except RegraftError:
@@ -90,13 +90,13 @@ def reading_store(store: Store) -> Iterator[None]:
 
 @contextmanager
 def open_ledger(store: Store) -> Iterator[Ledger]:
-    """Open the store's ledger, which keeps every other run out; what was made for it goes again if nothing is in it.
+    """Open the store's ledger, which locks out other runs. A new ledger is removed again if the run changes nothing.
 
     Raises:
-        TargetLocked: another run has it.
+        TargetLocked: another run has it open.
         StoreNotWritable
     """
-    # The folder may be there without a ledger: the ledger alone is made then.
+    # The folder may exist without a ledger. Then only the ledger is new.
     new = next((path for path in (store.own, ledgers.ledger_path(store.root)) if not os.path.lexists(path)), None)
     unused = new
     try:
@@ -109,13 +109,13 @@ def open_ledger(store: Store) -> Iterator[Ledger]:
             except (OSError, apsw.Error) as error:
                 reason = getattr(error, "strerror", None) or error
                 raise StoreNotWritable(path=store.root, reason=reason) from error
-            # From now on it may hold what takes a run back: whatever comes, it goes only after it was looked at.
+            # From here on the ledger may hold undo data, so it is only removed after reading it.
             unused = None
             try:
                 yield ledger
             finally:
-                # A run that was stopped before it changed anything leaves nothing, as one that was refused.
-                if _says_nothing(store, ledger):
+                # A run that changed nothing leaves no files.
+                if _is_unused(store, ledger):
                     unused = new
     except TargetLocked:
         unused = None
@@ -126,8 +126,8 @@ def open_ledger(store: Store) -> Iterator[Ledger]:
                 durable.remove_tree(unused)
 
 
-def _says_nothing(store: Store, ledger: Ledger) -> bool:
-    """Tell whether a ledger has nothing to take back, and nothing waits; one that cannot be read just now may have."""
+def _is_unused(store: Store, ledger: Ledger) -> bool:
+    """Whether the ledger has no changes and no paid vectors are pending. False if it cannot be read."""
     try:
         made = any(change.state != "dropped" for change in ledger.changes.every())
     except (apsw.Error, LedgerUnreadable):
@@ -136,7 +136,7 @@ def _says_nothing(store: Store, ledger: Ledger) -> bool:
 
 
 def recover_if_interrupted(store: Store) -> None:
-    """Settle what a killed run was making, where the run that is asked for may be refused before it would do so.
+    """Recover from a killed run now, because the requested command may be refused before it would do so.
 
     Raises:
         TargetLocked, StoreNotWritable, ApplicationOpen
@@ -148,7 +148,7 @@ def recover_if_interrupted(store: Store) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return what an error says; of the system's, of which file, too, where it tells."""
+    """Describe an error; for an OSError with the file's name, if known."""
     if not isinstance(error, OSError):
         return str(error)
     reason = error.strerror or str(error)
@@ -157,65 +157,65 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _clean_stop(store: Store, ledger: Ledger) -> Iterator[None]:
-    """Leave every file whole, whatever stops the run; what is refused once something was changed was stopped."""
+    """Recover and end the run if an error stops it. A refusal after the first change is reported as a stopped run."""
     before = {change.change_id: change.state for change in ledger.changes.every()}
-    leave = partial(_leave_whole, store, ledger, before)
+    end_stopped_run = partial(_end_stopped_run, store, ledger, before)
     try:
         yield
     except KeyboardInterrupt as error:
-        raise Interrupted(finished=leave("interrupted")) from error
+        raise Interrupted(finished=end_stopped_run("interrupted")) from error
     except RegraftError as error:
-        finished = leave("stopped")
+        finished = end_stopped_run("stopped")
         if finished and error.exit_status == REFUSED:
             raise ChangesStopped(path=store.root, reason=str(error).rstrip("."), finished=finished) from error
         raise
     except (OSError, apsw.Error, UnicodeDecodeError) as error:
-        reason, finished = _reason(error), leave("stopped")
+        reason, finished = _reason(error), end_stopped_run("stopped")
         if is_store_damage(error):
-            stays = tr("changes: {finished}", finished=finished) if finished else None
+            stays = tr("changes made: {finished}", finished=finished) if finished else None
             raise damage_error(store.root, reason, stays) from error
         is_read_only = isinstance(error, apsw.ReadOnlyError) or getattr(error, "errno", None) == errno.EROFS
         if is_read_only and not finished:
             raise StoreNotWritable(path=store.root, reason=tr("it is read-only")) from error
         raise ChangesStopped(path=store.root, reason=reason, finished=finished) from error
     except Exception:
-        leave("stopped")
+        end_stopped_run("stopped")
         raise
 
 
-#: How many changes were made, where the ledger cannot be read any more.
+#: Reported instead of the number of changes if the ledger cannot be read any more.
 _UNKNOWN = "unknown"
 
 
-def _leave_whole(store: Store, ledger: Ledger, before: Mapping[int, str], status: str) -> int | str:
-    """End a run that was stopped; return how many changes it made, as far as that can be told."""
+def _end_stopped_run(store: Store, ledger: Ledger, before: Mapping[int, str], status: str) -> int | str:
+    """Recover and end a run that was stopped. Returns the number of changes it made, as far as known."""
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         execution.recover(store.root, ledger)
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
-        # What is being made tells the next run how far an unsettled change has come.
+        # The next run needs the work folder to settle a change that is still open.
         if not ledger.changes.open_changes():
             execution.clear_work_folder(store.root)
     with contextlib.suppress(OSError, apsw.Error, RegraftError):
         ledger.end_run(status)
         return sum(_is_finished(before.get(one.change_id), one.state) for one in ledger.changes.every())
-    # The disk does not even give the ledger: nobody may be told that nothing was written.
+    # The ledger cannot be read, so do not claim that nothing was written.
     return _UNKNOWN
 
 
 def damage_error(path: Path, reason: object, finished: str | None) -> RegraftError:
-    """Return what is said where damage stops a run; ``finished`` is what stays of it, None where nothing does."""
+    """The error to raise if damage stops a run; ``finished`` describes the changes that were made, None: none were."""
     if finished is None:
         return StoreDamaged(path=path, reason=reason)
     return StoppedAtDamage(path=path, reason=reason, finished=finished)
 
 
 def is_store_damage(error: Exception) -> bool:
-    """Tell whether an error comes of what is in a store, and not of the system: the next try would come to the same."""
+    """Whether an error is caused by the store's content, so that a retry would fail in the same way."""
     if isinstance(error, OSError):
-        return error.errno in _ODD_PLACES
+        return error.errno in _WRONG_FILE_TYPE
     return isinstance(error, (*sqlite.CONTENT_ERRORS, UnicodeDecodeError))
 
 
 def _is_finished(before: str | None, now: str) -> bool:
-    """Tell whether a change was made, or taken back, since it was in state ``before``."""
+    """Whether a change was made or undone since it was in state ``before``."""
     return (before is None and now == "done") or (before == "done" and now == "undone")

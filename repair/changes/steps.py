@@ -1,6 +1,8 @@
-"""One run of several steps, each planned once the one before it was made; all of it is taken back as one.
+"""Run several planners as one run that is undone as a whole; used by ``regraft fix``.
 
-Rules: ``docs/formats/library.md``, "Changes".
+Each step is planned after the one before it was made: tags of deleted records can only be collected once ``repair`` has
+deleted the records. A dry run therefore makes all steps on a temporary copy of the store
+(``docs/formats/library.md``, "Changes").
 """
 
 from __future__ import annotations
@@ -42,43 +44,39 @@ from repair.changes.run import (
 from repair.changes.session import Session, open_session, reading_store
 from repair.changes.store import Store, exclusive_access, open_for_change
 
-# Run the steps of a command on a temporary copy of a store, to report exactly what a real run does.
-#
-# A step plans with the result of the steps before it: records that ``repair`` deletes leave tags that ``gc`` removes.
-# Only making the first step tells what the second one plans, so that a dry run makes all of them on a copy.
-
+# --- rehearsal on a copy ---------------------------------------------------------------------------------------------
 
 E = TypeVar("E", Action, Unresolved)
-#: Folders of a profile in which the browser keeps what it can make again; no command reads them.
+#: Cache folders of the browser in a profile; no command reads them.
 _CACHES = frozenset(
     {"Cache", "Code Cache", "GPUCache", "DawnCache", "DawnGraphiteCache", "DawnWebGPUCache", "ShaderCache"}
     | {"blob_storage", "Crashpad", "logs", "Service Worker", "component_crx_cache", "Partitions"}
 )
-#: Room for what the steps write, in times of the copy.
-_ROOM = 2
+#: Disk space that a rehearsal needs, as a multiple of the store's size.
+_SPACE_FACTOR = 2
 
 
 def rehearse(store: Store, run: Callable[[Path], ChangeReport], progress: Progress) -> ChangeReport:
-    """Return the report of a run over a temporary copy of a store; nothing in the store is written.
+    """Report a run over a temporary copy of a store. Nothing in the store is written.
 
     Args:
-        store: what is copied.
-        run: makes the changes to the copy, which has the place in it that the user named in the store.
-        progress: told of the files that are copied.
+        store: the store to copy.
+        run: makes the changes; gets the path in the copy that corresponds to the path the user gave.
+        progress: receives the progress of copying.
 
     Raises:
         NotEnoughSpace: the temporary folder is too small for a copy.
         PlanOutdated: the store was written to while it was copied.
-        SourceUnreadable: a file of it cannot be read.
+        SourceUnreadable: a file cannot be read.
         RegraftError: the run is refused, as it would be for the store.
     """
     with reading_store(store):
-        files = list(_files(store))
+        files = list(_files_to_copy(store))
         sizes = [path.lstat().st_size for path in files]
     temporary = durable.temporary_root()
     free = shutil.disk_usage(temporary).free
-    if free < _ROOM * sum(sizes):
-        raise NotEnoughSpace(path=temporary, needed=format_bytes(_ROOM * sum(sizes)), free=format_bytes(free))
+    if free < _SPACE_FACTOR * sum(sizes):
+        raise NotEnoughSpace(path=temporary, needed=format_bytes(_SPACE_FACTOR * sum(sizes)), free=format_bytes(free))
     with durable.temporary_folder() as folder:
         copy = folder / (store.root.absolute().name or "store")
         with stage(progress, tr("Copying"), len(files), "files"):
@@ -93,26 +91,28 @@ def rehearse(store: Store, run: Callable[[Path], ChangeReport], progress: Progre
         try:
             report = run(copied)
         except RegraftError as error:
-            raise type(error)(**{name: _moved(fact, copy, store.root) for name, fact in error.facts.items()}) from error
+            raise type(error)(
+                **{name: _with_store_path(fact, copy, store.root) for name, fact in error.facts.items()}
+            ) from error
         return structs.replace(
             report,
-            actions=[_named_as_in(one, copied, copy, store) for one in report.actions],
-            left=[_named_as_in(one, copied, copy, store) for one in report.left],
+            actions=[_with_store_paths(one, copied, copy, store) for one in report.actions],
+            left=[_with_store_paths(one, copied, copy, store) for one in report.left],
         )
 
 
-def _files(store: Store) -> Iterator[Path]:
-    """Yield the files, links and empty folders that commands may read of a store."""
-    names = _names(store)
+def _files_to_copy(store: Store) -> Iterator[Path]:
+    """Yield the files, links and empty folders of a store that commands may read."""
+    names = _own_names(store)
     for entry in sorted(store.root.iterdir()):
         is_named = names is None or any(entry.name == name or entry.name.startswith(f"{name}-") for name in names)
         if not is_named or (names is None and store.is_profile and entry.name in _CACHES):
             continue
-        yield from _below(entry)
+        yield from _files_below(entry)
 
 
-def _below(path: Path) -> Iterator[Path]:
-    """Yield a file, or what a folder of any depth has in it: files, links and empty folders."""
+def _files_below(path: Path) -> Iterator[Path]:
+    """Yield a path if it is a file or link, else the files, links and empty folders below it."""
     waiting = [path]
     while waiting:
         place = waiting.pop()
@@ -125,10 +125,10 @@ def _below(path: Path) -> Iterator[Path]:
                 yield place
 
 
-def _names(store: Store) -> set[str] | None:
-    """Return the names directly below the root that belong to a store; None: all of them do.
+def _own_names(store: Store) -> set[str] | None:
+    """Names directly below the root that belong to a store; None: all.
 
-    A database of a system, and an index file by itself, may lie in a folder of other things.
+    A database of another system, or a single index file, may share its folder with unrelated files.
     """
     found, system = store.found, store.system
     if system is not None and found.path != store.root:
@@ -155,42 +155,43 @@ def _copy(path: Path, target: Path, root: Path) -> None:
     durable.copy_file(path, target)
     durable.copy_times(path, target)
     if sqlite.read_file_state(path) != before:
-        raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
+        raise PlanOutdated(path=path, reason=tr("it was changed in the meantime"))
 
 
 def _copy_times(root: Path, copy: Path, files: list[Path]) -> None:
-    """Give the folders of files the times that they have in the store: ages are compared with them."""
+    """Copy the modification times of folders, which ages are computed from."""
     folders = {folder for path in files for folder in (path, *path.parents) if folder.is_relative_to(root)}
     for folder in sorted(folders, key=lambda one: len(one.parts), reverse=True):
         if folder.is_dir() and not folder.is_symlink():
             durable.copy_times(folder, copy / folder.relative_to(root))
 
 
-def _named_as_in(one: E, copied: Path, copy: Path, store: Store) -> E:
-    """Return an entry of a report with the paths of the store in place of those of its copy.
+def _with_store_paths(one: E, copied: Path, copy: Path, store: Store) -> E:
+    """Replace paths of the copy by those of the store in an entry of a report.
 
     Args:
         one: the entry.
-        copied: what stands in the copy for the path that the user gave.
-        copy: the folder that stands for the root of the store.
-        store: what was copied.
+        copied: the path in the copy that corresponds to the path that the user gave.
+        copy: the root of the copy.
+        store: the store that was copied.
     """
     fields = structs.asdict(one)
     moved = {
-        name: _moved(_with_given_path(value, copied, store.path), copy, store.root) for name, value in fields.items()
+        name: _with_store_path(_with_given_path(value, copied, store.path), copy, store.root)
+        for name, value in fields.items()
     }
     return structs.replace(one, **moved)
 
 
 def _with_given_path(value: object, copied: Path, given: Path) -> object:
-    """Return a text whose command lines have the path that the user gave, quoted for a shell."""
+    """Replace the copied path in command lines by the path that the user gave, quoted for a shell."""
     if not isinstance(value, str):
         return value
     word = shlex.quote(path_argument(given))
     return re.sub(rf"{re.escape(shlex.quote(path_argument(copied)))}(?=\s|$)", lambda _: word, value)
 
 
-def _moved(value: object, copy: Path, root: Path) -> object:
+def _with_store_path(value: object, copy: Path, root: Path) -> object:
     if isinstance(value, Path):
         return root / value.relative_to(copy) if value.is_relative_to(copy) else value
     if isinstance(value, str):
@@ -202,7 +203,7 @@ Again = AbstractContextManager[Store]
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run does, in this order, and what it asks at its end: what the store still has."""
+    """The planners of a run in order, and a function that yields what a store still has at the end."""
 
     planners: Sequence[Planner]
     remains: Callable[[Store], Iterable[Unresolved]]
@@ -220,29 +221,27 @@ def run_steps(  # noqa: PLR0913 - as of run_command
     progress: Progress,
     show_plan: Callable[[ChangeReport], bool] | None,
 ) -> ChangeReport:
-    """Make several plans one after the other, as one run, and return what was done.
-
-    The plan of a dry run, and the one that is shown, is what the run does: where a step plans with what an earlier one
-    made, all are made on a temporary copy first.
+    """Make several plans one after the other, as one run, and return the report.
 
     Args:
-        show_plan: called with the plan's report before anything is changed; False stops here. None: nobody asks.
+        show_plan: called with the report of the plan before anything is changed. False stops the run. None: do not ask.
 
-    The other arguments, and the errors, are those of :func:`repair.changes.run.run_command`.
+    The other arguments and the errors are those of :func:`repair.changes.run.run_command`. If a step depends on an
+    earlier one, the plan to show is found by making all steps on a temporary copy.
     """
     again = partial(open_for_change, path, kind, command, bases, now_ms)
 
-    def rehearsed(store: Store, run: Run) -> ChangeReport:
-        """Return what the run is going to do to a store."""
+    def plan_by_rehearsal(store: Store, run: Run) -> ChangeReport:
+        """Report what the run is going to do to a store."""
         looks = [make_plan(store, step) for step in steps.planners]
         if not any(look.changes for look in looks[:-1]):
             last = looks[-1]
             left = [one for one in steps.remains(store) if (one.finding, one.base) not in last.resolves]
             return _report(store, run, last.actions, left, None)
-        done = rehearse(store, carried_out, progress)
+        done = rehearse(store, run_on_copy, progress)
         return _report(store, run, done.actions, done.left, None)
 
-    def carried_out(copy: Path) -> ChangeReport:
+    def run_on_copy(copy: Path) -> ChangeReport:
         return run_steps(
             command, copy, steps, kind=kind, bases=bases, now_ms=now_ms, progress=SilentProgress(), show_plan=None
         )
@@ -250,7 +249,7 @@ def run_steps(  # noqa: PLR0913 - as of run_command
     with again() as named:
         run = Run(command=command, dry_run=dry_run, source_kind=named.found.kind.value, source=path)
         if dry_run:
-            return rehearsed(named, run)
+            return plan_by_rehearsal(named, run)
         with open_session(named, again) as current:
             store = current.store
             first = Plan()
@@ -259,21 +258,21 @@ def run_steps(  # noqa: PLR0913 - as of run_command
             if not first.changes:
                 return _report(store, run, [], steps.remains(store), None)
             demand_space(store, first)
-            if show_plan is not None and not show_plan(rehearsed(store, run)):
+            if show_plan is not None and not show_plan(plan_by_rehearsal(store, run)):
                 raise Declined(path=path)
-            as_it_is = partial(_recognised_now, store, command, kind, bases)
+            as_it_is = partial(_open_again, store, command, kind, bases)
             with exclusive_access(store):
                 current.begin(run, ())
-                actions = _make_all(current, run, steps.planners, as_it_is, progress)
+                actions = _make_steps(current, run, steps.planners, as_it_is, progress)
                 execution.clear_work_folder(store.root)
             with as_it_is() as after:
                 return _report(after, run, actions, steps.remains(after), run.id if actions else None)
 
 
-def _make_all(
+def _make_steps(
     current: Session, run: Run, steps: Sequence[Planner], again: Callable[[], Again], progress: Progress
 ) -> list[Action]:
-    """Make the steps, each of the store as it is then, and return what was done."""
+    """Plan and make the steps one after the other; returns the actions."""
     executor = ChangeExecutor(current.store.root, current.ledger, run.id, ())
     actions: list[Action] = []
     for step in steps:
@@ -288,13 +287,13 @@ def _make_all(
             actions += plan.actions
             current.ledger.changes.record_actions(run.id, actions)
             apply_changes(executor, plan, progress)
-            # What remains in a new base is among what the caller asks the store for at the end of the run.
+            # Errors of new bases are not needed here: the caller audits the store at the end of the run.
             check_resolved(Session(store=store, ledger=current.ledger), run, plan)
     return actions
 
 
-def _recognised_now(store: Store, command: str, kind: Kind | None, bases: tuple[str, ...]) -> Again:
-    """Recognise a store in the midst of a run: a file that preview builds wrote may have become a folder."""
+def _open_again(store: Store, command: str, kind: Kind | None, bases: tuple[str, ...]) -> Again:
+    """Open a store again during a run: upgrading a preview build may have turned its file into a folder."""
     path = store.path if store.path.exists() else store.root
     kind = None if store.found.kind in PREVIEW_SOURCES else kind
     return open_for_change(path, kind, command, bases, store.now_ms)

@@ -1,4 +1,4 @@
-"""The store that a command is about to change: where it lies, what it holds, and that it may be changed now."""
+"""The store that a command is about to change: its location and content, and whether it may be changed now."""
 
 from __future__ import annotations
 
@@ -29,64 +29,64 @@ from regraft.stores.write_checks import find_pending_change
 from regraft.text import path_text
 from repair.changes import files
 
-#: Kinds that are changed in place.
+#: Kinds of stores that are changed in place.
 KINDS = V2_STORES
-#: Commands that take what preview builds wrote, too.
+#: Commands that also accept data of preview builds.
 _FOR_PREVIEWS = {"fix", "upgrade", "history", "undo"}
-#: Commands that write nothing.
+#: Commands that only read.
 _ONLY_READ = {"history"}
-#: Commands that nothing else takes.
+#: Commands for stores of other systems only.
 _ONLY_SYSTEMS = {"rebuild", "clear-failed"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
-    """A library, a profile, a base's folder or an index file, as it is on disk now."""
+    """A library, a profile, the folder of a base, or an index file, as it is on disk now."""
 
-    #: What the user named.
+    #: The path that the user gave.
     path: Path
-    #: The folder that all paths of a plan are below: the library or profile, else the base's own folder.
+    #: Root of all paths in a plan: the library or profile, else the base's folder.
     root: Path
     found: Located
-    #: Ids of the bases that the user chose; empty: all.
+    #: Ids of the chosen bases; empty: all.
     chosen: frozenset[str] = frozenset()
-    #: What ages are relative to.
+    #: The time that ages are relative to, in ms.
     now_ms: int = field(default_factory=identity.now_ms)
 
     @property
     def own(self) -> Path:
-        """Return the folder of regraft's own beside the data."""
+        """The ``.regraft`` folder beside the data."""
         return self.root / ledger.FOLDER
 
     @property
     def is_profile(self) -> bool:
-        """Tell whether it is (part of) the application's own data folder."""
+        """Whether the store is (part of) the application's data folder."""
         return self.catalog is not None and Path(self.catalog).name == layout.PROFILE_DATABASE
 
     @property
     def catalog(self) -> str | None:
-        """Return the name of the catalog below the root, None where there is none."""
+        """Name of the catalog below the root, or None."""
         return self.found.stores.catalog
 
     @property
     def bases(self) -> str:
-        """Return the name of the folder of all bases below the root."""
+        """Name of the folder of all bases below the root."""
         return self.found.stores.bases
 
     @property
     def stores(self) -> dict[str, layout.StoreFile]:
-        """Return the index files by the base's id."""
+        """Index files by base id."""
         every = (*self.found.stores.current, *self.found.stores.preview)
         return {str(store.base_id or store.name): store for store in every}
 
     @property
     def system(self) -> System | None:
-        """Return the system that it is of, None where it is the application's."""
+        """The system of the store; None for the application's own data."""
         return systems.system_of(self.found.kind) if self.found.kind in SYSTEMS else None
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """Return what a person calls each base, by its id; empty where no catalog can be read."""
+        """Display names of the bases by id; empty if no catalog can be read."""
         if self.system is not None:
             return self.system.part_names(self.found)
         with contextlib.suppress(CatalogProblem):
@@ -95,11 +95,11 @@ class Store:
         return {}
 
     def wants(self, base: str | None) -> bool:
-        """Tell whether a base is among those that the user chose."""
+        """Whether a base is among the chosen ones."""
         return not self.chosen or base in self.chosen
 
     def runs(self, every: Sequence[RunRecord]) -> list[RunRecord]:
-        """Return the runs that were about it: several databases may lie in one folder, with one ledger."""
+        """Select the runs that changed this store. Several databases in one folder share one ledger."""
         names = None if self.system is None else self.system.changes_only(self.found)
         if names is None:
             return list(every)
@@ -110,26 +110,35 @@ class Store:
 
         return list(filter(is_mine, every))
 
-    def audit(self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None) -> Audit:
-        """Check it without writing: all that was chosen, or just ``bases``."""
-        wanted = self.chosen if bases is None else bases
-        return audits.audit(self.found, CheckOptions(level=level, bases=tuple(sorted(wanted)), now_ms=self.now_ms))
+    def audit(
+        self, level: Level = Level.DEFAULT, bases: frozenset[str] | None = None, names: frozenset[str] = frozenset()
+    ) -> Audit:
+        """Check the store without writing.
+
+        Args:
+            level: how deep to look.
+            bases: ids of the bases to check; None: those that the user chose.
+            names: the findings that the caller needs; empty: all. Expensive checks that cannot report one are skipped.
+        """
+        wanted = tuple(sorted(self.chosen if bases is None else bases))
+        options = CheckOptions(level=level, bases=wanted, now_ms=self.now_ms, names=names)
+        return audits.audit(self.found, options)
 
     def findings(self, level: Level = Level.DEFAULT) -> list[Finding]:
-        """Return what ``check`` finds in what was chosen."""
+        """Audit the store and return the findings of the chosen bases."""
         return [one for one in self.audit(level).findings if self.wants(one.base)]
 
 
-CATALOG_COPY = tr("a copy of a catalog, not the catalog of its folder")
+CATALOG_COPY = tr("a copy of a catalog in a folder that is not its own")
 COPY_ADVICE = tr(
-    "copy it into a folder of its own as cherrystudio.sqlite (of a profile, with its KnowledgeBase) or catalog.sqlite "
-    "(of a library), and give that folder"
+    "copy it to a new folder as cherrystudio.sqlite (from a profile, together with its KnowledgeBase folder) or "
+    "catalog.sqlite (from a library), and use that folder"
 )
-_ADVICE = {"install": tr("give a v2 profile with --profile"), "rescue": tr("give a v2 profile, and v1 data with --v1")}
+_ADVICE = {"install": tr("name a v2 profile with --profile"), "rescue": tr("name a v2 profile, and v1 data with --v1")}
 
 
-def _takes(command: str, kind: Kind) -> bool:
-    """Tell whether a command changes stores of a kind."""
+def _is_accepted(command: str, kind: Kind) -> bool:
+    """Whether a command changes stores of a kind."""
     if kind in PREVIEW_SOURCES:
         return command in _FOR_PREVIEWS
     if kind in SYSTEMS:
@@ -139,39 +148,39 @@ def _takes(command: str, kind: Kind) -> bool:
 
 def _advice(command: str, found: Located) -> str:
     if found.kind is Kind.V2_BACKUP:
-        return tr("restore it in the application, or let regraft install take its bases into a profile")
+        return tr("restore it in the application, or copy its bases into a profile with regraft install")
     if found.is_archive:
-        return tr("unpack it first")
+        return tr("extract it first")
     if found.kind in SYSTEMS:
-        return tr("what changes it is {sorted}", sorted=join_list(sorted(systems.system_of(found.kind).commands)))
+        return tr("commands that change it: {sorted}", sorted=join_list(sorted(systems.system_of(found.kind).commands)))
     if command in _ONLY_SYSTEMS:
         names = (KIND_NAMES[system.kind] for system in systems.all_systems() if command in system.commands)
         return tr("it is for {names}", names=join_list(names, tr(" and ")))
-    return _ADVICE.get(command, tr("regraft migrate makes a library of it"))
+    return _ADVICE.get(command, tr("migrate it to a library with regraft migrate"))
 
 
 @contextmanager
 def open_for_change(
     path: Path, kind: Kind | None, command: str, bases: tuple[str, ...] = (), now_ms: int | None = None
 ) -> Iterator[Store]:
-    """Recognise what is to be changed, which may be changed as long as this lasts.
+    """Recognize a store and allow changes below its root as long as the context lasts.
 
     Args:
-        path: what the user named.
-        kind: what it is, where the user says so.
-        command: what is going to change it.
-        bases: those that are meant; empty: all.
-        now_ms: what ages are relative to; None: the present time.
+        path: the path that the user gave.
+        kind: the kind of the store, if the user names it.
+        command: the command that is going to change it.
+        bases: the chosen bases; empty: all.
+        now_ms: the time that ages are relative to; None: now.
 
     Raises:
-        NotChanged: it is nothing that is changed in place.
-        ProfilePending: the application is going to throw away what is written.
-        LinkInStore: a link stands where a folder or file of its layout belongs.
-        BaseUnknown: it has no such base.
-        RegraftError: it cannot be recognised.
+        NotChanged: the path is not a store that can be changed in place.
+        ProfilePending: the application is going to replace or delete the data.
+        LinkInStore: a folder or file of the layout is a link.
+        BaseUnknown: the store has no such base.
+        RegraftError: the store cannot be recognized.
     """
     with open_store(path, kind) as found:
-        if not _takes(command, found.kind) or found.is_archive:
+        if not _is_accepted(command, found.kind) or found.is_archive:
             raise NotChanged(path=path, what=KIND_NAMES[found.kind], command=command, advice=_advice(command, found))
         if found.stores.is_copy:
             raise NotChanged(path=path, what=CATALOG_COPY, command=command, advice=COPY_ADVICE)
@@ -181,14 +190,17 @@ def open_for_change(
         if command in _ONLY_READ:
             yield store
             return
-        _demand_settled(store.root)
+        # The application may be going to replace or delete this data. Dry runs are refused as well.
+        reason = find_pending_change(store.root)
+        if reason is not None:
+            raise ProfilePending(path=store.root, pending=reason)
         with writable.allow_writes(store.root):
             _demand_no_links(found)
             yield store
 
 
 def _demand_no_links(found: Located) -> None:
-    """Refuse links in a store's layout, and a folder of it into which nobody may look for them.
+    """Refuse links in the layout of a store, and folders that cannot be read.
 
     Raises:
         LinkInStore, SourceUnreadable
@@ -201,45 +213,34 @@ def _demand_no_links(found: Located) -> None:
         raise SourceUnreadable(path=error.filename or found.path, reason=error.strerror or error) from error
 
 
-def _demand_settled(root: Path) -> None:
-    """Refuse a profile whose data the application is going to replace or delete, for a dry run, too.
-
-    Raises:
-        ProfilePending
-    """
-    reason = find_pending_change(root)
-    if reason is not None:
-        raise ProfilePending(path=root, pending=reason)
-
-
 def reopen_for_check(store: Store, command: str) -> AbstractContextManager[Store]:
-    """Recognise a store that was changed: what a preview build wrote is of another kind now, a file may be a folder."""
+    """Open a store again after it was changed: its kind may be another, and a file may have become a folder."""
     path = store.path if store.path.exists() else store.root
     kind = None if store.found.kind in PREVIEW_SOURCES else store.found.kind
     return open_for_change(path, kind, command, now_ms=store.now_ms)
 
 
 def exclusive_access(store: Store) -> AbstractContextManager[None]:
-    """Keep the system that a store is of from opening it, as long as this lasts, where that can be.
+    """Prevent the store's system from opening it as long as the context lasts, if the system allows that.
 
     Raises:
-        RegraftError: it has it open.
+        RegraftError: the system has the store open.
     """
     return nullcontext() if store.system is None else store.system.alone(store.found)
 
 
 def demand_not_running(store: Store) -> None:
-    """Refuse to change a store whose application is running.
+    """Refuse to change a store while its application is running.
 
     Raises:
         ApplicationOpen, StoreNotWritable
-        RegraftError: its system has it open.
+        RegraftError: its system has the store open.
     """
     with exclusive_access(store):
         pass
     sign = profile.detect_running_app(store.root) if store.is_profile else None
     if store.system is not None and store.system.open_file is not None:
-        # The system keeps it open, with a log, as long as it runs; nothing else that it has open can be told.
+        # The system keeps this file open while it runs. Other open files cannot be detected.
         try:
             files.flush_log(store.root / store.system.open_file)
         except StoreBusy:

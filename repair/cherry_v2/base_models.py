@@ -1,4 +1,8 @@
-"""A model that a base gets and the catalog may not have yet."""
+"""Add embedding models to the catalog, and give a base that has vectors but no model a model.
+
+The latter is ``repair --only embedding.unexpected --model ID``. The vectors stay as they are; only the catalog's row
+gets the model and the number of dimensions (``docs/findings.md``, "v2 data").
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from checks.audit.findings import Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.advice import find_model_conflict
 from regraft.disk import sqlite
-from regraft.errors import NotChanged, WrongUsage
+from regraft.errors import ModelNotSet, NotChanged, WrongUsage
 from regraft.formats.cherry_v2.catalog import ModelRow
 from regraft.formats.cherry_v2.catalog_generation import PROVIDERS
 from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text
@@ -19,14 +23,15 @@ from regraft.formats.cherry_v2.index.schema import choose_vector_length, count_v
 from regraft.formats.cherry_v2.models import SEPARATOR, is_model_id
 from regraft.kinds import KIND_NAMES
 from regraft.language import tr
-from repair.changes.plan import Action, Plan, Unresolved, group_by_base
+from repair.changes.options import RepairOptions
+from repair.changes.plan import Action, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import CATALOG_TABLES, CatalogStatements, make_catalog_change, read_store_catalog
-from repair.options import RepairOptions
+from repair.cherry_v2.old_base import RestoreSource, read_source
 
 
 class ModelUnusable(Exception):
-    """A model that the catalog cannot have; the text says why."""
+    """The catalog cannot have a model, or a base cannot use it; the text says why."""
 
 
 def insert_model(
@@ -39,22 +44,22 @@ def insert_model(
     is_profile: bool,
     now_ms: int,
 ) -> Iterator[Action]:
-    """Insert a model that is not there yet, and yield what that does.
+    """Insert a model that the catalog lacks, and yield the action.
 
     Args:
-        statements: what is written into the catalog.
-        model: its id.
-        base: the id of the base that gets it.
-        models: ids of the models that are there.
-        providers: ids of the providers that are there; a library gets one that is not.
-        is_profile: whether it is the application's own catalog, whose providers hold keys.
-        now_ms: the model's times.
+        statements: the statements of the run.
+        model: id of the model.
+        base: id of the base that gets the model.
+        models: ids of the existing models.
+        providers: ids of the existing providers. A missing one is added to a library.
+        is_profile: whether the catalog is the application's own, whose providers hold keys.
+        now_ms: times of the new rows.
 
     Raises:
-        ModelUnfit
+        ModelUnusable
     """
     if not is_model_id(model):
-        raise ModelUnusable(tr("{model} is not the id of a model; write it as provider::model", model=model))
+        raise ModelUnusable(tr("{model} is not a model id; use the form provider::model", model=model))
     if model in models:
         return
     provider, _, name = model.partition(SEPARATOR)
@@ -68,7 +73,7 @@ def insert_model(
     if other is not None:
         raise ModelUnusable(
             tr(
-                "the provider {provider} has that model as {other}; give --model {other}",
+                "provider {provider} lists this model as {other}; use --model {other}",
                 provider=provider,
                 other=other,
             )
@@ -76,21 +81,17 @@ def insert_model(
     if provider not in providers:
         statements.insert_provider(provider, now_ms)
     statements.insert_model(ModelRow(id=model, provider_id=provider, model_id=name, name=name, group=None), now_ms)
-    yield Action(action="insert-model", message=tr("add the model {model}", model=model), base=base, subject=model)
+    yield Action(action="insert-model", message=tr("add model {model}", model=model), base=base, subject=model)
 
 
-# ``repair --only embedding.unexpected --model ID``: give a base that has vectors and no model its model back.
-#
-# The vectors stay as they are. Only the catalog's row changes: it gets the model, and the dimensions that the vectors
-# have (``docs/findings.md``, "v2 data").
+# --- attaching a model -----------------------------------------------------------------------------------------------
 
-
-#: With these an index does not tell what its vectors are.
+#: Findings with which the vectors of an index cannot be read reliably.
 _DAMAGE = frozenset({v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.SCHEMA_PREVIEW, v2.META_BASE})
 
 
 def demand_model(options: RepairOptions) -> None:
-    """Refuse the finding without a model, or beside other findings: deleting the vectors is the other choice.
+    """Refuse the finding without a model or together with other findings: the alternative is to delete the vectors.
 
     Raises:
         WrongUsage
@@ -100,20 +101,22 @@ def demand_model(options: RepairOptions) -> None:
     name = v2.VECTOR_UNEXPECTED
     if options.model is None:
         raise WrongUsage(
-            problem=tr("--only {name}: which model made the vectors is not known", name=name),
-            hint=tr("give it with --model ID, or remove the vectors with regraft gc --only {name}", name=name),
+            problem=tr("--only {name} needs --model", name=name),
+            hint=tr("name the model with --model ID, or remove the vectors with regraft gc --only {name}", name=name),
         )
     if len(options.only) > 1:
-        raise WrongUsage(problem=tr("--only {name} is given with other findings", name=name), hint=tr("give it alone"))
+        raise WrongUsage(
+            problem=tr("--only {name} cannot be combined with other findings", name=name), hint=tr("use it alone")
+        )
 
 
 def plan_attach(store: Store, options: RepairOptions) -> Plan:
-    """Return what gives the chosen bases that have vectors and no model the given model; nothing is written.
+    """Plan to give the model to the chosen bases that have vectors but no model.
 
     Raises:
         NotChanged: there is no catalog.
         SourceUnreadable: the catalog cannot be read.
-        ProfileUnknown: the catalog is of another time than this regraft.
+        ProfileUnknown: the catalog is of a generation that this release does not know.
     """
     place = _catalog_name(store)
     catalog = read_store_catalog(store, data=False)
@@ -128,13 +131,13 @@ def plan_attach(store: Store, options: RepairOptions) -> Plan:
         try:
             _demand_undamaged(findings)
             dimensions = _dimensions(store, base)
-            attached = _attached(
+            new_actions = _attach_model(
                 store, catalog, rows[base], str(options.model), dimensions, statements, options.now_ms, actions
             )
         except (ModelUnusable, apsw.Error, OSError, UnicodeDecodeError) as reason:
             made.left += [Unresolved.of(one, str(reason)) for one in found]
             continue
-        actions += attached
+        actions += new_actions
         made.resolves.add((v2.VECTOR_UNEXPECTED, base))
     if actions:
         made.changes.append(make_catalog_change(statements, place, actions, (*CATALOG_TABLES, PROVIDERS)))
@@ -142,47 +145,47 @@ def plan_attach(store: Store, options: RepairOptions) -> Plan:
 
 
 def _catalog_name(store: Store) -> str:
-    """Return the name of the store's catalog.
+    """Name of the store's catalog.
 
     Raises:
-        NotChanged: there is none.
+        NotChanged: the store has no catalog.
     """
     if store.catalog is None:
         raise NotChanged(
             path=store.path,
             what=tr("{names} without a catalog", names=KIND_NAMES[store.found.kind]),
             command="repair",
-            advice=tr("give the library or profile that it is of"),
+            advice=tr("use the library or profile that it belongs to"),
         )
     return store.catalog
 
 
 def _demand_undamaged(findings: Iterable[Finding]) -> None:
-    """Refuse a base whose index does not tell what its vectors are.
+    """Refuse a base whose vectors cannot be read reliably.
 
     Raises:
-        ModelUnfit
+        ModelUnusable
     """
     if any(one.name in _DAMAGE for one in findings):
-        raise ModelUnusable(tr("its index is damaged, or of another layout: repair that first"))
+        raise ModelUnusable(tr("its index is damaged or has another layout; repair or upgrade it first"))
 
 
 def _dimensions(store: Store, base: str) -> int:
-    """Return the dimensions that the vectors of a base have.
+    """Number of dimensions of most vectors of a base.
 
     Raises:
-        ModelUnfit: no length is that of most vectors.
-        apsw.Error, OSError, UnicodeDecodeError: they cannot be read.
+        ModelUnusable: no length has a majority.
+        apsw.Error, OSError, UnicodeDecodeError: the vectors cannot be read.
     """
     with sqlite.open_readonly(store.root / store.stores[base].name) as db:
         lengths = count_vector_lengths(db)
     length = choose_vector_length(lengths, None)
     if not lengths or 2 * lengths[length] <= lengths.total():
-        raise ModelUnusable(tr("no length is that of most of its vectors"))
+        raise ModelUnusable(tr("its vectors have no common length"))
     return length // 4
 
 
-def _attached(
+def _attach_model(
     store: Store,
     catalog: StoredCatalog,
     row: Row,
@@ -192,10 +195,10 @@ def _attached(
     now_ms: int,
     before: list[Action],
 ) -> list[Action]:
-    """Add the statements for one base, and return the actions that they are.
+    """Add the statements for one base; returns the actions.
 
     Raises:
-        ModelUnfit: the model cannot be that of these vectors, or the catalog cannot have it.
+        ModelUnusable: the model does not fit the vectors, or the catalog cannot have it.
     """
     base = base_id_text(row)
     models = {one.get("id") for one in catalog.models or ()}
@@ -218,8 +221,76 @@ def _attached(
         )
     statements.set_model(row, model, dimensions, now_ms)
     message = tr(
-        "give it the model {model} with {dimensions} dimensions; its vectors stay as they are",
+        "set its model to {model} with {dimensions} dimensions (vectors unchanged)",
         model=model,
         dimensions=dimensions,
     )
     return [*actions, Action(action="update-base", message=message, base=base, finding=v2.VECTOR_UNEXPECTED)]
+
+
+def model_change(store: Store, base_id: str, model_id: str, dimensions: int, now_ms: int) -> RowsChange | None:
+    """Plan to give a base without a model, which is searched by words only, this model; None if it has it already.
+
+    Raises:
+        ModelNotSet: it has another model, it failed, or the catalog cannot have this model.
+        NotChanged, SourceUnreadable, BaseUnknown, ProfileUnknown
+    """
+    source = read_source(store, base_id)
+    row = source.row
+    if (row.get("embedding_model_id"), row.get("dimensions")) == (model_id, dimensions):
+        return None
+    problem = _model_obstacle(source)
+    statements = CatalogStatements(source.catalog)
+    try:
+        if problem is not None:
+            raise ModelUnusable(problem)  # noqa: TRY301 - said as what the catalog says
+        actions = list(insert_embedder_model(source, model_id, source.key, statements, now_ms))
+    except ModelUnusable as reason:
+        raise ModelNotSet(path=store.path, base=source.key, reason=reason) from reason
+    statements.set_model(row, model_id, dimensions, now_ms)
+    message = tr(
+        "give it the model {model_id} with {dimensions} dimensions, and search it by words and by meaning",
+        model_id=model_id,
+        dimensions=dimensions,
+    )
+    actions.append(Action(action="update-base", message=message, base=source.key))
+    return make_model_change(source, statements, actions)
+
+
+def _model_obstacle(source: RestoreSource) -> str | None:
+    row = source.row
+    again = tr("regraft restore makes a new base of its texts")
+    if row.get("status") != "completed":
+        return tr("it failed ({get}); {again}", get=row.get("error"), again=again)
+    if row.get("embedding_model_id") is not None:
+        return tr(
+            "it has {embedding_model_id} with {get} dimensions; {again} with another one",
+            embedding_model_id=row["embedding_model_id"],
+            get=row.get("dimensions"),
+            again=again,
+        )
+    return None
+
+
+def insert_embedder_model(
+    source: RestoreSource, model: str, base: str, statements: CatalogStatements, now_ms: int
+) -> Iterator[Action]:
+    """Insert the model if it is new.
+
+    Raises:
+        ModelUnusable
+    """
+    return insert_model(
+        statements,
+        model,
+        base,
+        models=source.models,
+        providers=source.providers,
+        is_profile=source.store.is_profile,
+        now_ms=now_ms,
+    )
+
+
+def make_model_change(source: RestoreSource, statements: CatalogStatements, actions: list[Action]) -> RowsChange:
+    """Return the statements as one change of the catalog that also covers the table of providers."""
+    return make_catalog_change(statements, str(source.store.catalog), actions, (*CATALOG_TABLES, PROVIDERS))

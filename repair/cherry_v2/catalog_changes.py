@@ -1,7 +1,7 @@
-"""The rows of a profile's own database: which columns it has, and changing exactly those rows that were planned.
+"""Read the catalog of a store, and change exactly the planned rows.
 
-A profile's tables have more columns than are known here. Rows are updated column by column, and a row is only inserted
-where every column that it must have is known (``docs/formats/catalog.md``, "Generations").
+A profile's tables may have unknown columns. Rows are updated column by column, and a row is inserted only if every
+required column is known (``docs/formats/catalog.md``, "Generations").
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ from regraft.formats.cherry_v2.catalog_generation import (
     make_provider_row,
     read_tables,
 )
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, Row, StoredCatalog, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import (
+    CatalogProblem,
+    Row,
+    StoredCatalog,
+    read_catalog,
+)
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION
 from regraft.formats.cherry_v2.index.opening import READ_ERRORS
 from regraft.kinds import KIND_NAMES, Kind
@@ -40,22 +45,22 @@ from regraft.text import replace_surrogates
 from repair.changes.plan import Action, RowsChange
 from repair.changes.store import Store
 
-#: The columns that are read and written of rows that are there.
+#: Columns of existing rows that are read or written.
 _KNOWN = {
     MODELS: ("id", "provider_id", "model_id", "order_key"),
     BASES: ("id", "status", "error", "dimensions", "embedding_model_id"),
     ITEMS: ("id", "base_id", "group_id", "type", "data", "status", "error", "created_at", "updated_at"),
 }
-#: The tables whose rows change. Providers of a profile are never touched: they hold keys.
+#: Tables whose rows change. Providers of a profile are never changed: they hold keys.
 CATALOG_TABLES = tuple(_KNOWN)
 
 
 @dataclass
 class CatalogStatements:
-    """The statements of one run on the catalog at ``path``, and the ids of the bases that they are about."""
+    """Statements of one run on the catalog at ``path``, and the ids of the bases that they change."""
 
     path: Path
-    #: Each with the columns, if any, that its last values are those of.
+    #: SQL, values, and the columns that the last values are compared with.
     made: list[tuple[str, tuple[Any, ...], tuple[str, ...]]] = field(default_factory=list)
     bases: set[str] = field(default_factory=set)
     #: Tables that new rows come into.
@@ -63,7 +68,7 @@ class CatalogStatements:
 
     @cached_property
     def tables(self) -> CatalogTables:
-        """Return what columns the catalog has."""
+        """Tables and columns of the catalog."""
         with sqlite.open_readonly(self.path) as db:
             return read_tables(self.path, db)
 
@@ -74,31 +79,31 @@ class CatalogStatements:
 
     @property
     def bytes(self) -> int:
-        """Return about how much the rows hold."""
+        """Approximate size of the rows in bytes."""
         return sum(200 + sum(len(str(value)) for value in values) for _, values, _ in self.made)
 
     def complete_base(self, row: Row, dimensions: int | None, model: str) -> None:
-        """Make a base a completed one."""
+        """Set a base to completed."""
         change = "UPDATE knowledge_base SET status = 'completed', error = NULL, dimensions = ?, embedding_model_id = ?"
         self._update(row["id"], change, (dimensions, model), row, *_KNOWN[BASES])
 
     def complete_item(self, base: str, row: Row) -> None:
-        """Make an item that was not migrated a completed one."""
+        """Set an item that was not migrated to completed."""
         change = "UPDATE knowledge_item SET status = 'completed', error = NULL"
         self._update(base, change, (), row, "id", "base_id", "status", "error")
 
     def set_path(self, base: str, row: Row, path: str) -> None:
-        """Give an item the path of its snapshot; all else that its data hold stays as it is written."""
+        """Set the path of an item's snapshot. Other data of the item is unchanged."""
         change = "UPDATE knowledge_item SET data = json_set(data, '$.relativePath', ?)"
         self._update(base, change, (path,), row, "id", "base_id", "data")
 
     def _update(self, base: str, change: str, values: tuple[Any, ...], row: Row, *known: str) -> None:
-        """Update a row if it still has what is ``known`` of it."""
+        """Update a row if its ``known`` columns still have their values."""
         self.bases.add(base)
         self.made.append((change, (*values, *(row.get(name) for name in known)), known))
 
     def insert_item(self, base: str, item: ItemPlan, times: Row) -> None:
-        """Insert a file of a folder; ``times`` is the folder's row, for what v1 has no time of."""
+        """Insert a file of a folder. Missing times are taken from the folder's row."""
         self.bases.add(base)
         data = {key: replace_surrogates(value) for key, value in item.data.items()}
         values = {
@@ -115,7 +120,7 @@ class CatalogStatements:
         self.insert(ITEMS, values)
 
     def set_model(self, row: Row, model: str, dimensions: int, now_ms: int) -> None:
-        """Give a base without a model one; how it is searched follows where the catalog has a column for it."""
+        """Give a base without a model one, and the search settings that follow from it if the catalog stores them."""
         values = {"embedding_model_id": model, "dimensions": dimensions, **self.tables.derived(model)}
         values = {**values, "updated_at": now_ms}
         values.pop("hybrid_alpha", None)
@@ -124,10 +129,10 @@ class CatalogStatements:
         self._update(row["id"], change, tuple(values.values()), row, *known)
 
     def copy_row(self, table: str, key: str, changed: Mapping[str, Any]) -> None:
-        """Copy a row of a base under another id: all columns as they are, but for those that are ``changed``.
+        """Copy a row of a base under another id, with some columns changed.
 
         Raises:
-            ProfileUnknown: the table has a column that a row must have and nobody knows.
+            ProfileUnknown: the table has an unknown required column.
         """
         self.tables.insertable_columns(table, ())
         columns: Sequence[str] = tuple(self.tables.columns[table])
@@ -139,11 +144,11 @@ class CatalogStatements:
         self.made.append((change, (*values, key), ()))
 
     def insert_model(self, model: ModelRow, now_ms: int) -> None:
-        """Insert a model behind the last one of its provider."""
+        """Insert a model as the last one of its provider."""
         self.insert(MODELS, make_model_row(model, self._keys.next_model(model.provider_id), now_ms))
 
     def insert_provider(self, provider: str, now_ms: int) -> None:
-        """Insert a provider into a library: its own name is all that is known of it."""
+        """Insert a provider with only its name into a library."""
         self.insert(
             PROVIDERS, make_provider_row(provider, provider, self._keys.next_provider(), now_ms, is_enabled=True)
         )
@@ -152,17 +157,17 @@ class CatalogStatements:
         """Insert a row into a table.
 
         Raises:
-            ProfileUnknown: the table has a column that a row must have and nobody knows.
+            ProfileUnknown: the table has an unknown required column.
         """
         self.inserted.add(table)
         self.made.append((*self.tables.insert_statement(table, row), ()))
 
     def applied(self) -> Callable[[apsw.Connection], None]:
-        """Return what runs them; each changes exactly one row."""
+        """Function that executes the statements. Each changes exactly one row."""
         path = self.path
 
         def apply(db: apsw.Connection) -> None:
-            # An item may be listed before the folder that it is in.
+            # An item may be inserted before its folder.
             db.execute("PRAGMA defer_foreign_keys = ON")
             for sql, values, known in self.made:
                 try:
@@ -171,7 +176,7 @@ class CatalogStatements:
                     )
                 except apsw.ConstraintError as error:
                     raise PlanOutdated(
-                        path=path, reason=tr("its own rules refuse a row ({error})", error=error)
+                        path=path, reason=tr("a constraint refuses a row ({error})", error=error)
                     ) from error
                 if db.changes() != 1:
                     raise PlanOutdated(path=path, reason=tr("a row was changed since the plan was made"))
@@ -182,17 +187,17 @@ class CatalogStatements:
 def make_catalog_change(
     statements: CatalogStatements, catalog: str, actions: Iterable[Action], tables: Iterable[str]
 ) -> RowsChange:
-    """Return the change that statements make, after a rehearsal.
+    """Rehearse the statements and return them as a change.
 
     Args:
-        statements: what is written.
+        statements: the statements.
         catalog: the catalog's name, below the store's root.
-        actions: what that does.
-        tables: whose rows may change.
+        actions: the actions of the change.
+        tables: tables whose rows may change.
 
     Raises:
-        ProfileUnknown: a table, or a column that a row must have, is missing or unknown, or a rule refuses a row.
-        apsw.Error: it cannot be read.
+        ProfileUnknown: a table or a required column is missing or unknown, or a constraint refuses a row.
+        apsw.Error: the catalog cannot be read.
     """
     rehearse_statements(statements)
     return RowsChange(
@@ -205,11 +210,11 @@ def make_catalog_change(
 
 
 def rehearse_statements(statements: CatalogStatements) -> None:
-    """Try the statements on a copy of nothing but the rows that they are about, under the tables' own rules.
+    """Execute the statements on a copy of only the affected rows, with the constraints of the catalog's own tables.
 
     Raises:
-        ProfileUnknown: a table, or a column that a row must have, is missing or unknown, or a rule refuses a row.
-        apsw.Error: it cannot be read.
+        ProfileUnknown: a table or a required column is missing or unknown, or a constraint refuses a row.
+        apsw.Error: the catalog cannot be read.
     """
     path, tables = statements.path, {*CATALOG_TABLES, *statements.inserted}
     with (
@@ -217,12 +222,12 @@ def rehearse_statements(statements: CatalogStatements) -> None:
         sqlite.open_readonly(path) as source,
         sqlite.open_writable(work / "rows.sqlite", create=True) as copy,
     ):
-        # What rows refer to is not copied; the engine's own transaction holds them against it.
+        # Referenced rows are not copied. The real transaction checks references.
         copy.execute("PRAGMA foreign_keys = OFF")
         for table, known in _KNOWN.items():
             statements.tables.demand(table, known)
         copy_definitions(source, copy, sorted(tables))
-        # What is there already may break the rules; what is written must not.
+        # Existing rows may violate constraints. New ones must not.
         copy.execute("PRAGMA ignore_check_constraints = ON")
         for base in statements.bases:
             _copy_rows(source, copy, BASES, "id", base)
@@ -232,7 +237,7 @@ def rehearse_statements(statements: CatalogStatements) -> None:
             statements.applied()(copy)
         except PlanOutdated as error:
             raise ProfileUnknown(
-                path=path, what=tr("rules of its own: {reason}", reason=error.facts["reason"])
+                path=path, what=tr("a database with additional constraints ({reason})", reason=error.facts["reason"])
             ) from error
 
 
@@ -243,14 +248,14 @@ def _copy_rows(source: apsw.Connection, copy: apsw.Connection, table: str, key: 
     copy.executemany(f"INSERT INTO {table} ({listed}) VALUES ({marks})", rows)
 
 
-# The catalog of the store that a command is about.
+# --- reading the catalog ---------------------------------------------------------------------------------------------
 
 
 def demand_profile(store: Store, *, command: str, advice: str) -> str:
-    """Return the name of a profile's database, below its root.
+    """Name of a profile's database, below its root.
 
     Raises:
-        NotChanged: the store is no profile.
+        NotChanged: the store is not a profile.
     """
     if store.found.kind is not Kind.V2_PROFILE or store.catalog is None or not store.is_profile:
         raise NotChanged(path=store.path, what=KIND_NAMES[store.found.kind], command=command, advice=advice)
@@ -258,10 +263,10 @@ def demand_profile(store: Store, *, command: str, advice: str) -> str:
 
 
 def read_store_catalog(store: Store, *, data: bool = True) -> StoredCatalog:
-    """Return what the catalog of a store says; it has one. ``data``: with what its items hold.
+    """Read the catalog of a store that has one. ``data``: whether to read the items' data.
 
     Raises:
-        SourceUnreadable: nobody can tell what it says.
+        SourceUnreadable: the catalog cannot be read.
     """
     path = store.root / str(store.catalog)
     try:
@@ -271,18 +276,18 @@ def read_store_catalog(store: Store, *, data: bool = True) -> StoredCatalog:
 
 
 def demand_known_version(store: Store) -> None:
-    """Refuse a profile whose application keeps indexes in another version: it would empty what is written.
+    """Refuse a profile whose application uses another index version: it would clear indexes of this version.
 
     Raises:
         ProfileUnknown
     """
-    versions = sorted(_versions(store))
+    versions = sorted(_index_versions(store))
     newest = versions[-1] if versions else None
     highest = max(versions, key=lambda one: one[1], default=None)
     for found in (highest, newest):
         if found is not None and found[1] != SCHEMA_VERSION and (found is newest or found[1] > SCHEMA_VERSION):
             what = tr(
-                "an index of version {found}, not {schema_version}, in its base {found2}",
+                "an index of version {found} instead of {schema_version} in base {found2}",
                 found=found[1],
                 schema_version=SCHEMA_VERSION,
                 found2=found[2],
@@ -290,8 +295,8 @@ def demand_known_version(store: Store) -> None:
             raise ProfileUnknown(path=store.root, what=what)
 
 
-def _versions(store: Store) -> Iterator[tuple[int, int, str]]:
-    """Return when each index was made (ms), its version, and its base."""
+def _index_versions(store: Store) -> Iterator[tuple[int, int, str]]:
+    """Yield for each index the time of creation (ms), the version, and the base."""
     for base, one in store.stores.items():
         try:
             with sqlite.open_readonly(store.root / one.name) as db:
@@ -300,3 +305,6 @@ def _versions(store: Store) -> Iterator[tuple[int, int, str]]:
             continue  # damaged, or of another layout
         if row is not None and isinstance(row[0], int) and isinstance(row[1], int):
             yield row[0], row[1], base
+
+
+INTERRUPTED = "indexing_interrupted"

@@ -1,4 +1,7 @@
-"""``regraft repair --from``: texts, vectors and indexes come back from another copy (``docs/repair-from.md``)."""
+"""Plan ``regraft repair --from``: copy missing texts and vectors, or a whole index, from another copy of the data.
+
+Rules: ``docs/repair-from.md``.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ from regraft.language import format_count, tr
 from regraft.stores.locate import open_store
 from regraft.text import decode_utf8, path_argument, printable
 from repair.changes import files
+from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, FileChange, FindingsByBase, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.schema_objects import merge_changes
 from repair.changes.store import Store
@@ -36,21 +40,17 @@ from repair.cherry_v2.donor_indexes import BaseModel, Donor, DonorBases, Donors,
 from repair.cherry_v2.indexing import BLOCKING, BaseTexts, write_index
 from repair.cherry_v2.item_texts import find_raw_file
 from repair.cherry_v2.salvage import DamagedIndex
-from repair.options import RepairOptions
 
-# What one base gets from a source: missing texts and vectors, or the whole index where that is missing or damaged.
-
-
-#: Findings of what another copy may have.
+#: Findings that another copy of the data may resolve.
 LACKING = frozenset(
     {
         *(v2.BASE_NO_INDEX, v2.UNREADABLE, v2.CORRUPT, v2.NO_CONTENT, v2.CONTENT_HASH, v2.NO_UNITS),
         *(v2.ITEM_NO_MATERIAL, v2.VECTOR_MISSING, v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO),
     }
 )
-#: Tables whose rows nothing else tells.
+#: Tables whose rows cannot be derived from anything else.
 _ROW_TABLES = {"content", "material", "search_unit", "search_text", "embedding"}
-#: Hashes of texts that materials and units name and that are not there.
+#: Hashes of texts that materials or units refer to, but that do not exist.
 _ABSENT = """SELECT DISTINCT hash FROM (SELECT current_content_hash AS hash FROM material
      UNION SELECT content_hash FROM search_unit)
    WHERE typeof(hash) = 'text' AND hash NOT IN (SELECT content_hash FROM content)"""
@@ -60,14 +60,11 @@ _WITHOUT_UNITS = """SELECT DISTINCT current_content_hash FROM material m WHERE t
 _MATERIALS = "SELECT material_id, relative_path FROM material"
 _PUT_CONTENT = """INSERT INTO content (content_hash, text, created_at) VALUES (?, ?, ?)
    ON CONFLICT (content_hash) DO UPDATE SET text = excluded.text"""
-_AT_ONCE = 500
+_PAGE_SIZE = 500
 
 
 def is_rebuilt(store: Store, base: str, findings: Sequence[Finding]) -> bool:
-    """Whether the index of a base is so damaged that it is written again as a whole.
-
-    Tables whose rows nothing else tells may be gone from it.
-    """
+    """Whether the index of a base is so damaged that it is written again completely."""
     if salvage.is_damaged(findings):
         return True
     if base not in store.stores or all(one.name != v2.SCHEMA_MISSING for one in findings):
@@ -81,7 +78,7 @@ def is_rebuilt(store: Store, base: str, findings: Sequence[Finding]) -> bool:
 
 
 class _Needs(msgspec.Struct):
-    """What a base lacks besides vectors: items without a text, hashes of texts that are gone or have no unit."""
+    """Missing parts of a base except vectors: items without a text, and hashes of missing texts or without a unit."""
 
     items: list[Row]
     contents: list[str] = msgspec.field(default_factory=list)
@@ -89,21 +86,21 @@ class _Needs(msgspec.Struct):
 
 
 class BaseRepair(msgspec.Struct, kw_only=True):
-    """One completed base that lacks something. Single use."""
+    """Repairs one completed base. Single use."""
 
     store: Store
     options: RepairOptions
-    #: The source as the user named it, and its bases.
+    #: The source, as the user named it.
     source: Path
     bases: DonorBases
     row: Row
     items: list[Row]
     findings: list[Finding]
-    _made: Plan = msgspec.field(default_factory=Plan)
+    _plan: Plan = msgspec.field(default_factory=Plan)
 
     @property
     def key(self) -> str:
-        """The id of the base."""
+        """Id of the base."""
         return base_id_text(self.row)
 
     @property
@@ -111,66 +108,87 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         return BaseModel.of(self.row)
 
     def plan(self) -> Plan:
-        """Return what the source gives to the base.
+        """Plan what the source gives to the base.
 
         Raises:
-            RepairSourceDiffers: it has vectors that the base lacks, and may not give them.
+            RepairSourceDiffers: the source has vectors that the base lacks, but they must not be used.
             apsw.Error, OSError, ValueError: the index of the base cannot be read.
         """
         is_damaged = is_rebuilt(self.store, self.key, self.findings)
         if is_damaged or self.key not in self.store.stores:
-            self._rebuild(self._damaged_index() if is_damaged else None)
-            return self._made
+            self._rewrite_index(
+                DamagedIndex(
+                    store=self.store,
+                    base=self.key,
+                    place=self.store.stores[self.key],
+                    findings=self.findings,
+                    row=self.row,
+                    items=self.items,
+                    now_ms=self._now,
+                )
+                if is_damaged
+                else None
+            )
+            return self._plan
         blocking = next((one for one in self.findings if one.name in BLOCKING), None)
         if blocking is None:
-            self._fill()
+            self._fill_index()
         else:
-            reason = tr("nothing of the index is changed: {message_}", message_=blocking.message)
-            self._leave_all(reason, self._line(FINDINGS[blocking.name].command))
-        return self._made
+            reason = tr("the index was not changed: {message_}", message_=blocking.message)
+            self._leave_all(reason, self._command_line(FINDINGS[blocking.name].command))
+        return self._plan
 
-    # --- an index that is there --------------------------------------------------------------------------------------
+    # --- add to an index ---------------------------------------------------------------------------------------------
 
-    def _fill(self) -> None:
+    def _fill_index(self) -> None:
         index = self.store.root / self.store.stores[self.key].name
         with sqlite.open_readonly(index) as db:
             materials = {str(key): str(path) for key, path in db.execute(_MATERIALS)}
-            needs = self._needs(db, materials)
-            donors = Donors(list(self.bases.each(self.key, partial(self._gives, needs))))
-            texts = self._texts(donors, is_replaced=False)
+            needs = _Needs(
+                items=[item for item in self.items if _wants_text(item) and str(item.get("id")) not in materials],
+                contents=list(self._bad_contents(db)),
+                without_units=[str(key) for (key,) in db.execute(_WITHOUT_UNITS)],
+            )
+            donors = Donors(list(self.bases.each(self.key, partial(self._is_useful_donor, needs))))
+            texts = self._base_texts(donors, is_replaced=False)
             texts.find_materials(db)
             texts.find_items(materials)
-            wanted = self._wanted()
+            wanted = self._new_missing_hashes()
             if self._model.id is not None:
                 wanted.add_all(donor_indexes.read_missing_hashes(db, self._model.bytes))
                 for keys in _chunks(key for key, _ in texts.bodies()):
                     wanted.add(donor_indexes.find_hashes_without_vector(db, keys, self._model.bytes))
-        givers, count = self._givers(wanted, index, donors, [])
-        changes = [*self._contents(index, needs, donors)]
+        vector_donors, count = self._find_vector_donors(wanted, index, donors, [])
+        changes = [*self._contents_change(index, needs, donors)]
         if texts.new:
             changes.append(texts.rows_change())
         if count:
-            changes.append(self._vectors(index, givers, count))
+            fill = partial(
+                donor_indexes.write_missing_vectors,
+                path=index,
+                donors=vector_donors,
+                model=self._model,
+                count=count,
+                now_ms=self._now,
+            )
+            size = count * self._model.bytes
+            vectors_change = RowsChange(
+                path=self._name, actions=(self._vectors_action(count),), apply=fill, tables=("embedding",), bytes=size
+            )
+            changes.append(vectors_change)
         if changes:
-            self._made.changes.append(merge_changes(changes))
-        self._resolve(texts, wanted.count - count)
-
-    def _needs(self, db: apsw.Connection, materials: Collection[str]) -> _Needs:
-        return _Needs(
-            items=[item for item in self.items if _has_text(item) and str(item.get("id")) not in materials],
-            contents=list(self._bad_contents(db)),
-            without_units=[str(key) for (key,) in db.execute(_WITHOUT_UNITS)],
-        )
+            self._plan.changes.append(merge_changes(changes))
+        self._finish_findings(texts, wanted.count - count)
 
     def _bad_contents(self, db: apsw.Connection) -> Iterator[str]:
-        """Yield the hashes of texts that are gone, and of those that are not what their hash says."""
+        """Yield the hashes of missing texts, and of texts that do not match their hash."""
         yield from (str(key) for (key,) in db.execute(_ABSENT))
         if any(one.name == v2.CONTENT_HASH for one in self.findings):
             for key, raw in db.execute(_CONTENTS):
                 if raw is None or identity.text_hash(decode_utf8(raw)) != key:
                     yield str(key)
 
-    def _contents(self, index: Path, needs: _Needs, donors: Donors) -> Iterator[RowsChange]:
+    def _contents_change(self, index: Path, needs: _Needs, donors: Donors) -> Iterator[RowsChange]:
         sizes = {key: len(text.encode()) for key in needs.contents if (text := donors.content(key)) is not None}
         if not sizes:
             return
@@ -179,11 +197,11 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             for key in sizes:
                 text = donors.content(key)
                 if text is None:
-                    raise PlanOutdated(path=index, reason=tr("the source was written to meanwhile"))
+                    raise PlanOutdated(path=index, reason=tr("the source was changed in the meantime"))
                 db.execute(_PUT_CONTENT, (key, text, self._now))
 
         message = tr(
-            "take {texts} from {source}", texts=format_count(len(sizes), "text"), source=printable(self.source)
+            "copy {texts} from {source}", texts=format_count(len(sizes), "text"), source=printable(self.source)
         )
         finding = v2.CONTENT_HASH if any(one.name == v2.CONTENT_HASH for one in self.findings) else v2.NO_CONTENT
         action = self._action("take-contents", message, len(sizes), sum(sizes.values()), finding)
@@ -191,69 +209,57 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             path=self._name, actions=(action,), apply=apply, tables=("content",), bytes=sum(sizes.values())
         )
         if len(sizes) == len(needs.contents):
-            self._made.resolves |= {(one.name, self.key) for one in self.findings if one.name == v2.CONTENT_HASH}
+            self._plan.resolves |= {(one.name, self.key) for one in self.findings if one.name == v2.CONTENT_HASH}
 
-    def _vectors(self, index: Path, givers: Sequence[Donor], count: int) -> RowsChange:
-        fill = partial(
-            donor_indexes.write_missing_vectors,
-            path=index,
-            donors=givers,
-            model=self._model,
-            count=count,
-            now_ms=self._now,
-        )
-        size = count * self._model.bytes
-        return RowsChange(
-            path=self._name, actions=(self._vectors_action(count),), apply=fill, tables=("embedding",), bytes=size
-        )
-
-    def _resolve(self, texts: BaseTexts, lacking: int) -> None:
-        """Say what is still missing, with the command that makes it, and what must not be found again."""
-        self._made.left += texts.left
+    def _finish_findings(self, texts: BaseTexts, lacking: int) -> None:
+        """Record which findings are resolved, and report the others with the command for them."""
+        self._plan.left += texts.left
         told = {one.finding for one in texts.left}
         got = Counter(one.finding for one in texts.new)
         for finding in self.findings:
             if finding.name not in {v2.NO_UNITS, v2.ITEM_NO_MATERIAL} - told:
                 continue
             if got[finding.name] == finding.count:
-                self._made.resolves.add((finding.name, self.key))
+                self._plan.resolves.add((finding.name, self.key))
             else:
-                reason = tr("{source} does not have all of it", source=printable(self.source))
-                self._leave(finding, self._why_not(reason))
+                reason = tr("{source} has only part of it", source=printable(self.source))
+                self._leave(finding, self._explain(reason))
         self._leave_vectors(lacking)
         if not lacking and any(one.name == v2.VECTOR_MISSING for one in self.findings):
-            self._made.resolves.add((v2.VECTOR_MISSING, self.key))
+            self._plan.resolves.add((v2.VECTOR_MISSING, self.key))
 
-    # --- an index that is missing or damaged -------------------------------------------------------------------------
+    # --- write a missing or damaged index ----------------------------------------------------------------------------
 
-    def _rebuild(self, damaged: DamagedIndex | None) -> None:
-        remains, own = self._remains(damaged)
-        needs = _Needs(items=list(filter(_has_text, self.items)))
-        donors = Donors([*own, *self.bases.each(self.key, partial(self._gives, needs))])
-        texts = self._texts(donors, is_replaced=damaged is not None)
+    def _rewrite_index(self, damaged: DamagedIndex | None) -> None:
+        remains, own = self._salvage_remains(damaged)
+        needs = _Needs(items=list(filter(_wants_text, self.items)))
+        donors = Donors([*own, *self.bases.each(self.key, partial(self._is_useful_donor, needs))])
+        texts = self._base_texts(donors, is_replaced=damaged is not None)
         texts.find_items({})
         if not all(_keep_unlisted(texts, donor) for donor in own):
-            self._leave_all(tr("a text of the damaged file that no item lists has the path of another text"))
+            self._leave_all(tr("a text in the damaged file that belongs to no item has the same path as another text"))
             return
-        wanted = self._wanted()
+        wanted = self._new_missing_hashes()
         if self._model.id is not None:
             wanted.add_all(_chunks(key for key, _ in texts.bodies()))
-        givers, count = self._givers(wanted, remains, donors, own)
-        is_given = donors.used or any(wanted.is_known_to(donor) for donor in givers if not donor.is_own)
+        vector_donors, count = self._find_vector_donors(wanted, remains, donors, own)
+        is_given = donors.used or any(wanted.is_known_to(donor) for donor in vector_donors if not donor.is_own)
         if needs.items and not is_given:
-            self._leave_all(self._why_not(tr("{source} has no text or vector of it", source=printable(self.source))))
+            self._leave_all(
+                self._explain(tr("{source} has none of its texts or vectors", source=printable(self.source)))
+            )
             return
-        self._made.changes.append(self._new_index(texts, damaged, givers, count))
+        self._plan.changes.append(self._index_change(texts, damaged, vector_donors, count))
         names = {v2.BASE_NO_INDEX, v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING}
-        self._made.resolves |= {(one.name, self.key) for one in self.findings if one.name in names}
-        self._made.left += texts.left
+        self._plan.resolves |= {(one.name, self.key) for one in self.findings if one.name in names}
+        self._plan.left += texts.left
         self._leave_vectors(wanted.count - count)
 
-    def _new_index(
-        self, texts: BaseTexts, damaged: DamagedIndex | None, givers: Sequence[Donor], count: int
+    def _index_change(
+        self, texts: BaseTexts, damaged: DamagedIndex | None, vector_donors: Sequence[Donor], count: int
     ) -> FileChange:
         fill = partial(
-            donor_indexes.write_missing_vectors, donors=givers, model=self._model, count=count, now_ms=self._now
+            donor_indexes.write_missing_vectors, donors=vector_donors, model=self._model, count=count, now_ms=self._now
         )
 
         def make(new: Path) -> None:
@@ -263,7 +269,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         actions = tuple(self._index_actions(texts, count))
         if damaged is None:
             return FileChange(path=texts.index_name, actions=actions, make=make, bytes=size)
-        self._made.read |= {
+        self._plan.read |= {
             name: files.file_stamp(self.store.root / name) for name in salvage.index_file_names(damaged)
         }
         return salvage.plan_replacement(damaged, actions, make, size)
@@ -271,7 +277,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     def _index_actions(self, texts: BaseTexts, count: int) -> Iterator[Action]:
         taken = sum(one.is_donated for one in texts.new)
         message = tr(
-            "write the index again: {taken} from {source}, {others} from raw files",
+            "rewrite the index with {taken} from {source} and {others} from raw files",
             taken=format_count(taken, "text"),
             source=printable(self.source),
             others=format_count(len(texts.new) - taken, "text"),
@@ -283,56 +289,47 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         if count:
             yield self._vectors_action(count)
 
-    def _damaged_index(self) -> DamagedIndex:
-        return DamagedIndex(
-            store=self.store,
-            base=self.key,
-            place=self.store.stores[self.key],
-            findings=self.findings,
-            row=self.row,
-            items=self.items,
-            now_ms=self._now,
-        )
-
-    def _remains(self, damaged: DamagedIndex | None) -> tuple[Path | None, list[Donor]]:
-        """Return an index of what is left in the damaged file and proves itself, and its donor; None: nothing is."""
+    def _salvage_remains(self, damaged: DamagedIndex | None) -> tuple[Path | None, list[Donor]]:
+        """Salvage a damaged index into a temporary one; returns it and its donor, or (None, [])."""
         if damaged is None:
             return None, []
         new = self.options.keep.enter_context(durable.temporary_folder()) / "index.sqlite"
         try:
-            with index_salvage.salvaged(damaged.path, damaged.expected) as found:
+            with index_salvage.salvage_index(damaged.path, damaged.expected) as found:
                 found.write(new, self._now)
         except (index_salvage.Refused, apsw.Error, OSError):
             return None, []
         donor = Donor.of(new, self.options.keep, base=self.key, row=self.row, raw=None, is_same_base=True, is_own=True)
         return new, [donor]
 
-    # --- what the source gives ---------------------------------------------------------------------------------------
+    # --- donors ------------------------------------------------------------------------------------------------------
 
-    def _gives(self, needs: _Needs, donor: Donor) -> bool:
-        """Whether a donor has a text of what a base lacks; the copy of the very base is asked for everything."""
+    def _is_useful_donor(self, needs: _Needs, donor: Donor) -> bool:
+        """Whether a donor has a text that the base lacks. The copy of the same base is always used."""
         if donor.is_same_base:
             return True
-        raw = self._texts(None, is_replaced=False).raw
+        raw = self._base_texts(None, is_replaced=False).raw
         return (
             any(donor.content(key) is not None for key in needs.contents)
             or any(donor.spans(key) for key in needs.without_units)
             or any(donor.proven_material(item, raw) is not None for item in needs.items)
         )
 
-    def _givers(
+    def _find_vector_donors(
         self, wanted: MissingHashes, index: Path | None, donors: Donors, own: Sequence[Donor]
     ) -> tuple[list[Donor], int]:
-        """Return the donors of vectors, ``own`` behind the others, and how many of those that are wanted they have.
+        """Find donors of vectors, ``own`` last, and count how many wanted vectors they have.
 
         Raises:
-            RepairSourceDiffers: only donors have some that may not give them.
+            RepairSourceDiffers: the only donors with wanted vectors must not be used.
         """
         agreed: list[Donor] = []
         refused: list[str] = []
         count = wanted.found_in(own, self._model.bytes)
         for donor in self.bases.each(self.key, lambda one: one.is_same_base or wanted.is_known_to(one)):
-            reason = donor_indexes.find_disagreement(self._model, donor, index) or self._unproven(donor, index, donors)
+            reason = donor_indexes.find_disagreement(self._model, donor, index) or self._identity_problem(
+                donor, index, donors
+            )
             if reason is None:
                 agreed.append(donor)
                 count = wanted.found_in([*agreed, *own], self._model.bytes)
@@ -345,21 +342,23 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             raise RepairSourceDiffers(path=self.source, base=name, reason=refused[0])
         return [*agreed, *own], count
 
-    def _unproven(self, donor: Donor, index: Path | None, donors: Donors) -> str | None:
-        """Return why nothing proves that a donor has the texts of a base whose index is missing."""
+    def _identity_problem(self, donor: Donor, index: Path | None, donors: Donors) -> str | None:
+        """Why a donor may not belong to the same base; None if it does. Checked for a missing index only."""
         if index is not None or donor.base in donors.proven:
             return None
-        raw = self._texts(None, is_replaced=False).raw
+        raw = self._base_texts(None, is_replaced=False).raw
         has_files = any(find_raw_file(get_indexed_path(item), raw) is not None for item in self.items)
         if donor.is_same_base and donor.base in donors.used and not has_files:
             return None
-        return tr("its index is missing, and no file or text of it is there to prove that it is the same base")
+        return tr(
+            "its index is missing, and the copy has no identical file or text to confirm that it is the same base"
+        )
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     @property
     def _now(self) -> int:
-        """The time of new rows: the last change of the base, so that the same repair gives the same rows."""
+        """Time of new rows: the last change of the base, so that repeating the repair gives identical rows."""
         changed = self.row.get("updated_at")
         return changed if isinstance(changed, int) and changed > 0 else self.options.now_ms
 
@@ -367,7 +366,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
     def _name(self) -> str:
         return self.store.stores[self.key].name
 
-    def _texts(self, donor: Donors | None, *, is_replaced: bool) -> BaseTexts:
+    def _base_texts(self, donor: Donors | None, *, is_replaced: bool) -> BaseTexts:
         return BaseTexts(
             store=self.store,
             row=self.row,
@@ -377,7 +376,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
             is_replaced=is_replaced,
         )
 
-    def _wanted(self) -> MissingHashes:
+    def _new_missing_hashes(self) -> MissingHashes:
         return MissingHashes(self.options.keep.enter_context(sqlite.open_scratch()))
 
     def _action(self, name: str, message: str, count: int, size: int, finding: str) -> Action:
@@ -385,12 +384,12 @@ class BaseRepair(msgspec.Struct, kw_only=True):
 
     def _vectors_action(self, count: int) -> Action:
         message = tr(
-            "take {vectors} from {source}", vectors=format_count(count, "vector"), source=printable(self.source)
+            "copy {vectors} from {source}", vectors=format_count(count, "vector"), source=printable(self.source)
         )
         return self._action("take-vectors", message, count, count * self._model.bytes, v2.VECTOR_MISSING)
 
-    def _why_not(self, reason: str) -> str:
-        """Return why the source does not give something: its copy of the base is damaged, else ``reason``."""
+    def _explain(self, reason: str) -> str:
+        """Why the source does not have something: its copy of the base is damaged, else ``reason``."""
         problem = self.bases.problems.get(self.key)
         if problem is None:
             return reason
@@ -404,41 +403,41 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         reason = tr(
             "{what}: {why}",
             what=tr("{texts} without a vector", texts=format_count(count, "text")),
-            why=self._why_not(tr("{source} has none of them", source=printable(self.source))),
+            why=self._explain(tr("{source} has none of them", source=printable(self.source))),
         )
-        line = self._line(FINDINGS[v2.VECTOR_MISSING].command)
-        self._made.left.append(
+        line = self._command_line(FINDINGS[v2.VECTOR_MISSING].command)
+        self._plan.left.append(
             Unresolved(
                 finding=v2.VECTOR_MISSING, reason=reason, base=self.key, count=count, severity="error", repair=line
             )
         )
 
     def _leave(self, finding: Finding, reason: str, line: str | None = None) -> None:
-        """Leave what a finding is about, with the command that may help without a source."""
+        """Leave a finding, with a command that may help without a source."""
         if line is None:
             is_file = finding.name in (v2.UNREADABLE, v2.CORRUPT)
             words = ("repair", "--salvage") if is_file else FINDINGS[finding.name].command
-            line = self._line(words)
+            line = self._command_line(words)
         reason = tr("{what}: {why}", what=finding.message, why=reason)
-        self._made.left.append(Unresolved.of(finding, reason, repair=line))
+        self._plan.left.append(Unresolved.of(finding, reason, repair=line))
 
     def _leave_all(self, reason: str, line: str | None = None) -> None:
         for one in self.findings:
             if one.name in LACKING:
                 self._leave(one, reason, line)
 
-    def _line(self, words: Sequence[str]) -> str | None:
-        """Return the command line of a command for this base; None: there is none."""
+    def _command_line(self, words: Sequence[str]) -> str | None:
+        """Command line for this base; None for an empty command."""
         chosen = ("--base", self.key) if self.store.found.stores.is_whole else ()
         line = shlex.join(["regraft", *words[:1], path_argument(self.store.path), *words[1:], *chosen])
         return line if words else None
 
 
 def _keep_unlisted(texts: BaseTexts, donor: Donor) -> bool:
-    """Keep the texts of a damaged index that no completed item has: their items can be listed again.
+    """Keep texts of a damaged index that no completed item has, so that their items can be listed again.
 
     Returns:
-        False where one of them has the path of another text.
+        False if one of them has the same path as another text.
     """
     known = {one.material for one in texts.new}
     paths = {one.path for one in texts.new}
@@ -455,39 +454,39 @@ def _keep_unlisted(texts: BaseTexts, donor: Donor) -> bool:
     return True
 
 
-def _has_text(item: Row) -> bool:
-    """Whether an item is to have a text in the index."""
+def _wants_text(item: Row) -> bool:
+    """Whether an item should have a text in the index."""
     is_leaf = item.get("type") in ("file", "url", "note")
     return is_leaf and item.get("status") == "completed" and get_indexed_path(item) is not None
 
 
 def _chunks(keys: Iterator[str]) -> Iterator[Collection[str]]:
-    while chunk := list(islice(keys, _AT_ONCE)):
+    while chunk := list(islice(keys, _PAGE_SIZE)):
         yield chunk
 
 
-# Plan what comes back from another copy of the data; nothing is written (``docs/repair-from.md``).
+# --- all bases -------------------------------------------------------------------------------------------------------
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
-    """Return what is taken from the source that the options name; nothing is written.
+    """Plan what is copied from the source that the options name.
 
     Raises:
-        WrongUsage: other options of ``repair`` are given, too, or the source is the store itself.
-        NotChanged: the store has no catalog, which names models.
-        RepairSourceDiffers: the source has vectors that a base lacks, and may not give them.
+        WrongUsage: other options of ``repair`` are given as well, or the source is the store itself.
+        NotChanged: the store has no catalog, which names the models.
+        RepairSourceDiffers: the source has vectors that a base lacks, but they must not be used.
         RegraftError: the source or the catalog cannot be read.
     """
     source = options.source
     if source is None:
-        raise ValueError(tr("no source is given"))
+        raise ValueError(tr("no source was given"))
     _demand_alone(options)
     if store.catalog is None:
         what, advice = tr("{names} without a catalog", names=KIND_NAMES[store.found.kind]), _WHOLE
         raise NotChanged(path=store.path, what=what, command="repair --from", advice=advice)
     catalog = read_store_catalog(store)
     found = group_by_base(one for one in store.findings(Level.DEFAULT) if one.base is not None)
-    rows = [row for row in catalog.bases if _is_meant(store, base_id_text(row), found)]
+    rows = [row for row in catalog.bases if _is_chosen(store, base_id_text(row), found)]
     if not rows:
         _demand_recognized(source)
         return Plan()
@@ -498,11 +497,11 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     return planner.made
 
 
-_WHOLE = tr("give the library or profile that it is of")
+_WHOLE = tr("use the library or profile that it belongs to")
 
 
 def _demand_alone(options: RepairOptions) -> None:
-    """Refuse options that say what is to be repaired in another way.
+    """Refuse other options that select what to repair.
 
     Raises:
         WrongUsage
@@ -516,12 +515,12 @@ def _demand_alone(options: RepairOptions) -> None:
     for name, is_given in others.items():
         if is_given:
             raise WrongUsage(
-                problem=tr("--from and {name} do not go together", name=name),
+                problem=tr("--from cannot be combined with {name}", name=name),
                 hint=tr("run --from first, then {name}", name=name),
             )
 
 
-def _is_meant(store: Store, base: str, found: FindingsByBase) -> bool:
+def _is_chosen(store: Store, base: str, found: FindingsByBase) -> bool:
     is_there = store.found.stores.is_whole or base in store.stores
     findings = found.get(base, [])
     is_meant = is_there and store.wants(base)
@@ -529,7 +528,7 @@ def _is_meant(store: Store, base: str, found: FindingsByBase) -> bool:
 
 
 def _demand_recognized(source: Path) -> None:
-    """Refuse a source that is nothing that texts can be taken from, although nothing lacks.
+    """Refuse an unusable source even if nothing has to be repaired.
 
     Raises:
         RegraftError
@@ -552,7 +551,7 @@ class _SourcePlanner:
         """Plan one base."""
         lacking = [one for one in findings if one.name in LACKING]
         if row.get("status") != "completed":
-            self._leave(lacking, tr("the base failed: a source gives texts and vectors to completed bases"))
+            self._leave(lacking, tr("the base failed; only completed bases can be repaired from a copy"))
             return
         base = BaseRepair(
             store=self._store,
@@ -568,7 +567,7 @@ class _SourcePlanner:
         except RegraftError:
             raise
         except READ_ERRORS as error:
-            self._leave(lacking, tr("its index cannot be read as a whole: {error}", error=error))
+            self._leave(lacking, tr("its index cannot be read completely: {error}", error=error))
 
     def _leave(self, lacking: list[Finding], reason: str) -> None:
         self.made.left += [Unresolved.of(one, reason, repair=one.repair) for one in lacking]

@@ -1,4 +1,8 @@
-"""The bodies of an index file as texts to be embedded (``docs/formats/index.md``, "Store")."""
+"""Backfill of v2 index files: which bases an embedder can fill, and reading and writing their vectors.
+
+:class:`IndexFiller` implements :class:`repair.embedding.scope.Filler` for libraries, profiles, bases and index files
+(``docs/formats/index.md``, "Store").
+"""
 
 from __future__ import annotations
 
@@ -43,8 +47,8 @@ from repair.changes.changesets import BUSY_MS, IncrementalChange, open_writer
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2 import indexing
+from repair.cherry_v2.base_models import model_change
 from repair.cherry_v2.catalog_changes import read_store_catalog
-from repair.cherry_v2.restore import model_change
 from repair.embedding.scope import (
     BackfillOptions,
     CannotFill,
@@ -57,22 +61,23 @@ from repair.embedding.scope import (
     WrittenCounts,
 )
 
-#: How many keys are read at once: a query that is still open would keep others from writing.
-_AT_ONCE = 1000
-#: Bodies of units; what is left of others is waste.
+#: Keys read at a time: an open query would block other writers.
+_CHUNK = 1000
+#: Only bodies of units; other texts are leftovers.
 _TEXTS = """SELECT DISTINCT t.embedding_text_hash AS hash FROM search_text t
    WHERE t.target_type = 'search_unit' AND t.kind = 'body' AND typeof(t.embedding_text_hash) = 'text'
      AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
-_JUDGED = f"""SELECT b.hash AS hash, CASE WHEN e.embedding_text_hash IS NULL THEN NULL ELSE {IS_USABLE_SQL} END AS usable
+_JUDGED = f"""SELECT b.hash AS hash,
+     CASE WHEN e.embedding_text_hash IS NULL THEN NULL ELSE {IS_USABLE_SQL} END AS usable
    FROM ({_TEXTS}) b LEFT JOIN embedding e ON e.embedding_text_hash = b.hash"""
 _SURVEY = f"SELECT count(*), total(usable IS NULL), total(usable = 0) FROM ({_JUDGED})"
-#: The signs before columns keep SQLite from going through all bodies: these are the same for each.
+#: The unary plus keeps SQLite from using an index on columns that are the same in every row.
 _LACKING = f"""SELECT DISTINCT t.embedding_text_hash FROM search_text t
    LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
    WHERE t.embedding_text_hash >= :first AND +t.target_type = 'search_unit' AND +t.kind = 'body'
      AND typeof(t.embedding_text_hash) = 'text'
      AND EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)
-     AND (e.embedding_text_hash IS NULL OR NOT {IS_USABLE_SQL}) ORDER BY 1 LIMIT {_AT_ONCE}"""
+     AND (e.embedding_text_hash IS NULL OR NOT {IS_USABLE_SQL}) ORDER BY 1 LIMIT {_CHUNK}"""
 _LACKING_OF = f"""SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.embedding_text_hash IS NOT NULL
    FROM search_text t
    LEFT JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
@@ -87,7 +92,7 @@ _SAMPLE = f"""SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.vector_blob 
 
 
 class IndexScope:
-    """One base's index, opened for reading without a trace, or for writing; see :func:`opened`."""
+    """The index of one base, opened for reading or for writing by :func:`open_index_scope`."""
 
     def __init__(
         self,
@@ -105,43 +110,43 @@ class IndexScope:
         self._growing = growing
         lengths = count_vector_lengths(db)
         length = choose_vector_length(lengths, dimensions)
-        #: Whether most vectors contradict the catalog's dimensions: which of them are right is then not known.
+        #: Whether most vectors contradict the catalog's dimensions, so that it is unknown which ones are right.
         self.is_at_odds = lengths_contradict(lengths, dimensions)
-        #: The dimensions that most vectors have; None where there are none.
+        #: The dimensions of most vectors; None without vectors.
         self.usual_dimensions = choose_vector_length(lengths, None) // 4 if lengths else None
         self.dimensions = length // 4 if lengths or dimensions is not None else None
         self._values: dict[str, Any] = {"length": length}
 
     def survey(self) -> TextCounts:
-        """See :class:`~repair.embedding.scope.Scope`."""
+        """Count its texts."""
         row: Any = self._db.execute(_SURVEY, self._values).get
         count, pending, stale = (int(number) for number in row)
         return TextCounts(ready=count - pending - stale, pending=pending, stale=stale)
 
     def lacking(self) -> Iterator[str]:
-        """See :class:`~repair.embedding.scope.Scope`."""
+        """Yield the key of every text without a usable vector, in ascending order."""
         first = ""
         while keys := self._db.execute(_LACKING, {**self._values, "first": first}).fetchall():
             yield from (str(key) for (key,) in keys)
             first = f"{keys[-1][0]}\0"  # the next text that there can be
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Return the good vectors that there are of these keys."""
+        """Return the usable vectors for keys."""
         rows = self._db.execute(_READY_OF, {**self._values, "keys": msgspec.json.encode(keys).decode()})
         return {str(key): vector for key, vector in rows}
 
     def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
-        """See :class:`~repair.embedding.scope.Scope`."""
+        """Return the requested texts that lack a usable vector."""
         rows = self._db.execute(_LACKING_OF, {**self._values, "keys": msgspec.json.encode(keys).decode()})
         return {key: TextWithoutVector(self._text(raw, key), bool(stale)) for key, raw, stale in rows}
 
     def _text(self, raw: bytes | None, key: str) -> str | None:
-        """Return a text that a key stands for; None for another one, which need not even be UTF-8."""
+        """Decode a text; None if it is not UTF-8, or not the text that its key is the hash of."""
         text = self._decoded(raw)
         return text if text is not None and identity.text_hash(text) == key else None
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
-        """See :class:`~repair.embedding.scope.Scope`."""
+        """Write vectors in one transaction; usable vectors are not replaced."""
         growing, db = self._growing, self._db
         with sqlite.transaction(db) if growing is None else growing.transaction(db, ("embedding",)):
             return self._write(vectors, now_ms)
@@ -154,7 +159,7 @@ class IndexScope:
                 {**self._values, "key": key},
             ).get
             if usable is None:
-                # A text that is gone meanwhile needs none.
+                # Unless the text has been deleted.
                 self._db.execute(
                     "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) SELECT ?1, ?2, ?3"
                     " WHERE EXISTS (SELECT 1 FROM search_text WHERE embedding_text_hash = ?1)",
@@ -170,14 +175,14 @@ class IndexScope:
         return WrittenCounts(pending, stale)
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
-        """Do nothing: an index has no place for that."""
+        """Do nothing: an index cannot record that."""
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
-        """See :class:`~repair.embedding.scope.Scope`; they lie all over the file, and are always the same ones."""
+        """Return texts with their vectors from all over the file, the same ones each time."""
         low, high = self._db.execute("SELECT min(rowid), max(rowid) FROM embedding").get or (None, None)
         if low is None:
             return []
-        starts = {low + (high - low) * place // count for place in range(count)}
+        starts = {low + (high - low) * number // count for number in range(count)}
         found = {}
         for start in sorted(starts):
             row: Any = self._db.execute(_SAMPLE, {**self._values, "start": start}).fetchone()
@@ -203,16 +208,16 @@ def open_index_scope(
     Args:
         path: the index file.
         base_id: the base's id.
-        is_placed: the file lies where that base's index has to, so that it has to give that id too.
-        label: what a person calls the base.
-        dimensions: those of its vectors, by the catalog or the user.
-        growing: what records what takes the vectors back.
-        writable: open it for writing; else nothing is left beside it.
+        is_placed: whether the file lies where that base's index belongs, so that it must contain the base's id.
+        label: the base's display name.
+        dimensions: the length of its vectors by the catalog or the user, or None.
+        growing: records what undo needs.
+        writable: open it for writing; otherwise no files are left beside it.
 
     Raises:
         IndexIncomplete, IndexVersionUnknown, IndexForeign: it is not the index of that base in the current layout.
         SchemaForeign: its vectors cannot be written without changing other rows.
-        RowsMayBeRefused: a new vector may be refused.
+        RowsMayBeRefused: a constraint or trigger may refuse a new vector.
         apsw.Error, OSError, ValueError: it cannot be read, or is damaged.
     """
     with ExitStack() as stack:
@@ -224,7 +229,7 @@ def open_index_scope(
             db = stack.enter_context(sqlite.open_readonly(path, vectors=True, beside_writers=True))
             db.set_busy_timeout(BUSY_MS)
         opening.check_identity(db, path, base_id if is_placed else None)
-        # What could not be written is not to be paid for.
+        # Check before anything is paid for that vectors can be written.
         untrusted_sqlite.refuse_foreign_rules(db, path, ("embedding",))
         untrusted_sqlite.refuse_restrictive_indexes(db, path, "embedding")
         yield IndexScope(db, name=base_id, label=label or base_id, dimensions=dimensions, growing=growing)
@@ -232,24 +237,20 @@ def open_index_scope(
 
 @contextmanager
 def empty_index_scope(base_id: str, *, label: str, dimensions: int | None) -> Iterator[IndexScope]:
-    """Give the scope of an index that is not built yet: it has no text."""
+    """Open an empty scope in place of an index that is not built yet."""
     with sqlite.open_in_memory() as db:
         sqlite.load_vector_extension(db)
         opening.create_index(db, base_id, 0)
         yield IndexScope(db, name=base_id, label=label, dimensions=dimensions, growing=None)
 
 
-# Backfill of index files: what lacks a vector, and writing it.
+# --- targets ---------------------------------------------------------------------------------------------------------
 
-
-# Which bases of a store an embedder can fill, and why not the others.
-
-
-#: Why a base is left that is no finding of ``check``.
+#: A reason code of bases that are not filled; not a finding of ``check``.
 MODEL_FINDING = "base.model"
 
 
-#: What is found where an index is refused.
+#: The finding for each error with which opening an index fails.
 _FINDINGS: dict[type[RegraftError], str] = {
     IndexVersionUnknown: v2.SCHEMA_VERSION,
     IndexIncomplete: v2.SCHEMA_MISSING,
@@ -259,22 +260,22 @@ _FINDINGS: dict[type[RegraftError], str] = {
 
 
 class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A base that can be filled; ``path`` is its index file below the store's root."""
+    """A base that can be filled; ``path`` is its index file, relative to the store's root."""
 
     base_id: str
     label: str
     path: str
     model_id: str | None
     dimensions: int | None
-    #: Whether the file lies where that base's index has to.
+    #: Whether the file lies where the index of the base belongs.
     is_placed: bool = True
-    #: Whether the catalog is to be told its model once it is filled.
+    #: Whether the catalog gets the model of the base before it is filled.
     is_new: bool = False
     is_unfinished: bool = False
-    #: Whether the index is missing, and is built by a step of the run before the vectors are written.
+    #: Whether the index is missing, and a step of the run builds it first.
     is_missing: bool = False
-    #: Whether its dimensions are those that the user gave.
-    is_said: bool = False
+    #: Whether its dimensions are those of ``--dimensions``.
+    is_given: bool = False
     finding: str = v2.VECTOR_MISSING
     shares_with_itself: bool = False
     needs_dimensions: bool = True
@@ -282,11 +283,11 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return its index file."""
+        """Its index file."""
         return (self.path,)
 
     def demand_fit(self, scope: Scope) -> None:
-        """Refuse an index most of whose vectors contradict the dimensions of the catalog, or of the user.
+        """Check that most vectors have the dimensions of the catalog, or of ``--dimensions``.
 
         Raises:
             Unfit
@@ -294,8 +295,8 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(scope, IndexScope) and scope.is_at_odds:
             who, advice = (
                 (tr("--dimensions says"), "")
-                if self.is_said
-                else (tr("the catalog says"), tr(": regraft repair first"))
+                if self.is_given
+                else (tr("the catalog says"), tr("; run regraft repair first"))
             )
             reason = tr(
                 "{who} {dimensions} dimensions, the vectors have {dimensions2}{advice}",
@@ -307,14 +308,14 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
             raise CannotFill(v2.BASE_DIMENSIONS, reason)
 
     def finding_of(self, error: RegraftError) -> str | None:
-        """Return the finding that keeps the index from being filled."""
+        """Return the finding for an error with which opening the index failed, or None."""
         return next((finding for kind, finding in _FINDINGS.items() if isinstance(error, kind)), None)
 
     def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
-        """Do nothing: an index has no place for that."""
+        """Do nothing: an index cannot record that."""
 
     def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[IndexScope]:
-        """Open its index as a scope; one that is not built yet is empty."""
+        """Open its index as a scope; an index that is not built yet is empty."""
         if self.is_missing and not growing and not (root / self.path).exists():
             return empty_index_scope(self.base_id, label=self.label, dimensions=self.dimensions)
         return open_index_scope(
@@ -331,37 +332,37 @@ class IndexTarget(msgspec.Struct, frozen=True, kw_only=True):
 def index_targets(
     store: Store, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None
 ) -> tuple[tuple[IndexTarget, ...], tuple[Unresolved, ...]]:
-    """Return the bases of a store that an embedder can fill, and the others.
+    """Split the selected bases of a store into those that an embedder can fill, and the others with the reason.
 
     Args:
-        store: what was named; of it, the chosen bases.
+        store: the store, with the selected bases.
         settings: the embedder's.
-        new: the model of bases that have none.
-        dimensions: those of vectors, where no catalog says so and none are there.
+        new: the model for bases without one.
+        dimensions: the length of vectors, for bases without a catalog row and without vectors.
 
     Raises:
-        ModelDiffers: the bases that are meant have another model, or are to get one that is not the embedder's.
-        ModelSet: a base that was named already has a model, and not the new one.
+        ModelDiffers: all selected bases have another model, or ``new`` is not the embedder's.
+        ModelSet: a base that was named has a model already, and it is not ``new``.
         SourceUnreadable: the catalog cannot be read.
     """
-    rows = _rows(store)
+    rows = _catalog_rows(store)
     listed = rows or {}
-    known = {**dict.fromkeys(_meant(store, listed)), **dict.fromkeys(filter(store.wants, store.stores))}
-    found = [_one(store, base, rows, settings, new, dimensions) for base in known]
+    known = {**dict.fromkeys(_selected_rows(store, listed)), **dict.fromkeys(filter(store.wants, store.stores))}
+    found = [_make_target(store, base, rows, settings, new, dimensions) for base in known]
     if new is not None and not settings.serves(new.model_id):
         reason = tr("--model says {model_id}", model_id=new.model_id)
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
     targets = tuple(one for one in found if isinstance(one, IndexTarget))
     others = tuple(one for one in found if isinstance(one, Unresolved))
     if not targets:
-        _demand_no_mistake(store, listed, settings, others)
+        _demand_matching_model(store, listed, settings, others)
     return targets, others
 
 
-def _demand_no_mistake(
+def _demand_matching_model(
     store: Store, rows: dict[str, Row], settings: EmbedderSettings, others: tuple[Unresolved, ...]
 ) -> None:
-    """Refuse an embedder where no base that is meant is of its model; else the others are other embedders' work.
+    """Refuse an embedder if no selected base has its model. Bases of other models are then left to other embedders.
 
     Raises:
         ModelDiffers
@@ -375,23 +376,23 @@ def _demand_no_mistake(
 
 
 def index_models(store: Store, new: NewModel | None) -> frozenset[str]:
-    """Return the ids of the models of the bases that are meant, that of those without one included.
+    """Return the model ids of the selected bases, including ``new``.
 
     Raises:
         SourceUnreadable: the catalog cannot be read.
     """
-    rows = _meant(store, _rows(store) or {}).values()
+    rows = _selected_rows(store, _catalog_rows(store) or {}).values()
     ids = {row.get("embedding_model_id") for row in rows} | {None if new is None else new.model_id}
     return frozenset(str(one) for one in ids if one is not None)
 
 
-def _meant(store: Store, rows: dict[str, Row]) -> dict[str, Row]:
-    """Return the rows of the bases that are meant: of one base's folder or index, only that one's."""
+def _selected_rows(store: Store, rows: dict[str, Row]) -> dict[str, Row]:
+    """Return the catalog rows of the selected bases; of a base's folder or index file, only those of that base."""
     is_whole = store.found.stores.is_whole
     return {base: row for base, row in rows.items() if store.wants(base) and (is_whole or base in store.stores)}
 
 
-def _rows(store: Store) -> dict[str, Row] | None:
+def _catalog_rows(store: Store) -> dict[str, Row] | None:
     return (
         None
         if store.catalog is None
@@ -399,7 +400,7 @@ def _rows(store: Store) -> dict[str, Row] | None:
     )
 
 
-def _one(
+def _make_target(
     store: Store,
     base: str,
     rows: dict[str, Row] | None,
@@ -410,17 +411,19 @@ def _one(
     row = None if rows is None else rows.get(base)
     if rows is not None and row is None:
         return Unresolved(finding=v2.INDEX_ORPHAN, reason=tr("the catalog has no such base"), base=base)
-    unfit = _unfit(store, base, row)
+    unfit = _find_obstacle(store, base, row)
     if unfit is not None:
         return unfit
     index = store.stores.get(base)
     if index is None and row is not None:
-        target = _with_row(store, row, f"{store.bases}/{base}/{layout.INDEX_FILE}", settings, new, dimensions)
+        target = _make_catalog_target(
+            store, row, f"{store.bases}/{base}/{layout.INDEX_FILE}", settings, new, dimensions
+        )
         return replace(target, is_missing=True) if isinstance(target, IndexTarget) else target
     if index is None:
         return Unresolved(finding=v2.BASE_NO_INDEX, reason=tr("the base has no index"), base=base)
     if row is not None:
-        return _with_row(store, row, index.name, settings, new, dimensions)
+        return _make_catalog_target(store, row, index.name, settings, new, dimensions)
     return IndexTarget(
         base_id=base,
         label=base,
@@ -431,8 +434,8 @@ def _one(
     )
 
 
-def _unfit(store: Store, base: str, row: Row | None) -> Unresolved | None:
-    """Return why a base cannot be filled, whatever its model is; None where it has an index that can."""
+def _find_obstacle(store: Store, base: str, row: Row | None) -> Unresolved | None:
+    """Return why a base cannot be filled with any model, or None."""
     if row is not None and row.get("status") == "failed":
         repair = shlex.join(["regraft", "restore", path_argument(store.path), "--base", base])
         return Unresolved(
@@ -442,13 +445,9 @@ def _unfit(store: Store, base: str, row: Row | None) -> Unresolved | None:
             repair=repair,
         )
     index = store.stores.get(base)
-    if index is None:
-        # The run builds it first, from the items of the base.
+    if index is None or index.look.layout is IndexLayout.CURRENT:
+        # A step of the run builds a missing index from the items of the base.
         return None
-    return None if index.look.layout is IndexLayout.CURRENT else _of_another_layout(index, base)
-
-
-def _of_another_layout(index: layout.StoreFile, base: str) -> Unresolved:
     if index.look.layout is IndexLayout.UNREADABLE:
         return Unresolved(
             finding=v2.UNREADABLE,
@@ -457,18 +456,20 @@ def _of_another_layout(index: layout.StoreFile, base: str) -> Unresolved:
             severity="error",
         )
     return Unresolved(
-        finding=v2.SCHEMA_PREVIEW, reason=tr("its index has another layout: regraft upgrade first"), base=base
+        finding=v2.SCHEMA_PREVIEW, reason=tr("its index has another layout; run regraft upgrade first"), base=base
     )
 
 
-def _with_row(
+def _make_catalog_target(
     store: Store, row: Row, path: str, settings: EmbedderSettings, new: NewModel | None, dimensions: int | None
 ) -> IndexTarget | Unresolved:
     base, label = base_id_text(row), str(row.get("name"))
     model: Any = row.get("embedding_model_id")
     if model is None:
         if new is None:
-            reason = tr("the base has no model, and finds words only; --model and --dimensions give it one")
+            reason = tr(
+                "the base has no model and is searched by words only; use --model and --dimensions to give it one"
+            )
             return Unresolved(
                 finding=MODEL_FINDING, reason=reason, base=base, severity="warning" if base in store.chosen else "note"
             )
@@ -498,49 +499,45 @@ def _with_row(
     )
 
 
-# What backfill fills in v2 data, and what has to be done there first.
-
-
 class IndexFiller:
-    """The indexes of a library, a profile, a base or an index file."""
+    """Backfill of libraries, profiles, bases and index files."""
 
     def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
-        """See :class:`~repair.embedding.scope.Filler`."""
+        """Return the model ids of the selected bases."""
         return index_models(store, options.new)
 
     def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> FillTargets:
-        """See :class:`~repair.embedding.scope.Filler`."""
+        """Return the bases that an embedder can fill, and steps that build missing indexes and set models."""
         found, left = index_targets(store, settings, options.new, options.dimensions)
-        found, without = _with_index(store, found)
+        found, without = _require_index(store, found)
         left = (*left, *without)
-        units = PreparationStep(partial(_units, bases={target.base_id for target in found}), may_wait=True)
-        adopted = (PreparationStep(partial(_adopted, target=target)) for target in found if target.is_new)
-        # What the user says may not be what the vectors say.
-        message = (replace(target, is_said=target.dimensions == options.dimensions) for target in found)
+        units = PreparationStep(partial(_plan_units, bases={target.base_id for target in found}), may_wait=True)
+        adopted = (PreparationStep(partial(_plan_model, target=target)) for target in found if target.is_new)
+        # To name the source of the dimensions in error messages.
+        message = (replace(target, is_given=target.dimensions == options.dimensions) for target in found)
         return FillTargets(tuple(message), left, (units, *adopted))
 
 
-def _with_index(store: Store, found: tuple[IndexTarget, ...]) -> tuple[tuple[IndexTarget, ...], tuple[Unresolved, ...]]:
-    """Separate the bases that have an index, or get one of their items, from those that cannot get one."""
+def _require_index(
+    store: Store, found: tuple[IndexTarget, ...]
+) -> tuple[tuple[IndexTarget, ...], tuple[Unresolved, ...]]:
+    """Split bases into those that have an index, or get one from their items, and those that cannot get one."""
     missing = {target.base_id for target in found if target.is_missing}
     if not missing:
         return found, ()
-    plan = _units(store, missing)
+    plan = _plan_units(store, missing)
     built = {base for name, base in plan.resolves if name == v2.BASE_NO_INDEX}
     kept = tuple(one for one in found if one.base_id not in missing - built)
     return kept, tuple(one for one in plan.left if one.base not in built)
 
 
-def _units(store: Store, bases: set[str]) -> Plan:
-    """Return the plan that makes units of texts that have none, of the bases that can be filled then."""
+def _plan_units(store: Store, bases: set[str]) -> Plan:
+    """Plan units for texts of ``bases`` without units."""
     return indexing.plan(store, identity.now_ms(), bases)
 
 
-def _adopted(store: Store, target: IndexTarget) -> Plan:
-    """Return the plan that tells the catalog the model of a base that had none.
-
-    From then on it is known what the base lacks, and of which model.
-    """
+def _plan_model(store: Store, target: IndexTarget) -> Plan:
+    """Plan the model of a base without one in the catalog. Only then is it known what the base lacks."""
     model, dimensions = str(target.model_id), target.dimensions or 0
     change = model_change(store, target.base_id, model, dimensions, identity.now_ms())
     return Plan([] if change is None else [change])

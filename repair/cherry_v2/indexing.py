@@ -1,19 +1,24 @@
-"""Indexing what has a text and no unit, without a vector (``docs/indexing.md``)."""
+"""Plan and write the missing index rows of texts, without vectors (``docs/indexing.md``).
+
+Covers contents without units, completed items without a material, and the missing index of a completed base. In a base
+with a model, the new texts are embedded by ``backfill`` later.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from itertools import starmap
+from itertools import islice, starmap
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import apsw
 import msgspec
 
 from checks.audit.collector import Level
 from checks.audit.findings import Finding
+from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path
 from checks.cherry_v2.raw_files import find_path_problem
@@ -33,19 +38,19 @@ from regraft.text import is_blank, replace_surrogates
 from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import CatalogStatements, make_catalog_change, read_store_catalog
+from repair.cherry_v2.evidence import DAMAGE
+from repair.cherry_v2.item_paths import find_snapshot_name
 from repair.cherry_v2.item_texts import BLANK, FormerUnits, NoText, Span, cut_text, get_unit_separator, read_item_text
-from repair.cherry_v2.rescue.v1_files import find_snapshot_name
-from repair.cherry_v2.rules.evidence import DAMAGE
 
-# Texts that are about to be indexed, and writing them into a new or an existing index (``docs/indexing.md``).
+# --- writing texts --------------------------------------------------------------------------------------------------
 
 
-#: Reads a text again, from the index that is changed or from elsewhere; None where it is gone.
+#: Reads a text again when it is written, from the open index or elsewhere; None if it is gone.
 ReadText = Callable[[apsw.Connection], str | None]
 
 
 class NewText(msgspec.Struct, frozen=True, kw_only=True):
-    """A text that is about to be indexed: its material and path, and where it is cut, in UTF-16 units."""
+    """A text to index, with its material, path, and the spans of its units in UTF-16 units."""
 
     finding: str
     material: str
@@ -54,12 +59,12 @@ class NewText(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...]
     bytes: int
     read: ReadText
-    #: Whether it comes from another index.
+    #: Whether the text comes from another index.
     is_donated: bool = False
 
 
 class DonatedText(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of an item from another index, and where its units begin and end there."""
+    """The text of an item from another index, with the spans of its units there."""
 
     text: str
     spans: list[Span]
@@ -67,13 +72,13 @@ class DonatedText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextDonor(Protocol):
-    """Other indexes that texts are taken from."""
+    """Other indexes that provide texts."""
 
     def text(self, item: Row, raw: Path) -> DonatedText | None:
-        """Return the text of an item; ``raw`` is the folder of the base's raw files. None: the donor has none."""
+        """Return the text of an item, or None; ``raw`` is the base's folder of raw files."""
 
     def spans(self, content_hash: str) -> list[Span]:
-        """Return the places of the units of a text; empty: the donor does not have the text."""
+        """Return the spans of the units of a content; empty if it is unknown."""
 
 
 def write_index(
@@ -83,7 +88,7 @@ def write_index(
     now_ms: int,
     then: Callable[[apsw.Connection], None] = lambda _: None,
 ) -> None:
-    """Write a new index file, whole and without vectors.
+    """Write a new index file without vectors.
 
     Args:
         path: where no file is yet.
@@ -106,14 +111,14 @@ def write_index(
 
 
 def write_text(db: apsw.Connection, path: Path, one: NewText, now_ms: int) -> None:
-    """Write a text with its material and units into an open index.
+    """Write a text with its material and units to an open index.
 
     Raises:
         PlanOutdated: it is another one now.
     """
     text = _read_unchanged(db, path, one)
     units = index_units.cut_units(one.material, text, one.spans)
-    # What is left of units that were there: the bodies come again, and their vectors stay.
+    # Bodies of former units are written again; their vectors stay.
     db.executemany(
         "DELETE FROM search_text WHERE target_type = 'search_unit' AND target_id = ?",
         ((unit.unit_id,) for unit in units),
@@ -140,30 +145,27 @@ def _read_unchanged(db: apsw.Connection, path: Path, one: NewText) -> str:
     return text
 
 
-# Plan which texts are added to the index of their base: texts without units, and items without a text.
-#
-# Rules: ``docs/indexing.md``. No vector is written: in a base with a model these texts wait for theirs. The missing index
-# of a completed base is built again from its items.
+# --- planning -------------------------------------------------------------------------------------------------------
 
 
-#: Findings that are fixed.
+#: Findings that are resolved.
 NAMES = (v2.BASE_NO_INDEX, v2.NO_UNITS, v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED)
-#: With these nothing is written into an index: its rows may mean something else, or its full-text index is out of step.
+#: With these findings, an index is not changed: it is damaged, or its full-text index is out of date.
 BLOCKING = {*DAMAGE, v2.META_MISSING, v2.FTS_DESYNC, v2.BODY_ROWID}
-#: Bytes that the rows of a unit take besides its text.
+#: Approximate bytes of the rows of a unit, without its text.
 _ROW_BYTES = 800
-#: Bytes of an index without rows.
+#: Approximate bytes of an empty index.
 _EMPTY_BYTES = 128 << 10
 _TABLES = ("content", "material", "search_unit", "search_text")
 
 
 def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Plan:
-    """Return which texts are going to be indexed, of the chosen bases, or of those ``bases`` alone; nothing is written.
+    """Plan which texts are indexed, in the chosen bases or only in ``bases``.
 
-    Without a catalog nobody knows the items, and texts are cut as the application does it unless it is told otherwise.
+    Without a catalog, the items are unknown, and texts are cut with the application's default settings.
 
     Raises:
-        SourceUnreadable: nobody can tell what the catalog says.
+        SourceUnreadable: the catalog cannot be read.
         WrongUsage: what reads and cuts texts is not installed.
         ProfileUnknown: the profile is of another time than this regraft.
     """
@@ -181,13 +183,13 @@ def plan(store: Store, now_ms: int, bases: Collection[str] | None = None) -> Pla
             rows += base.update(statements)
     if rows and store.catalog is not None:
         made.changes.append(make_catalog_change(statements, store.catalog, rows, ("knowledge_item",)))
-    # An item that has a path and no text is found by the next run, too.
+    # If the run stops here, the next one finds items with a path and no text.
     made.changes += indexes
     return made
 
 
 def _findings_by_base(findings: Iterable[Finding], bases: Collection[str] | None) -> dict[str | None, list[Finding]]:
-    """Return what matters here of each base that is meant and lacks anything."""
+    """Group the relevant findings by base, for bases that lack something."""
     relevant = (one for one in findings if one.base is not None and one.name in (*NAMES, *BLOCKING))
     found = group_by_base(one for one in relevant if bases is None or one.base in bases)
     return {base: every for base, every in found.items() if any(one.name in NAMES for one in every)}
@@ -205,9 +207,9 @@ def _completed_bases(store: Store) -> Iterator[tuple[Row, list[Row]]]:
 
 
 class BaseTexts(msgspec.Struct, kw_only=True):
-    """One base whose index lacks texts, or is missing itself.
+    """One base whose index lacks texts, or is missing.
 
-    With a ``donor``, its texts go before those of raw files; an existing index takes texts of the donor alone.
+    With a ``donor``, its texts are preferred to raw files; an existing index takes only texts of the donor.
     """
 
     store: Store
@@ -215,13 +217,13 @@ class BaseTexts(msgspec.Struct, kw_only=True):
     items: list[Row]
     now_ms: int
     donor: TextDonor | None = None
-    #: Whether the index is written as a new file although one is there, which is damaged.
+    #: Whether a new index file replaces a damaged one.
     is_replaced: bool = False
     new: list[NewText] = msgspec.field(default_factory=list)
     left: list[Unresolved] = msgspec.field(default_factory=list)
-    #: Snapshots that are going to be written: their paths, with the items.
+    #: Snapshots to write: paths and items.
     snapshots: dict[str, Row] = msgspec.field(default_factory=dict)
-    #: Encodings that were guessed, by the files that are read so.
+    #: Guessed encodings, by file.
     guessed: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
@@ -259,16 +261,16 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         """How its texts are cut."""
         return read_base_settings(self.row)[0]
 
-    # --- what is found -----------------------------------------------------------------------------------------------
+    # --- finding texts -----------------------------------------------------------------------------------------------
 
     def plan(self, found: list[Finding]) -> Plan:
-        """Find the texts, and return what comes before the index; :meth:`index` is the rest."""
+        """Find the texts, and return the changes that come before the index; :meth:`index` returns the rest."""
         lacking = [one for one in found if one.name in NAMES]
         blocking = next((finding for finding in found if finding.name in BLOCKING), None)
         if self.is_missing:
             return self._plan_new(lacking)
         if blocking is not None:
-            reason = tr("nothing of the index is changed: {message_}", message_=blocking.message)
+            reason = tr("the index was not changed: {message_}", message_=blocking.message)
             return Plan(left=[Unresolved.of(one, reason) for one in lacking])
         self._find(lacking)
         resolved = {one.name for one in lacking}.difference(one.finding for one in self.left)
@@ -276,7 +278,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         return Plan([*snapshots], self.left, {(name, self.key) for name in resolved})
 
     def _plan_new(self, lacking: list[Finding]) -> Plan:
-        """Return what comes before the new index; a base none of whose items has a text here gets none."""
+        """Return the changes before a new index. Without any text, no index is written."""
         wanted = [item for item in self.items if _is_leaf(item) and item.get("status") == "completed"]
         self.find_items({})
         if wanted and not self.new:
@@ -303,7 +305,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         self.left.append(Unresolved.registered(finding, reason, base=self.key, subject=subject))
 
     def find_materials(self, db: apsw.Connection) -> None:
-        """Find the materials of an index that have a text and no unit."""
+        """Find the materials of an index that have a content and no units."""
         former = FormerUnits({str(unit): str(body) for unit, body in db.execute(_ORPHANS)})
         separator = get_unit_separator(self.settings)
         for material, path, content_hash, text in db.execute(_NO_UNITS):
@@ -349,7 +351,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         )
 
     def find_items(self, materials: dict[str, str]) -> None:
-        """Find the texts of completed items that have no material; ``materials`` are the paths of those that have."""
+        """Find the texts of completed items without a material; ``materials`` maps ids to paths."""
         taken = set(materials.values())
         names = self._names(taken)
         for item in self.items:
@@ -368,19 +370,19 @@ class BaseTexts(msgspec.Struct, kw_only=True):
                 raise
             self._leave(finding, str(problem), key)
         except NoText as reason:
-            # In a new index, a note that was never indexed lacks nothing.
+            # In a new index, a note that was never indexed needs no text.
             if finding != v2.ITEM_NOT_INDEXED or not self.is_missing:
                 self._leave(finding, str(reason), key)
 
     def _reads_raw_files(self, path: str | None) -> bool:
-        """Whether the text of an item is read from its file; without a path it was never indexed."""
+        """Whether item texts are read from files. An item without a path was never indexed."""
         return self.donor is None or (self.is_missing and path is not None)
 
     def _take_raw(self, item: Row, path: str | None, finding: str, names: FreeNames, taken: set[str]) -> None:
-        """Take the text of an item from its file, or from its row.
+        """Take the text of an item from its file or its row.
 
         Raises:
-            NoText: there is none.
+            NoText: the item has no text.
             WrongUsage: what reads or cuts it is not installed.
         """
         found = read_item_text(item, self.raw)
@@ -393,7 +395,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         self._add(finding, str(item.get("id")), path, found.text, spans, read)
 
     def _take_donated(self, item: Row, path: str | None, taken: set[str]) -> bool:
-        """Take the text of an item from the donor; False where the donor has none, or the item has no path yet.
+        """Take the text of an item from the donor; False if it has none, or the item has no path.
 
         Raises:
             NoText: the path of the item cannot be that of a text.
@@ -409,7 +411,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         return True
 
     def keep(self, material: str, path: str, donated: DonatedText) -> None:
-        """Add a text that no completed item has, under the id and path that it had."""
+        """Add a donated text that no completed item has, under its former id and path."""
         self._add(v2.MATERIAL_ORPHAN, material, path, donated.text, donated.spans, donated.read, is_donated=True)
 
     def _cut(self, text: str) -> list[Span]:
@@ -427,7 +429,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         return names
 
     def _path(self, item: Row, path: str | None, text: str, names: FreeNames, taken: set[str]) -> str:
-        """Return the path of an item's text; a snapshot that is not there yet is going to be written.
+        """Return the path of an item's text, and plan its snapshot if that is missing.
 
         Raises:
             NoText: it cannot have the one that its item says.
@@ -448,7 +450,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             problem = problem or tr("that of another text in the index")
             raise NoText(tr('its path, "{path}", is {problem}', path=path, problem=problem))
 
-    # --- what is changed ---------------------------------------------------------------------------------------------
+    # --- changes -----------------------------------------------------------------------------------------------------
 
     def _snapshot(self, path: str, item: Row) -> FileChange:
         text = read_item_text(item, self.raw).text
@@ -470,7 +472,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         return FileChange(path=name, actions=(action,), make=write, bytes=size)
 
     def update(self, statements: CatalogStatements) -> Iterator[Action]:
-        """Give the items of new snapshots their paths."""
+        """Record the paths of new snapshots in their items."""
         moved = [
             (one, item)
             for one in self.new
@@ -492,7 +494,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
             )
 
     def index(self) -> Iterator[Change]:
-        """Yield the change of the index, where there is any."""
+        """Yield the change of the index, if there is any."""
         if self.is_missing:
             if self.new or not self.left:
                 yield self._new_index()
@@ -520,7 +522,7 @@ class BaseTexts(msgspec.Struct, kw_only=True):
         return RowsChange(path=self.index_name, actions=tuple(self._actions()), apply=apply, tables=_TABLES, bytes=size)
 
     def bodies(self) -> Iterator[tuple[str, str]]:
-        """Read the texts of the units that are going to be made, each with its key."""
+        """Yield key and text of each unit that will be written."""
         if not self.new:
             return
         with (
@@ -584,13 +586,97 @@ def _read_stored(db: apsw.Connection, content_hash: str) -> str | None:
     return text if isinstance(text, str) else None
 
 
-_MATERIALS = """SELECT material_id, relative_path FROM material m
- WHERE EXISTS (SELECT 1 FROM content c WHERE c.content_hash = m.current_content_hash)
-    OR EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = m.material_id)"""
-_NO_UNITS = """SELECT m.material_id, m.relative_path, c.content_hash, c.text
-  FROM material m JOIN content c ON c.content_hash = m.current_content_hash
- WHERE NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.material_id = m.material_id)
-   AND trim(c.text, char(32, 9, 10, 13)) <> ''"""
-_ORPHANS = """SELECT t.target_id, t.text FROM search_text t
- WHERE t.target_type = 'search_unit' AND t.kind = 'body' AND typeof(t.text) = 'text'
-   AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id)"""
+_MATERIALS = f"SELECT material_id, relative_path FROM material WHERE {detect.HAS_CONTENT} OR {detect.HAS_UNITS}"
+_NO_UNITS = f"""SELECT material_id, relative_path, c.content_hash, c.text
+  FROM material JOIN content c ON c.content_hash = material.current_content_hash
+ WHERE {detect.MATERIAL_WITHOUT_UNITS.condition}"""
+_ORPHANS = f"""SELECT target_id, text FROM search_text
+ WHERE target_type = 'search_unit' AND kind = 'body' AND typeof(text) = 'text' AND {detect.ORPHAN_BODY.condition}"""
+
+
+#: Limits: occurrences of a body in one text that are tried, and tries in total.
+_MOST_PLACES = 20
+_MOST_TRIES = 2_000_000
+_ORPHANS_index = f"""SELECT target_id, text, created_at FROM search_text
+  WHERE target_type = 'search_unit' AND kind = 'body' AND typeof(text) = 'text' AND typeof(target_id) = 'text'
+    AND {detect.ORPHAN_BODY.condition} ORDER BY rowid"""
+_TEXTS = """SELECT m.material_id, c.content_hash, CAST(c.text AS BLOB) FROM material m
+  JOIN content c ON c.content_hash = m.current_content_hash WHERE typeof(m.material_id) = 'text' ORDER BY m.rowid"""
+_NUMBERS = "SELECT unit_index FROM search_unit WHERE material_id = ? AND unit_type = 'chunk'"
+
+
+class LostUnit(NamedTuple):
+    """A missing unit, with the columns that its body and material prove."""
+
+    unit: str
+    material: str
+    content: str
+    number: int
+    start: int
+    end: int
+    created_at: int
+
+
+def find_lost_units(db: apsw.Connection) -> tuple[list[LostUnit], int]:
+    """Return the missing units that bodies of an open index prove, and the number of bodies that prove none.
+
+    Raises:
+        apsw.Error: the index is damaged.
+    """
+    orphans = {str(target): (str(text), created_at) for target, text, created_at in db.execute(_ORPHANS_index)}
+    found: list[LostUnit] = []
+    tries = _MOST_TRIES
+    if not orphans:
+        return [], 0
+    for material, content, raw in db.execute(_TEXTS):
+        text = raw.decode("utf-8", "surrogatepass") if isinstance(raw, bytes) else ""
+        inside = {target: body for target, body in orphans.items() if body[0] in text}
+        tries -= len(orphans)
+        numbers = _find_missing_numbers(db, str(material), len(inside)) if inside else []
+        for target, (body, created_at) in inside.items():
+            for start, end in islice(_find_offsets(text, body), _MOST_PLACES):
+                tries -= len(numbers)
+                number = _find_number(target, str(material), str(content), numbers, (start, end))
+                if number is not None:
+                    unit = LostUnit(
+                        unit=target,
+                        material=str(material),
+                        content=str(content),
+                        number=number,
+                        start=start,
+                        end=end,
+                        created_at=created_at,
+                    )
+                    found.append(unit)
+                    del orphans[target]
+                    break
+        if tries < 0 or not orphans:
+            break
+    return found, len(orphans)
+
+
+def _find_number(unit: str, material: str, content: str, numbers: list[int], place: tuple[int, int]) -> int | None:
+    """Return the unit number with which the offsets of a body give the id of its unit, or None."""
+    ids = ((one, identity.unit_id(material, content, one, *place)) for one in numbers)
+    return next((one for one, derived in ids if derived == unit), None)
+
+
+def _find_missing_numbers(db: apsw.Connection, material: str, more: int) -> list[int]:
+    """Return the possible numbers of missing units: the gaps, and ``more`` numbers after the last."""
+    there = {number for (number,) in db.execute(_NUMBERS, (material,)) if isinstance(number, int)}
+    highest = max(there, default=-1) + more
+    return [number for number in range(highest + 1) if number not in there]
+
+
+def _find_offsets(text: str, body: str) -> Iterator[tuple[int, int]]:
+    """Yield the offsets of each occurrence of a body in a text, in UTF-16 units."""
+    at = text.find(body)
+    width = _count_utf16(body)
+    while at >= 0:
+        start = _count_utf16(text[:at])
+        yield start, start + width
+        at = text.find(body, at + 1)
+
+
+def _count_utf16(text: str) -> int:
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2

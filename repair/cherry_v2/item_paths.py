@@ -1,14 +1,13 @@
-"""Giving folders and their files readable paths where early releases gave the files their own ids.
+"""Plan readable paths for files of folders to which early releases gave the ids of their items as paths.
 
-Only where it is asked for by name. The catalog changes first and the index after it: killed between both, the index has
-the old paths, and the next run, or ``regraft reconcile``, lets it follow. Rules: ``docs/rules.md``, "Folders"; what is
-there already keeps its path.
+Paths that are in use are never assigned again (``docs/rules.md``, "Folders").
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import find_virtual_prefixes, has_id_as_path
 from checks.cherry_v2.raw_files import find_path_problem
 from migrators.pipeline.plan import TakenPaths
-from regraft.disk import sqlite, untrusted_sqlite
+from regraft.disk import links, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import (
     RESERVING_EXTENSION,
     ChildPaths,
@@ -29,31 +28,29 @@ from regraft.disk.file_paths import (
     split_extension,
 )
 from regraft.errors import PlanOutdated
+from regraft.formats import okf
 from regraft.formats.cherry_v2.catalog_reader import Row, parse_item_data
 from regraft.language import format_count, tr
-from regraft.text import is_blank, replace_surrogates
+from regraft.text import decode_utf8, is_blank, replace_surrogates
 from repair.changes.plan import Action, RowsChange, Unresolved
-
-# Paths below a base's ``raw/`` that are taken: what comes back goes beside them (``docs/rules.md``, "Folders").
-
 
 _KEYS = ("relativePath", "indexedRelativePath")
 
 
 def is_safe_path(path: Any) -> bool:
-    """Tell whether an item's data give a path that stays below ``raw/``."""
+    """Whether a value is a path that stays below ``raw/``."""
     return isinstance(path, str) and find_path_problem(path.encode("utf-8", "replace")) is None
 
 
 def find_taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path | None = None) -> TakenPaths:
-    """Return the paths of a base that are there: of its items, of its index, and on disk.
+    """Collect the paths of a base that are in use: by its items, in its index, and on disk.
 
-    A snapshot that is gone is written anew, under its name if that is free.
+    The path of a missing snapshot counts as free, so that the snapshot can be written again.
 
     Args:
         items: the base's rows.
-        materials: the paths that its index has.
-        raw: the base's folder of raw files; None: what is on disk does not count.
+        materials: the paths in its index.
+        raw: the base's folder of raw files; None: ignore files on disk.
     """
     prefixes: dict[str, str] = {}
     children: dict[str, list[str]] = defaultdict(list)
@@ -67,8 +64,11 @@ def find_taken_paths(items: Iterable[Row], materials: Iterable[str], raw: Path |
         elif row.get("type") not in ("url", "note"):
             paths += own
     names = {path.partition("/")[0] for path in paths}
-    # What lies on disk below a folder's prefix is the folder's own.
-    on_disk = {name for name in _root_names(raw) if name not in prefixes.values()}
+    on_disk: set[str] = set()
+    if raw is not None:
+        with suppress(OSError):
+            # Files on disk below a folder's prefix belong to the folder.
+            on_disk = {path.name for path in raw.iterdir()}.difference(prefixes.values())
     return TakenPaths(prefixes, frozenset(names - set(prefixes.values()) | on_disk), children)
 
 
@@ -77,22 +77,13 @@ def _paths_of(row: Row) -> list[str]:
     return [data[key] for key in _KEYS if is_safe_path(data.get(key))]
 
 
-def _root_names(raw: Path | None) -> Iterator[str]:
-    if raw is None:
-        return
-    try:
-        yield from (path.name for path in raw.iterdir())
-    except OSError:
-        return
-
-
 def free_snapshot_names(taken: TakenPaths, prefixes: Iterable[str], *, reserve_processed: bool) -> FreeNames:
-    """Return the names in the root of ``raw/`` that snapshots can have.
+    """Generator of free names for snapshots in the root of ``raw/``.
 
     Args:
-        taken: what is there; whether a file is in the way on disk is looked at for each name.
-        prefixes: the prefixes of all folders, also of those that come back.
-        reserve_processed: whether beside an upload the name of what a file processor makes of it is kept free.
+        taken: the paths in use. Files on disk are checked for each name.
+        prefixes: prefixes of all folders, including new ones.
+        reserve_processed: whether to reserve the name of the Markdown file that a file processor creates for an upload.
     """
     keys = {fold_name(name) for name in (*taken.names, *taken.prefixes.values(), *prefixes)}
     stems = [stem for stem, extension in map(split_extension, keys) if extension == RESERVING_EXTENSION]
@@ -105,35 +96,35 @@ _ITEMS = ("knowledge_item",)
 
 
 class NewPaths(msgspec.Struct):
-    """The paths that folders of one base and their files get, by the ids of the items."""
+    """New paths of the folders of one base and their files, by item id."""
 
     base: str
     prefixes: dict[str, str] = msgspec.field(default_factory=dict)
     files: dict[str, str] = msgspec.field(default_factory=dict)
-    #: Of files that have such a path already, and whose material does not: a run was killed before the index followed.
-    following: dict[str, str] = msgspec.field(default_factory=dict)
+    #: Paths of files whose material still has the old path, because a run was killed before it changed the index.
+    unfinished: dict[str, str] = msgspec.field(default_factory=dict)
     left: list[Unresolved] = msgspec.field(default_factory=list)
 
     def leave(self, reason: str, item: str | None, count: int = 1) -> None:
-        """Say what stays as it is."""
+        """Report an item that keeps its path."""
         stays = Unresolved.registered(v2.ITEM_PATH_IS_ID, reason, base=self.base, subject=item, count=count)
         self.left.append(stays)
 
 
 def find_new_paths(base: str, items: Sequence[Row], materials: dict[str, str], raw: Path) -> NewPaths:
-    """Find paths for the files of folders that have their own ids for paths, and prefixes for their folders.
+    """Find paths for files whose path is their item's id, and prefixes for their folders.
 
     Args:
         base: the base's id.
-        items: its rows, in their order.
-        materials: the paths that its index has, by the ids of materials.
+        items: its rows, in order.
+        materials: the paths in its index, by material id.
         raw: its folder of raw files.
     """
-    made = NewPaths(base, following=dict(_following(items, materials)))
+    made = NewPaths(base, unfinished=dict(_unfinished_paths(items, materials)))
     folders = {str(row.get("id")): row for row in items if row.get("type") == "directory"}
     files: dict[str, list[Row]] = defaultdict(list)
     for row in filter(has_id_as_path, items):
-        why = _why_unnamed(row, folders.get(str(row["group_id"])))
+        why = _naming_problem(row, folders.get(str(row["group_id"])))
         if why is not None:
             made.leave(why, row["id"])
         else:
@@ -142,20 +133,20 @@ def find_new_paths(base: str, items: Sequence[Row], materials: dict[str, str], r
     free = FolderPrefixes({*taken.names, *taken.prefixes.values()})
     for key in (key for key in folders if key in files):
         if key not in taken.prefixes:
-            made.prefixes[key] = free.take(_source(folders[key]))
+            made.prefixes[key] = free.take(_source_of(folders[key]))
         prefix = taken.prefixes.get(key) or made.prefixes[key]
-        made.files.update(_file_paths(folders[key], prefix, files[key], taken, materials))
+        made.files.update(_assign_paths(folders[key], prefix, files[key], taken, materials))
     return made
 
 
-def _why_unnamed(row: Row, folder: Row | None) -> str | None:
-    """Return why nobody knows what a file of a folder is called; None where that is known."""
+def _naming_problem(row: Row, folder: Row | None) -> str | None:
+    """Why the name of a file in a folder is unknown; None if it is known."""
     if folder is None or is_blank(parse_item_data(folder).get("source")):
-        return tr("the folder that it is in is not there, or has no path")
-    return tr("nothing tells where it came from") if is_blank(parse_item_data(row).get("source")) else None
+        return tr("its folder is missing or has no path")
+    return tr("its original path is unknown") if is_blank(parse_item_data(row).get("source")) else None
 
 
-def _following(items: Sequence[Row], materials: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _unfinished_paths(items: Sequence[Row], materials: dict[str, str]) -> Iterator[tuple[str, str]]:
     prefixes, taken = find_virtual_prefixes(items), set(materials.values())
     for row in items:
         item, path = str(row.get("id")), str(parse_item_data(row).get("relativePath"))
@@ -164,37 +155,37 @@ def _following(items: Sequence[Row], materials: dict[str, str]) -> Iterator[tupl
             yield item, path
 
 
-def _file_paths(
+def _assign_paths(
     folder: Row, prefix: str, files: list[Row], taken: TakenPaths, materials: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    # An entry of v1 that came again was a row each time: the one that has the text is named first.
-    with_text = {_source(row) for row in files if row["id"] in materials}
-    files = sorted(files, key=lambda row: row["id"] not in materials and _source(row) in with_text)
+    # v1 stored an entry again each time it was read. The row that has the text gets the plain name.
+    with_text = {_source_of(row) for row in files if row["id"] in materials}
+    files = sorted(files, key=lambda row: row["id"] not in materials and _source_of(row) in with_text)
     there = [*taken.children.get(str(folder.get("id")), ()), *materials.values()]
-    paths = ChildPaths(_source(folder), prefix, there)
-    yield from ((row["id"], paths.take(_source(row))) for row in files)
+    paths = ChildPaths(_source_of(folder), prefix, there)
+    yield from ((row["id"], paths.take(_source_of(row))) for row in files)
 
 
-def _source(row: Row) -> str:
+def _source_of(row: Row) -> str:
     return replace_surrogates(str(parse_item_data(row)["source"]))
 
 
 def read_material_paths(index: Path) -> dict[str, str]:
-    """Return the paths of the materials in an index, by their ids.
+    """Read the paths of the materials in an index, by material id.
 
     Raises:
-        apsw.Error, OSError: it cannot be read.
+        apsw.Error, OSError: the index cannot be read.
     """
     with sqlite.open_readonly(index) as db:
         rows = untrusted_sqlite.read_lenient_rows(db, ("material_id", "relative_path"), "material")
         return {str(material): str(path) for material, path in rows}
 
 
-# --- the changes -----------------------------------------------------------------------------------------------------
+# --- changes ---------------------------------------------------------------------------------------------------------
 
 
 def plan_catalog_change(root: Path, catalog: str, every: Sequence[NewPaths]) -> RowsChange | None:
-    """Return what gives items their paths; None where none gets one.
+    """Change of the items' paths in the catalog; None if no path changes.
 
     Raises:
         apsw.Error, OSError: the catalog cannot be read.
@@ -241,16 +232,16 @@ def _set_path(db: apsw.Connection, path: Path, base: str, item: str, new: str, c
     before: Any = db.total_changes()
     db.execute(f"{change} AND base_id = ?", (new, item, base))
     if db.total_changes() == before:
-        raise PlanOutdated(path=path, reason=tr("the item {item} has another path now", item=item))
+        raise PlanOutdated(path=path, reason=tr("the path of item {item} changed in the meantime", item=item))
 
 
 def plan_index_change(root: Path, index: str, paths: NewPaths, materials: dict[str, str]) -> RowsChange | None:
-    """Return what gives the materials of an index the paths of their items; None where none gets one."""
-    every = {**paths.following, **paths.files}
+    """Change of the materials' paths in an index to those of their items; None if no path changes."""
+    every = {**paths.unfinished, **paths.files}
     moves = [(new, item) for item, new in every.items() if materials.get(item) == item]
     if not moves:
         return None
-    message = tr("give {materials} the path of its item", materials=format_count(len(moves), "material"))
+    message = tr("set the path of {materials} to the path of its item", materials=format_count(len(moves), "material"))
     action = Action(
         action="update-paths",
         message=message,
@@ -267,8 +258,22 @@ def plan_index_change(root: Path, index: str, paths: NewPaths, materials: dict[s
                 "UPDATE material SET relative_path = ?1 WHERE material_id = ?2 AND relative_path = ?2", (new, item)
             )
             if db.total_changes() == before:
-                raise PlanOutdated(path=root / index, reason=tr("the material {item} has another path now", item=item))
+                raise PlanOutdated(
+                    path=root / index, reason=tr("the path of material {item} changed in the meantime", item=item)
+                )
 
     return RowsChange(
         path=index, actions=(action,), apply=apply, tables=("material",), bytes=sum(200 + len(new) for new, _ in moves)
     )
+
+
+def find_snapshot_name(names: FreeNames, wanted: str, raw: Path, content: str) -> tuple[str, bool]:
+    """Find an unused name; also returns whether the identical snapshot already exists there."""
+    while True:
+        path = names.take(wanted)
+        place = raw / path
+        if not place.exists():
+            return path, False
+        # A stopped run may have written the snapshot.
+        if place.is_file() and okf.strip_block(decode_utf8(links.read_bytes(place))) == content:
+            return path, True

@@ -1,6 +1,6 @@
-"""The text of an item, from what is there of it: its file below ``raw/``, or the catalog.
+"""Read the text of an item from its file below ``raw/`` or from the catalog, and cut it into units.
 
-Rules: ``docs/indexing.md``, "Where texts come from". Nothing is fetched; what needs a program of its own is not read.
+Nothing is fetched from the network. Formats that are not plain text are not read. Rules: ``docs/indexing.md``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from regraft.formats.cherry_v2.settings import Settings, unescape_separator
 from regraft.language import tr
 from regraft.text import decode_utf8, is_blank, replace_surrogates, utf16_len
 
-#: The longest file that is read, in bytes.
+#: Largest file that is read, in bytes.
 LARGEST_FILE = 256 << 20
 _WEB = frozenset({".html", ".htm", ".xhtml"})
 _MARKS = (
@@ -40,32 +40,33 @@ _ELSEWHERE = tr("index it in the application")
 
 
 class NoText(Exception):
-    """An item whose text cannot be had here; the exception's own text says why, for a person."""
+    """The text of an item is not available; the message says why."""
 
 
 class ItemText(msgspec.Struct, frozen=True):
-    """A text, and the encoding that it was taken to be in where nothing says which it is."""
+    """A text, and its encoding if that was guessed."""
 
     text: str
     guessed: str | None = None
 
 
 def read_item_text(item: Row, raw: Path) -> ItemText:
-    """Return the text of an item, as it can be stored; never a blank one.
+    """Return the text of an item in the form in which it is stored; never blank.
 
     Args:
         item: its row in the catalog.
         raw: the base's folder of raw files.
 
     Raises:
-        NoText: there is none, or it cannot be read.
+        NoText: the item has no text, or it cannot be read.
         WrongUsage: the extra that reads it is not installed.
     """
     kind, data = item.get("type"), parse_item_data(item)
     if kind == "file":
         found = _read_file(data.get("indexedRelativePath"), data.get("relativePath"), raw)
     elif kind in ("url", "note"):
-        found = ItemText(_read_snapshot(data.get("relativePath"), raw))
+        file = find_raw_file(data.get("relativePath"), raw)
+        found = ItemText("" if file is None else okf.strip_block(decode_utf8(_read_bytes(file))))
         if is_blank(found.text) and kind == "note" and isinstance(data.get("content"), str):
             found = ItemText(data["content"])
     else:
@@ -76,25 +77,20 @@ def read_item_text(item: Row, raw: Path) -> ItemText:
 
 
 def find_raw_file(path: object, raw: Path) -> Path | None:
-    """Return the file that a path below ``raw/`` leads to; None where it leads to none, or out of it."""
+    """Return the file that a path below ``raw/`` leads to; None if it does not exist or is elsewhere."""
     if not isinstance(path, str) or find_path_problem(path.encode("utf-8", "surrogatepass")) is not None:
         return None
     try:
         if leads_outside(raw.parent, raw):
-            return None  # the whole folder is somewhere else
+            return None  # the folder itself is elsewhere
         place = links.real_path(raw / path)
         return raw / path if place.is_file() and place.is_relative_to(links.real_path(raw)) else None
     except (OSError, RuntimeError, UnicodeEncodeError):
-        return None  # a name that no disk takes, half of a surrogate pair in it, or links in a circle
-
-
-def _read_snapshot(path: object, raw: Path) -> str:
-    file = find_raw_file(path, raw)
-    return "" if file is None else okf.strip_block(decode_utf8(_read_bytes(file)))
+        return None  # an invalid name, an unpaired surrogate, or a cycle of links
 
 
 def _read_file(processed: object, uploaded: object, raw: Path) -> ItemText:
-    """Return what a file processor made of a file, else the file's own text."""
+    """Return the text of the processed file, else of the uploaded one."""
     file = find_raw_file(processed, raw) or find_raw_file(uploaded, raw)
     if file is None:
         raise NoText(tr("its file is not in raw/: {elsewhere}", elsewhere=_ELSEWHERE))
@@ -130,7 +126,7 @@ def _read_bytes(file: Path) -> bytes:
 
 
 def _decode(raw: bytes) -> ItemText | None:
-    """Return what a file reads as: UTF-8, what its byte order mark says, else what is most likely; None for no text."""
+    """Decode UTF-8, the encoding of a byte order mark, or the most likely one; None if it is not text."""
     mark, encoding = next((one for one in _MARKS if raw.startswith(one[0])), (b"", "utf-8"))
     try:
         found = ItemText(raw.removeprefix(mark).decode(encoding))
@@ -143,30 +139,30 @@ def _decode(raw: bytes) -> ItemText | None:
 
 
 def _web_page_to_markdown(page: str) -> str:
-    """Return what a person reads of a web page, as Markdown."""
+    """Convert the readable part of a web page to Markdown."""
     try:
         return str(import_optional("markdownify", tr("web pages"), "indexing").markdownify(page, heading_style="ATX"))
     except RecursionError as error:
         raise NoText(tr("its page is nested too deeply: {elsewhere}", elsewhere=_ELSEWHERE)) from error
 
 
-# Cuts a text into units: slices of it, word for word (``docs/indexing.md``, "Units").
+# --- cutting a text into units (``docs/indexing.md``, "Units") ------------------------------------------------------
 #
-# The application cuts in its own way. It need not be the same: the ids of units follow from where they are.
+# The units may differ from those of the application, because their ids follow from their offsets.
 
 
 _DELIMITER = "delimiter"
-#: Characters that are cut at once, unless so many units are longer: on text without any break the splitter's time
-#: grows with the square of the length.
+#: Characters that are split at once, or the length of this number of units if that is longer. On text without breaks,
+#: the splitter takes quadratic time.
 _WINDOW, _UNITS_IN_WINDOW = 20_000, 8
-#: Where a window ends, by preference; behind its middle.
+#: Where a window ends, by preference, in its second half.
 _BREAKS = ("\n\n", "\n", " ")
 
 Span = tuple[int, int]
 
 
 def cut_text(text: str, settings: Settings) -> list[Span]:
-    """Return where the units of a text begin and end, in UTF-16 units, in their order.
+    """Return the spans of the units of a text, in UTF-16 units and in order.
 
     None of them is blank, and none is longer than the base's chunk size, in characters.
 
@@ -183,11 +179,14 @@ def cut_text(text: str, settings: Settings) -> list[Span]:
         for span in ([piece] if _is_whole_unit(piece, settings) else _split(splitter, text, piece, size))
         if not is_blank(text[slice(*span)])
     ]
-    return _to_utf16(text, spans)
+    if text.isascii():
+        return spans
+    at = dict(_utf16_offsets(text, sorted({place for span in spans for place in span})))
+    return [(at[start], at[end]) for start, end in spans]
 
 
 def get_unit_separator(settings: Settings) -> str:
-    """Return what stands between two units of a base that is cut at a separator, else nothing."""
+    """Return the text between two units if the base is cut at a separator, else ""."""
     if settings.chunk_strategy != _DELIMITER:
         return ""
     return unescape_separator(settings)
@@ -203,7 +202,7 @@ def _split_at_separator(text: str, settings: Settings) -> Iterator[Span]:
 
 
 def _is_whole_unit(piece: Span, settings: Settings) -> bool:
-    """Tell whether a piece between two separators is a unit as it is."""
+    """Whether a piece between two separators is short enough to be a unit."""
     start, end = piece
     return settings.chunk_strategy == _DELIMITER and end - start <= settings.chunk_size
 
@@ -225,15 +224,8 @@ def _windows(text: str, piece: Span, length: int) -> Iterator[Span]:
     yield start, last
 
 
-def _to_utf16(text: str, spans: list[Span]) -> list[Span]:
-    if text.isascii():
-        return spans
-    at = dict(_utf16_offsets(text, sorted({place for span in spans for place in span})))
-    return [(at[start], at[end]) for start, end in spans]
-
-
 def _utf16_offsets(text: str, places: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Return each place in a text, which ascend, with the UTF-16 units before it."""
+    """Yield each character offset, in ascending order, with the number of UTF-16 units before it."""
     before = units = 0
     for place in places:
         units += utf16_len(text[before:place])
@@ -241,18 +233,18 @@ def _utf16_offsets(text: str, places: Iterable[int]) -> Iterator[tuple[int, int]
         yield place, units
 
 
-# The units that a text had, told by the bodies that are left of them: they come back with their vectors.
+# --- former units of a text -----------------------------------------------------------------------------------------
 #
-# A body names its unit, and the id of a unit follows from its place in the text (``docs/formats/index.md``,
-# "Identities"): where a body is found whose place gives the very id that it names, that place is proven.
+# A body names its unit, and a unit's id follows from its offsets (``docs/formats/index.md``, "Identities"). If the
+# offsets of a body in the text give the id that it names, they are proven, and the unit keeps its vector.
 
 
-#: Characters by which bodies are looked up.
+#: Characters of the prefix by which bodies are looked up.
 _PREFIX = 16
 
 
 class FormerUnits:
-    """Bodies whose units are gone: texts by the ids of these units."""
+    """Bodies whose units are missing, by unit id."""
 
     def __init__(self, bodies: Mapping[str, str]) -> None:
         self._bodies = bodies
@@ -263,13 +255,13 @@ class FormerUnits:
                 self._begun[body[: self._length]].add(body)
 
     def spans(self, material: str, content_hash: str, text: str, separator: str) -> list[Span]:
-        """Return where the units of a material were, in UTF-16 units; nothing where not all of them are known.
+        """Return the spans of the former units of a material, in UTF-16 units; empty unless all are known.
 
         Args:
             material: its id.
             content_hash: the hash of its text.
             text: its text.
-            separator: what may stand between units besides white space.
+            separator: text that may separate units in addition to white space.
         """
         found = []
         rest, end = "", 0

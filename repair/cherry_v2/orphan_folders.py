@@ -1,4 +1,8 @@
-"""What the folder of a base tells of it where no row does: its identity, its materials, its vectors."""
+"""Read the folder of a base that has no row in the catalog, and derive the rows of the base and its items.
+
+Identity, materials and vectors come from the index; items without material from the files below ``raw/``
+(``docs/findings.md``, "Adopting").
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,8 @@ from regraft.formats.cherry_v2.settings import Settings
 from regraft.language import format_count, join_list, tr
 from regraft.report.notices import MISSING_MODEL
 from regraft.text import decode_utf8, is_blank, replace_surrogates, utf16_cut
-from repair.cherry_v2.rules.catalog import INTERRUPTED
-from repair.cherry_v2.rules.evidence import DAMAGE, Evidence, Snapshot
+from repair.cherry_v2.catalog_changes import INTERRUPTED
+from repair.cherry_v2.evidence import DAMAGE, Evidence, Snapshot
 
 #: Bodies without a vector, by their material.
 _BARE = """SELECT CAST(u.material_id AS BLOB), count(*)
@@ -39,11 +43,11 @@ _LENGTHS = "SELECT DISTINCT length(vector_blob) FROM embedding LIMIT 2"
 
 
 class FolderUnusable(Exception):
-    """A folder that gets no rows; the text says why, for a person."""
+    """A folder or index from which no rows can be derived; the text says why."""
 
 
 class FoundMaterial(msgspec.Struct, frozen=True, kw_only=True):
-    """A material of an index: the id of the item that it was made of, its path below ``raw/``, its times in ms."""
+    """A material of an index: the id of its item, its path below ``raw/``, and its times in ms."""
 
     item: str
     path: str
@@ -52,19 +56,19 @@ class FoundMaterial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrphanFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """The folder of a base that no row names, as its index and ``raw/`` have it; times in ms."""
+    """Content of the folder of a base without a row; times in ms."""
 
     base: str
     created_at: int
     updated_at: int
     materials: list[FoundMaterial]
-    #: Dimensions of its vectors; None where it has none, or where they differ.
+    #: Dimensions of the vectors; None without vectors, or if their lengths differ.
     dimensions: int | None
-    #: Whether its vectors are not all of one length.
+    #: Whether vectors have different lengths.
     is_mixed: bool = False
-    #: By the item: how many of its bodies have no vector.
+    #: Number of bodies without a vector, by item.
     bare: dict[str, int]
-    #: Files below ``raw/``, with the times of their last change (ms).
+    #: Files below ``raw/`` with modification times (ms).
     files: dict[str, int] = msgspec.field(default_factory=dict)
 
     def is_whole(self, item: str) -> bool:
@@ -73,23 +77,23 @@ class OrphanFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_folder(base: str, index: Path, raw: Path) -> OrphanFolder:
-    """Read what a folder tells of its base.
+    """Read the folder of a base.
 
     Args:
         base: the name of the folder.
-        index: its index, which an audit found whole.
+        index: its index, which an audit found intact.
         raw: its folder of raw files, if it has one.
 
     Raises:
-        Unfit: the index is another base's, or tells too little.
-        apsw.Error, OSError, UnicodeDecodeError: it cannot be read.
+        FolderUnusable: the index belongs to another base, or lacks required values.
+        apsw.Error, OSError, UnicodeDecodeError: the index cannot be read.
     """
     with sqlite.open_readonly(index) as db:
         row: Any = db.execute("SELECT base_id, created_at, updated_at FROM meta").fetchone()
         if row is None:
             raise FolderUnusable(tr("its index has no identity row"))
         if row[0] != base:
-            raise FolderUnusable(tr("its index is that of base {other}", other=row[0]))
+            raise FolderUnusable(tr("its index belongs to base {other}", other=row[0]))
         dimensions, is_mixed = _dimensions([one for (one,) in db.execute(_LENGTHS)])
         return OrphanFolder(
             base=base,
@@ -104,7 +108,7 @@ def read_folder(base: str, index: Path, raw: Path) -> OrphanFolder:
 
 
 def _dimensions(lengths: list[Any]) -> tuple[int | None, bool]:
-    """Return the dimensions that vectors of these lengths have, and whether they do not have the same."""
+    """Number of dimensions of vectors with these byte lengths (None if unknown), and whether the lengths differ."""
     if len(lengths) > 1 or any(not isinstance(one, int) or one <= 0 or one % 4 for one in lengths):
         return None, True
     return next((length // 4 for length in lengths), None), False
@@ -114,10 +118,10 @@ def demand_one_length(folder: OrphanFolder) -> None:
     """Refuse vectors of several lengths.
 
     Raises:
-        Unfit
+        FolderUnusable
     """
     if folder.is_mixed:
-        raise FolderUnusable(tr("its vectors are not all of one length"))
+        raise FolderUnusable(tr("its vectors have different lengths"))
 
 
 def _materials(db: apsw.Connection) -> Iterator[FoundMaterial]:
@@ -125,12 +129,12 @@ def _materials(db: apsw.Connection) -> Iterator[FoundMaterial]:
         db, ("material_id", "relative_path", "created_at", "updated_at"), "material ORDER BY rowid"
     ):
         if not isinstance(item, str) or not item or not isinstance(path, str):
-            raise FolderUnusable(tr("a material of its index has no id, or no path"))
+            raise FolderUnusable(tr("a material in its index has no id or no path"))
         yield FoundMaterial(item=item, path=path, created_at=int(created_at), updated_at=int(updated_at))
 
 
 def _files(raw: Path) -> Iterator[tuple[str, int]]:
-    """Yield the files of a base by their paths; links, and what systems hide in folders of their own, are none."""
+    """Yield the files of a base with the times of their last change (ms). Links and hidden files are skipped."""
     for name, changed_at in walk_files(raw):
         with suppress(OSError):
             is_hidden = any(part.startswith(".") for part in name.split("/"))
@@ -138,8 +142,7 @@ def _files(raw: Path) -> Iterator[tuple[str, int]]:
                 yield name, int(changed_at * 1000)
 
 
-# Whether an index is sound enough for rows of the catalog to be derived from it.
-
+# --- checking the index ----------------------------------------------------------------------------------------------
 
 #: Findings that the missing rows themselves cause.
 _BY_ROWS = {v2.VECTOR_MISSING, v2.ITEM_NO_BASE}
@@ -148,19 +151,19 @@ _OF_CATALOG = ("base.", "item.", "catalog.", "model.")
 
 
 def demand_readable_index(findings: Iterable[Finding]) -> None:
-    """Refuse an index that tells nothing, or tells of another base.
+    """Refuse an index that cannot be read, or that belongs to another base.
 
     Raises:
-        Unfit
+        FolderUnusable
     """
     _demand_none(findings, lambda one: one.name in DAMAGE | {v2.META_MISSING})
 
 
 def demand_sound_index(findings: Iterable[Finding]) -> None:
-    """Refuse an index in which something is wrong that a search of the base would meet.
+    """Refuse an index with errors that would affect a search of the base.
 
     Raises:
-        Unfit
+        FolderUnusable
     """
     _demand_none(
         findings,
@@ -174,11 +177,10 @@ def _demand_none(findings: Iterable[Finding], is_wrong: Callable[[Finding], bool
         wrong[finding.name] += finding.count
     if wrong:
         listed = join_list(f"{name} ({count:,})" for name, count in wrong.items())
-        raise FolderUnusable(tr("its index has to be mended first, with regraft repair: {listed}", listed=listed))
+        raise FolderUnusable(tr("its index has errors ({listed}); run regraft repair first", listed=listed))
 
 
-# The rows of a base and its items, as its index and its files tell them (``docs/findings.md``, "Adopting").
-
+# --- deriving rows ---------------------------------------------------------------------------------------------------
 
 #: What the block of every snapshot has, so that no other Markdown file is taken for one.
 _BLOCK_FIELDS = {"type", "title", "timestamp"}
@@ -189,15 +191,15 @@ _ABSOLUTE = re.compile(r"/|\\\\|[A-Za-z]:[/\\]")
 
 
 class ListedFolder(msgspec.Struct, frozen=True):
-    """A folder that the catalog lists: the id of its item, and the path of the original folder, if that is known."""
+    """A folder item of the catalog: its id, and the path of the original folder, if known."""
 
     item: str
     source: str | None = None
 
     def source_of(self, rest: str) -> str | None:
-        """Return the path of an original file by its path in the folder.
+        """Path of an original file, from its path in the folder.
 
-        None where the folder's path is not absolute, and where the name may have got a number to be free.
+        None if the folder's path is not absolute, or if the file name may have got a number to make it unique.
         """
         if self.source is None or _ABSOLUTE.match(self.source) is None or _NUMBERED.search(PurePosixPath(rest).stem):
             return None
@@ -206,7 +208,7 @@ class ListedFolder(msgspec.Struct, frozen=True):
 
 
 def make_base_row(folder: OrphanFolder, items: list[Row], model: str | None) -> Row:
-    """Return the row of a base. One with vectors of which nobody says the model is a failed one."""
+    """Derive the row of a base. A base with vectors of an unknown model is inserted as failed."""
     settings = Settings()
     is_failed = model is None and folder.dimensions is not None
     return {
@@ -226,16 +228,16 @@ def make_base_row(folder: OrphanFolder, items: list[Row], model: str | None) -> 
 
 
 def _name(folder: OrphanFolder, items: list[Row]) -> str:
-    """Return the name of the only folder of a base, else its id."""
+    """Name of the only folder of a base, else the base's id."""
     folders = [parse_item_data(item)["relativePath"] for item in items if item["type"] == "directory"]
     return folders[0] if len(folders) == 1 and not is_blank(folders[0]) else folder.base
 
 
 def make_item_rows(folder: OrphanFolder, evidence: Evidence) -> Iterator[Row]:
-    """Yield the rows of a base's items: a folder before its files, materials in their order, then files without one.
+    """Yield the rows of all items: materials in order, then files without a material; folders before their files.
 
-    The id of an item tells when it was made. A material of which every body has its vector, or of a base without any,
-    is that of a completed item.
+    The time of creation is read from the item's id. A material whose bodies all have vectors, or in a base without
+    vectors, gives a completed item.
     """
     builder = _Builder(folder, evidence, {}, ())
     for material in folder.materials:
@@ -247,7 +249,7 @@ def make_item_rows(folder: OrphanFolder, evidence: Evidence) -> Iterator[Row]:
 
 
 def count_by_type(items: Iterable[Row]) -> str:
-    """Return how many items there are of each type, for a person; empty where there are none."""
+    """Describe the number of items of each type; empty without items."""
     kinds = Counter(item["type"] for item in items)
     return join_list(format_count(kinds[kind], noun) for kind, noun in _NOUNS.items() if kinds[kind])
 
@@ -259,14 +261,14 @@ def make_material_rows(
     containers: Mapping[str, ListedFolder],
     named: Iterable[str],
 ) -> Iterator[Row]:
-    """Yield the rows of the items of some materials, each behind that of its folder where this is new.
+    """Yield the rows of the items of some materials, each after the row of its folder if that is new.
 
     Args:
         folder: the base.
         evidence: its files.
-        materials: those whose items have no row.
-        containers: folders that the catalog lists, by their prefixes below ``raw/``.
-        named: files below ``raw/`` that items of the catalog name.
+        materials: the materials without an item.
+        containers: folder items of the catalog, by prefix below ``raw/``.
+        named: files below ``raw/`` that items of the catalog refer to.
     """
     builder = _Builder(folder, evidence, containers, named)
     for material in materials:
@@ -286,12 +288,12 @@ class _Builder:
         self.used.update(self._originals.values())
 
     def of_material(self, material: FoundMaterial) -> Iterator[Row]:
-        """Yield the row of the item that a material was made of."""
+        """Yield the row of a material's item."""
         times = identity.uuid7_time(material.item) or material.created_at, material.updated_at
         yield from self.item(material.item, material.path, times, is_whole=self._folder.is_whole(material.item))
 
     def item(self, key: str, path: str, times: tuple[int, int], *, is_whole: bool) -> Iterator[Row]:
-        """Yield the row of an item, behind that of its folder where this comes first."""
+        """Yield the row of an item, after the row of its folder if that is new."""
         prefix, slash, rest = path.partition("/")
         container = None
         if slash:
@@ -325,7 +327,7 @@ class _Builder:
         }
 
     def _content(self, path: str) -> tuple[str, dict[str, Any]]:
-        """Return type and data of the item whose path below ``raw/`` that is."""
+        """Type and data of the item for a path below ``raw/``."""
         snapshot = self._evidence.snapshot(path) if "/" not in path and path.endswith(".md") else None
         if snapshot is not None and snapshot.fields.keys() >= _BLOCK_FIELDS:
             found = _of_snapshot(snapshot)
@@ -351,7 +353,7 @@ def _of_snapshot(snapshot: Snapshot) -> tuple[str, dict[str, str]] | None:
 
 
 def _originals(folder: OrphanFolder, used: set[str]) -> dict[str, str]:
-    """Return the files that a file processor made other ones of, by the paths of those that were indexed instead."""
+    """Original files that a file processor converted, by the paths of the converted files that were indexed."""
     materials = {material.path for material in folder.materials}
     originals: dict[str, str] = {}
     for path in folder.files:

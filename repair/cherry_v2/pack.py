@@ -1,6 +1,11 @@
-"""Packing: chosen bases of a store as one zip file, which is a library that any zip program unpacks.
+"""``regraft pack``: write chosen bases of a store to one ZIP file, which is a library that any ZIP program can extract.
 
-Format: ``docs/formats/pack.md``.
+The catalog's rows are copied inside SQLite, so that texts of any bytes are unchanged. Constraints and references are
+not enforced: a pack keeps invalid rows, and ``regraft check`` reports them there as in the source
+(``docs/formats/catalog.md``).
+
+Files are stored uncompressed: compressing texts would take longest, and vectors do not compress. The archive is written
+beside its final path, read back, and renamed. The same files and the same time give the same bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +29,7 @@ import msgspec
 
 from checks.cherry_v2 import findings as v2
 from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite, writable
-from regraft.disk.checksums import Update, update_in_background
+from regraft.disk.checksums import update_in_background
 from regraft.disk.trees import ZipTree
 from regraft.disk.zip_directory import LONGEST_NAME, MOST_PARTS
 from regraft.errors import (
@@ -67,21 +72,17 @@ from repair.changes.plan import Unresolved
 from repair.changes.run import BaseName
 from repair.cherry_v2.source import BaseSource, open_base_source
 
-# The catalog of a pack: rows of chosen bases as they are, in the form of a library's (``docs/formats/catalog.md``).
-#
-# Rows are copied inside SQLite, so that texts of any bytes stay what they are. Checks and references are not enforced: a
-# pack carries what is wrong with a row along, and ``regraft check`` names it there as it does in the source.
+# --- the catalog of the pack -----------------------------------------------------------------------------------------
 
-
-#: What a row is of that the source has not got: it names a model or provider that is not there.
+#: Time of rows that the source lacks, for models and providers that bases use.
 _NO_TIME = 0
 
 
 def write_pack_catalog(path: Path, source: BaseSource, bases: Sequence[str]) -> None:
-    """Write the catalog of a pack to ``path``, where no file is yet.
+    """Write the catalog of a pack to a new file.
 
     Raises:
-        apsw.Error, OSError: the source cannot be read, or the file cannot be written.
+        apsw.Error, OSError: the source cannot be read, or the file not written.
     """
     with sqlite.open_writable(path, create=True) as db:
         db.execute("PRAGMA foreign_keys = OFF")
@@ -89,12 +90,12 @@ def write_pack_catalog(path: Path, source: BaseSource, bases: Sequence[str]) -> 
         for statement in catalog.TABLES:
             db.execute(statement)
         with sqlite.attach_readonly(db, source.rows, "source"), sqlite.transaction(db):
-            for table, values in _models(db, source, bases):
+            for table, values in _model_rows(db, source, bases):
                 _insert(db, table, values)
             for base in bases:
                 _copy(db, BASES, "id", base)
                 _copy(db, ITEMS, "base_id", base)
-            # A group is of one profile alone.
+            # Groups belong to one profile.
             db.execute(f"UPDATE main.{BASES} SET group_id = NULL WHERE group_id IS NOT NULL")
 
 
@@ -106,16 +107,21 @@ def _copy(db: apsw.Connection, table: str, key: str, base: str) -> None:
     db.execute(f"INSERT INTO main.{table} ({names}) {rows}", (base,))
 
 
-def _models(db: apsw.Connection, source: BaseSource, bases: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of the models that bases name, in full, each after its provider's; never a key of the user's."""
+def _model_rows(db: apsw.Connection, source: BaseSource, bases: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    """Yield the complete rows of the models that bases use, each after its provider. Keys of the user are left out."""
     providers: set[str] = set()
     places: dict[str, int] = {}
-    for named, capabilities in _named(source, bases).items():
-        row = _row(source, named)
+    # The ids of the models that the bases use, with default capabilities.
+    rows = [source.bases[base] for base in bases]
+    embedding = {row.get("embedding_model_id"): EMBEDDING for row in rows}
+    rerank = {row.get("rerank_model_id"): RERANK for row in rows}
+    used_models = {str(name): can for name, can in {**rerank, **embedding}.items() if isinstance(name, str)}
+    for named, capabilities in used_models.items():
+        row = _model_row(source, named)
         provider = str(row["provider_id"])
         if provider not in providers:
             key = _key(db, PROVIDERS, "provider_id", provider) or order_key(len(providers))
-            yield PROVIDERS, _provider(db, source, provider, key)
+            yield PROVIDERS, _provider_row(db, source, provider, key)
             providers.add(provider)
         place = places.setdefault(provider, 0)
         places[provider] += 1
@@ -123,22 +129,14 @@ def _models(db: apsw.Connection, source: BaseSource, bases: Sequence[str]) -> It
         yield MODELS, make_model_row(read_model(row, capabilities), key, _NO_TIME) | _times(db, MODELS, "id", named)
 
 
-def _named(source: BaseSource, bases: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the models that bases name, each with what it can do where nothing says so."""
-    rows = [source.bases[base] for base in bases]
-    embedding = {row.get("embedding_model_id"): EMBEDDING for row in rows}
-    rerank = {row.get("rerank_model_id"): RERANK for row in rows}
-    return {str(name): can for name, can in {**rerank, **embedding}.items() if isinstance(name, str)}
-
-
-def _row(source: BaseSource, named: str) -> Row:
+def _model_row(source: BaseSource, named: str) -> Row:
     known = source.models.get(named, {})
     provider, _, model = named.partition(SEPARATOR)
     stated = {name: known.get(name) or default for name, default in (("provider_id", provider), ("model_id", model))}
     return {**known, "id": named, **stated}
 
 
-def _provider(db: apsw.Connection, source: BaseSource, provider: str, key: str) -> Row:
+def _provider_row(db: apsw.Connection, source: BaseSource, provider: str, key: str) -> Row:
     known = source.providers.get(provider, {})
     values = make_provider_row(
         provider, str(known.get("name") or provider), key, _NO_TIME, is_enabled=known.get("is_enabled") == 1
@@ -168,22 +166,18 @@ def _insert(db: apsw.Connection, table: str, row: Row) -> None:
     db.execute(f"INSERT OR IGNORE INTO main.{table} ({names}) VALUES ({', '.join('?' * len(row))})", values)
 
 
-# Writing a pack: one zip file, beside its place first, read back, and then put there in one step.
-#
-# Files are stored: deflating texts takes longer than all the rest, and vectors do not shrink. The same files and the same
-# time give the same bytes.
+# --- the archive -----------------------------------------------------------------------------------------------------
 
-
-#: Read, hashed and written at once.
+#: Bytes that are read, hashed and written at once.
 COPY_BYTES = 4 << 20
-#: A larger catalog or manifest is stored: what shrinks much would be taken for a bomb.
+#: A larger catalog or manifest is stored uncompressed: a high compression ratio looks like a ZIP bomb.
 _DEFLATED_BYTES = 1 << 20
-#: The years that a zip file can tell.
+#: Range of years in a ZIP file.
 _FIRST_YEAR, _LAST_YEAR = 1980, 2107
 
 
 class PackMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is packed: its name in the pack, where its bytes are, how many, and its time of change in ns."""
+    """A file to pack: its name in the pack, its path, its size, and its modification time (ns)."""
 
     name: str
     path: Path
@@ -192,10 +186,10 @@ class PackMember(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, name: str, path: Path) -> PackMember:
-        """Return a file as it is now.
+        """Read the present state of a file.
 
         Raises:
-            OSError: it cannot be looked at.
+            OSError: the file cannot be read.
         """
         status = file_paths.stat(path)
         return cls(name=name, path=path, size=status.st_size, changed_ns=status.st_mtime_ns)
@@ -210,23 +204,28 @@ class PackMember(msgspec.Struct, frozen=True, kw_only=True):
             status = file_paths.stat(self.path)
             if (status.st_size, status.st_mtime_ns) == (self.size, self.changed_ns):
                 return
-        raise PlanOutdated(path=self.path, reason=tr("it was written to meanwhile"))
+        raise PlanOutdated(path=self.path, reason=tr("it was changed in the meantime"))
 
 
 def hash_members(members: Sequence[PackMember], progress: Progress) -> tuple[PackedFile, ...]:
-    """Return what a manifest says of files, without writing one.
+    """Compute the manifest entries of files.
 
     Raises:
-        PlanOutdated: one was written to meanwhile.
-        OSError: one cannot be read.
+        PlanOutdated: a file was written to in the meantime.
+        OSError: a file cannot be read.
     """
-    return tuple(_packed(member, lambda _: None, progress) for member in members)
+    return tuple(_copy_member(member, lambda _: None, progress) for member in members)
 
 
-def _packed(member: PackMember, write: Callable[[bytes], object], progress: Progress) -> PackedFile:
-    """Read a file to its end, give its bytes to ``write``, and return what a manifest says of it."""
+def _copy_member(member: PackMember, write: Callable[[bytes], object], progress: Progress) -> PackedFile:
+    """Read a file to its end, pass its bytes to ``write``, and return its manifest entry."""
     digest, size = hashlib.sha256(), 0
-    with links.open_for_reading(member.path, buffering=0) as file, _hashing(digest.update, member.size) as update:
+    with (
+        links.open_for_reading(member.path, buffering=0) as file,
+        (
+            update_in_background(digest.update) if member.size > COPY_BYTES else contextlib.nullcontext(digest.update)
+        ) as update,
+    ):
         while chunk := file.read(COPY_BYTES):
             update(chunk)
             write(chunk)
@@ -234,13 +233,8 @@ def _packed(member: PackMember, write: Callable[[bytes], object], progress: Prog
             progress.step(len(chunk), 0)
     member.demand_unchanged()
     if size != member.size:
-        raise PlanOutdated(path=member.path, reason=tr("it was written to meanwhile"))
+        raise PlanOutdated(path=member.path, reason=tr("it was changed in the meantime"))
     return PackedFile(path=member.name, bytes=size, sha256=digest.hexdigest())
-
-
-def _hashing(update: Update, size: int) -> AbstractContextManager[Update]:
-    """Hash a large file while it is read and written; for a small one a thread costs more than it saves."""
-    return update_in_background(update) if size > COPY_BYTES else contextlib.nullcontext(update)
 
 
 def write_archive(
@@ -250,59 +244,59 @@ def write_archive(
     now_ms: int,
     progress: Progress,
 ) -> None:
-    """Write a pack to ``target``, whole and read back, where nothing is yet.
+    """Write a pack to a new file at ``target``, and read it back.
 
     Args:
-        target: its place; its folder exists.
-        members: its files, in their order.
-        manifest_of: makes the manifest when the checksums are known.
-        now_ms: the time that members carry.
-        progress: told of bytes.
+        target: the final path; its folder exists.
+        members: the files, in order.
+        manifest_of: creates the manifest from the checksums.
+        now_ms: the modification time of all members.
+        progress: receives the number of bytes.
 
     Raises:
-        PlanOutdated: a file was written to meanwhile.
-        PackThere: something came to its place meanwhile.
-        TargetLocked, TargetNotWritable: another regraft writes it, or its folder is not to be written to.
-        CopyDiffers: what was written does not read back.
+        PlanOutdated: a file was written to in the meantime.
+        PackThere: a file was created at ``target`` in the meantime.
+        TargetLocked, TargetNotWritable: another regraft process writes it, or its folder is not writable.
+        CopyDiffers: the written file cannot be read back.
         OSError: a file cannot be read, or the disk is full.
     """
-    with writable.allow_writes(target.parent, entries_only=True), _temporary(target) as temporary:
+    with writable.allow_writes(target.parent, entries_only=True), _new_part_file(target) as temporary:
         with durable.new_zip(temporary) as archive:
-            packed = tuple(_add(archive, member, now_ms, progress) for member in members)
+            packed = tuple(_add_member(archive, member, now_ms, progress) for member in members)
             manifest = manifest_of(packed)
             encoded = manifest.encoded()
-            archive.writestr(_info(MANIFEST, len(encoded), now_ms), encoded)
+            archive.writestr(_zip_info(MANIFEST, len(encoded), now_ms), encoded)
         durable.sync_file(temporary)
         _read_back(temporary, manifest)
-        _put(temporary, target)
+        _rename_new(temporary, target)
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove what a killed run left beside a pack that is in its place, unless another run is writing it."""
-    if os.path.lexists(_part_of(target)):
+    """Remove the partial file that a killed run left beside a finished pack, unless another run is writing it."""
+    if os.path.lexists(_part_path(target)):
         with (
             contextlib.suppress(TargetLocked, TargetNotWritable, OSError),
             writable.allow_writes(target.parent, entries_only=True),
-            _temporary(target),
+            _new_part_file(target),
         ):
             pass
 
 
-def _part_of(target: Path) -> Path:
+def _part_path(target: Path) -> Path:
     return target.with_name(f".{target.name}.regraft-part")
 
 
 @contextmanager
-def _temporary(target: Path) -> Iterator[Path]:
-    """Give the path of a new file beside ``target`` that no other pack writes, and remove it at the end.
+def _new_part_file(target: Path) -> Iterator[Path]:
+    """Path of a new file beside ``target`` that no other process writes. The file is removed at the end.
 
-    A lock file beside it excludes other packs; what a killed run left at that path is removed. On a file system without
-    locks the path is one that no other run has.
+    A lock file excludes other processes, and a leftover of a killed run is removed. On a file system without locks the
+    path is random.
 
     Raises:
         TargetLocked, TargetNotWritable
     """
-    path = _part_of(target)
+    path = _part_path(target)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(sqlite.hold_lock(target.with_name(f".{target.name}.regraft-lock")))
@@ -311,7 +305,7 @@ def _temporary(target: Path) -> Iterator[Path]:
         except apsw.IOError:
             path = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
         except (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError) as error:
-            raise TargetNotWritable(path=target, reason=_refusal(target) or error) from error
+            raise TargetNotWritable(path=target, reason=_find_refusal(target) or error) from error
         durable.remove(path, missing_ok=True)
         try:
             yield path
@@ -319,9 +313,9 @@ def _temporary(target: Path) -> Iterator[Path]:
             durable.remove(path, missing_ok=True)
 
 
-def _refusal(target: Path) -> str | None:
-    """Return why no file can be made beside ``target``; None where one can."""
-    probe = target.with_name(f"{_part_of(target).name}-{secrets.token_hex(4)}")
+def _find_refusal(target: Path) -> str | None:
+    """Why no file can be created beside ``target``; None if one can."""
+    probe = target.with_name(f"{_part_path(target).name}-{secrets.token_hex(4)}")
     try:
         durable.touch(probe)
     except OSError as error:
@@ -332,7 +326,7 @@ def _refusal(target: Path) -> str | None:
     return None
 
 
-def _info(name: str, size: int, now_ms: int) -> zipfile.ZipInfo:
+def _zip_info(name: str, size: int, now_ms: int) -> zipfile.ZipInfo:
     moment = utc_datetime(now_ms)
     year = min(max(moment.year, _FIRST_YEAR), _LAST_YEAR)
     info = zipfile.ZipInfo(name, (year, *moment.timetuple()[1:6]))
@@ -344,14 +338,14 @@ def _info(name: str, size: int, now_ms: int) -> zipfile.ZipInfo:
     return info
 
 
-def _add(archive: zipfile.ZipFile, member: PackMember, now_ms: int, progress: Progress) -> PackedFile:
+def _add_member(archive: zipfile.ZipFile, member: PackMember, now_ms: int, progress: Progress) -> PackedFile:
     progress.at(member.name)
-    with archive.open(_info(member.name, member.size, now_ms), "w") as file:
-        return _packed(member, file.write, progress)
+    with archive.open(_zip_info(member.name, member.size, now_ms), "w") as file:
+        return _copy_member(member, file.write, progress)
 
 
 def _read_back(temporary: Path, manifest: Manifest) -> None:
-    """Read every member of the written file to its end; its checksum in the archive is that of what was read.
+    """Read every member of the written file, which verifies its checksum.
 
     Raises:
         CopyDiffers
@@ -370,10 +364,10 @@ def _read_back(temporary: Path, manifest: Manifest) -> None:
 
 
 def find_archive_problem(path: Path, manifest: Manifest) -> str | None:
-    """Return why a zip file does not hold what a manifest lists; None where it does.
+    """How a ZIP file differs from a manifest; None if it does not.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -383,20 +377,20 @@ def find_archive_problem(path: Path, manifest: Manifest) -> str | None:
                     while chunk := file.read(COPY_BYTES):
                         digest.update(chunk)
                 if digest.hexdigest() != packed.sha256:
-                    return tr("{path} does not read back", path=packed.path)
+                    return tr("{path} differs when read back", path=packed.path)
     except (zipfile.BadZipFile, KeyError, zlib.error, EOFError) as error:
         return str(error)
     return None
 
 
-def _put(temporary: Path, target: Path) -> None:
-    """Give a written file its name, where nothing has it.
+def _rename_new(temporary: Path, target: Path) -> None:
+    """Rename a written file unless the name is in use.
 
     Raises:
         PackThere
     """
     try:
-        # Unlike a rename, a link never takes the place of a file that came meanwhile.
+        # Unlike a rename, a hard link never replaces a file that was created in the meantime.
         is_there = not durable.try_link(temporary, target) and os.path.lexists(target)
     except FileExistsError as error:
         raise PackThere(path=target, what=tr("another file")) from error
@@ -407,18 +401,17 @@ def _put(temporary: Path, target: Path) -> None:
     durable.sync_folder(target.parent)
 
 
-# ``regraft pack``: which bases and files go into a pack, and what became of it.
-
+# --- the command -----------------------------------------------------------------------------------------------------
 
 Outcome = Literal["planned", "written", "unchanged"]
-#: What a zip file takes for each member, besides its bytes and its name, and for its end.
+#: Overhead of a ZIP file for each member in addition to its name, and for the end of its directory.
 _MEMBER_BYTES, _END_BYTES = 512, 1 << 16
 
 
 class PackOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is packed, and where to.
+    """Options of the command.
 
-    ``bases`` are names or ids (v1 or v2); empty: all. ``now_ms`` is the time that members carry.
+    ``bases`` are names or ids (v1 or v2); empty: all. ``now_ms`` is the modification time of all members.
     """
 
     source: Path
@@ -430,7 +423,7 @@ class PackOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedBaseReport(BaseName, frozen=True, kw_only=True):
-    """A base of a pack: its v1 id where that is known, and how much of it there is."""
+    """A base of a pack: its v1 id, if known, and its size."""
 
     legacy_id: str | None
     status: str
@@ -442,7 +435,7 @@ class PackedBaseReport(BaseName, frozen=True, kw_only=True):
 
 
 class PackReport(Report, kw_only=True):
-    """What was packed: ``outcome`` is planned, written, or unchanged where the pack was there already."""
+    """Report of the command. ``outcome`` is "planned", "written", or "unchanged" if the same pack exists already."""
 
     outcome: Outcome
     bases: list[PackedBaseReport]
@@ -452,7 +445,7 @@ class PackReport(Report, kw_only=True):
 
 
 class _Contents(msgspec.Struct):
-    """The files of a pack, and what stays out of it."""
+    """The files of a pack, and reports about omitted objects."""
 
     members: list[PackMember] = msgspec.field(default_factory=list)
     bases: list[PackedBase] = msgspec.field(default_factory=list)
@@ -464,29 +457,43 @@ class _Contents(msgspec.Struct):
 
 
 def pack(options: PackOptions, progress: Progress) -> PackReport:
-    """Write chosen bases of a store to one file, and return what was done; the store is only read.
+    """Write chosen bases of a store to one file. The store is only read.
 
     Raises:
-        WrongUsage, TargetNotWritable, PackThere: there is no place for it, or something else is there.
-        NothingToPack: no base of it can be packed.
+        WrongUsage, TargetNotWritable, PackThere: the target cannot be used, or is another file.
+        NothingToPack: no base can be packed.
         NotEnoughSpace
-        PlanOutdated: a file of the source was written to meanwhile.
+        PlanOutdated: a file of the source was written to in the meantime.
         RegraftError: the source cannot be read.
-        OSError: stopped by the system.
+        OSError: reading or writing failed.
     """
     run = Run(command="pack", dry_run=options.dry_run, target_kind=Kind.PACK.value, target=options.target)
-    _check_target(options.target)
+    if options.target.suffix.lower() != ".zip":
+        raise WrongUsage(
+            problem=tr("{target} does not end in .zip", target=one_line(str(options.target))),
+            hint=tr("use a name such as FILE.zip"),
+        )
+    if options.target.is_dir():
+        raise PackThere(path=options.target, what="a folder")
+    if not options.target.parent.is_dir():
+        raise TargetNotWritable(path=options.target, reason=tr("its folder does not exist"))
     with (
         open_base_source(options.source, options.kind, options.bases, "pack") as source,
         durable.temporary_folder() as work,
     ):
         run.source_kind, run.source = source.store.found.kind.value, options.source
-        _check_outside(source, options)
+        root = options.source if options.source.is_dir() else source.store.root
+        if links.is_at_or_below(options.target, root):
+            raise TargetNotWritable(path=options.target, reason=tr("it is inside the source"))
         _demand_early_room(source, options)
-        contents = _contents(source, work)
+        contents = _collect_contents(source, work)
         if not contents.bases:
-            raise NothingToPack(path=options.source, reason=_reasons(contents))
-        outcome = _carry_out(source, contents, options, progress)
+            raise NothingToPack(
+                path=options.source,
+                reason=join_list(dict.fromkeys(left.reason for left in contents.left), between=tr("; "))
+                or tr("it has no bases"),
+            )
+        outcome = _write_pack(source, contents, options, progress)
     run.end()
     return PackReport(
         head=run.head(),
@@ -498,34 +505,10 @@ def pack(options: PackOptions, progress: Progress) -> PackReport:
     )
 
 
-def _reasons(contents: _Contents) -> str:
-    return join_list(dict.fromkeys(left.reason for left in contents.left), between=tr("; ")) or tr("it has none")
+# --- choosing files --------------------------------------------------------------------------------------------------
 
 
-# --- where to --------------------------------------------------------------------------------------------------------
-
-
-def _check_target(target: Path) -> None:
-    if target.suffix.lower() != ".zip":
-        raise WrongUsage(
-            problem=tr("{target} is not a name for a pack", target=one_line(str(target))), hint=tr("give FILE.zip")
-        )
-    if target.is_dir():
-        raise PackThere(path=target, what="a folder")
-    if not target.parent.is_dir():
-        raise TargetNotWritable(path=target, reason=tr("its folder does not exist"))
-
-
-def _check_outside(source: BaseSource, options: PackOptions) -> None:
-    root = options.source if options.source.is_dir() else source.store.root
-    if links.is_at_or_below(options.target, root):
-        raise TargetNotWritable(path=options.target, reason=tr("it lies in the source"))
-
-
-# --- what goes into it -----------------------------------------------------------------------------------------------
-
-
-def _contents(source: BaseSource, work: Path) -> _Contents:
+def _collect_contents(source: BaseSource, work: Path) -> _Contents:
     source.demand_whole()
     contents = _Contents()
     findings = source.findings()
@@ -557,49 +540,45 @@ def _add_base(contents: _Contents, source: BaseSource, base: str, work: Path) ->
     row = source.bases[base]
     found = source.files(base)
     named = [(path, path.relative_to(source.folder(base)).as_posix()) for path in found.files]
-    unfit = [name for _, name in named if not _is_fit(name)]
-    members = [_member(base, path, name, work) for path, name in named if _is_fit(name)]
+    unfit = [name for _, name in named if not _is_packable(name)]
+    members = [_member(base, path, name, work) for path, name in named if _is_packable(name)]
     contents.members += members
-    dimensions = row.get("dimensions")
+    model, dimensions = row.get("embedding_model_id"), row.get("dimensions")
     contents.bases.append(
         PackedBase(
             id=base,
             name=source.name_of(base),
             status=str(row.get("status")),
             legacy_id=source.legacy_id(base),
-            model=_text(row.get("embedding_model_id")),
+            model=model if isinstance(model, str) else None,
             dimensions=dimensions if isinstance(dimensions, int) else None,
             items=len((source.catalog.items or {}).get(base, ())),
             files=len(members),
             bytes=sum(member.size for member in members),
         )
     )
-    contents.left += _left(base, row, found.links, unfit)
+    contents.left += _report_left(base, row, found.links, unfit)
 
 
-def _left(base: str, row: Row, links: Sequence[str], unfit: Sequence[str]) -> Iterator[Unresolved]:
-    """Yield what of a base stays out of a pack, and what is odd about what comes into it."""
+def _report_left(base: str, row: Row, links: Sequence[str], unfit: Sequence[str]) -> Iterator[Unresolved]:
+    """Report omitted files of a base, and that a failed base is packed as it is."""
     if links:
-        message = tr("{links} in its folder, not followed and not packed", links=format_count(len(links), "link"))
+        message = tr("{links} in its folder not packed", links=format_count(len(links), "link"))
         yield Unresolved(finding=v2.RAW_MISSING, reason=message, base=base, subject=links[0], count=len(links))
     if unfit:
         message = tr(
-            "{files} with a name that no zip file can hold, not packed", files=format_count(len(unfit), "file")
+            "{files} not packed because a ZIP file cannot hold their names", files=format_count(len(unfit), "file")
         )
         yield Unresolved(
             finding=v2.RAW_MISSING, reason=message, base=base, subject=one_line(unfit[0]), count=len(unfit)
         )
     if row.get("status") == "failed":
-        message = tr("it failed ({get}), and is packed as it is", get=one_line(str(row.get("error"))))
+        message = tr("it is a failed base ({get}), packed as it is", get=one_line(str(row.get("error"))))
         yield Unresolved(finding=v2.BASE_FAILED, reason=message, base=base, severity="note")
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _is_fit(name: str) -> bool:
-    """Tell whether a name can stand in an archive: UTF-8, and no part that would lead out of it on any system."""
+def _is_packable(name: str) -> bool:
+    """Whether an archive can hold a name: valid UTF-8, and no part that leads out of the folder on any system."""
     try:
         whole = f"{KNOWLEDGE_FOLDER}/{name}"
         return (
@@ -612,7 +591,7 @@ def _is_fit(name: str) -> bool:
 
 
 def _member(base: str, path: Path, name: str, work: Path) -> PackMember:
-    """Return a file as it is packed: a database with a log beside it as its readers see it."""
+    """A file as it is packed. A database with a log is copied as readers see it."""
     whole = f"{KNOWLEDGE_FOLDER}/{base}/{name}"
     if untrusted_sqlite.find_companions(links.real_path(path)) and untrusted_sqlite.is_database(path):
         copy = work / f"{base}.sqlite"
@@ -621,10 +600,10 @@ def _member(base: str, path: Path, name: str, work: Path) -> PackMember:
     return PackMember.of(whole, path)
 
 
-# --- writing it ------------------------------------------------------------------------------------------------------
+# --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _carry_out(source: BaseSource, contents: _Contents, options: PackOptions, progress: Progress) -> Outcome:
+def _write_pack(source: BaseSource, contents: _Contents, options: PackOptions, progress: Progress) -> Outcome:
     manifest = Manifest(
         pack=1,
         created_at=iso_time(options.now_ms),
@@ -643,12 +622,13 @@ def _carry_out(source: BaseSource, contents: _Contents, options: PackOptions, pr
         return "unchanged"
     if options.dry_run:
         return "planned"
-    _check_space(options.target, contents)
+    names = sum(2 * len(os.fsencode(member.name)) + _MEMBER_BYTES for member in contents.members)
+    _demand_free(options.target, contents.bytes + names + _END_BYTES + len(MANIFEST))
     with stage(progress, "Packing", contents.bytes, "bytes"):
         try:
             write_archive(options.target, contents.members, with_files, options.now_ms, progress)
         except OSError as error:
-            # A full disk or a limit on file sizes concerns the pack, not the file of the source that was being read.
+            # A full disk or a limit on file sizes is a problem of the target, not of the source file being read.
             if error.errno in durable.NO_ROOM:
                 raise OSError(error.errno, error.strerror, os.fspath(options.target)) from error
             raise
@@ -656,7 +636,7 @@ def _carry_out(source: BaseSource, contents: _Contents, options: PackOptions, pr
 
 
 def _demand_identical(target: Path, wanted: Manifest) -> None:
-    """Refuse to write over a file, unless it is the very pack that would be written.
+    """Refuse to overwrite a file, unless it is the identical pack.
 
     Raises:
         PackThere
@@ -672,14 +652,14 @@ def _demand_identical(target: Path, wanted: Manifest) -> None:
     if there is None:
         raise PackThere(path=target, what=tr("another file"))
     if (there.files, [base.id for base in there.bases]) != (wanted.files, [base.id for base in wanted.bases]):
-        raise PackThere(path=target, what=tr("a pack of something else"))
+        raise PackThere(path=target, what=tr("a pack with other content"))
     problem = find_archive_problem(target, there)
     if problem is not None:
-        raise PackThere(path=target, what=tr("the same pack, damaged ({problem}),", problem=problem))
+        raise PackThere(path=target, what=tr("a damaged copy of the same pack ({problem})", problem=problem))
 
 
 def _demand_early_room(source: BaseSource, options: PackOptions) -> None:
-    """Refuse before any base is read whole: all count that a look at their names does not keep out.
+    """Check the disk space before any base is read completely.
 
     Raises:
         NotEnoughSpace
@@ -691,11 +671,6 @@ def _demand_early_room(source: BaseSource, options: PackOptions) -> None:
         if source.problem(base, []) is None:
             needed += sum(file_paths.lstat(path).st_size for path in source.files(base).files)
     _demand_free(options.target, needed)
-
-
-def _check_space(target: Path, contents: _Contents) -> None:
-    names = sum(2 * len(os.fsencode(member.name)) + _MEMBER_BYTES for member in contents.members)
-    _demand_free(target, contents.bytes + names + _END_BYTES + len(MANIFEST))
 
 
 def _demand_free(target: Path, needed: int) -> None:

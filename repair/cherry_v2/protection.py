@@ -1,7 +1,7 @@
-"""Bases of which no command deletes anything, whether a finding is named or not (``docs/findings.md``, "Kept").
+"""Find bases from which no command deletes anything, even if a finding is named (``docs/findings.md``, "Kept").
 
-A catalog that is older than the indexes, or that lost rows, makes texts and vectors look like waste. Two signs of it
-count: the base failed, or many of its items disappeared at once.
+With a catalog that is older than the indexes, or that lost rows, texts and vectors look unused. Signs of that: the base
+failed, or many of its items disappeared at once.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from repair.cherry_v2.catalog_changes import read_store_catalog
 
 
 class DisappearedItems(msgspec.Struct, frozen=True):
-    """Materials of a base whose items have no row any more, and the items that still have one, folders aside."""
+    """Counts of items of a base (folders excluded): materials whose item lost its row, and items with a row."""
 
     gone: int = 0
     there: int = 0
 
     @property
     def is_protected(self) -> bool:
-        """Whether so many are gone that nothing of the base is deleted."""
+        """Whether nothing of the base is deleted because too many are gone."""
         return many_disappeared(self.gone, self.there)
 
 
 class Protection:
-    """Tells of each base of a store whether it is protected, and why.
+    """Decides for each base of a store whether it is protected, and why.
 
     Args:
         store: the store, as it is now.
-        catalog: its rows, with or without what items hold; None where the store has no catalog.
-        spared: ids of bases that are protected in any case, because they failed when the run began.
+        catalog: its rows, with or without the items' data; None if the store has no catalog.
+        spared: ids of bases that are protected in any case, because they had failed when the run began.
     """
 
     def __init__(self, store: Store, catalog: StoredCatalog | None, spared: frozenset[str] = frozenset()) -> None:
         self._store, self._catalog, self._spared = store, catalog, spared
         self._rows = {} if catalog is None else {base_id_text(row): row for row in catalog.bases}
         self._listed = {str(item.get("id")) for items in self._items().values() for item in items}
-        self._known: dict[str, str | None] = {}
+        self._reasons: dict[str, str | None] = {}
 
     @classmethod
     def of(cls, store: Store, spared: frozenset[str] = frozenset()) -> Protection:
-        """Return the protection of a store by its own catalog.
+        """Create the protection of a store from its own catalog.
 
         Raises:
             SourceUnreadable: the catalog cannot be read.
@@ -56,13 +56,24 @@ class Protection:
         return cls(store, None if store.catalog is None else read_store_catalog(store, data=False), spared)
 
     def reason(self, base: str) -> str | None:
-        """Return why nothing of a base is deleted, for a person; None where it is not protected."""
-        if base not in self._known:
-            self._known[base] = self._reason(base)
-        return self._known[base]
+        """Why nothing of a base is deleted; None if the base is not protected."""
+        if base not in self._reasons:
+            row = self._rows.get(base)
+            if base in self._spared or (row is not None and row.get("status") == "failed"):
+                self._reasons[base] = tr("nothing is deleted from a failed base")
+            else:
+                found = self.disappeared(base)
+                message = tr(
+                    "{gone} of {all} disappeared at once; the catalog may be older than the index, so nothing is "
+                    "deleted from the base",
+                    gone=f"{found.gone:,}",
+                    all=format_count(found.gone + found.there, "item"),
+                )
+                self._reasons[base] = message if found.is_protected else None
+        return self._reasons[base]
 
     def disappeared(self, base: str) -> DisappearedItems:
-        """Count the items of a base that have a material and no row; zero where its index cannot be read."""
+        """Count the items of a base that have a material but no row; zero if the index cannot be read."""
         one = self._store.stores.get(base)
         if one is None or base not in self._rows or self._catalog is None or self._catalog.items is None:
             return DisappearedItems()
@@ -77,20 +88,6 @@ class Protection:
     def _items(self) -> dict[str, list[dict[str, object]]]:
         items = None if self._catalog is None else self._catalog.items
         return {} if items is None else {str(base): rows for base, rows in items.items()}
-
-    def _reason(self, base: str) -> str | None:
-        row = self._rows.get(base)
-        if base in self._spared or (row is not None and row.get("status") == "failed"):
-            return tr("the base failed, and nothing is deleted from a failed base")
-        found = self.disappeared(base)
-        if not found.is_protected:
-            return None
-        return tr(
-            "{gone} of {all} disappeared at once: the catalog may be older than the index, and nothing of the base is "
-            "deleted",
-            gone=f"{found.gone:,}",
-            all=format_count(found.gone + found.there, "item"),
-        )
 
 
 def _materials(db: apsw.Connection) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""Making the index of a base follow the catalog, which is the authority.
+"""Plan ``regraft reconcile`` for v2 data: the index of a base follows the catalog.
 
-Rules: ``docs/formats/index.md``, "Following the catalog". A material without an item is kept, because it can be listed
-again. Where the user names ``material.orphan``, it goes with its units and bodies, and with the vectors and texts that
-nothing else names, as the application's own clean-up does it. What the index lacks cannot be made here: it is listed.
+A material without an item is kept, because it can be listed again. If the user names ``material.orphan``, it is deleted
+with its units and bodies, and with vectors and contents that nothing else needs, as the application does it. What the
+index lacks is only reported. Rules: ``docs/formats/index.md``, "Following the catalog".
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from regraft.kinds import KIND_NAMES as NAMES_OF_KINDS
 from regraft.language import format_count, tr
 from regraft.stores.derived import OutOfOrder, compare_sorted
 from regraft.text import decode_utf8, path_argument, replace_surrogates
+from repair.changes.options import ReconcileOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import read_store_catalog
+from repair.cherry_v2.evidence import DAMAGE
 from repair.cherry_v2.protection import Protection
-from repair.cherry_v2.rules.evidence import DAMAGE
-from repair.options import ReconcileOptions
 
-#: What the index lacks.
+#: Findings about what the index lacks, which are only reported.
 _MISSING = (v2.ITEM_NO_MATERIAL, v2.ITEM_NOT_INDEXED, v2.BASE_NO_INDEX)
-#: Findings that are resolved; materials are deleted only where the finding is named.
+#: Findings that are resolved; materials are deleted only if the user names the finding.
 NAMES = (v2.MATERIAL_ORPHAN, v2.MATERIAL_PATH)
 _DIFFERENT = set(NAMES)
-#: How the command that lists materials again is told.
+#: Options of the repair that lists materials again.
 LISTING = ("--only", v2.MATERIAL_ORPHAN, "--adopt")
-#: With these an index may be that of another base, or cannot be read.
+#: With these findings, an index cannot be read or may belong to another base.
 _DAMAGE = {*DAMAGE, v2.META_MISSING}
 
 
 def plan(store: Store, options: ReconcileOptions) -> Plan:
-    """Return what is going to be changed in the indexes of a store; nothing is written.
+    """Plan the changes of the indexes of a store.
 
     Raises:
         NotChanged: there is no catalog that an index could follow.
-        SourceUnreadable: nobody can tell what the catalog says.
+        SourceUnreadable: the catalog cannot be read.
     """
     if store.catalog is None:
         what = tr("{names} without a catalog", names=NAMES_OF_KINDS[store.found.kind])
@@ -75,26 +75,26 @@ def _plan_base(
     made = Plan()
     if not options.only:
         made.left += [_lacking(store, finding) for finding in found if finding.name in _MISSING]
-    names = {finding.name for finding in found}
     why = _why_left(found, is_known=is_known)
     if why is not None:
         reason = tr("nothing of the index is changed: {why}", why=why)
-        stays = (finding for finding in found if finding.name in _DIFFERENT | _DAMAGE)
-        made.left += [Unresolved.of(finding, reason, repair=finding.repair) for finding in stays]
+        unchanged = (finding for finding in found if finding.name in _DIFFERENT | _DAMAGE)
+        made.left += [Unresolved.of(finding, reason, repair=finding.repair) for finding in unchanged]
         return made
+    names = {finding.name for finding in found}
     wanted = set(filter(options.wants, names & _DIFFERENT))
-    orphans = [one for one in found if one.name == v2.MATERIAL_ORPHAN and one.name in wanted]
-    kept = _why_kept(base, options, protection) if orphans else None
-    if kept is not None:
-        wanted.discard(v2.MATERIAL_ORPHAN)
-        made.left += [_kept(store, one, kept) for one in orphans]
+    if v2.MATERIAL_ORPHAN in wanted:
+        kept = _why_kept(base, options, protection)
+        if kept is not None:
+            wanted.discard(v2.MATERIAL_ORPHAN)
+            made.left += [_kept(store, one, kept) for one in found if one.name == v2.MATERIAL_ORPHAN]
     if wanted:
         made.add(_followed(store, base, wanted, lacks_any=v2.ITEM_NO_MATERIAL in names))
     return made
 
 
 def _why_kept(base: str, options: ReconcileOptions, protection: Protection) -> str | None:
-    """Return why the materials of a base are not deleted; None where they are."""
+    """Return why the orphan materials of a base are kept, or None."""
     reason = protection.reason(base)
     if reason is not None:
         return reason
@@ -104,26 +104,26 @@ def _why_kept(base: str, options: ReconcileOptions, protection: Protection) -> s
 
 
 def _kept(store: Store, finding: Finding, why: str) -> Unresolved:
-    """Return that the materials of a base are kept, with the command that lists them again."""
+    """Return that materials are kept, with the command that lists them again."""
     words = ["regraft", "repair", path_argument(store.path), *LISTING, "--base", str(finding.base)]
     reason = tr("{what}, kept: {why}", what=finding.message, why=why)
     return Unresolved.of(finding, reason, repair=shlex.join(words))
 
 
 def _why_left(found: list[Finding], *, is_known: bool) -> str | None:
-    """Return why the index of a base is left as it is; None where it can follow."""
+    """Return why the index of a base is not changed, or None."""
     damage = next((finding.message for finding in found if finding.name in _DAMAGE), None)
     return damage if damage is not None or is_known else tr("the catalog has no such base")
 
 
 def _followed(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> Plan:
-    """Plan what makes the index of a base follow; of what cannot be held against the catalog, nothing."""
+    """Plan the changes of one index; nothing if it cannot be compared with the catalog."""
     try:
         follows = _Follows(store=store, base=base, index=store.stores[base], wanted=frozenset(wanted))
         follows.compare(lacks_any=lacks_any)
         change = follows.change()
     except (apsw.Error, OSError, UnicodeDecodeError, OutOfOrder) as problem:
-        message = tr("index and catalog cannot be held against each other: {problem}", problem=problem)
+        message = tr("index and catalog cannot be compared: {problem}", problem=problem)
         return Plan(left=[Unresolved.registered(name, message, base=base) for name in sorted(wanted)])
     resolved = wanted.difference(one.finding for one in follows.left)
     return Plan([] if change is None else [change], follows.left, {(name, base) for name in resolved})
@@ -132,7 +132,7 @@ def _followed(store: Store, base: str, wanted: set[str], *, lacks_any: bool) -> 
 def _lacking(store: Store, finding: Finding) -> Unresolved:
     repair = finding.repair
     if store.is_profile and finding.name != v2.ITEM_NOT_INDEXED:
-        # The upgrade may have left the v1 file that has it.
+        # A v1 file that the upgrade left behind may have it.
         repair = f"regraft rescue {shlex.quote(path_argument(store.root))}"
     return Unresolved.of(finding, finding.message, repair=repair)
 
@@ -146,23 +146,23 @@ _BODIES = f"""SELECT t.rowid FROM search_unit u
 
 
 class _Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one table that go with the materials ``?1``, a JSON list of ids."""
+    """Rows of one table that are deleted with the materials ``?1``, a JSON list of ids."""
 
     action: str
     noun: str
     table: str
-    #: Selects the row numbers of those that go.
+    #: Query for the row numbers to delete.
     rows: str
     size: str = ""
 
 
-#: In the order in which they go: a text, which materials have a key to, is the last.
+#: Kinds of rows to delete.
 _KINDS = (
     _Kind(
         action="delete-embeddings",
         noun="vector",
         table="embedding",
-        # CROSS JOIN: the bodies first. Without statistics SQLite would begin with every vector of the file.
+        # CROSS JOIN: bodies first. Without statistics, SQLite would start with every vector.
         rows=f"""WITH bodies (body) AS MATERIALIZED ({_BODIES})
             SELECT DISTINCT e.rowid FROM bodies CROSS JOIN search_text t ON t.rowid = body
              CROSS JOIN embedding e ON e.embedding_text_hash = t.embedding_text_hash
@@ -197,12 +197,12 @@ _KINDS = (
         rows=f"SELECT rowid FROM material WHERE material_id IN {_GONE}",
     ),
 )
-#: What of them is deleted when.
+#: Tables in the order of deletion: contents after materials, which refer to them.
 _ORDER = ("search_text", "search_unit", "material", "content", "embedding")
 
 
 class _Move(msgspec.Struct, frozen=True):
-    """A material with the path that its item has."""
+    """A material, with the path of its item."""
 
     material: str
     old: str
@@ -210,20 +210,20 @@ class _Move(msgspec.Struct, frozen=True):
 
 
 class _Follows(msgspec.Struct):
-    """The index of one base, held against the catalog."""
+    """Compares the index of one base with the catalog."""
 
     store: Store
     base: str
     index: layout.StoreFile
-    #: Findings that are to be resolved.
+    #: Findings to resolve.
     wanted: frozenset[str]
-    #: Ids of materials that go, and those that get another path.
+    #: Ids of materials to delete, and materials that get another path.
     gone: list[str] = msgspec.field(default_factory=list)
     moves: list[_Move] = msgspec.field(default_factory=list)
     left: list[Unresolved] = msgspec.field(default_factory=list)
 
     def compare(self, *, lacks_any: bool) -> None:
-        """Find the differences; ``lacks_any`` tells whether there are items whose material is missing.
+        """Find the differences; ``lacks_any``: whether items without a material exist.
 
         Raises:
             OutOfOrder: an id is there twice.
@@ -253,27 +253,27 @@ class _Follows(msgspec.Struct):
         elsewhere = items.execute("SELECT base_id FROM knowledge_item WHERE id = ?", (material,)).fetchall()
         if any(base != self.base for (base,) in elsewhere):
             self._leave(
-                v2.MATERIAL_ORPHAN, tr("its item is of another base ({elsewhere})", elsewhere=elsewhere[0][0]), material
+                v2.MATERIAL_ORPHAN, tr("its item belongs to base {elsewhere}", elsewhere=elsewhere[0][0]), material
             )
         else:
             self.gone.append(material)
 
     def _stale(self, key: bytes, found: bytes | None, wanted: bytes) -> None:
         material, old, new = _text(key), _text(found), _text(wanted)
-        # A half surrogate is found again by nobody.
+        # A path with an unpaired surrogate cannot be found again.
         if material is None or old is None or new is None or "\ufffd" in old:
             self._leave(v2.MATERIAL_PATH, tr("one of its two paths is not text"), material)
         else:
             self.moves.append(_Move(material, old, new))
 
     def _leave_odd(self, items: apsw.Connection, index: apsw.Connection, *, lacks_any: bool) -> None:
-        """Delete nothing where an item may be there that nobody finds."""
+        """Delete nothing if the item of a material may exist without being found."""
         odd = index.execute("SELECT count(*) FROM material WHERE typeof(material_id) <> 'text'").get
         if odd and v2.MATERIAL_ORPHAN in self.wanted:
             self._leave(v2.MATERIAL_ORPHAN, tr("its id is not text"), None, odd)
         reason = None
         if items.execute("SELECT 1 FROM knowledge_item WHERE typeof(id) <> 'text' LIMIT 1").get:
-            reason = tr("the id of an item is not text, so that nobody knows whose they are")
+            reason = tr("the id of an item is not text, so their items are unknown")
         if lacks_any and len(self.gone) == index.execute("SELECT count(*) FROM material").get:
             reason = tr("no material at all has an item, and items lack theirs: the index may be that of other items")
         if self.gone and reason is not None:
@@ -283,7 +283,7 @@ class _Follows(msgspec.Struct):
     # --- paths -------------------------------------------------------------------------------------------------------
 
     def _leave_taken(self, index: apsw.Connection) -> None:
-        """Leave those materials where they are whose new path is none, or is another one's."""
+        """Drop moves whose new path is not valid or is taken."""
         while True:
             leaving = {*self.gone, *(move.material for move in self.moves)}
             wanted = Counter(move.new for move in self.moves)
@@ -302,7 +302,7 @@ class _Follows(msgspec.Struct):
             self.moves = [move for move in self.moves if move not in stays]
 
     def _taken(self, index: apsw.Connection, path: str, wanted: int, leaving: set[str]) -> str | None:
-        """Return whose a path is that ``wanted`` items have; None where no other material keeps it."""
+        """Return whose path this is, if ``wanted`` items want it or another material keeps it; else None."""
         if wanted > 1:
             return tr("that of several items")
         owner = self._owner(index, path)
@@ -314,7 +314,7 @@ class _Follows(msgspec.Struct):
         return None if owner is None else owner.decode("utf-8", "replace")
 
     def _leave_files(self) -> None:
-        """Say which files are not where their items say."""
+        """Report files that are not at the path of their item."""
         raw = self.store.root / self.index.raw
         for move in self.moves:
             if move.new != move.material and not _is_file(raw, move.new) and _is_file(raw, move.old):
@@ -324,7 +324,7 @@ class _Follows(msgspec.Struct):
     # --- the change --------------------------------------------------------------------------------------------------
 
     def change(self) -> RowsChange | None:
-        """Return what makes the index follow; None where it does.
+        """Return the change of the index, or None.
 
         Raises:
             apsw.Error, OSError: the index cannot be read.
@@ -334,7 +334,9 @@ class _Follows(msgspec.Struct):
             counts = _counts(db, gone)
         actions = list(self._deletions(counts))
         if moves:
-            message = tr("give {materials} the path of its item", materials=format_count(len(moves), "material"))
+            message = tr(
+                "set the path of {materials} to the path of its item", materials=format_count(len(moves), "material")
+            )
             subject = moves[0].material if len(moves) == 1 else None
             actions.append(
                 Action(
@@ -398,7 +400,7 @@ def _is_file(raw: Path, path: str) -> bool:
 
 
 def _items(db: apsw.Connection, base: str) -> Iterator[tuple[bytes, bytes | None]]:
-    """Return the items of a base that may have a material, with the path of what is indexed, sorted by id."""
+    """Yield id and indexed path of a base's items that may have a material, sorted by id."""
     of_base = "knowledge_item NOT INDEXED WHERE base_id = ? AND typeof(id) = 'text' ORDER BY CAST(id AS BLOB)"
     for key, kind, status, data in untrusted_sqlite.read_lenient_rows(
         db, ("id", "type", "status", "data"), of_base, (base,)
@@ -419,7 +421,7 @@ def _materials(db: apsw.Connection) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 def _plain(path: bytes) -> bytes:
-    """Return a path as that of an item is read; what is no text at all stays as it is."""
+    """Return a stored path in the form of item paths. Bytes that are not text are unchanged."""
     try:
         path.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -428,7 +430,7 @@ def _plain(path: bytes) -> bytes:
 
 
 def _counts(db: apsw.Connection, gone: str) -> dict[str, tuple[int, int]]:
-    """Return for each table how many rows go with these materials, and how many bytes they hold."""
+    """Count the rows to delete in each table, and their bytes."""
     found: dict[str, tuple[int, int]] = {}
     for kind in _KINDS:
         sums = f"SELECT count(*), ifnull(sum({kind.size or 0}), 0) FROM {kind.table} WHERE rowid IN ({kind.rows})"
@@ -438,7 +440,7 @@ def _counts(db: apsw.Connection, gone: str) -> dict[str, tuple[int, int]]:
 
 
 def _delete(db: apsw.Connection, gone: str) -> None:
-    """Delete materials with all that only they need."""
+    """Delete materials, and all rows that only they need."""
     for kind in _KINDS:
         db.execute(f"CREATE TEMP TABLE regraft_{kind.table} AS {kind.rows}", (gone,))
     for table in _ORDER:
@@ -448,9 +450,9 @@ def _delete(db: apsw.Connection, gone: str) -> None:
 
 
 def _rename(db: apsw.Connection, moves: tuple[_Move, ...]) -> bool:
-    """Give materials their new paths; False where one does not have the old one."""
+    """Give materials their new paths; False if one no longer has its old path."""
     before = db.total_changes()
-    # First out of each other's way: the new path of one may be the old one of another.
+    # Temporary paths first: the new path of one material may be the old path of another.
     out = "UPDATE material SET relative_path = material_id || hex(randomblob(16)) WHERE material_id = ?"
     db.executemany(f"{out} AND relative_path = ?", ((move.material, move.old) for move in moves))
     home = "UPDATE material SET relative_path = ? WHERE material_id = ?"

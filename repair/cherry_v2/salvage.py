@@ -1,6 +1,7 @@
-"""``regraft repair --salvage``: a damaged index file is written anew (``docs/formats/index.md``, "Salvage").
+"""Plan ``regraft repair --salvage``: rewrite a damaged index file from its readable rows.
 
-Without the word nothing of it is done: what could be is counted and offered.
+Without ``--salvage`` the plan only counts what could be salvaged, and recommends the command
+(``docs/formats/index.md``, "Salvage").
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from regraft.disk import durable, links, untrusted_sqlite
 from regraft.disk.durable import NO_ROOM
 from regraft.errors import PlanOutdated, WorkFolderTooSmall
 from regraft.formats.cherry_v2 import salvage
-from regraft.formats.cherry_v2.catalog_reader import Row, item_name, read_item_data
+from regraft.formats.cherry_v2.catalog_reader import Row, item_name, parse_item_data
 from regraft.formats.cherry_v2.layout import INDEX_FILE
 from regraft.formats.cherry_v2.layout import StoreFile as Place
-from regraft.formats.cherry_v2.salvage import Expected, Refused, Salvaged, Tally
+from regraft.formats.cherry_v2.salvage import Expected, Refused, Tally
 from regraft.language import format_count, join_list, tr
 from regraft.text import one_line, path_argument
 from repair.changes import files
 from repair.changes.plan import Action, FileChange, Plan, SalvagedFile, SalvagedItem, SalvagedItems, Unresolved
 from repair.changes.store import Store
 
-#: Findings of a file that SQLite refuses, or breaks off in.
+#: Findings of a file that SQLite cannot open or cannot read to the end.
 DAMAGED = (v2.UNREADABLE, v2.CORRUPT)
-#: Items named in a sentence before the others are counted.
-_NAMED = 5
+#: Number of items that a message names.
+_MAX_NAMED = 5
 
 
 class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """A damaged index of a store, and what its catalog says of its base."""
+    """A damaged index, and the catalog's rows of its base."""
 
     store: Store
     base: str
@@ -48,17 +49,17 @@ class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> Path:
-        """Return where the file lies."""
+        """Path of the file."""
         return self.store.root / self.place.name
 
     @property
     def folder(self) -> str | None:
-        """Return the name of the folder that is the index's own, None where it lies among others."""
+        """Folder of the base; None if the index file shares a folder with other bases."""
         return str(PurePosixPath(self.place.name).parent) if self.place.name.endswith(INDEX_FILE) else None
 
     @property
     def expected(self) -> Expected:
-        """Return what lies around the file says of it."""
+        """Facts from path and catalog that the salvaged rows must match."""
         dimensions = None if self.row is None else self.row.get("dimensions")
         paths = None if self.items is None else {str(item.get("id")): _path_of(item) for item in self._indexed()}
         return Expected(
@@ -74,81 +75,81 @@ class DamagedIndex(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def parts(self, tally: Tally) -> SalvagedItems:
-        """Return which of the items are whole."""
+        """Sort the completed items by how much of them was salvaged."""
         completed = [item for item in self._indexed() if item.get("status") == "completed"]
         partial: list[SalvagedItem] = []
         lost: list[SalvagedItem] = []
         whole = 0
         for item in completed:
             key = str(item.get("id"))
-            told = SalvagedItem(id=key, name=item_name(item.get("type"), read_item_data(item)) or key)
+            salvaged_item = SalvagedItem(id=key, name=item_name(item.get("type"), parse_item_data(item)) or key)
             if tally.traced is not None and key not in tally.traced:
-                # Nothing of it was in the file, damaged or not.
+                # The file had no rows of this item.
                 continue
             if not tally.units.get(key):
-                lost.append(told)
+                lost.append(salvaged_item)
             elif key in tally.partial:
-                partial.append(told)
+                partial.append(salvaged_item)
             else:
                 whole += 1
         return SalvagedItems(whole=whole, partial=partial, lost=lost)
 
 
 def _path_of(item: Row) -> str | None:
-    data = read_item_data(item)
+    data = parse_item_data(item)
     found = data.get("indexedRelativePath") or data.get("relativePath")
     return found if isinstance(found, str) else None
 
 
 def is_damaged(findings: Sequence[Finding]) -> bool:
-    """Tell whether a base's index is damaged as a file."""
+    """Whether the index of a base is damaged as a file."""
     return any(one.name in DAMAGED for one in findings)
 
 
 def suggest_salvage(index: DamagedIndex) -> list[Unresolved]:
-    """Return that a damaged index stays as it is, and how much of it can be salvaged."""
+    """Leave a damaged index as it is, and say how much of it can be salvaged."""
     line = salvage_command(index.store, index.base)
     try:
-        with salvage.salvaged(index.path, index.expected) as found:
+        with salvage.salvage_index(index.path, index.expected) as found:
             tally = found.tally
     except (Refused, apsw.Error, OSError) as error:
-        return [_stays(one, _why_not(error)) for one in _of_file(index)]
+        return [_leave(one, _describe_error(error)) for one in _file_findings(index)]
     offered = tr(
         "{salvaged:,} of about {about:,} texts and vectors can be salvaged with {option}",
         salvaged=tally.salvaged,
         about=tally.about,
         option="--salvage",
     )
-    return [_stays(one, offered, repair=line) for one in _of_file(index)]
+    return [_leave(one, offered, repair=line) for one in _file_findings(index)]
 
 
 def salvage_command(store: Store, base: str) -> str:
-    """Return the command line that salvages one base."""
+    """Command line that salvages one base."""
     chosen = ("--base", base) if store.found.stores.is_whole else ()
     return shlex.join(["regraft", "repair", path_argument(store.path), "--salvage", *chosen])
 
 
 def plan(index: DamagedIndex) -> Plan:
-    """Return what writes an index anew from what is left of it; where nothing is, that it stays."""
+    """Plan to rewrite an index from its readable rows. Without any, the file is left as it is."""
     made = Plan()
     stamps = {name: files.file_stamp(index.store.root / name) for name in index_file_names(index)}
     try:
-        with salvage.salvaged(index.path, index.expected) as found:
+        with salvage.salvage_index(index.path, index.expected) as found:
             tally = found.tally
     except (Refused, apsw.Error, OSError) as error:
-        made.left += [_stays(one, _why_not(error)) for one in _of_file(index)]
+        made.left += [_leave(one, _describe_error(error)) for one in _file_findings(index)]
         return made
     made.read |= stamps
     beside = list(stamps)[1:]
     if beside and index.folder is None:
-        reason = tr("a log or journal lies beside it ({name})", name=beside[0])
-        made.left += [_stays(one, reason) for one in _of_file(index)]
+        reason = tr("it has a log or journal ({name})", name=beside[0])
+        made.left += [_leave(one, reason) for one in _file_findings(index)]
         return made
-    made.changes.append(_rebuilt(index, tally))
+    made.changes.append(_rewrite_change(index, tally))
     made.resolves |= {(name, index.base) for name in DAMAGED}
     parts = index.parts(tally)
-    made.left += _lost(index, tally, parts)
-    told = SalvagedFile(
+    made.left += _find_losses(index, tally, parts)
+    salvaged_item = SalvagedFile(
         base=index.base,
         path=index.place.name,
         rows=tally.rows,
@@ -156,42 +157,40 @@ def plan(index: DamagedIndex) -> Plan:
         pages=tally.pages,
         items=parts,
     )
-    made.salvaged.append(told)
+    made.salvaged.append(salvaged_item)
     return made
 
 
 def index_file_names(index: DamagedIndex) -> Iterator[str]:
-    """Yield the names of an index file and of the log or journal beside it that holds content."""
+    """Yield the names of an index file and of the log or journal beside it that has content."""
     yield index.place.name
     for beside in untrusted_sqlite.find_companions(links.real_path(index.path)):
         yield index.place.name + beside.name[len(links.real_path(index.path).name) :]
 
 
-def _of_file(index: DamagedIndex) -> Iterator[Finding]:
+def _file_findings(index: DamagedIndex) -> Iterator[Finding]:
     yield from (one for one in index.findings if one.name in DAMAGED)
 
 
-def _stays(finding: Finding, why: str, *, repair: str | None = None) -> Unresolved:
+def _leave(finding: Finding, why: str, *, repair: str | None = None) -> Unresolved:
     reason = tr("{what}: {why}", what=finding.message, why=why)
     return Unresolved.of(finding, reason, repair=finding.repair if repair is None else repair)
 
 
-def _why_not(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, WorkFolderTooSmall) or (isinstance(error, OSError) and error.errno in NO_ROOM):
         raise error
     return tr("nothing can be salvaged: {reason}", reason=getattr(error, "strerror", None) or error)
 
 
-def _finding(index: DamagedIndex) -> str:
-    return next(one.name for one in _of_file(index))
-
-
-def _rebuilt(index: DamagedIndex, tally: Tally) -> FileChange:
-    """Plan the new file."""
+def _rewrite_change(index: DamagedIndex, tally: Tally) -> FileChange:
+    """Change that writes the new file."""
     bodies, vectors = tally.rows["bodies"], tally.rows["embeddings"]
     message = tr(
-        "write the index anew from what is left in the damaged file: {texts:,} of about {of_texts:,} texts, "
-        "{vectors:,} of about {of_vectors:,} vectors",
+        (
+            "rewrite the index from the readable rows of the damaged file: {texts:,} of about {of_texts:,} texts, "
+            "{vectors:,} of about {of_vectors:,} vectors"
+        ),
         texts=bodies.there,
         of_texts=bodies.about,
         vectors=vectors.there,
@@ -204,12 +203,13 @@ def _rebuilt(index: DamagedIndex, tally: Tally) -> FileChange:
         subject=index.place.name,
         count=tally.salvaged,
         bytes=tally.bytes,
-        finding=_finding(index),
+        finding=next(one.name for one in _file_findings(index)),
     )
 
     def make(new: Path) -> None:
-        with salvage.salvaged(index.path, index.expected) as found:
-            _demand_same(found, tally, index.path)
+        with salvage.salvage_index(index.path, index.expected) as found:
+            if found.tally != tally:
+                raise PlanOutdated(path=index.path, reason=tr("it was changed in the meantime"))
             found.write(new, index.now_ms)
 
     return plan_replacement(index, (action,), make, tally.bytes)
@@ -218,15 +218,15 @@ def _rebuilt(index: DamagedIndex, tally: Tally) -> FileChange:
 def plan_replacement(
     index: DamagedIndex, actions: tuple[Action, ...], make: Callable[[Path], None], size: int
 ) -> FileChange:
-    """Plan a new file in place of a damaged one, which is kept for undo.
+    """Plan to replace a damaged file, which is kept for undo.
 
-    With a log or journal beside it, which SQLite would take for that of the new file, its whole folder is replaced.
+    With a log or journal beside it, its whole folder is replaced: SQLite would apply the log to the new file.
 
     Args:
         index: the damaged index.
-        actions: what the change does.
+        actions: the actions of the change.
         make: writes the new file.
-        size: about how many bytes that takes.
+        size: approximate number of bytes to write.
     """
 
     def make_file(new: Path) -> None:
@@ -239,13 +239,13 @@ def plan_replacement(
         durable.copy_mode(index.path, new / index.path.name)
 
     with_folder = index.folder is not None and len(list(index_file_names(index))) > 1
-    # The damaged file is moved as it is: SQLite may not even open it.
+    # Do not checkpoint the damaged file: SQLite may not be able to open it.
     path, chosen = (str(index.folder), make_folder) if with_folder else (index.place.name, make_file)
     return FileChange(path=path, actions=actions, make=chosen, bytes=size, as_is=True)
 
 
 def _demand_alone(path: Path) -> None:
-    """Make sure that no other program has the file open, as far as SQLite can open it at all.
+    """Refuse if another program has the file open, as far as SQLite can tell.
 
     Raises:
         StoreBusy, StoreNotWritable
@@ -253,21 +253,18 @@ def _demand_alone(path: Path) -> None:
     try:
         files.flush_log(path)
     except apsw.Error:
-        # What keeps SQLite from opening it keeps others from it, too.
+        # Other programs cannot open the file either.
         return
 
 
-def _demand_same(found: Salvaged, tally: Tally, path: Path) -> None:
-    if found.tally != tally:
-        raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
-
-
-def _lost(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Iterator[Unresolved]:
-    """Yield what is lost, by the findings that an audit of the new file has, with what brings it back."""
-    # Of a base without a model, only vectors that were there are lost.
+def _find_losses(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Iterator[Unresolved]:
+    """Report what is lost, under the findings of an audit of the new file, with commands that restore it."""
+    # A base without a model only lacks vectors if it had some.
     has_model = index.row is not None and index.row.get("embedding_model_id") is not None
     if tally.lacking and (has_model or tally.rows["embeddings"].about):
-        reason = tr("{texts} whose vectors are lost: to be embedded anew", texts=format_count(tally.lacking, "text"))
+        reason = tr(
+            "{texts} lost their vectors and have to be embedded again", texts=format_count(tally.lacking, "text")
+        )
         words = FINDINGS[v2.VECTOR_MISSING].command
         base = ("--base", index.base) if index.store.found.stores.is_whole else ()
         line = shlex.join(["regraft", *words[:1], path_argument(index.store.path), *words[1:], *base])
@@ -276,21 +273,21 @@ def _lost(index: DamagedIndex, tally: Tally, parts: SalvagedItems) -> Iterator[U
         yield structs.replace(left, repair=repair)
     for finding, items, said in ((v2.ITEM_NO_MATERIAL, parts.lost, _LOST), (v2.UNIT_MISSING, parts.partial, _PARTIAL)):
         if items:
-            reason = tr(said, items=format_count(len(items), "item"), names=_names(items))
+            reason = tr(said, items=format_count(len(items), "item"), names=_name_some(items))
             yield Unresolved.registered(finding, reason, base=index.base, count=len(items))
     if tally.unnamed:
         reason = tr(
-            "{materials} whose path is lost: it is the id of the item now, until the catalog says another one",
+            "{materials} lost their paths; the item's id is used until the catalog has another path",
             materials=format_count(len(tally.unnamed), "material"),
         )
         yield Unresolved.registered(v2.MATERIAL_PATH, reason, base=index.base, count=len(tally.unnamed))
 
 
-_LOST = tr("{items} without a text now: {names}. Index them again in the application")
-_PARTIAL = tr("{items} of which a part is lost: {names}. Index them again in the application")
+_LOST = tr("{items} lost all text: {names}. Index them again in the application")
+_PARTIAL = tr("{items} lost part of their text: {names}. Index them again in the application")
 
 
-def _names(items: Sequence[SalvagedItem]) -> str:
-    named = [one_line(item.name) for item in items[:_NAMED]]
+def _name_some(items: Sequence[SalvagedItem]) -> str:
+    named = [one_line(item.name) for item in items[:_MAX_NAMED]]
     more = len(items) - len(named)
     return join_list([*named, *([tr("{more:,} more", more=more)] if more else [])])

@@ -1,8 +1,7 @@
-"""Older index layouts, half-applied ones and those of preview builds → version 2, in place, every vector kept.
+"""Plan ``regraft upgrade``: bring old or incomplete index layouts, and a library's catalog, to the current version.
 
-The catalog of a library that an earlier regraft wrote comes along (:mod:`repair.cherry_v2.upgrade`).
-Rules: ``docs/commands.md``, "regraft upgrade". An index file is never changed row by row: a fresh one is written beside
-it, compared with what was read, and takes its place.
+Every vector is kept. Indexes of preview builds are planned in :mod:`repair.cherry_preview`. A catalog is written again
+beside the old one; the search mode is dropped because it follows from the model (``docs/formats/catalog.md``).
 """
 
 from __future__ import annotations
@@ -39,63 +38,62 @@ from regraft.formats.cherry_v2.layout import CATALOG_FILE
 from regraft.formats.cherry_v2.layout import StoreFile as Place
 from regraft.identity import replace
 from regraft.language import format_count, tr
-from repair import cherry_preview as repair_cherry_preview
 from repair.changes.files import copy_database
-from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved
+from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
 from repair.changes.store import Store
+from repair.cherry_preview import plan_upgrade as plan_preview_upgrade
 
-# A library's catalog of an earlier regraft → the current one, with every row (``docs/formats/catalog.md``).
-#
-# The file is written anew beside the old one, which is kept whole. How a base is searched is in it no more, since that
-# follows from its model; models are completed.
+# --- the catalog -----------------------------------------------------------------------------------------------------
 
-
-#: The tables of a library, parents first.
-_ORDER = (PROVIDERS, MODELS, BASES, ITEMS)
+#: The tables of a library's catalog, parents first.
+_TABLE_ORDER = (PROVIDERS, MODELS, BASES, ITEMS)
 
 
 def add_catalog_upgrade(own: Plan, store: Store) -> Plan:
-    """Return a plan with the upgrade of a library's catalog, too, and in it what else the plan changes there.
+    """Add the upgrade of a library's catalog to a plan. Other changes of the catalog are merged into it.
 
     Raises:
-        apsw.Error, OSError: it cannot be read.
+        apsw.Error, OSError: the catalog cannot be read.
     """
-    if store.catalog is None or Path(store.catalog).name != CATALOG_FILE or store.chosen or not _is_whole(store):
+    if (
+        store.catalog is None
+        or Path(store.catalog).name != CATALOG_FILE
+        or store.chosen
+        or not store.found.stores.is_whole
+    ):
         return own
     path = store.root / store.catalog
     count = _rows_to_write(path)
     if count is None:
         return own
     others = [one for one in own.changes if isinstance(one, RowsChange) and one.path == store.catalog]
-    refused = _refused(path, others)
+    refused = _find_refusal(path, others)
     if refused is None:
-        anew = _anew(store.catalog, path, count, others)
-        return replace(own, changes=_in_place(own.changes, others, anew))
-    message = tr("the catalog stays in its layout: {refused}", refused=refused)
+        rewrite = _rewrite_change(store.catalog, path, count, others)
+        # The rewrite includes the other changes of the catalog, in place of the first of them.
+        position = own.changes.index(others[0]) if others else 0
+        kept = [one for one in own.changes if one not in others]
+        return replace(own, changes=[*kept[:position], rewrite, *kept[position:]])
+    message = tr("the catalog was not upgraded: {refused}", refused=refused)
     left = Unresolved(finding=v2.BASE_STATUS, reason=message, base=None, subject=store.catalog, severity="error")
     return replace(own, left=[*own.left, left])
 
 
-def _in_place(changes: list[Change], others: list[RowsChange], anew: FileChange) -> list[Change]:
-    """Return changes with one in place of others, where the first of these was."""
-    place = changes.index(others[0]) if others else 0
-    kept: list[Change] = [one for one in changes if one not in others]
-    return [*kept[:place], anew, *kept[place:]]
-
-
 def _rows_to_write(path: Path) -> int | None:
-    """Return how many rows a catalog of an earlier regraft has; None where it is none."""
+    """Number of rows of a catalog of an earlier regraft; None if the catalog needs no upgrade."""
     with sqlite.open_readonly(path) as db:
         tables = read_tables(path, db)
         if tables.generation is not Generation.EARLIER_LIBRARY or not {BASES, ITEMS} <= tables.columns.keys():
             return None
-        if any(_unknown(db, tables)):
-            return None  # no regraft wrote it
-        return sum(_count(db, table) for table in _ORDER if table in tables.columns)
+        if any(_unknown_names(db, tables)):
+            return None  # not written by regraft
+        return sum(
+            int(db.execute(f"SELECT count(*) FROM {table}").get) for table in _TABLE_ORDER if table in tables.columns
+        )
 
 
-def _refused(path: Path, others: list[RowsChange]) -> str | None:
-    """Try the upgrade in a temporary folder; return why the current tables refuse a row, None where they do not."""
+def _find_refusal(path: Path, others: list[RowsChange]) -> str | None:
+    """Try the upgrade in a temporary folder; why the current tables refuse a row, or None."""
     with durable.temporary_folder() as folder:
         try:
             _convert(path, others, folder / "new.sqlite")
@@ -104,15 +102,11 @@ def _refused(path: Path, others: list[RowsChange]) -> str | None:
     return None
 
 
-def _is_whole(store: Store) -> bool:
-    return store.found.stores.is_whole
-
-
-def _anew(name: str, path: Path, count: int, others: list[RowsChange]) -> FileChange:
-    """Return what writes a catalog anew, with what else changes in it."""
+def _rewrite_change(name: str, path: Path, count: int, others: list[RowsChange]) -> FileChange:
+    """Change that writes the catalog again, with its other changes."""
     size = path.stat().st_size
     message = tr(
-        "write the catalog anew with its {rows}: models in full, and no search mode beside them",
+        "rewrite the catalog with its {rows} in the current layout",
         rows=format_count(count, "row"),
     )
     action = Action(action="upgrade-catalog", message=message, base=None, subject=name, count=count, bytes=size)
@@ -134,49 +128,42 @@ def _convert(path: Path, others: list[RowsChange], new: Path) -> None:
         convert(old, new)
 
 
-def _unknown(db: apsw.Connection, tables: CatalogTables) -> Iterator[str]:
-    """Yield the tables and columns that no library's catalog has."""
+def _unknown_names(db: apsw.Connection, tables: CatalogTables) -> Iterator[str]:
+    """Yield tables and columns that no catalog of a library has."""
     own = "type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
     for (name,) in db.execute(f"SELECT name FROM sqlite_schema WHERE {own}"):
-        if name not in _ORDER:
+        if name not in _TABLE_ORDER:
             yield str(name)
-    for table in _ORDER:
+    for table in _TABLE_ORDER:
         for column in tables.columns.get(table, {}):
             if column not in INSERTED_COLUMNS[table]:
                 yield column
 
 
-def _count(db: apsw.Connection, table: str) -> int:
-    return int(db.execute(f"SELECT count(*) FROM {table}").get)
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
-
-
 def convert(old: Path, new: Path) -> None:
-    """Write a library's catalog of any earlier regraft to ``new`` as the current one; rows keep their order.
+    """Convert a library's catalog of any earlier regraft to the current layout in a new file. Rows keep their order.
 
     Raises:
-        PlanOutdated: the current tables have no room for a row.
-        apsw.Error, OSError: one cannot be read or written.
+        PlanOutdated: the current tables refuse a row.
+        apsw.Error, OSError: a file cannot be read or written.
     """
     with sqlite.open_writable(new, create=True) as db, sqlite.attach_readonly(db, old, "old"):
-        # Damage is no affair of an upgrade: what the tables' rules would refuse stays as it is.
+        # Copy invalid rows unchanged: repairing them is not part of an upgrade.
         db.execute("PRAGMA foreign_keys = OFF")
         db.execute("PRAGMA ignore_check_constraints = ON")
         with sqlite.transaction(db):
             for statement in TABLES:
                 db.execute(statement)
-            for table in _ORDER:
+            for table in _TABLE_ORDER:
                 try:
                     _copy(db, table)
                 except apsw.ConstraintError as error:
                     raise PlanOutdated(
-                        path=old, reason=tr("the current tables refuse a row of it ({error})", error=error)
+                        path=old, reason=tr("the current layout refuses one of its rows ({error})", error=error)
                     ) from error
 
 
-#: What a model can do where its row does not say so: what ranks hits, and makes no vectors, is a model for that.
+#: Capabilities of a model whose row does not state them: reranking if bases use it only for that, else embedding.
 _CAPABILITIES = f"""CASE
   WHEN json_valid(capabilities) AND json_array_length(capabilities) > 0 THEN capabilities
   WHEN id IN (SELECT rerank_model_id FROM old.{BASES})
@@ -199,19 +186,19 @@ def _copy(db: apsw.Connection, table: str) -> None:
     db.execute(f"INSERT INTO main.{table} ({columns}) {read}")
 
 
-#: What reading a damaged file raises.
+#: Errors of reading a damaged file.
 _DAMAGE = (apsw.Error, OSError, UnicodeDecodeError)
 
 
 class UpgradeOptions(msgspec.Struct, frozen=True):
-    """What the user says of models of preview builds; ``now_ms`` is the run's time."""
+    """The user's choice of models for preview builds; ``now_ms`` is the time of the run."""
 
     now_ms: int
     model_overrides: ModelOverrides = msgspec.field(default_factory=ModelOverrides)
 
 
 def plan(store: Store, options: UpgradeOptions) -> Plan:
-    """Return what has to be done for every chosen index file to be of version 2; nothing is written."""
+    """Plan the upgrade of every chosen index file to version 2, and of the catalog."""
     made = Plan()
     previews: dict[str, Place] = {}
     for base, place in store.stores.items():
@@ -221,7 +208,7 @@ def plan(store: Store, options: UpgradeOptions) -> Plan:
             if place.look.layout is IndexLayout.PREVIEW and not planned.left:
                 previews[base] = place
     if previews:
-        made.add(repair_cherry_preview.plan_upgrade(store, previews, options.model_overrides, options.now_ms))
+        made.add(plan_preview_upgrade(store, previews, options.model_overrides, options.now_ms))
     try:
         return add_catalog_upgrade(made, store)
     except _DAMAGE as error:
@@ -234,57 +221,57 @@ def plan(store: Store, options: UpgradeOptions) -> Plan:
 
 
 def _plan_file(store: Store, base: str, place: Place, options: UpgradeOptions) -> Plan:
-    """Plan the upgrade of one index file; of a preview build's, just say what keeps it from one."""
+    """Plan the upgrade of one index file. For a file of a preview build, only report problems."""
     if place.look.layout is IndexLayout.UNREADABLE:
-        return Plan(left=[_damaged(base, place, place.look.problem)])
+        return Plan(left=[_leave_damaged(base, place, place.look.problem)])
     try:
         with cherry_preview.readable_copy(store.root / place.name) as path, sqlite.open_readonly(path) as db:
             version, _ = older.read_version(db)
         if older.is_newer_version(version):
             message = tr(
-                "the index is of version {named}, and {schema_version} is the latest that is known here",
+                "the index has version {named}, but this regraft supports versions up to {schema_version}",
                 named=display_text(version),
                 schema_version=SCHEMA_VERSION,
             )
-            return Plan(left=[_left(v2.SCHEMA_VERSION, message, base, place)])
+            return Plan(left=[_leave(v2.SCHEMA_VERSION, message, base, place)])
         return Plan() if place.look.layout is IndexLayout.PREVIEW else _plan_index(store, base, place, options)
     except _DAMAGE as error:
-        return Plan(left=[_damaged(base, place, str(error))])
+        return Plan(left=[_leave_damaged(base, place, str(error))])
 
 
-def _damaged(base: str, place: Place, problem: str) -> Unresolved:
+def _leave_damaged(base: str, place: Place, problem: str) -> Unresolved:
     reason = tr("{name} cannot be read: {problem}", name=place.name, problem=problem)
     return Unresolved(finding=v2.UNREADABLE, reason=reason, base=base, severity="error")
 
 
-def _left(finding: str, reason: str, base: str, place: Place, count: int = 1) -> Unresolved:
+def _leave(finding: str, reason: str, base: str, place: Place, count: int = 1) -> Unresolved:
     return Unresolved(finding=finding, reason=reason, base=base, subject=place.name, count=count, severity="error")
 
 
-# --- seven tables ----------------------------------------------------------------------------------------------------
+# --- index files -----------------------------------------------------------------------------------------------------
 
 
-class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with an index file of seven tables."""
+class _IndexState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of an index file with the seven tables."""
 
     shape: SchemaShape
     version: object
     has_identity: bool
-    #: Bodies without a number in the full-text index.
+    #: Number of bodies without a row number in the full-text index.
     unnumbered: int
-    #: Rows of a preview build beside them.
+    #: Number of rows of a preview build beside the seven tables.
     previews: int
-    #: Whether SQLite refuses its schema, so that nobody can open it.
+    #: Whether SQLite refuses the schema, so that no program can open the file.
     is_refused: bool
 
     @property
     def is_stamped(self) -> bool:
-        """Tell whether its identity row gives the layout's version."""
+        """Whether the identity row has the current version."""
         return isinstance(self.version, int) and self.version == SCHEMA_VERSION
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """Return what an upgrade mends in it."""
+        """Findings that an upgrade resolves."""
         has_version = "meta" in self.shape.tables and self.has_identity
         wrong = {
             v2.SCHEMA_VERSION: has_version and not self.is_stamped,
@@ -295,53 +282,53 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_current(self) -> bool:
-        """Tell whether an upgrade mends nothing in it."""
+        """Whether no upgrade is needed."""
         return not self.findings and not self.is_refused
 
     @property
-    def lacks_its_stamp(self) -> bool:
-        """Tell whether nothing else is wrong than that it says another version than its own."""
+    def lacks_only_stamp(self) -> bool:
+        """Whether only the version number is wrong."""
         return self.findings == (v2.SCHEMA_VERSION,) and self.version != 1 and not self.is_refused
 
 
 def _plan_index(store: Store, base: str, place: Place, options: UpgradeOptions) -> Plan:
     made, path = Plan(), store.root / place.name
     with cherry_preview.readable_copy(path) as copy, sqlite.open_readonly(copy) as db:
-        seen = _look(db, is_refused=copy != path)
-        if seen.previews:
-            rows = format_count(seen.previews, "row")
-            message = tr("{rows} of a preview build beside units of v2: nothing says which are right", rows=rows)
-            made.left.append(_left(v2.SCHEMA_PREVIEW, message, base, place, seen.previews))
-        if seen.is_current:
+        state = _read_state(db, is_refused=copy != path)
+        if state.previews:
+            rows = format_count(state.previews, "row")
+            message = tr("it has {rows} of a preview build beside v2 units; cannot tell which are valid", rows=rows)
+            made.left.append(_leave(v2.SCHEMA_PREVIEW, message, base, place, state.previews))
+        if state.is_current:
             return made
-        if seen.lacks_its_stamp:
-            made.changes.append(_stamp(base, place.name, seen))
+        if state.lacks_only_stamp:
+            made.changes.append(_stamp_change(base, place.name, state))
             made.resolves.add((v2.SCHEMA_VERSION, base))
             return made
         try:
             old = older.examine_index(db, options.now_ms, knows_base=place.base_id is not None)
         except _DAMAGE as error:
-            made.left.append(_damaged(base, place, str(error)))
+            made.left.append(_leave_damaged(base, place, str(error)))
             return made
     if old.problems:
-        finding = v2.SCHEMA_MISSING if v2.SCHEMA_MISSING in seen.findings else (seen.findings or (v2.CORRUPT,))[0]
+        finding = v2.SCHEMA_MISSING if v2.SCHEMA_MISSING in state.findings else (state.findings or (v2.CORRUPT,))[0]
         made.left += [
-            _left(finding, tr("it stays in its layout: {problem}", problem=problem), base, place)
+            _leave(finding, tr("it was not upgraded: {problem}", problem=problem), base, place)
             for problem in old.problems
         ]
         return made
-    made.changes.append(_rebuild(path, base, place, old, seen))
-    made.resolves |= {(finding, base) for finding in seen.findings}
+    made.changes.append(_rebuild_change(path, base, place, old, state))
+    made.resolves |= {(finding, base) for finding in state.findings}
     return made
 
 
-def _look(db: apsw.Connection, *, is_refused: bool) -> _Seen:
+def _read_state(db: apsw.Connection, *, is_refused: bool) -> _IndexState:
     version, has_identity = older.read_version(db)
     shape = compare_schema(db, FindingCollector())
     unnumbered = 0
     if shape.has_rowid and shape.has("search_text"):
         unnumbered = db.execute("SELECT count(*) FROM search_text NOT INDEXED WHERE fts_rowid IS NULL").get
-    return _Seen(
+    return _IndexState(
         shape=shape,
         version=version,
         has_identity=has_identity,
@@ -351,12 +338,12 @@ def _look(db: apsw.Connection, *, is_refused: bool) -> _Seen:
     )
 
 
-def _stamp(base: str, name: str, seen: _Seen) -> RowsChange:
-    """Return what writes the layout's version for a file that is in its layout and says another one."""
+def _stamp_change(base: str, name: str, state: _IndexState) -> RowsChange:
+    """Change that writes the current version number."""
     message = tr(
-        "stamp the index as version {schema_version}: its tables are, but it says {named}",
+        "set the index version to {schema_version}, which its tables have (it says {named})",
         schema_version=SCHEMA_VERSION,
-        named=display_text(seen.version),
+        named=display_text(state.version),
     )
     action = Action(action="stamp-version", message=message, base=base, subject=name, finding=v2.SCHEMA_VERSION)
 
@@ -367,17 +354,15 @@ def _stamp(base: str, name: str, seen: _Seen) -> RowsChange:
     return RowsChange(path=name, actions=(action,), apply=apply, tables=("meta",))
 
 
-def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) -> FileChange:
-    """Plan a fresh file in place of an old one."""
+def _rebuild_change(path: Path, base: str, place: Place, old: OldIndex, state: _IndexState) -> FileChange:
+    """Change that replaces the file by a new one."""
     size = old.bytes(path.stat().st_size)
     units, vectors = old.counts["search_unit"], old.counts["embedding"]
-    was = (
-        tr("a version nobody gives") if old.version is None else tr("version {named}", named=display_text(old.version))
-    )
-    if seen.is_stamped:
+    was = tr("an unknown version") if old.version is None else tr("version {named}", named=display_text(old.version))
+    if state.is_stamped:
         was = tr("an unfinished version {schema_version}", schema_version=SCHEMA_VERSION)
     message = tr(
-        "write the index anew as version {schema_version} (it is {was}), with all of its",
+        "rewrite the index as version {schema_version} (from {was}) with all of its",
         schema_version=SCHEMA_VERSION,
         was=was,
     )
@@ -387,7 +372,7 @@ def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) ->
         units=format_count(units, "unit"),
         vectors=format_count(vectors, "vector"),
     )
-    finding = seen.findings[0] if seen.findings else None
+    finding = state.findings[0] if state.findings else None
     action = Action(
         action="upgrade-index", message=message, base=base, subject=place.name, count=units, bytes=size, finding=finding
     )
@@ -396,8 +381,8 @@ def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) ->
         demand_no_log(path)
         with cherry_preview.readable_copy(path) as copy:
             older.build_current_index(copy, new, old, str(place.base_id))
-            kept = cherry_preview.copy_remaining_rows(copy, new) if seen.previews else 0
-        if kept != seen.previews:
+            kept = cherry_preview.copy_remaining_rows(copy, new) if state.previews else 0
+        if kept != state.previews:
             raise PlanOutdated(path=path, reason=tr("rows of a preview build were added or removed"))
         durable.copy_mode(path, new)
 
@@ -405,13 +390,11 @@ def _rebuild(path: Path, base: str, place: Place, old: OldIndex, seen: _Seen) ->
 
 
 def demand_no_log(path: Path) -> None:
-    """Refuse to put a file in place of one with a log beside it, which would be taken for its own.
+    """Refuse to replace a file that has a log beside it: SQLite would apply the log to the new file.
 
     Raises:
         PlanOutdated
     """
     beside = untrusted_sqlite.find_companions(path)
     if beside:
-        raise PlanOutdated(
-            path=path, reason=tr("an unfinished transaction lies beside it ({name})", name=beside[0].name)
-        )
+        raise PlanOutdated(path=path, reason=tr("it has an unfinished transaction ({name})", name=beside[0].name))

@@ -1,4 +1,4 @@
-"""Plan changes of codex-mem: its full-text index, the metadata of its notes, and their vectors (``docs/codex-mem.md``)."""
+"""Plan changes of codex-mem: full-text index, metadata of notes, and vectors (``docs/codex-mem.md``)."""
 
 from repair.codex_mem import note_changes, reconcile
 from repair.codex_mem.note_vectors import NotesFiller

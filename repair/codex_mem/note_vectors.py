@@ -1,4 +1,9 @@
-"""Which notes of codex-mem an embedder can fill, and what is done before (``docs/codex-mem.md``)."""
+"""Backfill of codex-mem: which projects an embedder can fill, and reading and writing the vectors of their notes.
+
+A vector is written to the sidecar first, and then its note in the database is marked. A run that is killed in between
+leaves a vector without a mark; the next run finds it by its text and does not pay for it again
+(``docs/formats/codex_mem.md``, "Writing").
+"""
 
 from __future__ import annotations
 
@@ -21,11 +26,12 @@ from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import ModelDiffers, RegraftError, SchemaForeign, SidecarUnfit
 from regraft.formats.codex_mem import database as codex_mem_database
 from regraft.formats.codex_mem import sidecar
-from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES, Note, Notes, Status
-from regraft.formats.codex_mem.sidecar import Meta, Vectors
+from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES, Note, NoteReader, NoteStatus
+from regraft.formats.codex_mem.sidecar import SidecarMeta, SidecarVectors
 from regraft.language import tr
 from regraft.stores.systems import SidecarProblem
 from repair.changes.changesets import IncrementalChange, open_writer
+from repair.changes.options import ReconcileOptions
 from repair.changes.plan import Action, FileChange, Plan, Unresolved
 from repair.changes.store import Store
 from repair.codex_mem import note_changes, reconcile
@@ -38,17 +44,10 @@ from repair.embedding.scope import (
     TextWithoutVector,
     WrittenCounts,
 )
-from repair.options import ReconcileOptions
 
-# The notes of a project of codex-mem as texts to be embedded: the vector first, what the note says of it after.
-#
-# A run that is killed between the two leaves a vector that no note tells of; it is found by its text, and not paid for
-# again (``docs/formats/codex_mem.md``, "Writing").
-
-
-#: How many keys are read at once: a query that is still open would keep others from writing.
-_AT_ONCE = 1000
-#: Which places of :class:`NotesScope` ``growing`` are of which file.
+#: Keys read at a time: an open query would block other writers.
+_CHUNK = 1000
+#: The indexes of the two files in ``growing``.
 _SIDECAR, _DATABASE = 0, 1
 _FAILED = f"""UPDATE {NOTES} SET embedding_eligible = 1, embedding_status = 'failed', embedding_model_id = :model,
      embedding_content_hash = :hash, embedding_content_version = :version, embedding_error_code = :code,
@@ -61,7 +60,7 @@ _VECTOR = f"""INSERT INTO {sidecar.TABLE} (note_id, content_hash, content_versio
 
 
 class NotesScope:
-    """The notes of one project; see :func:`opened`. Keys are the hashes of their texts."""
+    """The notes of one project, opened by :func:`open_notes_scope`. Keys are the hashes of their texts."""
 
     def __init__(
         self,
@@ -81,77 +80,84 @@ class NotesScope:
         self.label = label
         self._model = model_id
         self._growing = growing
-        self._meta: Meta | None = None
-        self._notes = Notes(db)
-        self._vectors: Vectors | None = None
-        self._counts: Counter[Status] | None = None
+        self._meta: SidecarMeta | None = None
+        self._notes = NoteReader(db)
+        self._vectors: SidecarVectors | None = None
+        self._counts: Counter[NoteStatus] | None = None
         self._read_sidecar()
 
     def _read_sidecar(self) -> None:
         if self._side is not None:
             self._meta = sidecar.read_meta(self._side)
-            self._vectors = Vectors(self._side, self._meta)
-            self._notes = Notes(self._db, self._vectors)
+            self._vectors = SidecarVectors(self._side, self._meta)
+            self._notes = NoteReader(self._db, self._vectors)
 
     @property
     def dimensions(self) -> int | None:
-        """Return what the sidecar says; None before the first vector."""
+        """The length of vectors by the sidecar; None before the first vector."""
         return None if self._meta is None else self._meta.dimensions
 
-    # --- what lacks a vector -----------------------------------------------------------------------------------------
+    # --- texts without a vector ---------------------------------------------------------------------------------------
 
     def survey(self) -> TextCounts:
-        """See :class:`~repair.embedding.scope.Scope`; it counts notes, some of which may have the same text."""
-        counts = self._looked()
-        pending = counts[Status.PENDING] + counts[Status.FAILED]
+        """Count notes, not texts: several notes may have the same text."""
+        counts = self._survey_notes()
+        pending = counts[NoteStatus.PENDING] + counts[NoteStatus.FAILED]
         return TextCounts(
-            ready=counts[Status.READY], pending=pending, stale=counts[Status.STALE], failed=counts[Status.FAILED]
+            ready=counts[NoteStatus.READY],
+            pending=pending,
+            stale=counts[NoteStatus.STALE],
+            failed=counts[NoteStatus.FAILED],
         )
 
     def lacking(self) -> Iterator[str]:
-        """See :class:`~repair.embedding.scope.Scope`."""
-        self._looked()
+        """Yield the hash of every text without a usable vector, in ascending order."""
+        self._survey_notes()
         after: Any = ""
-        query = f"SELECT DISTINCT hash FROM lacking WHERE hash > ? ORDER BY hash LIMIT {_AT_ONCE}"
+        query = f"SELECT DISTINCT hash FROM lacking WHERE hash > ? ORDER BY hash LIMIT {_CHUNK}"
         while keys := self._scratch.execute(query, (after,)).fetchall():
             yield from (str(key) for (key,) in keys)
             after = keys[-1][0]
 
-    def _looked(self) -> Counter[Status]:
-        """Count the notes by what they are, and list those that lack a vector: which notes a text is of."""
-        # Whoever only looks sees what he saw at first.
+    def _survey_notes(self) -> Counter[NoteStatus]:
+        """Count the notes by status, and list those without a usable vector in the scratch database."""
+        # A read-only scope is surveyed once.
         if self._counts is None or self._growing:
-            counts = Counter[Status]()
+            counts = Counter[NoteStatus]()
+
+            def list_lacking() -> Iterator[tuple[str, str]]:
+                for note in self._notes.iterate(self.name):
+                    counts[note.status] += 1
+                    if _lacks_vector(note):
+                        yield note.hash, note.id
+
             with sqlite.transaction(self._scratch):
                 self._scratch.execute("DROP TABLE IF EXISTS lacking")
                 self._scratch.execute(
                     "CREATE TABLE lacking (hash TEXT, note TEXT, PRIMARY KEY (hash, note)) WITHOUT ROWID"
                 )
-                self._scratch.executemany("INSERT INTO lacking VALUES (?, ?)", self._counted(counts))
+                self._scratch.executemany("INSERT INTO lacking VALUES (?, ?)", list_lacking())
             self._counts = counts
         return self._counts
 
-    def _counted(self, counts: Counter[Status]) -> Iterator[tuple[str, str]]:
-        for note in self._notes.judged(self.name):
-            counts[note.status] += 1
-            if _lacks(note):
-                yield note.hash, note.id
-
-    def _lacking(self, keys: Sequence[str]) -> list[Note]:
-        """Return the notes of these texts that lack a vector now, as long as they have these texts."""
+    def _notes_without_vector(self, keys: Sequence[str]) -> list[Note]:
+        """Return the notes with one of the texts that lack a vector now."""
         if self._counts is None:
-            self._looked()
+            self._survey_notes()
         query = "SELECT note FROM lacking WHERE hash IN (SELECT value FROM json_each(?))"
         ids = [str(note) for (note,) in self._scratch.execute(query, (_json(keys),)).fetchall()]
         wanted = set(keys)
-        return [note for note in self._notes.of(ids).values() if _lacks(note) and note.hash in wanted]
+        return [note for note in self._notes.of(ids).values() if _lacks_vector(note) and note.hash in wanted]
 
     def texts(self, keys: Sequence[str]) -> dict[str, TextWithoutVector]:
-        """See :class:`~repair.embedding.scope.Scope`."""
-        return {note.hash: TextWithoutVector(note.text, note.status is Status.STALE) for note in self._lacking(keys)}
+        """Return the requested texts that still lack a usable vector."""
+        return {
+            note.hash: TextWithoutVector(note.text, note.status is NoteStatus.STALE)
+            for note in self._notes_without_vector(keys)
+        }
 
     def vectors(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """See :class:`~repair.embedding.scope.Scope`: those of any note, and those that no note tells of."""
+        """Return the usable vectors for keys: those of any note, and those that no note is marked with."""
         if self._side is None or self._vectors is None:
             return {}
         found: dict[str, bytes] = {}
@@ -167,62 +173,67 @@ class NotesScope:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, vectors: Mapping[str, bytes], now_ms: int) -> WrittenCounts:
-        """Write vectors into the sidecar in one transaction, and in another what their notes say of them.
+        """Write vectors to the sidecar in one transaction, and mark their notes in another.
 
         Raises:
-            AnswerUnfit: they are not as long as the others.
+            AnswerUnfit: the vectors have another length than the others.
         """
         keys = list(vectors)
-        if not self._lacking(keys):
+        if not self._notes_without_vector(keys):
             return WrittenCounts(0, 0)
         now = identity.iso_time(now_ms)
         with self._writing(_SIDECAR, (sidecar.TABLE, "meta")) as side:
-            # Whoever else writes vectors waits now: what he wrote before, of a text that is newer, stays.
-            notes = self._lacking(keys)
-            self._demand_length(side, set(map(len, vectors.values())))
+            # Other writers wait from here on. Vectors that they wrote before, for newer texts, are not replaced.
+            notes = self._notes_without_vector(keys)
+            self._require_length(side, set(map(len, vectors.values())))
             for note in notes:
                 if not note.has_vector:
-                    side.execute(_VECTOR, {**_of(note), "vector": vectors[note.hash], "now": now})
+                    side.execute(_VECTOR, {**_note_values(note), "vector": vectors[note.hash], "now": now})
         if self.dimensions is None:
             self._read_sidecar()
         with self._writing(_DATABASE, (NOTES,)) as db:
-            same = list(self._as_before(notes))
+            same = list(self._unchanged(notes))
             note_changes.mark_ready(db, self._model, ((note.id, note.hash, now) for note in same))
-        stale = sum(note.status is Status.STALE for note in same)
+        stale = sum(note.status is NoteStatus.STALE for note in same)
         return WrittenCounts(len(same) - stale, stale)
 
-    def _demand_length(self, side: apsw.Connection, lengths: set[int]) -> None:
-        """Keep the length of vectors with the first ones, and refuse others."""
+    def _require_length(self, side: apsw.Connection, lengths: set[int]) -> None:
+        """Store the length of the first vectors in the sidecar, and refuse vectors of another length."""
         first = max(lengths) // 4
         side.execute("UPDATE meta SET dimensions = ? WHERE dimensions IS NULL", (first,))
         stated: Any = side.execute("SELECT dimensions FROM meta").get
         if lengths != {4 * stated}:
             reason = tr(
-                "vectors have {lengths:g} dimensions, and those of the sidecar {stated}",
+                "the vectors have {lengths:g} dimensions, those of the sidecar have {stated}",
                 lengths=min(lengths) / 4,
                 stated=stated,
             )
             raise unusable_answer("wrong_dimensions", reason, embedder=self._model)
 
-    def _as_before(self, notes: Sequence[Note]) -> Iterator[Note]:
-        """Return those of the notes that nobody edited, excluded or deleted since they were looked at."""
+    def _unchanged(self, notes: Sequence[Note]) -> Iterator[Note]:
+        """Yield the notes that were not edited, excluded or deleted since."""
         now = self._notes.of([note.id for note in notes])
         yield from (
             note for note in notes if note.id in now and now[note.id].is_eligible and now[note.id].hash == note.hash
         )
 
     def failed(self, key: str, code: str, now_ms: int) -> None:
-        """Let the notes of a text say that it cannot be embedded."""
+        """Mark the notes of a text as failed."""
         with self._writing(_DATABASE, (NOTES,)) as db:
-            # What another run embedded meanwhile did not fail.
-            for note in self._lacking([key]):
-                values = {**_of(note), "model": self._model, "code": code, "now": identity.iso_time(now_ms)}
+            # Not those that another run has embedded.
+            for note in self._notes_without_vector([key]):
+                values = {**_note_values(note), "model": self._model, "code": code, "now": identity.iso_time(now_ms)}
                 db.execute(_FAILED, values)
 
     def finished(self, now_ms: int, *, wrote: bool) -> None:
-        """Let the sidecar say when it was filled last; a rebuild is at its end where no note lacks a vector."""
+        """Record in the sidecar when it was last filled; a rebuild is complete once no note has to wait for a
+        vector.
+        """
         assert self._meta is not None
-        ends = self._meta.is_rebuilding and not any(map(_waits, self._notes.judged()))
+        # Failed notes do not delay the end of a rebuild.
+        ends = self._meta.is_rebuilding and not any(
+            _lacks_vector(note) and note.status is not NoteStatus.FAILED for note in self._notes.iterate()
+        )
         if not (wrote or ends):
             return
         now = identity.iso_time(now_ms)
@@ -232,15 +243,15 @@ class NotesScope:
                 side.execute("UPDATE meta SET state = 'ready', rebuilt_at = ?", (now,))
 
     @contextmanager
-    def _writing(self, place: int, tables: Sequence[str]) -> Iterator[apsw.Connection]:
-        """Change one of the two files in one transaction, and record what takes that back."""
-        db = self._side if place == _SIDECAR else self._db
+    def _writing(self, file: int, tables: Sequence[str]) -> Iterator[apsw.Connection]:
+        """Change one of the two files in a transaction, recorded for undo."""
+        db = self._side if file == _SIDECAR else self._db
         assert db is not None
-        with self._growing[place].transaction(db, tables):
+        with self._growing[file].transaction(db, tables):
             yield db
 
     def sample(self, count: int) -> list[tuple[str, bytes]]:
-        """See :class:`~repair.embedding.scope.Scope`; they lie all over the sidecar, and are always the same ones."""
+        """Return texts with their vectors from all over the sidecar, the same ones each time."""
         if self._side is None:
             return []
         row: Any = self._side.execute(f"SELECT min(rowid), max(rowid) FROM {sidecar.TABLE}").get
@@ -248,27 +259,22 @@ class NotesScope:
         if low is None:
             return []
         found = {}
-        for start in sorted({low + (high - low) * place // count for place in range(count)}):
+        for start in sorted({low + (high - low) * number // count for number in range(count)}):
             query = f"SELECT note_id, vector FROM {sidecar.TABLE} WHERE rowid >= ? ORDER BY rowid LIMIT 1"
-            # A damaged file may have no row where it says that one is.
+            # A damaged file may have no row here.
             near: list[Any] = self._side.execute(query, (start,)).fetchall()
             for note_id, vector in near:
                 note = self._notes.of([note_id]).get(note_id)
-                if note is not None and note.status is Status.READY:
+                if note is not None and note.status is NoteStatus.READY:
                     found[note.text] = vector
         return list(found.items())
 
 
-def _lacks(note: Note) -> bool:
-    return note.is_eligible and note.status is not Status.READY
+def _lacks_vector(note: Note) -> bool:
+    return note.is_eligible and note.status is not NoteStatus.READY
 
 
-def _waits(note: Note) -> bool:
-    """Tell whether a rebuild has to wait for a note; for one that failed it does not."""
-    return _lacks(note) and note.status is not Status.FAILED
-
-
-def _of(note: Note) -> dict[str, Any]:
+def _note_values(note: Note) -> dict[str, Any]:
     return {"note": note.id, "hash": note.hash, "version": CONTENT_VERSION}
 
 
@@ -289,54 +295,54 @@ def open_notes_scope(
     """Open the notes of a project as a scope.
 
     Args:
-        database: codex-mem's.
-        project: its id.
-        label: what a person calls it.
-        model_id: what its vectors are of.
-        growing: what records the changes of the sidecar and of the database; none: nothing is written.
-        anew: as if there were no sidecar yet.
+        database: codex-mem's database.
+        project: the project's id.
+        label: its display name.
+        model_id: the model of its vectors.
+        growing: records what undo needs, for the sidecar and the database; empty: read-only.
+        anew: ignore an existing sidecar.
 
     Raises:
         SidecarProblem: the sidecar cannot be used.
-        SchemaForeign: rows of either cannot be written without changing other rows.
-        apsw.Error, OSError: one of both files cannot be read, or written.
+        SchemaForeign: rows of one of the files cannot be written without changing other rows.
+        apsw.Error, OSError: one of the files cannot be read, or written.
     """
     with ExitStack() as stack:
         side: apsw.Connection | None = None
-        place = codex_mem_database.sidecar_of(database)
+        sidecar_path = codex_mem_database.sidecar_path(database)
         if growing:
-            side, db = (stack.enter_context(open_writer(path)) for path in (place, database))
+            side, db = (stack.enter_context(open_writer(path)) for path in (sidecar_path, database))
             sqlite.load_vector_extension(side)
             stack.enter_context(note_changes.metadata_update(db))
         else:
             db = stack.enter_context(sqlite.open_readonly(database, beside_writers=True))
-            if place.is_file() and not anew:
-                side, _ = stack.enter_context(sidecar.reading(place))
-        # What could not be written is not to be paid for.
+            if sidecar_path.is_file() and not anew:
+                side, _ = stack.enter_context(sidecar.open_sidecar(sidecar_path))
+        # Check before anything is paid for that vectors can be written.
         untrusted_sqlite.refuse_foreign_rules(db, database, (codex_mem_database.NOTES,))
         if side is not None:
-            untrusted_sqlite.refuse_foreign_rules(side, place, (sidecar.TABLE,))
-            untrusted_sqlite.refuse_restrictive_indexes(side, place, sidecar.TABLE)
+            untrusted_sqlite.refuse_foreign_rules(side, sidecar_path, (sidecar.TABLE,))
+            untrusted_sqlite.refuse_restrictive_indexes(side, sidecar_path, sidecar.TABLE)
         scratch = stack.enter_context(sqlite.open_scratch())
         yield NotesScope(db, side, scratch, name=project, label=label, model_id=model_id, growing=growing)
 
 
-#: Why the notes of a project are left.
-NOT_ASKED = tr("a project that was not asked for")
+#: The reason for projects that were not selected.
+NOT_ASKED = tr("project not selected")
 
 
 class NotesTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """A project whose notes can be filled; ``database`` is codex-mem's, below the store's root."""
+    """A project whose notes can be filled; ``database`` is codex-mem's, relative to the store's root."""
 
     base_id: str
     label: str
     database: str
     model_id: str
-    #: As if there were no vectors yet: they are all made anew.
+    #: Ignore existing vectors: all are made again.
     anew: bool = False
     finding: str = codex.PENDING
     is_new: bool = False
-    #: Whether a rebuild was begun that no run has told the sidecar the end of.
+    #: Whether a rebuild was started and not completed.
     is_unfinished: bool = False
     shares_with_itself: bool = True
     needs_dimensions: bool = False
@@ -344,19 +350,19 @@ class NotesTarget(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the sidecar and the database: a vector is written first, and what its note says of it after."""
-        return codex_mem_database.sidecar_of(Path(self.database)).name, self.database
+        """The sidecar and the database, in the order of writing."""
+        return codex_mem_database.sidecar_path(Path(self.database)).name, self.database
 
     def demand_fit(self, scope: Scope) -> None:
         """Do nothing: a sidecar that does not fit is no target."""
 
     def finish(self, root: Path, growing: Sequence[IncrementalChange], now_ms: int, *, wrote: bool) -> None:
-        """Let the sidecar say so."""
+        """Record in the sidecar that the run is complete."""
         with self.opened(root, growing) as scope:
             scope.finished(now_ms, wrote=wrote)
 
     def finding_of(self, error: RegraftError) -> str | None:
-        """Return the finding that keeps the notes from being written."""
+        """Return the finding for notes that cannot be written, or None."""
         return FOREIGN_COLUMN if isinstance(error, SchemaForeign) else None
 
     def opened(self, root: Path, growing: Sequence[IncrementalChange] = ()) -> AbstractContextManager[NotesScope]:
@@ -372,26 +378,26 @@ class NotesTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotesFiller:
-    """The notes of a database of codex-mem."""
+    """Backfill of codex-mem."""
 
     def models(self, store: Store, options: BackfillOptions) -> frozenset[str]:
-        """Return the model of the sidecar; of one that is made anew, any will do."""
-        meta = _meta(store, options)
+        """Return the model of the sidecar; empty if a new sidecar is made, for which any model will do."""
+        meta = _read_meta(store, options)
         return frozenset() if meta is None else frozenset({meta.model_id})
 
     def targets(self, store: Store, settings: EmbedderSettings, options: BackfillOptions) -> FillTargets:
-        """Return the projects that are meant.
+        """Return the selected projects.
 
         Raises:
-            ModelDiffers: the sidecar holds vectors of another model.
+            ModelDiffers: the sidecar has vectors of another model.
             SidecarUnfit: it cannot be used.
         """
-        meta = _filled(store, settings, options)
-        _demand_model(store, settings, meta)
-        follows = options.command == "reconcile"
-        if follows and (meta is None or not _is_migrated(store)):
-            # There is nothing to follow, and what is lacking is left with what mends it.
-            return FillTargets((), (), (PreparationStep(_followed),))
+        meta = _read_usable_meta(store, settings, options)
+        _require_model(store, settings, meta)
+        is_reconcile = options.command == "reconcile"
+        if is_reconcile and (meta is None or not _is_migrated(store)):
+            # Nothing to reconcile; what is missing is reported with the command that fixes it.
+            return FillTargets((), (), (PreparationStep(_plan_reconcile),))
         model = settings.model if meta is None else meta.model_id
         name = store.found.path.name
         anew = meta is None and options.command == "rebuild"
@@ -405,11 +411,13 @@ class NotesFiller:
             Unresolved(finding=codex.PENDING, reason=f"{NOT_ASKED}: {label}", base=key, severity="note")
             for key, label in others
         )
-        step = _followed if follows else partial(_prepared, settings=settings, model=model, options=options)
+        step = (
+            _plan_reconcile if is_reconcile else partial(_plan_sidecar, settings=settings, model=model, options=options)
+        )
         return FillTargets(tuple(targets), tuple(left), (PreparationStep(step),))
 
 
-def _demand_model(store: Store, settings: EmbedderSettings, meta: Meta | None) -> None:
+def _require_model(store: Store, settings: EmbedderSettings, meta: SidecarMeta | None) -> None:
     """Refuse an embedder of another model than the sidecar's.
 
     Raises:
@@ -417,40 +425,40 @@ def _demand_model(store: Store, settings: EmbedderSettings, meta: Meta | None) -
     """
     if meta is not None and not settings.serves(meta.model_id):
         reason = tr(
-            "the vectors of {name} are of {model_id}; regraft rebuild makes all anew",
+            "the vectors of {name} were made by {model_id}; use regraft rebuild to make all of them again",
             name=store.found.path.name,
             model_id=meta.model_id,
         )
         raise ModelDiffers(embedder=settings.name, model=settings.model, reason=reason)
 
 
-def _meta(store: Store, options: BackfillOptions) -> Meta | None:
-    """Return what the sidecar that is to be filled says of itself; None where a new one is made.
+def _read_meta(store: Store, options: BackfillOptions) -> SidecarMeta | None:
+    """Return the metadata of the sidecar that is filled; None if a new one is made.
 
     Raises:
-        SidecarUnfit: it cannot be used.
+        SidecarUnfit: the sidecar cannot be used.
     """
-    place = codex_mem_database.sidecar_of(store.found.path)
+    path = codex_mem_database.sidecar_path(store.found.path)
     try:
-        with sidecar.reading(place) as (db, meta):
-            # A rebuild that was stopped goes on; of any other, nothing is kept.
-            goes_on = options.command != "rebuild" or (meta.is_rebuilding and sidecar.is_sound(db))
+        with sidecar.open_sidecar(path) as (db, meta):
+            # A stopped rebuild is continued; any other starts with an empty sidecar.
+            goes_on = options.command != "rebuild" or (meta.is_rebuilding and sidecar.is_readable(db))
             return meta if goes_on else None
     except FileNotFoundError:
         return None
     except SidecarProblem as problem:
         if options.command == "rebuild":
             return None
-        raise SidecarUnfit(path=place, reason=problem) from problem
+        raise SidecarUnfit(path=path, reason=problem) from problem
 
 
-def _filled(store: Store, settings: EmbedderSettings, options: BackfillOptions) -> Meta | None:
-    """Return :func:`_meta`, but of a rebuild that was begun with another model nothing is kept.
+def _read_usable_meta(store: Store, settings: EmbedderSettings, options: BackfillOptions) -> SidecarMeta | None:
+    """Return :func:`_read_meta`; None also for a rebuild that was started with another model.
 
     Raises:
-        SidecarUnfit: it cannot be used.
+        SidecarUnfit: the sidecar cannot be used.
     """
-    meta = _meta(store, options)
+    meta = _read_meta(store, options)
     is_other = meta is not None and not settings.serves(meta.model_id)
     return None if is_other and options.command == "rebuild" else meta
 
@@ -461,14 +469,14 @@ def _is_migrated(store: Store) -> bool:
 
 
 def _projects(store: Store, options: BackfillOptions) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return the projects that are meant, and those that the user may not know of, each with its name."""
+    """Split the projects, each with its name, into the selected ones and those to be mentioned as not selected."""
     with sqlite.open_readonly(store.found.path) as db:
-        every = codex_mem_database.projects(db)
+        every = codex_mem_database.read_projects(db)
         wanted: set[str | None] = set(every)
         if store.chosen:
-            wanted = {codex_mem_database.project_id(every, word) for word in store.chosen}
+            wanted = {codex_mem_database.find_project_id(every, word) for word in store.chosen}
         elif options.command == "backfill" and not options.all_projects:
-            wanted = {codex_mem_database.project_at_hand(db, Path.cwd())}
+            wanted = {codex_mem_database.find_current_project(db, Path.cwd())}
     meant: list[tuple[str, str]] = []
     others: list[tuple[str, str]] = []
     for key, project in every.items():
@@ -476,26 +484,26 @@ def _projects(store: Store, options: BackfillOptions) -> tuple[list[tuple[str, s
     return meant, [] if store.chosen else others
 
 
-def _prepared(store: Store, settings: EmbedderSettings, model: str, options: BackfillOptions) -> Plan:
-    """Return the plan that gives a database the columns of its notes' metadata, and a sidecar."""
+def _plan_sidecar(store: Store, settings: EmbedderSettings, model: str, options: BackfillOptions) -> Plan:
+    """Plan the metadata columns of the database, and a new sidecar if one is needed."""
     now = identity.now_ms()
     made = note_changes.plan_migration(store, now)
-    place = codex_mem_database.sidecar_of(store.found.path)
-    if options.command == "rebuild" and _filled(store, settings, options) is None:
-        message = tr("make {name} anew, for vectors of {model}", name=place.name, model=model)
-    elif not place.exists():
-        message = tr("make {name}, for vectors of {model}", name=place.name, model=model)
+    path = codex_mem_database.sidecar_path(store.found.path)
+    if options.command == "rebuild" and _read_usable_meta(store, settings, options) is None:
+        message = tr("recreate {name} for vectors of {model}", name=path.name, model=model)
+    elif not path.exists():
+        message = tr("create {name} for vectors of {model}", name=path.name, model=model)
     else:
         return made
-    make = partial(_made, model=model, now=identity.iso_time(now), rebuilding=place.exists())
-    action = Action(action="make-sidecar", message=message, base=None, subject=place.name)
-    return Plan([*made.changes, FileChange(path=place.name, actions=(action,), make=make)], made.left, made.resolves)
+    rebuilding = path.exists()
+
+    def make(new: Path) -> None:
+        sidecar.create_sidecar(new, model, None, identity.iso_time(now), rebuilding=rebuilding)
+
+    action = Action(action="make-sidecar", message=message, base=None, subject=path.name)
+    return Plan([*made.changes, FileChange(path=path.name, actions=(action,), make=make)], made.left, made.resolves)
 
 
-def _made(new: Path, model: str, now: str, rebuilding: bool) -> None:
-    sidecar.create(new, model, None, now, rebuilding=rebuilding)
-
-
-def _followed(store: Store) -> Plan:
-    """Plan what makes vectors follow notes, without deleting what a note may use again."""
+def _plan_reconcile(store: Store) -> Plan:
+    """Plan to update vectors to the notes, without deleting vectors that a note may use again."""
     return reconcile.plan(store, ReconcileOptions())

@@ -1,9 +1,8 @@
-"""``reconcile`` of codex-mem without an embedder: vectors follow the notes, and metadata follow the vectors.
+"""Plan ``reconcile`` of codex-mem without an embedder: delete vectors without a note, and correct the notes' status.
 
-Rules: ``docs/formats/codex_mem.md``, "Following the notes". A vector without a note that may have one goes; what the
-metadata say becomes what is there. A vector that its note may use again, once it is included again, stays unless its
-finding is named; so do the vectors of notes of which many are gone at once. Metadata are written first: killed before
-the vectors have gone, a run leaves some that no note claims, which the next one deletes.
+A vector of a note that is excluded or not eligible could be used again, so it is deleted only with ``--only``. Vectors
+are kept if many notes disappeared at once. The status is written before vectors are deleted: if the run is killed in
+between, the next run deletes the remaining vectors (``docs/formats/codex_mem.md``, "Following the notes").
 """
 
 from __future__ import annotations
@@ -21,70 +20,70 @@ from checks.audit.findings import CORRUPT, FINDINGS, UNREADABLE
 from checks.codex_mem import findings as codex
 from regraft.errors import PlanOutdated
 from regraft.formats.codex_mem import database, health, sidecar
-from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES, Note, Status
+from regraft.formats.codex_mem.database import CONTENT_VERSION, NOTES, Note, NoteStatus
 from regraft.formats.codex_mem.health import Memory
-from regraft.formats.codex_mem.sidecar import Held, SidecarUnreadable, Vectors
+from regraft.formats.codex_mem.sidecar import SidecarUnreadable, SidecarVectors, StoredVector
 from regraft.language import format_count, insert_at_mark, tr
 from regraft.stores.derived import OutOfOrder, compare_sorted
 from regraft.text import path_argument
+from repair.changes.options import ReconcileOptions
 from repair.changes.plan import Action, Plan, RowsChange, Unresolved, many_disappeared
 from repair.changes.store import Store
 from repair.codex_mem import note_changes
-from repair.options import ReconcileOptions
 
-#: Findings that are resolved.
+#: Findings that ``reconcile`` resolves.
 NAMES = (codex.ORPHAN, codex.EXCLUDED_VECTOR, codex.VECTOR, codex.METADATA, codex.STALE)
-#: With these nobody knows what the vectors are, or the notes.
+#: Findings with which notes and vectors cannot be compared.
 _BLOCKING = {UNREADABLE, CORRUPT, codex.SCHEMA, codex.INDEX_MISSING, codex.INDEX_INCOMPATIBLE}
-#: Notes that stay without a vector, and what gives them one.
-_LACKING = {
-    Status.PENDING: (codex.PENDING, "backfill", tr("without a vector")),
-    Status.STALE: (codex.STALE, "backfill", tr("without a vector of the present text")),
-    Status.FAILED: (codex.FAILED, "clear-failed", tr("without a vector: the embedder refused the text")),
+#: For notes without a vector: the finding, the command that fixes it, and the message.
+_WITHOUT_VECTOR = {
+    NoteStatus.PENDING: (codex.PENDING, "backfill", tr("without a vector")),
+    NoteStatus.STALE: (codex.STALE, "backfill", tr("without a vector of the current text")),
+    NoteStatus.FAILED: (codex.FAILED, "clear-failed", tr("without a vector: the embedder refused the text")),
 }
-#: What may be said of a note in place of its status: nothing yet, and what gives it a vector all the same.
-_LEFT: dict[Status, tuple[object, ...]] = {
-    **dict.fromkeys(_LACKING, (None, *_LACKING)),
-    Status.NOT_APPLICABLE: (None,),
-    Status.EXCLUDED: (None, Status.NOT_APPLICABLE),
+#: For each status, stored values that need no correction: none yet, or any that leads to a new vector as well.
+_ACCEPTED: dict[NoteStatus, tuple[object, ...]] = {
+    **dict.fromkeys(_WITHOUT_VECTOR, (None, *_WITHOUT_VECTOR)),
+    NoteStatus.NOT_APPLICABLE: (None,),
+    NoteStatus.EXCLUDED: (None, NoteStatus.NOT_APPLICABLE),
 }
-_MARKED = {
-    Status.READY: ("adopt-embeddings", tr("say of {n} that their vector is there"), codex.ORPHAN),
-    Status.PENDING: ("mark-pending", tr("mark {n} as pending: they have no vector"), codex.METADATA),
-    Status.STALE: ("mark-stale", tr("mark {n} as stale: the text or the model is another one"), codex.STALE),
-    Status.NOT_APPLICABLE: ("mark-not-applicable", tr("mark {n} as not applicable, as they are"), codex.METADATA),
-    Status.EXCLUDED: (
+_CORRECTIONS = {
+    NoteStatus.READY: ("adopt-embeddings", tr("mark {n} as embedded: their vectors exist"), codex.ORPHAN),
+    NoteStatus.PENDING: ("mark-pending", tr("mark {n} without a vector as pending"), codex.METADATA),
+    NoteStatus.STALE: ("mark-stale", tr("mark {n} as stale: their text or model changed"), codex.STALE),
+    NoteStatus.NOT_APPLICABLE: ("mark-not-applicable", tr("mark {n} as not applicable"), codex.METADATA),
+    NoteStatus.EXCLUDED: (
         "withdraw-status",
-        tr("withdraw the status of {n}, which are excluded and have no vector"),
+        tr("clear the status of {n}, which are excluded and have no vector"),
         codex.METADATA,
     ),
 }
-#: Why a vector goes: the finding, and what it is.
-_Why = tuple[str, str]
-_NO_NOTE: _Why = codex.ORPHAN, tr("of notes that are gone")
-_NOT_WANTED: _Why = codex.ORPHAN, tr("of notes that are not to be embedded")
-_EXCLUDED: _Why = codex.EXCLUDED_VECTOR, tr("of excluded notes")
-_UNUSABLE: _Why = codex.VECTOR, tr("that no search can use")
-#: Vectors that their notes may use again: they go only where the finding is named.
-_BY_NAME = {_NOT_WANTED, _EXCLUDED}
-_OTHER_RULE: _Why = codex.STALE, tr("of texts that were made by another rule")
-_OTHER_MODEL: _Why = codex.STALE, tr("of another model than their notes name")
+#: Why a vector is deleted: the finding, and a description of the vectors.
+_Reason = tuple[str, str]
+_NO_NOTE: _Reason = codex.ORPHAN, tr("of deleted notes")
+_NOT_WANTED: _Reason = codex.ORPHAN, tr("of notes that should not be embedded")
+_EXCLUDED: _Reason = codex.EXCLUDED_VECTOR, tr("of excluded notes")
+_UNUSABLE: _Reason = codex.VECTOR, tr("that no search can use")
+#: Vectors that their notes could use again; deleted only with ``--only``.
+_ONLY_IF_NAMED = {_NOT_WANTED, _EXCLUDED}
+_OTHER_RULE: _Reason = codex.STALE, tr("of texts built by another version of the rules")
+_OTHER_MODEL: _Reason = codex.STALE, tr("of a model other than the one their notes name")
 
 
 def plan(store: Store, options: ReconcileOptions) -> Plan:
-    """Return what makes the vectors follow the notes; nothing is written."""
-    with health.opened(store.found.path) as memory:
+    """Plan the changes of notes and vectors."""
+    with health.open_memory(store.found.path) as memory:
         if not memory.columns and not memory.is_present:
             return Plan()
         blocking = _BLOCKING if database.is_migrated(memory.db) else {*_BLOCKING, codex.MIGRATION}
         damage = [one for one in store.audit(Level.QUICK).findings if one.name in blocking]
         if damage:
-            return Plan(left=[_left(one.name, one.message, _mended(store, one.name)) for one in damage])
+            return Plan(left=[_left(one.name, one.message, _remedy_line(store, one.name)) for one in damage])
         try:
-            return _Follows(store, memory, options).plan()
+            return _Comparison(store, memory, options).plan()
         except (SidecarUnreadable, OutOfOrder) as problem:
             name = codex.INDEX_INCOMPATIBLE
-            return Plan(left=[_left(name, str(problem), _mended(store, name))])
+            return Plan(left=[_left(name, str(problem), _remedy_line(store, name))])
 
 
 def _left(finding: str, reason: str, repair: str | None, project: str | None = None, count: int = 1) -> Unresolved:
@@ -98,76 +97,80 @@ def _command_line(store: Store, words: Sequence[str], project: str | None = None
     return shlex.join(["regraft", *words, path_argument(store.path), *chosen]) if words else None
 
 
-def _mended(store: Store, finding: str) -> str | None:
+def _remedy_line(store: Store, finding: str) -> str | None:
     return _command_line(store, FINDINGS[finding].command)
 
 
-class _Due(msgspec.Struct, frozen=True, kw_only=True):
-    """A note whose metadata get another status, and the vector that it has then."""
+class _StatusChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A note whose status is corrected, and the vector that it has."""
 
     note: str
     project: str
-    status: Status
-    held: Held | None
+    status: NoteStatus
+    held: StoredVector | None
 
 
-class _Follows(msgspec.Struct):
-    """Notes held against their vectors."""
+class _Comparison(msgspec.Struct):
+    """Compares the notes with their vectors and collects what to change."""
 
     store: Store
     memory: Memory
     options: ReconcileOptions
-    due: list[_Due] = msgspec.field(default_factory=list)
-    #: Notes whose vectors go, by the reason and the project.
-    gone: dict[tuple[_Why, str | None], list[str]] = msgspec.field(default_factory=lambda: defaultdict(list))
-    lacking: Counter[tuple[str, Status]] = msgspec.field(default_factory=Counter)
+    due: list[_StatusChange] = msgspec.field(default_factory=list)
+    #: Notes whose vectors are deleted, by reason and project.
+    gone: dict[tuple[_Reason, str | None], list[str]] = msgspec.field(default_factory=lambda: defaultdict(list))
+    lacking: Counter[tuple[str, NoteStatus]] = msgspec.field(default_factory=Counter)
 
     @property
-    def vectors(self) -> Vectors | None:
-        """Return the vectors; None where there is no sidecar yet."""
+    def vectors(self) -> SidecarVectors | None:
+        """The vectors, or None if there is no sidecar file yet."""
         return self.memory.vectors
 
     def plan(self) -> Plan:
-        """Return what is done.
+        """Plan the changes.
 
         Raises:
-            OutOfOrder: ids are no texts that sort alike in both files.
+            OutOfOrder: ids are not texts, or sort differently in the two files.
         """
         if self.vectors is not None:
             self._compare_vectors(self.vectors)
-        self._compare_metadata()
-        kept = list(self._kept())
-        made = Plan(changes=[one for one in (self._metadata_change(), self._vectors_change()) if one is not None])
+        for note in self.memory.notes.iterate():
+            if self.store.wants(note.project):
+                self._compare_status(note)
+        kept = list(self._keep_vectors())
+        made = Plan(changes=[one for one in (self._status_change(), self._deletion_change()) if one is not None])
         made.left = [*kept, *([] if self.options.only else self._left())]
         stays = {(one.finding, one.base) for one in made.left}
         done = {(str(one.finding), one.base) for one in made.actions} - stays
         made.resolves = {(name, base) for name, base in done if name != codex.STALE}
         return made
 
-    # --- vectors follow the notes ------------------------------------------------------------------------------------
+    # --- vectors to delete -------------------------------------------------------------------------------------------
 
-    def _compare_vectors(self, vectors: Vectors) -> None:
+    def _compare_vectors(self, vectors: SidecarVectors) -> None:
         db = self.memory.db
-        rows = db.execute(f"SELECT id FROM {NOTES} WHERE typeof(id) = 'text' AND {database.eligible(db)} ORDER BY id")
+        rows = db.execute(
+            f"SELECT id FROM {NOTES} WHERE typeof(id) = 'text' AND {database.eligible_sql(db)} ORDER BY id"
+        )
         wanted = ((str(note), None) for (note,) in rows)
-        odd: list[tuple[Any, _Why | None]] = []
+        odd: list[tuple[Any, _Reason | None]] = []
 
-        def named() -> Iterator[tuple[str, _Why | None]]:
+        def named() -> Iterator[tuple[str, _Reason | None]]:
             for held in vectors.every():
                 key: Any = held.note_id
                 if isinstance(key, str):
-                    yield key, _problem(held)
+                    yield key, _vector_problem(held)
                 else:
-                    odd.append((key, _problem(held)))
+                    odd.append((key, _vector_problem(held)))
 
         for one in compare_sorted(wanted, named()):
             if one.kind != "missing":
-                self._goes(one.id, one.found)
-        # What names a vector's note need not be text, and is then no note's.
+                self._delete_vector(one.id, one.found)
+        # The note id of a vector may be a value other than text. Such a vector has no note.
         for note_id, problem in odd:
-            self._goes(note_id, problem)
+            self._delete_vector(note_id, problem)
 
-    def _goes(self, note_id: str, problem: _Why | None) -> None:
+    def _delete_vector(self, note_id: str, problem: _Reason | None) -> None:
         note = self.memory.notes.of([note_id]).get(note_id)
         project = None if note is None else note.project
         if note is None:
@@ -175,14 +178,14 @@ class _Follows(msgspec.Struct):
         elif note.is_eligible:
             why = problem or _UNUSABLE
         else:
-            kept = _EXCLUDED if note.status is Status.EXCLUDED else _NOT_WANTED
-            # A vector that no search can use is of no use to a note that is included again, either.
+            kept = _EXCLUDED if note.status is NoteStatus.EXCLUDED else _NOT_WANTED
+            # A vector that no search can use is deleted even if its note could be included again.
             why = problem if problem == _UNUSABLE else kept
         if self.store.wants(project):
             self.gone[why, project].append(note_id)
 
-    def _kept(self) -> Iterator[Unresolved]:
-        """Take away what stays from what goes, and say why; nothing else goes where findings are named."""
+    def _keep_vectors(self) -> Iterator[Unresolved]:
+        """Remove the vectors that are kept from those to delete, and report why they are kept."""
         notes = int(self.memory.db.execute(f"SELECT count(*) FROM {NOTES}").get or 0)
         lost = sum(len(every) for (why, _), every in self.gone.items() if why == _NO_NOTE)
         for why, project in list(self.gone):
@@ -192,37 +195,32 @@ class _Follows(msgspec.Struct):
                 continue
             if why == _NO_NOTE and many_disappeared(lost, notes):
                 reason = tr(
-                    "kept: {gone} of {all} are gone at once: the database may be older than the vectors",
+                    "kept because {gone} of {all} disappeared at once; the database may be older than the vectors",
                     gone=f"{lost:,}",
                     all=format_count(lost + notes, "note"),
                 )
-            elif why in _BY_NAME and finding not in self.options.only:
-                reason = tr("kept: a note may use it again; --only {name} deletes it", name=finding)
+            elif why in _ONLY_IF_NAMED and finding not in self.options.only:
+                reason = tr("kept because a note may use it again; use --only {name} to delete it", name=finding)
             else:
                 continue
             vectors = format_count(len(self.gone.pop((why, project))), "vector")
             yield _left(finding, f"{vectors} {words}, {reason}", None, project)
 
-    # --- metadata follow the vectors ---------------------------------------------------------------------------------
+    # --- status to correct -------------------------------------------------------------------------------------------
 
-    def _compare_metadata(self) -> None:
-        for note in self.memory.notes.judged():
-            if self.store.wants(note.project):
-                self._compare(note)
-
-    def _compare(self, note: Note) -> None:
+    def _compare_status(self, note: Note) -> None:
         stated = note.metadata.embedding_status
-        # What a note is once its metadata say of its vector what is so.
-        status = Status.READY if note.is_adoptable else note.status
-        if status in _LACKING:
+        # The status that the note has once its vector is recorded.
+        status = NoteStatus.READY if note.can_adopt_vector else note.status
+        if status in _WITHOUT_VECTOR:
             self.lacking[note.project, status] += 1
             if note.has_vector:
                 self.gone[_OTHER_MODEL, note.project].append(note.id)
-        if not self.options.wants(_MARKED[status][2] if status in _MARKED else codex.METADATA):
+        if not self.options.wants(_CORRECTIONS[status][2] if status in _CORRECTIONS else codex.METADATA):
             return
-        is_due = note.is_adoptable if status is Status.READY else stated not in (status, *_LEFT[status])
+        is_due = note.can_adopt_vector if status is NoteStatus.READY else stated not in (status, *_ACCEPTED[status])
         if is_due:
-            self.due.append(_Due(note=note.id, project=note.project, status=status, held=note.held))
+            self.due.append(_StatusChange(note=note.id, project=note.project, status=status, held=note.held))
 
     @property
     def _model(self) -> str:
@@ -230,7 +228,7 @@ class _Follows(msgspec.Struct):
 
     # --- the changes -------------------------------------------------------------------------------------------------
 
-    def _metadata_change(self) -> RowsChange | None:
+    def _status_change(self) -> RowsChange | None:
         if not self.due:
             return None
         path, due, model = self.store.found.path, tuple(self.due), self._model
@@ -238,45 +236,45 @@ class _Follows(msgspec.Struct):
         def apply(db: apsw.Connection) -> None:
             before = db.total_changes()
             with note_changes.metadata_update(db):
-                adopted = ((one.note, one.held) for one in due if one.status is Status.READY)
+                adopted = ((one.note, one.held) for one in due if one.status is NoteStatus.READY)
                 note_changes.mark_ready(
                     db, model, ((note, had.content_hash, had.embedded_at) for note, had in adopted if had)
                 )
-                note_changes.withdraw_status(db, (one.note for one in due if one.status is Status.EXCLUDED))
-                marked = (one for one in due if one.status not in (Status.READY, Status.EXCLUDED))
+                note_changes.withdraw_status(db, (one.note for one in due if one.status is NoteStatus.EXCLUDED))
+                marked = (one for one in due if one.status not in (NoteStatus.READY, NoteStatus.EXCLUDED))
                 note_changes.set_status(db, ((one.note, one.status.value) for one in marked))
             if db.total_changes() - before != len(due):
-                raise PlanOutdated(path=path, reason=tr("notes were excluded or deleted meanwhile"))
+                raise PlanOutdated(path=path, reason=tr("notes were excluded or deleted in the meantime"))
 
         return RowsChange(
             path=path.name,
-            actions=tuple(self._marks()),
+            actions=tuple(self._status_actions()),
             apply=apply,
             tables=(NOTES,),
             bytes=note_changes.METADATA_BYTES * len(due),
         )
 
-    def _marks(self) -> Iterator[Action]:
-        by_kind: dict[tuple[str, Status], list[str]] = defaultdict(list)
+    def _status_actions(self) -> Iterator[Action]:
+        by_kind: dict[tuple[str, NoteStatus], list[str]] = defaultdict(list)
         for one in self.due:
             by_kind[one.project, one.status].append(one.note)
         for (project, status), notes in by_kind.items():
-            name, message, finding = _MARKED[status]
+            name, message, finding = _CORRECTIONS[status]
             yield _action(
                 name, insert_at_mark(message, "{n}", format_count(len(notes), "note")), project, notes, 0, finding
             )
 
-    def _vectors_change(self) -> RowsChange | None:
+    def _deletion_change(self) -> RowsChange | None:
         if self.vectors is None or not self.gone:
             return None
-        size, path = self.vectors.size, database.sidecar_of(self.store.found.path)
+        size, path = self.vectors.size, database.sidecar_path(self.store.found.path)
         notes = [note for every in self.gone.values() for note in every]
 
         def apply(db: apsw.Connection) -> None:
             before = db.total_changes()
             db.executemany(f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", ((note,) for note in notes))
             if db.total_changes() - before != len(notes):
-                raise PlanOutdated(path=path, reason=tr("other vectors are there now"))
+                raise PlanOutdated(path=path, reason=tr("the vectors changed since the plan"))
 
         actions = tuple(
             _action(
@@ -295,18 +293,18 @@ class _Follows(msgspec.Struct):
 
     def _left(self) -> Iterator[Unresolved]:
         if self.vectors is not None and self.vectors.meta.is_rebuilding:
-            message, name = tr("a rebuild was begun and is not at its end: it fills what is missing"), codex.REBUILDING
-            yield _left(name, message, _mended(self.store, name))
+            message, name = tr("an unfinished rebuild will fill the missing vectors"), codex.REBUILDING
+            yield _left(name, message, _remedy_line(self.store, name))
             return
-        known = database.projects(self.memory.db)
+        known = database.read_projects(self.memory.db)
         for (project, status), count in sorted(self.lacking.items()):
-            name, command, message = _LACKING[status]
+            name, command, message = _WITHOUT_VECTOR[status]
             repair = _command_line(self.store, [command], project) if project in known else None
             yield _left(name, f"{format_count(count, 'note')} {message}", repair, project, count)
 
 
-def _problem(held: Held) -> _Why | None:
-    """Return why no search can use a vector, whatever text it is of; None where one can."""
+def _vector_problem(held: StoredVector) -> _Reason | None:
+    """Why no search can use a vector; None if one can."""
     if held.flaw is not None:
         return _UNUSABLE
     return None if held.content_version == CONTENT_VERSION else _OTHER_RULE

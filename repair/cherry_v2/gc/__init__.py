@@ -1,4 +1,7 @@
-"""Removing what nothing reaches: rows, files and folders, and what earlier runs kept (``docs/commands.md``, "gc")."""
+"""Plan ``regraft gc`` for v2 data (``docs/commands.md``, "gc").
+
+It removes rows, files and folders that nothing needs, and expired trash.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,26 @@ from collections.abc import Container
 from checks.audit.collector import Level
 from checks.cherry_v2 import findings as v2
 from repair.changes import undo
+from repair.changes.options import GcOptions
 from repair.changes.plan import FileChange, Plan, group_by_base
 from repair.changes.store import Store
 from repair.cherry_v2.catalog_changes import read_store_catalog
 from repair.cherry_v2.gc import files, rows
 from repair.cherry_v2.gc.rows import NAMES, is_damage, leave_damaged
 from repair.cherry_v2.protection import Protection
-from repair.options import GcOptions
-
-# The plan of ``regraft gc``: what nothing reaches, where that can be told.
-#
-# Rules: ``docs/commands.md``, "gc".
 
 
 def plan(store: Store, options: GcOptions) -> Plan:
-    """Return what is going to be removed; nothing is written.
+    """Plan all removals.
 
     Raises:
-        SourceUnreadable: the catalog cannot be read, so that nobody can tell what its items name.
+        SourceUnreadable: the catalog cannot be read, so it is unknown which files its items name.
         LedgerUnreadable
     """
     catalog = None if store.catalog is None else read_store_catalog(store)
     protection = Protection(store, catalog, options.spared)
     made, gone = files.plan_folders(store, catalog, options)
-    # What is in a folder that goes, goes with it.
+    # Findings in a folder that is removed need no change of their own.
     findings = [one for one in store.findings(Level.QUICK) if one.base not in gone]
     damage = list(filter(is_damage, findings))
     damaged = {one.base for one in damage}
@@ -45,13 +44,13 @@ def plan(store: Store, options: GcOptions) -> Plan:
     made.add(files.plan_raw(store, catalog, options, damaged, protection))
     proving = {base: name for base, name in sound.items() if (v2.VECTOR_UNEXPECTED, base) not in made.resolves}
     made.add(files.plan_leftovers(store, catalog, options, proving))
-    # What may be refused comes first: a file that somebody has open.
+    # Changes of files come last: one that is open elsewhere refuses the run before anything is moved.
     made.changes.sort(key=lambda change: isinstance(change, FileChange))
     return undo.add_expired_runs(made, store, options)
 
 
 def _chosen_indexes(store: Store, without: Container[str | None]) -> dict[str, str]:
-    """Return the index files of the chosen bases, below the store's root, but for some."""
+    """Return the index files of the chosen bases, except those in ``without``."""
     return {base: one.name for base, one in store.stores.items() if store.wants(base) and base not in without}
 
 

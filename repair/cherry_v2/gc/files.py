@@ -1,4 +1,7 @@
-"""Files that no item names, and folders of bases that no row of the catalog names: they go to the trash."""
+"""Plan which files ``gc`` moves to the trash: raw files, folders of bases, and vector files that v1 left behind.
+
+A file is moved only if no item or catalog row names it, and if its data exists elsewhere or the user named the finding.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,18 @@ from regraft.formats.vector_table import check_file
 from regraft.language import format_count, tr
 from regraft.report.notices import MISSING_MODEL, MISSING_STORE
 from regraft.text import one_line, path_text, printable
+from repair.changes.options import GcOptions
 from repair.changes.plan import FileChange, Plan, Unresolved, move_to_trash
 from repair.changes.store import Store
 from repair.cherry_v2.gc.rows import is_wanted
 from repair.cherry_v2.protection import Protection
-from repair.options import GcOptions
 
-# Whether the text of a raw file that no item names is anywhere else in its base, so that nothing is lost with it.
+# --- other copies of a raw file -------------------------------------------------------------------------------------
 
 
-#: Larger files are compared with files only, and not read as a text.
+#: In bytes. Larger files are compared with files, and not with indexed texts.
 _LARGEST_TEXT = 64 << 20
-#: A text that an index has for an item.
+#: The text of an item in an index.
 _TEXT = """SELECT m.material_id, CAST(c.text AS BLOB) FROM content c
   JOIN material m ON m.current_content_hash = c.content_hash WHERE c.content_hash = ?"""
 
@@ -65,10 +68,14 @@ class CopyFinder:
         self._index = None if one is None else store.root / one.name
 
     def of(self, name: str) -> str | None:
-        """Return what else holds the bytes or the text of a file, for a person; None where nothing is known to."""
+        """Return what else holds the bytes or the text of a file, for a message; None if nothing is known to."""
         path = self._raw / name
         try:
-            return self._file_like(path) or self._text_like(path)
+            candidates = self._by_size.get(path.lstat().st_size, [])
+            digest = _hash_file(path) if candidates else None
+            found = next((one for one in candidates if _hash_file(one) == digest), None)
+            same_file = None if found is None else f"raw/{found.relative_to(self._raw).as_posix()}"
+            return same_file or self._text_like(path)
         except (apsw.Error, OSError, UnicodeDecodeError):
             return None
 
@@ -79,12 +86,6 @@ class CopyFinder:
             if name in self._named and not (self._raw / name).is_symlink():
                 found[(self._raw / name).lstat().st_size].append(self._raw / name)
         return found
-
-    def _file_like(self, path: Path) -> str | None:
-        candidates = self._by_size.get(path.lstat().st_size, [])
-        digest = _hash_file(path) if candidates else None
-        found = next((one for one in candidates if _hash_file(one) == digest), None)
-        return None if found is None else f"raw/{found.relative_to(self._raw).as_posix()}"
 
     def _text_like(self, path: Path) -> str | None:
         if self._index is None or path.lstat().st_size > _LARGEST_TEXT:
@@ -104,7 +105,7 @@ def _hash_file(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-#: Tables of an index that hold texts and vectors, and what they belong to.
+#: Tables of an index that hold the user's data.
 _HOLDING = ("material", "content", "search_unit", "search_text", "embedding")
 
 
@@ -115,9 +116,9 @@ def plan_raw(
     damaged: set[str | None],
     protection: Protection,
 ) -> Plan:
-    """Return what moves the files below ``raw/`` that no item names; without a table of items, nobody can tell.
+    """Plan to move the files below ``raw/`` that no item names; none without a table of items.
 
-    A file of which no other copy is known goes only where the finding is named.
+    A file without a known copy is moved only if the user names the finding.
     """
     made = Plan()
     if catalog is None or catalog.items is None or not is_wanted(options, v2.RAW_ORPHAN):
@@ -136,11 +137,11 @@ def _items_by_base(catalog: StoredCatalog) -> dict[str, list[Row]]:
 
 
 def find_reason_to_keep(store: Store, path: Path) -> str | None:
-    """Return why a file or folder is not moved, None where nothing speaks against it."""
+    """Return why a file or folder is not moved, or None."""
     try:
         path.relative_to(store.root).as_posix().encode()
         if path.is_symlink():
-            return tr("it is a link, and links are not followed")
+            return tr("it is a symbolic link")
         if _latest_change(path) > store.now_ms / 1000 - raw_files.YOUNG_SECONDS:
             return tr("something in it is younger than an hour") if path.is_dir() else tr("it is younger than an hour")
     except UnicodeEncodeError:
@@ -151,7 +152,7 @@ def find_reason_to_keep(store: Store, path: Path) -> str | None:
 
 
 def _latest_change(path: Path) -> float:
-    """Return the latest time of change of a file, or of a folder and all in it."""
+    """Return the latest modification time (s) of a file, or of a folder and all its contents."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -177,7 +178,7 @@ class _RawFiles(msgspec.Struct, kw_only=True):
     protection: Protection
 
     def plan(self, raw: Path | None) -> Plan:
-        """Return what moves the files that no item names."""
+        """Plan to move the files that no item names."""
         made = Plan()
         names = []
         if raw is not None and raw.is_dir():
@@ -188,32 +189,45 @@ class _RawFiles(msgspec.Struct, kw_only=True):
         if why_not is not None:
             reason = tr("{files} in raw/: {reason}", files=format_count(len(names), "file"), reason=why_not)
             return Plan(left=[Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=self.base, count=len(names))])
-        why = _make_name_test(self.store, self.base, self.items)
+        find_other_name = _make_name_test(self.store, self.base, self.items)
         copies = CopyFinder(self.store, self.base, self.items, raw)
-        is_named = v2.RAW_ORPHAN in self.options.only
         for name in names:
-            kept = why(name) or find_reason_to_keep(self.store, raw / name)
-            copy = None if is_named or kept is not None else copies.of(name)
-            if kept is None and not is_named and copy is None:
-                kept = tr("kept: no other copy of it is known; --only {name} removes it", name=v2.RAW_ORPHAN)
-            if kept is not None:
-                reason = f"raw/{printable(name)}: {kept}"
-                left = Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=self.base, subject=path_text(name))
-                made.left.append(left)
+            change = self._decide_file(raw / name, name, find_other_name(name), copies)
+            if isinstance(change, FileChange):
+                made.changes.append(change)
             else:
-                message = tr("move raw/{name}, which no item names, to the trash", name=name)
-                if copy is not None:
-                    message = tr("{message_}: {copy} is the same", message_=message, copy=copy)
-                made.changes.append(
-                    move_to_trash(self.store, raw / name, "trash-file", v2.RAW_ORPHAN, message, self.base)
-                )
+                made.left.append(change)
         if not made.left:
             made.resolves.add((v2.RAW_ORPHAN, self.base))
         return made
 
+    def _decide_file(
+        self, path: Path, name: str, other_name: str | None, copies: CopyFinder
+    ) -> FileChange | Unresolved:
+        """Return the change that moves a file, or why it is kept.
+
+        Args:
+            path: the file.
+            name: its path below ``raw/``.
+            other_name: why the file may be needed although no item names it, or None.
+            copies: finds other copies of the file.
+        """
+        kept = other_name or find_reason_to_keep(self.store, path)
+        is_named = v2.RAW_ORPHAN in self.options.only
+        copy = None if is_named or kept is not None else copies.of(name)
+        if kept is None and not is_named and copy is None:
+            kept = tr("kept: no other copy of it is known; --only {name} removes it", name=v2.RAW_ORPHAN)
+        if kept is not None:
+            reason = f"raw/{printable(name)}: {kept}"
+            return Unresolved(finding=v2.RAW_ORPHAN, reason=reason, base=self.base, subject=path_text(name))
+        message = tr("move raw/{name}, which no item names, to the trash", name=name)
+        if copy is not None:
+            message = tr("{message_}: {copy} is the same", message_=message, copy=copy)
+        return move_to_trash(self.store, path, "trash-file", v2.RAW_ORPHAN, message, self.base)
+
 
 def _raw_folder(store: Store, base: str, row: Row) -> Path | None:
-    """Return where a base's raw files are; None where its index is missing, so that it is not whole itself."""
+    """Return the folder of raw files of a base; None if it should have an index and has none."""
     known = store.stores.get(base)
     if known is not None:
         return store.root / known.raw
@@ -223,7 +237,7 @@ def _raw_folder(store: Store, base: str, row: Row) -> Path | None:
 
 
 def _find_unknown_names(raw: Path, items: list[Row]) -> str | None:
-    """Return why nobody can tell which files items name, None where that is known."""
+    """Return why it is not known which files items name, or None."""
     if raw.is_symlink() or raw.parent.is_symlink():
         return tr("the folder is a link, and links are not followed")
     for item in items:
@@ -235,7 +249,7 @@ def _find_unknown_names(raw: Path, items: list[Row]) -> str | None:
 
 
 def _make_name_test(store: Store, base: str, items: list[Row]) -> Callable[[str], str | None]:
-    """Return what tells why a file that no item names may be meant all the same."""
+    """Return a function that tells why a file that no item names may be needed, or None."""
     known: set[str] = set()
     folders: tuple[str, ...] = ()
     for item in items:
@@ -261,7 +275,7 @@ def _folded(path: str) -> str:
 
 
 def _read_indexed_paths(store: Store, base: str, items: set[str]) -> Iterator[str]:
-    """Return the paths of the materials of these items."""
+    """Yield the paths of the items' materials."""
     known = store.stores.get(base)
     if known is None:
         return
@@ -275,7 +289,7 @@ def _read_indexed_paths(store: Store, base: str, items: set[str]) -> Iterator[st
 
 
 def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions) -> tuple[Plan, set[str]]:
-    """Return what moves the folders of bases that no row of the catalog names, and the names of these."""
+    """Plan to move the folders of bases that no catalog row names; also return the names of the folders."""
     made, gone = Plan(), set[str]()
     if catalog is None or not is_wanted(options, v2.INDEX_ORPHAN) or not store.found.stores.is_whole:
         return made, gone
@@ -283,7 +297,11 @@ def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions
     for path in found:
         if not store.wants(path.name):
             continue
-        kept = _find_claim(items.get(path.name)) or find_reason_to_keep(store, path)
+        rows = items.get(path.name)
+        if rows is None:
+            kept = find_reason_to_keep(store, path)
+        else:
+            kept = tr("{items} of the catalog still belong to it", items=format_count(len(rows), "item"))
         if kept is None and v2.INDEX_ORPHAN not in options.only and _holds_anything(store, path):
             kept = tr("kept: it can be listed again; --only {name} removes it", name=v2.INDEX_ORPHAN)
         if kept is not None:
@@ -299,7 +317,7 @@ def plan_folders(store: Store, catalog: StoredCatalog | None, options: GcOptions
 
 
 def _find_unnamed_folders(store: Store, catalog: StoredCatalog) -> Iterator[Path]:
-    """Yield the folders of bases that no row names; without a table of items, nobody can tell."""
+    """Yield the folders of bases that no catalog row names; none without a table of items."""
     if catalog.items is None:
         return
     named = {base_id_text(row) for row in catalog.bases}
@@ -307,15 +325,8 @@ def _find_unnamed_folders(store: Store, catalog: StoredCatalog) -> Iterator[Path
     yield from (path for finding, path in strays if finding == v2.INDEX_ORPHAN)
 
 
-def _find_claim(items: list[Row] | None) -> str | None:
-    """Return why a folder may be of a base all the same: it has ``items``."""
-    if items is None:
-        return None
-    return tr("{items} of the catalog still belong to it", items=format_count(len(items), "item"))
-
-
 def _holds_anything(store: Store, path: Path) -> bool:
-    """Whether a base's folder has a text, a vector or a file; what cannot be read counts as one."""
+    """Whether a base's folder has a text, a vector or a file; unreadable data counts as one."""
     one = store.stores.get(path.name)
     index = None if one is None else store.root / one.name
     own = set() if index is None else {index, *untrusted_sqlite.find_companions(index)}
@@ -333,18 +344,18 @@ def _has_rows(index: Path) -> bool:
         return True
 
 
-# Vector files that v1 left: each goes to the trash once one index of the store has every one of its vectors.
+# --- vector files that v1 left behind -------------------------------------------------------------------------------
 #
-# A row counts where its vector is usable (``docs/rules.md``, "Rows"). Its text must be a body of the index, whose unit is
-# there, and the bytes of that body's vector must be those of the row.
+# Such a file goes to the trash if one index of the store has all of its usable vectors (``docs/rules.md``, "Rows"). The
+# text of each row must be a body whose unit exists, with a vector that is equal byte by byte.
 
 
-#: Rows held against an index at once.
+#: Rows that are compared with an index at once.
 _BATCH = 200
 _ALL_ROWS = ((-(1 << 63), (1 << 63) - 1),)
-#: Characters of a text that are quoted.
+#: Characters of a text that a message quotes.
 _QUOTED = 40
-#: Bodies and their vectors by hash: JSON in, so that a batch is one statement.
+#: Bodies and their vectors, by a JSON list of hashes.
 _BODIES = """
     SELECT t.embedding_text_hash, CAST(t.text AS BLOB), e.vector_blob
       FROM json_each(?) wanted
@@ -357,42 +368,42 @@ _HAS_TEXT = "SELECT 1 FROM search_text WHERE embedding_text_hash = ? AND text = 
 
 
 class Proof(msgspec.Struct):
-    """How far the usable vectors of a file are in an index."""
+    """How many of the usable vectors of a file an index has."""
 
     base: str
     proven: int = 0
-    #: What the first row that is not there lacks, for a person; None where all are.
+    #: What the first missing row lacks, for a message; None: no row is missing.
     first: str | None = None
 
 
 class _VectorFile(msgspec.Struct):
-    """A vector file that v1 left, and the bases whose indexes have all of its vectors."""
+    """A vector file of v1, with the bases whose indexes have all of its vectors."""
 
     path: Path
     survey: VectorSurvey
     provers: set[str]
-    #: How far the best index goes, where none has all.
+    #: The index with the most of its vectors, if none has all.
     best: Proof | None
 
     @property
     def base(self) -> str:
-        """Return the id that regraft gives to the base of such a file."""
+        """The id that regraft gives to the base of such a file."""
         return identity.base_id(self.path.name)
 
     @property
     def usable(self) -> int:
-        """Return how many of its rows have a usable vector."""
+        """Number of rows with a usable vector."""
         return sum(self.survey.lengths.values())
 
 
 def plan_leftovers(store: Store, catalog: StoredCatalog | None, options: GcOptions, indexes: dict[str, str]) -> Plan:
-    """Return what moves the vector files that v1 left.
+    """Plan to move the vector files that v1 left behind.
 
     Args:
-        store: where they are.
-        catalog: its rows, None where there is none.
-        options: whether they are meant.
-        indexes: the index files that are whole and keep their vectors, below the store's root, by the base's id.
+        store: the store.
+        catalog: the catalog of the store, if it has one.
+        options: the options of ``gc``.
+        indexes: intact index files whose vectors are kept, relative to the root, by base id.
     """
     if not is_wanted(options, v2.LEFTOVER) or not store.found.stores.is_whole:
         return Plan()
@@ -403,13 +414,13 @@ def plan_leftovers(store: Store, catalog: StoredCatalog | None, options: GcOptio
         else:
             made.left.append(one)
     made.resolves = {(v2.LEFTOVER, None)} if made.changes and not made.left else set()
-    # Which of the other files are of chosen bases, nobody knows.
+    # It is not known to which bases the other files belong.
     made.left = [one for one in made.left if store.wants(one.base)]
     return made
 
 
 def _proving_indexes(store: Store, catalog: StoredCatalog | None, indexes: dict[str, str]) -> dict[str, Path]:
-    """Return the indexes that count as proof: of completed bases, where a catalog says which these are."""
+    """Return the indexes that count as proof: those of completed bases."""
     completed = set(indexes)
     if catalog is not None:
         completed = {base_id_text(row) for row in catalog.bases if row.get("status") == "completed"}
@@ -438,15 +449,10 @@ def _leave_file(path: Path, why: str, base: str | None = None, count: int = 1) -
     )
 
 
-def _is_stranded(store: Store, row: Row) -> bool:
-    """Tell whether a base still needs what v1 left: it failed at the upgrade, or its index is missing."""
-    return row.get("error") in (MISSING_MODEL, MISSING_STORE) or base_id_text(row) not in store.stores
-
-
 def _find_owners(files: list[_VectorFile], named: set[str]) -> dict[Path, str]:
-    """Return which base was made of which file: each of one at most, those that leave no choice first.
+    """Match bases with the files that they were migrated from, one file each, unambiguous ones first.
 
-    The ids of regraft follow from v1's; those of the application say nothing.
+    Ids that regraft gave follow from the v1 id; ids that the application gave do not.
     """
     owners: dict[Path, str] = {}
     for file in sorted(files, key=lambda file: len(file.provers)):
@@ -457,7 +463,7 @@ def _find_owners(files: list[_VectorFile], named: set[str]) -> dict[Path, str]:
 
 
 def _drop_disputed(owners: dict[Path, str], files: list[_VectorFile]) -> dict[Path, str]:
-    """Return which bases are of which files; where several have but the one base, nobody can tell whose it is."""
+    """Remove a match if another file, which has no match, could have the same base."""
     shared = set().union(*(file.provers for file in files if file.path not in owners))
     sure = {file.path for file in files if file.base in file.provers}
     return {path: base for path, base in owners.items() if base not in shared or path in sure}
@@ -466,7 +472,7 @@ def _drop_disputed(owners: dict[Path, str], files: list[_VectorFile]) -> dict[Pa
 def _decide_files(
     store: Store, catalog: StoredCatalog | None, proving: dict[str, Path], options: GcOptions
 ) -> Iterator[FileChange | Unresolved]:
-    """Yield of each file what moves it, or why it stays."""
+    """Yield the change that moves each file, or why it is kept."""
     strays = checked.find_strays(store.root / store.bases, store.names, store.stores)
     looked = [_survey_file(store, path, proving) for finding, path in strays if finding == v2.LEFTOVER]
     owners = _find_owners([one for one in looked if isinstance(one, _VectorFile) and one.usable], set(store.names))
@@ -483,11 +489,15 @@ def _decide_files(
 
 
 def _has_stranded(store: Store, catalog: StoredCatalog | None) -> bool:
-    return catalog is not None and any(_is_stranded(store, row) for row in catalog.bases)
+    # A base still needs its v1 file if it failed at the upgrade, or if its index is missing.
+    return catalog is not None and any(
+        row.get("error") in (MISSING_MODEL, MISSING_STORE) or base_id_text(row) not in store.stores
+        for row in catalog.bases
+    )
 
 
 def _leave_unproven(file: _VectorFile) -> Unresolved | None:
-    """Return that a file stays whose vectors no index has, each of them; None where one has, or there are no rows."""
+    """Return why a file is kept whose vectors no single index has; None if one has them, or it has no rows."""
     usable, path = file.usable, file.path
     if not file.survey.rows:
         return None
@@ -519,9 +529,9 @@ def _leave_unproven(file: _VectorFile) -> Unresolved | None:
 
 
 def _leave_with_other_texts(file: _VectorFile, proving: dict[str, Path], options: GcOptions) -> Unresolved | None:
-    """Return that a file stays whose rows without a usable vector have texts that no index has.
+    """Return why a file is kept of whose rows without a usable vector some texts are in no index, or None.
 
-    None where there are none, and where the finding is named.
+    If the finding is named, the file is not kept for that.
     """
     if v2.LEFTOVER in options.only or file.usable == file.survey.rows:
         return None
@@ -530,7 +540,7 @@ def _leave_with_other_texts(file: _VectorFile, proving: dict[str, Path], options
         return None
     rows = format_count(lost, "row")
     reason = tr(
-        "{rows} without a usable vector have texts that are not in v2; --only {name} removes it all the same",
+        "{rows} without a usable vector have texts that are not in v2; --only {name} removes the file anyway",
         rows=rows,
         name=v2.LEFTOVER,
     )
@@ -538,7 +548,7 @@ def _leave_with_other_texts(file: _VectorFile, proving: dict[str, Path], options
 
 
 def _count_lost_texts(path: Path, index: Path) -> int:
-    """Count the rows of a file whose text is not a body of an index; rows without a text do not count."""
+    """Count the rows whose text is not a body of an index; rows without text do not count."""
     lost = 0
     with sqlite.open_readonly(path) as db, sqlite.open_readonly(index) as v2_index:
         for (raw,) in db.execute(f"SELECT CAST({VECTOR_TABLE.body} AS BLOB) FROM {VECTOR_TABLE.name} NOT INDEXED"):
@@ -551,13 +561,13 @@ def _count_lost_texts(path: Path, index: Path) -> int:
 def _decide_file(
     store: Store, file: _VectorFile, owner: str | None, in_doubt: dict[str, Path]
 ) -> FileChange | Unresolved:
-    """Return what moves a file whose vectors are proven, or why it stays.
+    """Return the change that moves a file whose vectors are proven, or why it is kept.
 
     Args:
-        store: where it is.
+        store: the store of the file.
         file: the file.
-        owner: the base that was made of it.
-        in_doubt: the indexes of bases that may have been made of another file, where one still needs its own.
+        owner: the base that was migrated from it.
+        in_doubt: the indexes of bases that may belong to another file, if a base still needs its own file.
     """
     usable, path = file.usable, file.path
     more = file.survey.rows - usable
@@ -586,16 +596,16 @@ def _decide_file(
 
 
 def _has_no_more(index: Path, file: _VectorFile) -> bool:
-    """Tell whether an index has no vector beyond those of a file, all of which it has."""
+    """Whether an index has no vectors in addition to those of the file."""
     with sqlite.open_readonly(index) as db:
         return int(db.execute("SELECT count(*) FROM embedding NOT INDEXED").get or 0) <= file.usable
 
 
-# --- proof -----------------------------------------------------------------------------------------------------------
+# --- proof that an index has all vectors ----------------------------------------------------------------------------
 
 
 def _find_proof(path: Path, survey: VectorSurvey, indexes: dict[str, Path]) -> tuple[set[str], Proof | None]:
-    """Return the bases whose indexes have all vectors; where none has, the proof by the one that comes closest.
+    """Return the bases whose indexes have all vectors; if none has, also the best proof.
 
     Raises:
         StoreProblem: the file cannot be read.
@@ -610,7 +620,7 @@ def _find_proof(path: Path, survey: VectorSurvey, indexes: dict[str, Path]) -> t
 
 
 def _compare_with_index(path: Path, survey: VectorSurvey, base: str, index: Path, *, stop: bool) -> Proof:
-    """Hold the rows of a file against an index; with ``stop`` until the first that differs."""
+    """Compare the rows of a file with an index; ``stop``: until the first difference."""
     proof = Proof(base)
     check_file(path)
     try:
@@ -631,7 +641,7 @@ def _compare_with_index(path: Path, survey: VectorSurvey, base: str, index: Path
 
 
 def _describe_lack(body: str, has: object) -> str:
-    """Return what is missing of a text, for a person."""
+    """Describe what an index lacks of a row, for a message."""
     quoted = one_line(body[:_QUOTED]) + ("…" if len(body) > _QUOTED else "")
     if has is None:
         return tr("the text “{quoted}” is not in it", quoted=quoted)
@@ -639,7 +649,7 @@ def _describe_lack(body: str, has: object) -> str:
 
 
 def _match_rows(rows: Iterable[tuple[str, bytes]], index: apsw.Connection) -> Iterator[tuple[str, bytes, object]]:
-    """Return each text with its vector, and with the one that an index has for it, None where it has none."""
+    """Yield each text with its vector, and with the vector that an index has for it, or None."""
     more = iter(rows)
     while batch := list(itertools.islice(more, _BATCH)):
         texts = {identity.text_hash(body): body for body, _ in batch}

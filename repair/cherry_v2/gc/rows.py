@@ -1,7 +1,8 @@
-"""Rows of an index file that nothing reaches.
+"""Plan which rows of an index file ``gc`` deletes, and whether its free space is given back.
 
-What ``repair`` could still use is not removed: a unit without a body, or a body under a wrong hash, has its vector
-among those that no body names. Nor is what an item without a material may get back, unless the finding is named.
+Rows that ``repair`` could still use are kept: the vector of a unit without a body, or of a body with a wrong hash, is
+among those that no body names. Rows that may belong to an item without a material are kept unless the user names the
+finding.
 """
 
 from __future__ import annotations
@@ -15,49 +16,50 @@ import apsw
 import msgspec
 
 from checks.audit.findings import FINDINGS, Finding
+from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
 from regraft.disk import sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats.cherry_v2.index import store
 from regraft.language import format_count, join_list, tr
 from regraft.text import format_bytes, path_argument
+from repair.changes.options import GcOptions
 from repair.changes.plan import Action, Plan, Reclaim, RowsChange, Unresolved
 from repair.changes.store import Store
-from repair.cherry_v2.rules.index import find_lost_units
-from repair.options import GcOptions
+from repair.cherry_v2.indexing import find_lost_units
 
-# Which garbage is removed, and how what is not removed is said.
+# --- findings that gc resolves --------------------------------------------------------------------------------------
 
 
-#: Findings whose rows or files are removed. Those of BY_NAME could be listed or attached again: they go only where the
-#: user names them.
+#: Findings whose rows or files are removed. Those in BY_NAME could be used again, so they are removed only if the user
+#: names them.
 NAMES = (
     *(v2.BODY_ORPHAN, v2.VECTOR_ORPHAN, v2.CONTENT_ORPHAN, v2.RAW_ORPHAN, v2.INDEX_ORPHAN),
     *(v2.VECTOR_UNEXPECTED, v2.LEFTOVER),
 )
 BY_NAME = {v2.VECTOR_UNEXPECTED, v2.LEFTOVER}
-#: Of these, what has another copy goes without being named.
+#: Findings whose files are removed without being named if another copy exists.
 UNLESS_COPIED = {v2.RAW_ORPHAN, v2.INDEX_ORPHAN}
 
 
-#: What a stranger's schema has that says nothing of rows: it never runs.
+#: Findings about schema objects that never run and do not affect rows.
 _BESIDE_ROWS = {v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_INDEX}
 
 
 def is_wanted(options: GcOptions, finding: str) -> bool:
-    """Tell whether what a finding is about is to be removed."""
+    """Whether what a finding is about is to be removed."""
     if finding == v2.LEFTOVER and options.v1_leftovers:
         return True
     return finding in options.only if finding in BY_NAME else options.wants(finding)
 
 
 def is_damage(finding: Finding) -> bool:
-    """Tell whether a finding says that a file is damaged, so that nobody can tell what is reached in it."""
+    """Whether a finding says that a file is damaged, so that it is unknown which rows are needed."""
     return finding.name.startswith(("file.", "schema.")) and finding.name not in _BESIDE_ROWS
 
 
 def leave_damaged(finding: Finding) -> Unresolved:
-    """Return what is left of a base that is damaged: all of it."""
+    """Return that nothing of a damaged base is removed."""
     reason = tr(
         "what is reached cannot be told, so that nothing of this base is removed: {message_}", message_=finding.message
     )
@@ -67,12 +69,12 @@ def leave_damaged(finding: Finding) -> Unresolved:
 
 
 def leave_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> Unresolved:
-    """Return what is left because it may be what other findings lack."""
+    """Return that rows are kept because other findings may need them."""
     command = None
     if any(FINDINGS[name].command[:1] == ("repair",) for name in lacking):
         command = shlex.join(["regraft", "repair", path_argument(store.path), "--base", str(finding.base)])
     reason = tr(
-        "{message_}, and it may be what {lacking} lacks: mend that first",
+        "{message_}, and {lacking} may need it: fix that first",
         message_=finding.message,
         lacking=join_list(lacking),
     )
@@ -80,7 +82,7 @@ def leave_for_repair(store: Store, finding: Finding, lacking: Sequence[str]) -> 
 
 
 class _Garbage(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one table that nothing reaches."""
+    """A kind of rows that nothing needs."""
 
     finding: str
     action: str
@@ -89,18 +91,18 @@ class _Garbage(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     where: str
     size: str
-    #: The columns that tell what is reached: where one holds anything but text, nobody can tell.
+    #: Columns of the reference. If one holds other values than text, it is unknown which rows are needed.
     keys: tuple[tuple[str, str], ...]
     #: Findings whose repair may need these rows.
     needed_by: frozenset[str] = frozenset()
-    #: Which rows they are once the bodies without a unit are gone, too.
+    #: The condition once orphan bodies are deleted.
     then: str = ""
 
 
 _BODY_KEYS = (("search_text", "target_id"), ("search_unit", "unit_id"))
 _VECTOR_KEYS = (("embedding", "embedding_text_hash"), ("search_text", "embedding_text_hash"))
 _CONTENT_KEYS = (("content", "content_hash"), ("material", "current_content_hash"), ("search_unit", "content_hash"))
-#: Columns that may be without a value.
+#: Columns that may be NULL.
 _NULLABLE = {("material", "current_content_hash")}
 _GARBAGE = (
     _Garbage(
@@ -109,7 +111,7 @@ _GARBAGE = (
         noun="body",
         which=tr("whose unit is gone"),
         table="search_text",
-        where="NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = search_text.target_id)",
+        where=detect.ORPHAN_BODY.condition,
         size="text",
         keys=_BODY_KEYS,
         needed_by=frozenset({v2.NO_BODY, v2.NO_UNITS}),
@@ -123,7 +125,7 @@ _GARBAGE = (
         where="TRUE",
         size="vector_blob",
         keys=(),
-        # Its model may be what the catalog has lost.
+        # The catalog may have lost the base's model.
         needed_by=frozenset({v2.BASE_STATUS}),
     ),
     _Garbage(
@@ -132,7 +134,7 @@ _GARBAGE = (
         noun="vector",
         which=tr("that no body names"),
         table="embedding",
-        where="NOT EXISTS (SELECT 1 FROM search_text t WHERE t.embedding_text_hash = embedding.embedding_text_hash)",
+        where=detect.ORPHAN_VECTOR.condition,
         size="vector_blob",
         keys=_VECTOR_KEYS,
         needed_by=frozenset({v2.NO_BODY, v2.BODY_HASH, v2.NO_UNITS}),
@@ -145,42 +147,40 @@ _GARBAGE = (
         noun="text",
         which=tr("that nothing names"),
         table="content",
-        where="NOT EXISTS (SELECT 1 FROM material m WHERE m.current_content_hash = content.content_hash)"
-        " AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.content_hash = content.content_hash)",
+        where=detect.ORPHAN_CONTENT.condition,
         size="text",
         keys=_CONTENT_KEYS,
         needed_by=frozenset({v2.CONTENT_HASH, v2.NO_CONTENT, v2.UNIT_CONTENT}),
     ),
 )
 
-
-#: What the text of an item without a material may still be among.
+#: Findings whose rows may be the text of an item without a material.
 _OF_MATERIALS = frozenset({v2.BODY_ORPHAN, v2.VECTOR_ORPHAN, v2.CONTENT_ORPHAN})
 
 
 @dataclass(kw_only=True)
 class IndexGarbage:
-    """An index file whose structure is whole, and what is going to be removed from it."""
+    """An intact index file, and the rows to delete from it."""
 
     store: Store
     base: str
-    #: Below the store's root.
+    #: The file, below the store's root.
     name: str
-    #: What a quick look found.
+    #: Findings of the quick audit.
     found: list[Finding]
-    #: Why nothing of the base is deleted; None where it is not protected.
+    #: Why nothing of the base is deleted; None: it is not protected.
     protected: str | None = None
     _proven: bool | None = None
     _odd: dict[tuple[str, str], bool] = field(default_factory=dict)
 
     @cached_property
     def findings(self) -> dict[str, Finding]:
-        """Return what is found once texts and vectors are read, too, by name."""
+        """Findings of the full audit, by name."""
         audited = self.store.audit(bases=frozenset({self.base}))
         return {one.name: one for one in audited.findings if one.base == self.base}
 
     def plan(self, options: GcOptions) -> Plan:
-        """Return what is removed from the file."""
+        """Plan the deletions in this file."""
         wanted = self._wanted(options)
         if self.protected is not None:
             return Plan(left=[*self._kept(wanted, self.protected)])
@@ -197,12 +197,12 @@ class IndexGarbage:
     def _wanted(self, options: GcOptions) -> list[_Garbage]:
         named = {one.name for one in self.found}
         if v2.BODY_ORPHAN in named:
-            # With a body goes the vector that only it names.
+            # Deleting a body can leave an orphan vector.
             named.add(v2.VECTOR_ORPHAN)
         return [one for one in _GARBAGE if one.finding in named and is_wanted(options, one.finding)]
 
     def _kept(self, wanted: list[_Garbage], why: str) -> Iterator[Unresolved]:
-        """Yield that the rows of a protected base stay."""
+        """Yield that the rows of a protected base are kept."""
         for name in sorted({one.finding for one in wanted} & self.findings.keys()):
             finding = self.findings[name]
             yield Unresolved.of(finding, tr("{what}, kept: {why}", what=finding.message, why=why))
@@ -210,7 +210,7 @@ class IndexGarbage:
     def _removed(
         self, db: apsw.Connection, wanted: list[_Garbage], options: GcOptions
     ) -> Iterator[tuple[_Garbage, Action]]:
-        """Yield the rows that are sure to be reached by nothing, with what removes them."""
+        """Yield the kinds of rows that nothing needs, each with the action that deletes them."""
         known = {
             one.finding: one
             for one in wanted
@@ -226,7 +226,7 @@ class IndexGarbage:
             yield waste, self._action(db, waste, bodies_go=bodies_go)
 
     def _left(self, db: apsw.Connection, waste: _Garbage, options: GcOptions) -> Iterator[Unresolved]:
-        """Yield why rows stay that were found, where they are not sure to be reached by nothing."""
+        """Yield why rows are kept although no row refers to them."""
         finding, needing = self.findings.get(waste.finding), self._needing(waste)
         if finding is not None and needing:
             yield leave_for_repair(self.store, finding, needing)
@@ -253,11 +253,11 @@ class IndexGarbage:
             yield Unresolved(finding=finding.name, reason=reason, base=self.base, count=finding.count)
 
     def _needing(self, waste: _Garbage) -> list[str]:
-        """Return the findings whose repair may need rows."""
+        """Return the findings whose repair may need the rows."""
         return sorted(waste.needed_by & self.findings.keys())
 
     def _is_proven(self, db: apsw.Connection, waste: _Garbage, options: GcOptions) -> bool:
-        """Whether bodies prove units that ``repair`` writes again; where the finding is named, they go all the same."""
+        """Whether bodies prove units that ``repair`` can write again. If the finding is named, they go anyway."""
         if waste.finding != v2.BODY_ORPHAN or waste.finding in options.only:
             return False
         if self._proven is None:
@@ -265,13 +265,13 @@ class IndexGarbage:
         return self._proven
 
     def _may_return(self, waste: _Garbage, options: GcOptions) -> bool:
-        """Whether rows may be what items without a material lack; where the finding is named, they go all the same."""
+        """Whether rows may belong to items without a material. If the finding is named, they are deleted anyway."""
         lacking = self.findings.get(v2.ITEM_NO_MATERIAL)
         is_lost = lacking is not None and lacking.severity != "note"
         return is_lost and waste.finding in _OF_MATERIALS and waste.finding not in options.only
 
     def _is_odd(self, db: apsw.Connection, waste: _Garbage) -> bool:
-        """Tell whether a column that says what is reached holds anything but text."""
+        """Whether a column of the reference holds other values than text."""
         return any(self._has_odd(db, *key) for key in waste.keys)
 
     def _has_odd(self, db: apsw.Connection, table: str, column: str) -> bool:
@@ -316,22 +316,23 @@ class IndexGarbage:
         return RowsChange(path=self.name, actions=actions, apply=apply, tables=tables, bytes=size, bodies=bodies)
 
 
-# Space inside index files: whether giving it back pays (``docs/formats/index.md``, "How the store behaves").
+# --- free space (``docs/formats/index.md``, "How the store behaves") ------------------------------------------------
 
 
 def plan_space(file: IndexGarbage, removal: Plan) -> Plan:
-    """Return what gives back the free space of a file, where that pays once its rows are removed."""
+    """Plan to give back the free space of a file, if that is worthwhile after the deletions."""
     with sqlite.open_readonly(file.store.root / file.name) as db:
         size, free = store.database_sizes(db)
     free += sum(action.bytes for action in removal.actions)
     if not store.is_vacuum_worthwhile(size, free):
         return Plan()
-    # Where bodies go, the full-text index is built anew.
+    # If bodies are deleted, the full-text index is rebuilt.
     bodies_go = any(isinstance(change, RowsChange) and change.bodies for change in removal.changes)
-    desync = None if bodies_go else _desync(file)
+    damage = (file.findings[name] for name in (v2.FTS_DESYNC, v2.BODY_ROWID) if name in file.findings)
+    desync = None if bodies_go else next(damage, None)
     if desync is not None:
         reason = tr(
-            "free space is not given back before the full-text index is mended: {message_}", message_=desync.message
+            "free space is not given back until the full-text index is repaired: {message_}", message_=desync.message
         )
         stays = Unresolved(
             finding=desync.name,
@@ -349,7 +350,3 @@ def plan_space(file: IndexGarbage, removal: Plan) -> Plan:
     )
     action = Action(action="vacuum", message=message, base=file.base, subject=file.name, bytes=free)
     return Plan(reclaims=[Reclaim(file.name, action, size)])
-
-
-def _desync(file: IndexGarbage) -> Finding | None:
-    return next((file.findings[name] for name in (v2.FTS_DESYNC, v2.BODY_ROWID) if name in file.findings), None)

@@ -1,4 +1,4 @@
-"""Putting bases of another store into a profile of the application: their folders, and rows of the profile's database.
+"""Copy bases of another store into a profile: their folders, and rows of the profile's database.
 
 Rules: ``docs/rules.md``, "Install".
 """

@@ -1,4 +1,8 @@
-"""A base's folder, copied beside its place, flushed, read back and held against what was copied."""
+"""Copy the folder of a base into a profile, verified by reading it back; as a new base, with new ids.
+
+New ids are derived from the old ones (``docs/rules.md``, "Install"), so that a second run gives the same. Texts and
+vectors stay as they are, because they are keyed by content.
+"""
 
 from __future__ import annotations
 
@@ -25,36 +29,30 @@ from repair.changes import files
 from repair.changes.files import CHUNK_BYTES, FileDigest, copy_database
 from repair.cherry_v2.source import BaseSource
 
-# A base that comes as a new one: its ids, and those of its items, in the rows of the catalog and of the index.
-#
-# Ids follow from those that were there (``docs/rules.md``, "Install"), so that a second run gives the same. Texts and
-# vectors stay as they are: they are keyed by what they say.
-
-
-#: What of an item's data can be its own id: files of folders that 2.0.0 to 2.0.3 migrated have it for a path.
+#: Keys of item data that may hold the item's id: in files of folders that 2.0.0 to 2.0.3 migrated.
 _PATHS = ("relativePath", "indexedRelativePath")
 
 
 @dataclass(frozen=True)
 class CopyIds:
-    """The ids of a base's copy: its own, and those of its items by the ids and times of creation that they had."""
+    """Ids of a base's copy and of its items, derived from the old ids and times of creation."""
 
     origin: str
     created: Mapping[str, int | None]
 
     @cached_property
     def base(self) -> str:
-        """Return the id of the copy."""
+        """Id of the copy."""
         return identity.copied_base_id(self.origin)
 
     def item(self, old: Any) -> Any:
-        """Return the new id of an item or a material; None stays None."""
+        """New id of an item or a material; None stays None."""
         if not isinstance(old, str):
             return old
         return identity.restored_item_id(self.base, old, self.created.get(old))
 
     def row(self, row: Row) -> Row:
-        """Return a row of an item with its new ids, and with its path where that was its id."""
+        """An item's row with new ids. A path that is the item's id is replaced as well."""
         new = {"id": self.item(row.get("id")), "base_id": self.base, "group_id": self.item(row.get("group_id"))}
         return {**row, **new, "data": self._data(row.get("data"), row.get("id"))}
 
@@ -72,10 +70,10 @@ class CopyIds:
 
 
 def rekey_index(index: Path, ids: CopyIds) -> None:
-    """Give the rows of an index, which is nobody's yet, the ids of a copy.
+    """Replace the ids in the index of a copy.
 
     Raises:
-        apsw.Error: it cannot be read or written.
+        apsw.Error: the index cannot be read or written.
     """
     with sqlite.open_writable(index) as db:
         db.execute("PRAGMA foreign_keys = OFF")
@@ -110,22 +108,22 @@ _STATEMENTS = (
 )
 
 
-#: Files to copy, with their sizes and times of change.
+#: Files to copy, with their sizes and modification times (ns).
 ListedFiles = tuple[tuple[Path, tuple[int, int]], ...]
 
 
 def list_files(paths: tuple[Path, ...]) -> ListedFiles:
-    """Return files as they are now."""
-    return tuple((path, _mark(path)) for path in paths)
+    """List files with their present size and modification time."""
+    return tuple((path, _size_and_time(path)) for path in paths)
 
 
-def _mark(path: Path) -> tuple[int, int]:
+def _size_and_time(path: Path) -> tuple[int, int]:
     status = file_paths.lstat(path)
     return status.st_size, status.st_mtime_ns
 
 
-class _Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was copied, and what it has to read back as: its digest, its CRC-32, or the rows of another one."""
+class _CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A copied file, and what it is verified against: a digest, a CRC-32, or the rows of another database."""
 
     path: Path
     target: Path
@@ -133,11 +131,11 @@ class _Copied(msgspec.Struct, frozen=True, kw_only=True):
     crc32: int | None = None
 
     def read_back(self) -> FileDigest:
-        """Read the copy, and hold it against what was copied.
+        """Read the copy back and verify it.
 
         Raises:
             CopyDiffers
-            OSError, apsw.Error: it cannot be read.
+            OSError, apsw.Error: the copy cannot be read.
         """
         digest, crc = FileDigest(), 0
         with links.open_for_reading(self.target, buffering=0) as file, digest.updating(self.target) as update:
@@ -156,63 +154,63 @@ class _Copied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FolderCopy:
-    """Copies the folder of a base, whole and proven."""
+    """Copies the folder of a base and verifies the copy."""
 
     def __init__(self, source: BaseSource, base: str, own: ListedFiles, new_ids: CopyIds | None = None) -> None:
-        """Take what is copied; ``new_ids`` where the base comes as a new one."""
+        """Set what to copy; ``new_ids`` if the base becomes a new one."""
         self._source = source
         self._base = base
         self._files = own
         self._new_ids = new_ids
-        self._settled: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
 
     def make(self, new: Path) -> None:
-        """Copy it to a place of its own.
+        """Copy the folder to a new path.
 
         Raises:
             PlanOutdated: a file was written to since it was listed.
-            CopyDiffers: the copy is not what was copied.
-            RegraftError, OSError, apsw.Error: it cannot be read or written.
+            CopyDiffers: the copy differs from the original.
+            RegraftError, OSError, apsw.Error: a file cannot be read or written.
         """
         durable.make_folder(new)
-        copies = [self._copied(path, mark, new) for path, mark in self._files]
+        copies = [self._copy_file(path, mark, new) for path, mark in self._files]
         durable.sync_tree(new)
-        self._settled = {copy.target.relative_to(new).as_posix(): copy.read_back().settled for copy in copies}
+        self._digests = {copy.target.relative_to(new).as_posix(): copy.read_back().settled for copy in copies}
         index = new / INDEX_FILE
         if not file_paths.is_file(index):
             return
         if self._new_ids is not None:
             rekey_index(index, self._new_ids)
             durable.sync_file(index)
-            # The journal of that must not be there again after a power cut.
+            # Flush the removal of the journal, so that it does not reappear after a power cut.
             durable.sync_folder(index.parent)
-            self._settled[INDEX_FILE] = FileDigest.of(index).settled
+            self._digests[INDEX_FILE] = FileDigest.of(index).settled
         with sqlite.open_readonly(index) as db:
             check_identity(db, index, self._base if self._new_ids is None else self._new_ids.base)
 
     def mark(self, _: Path) -> str:
-        """Return what tells later whether the copy, just made, was changed."""
-        return files.folder_fingerprint(self._settled)
+        """Fingerprint of the new folder."""
+        return files.folder_fingerprint(self._digests)
 
-    def _copied(self, path: Path, mark: tuple[int, int], new: Path) -> _Copied:
-        if not file_paths.is_file(path) or _mark(path) != mark:
-            raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
+    def _copy_file(self, path: Path, mark: tuple[int, int], new: Path) -> _CopiedFile:
+        if not file_paths.is_file(path) or _size_and_time(path) != mark:
+            raise PlanOutdated(path=path, reason=tr("it was changed in the meantime"))
         target = new / path.relative_to(self._source.folder(self._base))
         durable.make_folders(target.parent, flush=False)
         if untrusted_sqlite.find_companions(links.real_path(path)) and untrusted_sqlite.is_database(path):
-            # As its readers see it: with what its log holds.
+            # Copied as readers see it, with the content of its log.
             copy_database(path, target)
-            return _Copied(path=path, target=target)
-        if self._source.archive is not None and _linked(path, target):
-            return _Copied(path=path, target=target, crc32=self._source.crc32(path))
-        digest = _copy(path, target)
-        if _mark(path) != mark:
-            raise PlanOutdated(path=path, reason=tr("it was written to meanwhile"))
-        return _Copied(path=path, target=target, exact=digest.exact)
+            return _CopiedFile(path=path, target=target)
+        if self._source.archive is not None and _try_link(path, target):
+            return _CopiedFile(path=path, target=target, crc32=self._source.crc32(path))
+        digest = _copy_bytes(path, target)
+        if _size_and_time(path) != mark:
+            raise PlanOutdated(path=path, reason=tr("it was changed in the meantime"))
+        return _CopiedFile(path=path, target=target, exact=digest.exact)
 
 
-def _linked(path: Path, target: Path) -> bool:
-    """Give an extracted file, which nobody else has, its place in the copy; False where it has to be copied."""
+def _try_link(path: Path, target: Path) -> bool:
+    """Move an extracted file into the copy by a hard link; False if it has to be copied."""
     try:
         durable.link(path, target)
     except OSError:
@@ -220,7 +218,7 @@ def _linked(path: Path, target: Path) -> bool:
     return True
 
 
-def _copy(path: Path, target: Path) -> FileDigest:
+def _copy_bytes(path: Path, target: Path) -> FileDigest:
     digest = FileDigest()
     with (
         links.open_for_reading(path, buffering=0) as file,
@@ -234,7 +232,7 @@ def _copy(path: Path, target: Path) -> FileDigest:
 
 
 def is_same_base_folder(folder: Path, other: Path) -> bool:
-    """Tell whether two folders of a base hold the same: rows of the index in any order, and files below ``raw/``."""
+    """Whether two folders of a base have the same content: rows in any order, and files below ``raw/``."""
     names = (INDEX_FILE, "raw")
     try:
         if all(files.bytes_fingerprint(folder / name) == files.bytes_fingerprint(other / name) for name in names):

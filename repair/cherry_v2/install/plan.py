@@ -1,4 +1,4 @@
-"""Planning an installation: which bases of a source come into a profile, and as what. Nothing is written."""
+"""Plan ``regraft install``: which bases of a source are copied into a profile, and under which ids."""
 
 from __future__ import annotations
 
@@ -49,54 +49,57 @@ from repair.cherry_v2.install.profile_rows import (
 )
 from repair.cherry_v2.source import BaseSource
 
-#: Where a profile has its bases.
+#: Folder of all bases in a profile.
 BASES = f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}"
-#: What tells whether an item is as the library has it; its times do not.
-_ITEM = ("id", "group_id", "type", "data", "status", "error")
+#: Columns that are compared to decide whether an item is the same. Times do not count.
+_ITEM_COLUMNS = ("id", "group_id", "type", "data", "status", "error")
 _SAME = tr("the same base")
-#: How the folder is called in which a run makes a base, as long as its id and its number in it.
-_RUN = f"{'r' * 23}/{'0' * 6}"
+#: A path as long as that of the work folder in which a run creates a base.
+_WORK_PATH = f"{'r' * 23}/{'0' * 6}"
 
 
 class InstallOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How bases are installed. ``now_ms`` is the time that new models, providers and links get."""
+    """Options of an installation. ``now_ms`` is the time of new models, providers and links."""
 
     now_ms: int
     models: ModelOverrides = msgspec.field(default_factory=ModelOverrides)
-    #: Providers that are made where the profile lacks them.
+    #: Providers that are created if the profile lacks them.
     providers: frozenset[str] = frozenset()
-    #: Whether a base that is there already comes as a new one.
+    #: Whether a base that exists with other content is installed as a new base.
     as_new: bool = False
-    #: The name that the one chosen base gets in the profile; None: its own.
+    #: New name of the only chosen base; None: its own.
     name: str | None = None
-    #: Whether items of the type external come as files.
+    #: Whether items of type external are installed as files.
     external_as_files: bool = False
-    #: Whether nothing is written: no room is needed then.
+    #: Whether nothing is written, so that no disk space is needed.
     dry_run: bool = False
 
 
 def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
-    """Return what comes into the profile; nothing is written.
+    """Plan which bases are installed.
 
     Raises:
-        NotChanged: it is no profile.
-        PackDamaged: a file of the pack is not what was packed.
-        ProfileUnknown: the profile is of another time than this regraft.
-        NotEnoughSpace: what comes does not fit.
-        SourceUnreadable: one of both databases cannot be read.
+        NotChanged: the store is not a profile.
+        PackDamaged: a file of the pack differs from its manifest.
+        ProfileUnknown: the profile is of a generation that this release does not know.
+        NotEnoughSpace: the disk has no room for the bases.
+        SourceUnreadable: one of the databases cannot be read.
         WrongUsage: the profile is the source itself, or a name is given for several bases.
     """
     if options.name is not None and len(source.chosen) != 1:
         raise WrongUsage(
-            problem=tr("--name names one base, and {bases} are chosen", bases=format_count(len(source.chosen), "base")),
-            hint=tr("choose it with --base"),
+            problem=tr(
+                "--name applies to a single base, but {bases} are selected",
+                bases=format_count(len(source.chosen), "base"),
+            ),
+            hint=tr("select one with --base"),
         )
     database = demand_profile(
-        store, command="install", advice=tr("give the application's profile folder with --profile")
+        store, command="install", advice=tr("name the application's profile folder with --profile")
     )
     if links.real_path(store.root) == links.real_path(source.store.root):
         raise WrongUsage(
-            problem=tr("the source and the profile are one folder"), hint=tr("give another one with --profile")
+            problem=tr("the source and the profile are the same folder"), hint=tr("name another profile with --profile")
         )
     path = store.root / database
     if not options.dry_run:
@@ -114,13 +117,13 @@ def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
 
 
 def _demand_early_room(store: Store, path: Path, source: BaseSource, options: InstallOptions) -> None:
-    """Refuse before a base is held against its checksums or read whole: those count that are sure to be new.
+    """Check the disk space for bases that are certainly new, before checksums are verified.
 
     Raises:
         NotEnoughSpace
     """
     needed = 0
-    # What cannot be read is told by whoever reads all of it.
+    # Read errors are reported later, when everything is read.
     with suppress(apsw.Error, UnicodeDecodeError), sqlite.open_readonly(path) as db:
         models = read_models(db, source, options.models, options.providers)
         for base in source.chosen:
@@ -156,81 +159,80 @@ class _Planner:
         self._tables = read_tables(path, db)
         demand_insertable(self._tables, rows)
         self._models = read_models(db, source, options.models, options.providers)
-        # The copies are proven by their bytes: what they say was looked at in the source.
+        # Copies are verified byte for byte, so their texts need no second audit.
         self._made = Plan(level=Level.SHAPE)
 
     def plan(self) -> Plan:
         findings = self._library.findings()
-        coming = [one for one in map(self._coming, self._sound(findings)) if one is not None]
+        chosen_bases = [one for one in map(self._choose_ids, self._installable(findings)) if one is not None]
         with closing(RowsRehearsal(self._db, self._source, self._tables)) as rehearsal:
-            new = [made for one in coming if (made := self._base(one, rehearsal)) is not None]
+            new = [made for one in chosen_bases if (made := self._with_models(one, rehearsal)) is not None]
             for one in new:
-                self._folder(one)
-                self._promise(one, findings)
-            self._insert(tuple(one for one in new if not self._has_row(one.id)), rehearsal)
-        unused = self._models.unused() if coming else ()
+                self._add_folder(one)
+                self._set_allowed_errors(one, findings)
+            self._add_rows(tuple(one for one in new if not self._has_row(one.id)), rehearsal)
+        unused = self._models.unused() if chosen_bases else ()
         self._made.left += [
-            Unresolved(finding=v2.BASE_MODEL, reason=tr("no base that is installed uses {word}", word=word))
-            for word in unused
+            Unresolved(finding=v2.BASE_MODEL, reason=tr("no installed base uses {word}", word=word)) for word in unused
         ]
         return self._made
 
-    def _sound(self, findings: list[Finding]) -> list[str]:
-        """Return the chosen bases that nothing keeps where they are; why the others stay is said."""
+    def _installable(self, findings: list[Finding]) -> list[str]:
+        """The chosen bases without a blocking problem; the others are reported."""
         wanted = []
         for base in self._library.chosen:
             finding = self._library.problem(base, findings)
             if finding is None:
-                # What a person calls it: the profile does not know it yet.
+                # The profile does not have the base's name yet.
                 self._store.names[base] = self._library.name_of(base)
                 wanted.append(base)
             else:
                 self._leave(
-                    base, finding.name, tr("the source's own audit finds: {message_}", message_=finding.message)
+                    base, finding.name, tr("the check of the source found: {message_}", message_=finding.message)
                 )
         return wanted
 
-    # --- what is there already ----------------------------------------------------------------------------------------
+    # --- existing bases -----------------------------------------------------------------------------------------------
 
     def _has_row(self, base: str) -> bool:
         return self._db.execute("SELECT 1 FROM knowledge_base WHERE id = ?", (base,)).get is not None
 
-    def _coming(self, base: str) -> NewBase | None:
-        """Return under which ids a base comes; None where it is there already, or stays out, which is said."""
+    def _choose_ids(self, base: str) -> NewBase | None:
+        """Choose the ids under which a base is installed; None if it exists already, or is left out (reported)."""
         own = NewBase(base, base, external_as_files=self._options.external_as_files)
-        there = self._there(own)
+        there = self._find_existing(own)
         if there is None:
             return own
         if there is _SAME and not self._options.as_new:
             return None
         if not self._options.as_new:
             message = tr(
-                "the profile has {there} already, with other content: --as-new lets it come as a new base beside it",
+                ("the profile already has {there} with different content; use --as-new to install it as a new base"),
                 there=there,
             )
             self._leave(base, v2.BASE_EXISTS, message)
             return None
-        return self._copy(base)
+        return self._as_copy(base)
 
-    def _copy(self, base: str) -> NewBase | None:
-        """Return a base that comes as a new one; None where that is there already."""
+    def _as_copy(self, base: str) -> NewBase | None:
+        """A base that is installed under new ids; None if that copy exists already."""
         query = "SELECT id, created_at FROM knowledge_item WHERE base_id = ?"
         created = {item: time if isinstance(time, int) else None for item, time in self._source.execute(query, (base,))}
         ids = CopyIds(base, created)
         copy = NewBase(ids.base, base, new_ids=ids, external_as_files=self._options.external_as_files)
-        there = self._there(copy)
+        there = self._find_existing(copy)
         if there is None:
             self._store.names[ids.base] = self._library.name_of(base)
             return copy
         if there is not _SAME:
             self._leave(
-                base, v2.BASE_EXISTS, tr("its copy, base {base}, is there already, with other content", base=ids.base)
+                base, v2.BASE_EXISTS, tr("its copy, base {base}, already exists with different content", base=ids.base)
             )
         return None
 
-    def _there(self, new: NewBase) -> str | None:
-        """Return what of a base the profile has already; None where nothing keeps it from coming."""
-        place, has_files = self._place(new.id), bool(self._library.files(new.origin).files)
+    def _find_existing(self, new: NewBase) -> str | None:
+        """What the profile already has of a base: ``_SAME``, a description, or None for nothing."""
+        place, has_files = self._folder_path(new.id), bool(self._library.files(new.origin).files)
         if file_paths.is_link(place) or (file_paths.exists(place) and not self._is_same_folder(new, place)):
             return tr("a folder of base {id}", id=new.id)
         if self._has_row(new.id):
@@ -244,22 +246,22 @@ class _Planner:
 
     def _is_same_folder(self, new: NewBase, place: Path) -> bool:
         if new.new_ids is not None:
-            # Its rows differ by their ids; that it is ours is told by whose it says that it is.
+            # The rows of a copy have other ids. Its row in the profile identifies it.
             return self._has_row(new.id) and file_paths.is_file(place / INDEX_FILE)
         own = self._library.folder(new.origin)
         return file_paths.exists(own) and is_same_base_folder(own, place)
 
     def _own_items(self, new: NewBase) -> list[Row]:
         rows = self._items(self._source, new.origin)
-        mapped = ({name: row[name] for name in _ITEM} for row in new.items(rows))
+        mapped = ({name: row[name] for name in _ITEM_COLUMNS} for row in new.items(rows))
         return sorted(mapped, key=lambda row: str(row["id"]))
 
     def _items(self, db: apsw.Connection, base: str) -> list[Row]:
         where = "knowledge_item WHERE base_id = ? ORDER BY id"
-        rows = untrusted_sqlite.read_lenient_rows(db, _ITEM, where, (base,), decode_halves)
-        return [dict(zip(_ITEM, row, strict=True)) for row in rows]
+        rows = untrusted_sqlite.read_lenient_rows(db, _ITEM_COLUMNS, where, (base,), decode_halves)
+        return [dict(zip(_ITEM_COLUMNS, row, strict=True)) for row in rows]
 
-    def _place(self, base: str) -> Path:
+    def _folder_path(self, base: str) -> Path:
         return self._store.root / self._bases / base
 
     @property
@@ -268,9 +270,9 @@ class _Planner:
 
     # --- one base -----------------------------------------------------------------------------------------------------
 
-    def _base(self, coming: NewBase, rehearsal: RowsRehearsal) -> NewBase | None:
-        """Return a base as it is inserted; what keeps it out is said."""
-        base = coming.origin
+    def _with_models(self, chosen_bases: NewBase, rehearsal: RowsRehearsal) -> NewBase | None:
+        """A base as it is inserted; None if the profile refuses it (reported)."""
+        base = chosen_bases.origin
         row = self._library.bases[base]
         try:
             model = self._models.embedding(base, row.get("embedding_model_id"))
@@ -278,52 +280,55 @@ class _Planner:
             self._leave(base, v2.BASE_MODEL, str(missing))
             return None
         rerank = self._models.rerank(row.get("rerank_model_id"))
-        new = replace(coming, model=model, rerank=rerank, name=self._options.name)
-        if self._stays_out(new, rehearsal):
+        new = replace(chosen_bases, model=model, rerank=rerank, name=self._options.name)
+        if self._is_refused(new, rehearsal):
             return None
         if rerank is None and row.get("rerank_model_id") is not None:
             self._leave(
                 base,
                 v2.BASE_MODEL,
                 tr(
-                    "its rerank model {rerank_model_id} is not there: it has none now",
+                    (
+                        "its rerank model {rerank_model_id} does not exist in the profile, so it was removed from "
+                        "the base"
+                    ),
                     rerank_model_id=row["rerank_model_id"],
                 ),
             )
         return new
 
-    def _stays_out(self, new: NewBase, rehearsal: RowsRehearsal) -> bool:
-        """Whether the profile or its file system refuses a base, which is said."""
+    def _is_refused(self, new: NewBase, rehearsal: RowsRehearsal) -> bool:
+        """Whether the profile or its file system refuses a base (reported)."""
         refused = rehearsal.refused_items(new)
         if refused:
             self._leave(new.origin, v2.ITEM_FOREIGN, profile_rows.describe_refused_items(refused))
             return True
-        if new.external_as_files and not self._are_files_there(new.origin):
+        if new.external_as_files and not self._has_external_files(new.origin):
             return True
-        path = self._refused_path(new)
+        path = self._too_long_path(new)
         if path is not None:
-            message = tr("its file {path} has a path in the profile that is too long for this system", path=path)
+            message = tr("the path of its file {path} would be too long in the profile", path=path)
             self._leave(new.origin, v2.RAW_MISSING, message)
             return True
         problem = rehearsal.problem(new)
         if problem is not None:
-            message = tr("the profile's own rules refuse it: {problem}", problem=problem)
+            message = tr("a constraint of the profile's database refuses it: {problem}", problem=problem)
             self._leave(new.origin, v2.BASE_STATUS, message)
             return True
         return False
 
-    def _refused_path(self, new: NewBase) -> str | None:
-        """Return a file of a base for which no path below the profile is short enough; None where there is none."""
+    def _too_long_path(self, new: NewBase) -> str | None:
+        """The first file whose path would be too long for the file system; None if all fit."""
         folder, root = self._library.folder(new.origin), self._store.root
         for file in self._library.files(new.origin).files:
-            # Where it is made is longer than where it will be.
+            # The path in the work folder is longer than the final one.
             name = file.relative_to(folder)
-            if not file_paths.fits_system(self._store.own / WORK / _RUN / name, root):
+            if not file_paths.fits_system(self._store.own / WORK / _WORK_PATH / name, root):
                 return one_line(name.as_posix())
         return None
 
-    def _are_files_there(self, base: str) -> bool:
-        """Whether each external item of a base has the file that it is to come as; which have not is said."""
+    def _has_external_files(self, base: str) -> bool:
+        """Whether every external item has its file; those without are reported."""
         rows = self._items(self._source, base)
         folder = self._library.folder(base) / RAW_FOLDER
         there = {
@@ -338,14 +343,14 @@ class _Planner:
         lost = [row for row in lost if row not in staged]
         if lost:
             message = tr(
-                "{items} of the type external without a file in it ({names}), which can come as no file",
+                "{items} of type external without a file ({names}) cannot be installed",
                 items=format_count(len(lost), "item"),
                 names=profile_rows.name_some_items(lost),
             )
             self._leave(base, v2.RAW_MISSING, message)
         elif staged:
             message = tr(
-                "{items} that the application had not finished or was deleting ({names}), left out",
+                "{items} left out because they were unfinished or being deleted ({names})",
                 items=format_count(len(staged), "item"),
                 names=profile_rows.name_some_items(staged),
             )
@@ -355,19 +360,17 @@ class _Planner:
     def _leave(self, base: str, finding: str, why: str) -> None:
         self._made.left.append(Unresolved(finding=finding, reason=why, base=base))
 
-    def _folder(self, base: NewBase) -> None:
+    def _add_folder(self, base: NewBase) -> None:
         found = self._library.files(base.origin)
         if found.links:
-            message = tr(
-                "{links} in its folder, not followed and not copied", links=format_count(len(found.links), "link")
-            )
+            message = tr("{links} in its folder not copied", links=format_count(len(found.links), "link"))
             self._made.left.append(
                 Unresolved(
                     finding=v2.RAW_MISSING, reason=message, base=base.id, subject=found.links[0], count=len(found.links)
                 )
             )
         own = list_files(found.files)
-        if not own or self._place(base.id).exists():
+        if not own or self._folder_path(base.id).exists():
             return
         size = sum(mark[0] for _, mark in own)
         name = f"{self._bases}/{base.id}"
@@ -382,20 +385,20 @@ class _Planner:
         copy = FolderCopy(self._library, base.origin, own, base.new_ids)
         self._made.changes.append(FileChange(path=name, actions=(action,), make=copy.make, bytes=size, mark=copy.mark))
 
-    def _promise(self, base: NewBase, findings: list[Finding]) -> None:
-        """Name what must not be found afterwards: every error that the source itself has not."""
+    def _set_allowed_errors(self, base: NewBase, findings: list[Finding]) -> None:
+        """Record that no error may be found in the new base except those that the source has."""
         had = {one.name for one in findings if one.base == base.origin}
         if self._library.files(base.origin).links:
-            # What lies behind them was not looked at in the source.
+            # The targets of links were not checked in the source.
             had.add(v2.MATERIAL_PATH)
         self._made.new_bases[base.id] = frozenset(had)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def _insert(self, bases: tuple[NewBase, ...], rehearsal: RowsRehearsal) -> None:
+    def _add_rows(self, bases: tuple[NewBase, ...], rehearsal: RowsRehearsal) -> None:
         if not bases:
             return
-        new_links = self._links(bases)
+        new_links = self._link_rows(bases)
         used = [model for base in bases for model in (base.model, base.rerank) if model is not None]
         keys = OrderKeys(self._db)
         providers = tuple(self._provider_rows(used, keys))
@@ -427,7 +430,15 @@ class _Planner:
             *(self._insert_provider(str(row["provider_id"])) for row in providers),
             *map(self._insert_model, models),
             *(self._insert_action(base) for base in bases),
-            *map(self._link_action, new_links),
+            *(
+                Action(
+                    action="link-assistant",
+                    message=tr("link assistant {assistant} to it, as in v1", assistant=row["assistant_id"]),
+                    base=row["knowledge_base_id"],
+                    subject=row["assistant_id"],
+                )
+                for row in new_links
+            ),
         ]
         held = sum(action.bytes for action in actions[1:])
         recorded = tuple(rows.changed)
@@ -435,23 +446,28 @@ class _Planner:
             RowsChange(path=name, actions=tuple(actions), apply=rows.apply, tables=recorded, bytes=held, backup=True)
         )
 
-    def _links(self, bases: tuple[NewBase, ...]) -> tuple[Row, ...]:
-        """Return the rows that link assistants with bases, as they were in v1."""
-        # What assistants had in v1 is the base of that id, not a copy of it.
+    def _link_rows(self, bases: tuple[NewBase, ...]) -> tuple[Row, ...]:
+        """Rows that link assistants with bases, as in v1."""
+        # Assistants used the base itself in v1, not a copy of it.
         ids = {base.id for base in bases if base.new_ids is None}
-        found = profile_rows.find_assistant_links(self._store, self._db, lambda old: self._new_base_of(old, ids))
+
+        def installed_base(old: str) -> str | None:
+            base = self._library.base_of(old)
+            return base if base in ids else None
+
+        found = profile_rows.find_assistant_links(self._store, self._db, installed_base)
         times = dict.fromkeys(("created_at", "updated_at"), self._options.now_ms)
         return tuple({"assistant_id": one, "knowledge_base_id": base, **times} for one, base in found)
 
     def _provider_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:
-        """Yield the rows of the providers that come with models, as the application makes one of the user's own."""
+        """Rows of providers that are created with models, as the application creates a custom provider."""
         needed = {model.provider_id for model in self._models.new.values() if model.id in used}
         for provider in sorted(needed & self._models.recreated):
             name = self._library.providers.get(provider, {}).get("name")
             yield make_provider_row(provider, str(name or provider), keys.next_provider(), self._options.now_ms)
 
     def _model_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:
-        """Yield the rows of the models that come with bases, each behind the last of its provider."""
+        """Rows of models that are created with bases, each as the last of its provider."""
         for model in self._models.new.values():
             if model.id in used:
                 yield make_model_row(model, keys.next_model(model.provider_id), self._options.now_ms)
@@ -459,23 +475,14 @@ class _Planner:
     def _insert_provider(self, provider: str) -> Action:
         return Action(
             action="insert-provider",
-            message=tr("add the provider {provider}, disabled and without keys", provider=provider),
+            message=tr("add provider {provider}, disabled and without API keys", provider=provider),
             base=None,
             subject=provider,
         )
 
     def _insert_model(self, row: Row) -> Action:
         return Action(
-            action="insert-model", message=tr("add the model {id}", id=row["id"]), base=None, subject=str(row["id"])
-        )
-
-    def _link_action(self, row: Row) -> Action:
-        assistant = row["assistant_id"]
-        return Action(
-            action="link-assistant",
-            message=tr("let assistant {assistant} use it as it did in v1", assistant=assistant),
-            base=row["knowledge_base_id"],
-            subject=assistant,
+            action="insert-model", message=tr("add model {id}", id=row["id"]), base=None, subject=str(row["id"])
         )
 
     def _insert_action(self, base: NewBase) -> Action:
@@ -483,7 +490,7 @@ class _Planner:
         query = f"SELECT count(*), {size} FROM knowledge_item WHERE base_id = ?"
         (count, held), *_ = self._source.execute(query, (base.origin,))
         model = tr("without a model") if base.model is None else tr("with the model {model}", model=base.model)
-        parts = [tr("list it {model} and {items}", model=model, items=format_count(count, "item"))]
+        parts = [tr("add it to the profile {model} and {items}", model=model, items=format_count(count, "item"))]
         if base.new_ids is not None:
             parts.append(tr(", as a new base of {origin}", origin=base.origin))
         if base.name is not None:
@@ -496,7 +503,3 @@ class _Planner:
             count=1 + count,
             bytes=held,
         )
-
-    def _new_base_of(self, old: str, ids: set[str]) -> str | None:
-        base = self._library.base_of(old)
-        return base if base in ids else None

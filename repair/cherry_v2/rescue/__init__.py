@@ -1,4 +1,4 @@
-"""Bringing back what the application's own upgrade left behind, from the v1 files that are still there.
+"""Restore what the application's upgrade left behind from the v1 files that still exist.
 
 Rules: ``docs/rules.md``, "Rescue".
 """

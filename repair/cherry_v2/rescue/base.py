@@ -1,4 +1,4 @@
-"""What is missing of one base and can come back: its v1 draft, planned anew with the ids that the profile has."""
+"""Plan what can be restored of one base: its v1 draft, planned again with the ids and paths of the profile."""
 
 from __future__ import annotations
 
@@ -36,19 +36,17 @@ from repair.cherry_v2.item_paths import find_taken_paths, free_snapshot_names, i
 from repair.cherry_v2.rescue.matching import match_folder_files, match_items
 from repair.cherry_v2.rescue.v1_files import MigratedFile, NewSnapshot, V1Data, read_texts
 
-# What an index file of a profile holds already, and whether this regraft knows the profile's layout.
-
 
 class IndexContents(msgspec.Struct, frozen=True):
-    """What an index file holds: the paths of its materials by their ids, and the length of its vectors in bytes."""
+    """What an index file already has: paths of materials by id, and the length of vectors in bytes."""
 
-    #: Whether there are rows that a new file would take away.
+    #: Whether the index has rows that a new file would lose.
     has_rows: bool = False
     materials: dict[str, str] = msgspec.field(default_factory=dict)
     vector_bytes: int | None = None
 
     def lacks(self, item: Row) -> bool:
-        """Tell whether an item that is completed has no text here."""
+        """Whether a completed item has no text in the index."""
         is_to_have = item.get("type") in ("file", "url", "note") and item.get("status") == "completed"
         return is_to_have and item.get("id") not in self.materials
 
@@ -57,19 +55,21 @@ _TABLES = ("material", "search_unit", "search_text", "embedding")
 
 
 def read_index_contents(path: Path, base_id: str, dimensions: int | None) -> IndexContents | None:
-    """Read what the index of a base holds; None where there is no file.
+    """Read what the index of a base has; None without a file.
 
     Args:
         path: the index file.
         base_id: the id of the base.
-        dimensions: those of the catalog; without them the vectors have the length that most of them have.
+        dimensions: from the catalog; without them, the most frequent length counts.
 
     Raises:
-        RegraftError: it is damaged, of another version or base, or a log of it lies there alone.
+        RegraftError: the index is damaged, of another version or base, or only its log exists.
     """
     if not untrusted_sqlite.is_database(path) and untrusted_sqlite.find_companions(path):
-        # SQLite would work it into whatever file comes in this place.
-        raise SourceUnreadable(path=path, reason=tr("only its log or journal is whole"))
+        # SQLite would apply the log to a new file at this path.
+        raise SourceUnreadable(
+            path=path, reason=tr("the database file is missing or damaged, but its log or journal exists")
+        )
     if not path.exists():
         return None
     try:
@@ -87,44 +87,44 @@ def read_index_contents(path: Path, base_id: str, dimensions: int | None) -> Ind
 
 
 class StrandedBase(msgspec.Struct, frozen=True, kw_only=True):
-    """A base of the profile in which something may be missing: its rows, and what its index holds (None: no file)."""
+    """A base of the profile in which something may be missing: its rows and the content of its index."""
 
     key: str
     row: Row
     items: list[Row]
-    #: The name of its index below the store's root.
+    #: Name of the index below the store's root.
     index: str
     held: IndexContents | None
-    #: The gravest finding that it may be rescued from.
+    #: The most severe finding that a rescue may resolve.
     finding: str
 
     @property
     def is_failed(self) -> bool:
-        """Tell whether it is a failed base."""
+        """Whether the base failed."""
         return self.row.get("status") == "failed"
 
     @property
     def is_bare(self) -> bool:
-        """Tell whether there is no index, or one without rows."""
+        """Whether the index is missing or empty."""
         return self.held is None or not self.held.has_rows
 
     @property
-    def has_texts_alone(self) -> bool:
-        """Tell whether it failed, and its texts were carried without a vector."""
+    def has_only_texts(self) -> bool:
+        """Whether the base failed and has texts without vectors."""
         return self.is_failed and self.held is not None and bool(self.held.materials) and self.held.vector_bytes is None
 
     @property
     def materials(self) -> dict[str, str]:
-        """Return the paths of the materials that its index has, by their ids."""
+        """Paths of the materials in the index, by id."""
         return {} if self.held is None else self.held.materials
 
     def wants_text(self, item: str, row: Row | None) -> bool:
-        """Tell whether the index lacks the text of an item that is to have one; ``row``: the item's, if it is there."""
+        """Whether the index lacks the text of an item that should have one; ``row``: the item's row, if any."""
         is_wanted = row is None or self.is_failed or self.is_bare or row.get("status") == "completed"
-        return item not in self.materials and (is_wanted or _was_left(row))
+        return item not in self.materials and (is_wanted or _was_not_migrated(row))
 
     def left(self, why: str, repair: str | None = None) -> Unresolved:
-        """Return that the base stays as it is; ``repair`` is the command line that may help."""
+        """Leave the base as it is; ``repair`` is a command line that may help."""
         grave = self.finding in (v2.BASE_FAILED, v2.BASE_NO_INDEX)
         return Unresolved(
             finding=self.finding, reason=why, base=self.key, severity="warning" if grave else "note", repair=repair
@@ -132,43 +132,43 @@ class StrandedBase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RescuedBase(msgspec.Struct, kw_only=True):
-    """What comes back of a base."""
+    """What is restored of a base."""
 
     base: StrandedBase
-    #: What is carried: the materials that its index lacks, of items with the profile's ids and paths.
+    #: The materials to migrate: those that the index lacks, with the profile's ids and paths.
     v1: MigratedFile
     draft: BaseDraft
-    #: The profile's rows by the ids of the plan's items.
+    #: The profile's rows, by item id.
     rows: dict[str, Row]
     snapshots: list[NewSnapshot] = msgspec.field(default_factory=list)
-    #: What planning says of all of the base.
+    #: Notices of the plan.
     notices: tuple[Notice, ...] = ()
 
     @property
     def plan(self) -> BasePlan:
-        """Return the plan of what is carried."""
+        """Plan of the migrated rows."""
         return self.v1.plan
 
     @property
     def texts(self) -> set[str]:
-        """Return the ids of items that have a text in the index afterwards."""
+        """Ids of the items that have a text in the index afterwards."""
         return {self.plan.items[material.item].id for material in self.plan.materials} | self.base.materials.keys()
 
     @property
     def completed(self) -> list[ItemPlan]:
-        """Return the items that the upgrade could not carry and that are whole now."""
+        """Items that the upgrade could not migrate and that are complete now."""
         there = self.texts
         return [
             item
             for item in self.plan.items
-            if _was_left(self.rows.get(item.id))
+            if _was_not_migrated(self.rows.get(item.id))
             and item.status == "completed"
             and (item.type == "directory" or item.id in there)
         ]
 
     @property
     def new(self) -> list[ItemPlan]:
-        """Return the files of folders that come back; where the base is there, only of folders with a text."""
+        """Restored files of folders; in an existing base, only of folders with a text."""
         folders = {item.id: item for item in self.plan.items if item.type == "directory"}
         every = self.base.is_failed or self.base.is_bare
         return [
@@ -180,13 +180,13 @@ class RescuedBase(msgspec.Struct, kw_only=True):
         ]
 
 
-def _was_left(row: Row | None) -> bool:
-    """Tell whether an item is one that the upgrade could not carry."""
+def _was_not_migrated(row: Row | None) -> bool:
+    """Whether the upgrade could not migrate an item."""
     return row is not None and row.get("status") == "failed" and row.get("error") == notices.NOT_MIGRATED
 
 
-class _Stays(Exception):
-    """A base that stays as it is: why, and the command line that may help."""
+class _NotRescuable(Exception):
+    """A base cannot be rescued: the reason, and a command line that may help."""
 
     def __init__(self, why: str, repair: str | None = None) -> None:
         super().__init__(why)
@@ -194,7 +194,7 @@ class _Stays(Exception):
 
 
 class RescuePlanner:
-    """Looks at one base after the other; what stays as it is comes together in ``left``."""
+    """Plans the rescue of bases one by one. Reports about bases that are left as they are collect in ``left``."""
 
     def __init__(
         self, store: Store, v1: V1Data, catalog: StoredCatalog, model_overrides: ModelOverrides, now_ms: int
@@ -202,46 +202,46 @@ class RescuePlanner:
         self._store = store
         self._v1 = v1
         self._catalog = catalog
-        self._word = model_overrides
+        self._model_overrides = model_overrides
         self._now = now_ms
         self.left: list[Unresolved] = []
 
-    def look(self, base: StrandedBase, draft: BaseDraft) -> RescuedBase | None:
-        """Return what comes back of a base; None where nothing can."""
+    def plan_base_rescue(self, base: StrandedBase, draft: BaseDraft) -> RescuedBase | None:
+        """Plan the rescue of a base; None if nothing can be restored."""
         try:
-            return self._look(base, draft)
-        except _Stays as stays:
-            self.left.append(base.left(stays.why, stays.repair))
+            return self._plan_rescue(base, draft)
+        except _NotRescuable as error:
+            self.left.append(base.left(error.why, error.repair))
         except StoreProblem as problem:
             self.left.append(base.left(str(problem)))
         return None
 
-    def _look(self, base: StrandedBase, draft: BaseDraft) -> RescuedBase:
+    def _plan_rescue(self, base: StrandedBase, draft: BaseDraft) -> RescuedBase:
         self._check_model(base, draft)
-        if base.has_texts_alone:
-            raise _Stays(
+        if base.has_only_texts:
+            raise _NotRescuable(
                 tr(
-                    "its index has the texts already, without vectors, and would keep them so: migrate "
-                    "v1's data anew with its model named, or restore the base with a new model"
+                    "its index has the texts without vectors; migrate the v1 data again with --map-model, or "
+                    "restore the base with a new model"
                 )
             )
         file = self._v1.survey(draft)
         found = file.survey
-        own, rows, name = self._adopted(base, draft, found)
-        planned = self._planned(base, own, found)
+        own, rows, name = self._with_profile_ids(base, draft, found)
+        planned = self._plan_base(base, own, found)
         if planned.error is not None:
-            raise _Stays(next(message.message for message in planned.notices if message.code == planned.error))
+            raise _NotRescuable(next(message.message for message in planned.notices if message.code == planned.error))
         if base.held is not None and base.held.vector_bytes not in (None, planned.vector_bytes):
-            raise _Stays(tr("its index has vectors of another length than v1's file"))
+            raise _NotRescuable(tr("the vectors in its index differ in length from those in v1's file"))
         planned = replace(planned, items=tuple(map(name, planned.items)))
         whole = MigratedFile(tree=file.tree, path=file.path, table=file.table, plan=planned, mark=file.mark)
-        missing = tuple(self._missing(base, planned, rows))
+        missing = tuple(self._missing_materials(base, planned, rows))
         bare = tuple(_without_snapshot(base, planned))
         names = _snapshot_names(base, planned)
         try:
-            v1, snapshots = read_texts(whole.carrying((*missing, *bare)), names, self._raw(base), base.materials)
+            v1, snapshots = read_texts(whole.limited_to((*missing, *bare)), names, self._raw(base), base.materials)
         except SourceReadFailed as failed:
-            raise _Stays(
+            raise _NotRescuable(
                 tr(
                     "its vector file {vector_file} cannot be read: {failed}",
                     vector_file=draft.vector_file,
@@ -249,11 +249,11 @@ class RescuePlanner:
                 )
             ) from failed
         return RescuedBase(
-            base=base, v1=v1.carrying(missing), draft=draft, rows=rows, snapshots=snapshots, notices=planned.notices
+            base=base, v1=v1.limited_to(missing), draft=draft, rows=rows, snapshots=snapshots, notices=planned.notices
         )
 
-    def _planned(self, base: StrandedBase, own: BaseDraft, found: VectorSurvey) -> BasePlan:
-        """Plan a base beside what it has; what a run that was stopped put into the index is no one else's."""
+    def _plan_base(self, base: StrandedBase, own: BaseDraft, found: VectorSurvey) -> BasePlan:
+        """Plan a base beside its present content. Material that a stopped run added belongs to the plan's own items."""
         hints, listed = self._v1.hints(own, found, self._now), {row.get("id") for row in base.items}
 
         def plan(materials: Iterable[str]) -> BasePlan:
@@ -271,25 +271,28 @@ class RescuePlanner:
     # --- its model --------------------------------------------------------------------------------------------------
 
     def _check_model(self, base: StrandedBase, draft: BaseDraft) -> None:
-        """Refuse a base that cannot have v1's vectors, as far as its model tells."""
+        """Refuse a base whose model does not match v1's vectors."""
         model, wanted = base.row.get("embedding_model_id"), draft.embedding.model
         if wanted is None:
-            raise _Stays(draft.embedding.problem)
+            raise _NotRescuable(draft.embedding.problem)
         if model is not None and model != wanted.id:
             same = f"--map-model '{wanted.id}={model}'"
-            raise _Stays(
+            raise _NotRescuable(
                 tr(
-                    "its model is {model}, and v1's vectors are of {id}; {same} says that they are one",
+                    (
+                        "its model is {model}, but v1's vectors were made with {id}; if both are the same model, "
+                        "use {same}"
+                    ),
                     model=model,
                     id=wanted.id,
                     same=same,
                 )
             )
         if wanted.id not in {row.get("id") for row in self._catalog.models or ()}:
-            self._demand_word(wanted)
+            self._demand_model_option(wanted)
 
-    def _demand_word(self, wanted: ModelRow) -> None:
-        """Refuse a model that the profile lacks, unless the user says that it is made."""
+    def _demand_model_option(self, wanted: ModelRow) -> None:
+        """Refuse a model that the profile lacks, unless an option says to create it."""
         mapped = f"--map-model '{wanted.id}=PROVIDER::MODEL'"
         if wanted.provider_id not in {row.get("provider_id") for row in self._catalog.providers or ()}:
             gone = tr(
@@ -297,24 +300,30 @@ class RescuePlanner:
                 id=wanted.id,
                 provider_id=wanted.provider_id,
             )
-            raise _Stays(tr("{gone}: add the provider in the application first, or {mapped}", gone=gone, mapped=mapped))
-        if wanted.id not in self._word.recreated:
+            raise _NotRescuable(
+                tr("{gone}; add the provider in the application first, or use {mapped}", gone=gone, mapped=mapped)
+            )
+        if wanted.id not in self._model_overrides.recreated:
             again = f"--recreate-model '{wanted.id}'"
             command = shlex.join(["regraft", "rescue", path_argument(self._store.path), "--recreate-model", wanted.id])
             message = tr(
-                "its model {id} is not in the profile: add it in the application, or {again}, or {mapped}",
+                "its model {id} is not in the profile; add it in the application, or use {again} or {mapped}",
                 id=wanted.id,
                 again=again,
                 mapped=mapped,
             )
-            raise _Stays(message, command)
+            raise _NotRescuable(message, command)
 
     # --- its draft with the profile's ids -----------------------------------------------------------------------------
 
-    def _adopted(
+    def _with_profile_ids(
         self, base: StrandedBase, draft: BaseDraft, survey: VectorSurvey
     ) -> tuple[BaseDraft, dict[str, Row], Callable[[ItemPlan], ItemPlan]]:
-        """Give a draft the profile's ids: return it, the rows by these ids, and what names the files of folders."""
+        """Give a draft the profile's ids.
+
+        Returns:
+            The draft, the rows by these ids, and a function that names files of folders.
+        """
         matched = match_items(base.items, draft.items, assign_raw_paths(draft, {}).files)
         pairs = [(row, item) for row, item in matched.pairs if _has_safe_path(row)]
         rows = {row["id"]: row for row, _ in pairs}
@@ -328,7 +337,7 @@ class RescuePlanner:
             self.left.append(
                 Unresolved(
                     finding=finding,
-                    reason=tr("several items of v1 may be this one"),
+                    reason=tr("several v1 items match this one"),
                     base=base.key,
                     subject=str(row.get("id")),
                 )
@@ -339,59 +348,56 @@ class RescuePlanner:
             if row is not None:
                 data = {**item.data, "relativePath": get_indexed_path(row) or row["id"]}
                 item = structs.replace(item, id=row["id"], data=data)
-            # Uploads are copied by themselves.
+            # Uploads are copied separately.
             return structs.replace(item, upload=None)
 
         return own, {**rows, **{row["id"]: row for row in children.values()}}, named
 
     def _item(self, base: StrandedBase, item: ItemDraft, row: Row) -> ItemDraft:
-        """Return an item with its row's id and path; a snapshot that is gone has none, and is written anew."""
+        """An item with the id and path of its row. A missing snapshot gets no path and is written again."""
         data = {key: value for key, value in item.data.items() if key != "relativePath"}
         path = get_indexed_path(row)
-        if path is not None and (item.type == "file" or self._is_raw_file(base, path)):
+        if path is not None and (item.type == "file" or (is_safe_path(path) and (self._raw(base) / path).is_file())):
             data["relativePath"] = path
         return structs.replace(item, id=row["id"], data=data, file_name=None)
 
-    def _is_raw_file(self, base: StrandedBase, path: Any) -> bool:
-        return is_safe_path(path) and (self._raw(base) / path).is_file()
-
     # --- what is missing ----------------------------------------------------------------------------------------------
 
-    def _missing(self, base: StrandedBase, planned: BasePlan, rows: dict[str, Row]) -> Iterator[MaterialPlan]:
-        """Yield the materials that the index lacks, of items that are to have one."""
+    def _missing_materials(self, base: StrandedBase, planned: BasePlan, rows: dict[str, Row]) -> Iterator[MaterialPlan]:
+        """Yield the materials that the index lacks, of items that should have one."""
         taken = set(base.materials.values())
         for material in planned.materials:
             item = planned.items[material.item]
             path = item.data.get("relativePath")
             if not base.wants_text(item.id, rows.get(item.id)):
                 continue
-            why = None if path is None else _why_unfit(path, taken)
+            why = None if path is None else _path_problem(path, taken)
             if why is None:
                 taken.add(path or item.id)
                 yield material
             else:
-                reason = tr("its path is {path}: {why}", path=path, why=why)
+                reason = tr("its path {path} cannot be used: {why}", path=path, why=why)
                 self.left.append(Unresolved(finding=v2.ITEM_NO_MATERIAL, reason=reason, base=base.key, subject=item.id))
 
 
-def _why_unfit(path: Any, taken: set[str]) -> str | None:
-    """Return why a text cannot have a path; None where it can."""
+def _path_problem(path: Any, taken: set[str]) -> str | None:
+    """Why a text cannot have a path; None if it can."""
     if path in taken:
-        return tr("another text in its index has that")
-    return None if is_safe_path(path) else tr("it leads out of the base")
+        return tr("another text in its index has the same path")
+    return None if is_safe_path(path) else tr("it is outside the base's folder")
 
 
 def _snapshot_names(base: StrandedBase, planned: BasePlan) -> FreeNames:
     prefixes = [
         item.data["relativePath"] for item in planned.items if item.type == "directory" and "relativePath" in item.data
     ]
-    # What a run that was stopped has left on disk is used again.
+    # Snapshots that a stopped run left on disk are used again.
     known = find_taken_paths(base.items, base.materials.values())
     return free_snapshot_names(known, prefixes, reserve_processed=not is_blank(base.row.get("file_processor_id")))
 
 
 def _without_snapshot(base: StrandedBase, planned: BasePlan) -> Iterator[MaterialPlan]:
-    """Yield the materials that a run which was stopped put into the index, before it wrote their snapshots."""
+    """Yield the materials that a stopped run added to the index before it wrote their snapshots."""
     for material in planned.materials:
         item = planned.items[material.item]
         if base.is_failed and item.id in base.materials and "relativePath" not in item.data:

@@ -1,7 +1,7 @@
-"""Which base and which item of v1 a row of the profile is.
+"""Match rows of a profile with the bases and items of v1.
 
-The application gave its own ids at the upgrade, but kept names, times, settings and order. What fits more than one is
-nobody's (``docs/rules.md``, "Rescue").
+The upgrade assigned new ids, but kept names, times, settings and order. A row that matches several drafts is left
+unmatched (``docs/rules.md``, "Rescue").
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ Items = dict[Any, list[Row]]
 
 @dataclass(frozen=True)
 class _Rule(Generic[D]):
-    """What a row and what of v1 are to have in common; a key of None takes no part."""
+    """Keys by which a row and a v1 draft are compared. None as a key excludes the row or draft."""
 
     of_row: Callable[[Row], Hashable]
     of_draft: Callable[[D], Hashable]
-    #: Whether several of one key on both sides are one another's in their order.
+    #: Whether several rows and drafts with the same key are matched in order.
     in_order: bool = False
 
 
 @dataclass(frozen=True)
 class MatchResult(Generic[D]):
-    """Rows with what they are in v1, in v1's order, and rows that may be any of several."""
+    """Rows with their v1 drafts, in v1's order, and rows that match several drafts."""
 
     pairs: list[tuple[Row, D]]
     unsure: list[Row]
 
 
-def _matched(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]) -> MatchResult[D]:
+def _match(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]) -> MatchResult[D]:
     of: dict[int, int] = {}
     unsure: set[int] = set()
     for rule in rules:
         taken = set(of.values())
-        left = _grouped(rows, rule.of_row, without=taken)
-        right = _grouped(drafts, rule.of_draft, without=of)
+        left = _group_positions(rows, rule.of_row, without=taken)
+        right = _group_positions(drafts, rule.of_draft, without=of)
         for key in left.keys() & right.keys():
-            if _is_sure(len(left[key]), len(right[key]), in_order=rule.in_order):
+            if len(left[key]) == len(right[key]) and (rule.in_order or len(left[key]) == 1):
                 of.update(zip(right[key], left[key], strict=True))
             else:
                 unsure.update(left[key])
@@ -60,15 +60,10 @@ def _matched(rows: Sequence[Row], drafts: Sequence[D], rules: Iterable[_Rule[D]]
     return MatchResult(pairs, [rows[at] for at in sorted(unsure - set(of.values()))])
 
 
-def _is_sure(rows: int, drafts: int, *, in_order: bool) -> bool:
-    """Tell whether so many rows and drafts of one key leave no choice."""
-    return rows == drafts and (in_order or rows == 1)
-
-
-def _grouped(
+def _group_positions(
     things: Iterable[T], key_of: Callable[[T], Hashable], *, without: Container[int] = ()
 ) -> dict[Hashable, list[int]]:
-    """Return the places of things by their keys; a key of None takes no part, nor do the places ``without``."""
+    """Group the positions of things by key. Things with a key of None, and positions in ``without``, are excluded."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for at, thing in enumerate(things):
         key = None if at in without else key_of(thing)
@@ -81,34 +76,37 @@ def _grouped(
 
 
 def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) -> MatchResult[BaseDraft]:
-    """Tell which base of v1 each row is: by its id, by all that it has, by name and time, or, renamed, by its time."""
+    """Match rows with the bases of v1: by id, by all properties, by name and time, or, if renamed, by time."""
 
     def content(row: Row) -> tuple[Hashable, ...]:
-        return tuple(_seen_item(item) for item in items.get(row.get("id"), ()) if item.get("group_id") is None)
+        return tuple(_row_key(item) for item in items.get(row.get("id"), ()) if item.get("group_id") is None)
 
-    return _matched(
+    return _match(
         rows,
         drafts,
         [
             _Rule(lambda row: row.get("id"), lambda draft: draft.id),
             _Rule(
-                lambda row: (*_named(row), *_set(row), content(row)),
-                lambda draft: (*_draft_named(draft), *_draft_set(draft), tuple(map(_drafted_item, draft.items))),
+                lambda row: (*_row_name(row), *_row_settings(row), content(row)),
+                lambda draft: (*_draft_name(draft), *_draft_settings(draft), tuple(map(_draft_key, draft.items))),
                 in_order=True,
             ),
-            _Rule(lambda row: (*_named(row), *_set(row)), lambda draft: (*_draft_named(draft), *_draft_set(draft))),
-            _Rule(_named, _draft_named),
+            _Rule(
+                lambda row: (*_row_name(row), *_row_settings(row)),
+                lambda draft: (*_draft_name(draft), *_draft_settings(draft)),
+            ),
+            _Rule(_row_name, _draft_name),
             _Rule(
                 lambda row: (row.get("created_at"), content(row)) if content(row) else None,
-                lambda draft: (draft.created_at, tuple(map(_drafted_item, draft.items))) if draft.items else None,
+                lambda draft: (draft.created_at, tuple(map(_draft_key, draft.items))) if draft.items else None,
             ),
-            # Renamed, and something of it was deleted.
+            # A renamed base with deleted items.
             _Rule(lambda row: row.get("created_at"), lambda draft: draft.created_at),
-            # Of a base without a time v1 knows only the rest; its row has that of the upgrade.
+            # A base without a time in v1; its row has the time of the upgrade.
             _Rule(
-                lambda row: (row.get("name"), *_set(row), content(row)) if content(row) else None,
+                lambda row: (row.get("name"), *_row_settings(row), content(row)) if content(row) else None,
                 lambda draft: (
-                    (replace_surrogates(draft.name), *_draft_set(draft), tuple(map(_drafted_item, draft.items)))
+                    (replace_surrogates(draft.name), *_draft_settings(draft), tuple(map(_draft_key, draft.items)))
                     if draft.created_at is None and draft.items
                     else None
                 ),
@@ -117,52 +115,52 @@ def match_bases(rows: Sequence[Row], drafts: Sequence[BaseDraft], items: Items) 
     )
 
 
-def _named(row: Row) -> tuple[Hashable, ...]:
+def _row_name(row: Row) -> tuple[Hashable, ...]:
     return row.get("name"), row.get("created_at")
 
 
-def _draft_named(draft: BaseDraft) -> tuple[Hashable, ...]:
+def _draft_name(draft: BaseDraft) -> tuple[Hashable, ...]:
     return replace_surrogates(draft.name), draft.created_at
 
 
-def _set(row: Row) -> tuple[Hashable, ...]:
+def _row_settings(row: Row) -> tuple[Hashable, ...]:
     return tuple(row.get(key) for key in ("chunk_size", "chunk_overlap", "threshold", "document_count"))
 
 
-def _draft_set(draft: BaseDraft) -> tuple[Hashable, ...]:
+def _draft_settings(draft: BaseDraft) -> tuple[Hashable, ...]:
     settings = draft.settings
     return settings.chunk_size, settings.chunk_overlap, settings.threshold, settings.document_count
 
 
 # --- items -----------------------------------------------------------------------------------------------------------
 
-#: What tells two items of one source and time apart.
+#: The property that differs between two items with the same source and time.
 _DETAIL = {"file": "relativePath", "url": "url", "note": "content"}
 
 
 def match_items(rows: Sequence[Row], drafts: Sequence[ItemDraft], names: Mapping[str, str]) -> MatchResult[ItemDraft]:
-    """Tell which item of v1 each row of a base is; files of folders are told by :func:`fit_children`.
+    """Match rows of a base with its items in v1. For files of folders see :func:`match_folder_files`.
 
-    ``names`` are the names in ``raw/`` that a migration gives the files, by the drafts' ids.
+    ``names`` are the names in ``raw/`` that a migration gives the files, by draft id.
     """
 
     def detail(draft: ItemDraft) -> Hashable:
         return _text(names.get(draft.id, draft.data.get(_DETAIL.get(draft.type, ""))))
 
-    return _matched(
+    return _match(
         [row for row in rows if row.get("group_id") is None and _is_usable(row)],
         drafts,
         [
             _Rule(lambda row: row.get("id"), lambda draft: draft.id),
             _Rule(
-                lambda row: (_seen_item(row), _detail(row, parse_item_data(row))),
-                lambda draft: (_drafted_item(draft), detail(draft)),
+                lambda row: (_row_key(row), _row_detail(row, parse_item_data(row))),
+                lambda draft: (_draft_key(draft), detail(draft)),
                 in_order=True,
             ),
-            _Rule(_seen_item, _drafted_item),
+            _Rule(_row_key, _draft_key),
             _Rule(
-                lambda row: (*_seen_item(row)[:2], _detail(row, parse_item_data(row))),
-                lambda draft: (*_drafted_item(draft)[:2], detail(draft)) if draft.created_at is None else None,
+                lambda row: (*_row_key(row)[:2], _row_detail(row, parse_item_data(row))),
+                lambda draft: (*_draft_key(draft)[:2], detail(draft)) if draft.created_at is None else None,
             ),
         ],
     )
@@ -172,19 +170,19 @@ def _is_usable(row: Row) -> bool:
     return isinstance(row.get("id"), str) and row.get("status") != "deleting"
 
 
-def _seen_item(row: Row) -> tuple[Hashable, ...]:
-    return row.get("type"), _source(row), row.get("created_at")
+def _row_key(row: Row) -> tuple[Hashable, ...]:
+    return row.get("type"), _row_source(row), row.get("created_at")
 
 
-def _source(row: Row) -> str | None:
+def _row_source(row: Row) -> str | None:
     return _text(parse_item_data(row).get("source"))
 
 
-def _drafted_item(draft: ItemDraft) -> tuple[Hashable, ...]:
+def _draft_key(draft: ItemDraft) -> tuple[Hashable, ...]:
     return draft.type, replace_surrogates(draft.data["source"]), draft.created_at
 
 
-def _detail(row: Row, data: dict[str, Any]) -> Hashable:
+def _row_detail(row: Row, data: dict[str, Any]) -> Hashable:
     return _text(data.get(_DETAIL.get(str(row.get("type")), "")))
 
 
@@ -202,17 +200,17 @@ def match_folder_files(
     is_open: Callable[[str], bool],
     texts: Collection[str],
 ) -> tuple[BaseDraft, dict[str, Row], list[Row]]:
-    """Fit the folders of a base to the files that the profile lists of them.
+    """Reduce the folders of a draft to the files that the profile lists.
 
-    Of a folder that lists some, or that is not ``is_open`` (by its id), files that are not listed were taken out by
-    somebody: they do not come back. An entry that comes again was a row of its own once: its one child is the row that
-    has a text (``texts`` are the ids of those), else the last one.
+    If a folder lists files, or is not ``is_open`` (by id), unlisted files were removed by the user and are not
+    restored. v1 stored an entry again each time it was read, and each time was a row: the row with a text (``texts``
+    are their ids) is used, else the last one.
 
     Returns:
-        The base without them; the rows of listed files by the ids that planning derives for these; and the rows that
-        may be any of several.
+        The reduced draft; the rows of listed files, by the ids that planning gives them; and rows that match several
+        files.
     """
-    expanded, listed = expand_folders(draft, survey), _listed(rows)
+    expanded, listed = expand_folders(draft, survey), _files_by_folder(rows)
     items: list[ItemDraft] = []
     known: dict[str, Row] = {}
     unsure: list[Row] = []
@@ -222,10 +220,10 @@ def match_folder_files(
             items.append(item)
             continue
         children = expanded.get(item.id, ())
-        matched = _matched(_one_each(item, survey, own, texts), children, [_SAME_ID, _SAME_SOURCE])
+        matched = _match(_without_repeats(item, survey, own, texts), children, [_SAME_ID, _SAME_SOURCE])
         kept = {id(child): row for row, child in matched.pairs}
-        twins = _twins(item, survey, own)
-        fitted = structs.replace(item, entries=tuple(_entries(item, children, kept, twins)))
+        twins = _repeated_rows(item, survey, own)
+        fitted = structs.replace(item, entries=tuple(_listed_entries(item, children, kept, twins)))
         items.append(fitted)
         again = expand_folders(replace(draft, items=(fitted,)), survey).get(item.id, ())
         known.update(zip((child.id for child in again), kept.values(), strict=True))
@@ -234,8 +232,8 @@ def match_folder_files(
     return replace(draft, items=tuple(items)), known, unsure
 
 
-def _listed(rows: Sequence[Row]) -> dict[Any, list[Row]]:
-    """Return the rows of files of folders, by the folders' ids."""
+def _files_by_folder(rows: Sequence[Row]) -> dict[Any, list[Row]]:
+    """Rows of files, grouped by folder id."""
     listed: dict[Any, list[Row]] = defaultdict(list)
     for row in rows:
         if row.get("group_id") is not None and _is_usable(row):
@@ -243,17 +241,20 @@ def _listed(rows: Sequence[Row]) -> dict[Any, list[Row]]:
     return listed
 
 
-def _one_each(item: ItemDraft, survey: VectorSurvey, listed: list[Row], texts: Collection[str]) -> list[Row]:
-    """Return the rows of files that a folder lists, of those of one entry that came again just one."""
+def _without_repeats(item: ItemDraft, survey: VectorSurvey, listed: list[Row], texts: Collection[str]) -> list[Row]:
+    """The listed rows of a folder without repeated entries (one row of each is kept)."""
     entries = _entries_by_source(item, survey)
     superseded: set[int] = set()
-    for source, places in _grouped(listed, _source).items():
+    for source, places in _group_positions(listed, _row_source).items():
         loaders = entries.get(source, [])
-        # Of a source that one loader alone has, every row is its.
+        # If a single loader has the source, all rows belong to it.
         each = loaders[:1] * len(places) if len(set(loaders)) == 1 else loaders
         if len(loaders) > len(set(loaders)) and len(each) == len(places):
-            pairs = sorted(zip(each, places, strict=True), key=lambda pair: _weight(listed[pair[1]], texts))
-            # Of each entry the last one, which weighs most, stays.
+            pairs = sorted(
+                zip(each, places, strict=True),
+                key=lambda pair: (listed[pair[1]]["id"] in texts, listed[pair[1]].get("status") == "completed"),
+            )
+            # Keep the row with the highest weight of each entry.
             superseded.update(set(places).difference(dict(pairs).values()))
     return [row for at, row in enumerate(listed) if at not in superseded]
 
@@ -267,33 +268,26 @@ def _entries_by_source(item: ItemDraft, survey: VectorSurvey) -> dict[Hashable, 
     return entries
 
 
-def _weight(row: Row, texts: Collection[str]) -> tuple[bool, bool]:
-    return row["id"] in texts, row.get("status") == "completed"
-
-
-def _twins(item: ItemDraft, survey: VectorSurvey, listed: list[Row]) -> dict[str, Row]:
-    """Return the rows of files that were given those of their twin: their ids are regraft's own, whoever listed them.
-
-    By their entries; an entry that comes again is not looked for.
-    """
+def _repeated_rows(item: ItemDraft, survey: VectorSurvey, listed: list[Row]) -> dict[str, Row]:
+    """Rows that were created for a repeated entry of a file, by entry. Their ids follow from regraft's rules."""
     ids = {row["id"]: row for row in listed}
     made = {entry: identity.child_id(item.id, entry, 0, item.created_at) for entry in item.entries}
     return {entry: ids[child] for entry, child in made.items() if entry not in survey.loaders and child in ids}
 
 
 _SAME_ID: _Rule[FolderFile] = _Rule(lambda row: row.get("id"), lambda child: child.id)
-_SAME_SOURCE: _Rule[FolderFile] = _Rule(_source, lambda child: replace_surrogates(child.source), in_order=True)
+_SAME_SOURCE: _Rule[FolderFile] = _Rule(_row_source, lambda child: replace_surrogates(child.source), in_order=True)
 
 
-def _entries(
+def _listed_entries(
     item: ItemDraft, children: Sequence[FolderFile], kept: dict[int, Row], twins: dict[str, Row]
 ) -> Iterable[str]:
-    """Return the entries of a folder that stand for files that are listed, in their order."""
-    by_loader, told = {child.loader_id: child for child in children}, set(twins)
+    """Yield the entries of a folder that correspond to listed files, in order."""
+    by_loader, remaining = {child.loader_id: child for child in children}, set(twins)
     for entry in dict.fromkeys(item.entries):
         if entry in by_loader:
             if id(by_loader[entry]) in kept:
                 yield entry
-        elif entry in told:
-            told.discard(entry)
+        elif entry in remaining:
+            remaining.discard(entry)
             yield entry

@@ -1,4 +1,7 @@
-"""Planning a rescue: which bases and folders of a profile come back, and from what. Nothing is written."""
+"""Plan ``regraft rescue``: restore bases and folders that the upgrade left behind from the v1 files that still exist.
+
+Each file is written in one step, and all rows of the profile's database change in one transaction.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import msgspec
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path, is_tombstone
 from migrators.pipeline import preflight
-from migrators.pipeline.plan import ItemPlan
 from migrators.pipeline.source import BaseDraft
 from regraft.disk.trees import is_plain_name
 from regraft.errors import RegraftError, SourceNotMigratable
@@ -37,11 +39,8 @@ from repair.cherry_v2.rescue.base import IndexContents, RescuedBase, RescuePlann
 from repair.cherry_v2.rescue.matching import match_bases
 from repair.cherry_v2.rescue.v1_files import V1Data, read_v1
 
-# What brings a base back: its files, each in one step, and the rows of the profile's database.
-
-
-#: What a fresh index must not have, whatever v1's rows are; odd vectors are v1's own.
-_FRESH = frozenset(
+#: Findings that a new index must not have. Problems of single vectors come from v1.
+_NEW_INDEX_RESOLVES = frozenset(
     {
         *(v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.META_MISSING, v2.META_BASE),
         *(v2.CONTENT_HASH, v2.CONTENT_ORPHAN, v2.NO_CONTENT, v2.PATH_UNSAFE, v2.MATERIAL_PATH),
@@ -53,26 +52,26 @@ _FRESH = frozenset(
 
 
 class RescuePlanBuilder:
-    """Turns what comes back of every base into a plan; ``rows`` are the actions of the one change of rows."""
+    """Turns the restored content of all bases into one plan. ``rows`` are the actions of the change of the database."""
 
     def __init__(self, store: Store, v1: V1Data, catalog: StoredCatalog, now_ms: int) -> None:
         self._store = store
-        self._v1 = v1
+        self._read_v1 = v1
         self._models = {row.get("id") for row in catalog.models or ()}
         self._now = now_ms
         self.plan = Plan()
         self.statements = CatalogStatements(store.root / str(store.catalog))
         self.rows: list[Action] = []
 
-    def bring_back(self, rescued: RescuedBase) -> None:
-        """Add the changes of one base, and say what of it stays."""
-        index = list(self._index(rescued))
+    def add_base(self, rescued: RescuedBase) -> None:
+        """Add the changes of one base, and report what is not restored."""
+        index = list(self._index_changes(rescued))
         if index or rescued.new or rescued.completed or rescued.base.is_failed:
-            self.plan.changes += [*index, *self._uploads(rescued), *self._snapshots(rescued)]
-            self._base_row(rescued)
-            self._item_rows(rescued)
-            self._promise(rescued)
-            worth = [message for message in rescued.notices if notices.at_least(message.severity, "warning")]
+            self.plan.changes += [*index, *self._upload_changes(rescued), *self._snapshot_changes(rescued)]
+            self._change_base_row(rescued)
+            self._change_item_rows(rescued)
+            self._record_resolved(rescued)
+            worth = [message for message in rescued.notices if notices.is_at_least(message.severity, "warning")]
             self.plan.left += [
                 Unresolved(
                     finding=notices.CODES[message.code].finding,
@@ -84,18 +83,18 @@ class RescuePlanBuilder:
                 for message in worth
                 if message.code != notices.NOT_MIGRATED
             ]
-        self._say_left(rescued)
+        self._report_left(rescued)
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    def _index(self, rescued: RescuedBase) -> Iterator[FileChange]:
+    def _index_changes(self, rescued: RescuedBase) -> Iterator[FileChange]:
         base, plan = rescued.base, rescued.plan
         if base.held is not None and not plan.materials:
             return
         path = self._store.root / base.index
         size = preflight.estimate_base_bytes(plan)
         message = tr(
-            "carry {chunks} of {texts} into its index",
+            "migrate {chunks} of {texts} into its index",
             chunks=format_count(plan.units, "chunk"),
             texts=format_count(len(plan.materials), "text"),
         )
@@ -116,15 +115,15 @@ class RescuePlanBuilder:
             make = v1_files.extended_index_writer(rescued.v1, path, self._now)
             yield FileChange(path=base.index, actions=(action,), make=make, bytes=2 * size + path.stat().st_size)
 
-    def _uploads(self, rescued: RescuedBase) -> Iterator[FileChange]:
-        """Yield the uploads that are missing and that v1 still has."""
+    def _upload_changes(self, rescued: RescuedBase) -> Iterator[FileChange]:
+        """Copy missing uploads that v1 still has."""
         key = rescued.base.key
         uploads = {item.legacy_id: item.upload for item in rescued.draft.items}
         taken = set()
         for item in rescued.plan.items:
             upload = uploads.get(item.legacy_id or "")
             path = parse_item_data(rescued.rows.get(item.id, {})).get("relativePath")
-            found = self._v1.upload(upload) if upload is not None and is_safe_path(path) else None
+            found = self._read_v1.upload(upload) if upload is not None and is_safe_path(path) else None
             name = f"{self._store.bases}/{key}/{RAW_FOLDER}/{path}"
             if found is None or upload is None or name in taken or (self._store.root / name).exists():
                 continue
@@ -143,7 +142,7 @@ class RescuePlanBuilder:
                 path=name, actions=(action,), make=v1_files.upload_copier(tree, folder, upload), bytes=size
             )
 
-    def _snapshots(self, rescued: RescuedBase) -> Iterator[FileChange]:
+    def _snapshot_changes(self, rescued: RescuedBase) -> Iterator[FileChange]:
         key = rescued.base.key
         for one in rescued.snapshots:
             if not one.is_there:
@@ -165,21 +164,21 @@ class RescuePlanBuilder:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def _base_row(self, rescued: RescuedBase) -> None:
-        """Complete the base's row, and insert its model where the user says that it is that one."""
+    def _change_base_row(self, rescued: RescuedBase) -> None:
+        """Complete the base's row, and insert its model if the user asked for that."""
         base, plan, model = rescued.base, rescued.plan, rescued.draft.embedding.model
         if model is None or (not base.is_failed and base.row.get("dimensions") == plan.dimensions):
             return
         if model.id not in self._models and self._store.catalog is not None:
             self._models.add(model.id)
             self.statements.insert_model(model, self._now)
-            message = tr("add the model {id}, as --recreate-model says", id=model.id)
+            message = tr("add model {id} (--recreate-model)", id=model.id)
             self.rows.append(Action(action="add-model", message=message, base=base.key, subject=model.id))
         self.statements.complete_base(base.row, plan.dimensions, model.id)
-        message = tr("complete the base, with vectors of {dimensions} dimensions", dimensions=plan.dimensions)
+        message = tr("mark the base as completed, with {dimensions} dimensions", dimensions=plan.dimensions)
         self.rows.append(Action(action="complete-base", message=message, base=base.key, finding=base.finding))
 
-    def _item_rows(self, rescued: RescuedBase) -> None:
+    def _change_item_rows(self, rescued: RescuedBase) -> None:
         key, items, new = rescued.base.key, rescued.plan.items, rescued.new
         for one in rescued.snapshots:
             row = rescued.rows[items[one.material.item].id]
@@ -189,7 +188,9 @@ class RescuePlanBuilder:
             self.statements.complete_item(key, rescued.rows[item.id])
             files = sum(one.group_id == item.id for one in new)
             if item.type == "directory":
-                self._set_prefix(rescued, item)
+                row = rescued.rows[item.id]
+                if "relativePath" not in parse_item_data(row):
+                    self.statements.set_path(key, row, item.data["relativePath"])
                 message = tr(
                     "expand the folder {source} into {files}",
                     source=item.data["source"],
@@ -204,7 +205,7 @@ class RescuePlanBuilder:
                 self.rows.append(
                     Action(
                         action="complete-item",
-                        message=tr("complete the file {source}", source=item.data["source"]),
+                        message=tr("mark the file {source} as completed", source=item.data["source"]),
                         base=key,
                         subject=item.id,
                     )
@@ -212,19 +213,13 @@ class RescuePlanBuilder:
         for item in new:
             self.statements.insert_item(key, item, rescued.rows[str(item.group_id)])
         if new:
-            message = tr("list {files} of its folders", files=format_count(len(new), "file"))
+            message = tr("add {files} of its folders to the catalog", files=format_count(len(new), "file"))
             self.rows.append(Action(action="insert-items", message=message, base=key, subject=None, count=len(new)))
 
-    def _set_prefix(self, rescued: RescuedBase, item: ItemPlan) -> None:
-        """Give a folder that comes back its prefix; one that it has stays."""
-        row = rescued.rows[item.id]
-        if "relativePath" not in parse_item_data(row):
-            self.statements.set_path(rescued.base.key, row, item.data["relativePath"])
+    # --- findings -----------------------------------------------------------------------------------------------------
 
-    # --- what is true afterwards --------------------------------------------------------------------------------------
-
-    def _promise(self, rescued: RescuedBase) -> None:
-        """Name the findings that are gone afterwards."""
+    def _record_resolved(self, rescued: RescuedBase) -> None:
+        """Record which findings are resolved."""
         base = rescued.base
         names = {base.finding} & {v2.BASE_FAILED, v2.BASE_NO_INDEX}
         if rescued.completed and not _tombstones(rescued):
@@ -232,27 +227,27 @@ class RescuePlanBuilder:
         if base.finding == v2.ITEM_NO_MATERIAL and not _without_text(rescued):
             names.add(v2.ITEM_NO_MATERIAL)
         if base.is_bare and (rescued.plan.materials or base.held is None):
-            names |= _FRESH
+            names |= _NEW_INDEX_RESOLVES
         self.plan.resolves |= {(name, base.key) for name in names}
 
-    def _say_left(self, rescued: RescuedBase) -> None:
-        """Say which folders stay as they are, and of which items v1 has no text."""
+    def _report_left(self, rescued: RescuedBase) -> None:
+        """Report the folders that are not restored, and items without text in v1."""
         key = rescued.base.key
         ids = {item.legacy_id: item.id for item in rescued.plan.items if item.legacy_id is not None}
-        told = {
+        reasons = {
             ids.get(str(message.item)): message.message
             for message in rescued.notices
             if message.code == notices.NOT_MIGRATED
         }
         for folder in _tombstones(rescued):
-            why = told.get(folder, tr("v1 has no rows of its files"))
+            why = reasons.get(folder, tr("v1 has no rows for its files"))
             self.plan.left.append(
                 Unresolved(finding=v2.ITEM_TOMBSTONE, reason=why, base=key, subject=folder, severity="warning")
             )
         without = _without_text(rescued)
         if without:
             message = tr(
-                "v1 has no rows of {completed_items}", completed_items=format_count(len(without), "completed item")
+                "v1 has no rows for {completed_items}", completed_items=format_count(len(without), "completed item")
             )
             self.plan.left.append(
                 Unresolved(
@@ -267,13 +262,13 @@ class RescuePlanBuilder:
 
 
 def _tombstones(rescued: RescuedBase) -> list[str]:
-    """Return the ids of the folders that stay failed."""
+    """Ids of the folders that stay failed."""
     done = {item.id for item in rescued.completed}
     return [str(row.get("id")) for row in rescued.base.items if is_tombstone(row) and row.get("id") not in done]
 
 
 def _without_text(rescued: RescuedBase) -> list[str]:
-    """Return the ids of completed items that have no text in the index and need one, as ``check`` sees it."""
+    """Ids of completed items that should have a text in the index and have none, as ``check`` counts them."""
     there = rescued.texts
     return [
         str(row.get("id"))
@@ -285,45 +280,46 @@ def _without_text(rescued: RescuedBase) -> list[str]:
 
 
 class RescueOptions(msgspec.Struct, frozen=True):
-    """What a rescue is asked for: ``now_ms`` is the run's time, ``v1`` where v1's state is (None: in the profile).
+    """Options of a rescue. ``now_ms`` is the time of the run; ``v1`` is the path of v1's state (None: in the profile).
 
-    ``model_overrides`` is what the user says of models. What is opened or extracted stays so until ``keep`` closes.
+    Opened and extracted files stay until ``keep`` closes.
     """
 
     now_ms: int
     keep: ExitStack
     v1: Path | None = None
     model_overrides: ModelOverrides = msgspec.field(default_factory=ModelOverrides)
-    #: Whether rows of damaged vector files come back that prove themselves.
+    #: Whether to salvage verifiable rows of damaged vector files.
     salvage: bool = False
 
 
 def plan(store: Store, options: RescueOptions) -> Plan:
-    """Return what is going to be brought back; nothing is written.
+    """Plan what is restored.
 
     Raises:
-        NotChanged: it is no profile.
+        NotChanged: the store is not a profile.
         SourceUnreadable: its database cannot be read.
-        SourceNotMigratable: there is something to bring back, and nothing is known of v1.
-        ProfileUnknown: the profile is of another time than this regraft.
+        SourceNotMigratable: something is missing, but nothing of v1 was found.
+        ProfileUnknown: the profile is of a generation that this release does not know.
     """
-    advice = tr("give the application's profile folder; regraft migrate tries failed bases of a library again")
+    advice = tr("use the application's profile folder; for failed bases of a library run regraft migrate again")
     database = demand_profile(store, command="rescue", advice=advice)
     catalog = read_store_catalog(store)
-    stranded, left = _stranded(store, catalog)
+    stranded, left = _find_stranded(store, catalog)
     made = Plan(left=left)
-    v1 = _v1(store, options, stranded) if stranded else None
+    v1 = _read_v1(store, options, stranded) if stranded else None
     if v1 is None:
         return made
-    made.left += _unused_words(v1, options.model_overrides)
-    drafts, unsure = _drafts(catalog, v1)
-    made.left += _without_draft(stranded, drafts, unsure)
+    made.left += _unused_options(v1, options.model_overrides)
+    matched = match_bases(catalog.bases, v1.library.bases, catalog.items or {})
+    drafts = {base_id_text(row): draft for row, draft in matched.pairs}
+    made.left += _without_draft(stranded, drafts, {base_id_text(row) for row in matched.unsure})
     planner = RescuePlanner(store, v1, catalog, options.model_overrides, options.now_ms)
     maker = RescuePlanBuilder(store, v1, catalog, options.now_ms)
     for base in stranded:
-        rescued = planner.look(base, drafts[base.key]) if base.key in drafts else None
+        rescued = planner.plan_base_rescue(base, drafts[base.key]) if base.key in drafts else None
         if rescued is not None:
-            maker.bring_back(rescued)
+            maker.add_base(rescued)
     made.add(maker.plan)
     made.left += planner.left
     if made.changes or maker.statements.made:
@@ -333,8 +329,8 @@ def plan(store: Store, options: RescueOptions) -> Plan:
     return made
 
 
-def _v1(store: Store, options: RescueOptions, stranded: list[StrandedBase]) -> V1Data | None:
-    """Return what v1 left; None where there is nothing and no upgrade need have been."""
+def _read_v1(store: Store, options: RescueOptions, stranded: list[StrandedBase]) -> V1Data | None:
+    """Read v1's data; None if missing and no upgrade need have happened."""
     try:
         return read_v1(store, options.v1, options.model_overrides, options.keep, salvage=options.salvage)
     except SourceNotMigratable:
@@ -343,11 +339,11 @@ def _v1(store: Store, options: RescueOptions, stranded: list[StrandedBase]) -> V
         raise
 
 
-# --- which bases -----------------------------------------------------------------------------------------------------
+# --- choosing bases --------------------------------------------------------------------------------------------------
 
 
-def _stranded(store: Store, catalog: StoredCatalog) -> tuple[list[StrandedBase], list[Unresolved]]:
-    """Return the bases in which something may be missing that v1 has, and which cannot be looked into."""
+def _find_stranded(store: Store, catalog: StoredCatalog) -> tuple[list[StrandedBase], list[Unresolved]]:
+    """The bases in which something may be missing, and reports about bases that cannot be read."""
     found: list[StrandedBase] = []
     left: list[Unresolved] = []
     for row in catalog.bases:
@@ -360,25 +356,25 @@ def _stranded(store: Store, catalog: StoredCatalog) -> tuple[list[StrandedBase],
         try:
             held = read_index_contents(store.root / name, key, catalog_dimensions(row))
         except RegraftError as error:
-            if _finding(row, items, IndexContents()) is not None:
+            if _rescuable_finding(row, items, IndexContents()) is not None:
                 left.append(
                     Unresolved(
-                        finding=v2.UNREADABLE, reason=tr("its index stays as it is: {error}", error=error), base=key
+                        finding=v2.UNREADABLE, reason=tr("its index was not changed: {error}", error=error), base=key
                     )
                 )
             continue
-        finding = _finding(row, items, held)
+        finding = _rescuable_finding(row, items, held)
         if finding is not None:
             found.append(StrandedBase(key=key, row=row, items=items, index=name, held=held, finding=finding))
     return found, left
 
 
-def _finding(row: Row, items: list[Row], held: IndexContents | None) -> str | None:
-    """Return the gravest finding that a base may be rescued from."""
+def _rescuable_finding(row: Row, items: list[Row], held: IndexContents | None) -> str | None:
+    """The most severe finding of a base that a rescue may resolve."""
     if row.get("status") == "failed":
         return v2.BASE_FAILED if row.get("error") in (notices.MISSING_MODEL, notices.MISSING_STORE) else None
     if row.get("status") != "completed" or row.get("embedding_model_id") is None:
-        return None  # without a model it is searched by words alone, and v1's vectors have no place in it
+        return None  # a base without a model has no vectors
     if held is None:
         return v2.BASE_NO_INDEX
     if any(map(held.lacks, items)):
@@ -386,25 +382,19 @@ def _finding(row: Row, items: list[Row], held: IndexContents | None) -> str | No
     return v2.ITEM_TOMBSTONE if any(map(is_tombstone, items)) else None
 
 
-def _drafts(catalog: StoredCatalog, v1: V1Data) -> tuple[dict[str, BaseDraft], set[str]]:
-    """Tell what each base was in v1; and which bases may be any of several."""
-    matched = match_bases(catalog.bases, v1.library.bases, catalog.items or {})
-    return {base_id_text(row): draft for row, draft in matched.pairs}, {base_id_text(row) for row in matched.unsure}
-
-
 def _without_draft(
     stranded: list[StrandedBase], drafts: dict[str, BaseDraft], unsure: set[str]
 ) -> Iterator[Unresolved]:
-    """Yield the bases of which nobody can tell what they were in v1."""
+    """Report bases without a match in v1."""
     for base in stranded:
         if base.key not in drafts and base.finding != v2.ITEM_NO_MATERIAL:
             yield base.left(
-                tr("several bases of v1 may be this one") if base.key in unsure else tr("v1 has no such base")
+                tr("several v1 bases match this one") if base.key in unsure else tr("no v1 base matches this one")
             )
 
 
-def _unused_words(v1: V1Data, model_overrides: ModelOverrides) -> list[Unresolved]:
-    """Say which of the user's words met no base; that a model is mapped to and made again is a word for that base."""
+def _unused_options(v1: V1Data, model_overrides: ModelOverrides) -> list[Unresolved]:
+    """Report model options that match no base. Options for a model that is both mapped and recreated are used."""
     message = [notice.message for notice in v1.library.notices if notice.code == notices.OPTION_UNUSED]
     return [
         Unresolved(finding=v2.BASE_MODEL, reason=one)

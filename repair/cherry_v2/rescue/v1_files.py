@@ -1,4 +1,8 @@
-"""What v1 left of a profile: its state, as drafts against the profile's own models, and its files."""
+"""Read the remaining v1 data of a profile, and write the files of a rescued base: index, snapshots, uploads.
+
+v1's state is read as drafts that use the profile's models. Texts and vectors are migrated by the same stages as in
+``migrate``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from migrators.cherry_v1.draft import draft_library
 from migrators.pipeline import preflight
 from migrators.pipeline.base_writer import BaseSource, write_base
 from migrators.pipeline.losses import SalvageRequest, check_for_damage, salvage_file
-from migrators.pipeline.plan import BasePlan, MaterialPlan, Rows
+from migrators.pipeline.plan import BasePlan, MaterialPlan, PlannedRows
 from migrators.pipeline.source import BaseDraft, Hints, LibraryDraft, Options, Upload
 from migrators.pipeline.source_files import copy_upload, find_upload
 from regraft import identity
@@ -37,38 +41,38 @@ from regraft.identity import replace
 from regraft.kinds import KIND_NAMES, V1_SOURCES, Kind
 from regraft.language import tr
 from regraft.stores.locate import INDEX_FILE, Located, open_store
-from regraft.text import decode_utf8
 from repair.changes.files import copy_database
 from repair.changes.store import Store
+from repair.cherry_v2.item_paths import find_snapshot_name
 
 
 class VectorFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A base's vector file on disk, or what was salvaged of it: what it holds, how it is read, where it comes from."""
+    """A base's vector file, or what was salvaged of it: its survey, how it is read, and its origin."""
 
     survey: VectorSurvey
     path: Path
     table: VectorTable
     tree: Tree
-    #: What tells the state of ``path``.
+    #: State of ``path``, to recognize later writes.
     mark: sqlite.FileState
 
 
 class V1Data(msgspec.Struct, frozen=True, kw_only=True):
-    """What v1 left: where its files are, first choice first, and its bases as drafts."""
+    """Remaining v1 data: places where its files may be, preferred first, and its bases as drafts."""
 
     source: Located
     places: tuple[tuple[Tree, StatePaths], ...]
     library: LibraryDraft
     keep: ExitStack
-    #: Whether rows of damaged vector files are wanted that prove themselves.
+    #: Whether to salvage verifiable rows of damaged vector files.
     salvage: bool = False
 
     def survey(self, draft: BaseDraft) -> VectorFile:
-        """Read a base's vector file; of a damaged one what is left, where that is wanted.
+        """Survey a base's vector file. A damaged file is salvaged if the user asked for that.
 
         Raises:
-            StoreProblem: it cannot be used; the text says why.
-            WorkFolderTooSmall: it is in an archive, and there is no room for it.
+            StoreProblem: the file cannot be used; the text says why.
+            WorkFolderTooSmall: it is in an archive, and there is no room to extract it.
         """
         missing = tr("does not exist")
         problems: list[str] = []
@@ -82,13 +86,13 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
                     require_free_space(durable.temporary_root(), tree.size(name))
                 path = self.keep.enter_context(tree.local(name, None))
                 mark = sqlite.read_file_state(path)
-                found = self._surveyed(path, tree, draft)
+                found = self._survey_file(path, tree, draft)
                 if sqlite.read_file_state(path) != mark:
                     problems.append(tr("cannot be read: {moved}", moved=sqlite.CHANGED_DURING_READ))
                 elif found.survey.salvage is None:
                     return found
                 else:
-                    # Another place may have it whole.
+                    # The file may be intact in another place.
                     leftover = leftover or found
             except StoreProblem as unusable:
                 problems.append(str(unusable))
@@ -96,13 +100,13 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
                 problems.append(tr("cannot be read: {reason}", reason=unreadable.facts["reason"]))
         if leftover is not None:
             return leftover
-        # A damaged file in one place says more than its absence from another.
+        # Report damage in one place rather than absence from another.
         problem = next((one for one in problems if one != missing), missing)
         raise StoreProblem(
             tr("its vector file {vector_file} {problem}", vector_file=draft.vector_file, problem=problem)
         )
 
-    def _surveyed(self, path: Path, tree: Tree, draft: BaseDraft) -> VectorFile:
+    def _survey_file(self, path: Path, tree: Tree, draft: BaseDraft) -> VectorFile:
         mark = sqlite.read_file_state(path)
         pipeline = cherry_v1.PIPELINE
         try:
@@ -118,11 +122,11 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
             return VectorFile(survey=left.found, path=left.vectors, tree=tree, mark=mark, table=left.table)
 
     def hints(self, draft: BaseDraft, survey: VectorSurvey, now_ms: int) -> Hints:
-        """Return what other files tell of a base."""
+        """Read optional facts about a base from other files."""
         return cherry_v1.PIPELINE.hints(self.source, draft, survey, Options(now_ms=now_ms))
 
     def upload(self, upload: Upload) -> tuple[Tree, str, int] | None:
-        """Return where an uploaded file is (tree, folder of uploads, size), None where it is nowhere."""
+        """Find an uploaded file: its tree, the folder of uploads, and its size. None if it is missing."""
         for tree, places in self.places:
             name = find_upload(tree, places.uploads, upload)
             if name is not None and places.uploads is not None:
@@ -133,16 +137,16 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
 def read_v1(
     store: Store, given: Path | None, model_overrides: ModelOverrides, keep: ExitStack, *, salvage: bool = False
 ) -> V1Data:
-    """Read v1's state, from the profile or from the source that the user gives.
+    """Read v1's state from the profile, or from the source that the user names.
 
-    Models count as existing: whether they do is for the profile to say, not for v1.
+    All models count as existing: whether they do is decided by the profile, not by v1.
 
     Raises:
-        SourceNotMigratable: there is none.
+        SourceNotMigratable: there is no v1 data.
         RegraftError: it cannot be read, or an application is using the given profile.
     """
     path = store.root if given is None else given
-    source, state = _found(path, keep, salvage=salvage)
+    source, state = _open_v1_source(path, keep, salvage=salvage)
     if (
         given is not None
         and source.profile is not None
@@ -157,8 +161,8 @@ def read_v1(
     return V1Data(source=source, places=places, library=library, keep=keep, salvage=salvage)
 
 
-def _found(path: Path, keep: ExitStack, *, salvage: bool) -> tuple[Located, V1State]:
-    """Return the first kind of v1 source that a path is and that has bases."""
+def _open_v1_source(path: Path, keep: ExitStack, *, salvage: bool) -> tuple[Located, V1State]:
+    """Open a path as the first kind of v1 source that has bases."""
     found = keep.enter_context(open_store(path, salvage=salvage))
     kinds = [found.kind] if found.kind in V1_SOURCES else [Kind.V1_PROFILE, Kind.V1_EXPORT]
     for kind in kinds:
@@ -169,78 +173,74 @@ def _found(path: Path, keep: ExitStack, *, salvage: bool) -> tuple[Located, V1St
         state = read_state(source.tree, source.places)
         if state.bases:
             return source, state
-    advice = tr("--v1 SOURCE gives one: a backup, a profile or an export of v1")
+    advice = tr("name a v1 backup, profile or export with --v1 SOURCE")
     raise SourceNotMigratable(
-        path=path, what=tr("{names} without knowledge bases of v1", names=KIND_NAMES[found.kind]), advice=advice
+        path=path, what=tr("{names} without v1 knowledge bases", names=KIND_NAMES[found.kind]), advice=advice
     )
 
 
-# The files of a rescued base: its index, snapshots and uploads, each made beside and put into place by the engine.
-#
-# Vectors and texts are carried by the same stages as in a migration.
-
+# --- files of a rescued base -----------------------------------------------------------------------------------------
 
 Make = Callable[[Path], None]
 
 
 class MigratedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A base's vector file on disk, and what of it is carried."""
+    """A base's vector file on disk, and the plan of what is migrated from it."""
 
-    #: Where it comes from, which may hold uploads, too.
+    #: The tree that contains the file and maybe uploads.
     tree: Tree
     path: Path
     table: VectorTable
     plan: BasePlan
-    #: What tells the state of the file that was planned.
+    #: State of the file when it was planned.
     mark: sqlite.FileState
 
     def texts(self, db: apsw.Connection, material: MaterialPlan) -> Iterator[str]:
-        """Stream the bodies of a material, in their order.
+        """Yield the bodies of a material in order.
 
         Raises:
-            RowsDiffer: at the end, where these are not the rows that were surveyed.
+            RowsDiffer: at the end, if the rows differ from those that were surveyed.
         """
         for body, _ in self.table.rows(db, material.runs, self.plan.vector_bytes, material.digest):
             yield body
 
-    def carrying(self, materials: tuple[MaterialPlan, ...]) -> MigratedFile:
-        """Return it with a plan that carries these materials alone."""
+    def limited_to(self, materials: tuple[MaterialPlan, ...]) -> MigratedFile:
+        """Limit the plan to these materials."""
         rows = sum(material.rows for material in materials)
-        plan = replace(self.plan, materials=materials, rows=Rows(read=rows, carried=rows))
+        plan = replace(self.plan, materials=materials, rows=PlannedRows(read=rows, carried=rows))
         return replace(self, plan=plan)
 
 
 class NewSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot that is to be written: of which material, its path below ``raw/``, and its block without a time."""
+    """A snapshot to write: its material, its path below ``raw/``, and its block without a time."""
 
     material: MaterialPlan
     path: str
     snapshot: okf.Snapshot
     bytes: int
-    #: Whether the very text lies there already.
+    #: Whether the identical snapshot already exists.
     is_there: bool
 
 
 def read_texts(
     v1: MigratedFile, names: FreeNames, raw: Path, known: Mapping[str, str]
 ) -> tuple[MigratedFile, list[NewSnapshot]]:
-    """Read every text that is to be carried once, and name the snapshots as carrying does.
-
-    Returns:
-        What is carried, with the paths of snapshots, and these.
-
+    """Read every text to migrate once, and name the snapshots as a migration does.
 
     Args:
-        v1: what is carried; an item without a path is one that gets a snapshot.
-        names: the names in ``raw/`` that are taken.
+        v1: the file and its plan. An item without a path gets a snapshot.
+        names: the names in ``raw/`` that are in use.
         raw: the base's folder of raw files.
-        known: the paths of materials that the index has, by their ids.
+        known: the paths of materials that the index has, by id.
+
+    Returns:
+        The file with the paths of snapshots in its plan, and the snapshots.
 
     Raises:
         SourceFailed: a text cannot be read.
     """
     found = []
-    with _reading(v1.path) as db:
+    with _read_vector_file(v1.path) as db:
         for material in v1.plan.materials:
             item = v1.plan.items[material.item]
             if "relativePath" in item.data:
@@ -264,20 +264,8 @@ def read_texts(
     return replace(v1, plan=replace(v1.plan, items=tuple(items))), found
 
 
-def find_snapshot_name(names: FreeNames, wanted: str, raw: Path, content: str) -> tuple[str, bool]:
-    """Return a name that no item has and no file but the very snapshot, and whether that lies there."""
-    while True:
-        path = names.take(wanted)
-        place = raw / path
-        if not place.exists():
-            return path, False
-        # What a run that was stopped has left.
-        if place.is_file() and okf.strip_block(decode_utf8(links.read_bytes(place))) == content:
-            return path, True
-
-
 @contextmanager
-def _reading(path: Path) -> Iterator[apsw.Connection]:
+def _read_vector_file(path: Path) -> Iterator[apsw.Connection]:
     try:
         with sqlite.open_readonly(path) as db:
             yield db
@@ -285,20 +273,17 @@ def _reading(path: Path) -> Iterator[apsw.Connection]:
         raise SourceReadFailed(str(error)) from error
 
 
-# --- what is made ----------------------------------------------------------------------------------------------------
-
-
 def index_writer(v1: MigratedFile, now_ms: int) -> Make:
-    """Return what writes a base's index, verified."""
+    """Function that writes and verifies a base's index."""
 
     def make(new: Path) -> None:
-        with _carried(v1, new, now_ms) as carried:
+        with _migrate_base(v1, new, now_ms) as carried:
             durable.replace(carried, new)
 
     return make
 
 
-#: What comes into an index from another, by table; bodies are numbered as they come.
+#: Columns that are copied from one index into another, by table. Bodies get new row numbers.
 _ADDED = {
     "content": "content_hash, text, created_at",
     "embedding": "embedding_text_hash, vector_blob, created_at",
@@ -306,12 +291,12 @@ _ADDED = {
     "search_unit": "unit_id, material_id, content_hash, unit_type, unit_index, char_start, char_end, created_at",
     "search_text": "search_text_id, target_type, target_id, kind, text, embedding_text_hash, created_at",
 }
-#: Texts and vectors that are there already stay.
+#: Tables whose existing rows are kept.
 _SHARED = ("content", "embedding")
-#: What is left of the units and bodies of materials that are gone and carried again: the same texts, or none.
-_IS_CARRIED = "embedding_text_hash IN (SELECT embedding_text_hash FROM carried.search_text)"
-_REMAINS = (
-    f"""DELETE FROM main.search_text WHERE target_type = 'search_unit' AND {_IS_CARRIED} AND target_id IN (
+#: Delete old units and bodies of materials that are migrated again, if the text is the same or missing.
+_IS_MIGRATED = "embedding_text_hash IN (SELECT embedding_text_hash FROM carried.search_text)"
+_DELETE_OLD = (
+    f"""DELETE FROM main.search_text WHERE target_type = 'search_unit' AND {_IS_MIGRATED} AND target_id IN (
           SELECT unit_id FROM carried.search_unit UNION ALL
           SELECT unit_id FROM main.search_unit WHERE material_id IN (SELECT material_id FROM carried.material))""",
     """DELETE FROM main.search_unit WHERE material_id IN (SELECT material_id FROM carried.material)
@@ -320,15 +305,15 @@ _REMAINS = (
 
 
 def extended_index_writer(v1: MigratedFile, current: Path, now_ms: int) -> Make:
-    """Return what writes the index ``current`` with the carried materials added."""
+    """Function that writes a copy of the index ``current`` with the migrated materials added."""
 
     def make(new: Path) -> None:
-        with _carried(v1, new, now_ms) as carried:
+        with _migrate_base(v1, new, now_ms) as carried:
             copy_database(current, new)
             with sqlite.open_writable(new) as db, sqlite.attach_readonly(db, carried, "carried"):
                 add_full_text_triggers(db)
                 with sqlite.transaction(db), untrusted_sqlite.change_only(db, new, _ADDED.keys()):
-                    for statement in _REMAINS:
+                    for statement in _DELETE_OLD:
                         db.execute(statement)
                     for table, columns in _ADDED.items():
                         there = "WHERE TRUE ON CONFLICT DO NOTHING" if table in _SHARED else ""
@@ -339,12 +324,12 @@ def extended_index_writer(v1: MigratedFile, current: Path, now_ms: int) -> Make:
 
 
 @contextmanager
-def _carried(v1: MigratedFile, new: Path, now_ms: int) -> Iterator[Path]:
-    """Carry into a folder beside ``new`` and give the index in it; the folder is removed at the end."""
+def _migrate_base(v1: MigratedFile, new: Path, now_ms: int) -> Iterator[Path]:
+    """Migrate into a temporary folder beside ``new``; gives the path of the index in it."""
     folder = new.with_name(f"{new.name}.base")
     origin = BaseSource(tree=v1.tree, uploads=None, table=v1.table, vectors=v1.path, earlier=folder)
     try:
-        with _blamed(v1):
+        with _checked_reading(v1):
             write_base(v1.plan, origin, folder, now_ms, lambda _rows, _bytes: None)
         yield folder / INDEX_FILE
     finally:
@@ -352,12 +337,12 @@ def _carried(v1: MigratedFile, new: Path, now_ms: int) -> Iterator[Path]:
 
 
 def snapshot_writer(v1: MigratedFile, snapshot: NewSnapshot, now_ms: int) -> Make:
-    """Return what writes a snapshot."""
+    """Function that writes a snapshot."""
 
     def make(new: Path) -> None:
         with (
-            _blamed(v1),
-            _reading(v1.path) as db,
+            _checked_reading(v1),
+            _read_vector_file(v1.path) as db,
             durable.open_text(new, "x") as file,
         ):
             file.write(snapshot.snapshot.block(identity.iso_time(now_ms)))
@@ -368,7 +353,7 @@ def snapshot_writer(v1: MigratedFile, snapshot: NewSnapshot, now_ms: int) -> Mak
 
 
 def upload_copier(tree: Tree, uploads: str, upload: Upload) -> Make:
-    """Return what copies an uploaded file of v1."""
+    """Function that copies an uploaded file of v1."""
 
     def make(new: Path) -> None:
         problem = copy_upload(tree, uploads, upload, new.with_name(f"{new.name}.none"), new)
@@ -379,8 +364,8 @@ def upload_copier(tree: Tree, uploads: str, upload: Upload) -> Make:
 
 
 @contextmanager
-def _blamed(v1: MigratedFile) -> Iterator[None]:
-    """Stop the run where a file that was read through can be read no more, or was written to meanwhile."""
+def _checked_reading(v1: MigratedFile) -> Iterator[None]:
+    """Report errors of reading v1's file as OSError, and fail if the file was written to since it was surveyed."""
     try:
         yield
     except (OSError, apsw.Error):

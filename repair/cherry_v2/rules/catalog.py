@@ -1,7 +1,8 @@
-"""Mending rows of the catalog: bases and items, and nothing else of it (``docs/findings.md``, "v2 data").
+"""Plan the repair of catalog rows: bases, items, and foreign triggers and views (``docs/findings.md``, "v2 data").
 
-What a row has to be is derived from other rows, from the base's index and from its files. A profile's database has
-dozens of tables and columns that nobody here knows: rows are changed by named columns, one by one.
+Correct values are derived from other rows, from the base's index, and from its files (``docs/formats/catalog.md``,
+"What follows from what"). A profile's database has dozens of other tables and columns, so only named columns are
+updated.
 """
 
 from __future__ import annotations
@@ -36,46 +37,46 @@ from repair.changes import schema_objects
 from repair.changes.plan import Action, FindingsByBase, ResolvedFindings, RowsChange, Unresolved
 from repair.changes.schema_objects import plan_drops, split_repairable
 from repair.changes.store import Store
-from repair.cherry_v2.rules import evidence as rules_data
-from repair.cherry_v2.rules import evidence as rules_evidence
-from repair.cherry_v2.rules.evidence import Evidence, open_evidence
+from repair.cherry_v2 import evidence as rules_data
+from repair.cherry_v2 import evidence as rules_evidence
+from repair.cherry_v2.catalog_changes import INTERRUPTED
+from repair.cherry_v2.evidence import Evidence, open_evidence
 
-# Mending the status of items and the folders that they are in, from what is indexed and from one another.
+# --- items: status and folder ---------------------------------------------------------------------------------------
 #
-# Rules: ``docs/formats/catalog.md``, "What follows from what". An item that somebody was working on is ``failed`` with
-# ``indexing_interrupted``, as the application has it after a crash.
+# An item that was being processed becomes ``failed`` with ``indexing_interrupted``, as in the application after a
+# crash.
 
 
-INTERRUPTED = "indexing_interrupted"
-#: The error of an item that failed and does not say why.
+#: Error of a failed item that has no error.
 NO_REASON = "No reason was recorded for this failure."
-#: Statuses that stay, and the error that goes with each.
+#: Statuses that are kept, each with the error that belongs to it.
 _FINAL: dict[Any, tuple[str, str | None]] = {"deleting": ("deleting", None), "failed": ("failed", NO_REASON)}
-#: Statuses of a folder that follow from what is inside.
+#: Statuses of a folder that follow from its children.
 _FOLLOWING = ("processing", "completed")
 
-#: Tells whether an item is indexed; None where nobody knows.
+#: Whether an item is indexed; None if unknown.
 IsIndexed = Callable[[str], bool | None]
 
 
 class ItemRepairs(msgspec.Struct):
-    """The items of one base while they are mended; rows are changed in place."""
+    """The items of one base during their repair; rows are changed in place."""
 
     rows: list[Row]
-    #: By the number of a row in ``rows``: the finding for which its status changes.
+    #: By index in ``rows``: the finding for which the status changes.
     statuses: dict[int, str] = msgspec.field(default_factory=dict)
-    #: By the number of a row: what was wrong with its folder, for a person.
+    #: By index in ``rows``: what is wrong with the folder of the item.
     moves: dict[int, str] = msgspec.field(default_factory=dict)
-    #: What stays: finding, reason, and the item's id.
+    #: Items that cannot be repaired: finding, reason, and id.
     left: list[tuple[str, str, str]] = msgspec.field(default_factory=list)
 
     def leave(self, finding: str, reason: str, row: Row) -> None:
-        """Say of a row why it stays as it is."""
+        """Record why an item cannot be repaired."""
         self.left.append((finding, reason, str(row.get("id"))))
 
 
 def repair_statuses(items: ItemRepairs, is_running: bool, is_indexed: IsIndexed) -> None:
-    """Give every item a status that goes with its error and its type."""
+    """Give each item a status that fits its error and type."""
     children = _children_by_folder(items.rows)
     for number, row in enumerate(items.rows):
         if find_status_problem(row, is_running) is None:
@@ -88,14 +89,14 @@ def repair_statuses(items: ItemRepairs, is_running: bool, is_indexed: IsIndexed)
                 if row.get("type") not in DATA_FIELDS
                 else tr("its index cannot be read")
             )
-            items.leave(v2.ITEM_STATUS, tr("{reason}, so that nobody knows how it is doing", reason=reason), row)
+            items.leave(v2.ITEM_STATUS, tr("{reason}, so its status is unknown", reason=reason), row)
             continue
         row["status"], row["error"] = found
         items.statuses[number] = v2.ITEM_STATUS
 
 
 def _derive_status(row: Row, has_children: bool, is_indexed: IsIndexed) -> tuple[str, str | None] | None:
-    """Return status and error of an item; None where nobody knows them."""
+    """Return the status and error of an item; None if they cannot be derived."""
     status, kind = row.get("status"), row.get("type")
     error = None if is_blank(row.get("error")) else str(row.get("error"))
     if kind not in DATA_FIELDS:
@@ -106,13 +107,13 @@ def _derive_status(row: Row, has_children: bool, is_indexed: IsIndexed) -> tuple
         return str(status), None
     is_done = _is_done(row, has_children, is_indexed)
     if is_done:
-        # The status of a folder follows from what is inside, once that is known.
+        # The status of a folder is derived from its children later.
         return "completed", None
     return None if is_done is None else ("failed", error or INTERRUPTED)
 
 
 def _is_done(row: Row, has_children: bool, is_indexed: IsIndexed) -> bool | None:
-    """Tell whether an item came to its end; None where nobody knows."""
+    """Whether the processing of an item was completed; None if unknown."""
     status = row.get("status")
     if row.get("type") == "directory":
         return has_children and status != "preparing"
@@ -120,7 +121,7 @@ def _is_done(row: Row, has_children: bool, is_indexed: IsIndexed) -> bool | None
 
 
 def repair_folders(items: ItemRepairs) -> None:
-    """Move to the top what is in no folder that there is; of folders inside themselves, the oldest."""
+    """Move items to the top level if their folder is missing or not a folder. Break cycles at the oldest folder."""
     by_id = {row.get("id"): row for row in items.rows}
     inside_itself: list[Row] = []
     for number, row in enumerate(items.rows):
@@ -139,21 +140,21 @@ def repair_folders(items: ItemRepairs) -> None:
 
 
 def _open_circles(items: ItemRepairs, inside_itself: list[Row], by_id: dict[Any, Row]) -> None:
-    """Move the oldest of folders that are inside one another to the top."""
+    """Move the oldest folder of each cycle to the top level."""
     places = {row.get("id"): number for number, row in enumerate(items.rows)}
     for row in inside_itself:
         circle = _circle(row, by_id)
         if any(one.get("type") not in DATA_FIELDS for one in circle):
             items.leave(v2.ITEM_CONTAINER, tr("one of the items that it is in is of an unknown type"), row)
         elif circle:
-            # Ids of items begin with the time at which they were made, and a folder is made before what is inside.
+            # Item ids begin with their creation time, and a folder is created before its children.
             oldest = min(circle, key=lambda one: str(one.get("id")))
             oldest["group_id"] = None
             items.moves[places[oldest.get("id")]] = tr("inside itself")
 
 
 def _circle(row: Row, by_id: dict[Any, Row]) -> list[Row]:
-    """Return the folders that lie inside one another on the way up from an item; nothing where the way ends."""
+    """Return the folders of the cycle that the ancestors of an item lead to; empty without a cycle."""
     way: list[Row] = []
     seen: dict[Any, int] = {}
     above: Row | None = row
@@ -168,7 +169,7 @@ def _circle(row: Row, by_id: dict[Any, Row]) -> list[Row]:
 
 
 def update_folder_statuses(items: ItemRepairs, changed: Iterable[int] | None) -> None:
-    """Give folders the status that follows from what is inside.
+    """Give folders the status that follows from their children.
 
     Args:
         items: the items.
@@ -184,7 +185,7 @@ def update_folder_statuses(items: ItemRepairs, changed: Iterable[int] | None) ->
             continue
         own = children.get(row.get("id"), ())
         if any(map(has_newer_type, own)):
-            continue  # How a newer application counts such a child nobody here knows.
+            continue  # How a newer application counts such a child is unknown.
         inside = {child.get("status") for child in own}
         wanted = "processing" if ACTIVE.intersection(inside) else "completed"
         if row.get("status") != wanted:
@@ -209,7 +210,7 @@ def _children_by_folder(rows: list[Row]) -> dict[Any, list[Row]]:
     return found
 
 
-#: Findings that are mended.
+#: Findings that are repaired.
 NAMES = (v2.ITEM_STATUS, v2.ITEM_DATA, v2.ITEM_CONTAINER, v2.BASE_STATUS, v2.BASE_DIMENSIONS)
 _TABLES = ("knowledge_base", "knowledge_item")
 _ITEM = ("id", "group_id", "type", "status", "error")
@@ -218,7 +219,7 @@ _ITEM = ("id", "group_id", "type", "status", "error")
 def plan_catalog(
     store: Store, findings: FindingsByBase, only: frozenset[str], *, model: str | None = None
 ) -> tuple[list[RowsChange], list[Unresolved], ResolvedFindings]:
-    """Return what resolves the catalog: at most one change, what stays as it is, and what is gone afterwards.
+    """Return at most one change that repairs the catalog, what cannot be repaired, and the findings that it fixes.
 
     Args:
         store: the store; nothing is written.
@@ -242,7 +243,7 @@ def plan_catalog(
 
 
 def _wanted(findings: FindingsByBase, names: frozenset[str]) -> dict[str, set[str]]:
-    """Return which of these findings each base has, where it has any."""
+    """Return the findings to repair in each base that has any."""
     wanted = {
         base: {finding.name for finding in found if finding.name in names}
         for base, found in findings.items()
@@ -252,7 +253,7 @@ def _wanted(findings: FindingsByBase, names: frozenset[str]) -> dict[str, set[st
 
 
 class _RowEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """New values of some columns of a row, with those that are there."""
+    """New values for some columns of a row, with the old ones."""
 
     table: str
     rowid: int
@@ -261,10 +262,10 @@ class _RowEdit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _DataEdits(msgspec.Struct):
-    """Items of a base whose data are derived when they are written, so that no plan holds the texts of notes."""
+    """Items of a base whose data is derived again when it is written, so that a plan holds no texts."""
 
     base: str
-    #: By the number of the row: the hash of the data as they have to be.
+    #: By row number: the hash of the derived data.
     digests: dict[int, bytes] = msgspec.field(default_factory=dict)
 
 
@@ -274,7 +275,7 @@ class _CatalogRepair:
     ) -> None:
         self._store = store
         self._model = model
-        #: Whether the same run drops vectors of another length than most.
+        #: Whether the same run deletes vectors of an unexpected length.
         self._drops_lengths = drops_lengths
         self._findings = findings
         self._path = path
@@ -284,10 +285,10 @@ class _CatalogRepair:
         self._left: dict[tuple[str, str, str], list[str]] = {}
         self._bytes = 0
 
-    # --- what it came to ---------------------------------------------------------------------------------------------
+    # --- result ------------------------------------------------------------------------------------------------------
 
     def changes(self, path: str) -> list[RowsChange]:
-        """Return the one change of the catalog, if there is any."""
+        """Return the change of the catalog, if there is any."""
         actions = tuple(
             Action(
                 action=action,
@@ -307,7 +308,7 @@ class _CatalogRepair:
         return [RowsChange(path=path, actions=actions, apply=self._apply, tables=tuple(tables), bytes=self._bytes)]
 
     def left(self) -> list[Unresolved]:
-        """Return what stays as it is."""
+        """Return the findings that cannot be repaired."""
         return [
             Unresolved.registered(
                 name, reason, base=base, subject=subjects[0] if len(subjects) == 1 else None, count=len(subjects)
@@ -316,14 +317,14 @@ class _CatalogRepair:
         ]
 
     def resolves(self, wanted: Mapping[str, set[str]]) -> ResolvedFindings:
-        """Return what is gone afterwards."""
+        """Return the findings that the change fixes."""
         stays = {(name, base) for name, _, base in self._left}
         return {(name, base) for base, names in wanted.items() for name in names if (name, base) not in stays}
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
     def mend(self, wanted: Mapping[str, set[str]]) -> None:
-        """Work out what becomes of the bases with these findings."""
+        """Derive the new values for the bases with these findings."""
         catalog = read_catalog(self._path, data=False)
         is_running = profile.detect_running_app(self._store.root) is not None
         models = None if catalog.models is None else {row.get("id") for row in catalog.models}
@@ -391,7 +392,7 @@ class _CatalogRepair:
             self._count_item(base, row, items.statuses.get(number), items.moves.get(number))
 
     def _count_item(self, base: str, row: Row, finding: str | None, problem: str | None) -> None:
-        """Count what becomes of an item: another status, for a finding; another folder, for what was wrong with it."""
+        """Count an action for an item: a new status for ``finding``, and a move for ``problem`` of its folder."""
         noun = "folder" if row["type"] == "directory" else "item"
         if finding is not None:
             error = f" ({row['error']})" if row["error"] in (INTERRUPTED, NO_REASON) else ""
@@ -432,7 +433,7 @@ class _CatalogRepair:
                 continue
             made.digests[rowid] = _digest(text)
             self._bytes += len(text) + len(str(item["data"]))
-            self._actions["update-items", tr("write the data of {n} anew"), str(item["type"]), base, v2.ITEM_DATA] += 1
+            self._actions["update-items", tr("rewrite the data of {n}"), str(item["type"]), base, v2.ITEM_DATA] += 1
         if made.digests:
             self._data.append(made)
 
@@ -447,21 +448,18 @@ class _CatalogRepair:
             self._demand(db.changes() == 1)
         for data in self._data:
             with self._evidence(data.base) as evidence:
-                self._apply_data(db, data, evidence)
-
-    def _apply_data(self, db: apsw.Connection, data: _DataEdits, evidence: Evidence) -> None:
-        for rowid, digest in data.digests.items():
-            found = next(_with_data(db, "knowledge_item WHERE rowid = ?", rowid), None)
-            text = None if found is None else rules_data.repair_item_data(found[1], evidence)
-            self._demand(text is not None and _digest(text) == digest)
-            db.execute("UPDATE knowledge_item SET data = ? WHERE rowid = ?", (text, rowid))
+                for rowid, digest in data.digests.items():
+                    found = next(_with_data(db, "knowledge_item WHERE rowid = ?", rowid), None)
+                    text = None if found is None else rules_data.repair_item_data(found[1], evidence)
+                    self._demand(text is not None and _digest(text) == digest)
+                    db.execute("UPDATE knowledge_item SET data = ? WHERE rowid = ?", (text, rowid))
 
     def _demand(self, condition: bool) -> None:
         if not condition:
             raise PlanOutdated(path=self._path, reason=tr("its rows are not those that were planned with"))
 
 
-#: The items of a base in their order; a damaged index on them is of no use.
+#: The items of a base by row number, without an index, which could be damaged.
 _OF_BASE = "knowledge_item NOT INDEXED WHERE base_id IS ? ORDER BY rowid"
 
 
@@ -474,13 +472,13 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-# Taking triggers and views out of a catalog that its layout does not have.
+# --- foreign triggers and views -------------------------------------------------------------------------------------
 
 
 def plan_definitions(
     store: Store, findings: FindingsByBase, only: frozenset[str]
 ) -> tuple[list[RowsChange], list[Unresolved], ResolvedFindings]:
-    """Return what takes foreign triggers and views out of the catalog, what stays, and what is gone afterwards.
+    """Return the change that drops foreign triggers and views, what stays, and the findings that it fixes.
 
     Args:
         store: the store; nothing is written.

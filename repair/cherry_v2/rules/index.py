@@ -1,46 +1,44 @@
-"""Mending one index file: all its findings in one order, in one transaction (``docs/findings.md``, "v2 data").
+"""Plan the repair of one index file: all its findings in one transaction (``docs/findings.md``, "v2 data").
 
-Contents come first, then the places of units in them, then bodies, then ids, which follow from all these, then the
-full-text index. Everything is worked out in temporary tables (:mod:`repair.cherry_v2.rules.rows`): the planner
-does that over the file as it is, the change does it again over the file that it writes to, and both have to come to the
-same.
+Contents are repaired first, then offsets, bodies, and the ids that are derived from them, then the full-text index. The
+repair is computed in temporary tables (:mod:`repair.cherry_v2.rules.rows`): once for the plan, and once more for the
+change, which is refused if it comes to another result.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import apsw
 import msgspec
 
+from checks.audit.findings import RowNumbers
 from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
-from regraft import identity
 from regraft.disk import sqlite, untrusted_sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats import table_integrity
 from regraft.formats.cherry_v2.index import SCHEMA_VERSION, schema
 from regraft.language import format_count, tr
 from repair.changes.plan import Action, RowsChange, Unresolved
+from repair.cherry_v2.indexing import find_lost_units
 from repair.cherry_v2.rules import rows as rules_rows
 from repair.cherry_v2.rules import rows as rules_texts
 from repair.cherry_v2.rules.rows import RowRepair, create_tables, write_back
 
-#: Findings of an index file that are mended.
+#: Findings of an index file that are repaired.
 NAMES = (
     *(v2.HOT_JOURNAL, v2.META_MISSING, v2.CONTENT_HASH, v2.NO_CONTENT, v2.PATH_UNSAFE, v2.UNIT_OFFSETS, v2.UNIT_ID),
     *(v2.UNIT_GAP, v2.NO_BODY, v2.BODY_ID, v2.BODY_HASH, v2.BODY_ROWID, v2.FTS_DESYNC, v2.VECTOR_LENGTH),
     *(v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO),
 )
-#: Findings with which nobody can tell what the rows of a file mean.
+#: Findings with which the rows of a file cannot be interpreted.
 BLOCKING = {v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION}
 #: Findings whose repair deletes vectors.
 FLAWS = (v2.VECTOR_LENGTH, v2.VECTOR_NON_FINITE, v2.VECTOR_ZERO)
-#: Of each action: the finding that it mends, what it says with the number of things, the thing, the tables it changes.
+#: By action: the finding that it repairs, its message, the noun that is counted, and the tables that it changes.
 _ACTIONS = {
     "settle-journal": (v2.HOT_JOURNAL, tr("take {n} back"), "unfinished transaction", ()),
     "write-identity": (v2.META_MISSING, tr("write {n} with the base's id"), "identity row", ("meta",)),
@@ -54,7 +52,7 @@ _ACTIONS = {
     "link-contents": (v2.NO_CONTENT, tr("have {n} name the text of its units"), "material", ("material",)),
     "rename-materials": (v2.PATH_UNSAFE, tr("give {n} a path below raw/"), "material", ("material",)),
     "place-units": (v2.UNIT_OFFSETS, tr("place {n} where the text holds its body"), "unit", ("search_unit",)),
-    "number-units": (v2.UNIT_GAP, tr("number {n} anew"), "unit", ("search_unit",)),
+    "number-units": (v2.UNIT_GAP, tr("renumber {n}"), "unit", ("search_unit",)),
     "link-bodies": (v2.NO_BODY, tr("give {n} back to its unit"), "body", ("search_text",)),
     "write-bodies": (v2.NO_BODY, tr("write {n} from the text of its unit"), "body", ("search_text",)),
     "restore-bodies": (v2.BODY_HASH, tr("give {n} back what was embedded"), "body", ("search_text",)),
@@ -62,54 +60,56 @@ _ACTIONS = {
     "rekey-units": (v2.UNIT_ID, tr("give {n} the id that follows"), "unit", ("search_unit", "search_text")),
     "rekey-bodies": (v2.BODY_ID, tr("give {n} the id that follows"), "body", ("search_text",)),
     "number-bodies": (v2.BODY_ROWID, tr("number {n} for the full-text index"), "body", ("search_text",)),
-    "rebuild-full-text": (v2.FTS_DESYNC, tr("build {n} anew"), "full-text index", ()),
+    "rebuild-full-text": (v2.FTS_DESYNC, tr("rebuild {n}"), "full-text index", ()),
 }
 _ROWS_OF = ("meta", "content", "material", "search_unit", "search_text", "embedding")
-#: Actions after which the full-text index is built anew.
+#: Actions after which the full-text index is rebuilt.
 _CHANGE_TEXTS = {"write-bodies", "restore-bodies", "number-bodies"}
-#: What lets a full-text index be built anew whose own data are damaged.
+#: Statements that make a damaged full-text index ready for a rebuild.
 _EMPTY_FULL_TEXT = (
     """INSERT OR REPLACE INTO search_text_fts_config (k, v) SELECT 'version', 4
         WHERE NOT EXISTS (SELECT 1 FROM search_text_fts_config WHERE k = 'version' AND v IN (4, 5))""",
     "INSERT INTO search_text_fts (search_text_fts) VALUES ('delete-all')",
 )
-#: Bytes that the columns of a row take besides a text.
+#: Approximate bytes of a row without its text.
 _ROW_BYTES = 400
 
 
 class IndexRepair(msgspec.Struct, frozen=True, kw_only=True):
-    """An index file that is to be mended, and what lies around it."""
+    """An index file to repair, with facts about its base."""
 
     base: str
-    #: Below the store's root.
+    #: The file, below the store's root.
     path: str
-    #: The id that the file's folder gives the base; None where no folder does.
+    #: The base id that the file's folder states; None without a folder.
     folder: str | None
-    #: Whether the base has a model, and its dimensions by the catalog; None where that is not known.
+    #: Whether the base has a model, and the dimensions that the catalog states; None if unknown.
     has_model: bool | None
     dimensions: int | None
-    #: What the audit found, how often, and what of it is to be mended.
+    #: The count of each finding of the audit, and the findings to repair.
     found: Mapping[str, int]
     wanted: frozenset[str]
     now_ms: int
-    #: Whether the user named the findings that are to be mended.
+    #: Whether the user named the findings to repair.
     is_partial: bool = False
-    #: Materials by their row numbers, with their new paths.
+    #: Row numbers of materials, with their new paths.
     renamed: tuple[tuple[int, str], ...] = ()
+    #: The affected rows of each finding, if the audit recorded them.
+    rows: Mapping[str, Sequence[RowNumbers]] = msgspec.field(default_factory=dict)
 
 
 class IndexRepairOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What mending a file comes to."""
+    """Result of repairing a file."""
 
     actions: tuple[Action, ...]
     left: tuple[Unresolved, ...]
-    #: About how much the rows hold that are changed, in bytes.
+    #: Approximate bytes of the changed rows.
     bytes: int
     rebuilds: bool
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Return the tables whose rows change."""
+        """The tables whose rows change."""
         named = [table for action in self.actions for table in _tables(action.action)]
         return tuple(dict.fromkeys(named))
 
@@ -119,7 +119,7 @@ def _tables(action: str) -> Sequence[str]:
 
 
 def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tuple[Unresolved, ...]]:
-    """Return what mends an index file, None where nothing can be mended, and what stays as it is.
+    """Return the change that repairs an index file, or None, and what cannot be repaired.
 
     Raises:
         apsw.Error, OSError: it cannot be read.
@@ -136,7 +136,7 @@ def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tupl
         db.execute("PRAGMA query_only = 0")
         planned = _repair_rows(db, target)
     if planned is None:
-        reason = tr("two rows would have one id afterwards: a person has to look at them")
+        reason = tr("two rows would have the same id afterwards: you have to look at them")
         names = sorted(target.wanted.intersection(target.found))
         return None, tuple(_left(target, name, reason, 1) for name in names)
     if not planned.actions:
@@ -145,7 +145,7 @@ def plan_index(root: Path, target: IndexRepair) -> tuple[RowsChange | None, tupl
     def apply(db: apsw.Connection) -> None:
         sqlite.load_vector_extension(db)
         if _repair_rows(db, target) != planned:
-            raise PlanOutdated(path=path, reason=tr("other rows would be mended now than were planned"))
+            raise PlanOutdated(path=path, reason=tr("the rows to repair are no longer those of the plan"))
         _write(db, target)
 
     made = RowsChange(
@@ -176,10 +176,10 @@ def _write(db: apsw.Connection, target: IndexRepair) -> None:
 
 
 def _repair_rows(db: apsw.Connection, target: IndexRepair) -> IndexRepairOutcome | None:
-    """Mend the rows in the temporary tables; None where two of them would have one id."""
-    job = RowRepair(db, target.wanted, frozenset(target.found))
+    """Repair the rows in the temporary tables; None if two rows would have the same id."""
+    job = RowRepair(db, target.wanted, frozenset(target.found), rows=target.rows)
     create_tables(db)
-    # Numbers prove bodies and texts; they are gone over again by the places that are right then.
+    # Unit numbers help to prove bodies and contents. They are derived again when the offsets are right.
     rules_rows.order_units(job)
     rules_rows.link_bodies(job)
     rules_texts.repair_contents(job)
@@ -196,21 +196,17 @@ def _repair_rows(db: apsw.Connection, target: IndexRepair) -> IndexRepairOutcome
     if rules_rows.has_id_clash(job):
         return None
     vectors_gone = list(_drop_vectors(job, target))
-    _count_other_repairs(job, target)
-    actions = (*_actions(job, target), *vectors_gone)
-    left = [*(_left(target, name, reason, count) for (name, reason), count in job.left.items())]
-    left += _find_consequences(job, target) if actions else []
-    return IndexRepairOutcome(actions=actions, left=tuple(left), bytes=_size(job), rebuilds=rebuilds)
-
-
-def _count_other_repairs(job: RowRepair, target: IndexRepair) -> None:
     if job.wants(v2.META_MISSING):
         if target.folder is None:
-            job.leave(v2.META_MISSING, tr("the file is in no base's folder, so that nobody knows the base's id"))
+            job.leave(v2.META_MISSING, tr("the file is not in the folder of a base, so the base's id is unknown"))
         else:
             job.done["write-identity"] += 1
     job.done["settle-journal"] += int(job.wants(v2.HOT_JOURNAL))
     job.done["rename-materials"] += len(target.renamed)
+    actions = (*_actions(job, target), *vectors_gone)
+    left = [*(_left(target, name, reason, count) for (name, reason), count in job.left.items())]
+    left += _find_consequences(job, target) if actions else []
+    return IndexRepairOutcome(actions=actions, left=tuple(left), bytes=_size(job), rebuilds=rebuilds)
 
 
 def _actions(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
@@ -239,31 +235,37 @@ def _left(target: IndexRepair, finding: str, reason: str, count: int) -> Unresol
 
 
 def _drop_vectors(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
-    """Drop vectors that can never be right, so that they are embedded anew; what may be right stays."""
+    """Delete vectors that can never be used, so that they are embedded again. Others are kept."""
     wanted = {flaw for flaw in FLAWS if job.wants(flaw)}
     if not wanted:
         return
     db = job.db
     lengths = schema.count_vector_lengths(db)
-    # The catalog gets the dimensions that all vectors have: no vector is of a wrong length then.
+    # The catalog is corrected to the dimensions that all vectors have, so no length is wrong.
     is_corrected = len(lengths) == 1 and job.wants(v2.BASE_DIMENSIONS)
     dimensions = None if is_corrected else target.dimensions
     reason = _why_lengths_are_kept(lengths, dimensions, is_chosen=target.is_partial)
-    for one in detect.classify_vectors(db, schema.choose_vector_length(lengths, dimensions)):
-        if one.finding in wanted:
-            db.execute(
-                "INSERT INTO temp.m_vector SELECT rowid, ?1, ifnull(length(CAST(vector_blob AS BLOB)), 0)"
-                " FROM main.embedding WHERE rowid = ?2 AND (?3 OR typeof(vector_blob) <> 'blob'"
-                " OR length(vector_blob) = 0 OR length(vector_blob) % 4 <> 0)",
-                (one.finding, one.rowid, reason is None or one.finding != v2.VECTOR_LENGTH),
-            )
-            if not db.changes():
-                job.leave(v2.VECTOR_LENGTH, str(reason))
+    if is_corrected or any(job.detected(flaw) is None for flaw in wanted):
+        length = schema.choose_vector_length(lengths, dimensions)
+        unusable = (
+            (rowid, finding) for rowid, finding in detect.find_unusable_vectors(db, length) if finding in wanted
+        )
+    else:
+        unusable = ((rowid, flaw) for flaw in sorted(wanted) for rowid in job.detected(flaw) or ())
+    for rowid, finding in unusable:
+        db.execute(
+            "INSERT INTO temp.m_vector SELECT rowid, ?1, ifnull(length(CAST(vector_blob AS BLOB)), 0)"
+            " FROM main.embedding WHERE rowid = ?2 AND (?3 OR typeof(vector_blob) <> 'blob'"
+            " OR length(vector_blob) = 0 OR length(vector_blob) % 4 <> 0)",
+            (finding, rowid, reason is None or finding != v2.VECTOR_LENGTH),
+        )
+        if not db.changes():
+            job.leave(v2.VECTOR_LENGTH, str(reason))
     for flaw, count, size in db.execute(
         "SELECT flaw, count(*), sum(bytes) FROM temp.m_vector GROUP BY flaw ORDER BY flaw"
     ):
         message = tr(
-            "delete {vectors} that can never be right, to be embedded anew", vectors=format_count(count, "vector")
+            "delete {vectors} that can never be used, to be embedded again", vectors=format_count(count, "vector")
         )
         yield Action(
             action="delete-embeddings",
@@ -277,11 +279,11 @@ def _drop_vectors(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
 
 
 def _why_lengths_are_kept(lengths: Counter[int], dimensions: int | None, *, is_chosen: bool) -> str | None:
-    """Return why vectors of an unexpected length are kept; None where they can never be right, or were chosen by name.
+    """Return why vectors of an unexpected length are kept; None if they are deleted.
 
     Args:
         lengths: the vectors by their length in bytes.
-        dimensions: those of the catalog; None where it has none.
+        dimensions: the dimensions that the catalog states, or None.
         is_chosen: whether the user named the finding.
     """
     if dimensions is None:
@@ -296,7 +298,7 @@ def _why_lengths_are_kept(lengths: Counter[int], dimensions: int | None, *, is_c
     )
 
 
-#: What mends can bring to light or settle besides what they are for: name, noun, reason, and how many rows.
+#: Findings that a repair can cause or fix as a side effect: finding, noun, reason, and a query for the count.
 _CONSEQUENCES = (
     (
         v2.UNIT_CONTENT,
@@ -309,7 +311,7 @@ _CONSEQUENCES = (
     (
         v2.CONTENT_ORPHAN,
         "text",
-        tr("that neither a material nor a unit names"),
+        tr("that no material and no unit refers to"),
         """SELECT count(*) FROM temp.m_known k WHERE NOT EXISTS (SELECT 1 FROM temp.m_unit u WHERE u.content = k.key)
               AND k.key NOT IN (SELECT ifnull(new_content, content) FROM temp.m_material
                                  WHERE ifnull(new_content, content) IS NOT NULL)""",
@@ -318,7 +320,7 @@ _CONSEQUENCES = (
     (
         v2.VECTOR_MISSING,
         "body",
-        tr("without a vector: to be embedded anew"),
+        tr("without a vector: to be embedded again"),
         """SELECT count(*) FROM temp.m_body b WHERE NOT EXISTS (SELECT 1 FROM main.embedding e
             WHERE e.embedding_text_hash = ifnull(b.new_hash, b.hash)
               AND NOT EXISTS (SELECT 1 FROM temp.m_vector v WHERE v.rid = e.rowid))""",
@@ -331,12 +333,12 @@ _CONSEQUENCES = (
               AND NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE ifnull(b.new_hash, b.hash) = +e.embedding_text_hash)""",
     ),
 )
-#: Findings of other commands that are said as they are after the mends.
+#: Findings of other commands that are reported as they are after the repair.
 CONSEQUENCES = frozenset(name for name, *_ in _CONSEQUENCES)
 
 
 def _find_consequences(job: RowRepair, target: IndexRepair) -> Iterator[Unresolved]:
-    """Return what of other commands' findings is left after the mends, or comes to light by them."""
+    """Yield findings of other commands that remain after the repair, or that it causes."""
     job.db.execute("CREATE INDEX temp.m_body_hash ON m_body (ifnull(new_hash, hash))")
     has_model = job.count("SELECT count(*) FROM main.embedding") if target.has_model is None else target.has_model
     for name, noun, which, sql in _CONSEQUENCES:
@@ -348,7 +350,7 @@ def _find_consequences(job: RowRepair, target: IndexRepair) -> Iterator[Unresolv
 
 
 def _size(job: RowRepair) -> int:
-    """Return about how many bytes the rows hold that are changed."""
+    """Return the approximate bytes of the changed rows."""
     bodies = "new_id IS NOT NULL OR new_target IS NOT NULL OR new_hash IS NOT NULL OR new_number IS NOT NULL"
     texts = job.count(
         "SELECT sum(length(CAST(t.text AS BLOB))) FROM temp.m_body b JOIN main.search_text t ON t.rowid = b.rid"
@@ -363,105 +365,19 @@ def _size(job: RowRepair) -> int:
     return 2 * texts + contents + _ROW_BYTES * rows + vectors_gone
 
 
-# Writing units again that are gone while their bodies are still there (``docs/findings.md``, ``body.orphan``).
+# --- lost units (``docs/findings.md``, ``body.orphan``) -------------------------------------------------------------
 #
-# A body names its unit by an id that is the hash of the unit's material, content, number and offsets. Where the text of a
-# material holds the body, and its offsets with one of the missing numbers give that id, the unit is proven.
+# A body names its unit by an id that is the hash of the unit's material, content, number and offsets. If the text of a
+# material contains the body, and its offsets with one of the missing numbers give that id, the unit is proven.
 
 
-#: Places of one body in one text that are tried, and tries in all: what is not proven by then stays as it is.
-_MOST_PLACES = 20
-_MOST_TRIES = 2_000_000
-_ORPHANS = """SELECT t.target_id, t.text, t.created_at FROM search_text t
-  WHERE t.target_type = 'search_unit' AND t.kind = 'body' AND typeof(t.text) = 'text' AND typeof(t.target_id) = 'text'
-    AND NOT EXISTS (SELECT 1 FROM search_unit u WHERE u.unit_id = t.target_id) ORDER BY t.rowid"""
-_TEXTS = """SELECT m.material_id, c.content_hash, CAST(c.text AS BLOB) FROM material m
-  JOIN content c ON c.content_hash = m.current_content_hash WHERE typeof(m.material_id) = 'text' ORDER BY m.rowid"""
-_NUMBERS = "SELECT unit_index FROM search_unit WHERE material_id = ? AND unit_type = 'chunk'"
 _INSERT = """INSERT INTO search_unit
   (unit_id, material_id, content_hash, unit_type, unit_index, title, char_start, char_end, locator_json, created_at)
   VALUES (?, ?, ?, 'chunk', ?, NULL, ?, ?, NULL, ?)"""
 
 
-class LostUnit(NamedTuple):
-    """A unit that is gone, with the columns that follow from its body and its material."""
-
-    unit: str
-    material: str
-    content: str
-    number: int
-    start: int
-    end: int
-    created_at: int
-
-
-def find_lost_units(db: apsw.Connection) -> tuple[list[LostUnit], int]:
-    """Return the units of an open index that their bodies prove, and how many bodies prove none.
-
-    Raises:
-        apsw.Error: the index is damaged.
-    """
-    orphans = {str(target): (str(text), created_at) for target, text, created_at in db.execute(_ORPHANS)}
-    found: list[LostUnit] = []
-    tries = _MOST_TRIES
-    if not orphans:
-        return [], 0
-    for material, content, raw in db.execute(_TEXTS):
-        text = raw.decode("utf-8", "surrogatepass") if isinstance(raw, bytes) else ""
-        inside = {target: body for target, body in orphans.items() if body[0] in text}
-        tries -= len(orphans)
-        numbers = _find_missing_numbers(db, str(material), len(inside)) if inside else []
-        for target, (body, created_at) in inside.items():
-            for start, end in islice(_find_offsets(text, body), _MOST_PLACES):
-                tries -= len(numbers)
-                number = _find_number(target, str(material), str(content), numbers, (start, end))
-                if number is not None:
-                    unit = LostUnit(
-                        unit=target,
-                        material=str(material),
-                        content=str(content),
-                        number=number,
-                        start=start,
-                        end=end,
-                        created_at=created_at,
-                    )
-                    found.append(unit)
-                    del orphans[target]
-                    break
-        if tries < 0 or not orphans:
-            break
-    return found, len(orphans)
-
-
-def _find_number(unit: str, material: str, content: str, numbers: list[int], place: tuple[int, int]) -> int | None:
-    """Return the number with which the offsets of a body give the id of its unit; None where none does."""
-    ids = ((one, identity.unit_id(material, content, one, *place)) for one in numbers)
-    return next((one for one, derived in ids if derived == unit), None)
-
-
-def _find_missing_numbers(db: apsw.Connection, material: str, more: int) -> list[int]:
-    """Return the numbers that units of a material may have had: the gaps, and as many behind as bodies are there."""
-    there = {number for (number,) in db.execute(_NUMBERS, (material,)) if isinstance(number, int)}
-    highest = max(there, default=-1) + more
-    return [number for number in range(highest + 1) if number not in there]
-
-
-def _find_offsets(text: str, body: str) -> Iterator[tuple[int, int]]:
-    """Yield where a text holds a body, in UTF-16 units."""
-    at = text.find(body)
-    width = _count_utf16(body)
-    while at >= 0:
-        start = _count_utf16(text[:at])
-        yield start, start + width
-        at = text.find(body, at + 1)
-
-
-def _count_utf16(text: str) -> int:
-    return len(text.encode("utf-16-le", "surrogatepass")) // 2
-
-
 def plan_lost_units(root: Path, name: str, base: str) -> tuple[RowsChange | None, int]:
-    """Return what writes the lost units of an index again, None where none is proven, and how many bodies stay orphans.
+    """Return the change that writes lost units again, or None, and the number of bodies that remain orphans.
 
     Args:
         root: the store's root.

@@ -1,9 +1,8 @@
-"""Mending paths that lead out of a base's ``raw/``: in the index, in the catalog, and on disk.
+"""Plan the repair of paths that lead out of a base's ``raw/``: in the index, in the catalog, and on disk.
 
-The path of the material's item stands where that is one; else the path itself is made safe. Order of the changes: new
-files, the catalog, old files, the index, so that after a kill the next run takes the item's path and finishes. Where no
-item has the path, the old file goes last.
-Rules: ``docs/formats/index.md``, "What always holds".
+A material gets the path of its item if that is safe, else a safe form of its own. The order of changes is: new files,
+the catalog, old files, the index. If a run is killed, the next one finds the item's path and finishes. If no item has
+the path, the old file is removed last. Rules: ``docs/formats/index.md``, "What always holds".
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _SEPARATORS = re.compile(r"[/\\]+")
 
 
 class ItemPath(msgspec.Struct, frozen=True, kw_only=True):
-    """A path of an item that is to become another one; ``key`` is what its data call it."""
+    """A new path for an item; ``key`` is the field of its data."""
 
     item: str
     key: str
@@ -42,9 +41,9 @@ class ItemPath(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathRepairs(msgspec.Struct):
-    """What becomes of the unsafe paths of one base."""
+    """Changes for the unsafe paths of one base."""
 
-    #: Row numbers of materials with their new paths.
+    #: Row numbers of materials, with their new paths.
     materials: list[tuple[int, str]] = msgspec.field(default_factory=list)
     items: list[ItemPath] = msgspec.field(default_factory=list)
     made: list[FileChange] = msgspec.field(default_factory=list)
@@ -63,11 +62,11 @@ def plan_paths(root: Path, base: str, index: str, raw: str, items: Sequence[Row]
     """Find new paths for the materials of one base whose paths are unsafe.
 
     Args:
-        root: what paths are below.
+        root: the store's root.
         base: the base's id.
-        index: its index file.
-        raw: its folder of files.
-        items: its items; None where there is no catalog.
+        index: its index file, below the root.
+        raw: its folder of files, below the root.
+        items: its items; None without a catalog.
 
     Raises:
         apsw.Error, OSError: the index cannot be read.
@@ -96,7 +95,7 @@ def plan_paths(root: Path, base: str, index: str, raw: str, items: Sequence[Row]
 
 
 def _new_paths(key: str, item: Row, old: str | None, new: str) -> Iterator[ItemPath]:
-    """Yield the new path of an item, where it had one."""
+    """Yield the new path of an item, if it had one."""
     if old is not None:
         name = "indexedRelativePath" if parse_item_data(item).get("indexedRelativePath") else "relativePath"
         yield ItemPath(item=key, key=name, old=old, new=new)
@@ -116,7 +115,7 @@ def _materials(index: Path) -> tuple[list[_Material], set[str]]:
 
 
 class FileRenames:
-    """The files below one base's ``raw/``: which names are free, and what has to move."""
+    """The files below one base's ``raw/``: finds free names, and plans moves."""
 
     def __init__(self, root: Path, raw: str, base: str) -> None:
         self._root = root
@@ -125,7 +124,7 @@ class FileRenames:
         self._base = base
 
     def free_name(self, old: bytes, taken: set[str]) -> str:
-        """Return a safe path like an unsafe one, which nothing has."""
+        """Return a safe and unused path that resembles an unsafe one."""
         parts = [part for part in _SEPARATORS.split(old.decode("utf-8", "replace")) if part not in ("", ".", "..")]
         *folders, name = map(sanitize_material_name, parts or ["untitled"])
         prefix = self._prefix(folders)
@@ -139,13 +138,13 @@ class FileRenames:
                 return path
 
     def _prefix(self, folders: list[str]) -> str:
-        """Return what a path in these folders begins with; nothing where they may not be made, or lead out."""
+        """Return the prefix for a path in these folders; empty if they cannot be used."""
         folder = "/".join(folders)
         is_usable = folder and fold_name(folders[0]) != RESERVED_NAME and self._is_inside(self._folder / folder)
         return f"{folder}/" if is_usable else ""
 
     def move(self, old: bytes, new: str, found: PathRepairs, removed: list[FileChange]) -> None:
-        """Plan that a material's file, if it is there, gets its new name; the old one goes by ``removed``."""
+        """Plan to move a material's file to its new name; the removal of the old one goes to ``removed``."""
         source = self._inside(old)
         target = self._folder / new
         if source is None or source == target or not _is_free(target, source):
@@ -164,12 +163,12 @@ class FileRenames:
                 FileChange(path=f"{self._raw}/{new}", actions=(action,), make=partial(_copy, source), bytes=size)
             )
         name = source.relative_to(self._root).as_posix()
-        # A name that is no text cannot be recorded: that file stays beside its copy.
+        # A name that is not text cannot be recorded for undo, so the old file stays.
         if name.encode("utf-8", "surrogateescape").decode("utf-8", "replace") == name:
             removed.append(FileChange(path=name, actions=(), make=None))
 
     def _inside(self, old: bytes) -> Path | None:
-        """Return the file that a path names, if it is one below ``raw/`` and nothing else."""
+        """Return the regular file below ``raw/`` that a path names, or None."""
         path = PurePosixPath(os.fsdecode(old))
         if b"\0" in old or path.is_absolute() or ".." in _SEPARATORS.split(str(path)) or not path.parts:
             return None
@@ -180,7 +179,7 @@ class FileRenames:
             return None
 
     def _is_inside(self, place: Path) -> bool:
-        """Tell whether no link on the way leads out of ``raw/``."""
+        """Whether a path stays below ``raw/`` when links are resolved."""
         return links.real_path(place).is_relative_to(links.real_path(self._folder))
 
 
@@ -191,12 +190,12 @@ def _copy(source: Path, new: Path) -> None:
 
 
 def _is_free(place: Path, source: Path | None) -> bool:
-    """Tell whether a file can have a place: nothing is there, or what an earlier run made of that file."""
+    """Whether a path is unused, or has the copy of this file that an earlier run made."""
     return not os.path.lexists(place) or (source is not None and _is_copy(source, place))
 
 
 def _is_copy(source: Path, other: Path) -> bool:
-    """Tell whether a file is what an earlier run made of another one."""
+    """Whether a file has the same content as another."""
     if not other.is_file() or other.is_symlink() or other.stat().st_size != source.stat().st_size:
         return False
     with source.open("rb") as one, other.open("rb") as two:
@@ -207,7 +206,7 @@ def _is_copy(source: Path, other: Path) -> bool:
 
 
 def plan_item_paths(root: Path, catalog: str, paths: dict[str, list[ItemPath]]) -> RowsChange | None:
-    """Return what gives items their new paths, by their base; None where none gets one."""
+    """Return the change that gives items their new paths, by base; None without any."""
     actions = tuple(
         Action(
             action="rename-items",

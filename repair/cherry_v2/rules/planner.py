@@ -1,13 +1,13 @@
-"""``regraft repair``: what the audit finds and what can be derived from other data, mended file by file.
+"""Plan ``regraft repair`` for v2 data: what the audit found and what can be derived from other data, file by file.
 
-Rules: ``docs/findings.md``; nothing is guessed, and no vector goes that could still be right.
+Nothing is guessed, and no vector that could be right is deleted. Rules: ``docs/findings.md``.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import chain
@@ -16,7 +16,7 @@ import apsw
 from msgspec import structs
 
 from checks.audit.collector import Level
-from checks.audit.findings import FINDINGS, Finding
+from checks.audit.findings import FINDINGS, Finding, RowNumbers
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import schema
 from regraft.formats.cherry_preview import IndexLayout
@@ -27,6 +27,7 @@ from regraft.language import format_count, tr
 from regraft.report import notices
 from regraft.text import path_argument
 from repair.changes import schema_objects
+from repair.changes.options import RepairOptions
 from repair.changes.plan import FindingsByBase, Plan, RowsChange, Unresolved, group_by_base
 from repair.changes.schema_objects import merge_changes
 from repair.changes.store import Store
@@ -39,17 +40,16 @@ from repair.cherry_v2.rules import paths as rules_paths
 from repair.cherry_v2.rules.index import IndexRepair
 from repair.cherry_v2.rules.paths import PathRepairs
 from repair.cherry_v2.salvage import DamagedIndex
-from repair.options import RepairOptions
 
 _OF_INDEX: tuple[str, ...] = (*schema_objects.NAMES, v2.BODY_ORPHAN, *index.NAMES)
-#: Findings that are mended.
+#: Findings that are repaired.
 NAMES: tuple[str, ...] = (*_OF_INDEX, *rules_catalog.NAMES)
-#: Findings that are mended only where they are asked for by name.
+#: Findings that are repaired only if the user names them.
 BY_NAME: tuple[str, ...] = (v2.ITEM_PATH_IS_ID, v2.BASE_FAILED, v2.VECTOR_UNEXPECTED, *adopt.NAMES)
 
 
 def plan(store: Store, options: RepairOptions) -> Plan:
-    """Return what is going to be mended; nothing is written.
+    """Plan all repairs that the user asked for.
 
     Raises:
         WrongUsage: what has no row is to be listed again without ``adopt``, or with other findings; or vectors of a
@@ -57,7 +57,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
     """
     if options.source is not None:
         return from_source.plan(store, options)
-    adopt.demand_alone(options)
+    adopt.demand_adopt_options(options)
     base_models.demand_model(options)
     if options.adopt:
         return adopt.plan(store, options)
@@ -65,7 +65,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
         return base_models.plan_attach(store, options)
     if v2.BASE_FAILED not in options.only or store.catalog is None:
         return _plan_repairs(store, options)
-    made = adopt.materials.plan(store, options, failed_only=True)
+    made = adopt.plan_materials(store, options, failed_only=True)
     others = options.only - {v2.BASE_FAILED}
     if others:
         made.add(_plan_repairs(store, structs.replace(options, only=others)))
@@ -76,7 +76,7 @@ def plan(store: Store, options: RepairOptions) -> Plan:
 
 
 def _plan_repairs(store: Store, options: RepairOptions) -> Plan:
-    # What only SQLite's own check sees is damage, too.
+    # Damage that only SQLite's own check finds counts, too.
     level = Level.DEEP if options.salvage else Level.DEFAULT
     return _Planner(store, options, group_by_base(store.findings(level))).plan()
 
@@ -89,11 +89,11 @@ class _Planner:
         self._findings = findings
         self._protection: Protection | None = None
         self._plan = Plan()
-        #: Bases of whose index it is said already what stays as it is.
+        #: Bases for whose index it has been reported what cannot be repaired.
         self._said: set[str | None] = set()
-        #: Bases whose index file is damaged, and of which it is said what becomes of it.
+        #: Bases whose damaged index file has been reported.
         self._damaged_ones: set[str] = set()
-        #: The paths of materials, of bases whose files get others.
+        #: The paths of materials, for bases whose files get new paths.
         self._materials: dict[str, dict[str, str]] = {}
 
     def plan(self) -> Plan:
@@ -127,7 +127,7 @@ class _Planner:
     # --- indexes ---------------------------------------------------------------------------------------------------
 
     def _of_damaged(self) -> None:
-        """Write damaged index files anew where that was asked for, else say what could come back."""
+        """Plan to salvage damaged index files if the user asked for that; otherwise report what could be salvaged."""
         if not self._options.salvage and not self._options.wanted(salvage.DAMAGED) & set(salvage.DAMAGED):
             return
         for base, one in self._store.stores.items():
@@ -174,7 +174,9 @@ class _Planner:
         if not wanted:
             return
         if not index.BLOCKING.isdisjoint(found):
-            self._leave_blocked(base, found)
+            upgrades = {v2.UNREADABLE, v2.CORRUPT}.isdisjoint(found)
+            reason = tr("the layout of the file is not whole") if upgrades else tr("the file is damaged")
+            self._leave_all(base, tr("{reason}: fix that first", reason=reason), "upgrade" if upgrades else None)
             return
         dropped = schema_objects.plan_drops(self._store.root, one.name, wanted, base, schema.find_foreign_in_index)
         if dropped is not None:
@@ -191,9 +193,9 @@ class _Planner:
             yield from self._mended(base, one, found, wanted - kept, moved, self._wanted - kept)
 
     def _lost_units(self, base: str, one: layout.StoreFile, found: dict[str, int]) -> tuple[RowsChange | None, int]:
-        """Return what writes units again: first of all, as what else is repaired may take their proof away.
+        """Plan to write lost units again, before other repairs can remove their proof.
 
-        Where a unit lacks its body or has a wrong id, a body without a unit may be its body: that is repaired first.
+        If a unit lacks its body or has a wrong id, an orphan body may be its body. That is repaired first.
         """
         if v2.BODY_ORPHAN not in found or not self._wanted & {v2.BODY_ORPHAN, v2.UNIT_GAP}:
             return None, 0
@@ -202,7 +204,7 @@ class _Planner:
         return index.plan_lost_units(self._store.root, one.name, base)
 
     def _leave_for_units(self, base: str, wanted: frozenset[str], others: int) -> None:
-        """Say that what else is wrong waits until units are written again, and which bodies no unit is proven of."""
+        """Report that other repairs wait until units are written again, and which bodies prove no unit."""
         self._said.add(base)
         if others:
             reason = tr("{bodies} whose unit nothing proves", bodies=format_count(others, "body"))
@@ -210,12 +212,12 @@ class _Planner:
         else:
             self._plan.resolves.add((v2.BODY_ORPHAN, base))
         repair = shlex.join(["regraft", "repair", path_argument(self._store.path), "--base", base])
-        reason = tr("units are written again first; the next regraft repair goes on")
+        reason = tr("units are written again first; run regraft repair again for the rest")
         stays = (one for one in self._findings[base] if one.name in wanted and one.name in index.NAMES)
         self._plan.left += [Unresolved.of(one, reason, repair=repair) for one in stays]
 
     def _kept(self, base: str, found: dict[str, int], wanted: frozenset[str]) -> frozenset[str]:
-        """Return the findings that stay because their repair deletes vectors of a protected base."""
+        """Return the findings that are not repaired, because that deletes vectors of a protected base."""
         deleting = wanted.intersection(index.FLAWS)
         if not deleting:
             return deleting
@@ -238,7 +240,7 @@ class _Planner:
         moved: dict[str, PathRepairs],
         allowed: frozenset[str],
     ) -> Iterator[RowsChange]:
-        """Yield what mends the rows of an index, and say what of them stays."""
+        """Plan the repair of the rows of an index, and report what cannot be repaired."""
         renames = self._renamed(base, one) if v2.PATH_UNSAFE in wanted else PathRepairs()
         target = self._target(base, one, found, renames, allowed)
         change, left = index.plan_index(self._store.root, target)
@@ -274,18 +276,12 @@ class _Planner:
             now_ms=self._options.now_ms,
             is_partial=bool(self._options.only),
             renamed=tuple(renames.materials),
+            rows=_recorded_rows(self._findings[base]),
         )
 
     def _row(self, base: str) -> Row | None:
         rows = [] if self._catalog is None else self._catalog.bases
         return next((row for row in rows if base_id_text(row) == base), None)
-
-    def _leave_blocked(self, base: str, found: Collection[str]) -> None:
-        upgrades = {v2.UNREADABLE, v2.CORRUPT}.isdisjoint(found)
-        reason = tr("the layout of the file is not whole") if upgrades else tr("the file is damaged")
-        self._leave_all(
-            base, tr("{reason}: that has to be mended first", reason=reason), "upgrade" if upgrades else None
-        )
 
     def _leave_all(self, base: str, reason: str, command: str | None) -> None:
         repair = None if command is None else f"regraft {command} {shlex.quote(path_argument(self._store.path))}"
@@ -298,7 +294,7 @@ class _Planner:
     def _readable_paths(self) -> list[NewPaths]:
         made = []
         for base, found in self._findings.items():
-            # A run that was killed leaves materials behind their items.
+            # A killed run can leave materials with other paths than their items.
             finding = next((one for one in found if one.name in (v2.ITEM_PATH_IS_ID, v2.MATERIAL_PATH)), None)
             if base is None or finding is None:
                 continue
@@ -316,7 +312,7 @@ class _Planner:
         one = self._store.stores.get(base)
         paths = NewPaths(base)
         if not index.BLOCKING.isdisjoint(self._counts(base)) or (one and one.look.layout is not IndexLayout.CURRENT):
-            paths.leave(tr("its index is damaged, or of another layout: that has to be mended first"), None)
+            paths.leave(tr("its index is damaged or has another layout: fix that first"), None)
             return paths
         items = [] if self._catalog is None or self._catalog.items is None else self._catalog.items.get(base, [])
         self._materials[base] = {} if one is None else read_material_paths(self._store.root / one.name)
@@ -347,19 +343,19 @@ class _Planner:
         return [merge_changes(changes)] if changes else []
 
     def _with_command(self, left: Unresolved) -> Unresolved:
-        """Return what is left with the command line that the audit has for it."""
+        """Add the audit's command line to what cannot be repaired."""
         found = (one.repair for one in self._findings[left.base] if one.name == left.finding)
         return structs.replace(left, repair=next(found, None))
 
     def _leave_others(self, moved: Mapping[str, PathRepairs]) -> None:
-        """Say what was found and is not mended by this command."""
+        """Report the findings that this command does not repair."""
         if self._options.only:
             return
         for base, found in self._findings.items():
             paths = len(moved[base].materials) if base is not None and base in moved else 0
-            others = (one for one in found if one.name not in NAMES and notices.at_least(one.severity, "warning"))
+            others = (one for one in found if one.name not in NAMES and notices.is_at_least(one.severity, "warning"))
             self._plan.left += [
-                # What is said of these vectors names both choices.
+                # The message for these vectors names both choices.
                 Unresolved.of(one, one.message, repair=self._command_for(one))
                 if one.name == v2.VECTOR_UNEXPECTED
                 else Unresolved.with_remedy(one, repair=one.repair)
@@ -368,7 +364,7 @@ class _Planner:
             ]
 
     def _command_for(self, finding: Finding) -> str | None:
-        """Return the command line that gives a base with unexpected vectors the model that the user says."""
+        """Return the command line that gives a base with unexpected vectors the model that the user named."""
         model = self._options.model
         if model is None:
             return finding.repair
@@ -377,20 +373,28 @@ class _Planner:
         return shlex.join(["regraft", words[0], path_argument(self._store.path), *words[1:]])
 
     def _is_told(self, finding: Finding, paths: int) -> bool:
-        """Tell whether a finding goes with what is mended of its base: so many materials get other ``paths``."""
+        """Whether a finding is fixed or reported with other repairs of its base; ``paths`` materials get new paths."""
         if finding.base in self._damaged_ones and (finding.name in salvage.DAMAGED or self._options.salvage):
             return True
         if finding.name in index.CONSEQUENCES:
             return finding.base in self._said
-        # Vectors are expected of a base that gets the model that they are of.
+        # The base gets the vectors' model, so they are expected.
         if finding.name == v2.VECTOR_UNEXPECTED and self._options.model is not None:
             return (v2.BASE_STATUS, finding.base) in self._plan.resolves
-        # With a new path a material has that of its item, and its file.
+        # With its new path, a material agrees with its item and file.
         return finding.name in (v2.MATERIAL_PATH, v2.RAW_MISSING) and finding.count <= paths
 
 
+def _recorded_rows(findings: Iterable[Finding]) -> dict[str, list[RowNumbers]]:
+    """Return the affected rows of each finding, if the audit recorded all of them."""
+    by_name: dict[str, list[RowNumbers | None]] = defaultdict(list)
+    for finding in findings:
+        by_name[finding.name].append(finding.rows)
+    return {name: [one for one in rows if one] for name, rows in by_name.items() if None not in rows}
+
+
 def _by_path(changes: list[RowsChange]) -> list[list[RowsChange]]:
-    """Return changes of one file together, in the order of the files."""
+    """Group changes by file, in the order of the files."""
     grouped: dict[str, list[RowsChange]] = defaultdict(list)
     for change in changes:
         grouped[change.path].append(change)

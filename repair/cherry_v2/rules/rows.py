@@ -1,42 +1,43 @@
-"""The rows of an index file beside it, in temporary tables, where they are mended before any of them is written.
+"""Repair the rows of an index file in temporary tables, and write the result back.
 
-The tables hold ids, hashes and numbers, no texts but those that become others, and no vectors: a file of any size is
-mended in little memory, and a dry run counts on them exactly what a real run then writes.
+The tables hold ids, hashes and numbers; they hold no vectors, and only texts that change. A file of any size is
+repaired in little memory, and a dry run counts exactly what a real run writes. A matching hash is proof of a text
+(``docs/findings.md``; ``docs/formats/index.md``, "Identities").
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby, starmap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby, starmap
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import apsw
 import msgspec
 
+from checks.audit.findings import RowNumbers
 from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
 from regraft.language import tr
 
-#: Columns have no type, so that damaged values stay what they are.
+#: The columns have no type, so that damaged values are not converted.
 _TABLES = (
-    # Texts that are not what their hash says; state: restored, rekeyed or left.
+    # Contents that do not match their hash; state: restored, rekeyed or left.
     "m_content (rid INTEGER PRIMARY KEY, key, own_key TEXT, state TEXT DEFAULT 'left', new_key TEXT, text TEXT)",
-    # Every key that a text is going to have; is_whole: units can be cut from it.
+    # Every key that a content will have; is_whole: units can be cut from it.
     "m_known (rid INTEGER PRIMARY KEY, key, is_whole INTEGER)",
     "m_material (rid INTEGER PRIMARY KEY, id, content, new_content)",
     """m_unit (rid INTEGER PRIMARY KEY, id, material, content, type, idx, char_start, char_end, was_content, was_idx,
-         follows INTEGER, touched INTEGER DEFAULT 0, new_id TEXT)""",
+         follows INTEGER, misplaced INTEGER DEFAULT 0, touched INTEGER DEFAULT 0, new_id TEXT)""",
     """m_body (rid INTEGER PRIMARY KEY, id, type, target, kind, hash, number, unit INTEGER, bad INTEGER DEFAULT 0,
-
          is_new INTEGER DEFAULT 0, linked INTEGER DEFAULT 0, text TEXT, new_hash TEXT, new_target TEXT,
          new_id TEXT, new_number INTEGER)""",
     "m_vector (rid INTEGER PRIMARY KEY, flaw TEXT, bytes INTEGER)",
 )
 UNIT_KEY = " || ' ' || ".join(("material", "content", "type", "idx", "char_start", "char_end"))
-#: The id that a unit has by its fields; NULL where one of them is.
+#: SQL for the id that follows from a unit's fields; NULL if one of them is NULL.
 DERIVED = f"sha256_hex(CAST({UNIT_KEY} AS BLOB))"
 _FILL = (
     "INSERT INTO temp.m_material (rid, id, content) SELECT rowid, material_id, current_content_hash FROM main.material",
@@ -58,44 +59,50 @@ _FILL = (
 
 
 class RowRepair(msgspec.Struct):
-    """One file that is being mended: what is wanted, and what came of it so far."""
+    """The repair of one file: what to repair, and the results so far."""
 
     db: apsw.Connection
-    #: Findings that are to be mended.
+    #: Findings to repair.
     wanted: frozenset[str]
-    #: Findings that the audit has of this file.
+    #: Findings of the audit.
     found: frozenset[str]
-    #: How many rows each action changes.
+    #: Number of changed rows by action.
     done: Counter[str] = msgspec.field(default_factory=Counter)
-    #: How many rows stay as they are, by finding and reason.
+    #: Number of rows that cannot be repaired, by finding and reason.
     left: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
+    #: The affected rows of each finding, if the audit recorded them.
+    rows: Mapping[str, Sequence[RowNumbers]] = msgspec.field(default_factory=dict)
 
     def wants(self, name: str) -> bool:
-        """Tell whether a finding is there and to be mended."""
+        """Whether a finding exists and is to be repaired."""
         return name in self.wanted and name in self.found
 
+    def detected(self, name: str) -> Iterator[int] | None:
+        """Return the row numbers that the audit recorded for a finding; None: all rows have to be searched."""
+        return chain.from_iterable(self.rows[name]) if name in self.rows else None
+
     def change(self, action: str, sql: str) -> None:
-        """Change rows of the temporary tables and count them."""
+        """Execute a change of the temporary tables and count the rows."""
         self.db.execute(sql)
         self.done[action] += self.db.changes()
 
     def leave(self, finding: str, reason: str, count: int = 1) -> None:
-        """Count rows that stay as they are."""
+        """Count rows that cannot be repaired."""
         if count and finding in self.wanted:
             self.left[finding, reason] += count
 
     def count(self, sql: str) -> int:
-        """Return the one number that a query gives."""
+        """Return the number that a query gives."""
         return int(self.db.execute(sql).get or 0)
 
 
 def sha256_hex(raw: bytes) -> str:
-    """Return the hash of a text's bytes, as the layout has it."""
+    """Return the hash of a text as the layout stores it."""
     return hashlib.sha256(raw).hexdigest()
 
 
 def decode_text(raw: object) -> str | None:
-    """Return bytes as text, None where they are none."""
+    """Decode UTF-8; None for values that are not text."""
     try:
         return raw.decode() if isinstance(raw, bytes) else None
     except UnicodeDecodeError:
@@ -103,7 +110,7 @@ def decode_text(raw: object) -> str | None:
 
 
 def create_tables(db: apsw.Connection) -> None:
-    """Put the rows of an open index file into fresh temporary tables.
+    """Copy the rows of an open index file into new temporary tables.
 
     Raises:
         apsw.Error: the file is damaged, or there is no room for temporary tables.
@@ -121,7 +128,7 @@ def create_tables(db: apsw.Connection) -> None:
         db.execute(statement)
 
 
-#: Ids and numbers are unique: rows that get another one first get one that no other row has.
+#: Ids and numbers are unique, so changed rows first get temporary ones.
 _WRITE = (
     "PRAGMA defer_foreign_keys = ON",
     "UPDATE main.content SET text = m.text FROM temp.m_content m WHERE m.rid = content.rowid AND m.state = 'restored'",
@@ -134,7 +141,7 @@ _WRITE = (
     """UPDATE main.search_unit
           SET unit_id = ifnull(m.new_id, m.id), unit_index = m.idx, char_start = m.char_start, char_end = m.char_end
          FROM temp.m_unit m WHERE m.rid = search_unit.rowid AND (m.new_id IS NOT NULL OR m.touched)""",
-    # A reference that leads nowhere and stays so must not be written: SQLite refuses it as if it were new.
+    # An unchanged dangling reference must not be written: SQLite would refuse it as new.
     """UPDATE main.search_unit SET content_hash = m.content
          FROM temp.m_unit m WHERE m.rid = search_unit.rowid AND m.content IS NOT m.was_content""",
     """UPDATE main.material SET current_content_hash = m.new_content
@@ -167,12 +174,12 @@ _WRITE = (
 
 
 def write_back(db: apsw.Connection) -> None:
-    """Write what became another value in the temporary tables into the file, in the caller's transaction.
+    """Write the changed rows to the file, in the caller's transaction.
 
     Raises:
         apsw.Error: the file cannot be written.
     """
-    # A row that is mended in part may still break another of the layout's checks.
+    # A partly repaired row can still violate another check of the layout.
     db.execute("PRAGMA ignore_check_constraints = ON")
     try:
         for statement in _WRITE:
@@ -181,11 +188,11 @@ def write_back(db: apsw.Connection) -> None:
         db.execute("PRAGMA ignore_check_constraints = OFF")
 
 
-# Mending what follows from other columns: which body is of which unit, numbers, ids.
+# --- columns that follow from others: links, numbers, ids -----------------------------------------------------------
 
 
 _UNIT_WITHOUT_BODY = "NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE b.unit = m_unit.rid)"
-#: A unit whose material, text or body is not known: its id may still tell what was there.
+#: SQL condition for a unit whose material, content or body is unknown. Its id may still prove them.
 _IN_DOUBT = f"""({_UNIT_WITHOUT_BODY} OR NOT EXISTS (SELECT 1 FROM temp.m_material m WHERE m.id = m_unit.material
        AND (m.content IS NULL OR ifnull(m.new_content, m.content) IS m_unit.content))
    OR NOT EXISTS (SELECT 1 FROM temp.m_known k WHERE k.key = m_unit.content))"""
@@ -193,7 +200,7 @@ _BODY_KEY = "CAST({} || ' ' || {} || ' ' || kind AS BLOB)"
 
 
 def link_bodies(job: RowRepair) -> None:
-    """Find the units of bodies that name none, for units without a body.
+    """Link bodies that name no unit to units without a body.
 
     Such a body names the id that the unit has by its fields, with the number that it had or the one that it has now, or
     its own id follows from one of the unit's.
@@ -224,7 +231,7 @@ def link_bodies(job: RowRepair) -> None:
 
 
 def link_contents(job: RowRepair) -> None:
-    """Give materials with units and without a content the one that their units agree on."""
+    """Give materials with units and without a content the content that all their units name."""
     if not job.wants(v2.NO_CONTENT):
         return
     known = "SELECT 1 FROM temp.m_known k WHERE k.key = ifnull(m_material.new_content, m_material.content)"
@@ -256,7 +263,7 @@ def order_units(job: RowRepair) -> None:
         " min(typeof(was_idx) = 'integer') AS by_number FROM temp.m_unit GROUP BY material"
         " HAVING min(was_idx) IS NOT 0 OR max(was_idx) IS NOT count(*) - 1 OR count(DISTINCT was_idx) <> count(*)"
     )
-    # The id of a unit whose material is gone may still tell what that was.
+    # The id of a unit whose material is missing may still prove it.
     db.execute(
         "UPDATE temp.m_gap SET by_place = FALSE, by_number = FALSE"
         " WHERE NOT EXISTS (SELECT 1 FROM temp.m_material m WHERE m.id = m_gap.material)"
@@ -273,13 +280,13 @@ def order_units(job: RowRepair) -> None:
 
 
 def number_units(job: RowRepair) -> None:
-    """Number the units of materials whose numbers have gaps, and say where nothing tells their order."""
+    """Count renumbered units, and record materials whose unit order is unknown."""
     if not job.wants(v2.UNIT_GAP):
         return
     order_units(job)
     job.done["number-units"] += job.count("SELECT count(*) FROM temp.m_unit WHERE idx IS NOT was_idx")
     left = job.count("SELECT count(*) FROM temp.m_gap WHERE NOT (by_place OR by_number)")
-    job.leave(v2.UNIT_GAP, tr("neither numbers nor places tell the order of its units, or it is gone"), left)
+    job.leave(v2.UNIT_GAP, tr("its numbers and offsets do not tell the order of its units, or it is missing"), left)
 
 
 def rekey_units(job: RowRepair) -> None:
@@ -296,7 +303,7 @@ def rekey_units(job: RowRepair) -> None:
 
 
 def rekey_bodies(job: RowRepair) -> None:
-    """Have bodies name their units as these are called now, and give them the ids that follow."""
+    """Update the unit ids that bodies name, and give bodies the ids that follow."""
     db = job.db
     db.execute(
         "UPDATE temp.m_body SET new_target = u.name FROM (SELECT rid, ifnull(new_id, id) AS name FROM temp.m_unit) u"
@@ -315,12 +322,12 @@ def rekey_bodies(job: RowRepair) -> None:
         job.leave(v2.BODY_ID, tr("one of the fields that its id follows from is missing"), left)
 
 
-#: What cannot be a number in the full-text index, or has one above it.
+#: Highest number in the full-text index that is kept.
 _HIGHEST = 1 << 53
 
 
 def number_bodies(job: RowRepair) -> None:
-    """Give bodies without a number in the full-text index, or with that of another, the next ones."""
+    """Give bodies without a valid number in the full-text index, or with a duplicate one, the next free numbers."""
     job.db.execute("DROP TABLE IF EXISTS temp.m_number")
     job.db.execute(
         "CREATE TEMP TABLE m_number AS SELECT rid FROM (SELECT rid, number, row_number() OVER"
@@ -339,7 +346,7 @@ def number_bodies(job: RowRepair) -> None:
 
 
 def has_id_clash(job: RowRepair) -> bool:
-    """Tell whether two rows would have one id afterwards."""
+    """Whether two rows would have the same id after the repair."""
     return any(
         job.count(f"SELECT EXISTS (SELECT 1 FROM temp.{table} GROUP BY ifnull(new_id, id) HAVING count(*) > 1"
                   " AND ifnull(new_id, id) IS NOT NULL)")
@@ -349,17 +356,18 @@ def has_id_clash(job: RowRepair) -> bool:
 
 # Mending what texts say of each other: contents by the bodies of their units, bodies and places by the contents.
 #
-# A hash is proof: what has it is what was there. Rules: ``docs/findings.md`` and ``docs/formats/index.md``, "Identities".
+# A hash is proof: what has it is what was there. Rules: ``docs/findings.md`` and ``docs/formats/index.md``,
+# "Identities".
 
 
-#: SQLite's longest text, in bytes.
+#: Longest text of SQLite, in bytes.
 _LONGEST = 1 << 31
 _PARAGRAPH = b"\n\n"
 _WIDE_PARAGRAPH = "\n\n".encode("utf-16-le")
 
 # --- contents --------------------------------------------------------------------------------------------------------
 
-#: The bodies of a text's units, in the order of each material. ``is_proven``: neither place nor text was changed.
+#: The bodies of a content's units, by material and number. ``is_proven``: offsets and text are unchanged.
 _PIECES = """SELECT CAST(u.material AS BLOB) AS material, u.char_start, u.char_end, CAST(t.text AS BLOB) AS text,
        u.follows AND t.embedding_text_hash IS sha256_hex(CAST(t.text AS BLOB)) AS is_proven
   FROM temp.m_unit u CROSS JOIN temp.m_body b ON b.unit = u.rid CROSS JOIN main.search_text t ON t.rowid = b.rid
@@ -375,17 +383,16 @@ class _BodyPiece(NamedTuple):
 
 
 def repair_contents(job: RowRepair) -> None:
-    """Give contents that are not what their hash says their text back, or else their true hash."""
+    """Restore contents that do not match their hash, or give them their true hash."""
     db = job.db
     if v2.CONTENT_HASH in job.found:
-        for rid, key, kind, raw in db.execute(detect.CONTENT_QUERY):
-            if not detect.matches_hash(key, kind, raw):
-                own = sha256_hex(raw) if decode_text(raw) is not None else None
-                db.execute(
-                    "INSERT INTO temp.m_content (rid, key, own_key) SELECT rowid, content_hash, ? FROM main.content"
-                    " WHERE rowid = ?",
-                    (own, rid),
-                )
+        for rid, raw in _read_wrong_contents(job):
+            own = sha256_hex(raw) if decode_text(raw) is not None else None
+            db.execute(
+                "INSERT INTO temp.m_content (rid, key, own_key) SELECT rowid, content_hash, ? FROM main.content"
+                " WHERE rowid = ?",
+                (own, rid),
+            )
         db.execute("CREATE INDEX temp.m_content_own ON m_content (own_key)")
     if job.wants(v2.CONTENT_HASH):
         for rid in _iterate_rowids(db, "m_content", "TRUE"):
@@ -403,8 +410,21 @@ def repair_contents(job: RowRepair) -> None:
     )
 
 
+def _read_wrong_contents(job: RowRepair) -> Iterator[tuple[int, bytes]]:
+    """Yield the contents that do not match their hash: those that the audit detected, or all that do not."""
+    detected = job.detected(v2.CONTENT_HASH)
+    if detected is not None:
+        for rid in detected:
+            raw: Any = job.db.execute("SELECT CAST(text AS BLOB) FROM main.content WHERE rowid = ?", (rid,)).get
+            yield rid, raw
+        return
+    for rid, key, kind, raw in job.db.execute(detect.CONTENT_QUERY):
+        if not detect.matches_hash(key, kind, raw):
+            yield rid, raw
+
+
 def _iterate_rowids(db: apsw.Connection, table: str, where: str) -> Iterator[int]:
-    """Return row numbers one by one, so that the rows may be changed meanwhile."""
+    """Yield row numbers one at a time, so that the caller can change the rows."""
     last = -(1 << 63)
     while True:
         query = f"SELECT rid FROM temp.{table} WHERE rid > ? AND ({where}) ORDER BY rid LIMIT 1"
@@ -430,7 +450,7 @@ def _repair_content(job: RowRepair, rid: int) -> None:
             job.done["restore-contents"] += 1
             return
     if decode_text(raw) is not None:
-        # Bodies that cut a pair of surrogates in what was moved do not make it a better text.
+        # Bodies laid over a shifted text can split surrogate pairs; then the stored text is better.
         text = wide.text() or bytes(raw or b"")
         job.db.execute(
             "UPDATE temp.m_content SET state = 'rekeyed', new_key = ?, text = ? WHERE rid = ?",
@@ -439,7 +459,7 @@ def _repair_content(job: RowRepair, rid: int) -> None:
 
 
 def _find_candidates(db: apsw.Connection, rid: int, raw: bytes | None, wide: _TextAssembly) -> Iterator[bytes]:
-    """Return what a content may have been, each as UTF-8."""
+    """Yield the texts that a content may have had, as UTF-8."""
     if decode_text(raw) is not None:
         yield raw or b""
     anywhere = _TextAssembly(raw)
@@ -448,7 +468,7 @@ def _find_candidates(db: apsw.Connection, rid: int, raw: bytes | None, wide: _Te
         pieces = list(group)
         if all(decode_text(piece.text) is not None for piece in pieces):
             yield _PARAGRAPH.join(piece.text or b"" for piece in pieces)
-        # What comes of any places is held against the hash; what is kept without one needs places that are proven.
+        # A text from any offsets is verified by the hash. A text that is kept without a hash needs proven offsets.
         anywhere.lay(pieces)
         yield from anywhere.texts()
         wide.lay([piece for piece in pieces if piece.is_proven])
@@ -456,7 +476,7 @@ def _find_candidates(db: apsw.Connection, rid: int, raw: bytes | None, wide: _Te
 
 
 def _find_moved_text(db: apsw.Connection, rid: int) -> Iterator[bytes]:
-    """Yield the text that is what the hash of a row says, and stands in another one: two may have changed places."""
+    """Yield the text of another row that has the hash of this row: two texts may have been swapped."""
     other = db.execute(
         "SELECT CAST(c.text AS BLOB) FROM temp.m_content m JOIN main.content c ON c.rowid = m.rid"
         " WHERE m.own_key = (SELECT key FROM temp.m_content WHERE rid = ?) LIMIT 1",
@@ -467,14 +487,14 @@ def _find_moved_text(db: apsw.Connection, rid: int) -> Iterator[bytes]:
 
 
 class _TextAssembly:
-    """A damaged text in UTF-16, over which the bodies of units are laid at their places."""
+    """A damaged text in UTF-16, over which the bodies of units are laid at their offsets."""
 
     def __init__(self, raw: bytes | None) -> None:
         self._wide = bytearray((decode_text(raw) or "").encode("utf-16-le"))
         self._end = 0
 
     def lay(self, pieces: Iterable[_BodyPiece]) -> None:
-        """Lay bodies over the text; a paragraph's end comes between one beyond it and what is there."""
+        """Lay bodies over the text. A paragraph break is inserted before a body that begins one beyond the end."""
         for piece in pieces:
             body = decode_text(piece.text)
             wide = b"" if body is None else body.encode("utf-16-le")
@@ -488,14 +508,14 @@ class _TextAssembly:
                 self._end = max(self._end, 2 * piece.end)
 
     def texts(self) -> Iterator[bytes]:
-        """Return the text as it is now, and as it ends with the last body, in UTF-8."""
+        """Yield the text as UTF-8: all of it, and up to the last body."""
         for wide in (self._wide, self._wide[: self._end]):
             text = _decode_utf16(bytes(wide))
             if text is not None:
                 yield text.encode()
 
     def text(self) -> bytes | None:
-        """Return the text as it is now, in UTF-8; None where it is none."""
+        """Return the whole text as UTF-8; None if it is not valid."""
         return next(self.texts(), None)
 
 
@@ -507,9 +527,9 @@ def _decode_utf16(wide: bytes) -> str | None:
 
 
 def _rekey_contents(job: RowRepair) -> None:
-    """Have units and materials follow the contents that got another hash."""
+    """Update units and materials whose content got another hash."""
     db = job.db
-    # No hash goes to one content while another one has still to give it up.
+    # A content cannot get a hash that another one still has.
     db.execute(
         "UPDATE temp.m_content SET state = 'left' WHERE state = 'rekeyed' AND new_key IN"
         " (SELECT CAST(key AS TEXT) FROM temp.m_content WHERE state <> 'restored')"
@@ -522,9 +542,9 @@ def _rekey_contents(job: RowRepair) -> None:
     db.execute(f"UPDATE temp.m_material SET new_content = c.new_key {follow} m_material.content")
 
 
-# --- bodies and places -----------------------------------------------------------------------------------------------
+# --- bodies and offsets ---------------------------------------------------------------------------------------------
 
-#: CROSS JOIN keeps the order: the units of the content first.
+#: CROSS JOIN keeps this order: units of the content first.
 _SLICES = """SELECT u.rid, u.char_start, u.char_end, b.rid, b.bad, CAST(t.text AS BLOB), typeof(t.text),
        CAST(b.hash AS BLOB)
   FROM temp.m_unit u CROSS JOIN temp.m_body b ON b.unit = u.rid CROSS JOIN main.search_text t ON t.rowid = b.rid
@@ -532,7 +552,7 @@ _SLICES = """SELECT u.rid, u.char_start, u.char_end, b.rid, b.bad, CAST(t.text A
 
 
 class _ContentText:
-    """A content, cut at UTF-16 units and searched as UTF-8."""
+    """A content that can be cut at UTF-16 offsets and searched as UTF-8."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
@@ -540,14 +560,14 @@ class _ContentText:
         self._wide = raw if self._width == 1 else raw.decode().encode("utf-16-le")
 
     def cut(self, start: Any, end: Any) -> str | None:
-        """Return the slice between two places; None where that is no slice of the text."""
+        """Return a slice; None if the offsets are not valid."""
         if not detect.is_valid_span(start, end, len(self._wide) // self._width):
             return None
         part = self._wide[start * self._width : end * self._width]
         return part.decode() if self._width == 1 else _decode_utf16(part)
 
     def place(self, body: bytes) -> tuple[int, int] | None:
-        """Return where a body is, if it is there exactly once."""
+        """Return the offsets of a body that occurs exactly once, or None."""
         if not detect.contains_once(self._raw, body):
             return None
         first = self._raw.find(body)
@@ -558,19 +578,44 @@ class _ContentText:
 
 
 def repair_offsets(job: RowRepair) -> None:
-    """Hold every body against its place: give it its text back, or its unit the place where the text holds it."""
+    """Repair units whose body differs from the content at their offsets: restore the body, or correct the offsets."""
     db = job.db
     if v2.BODY_HASH in job.found:
-        db.execute(
-            "UPDATE temp.m_body SET bad = TRUE WHERE rid IN (SELECT rowid FROM main.search_text WHERE"
-            " typeof(text) <> 'text' OR embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB)))"
-        )
-    # Of a unit that had no body the audit could not tell whether its place is right.
+        detected = job.detected(v2.BODY_HASH)
+        if detected is None:
+            db.execute(
+                "UPDATE temp.m_body SET bad = TRUE WHERE rid IN (SELECT rowid FROM main.search_text WHERE"
+                " typeof(text) <> 'text' OR embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB)))"
+            )
+        else:
+            db.executemany("UPDATE temp.m_body SET bad = TRUE WHERE rid = ?", ((rid,) for rid in detected))
+    # The audit could not compare the offsets of a unit that had no body.
     if job.done["link-bodies"] or not job.found.isdisjoint((v2.BODY_HASH, v2.UNIT_OFFSETS, v2.CONTENT_HASH)):
-        for rid in _iterate_rowids(db, "m_known", "is_whole"):
+        for rid in _iterate_rowids(db, "m_known", f"is_whole AND {_select_contents(job)}"):
             _repair_slices(job, rid, _ContentText(_text_of_content(db, rid)))
     if job.wants(v2.BODY_HASH):
-        _rehash_bodies(job)
+        # Give bodies that cannot be restored the hash of their present text.
+        job.change(
+            "rehash-bodies",
+            "UPDATE temp.m_body SET bad = FALSE, new_hash = (SELECT sha256_hex(CAST(t.text AS BLOB)) FROM"
+            " main.search_text t WHERE t.rowid = m_body.rid) WHERE bad AND rid IN (SELECT t.rowid FROM"
+            " main.search_text t JOIN temp.m_body b ON b.rid = t.rowid WHERE b.bad AND typeof(t.text) = 'text' AND"
+            " is_text(CAST(t.text AS BLOB)))",
+        )
+        left = job.count("SELECT count(*) FROM temp.m_body WHERE bad")
+        job.leave(v2.BODY_HASH, tr("what is stored is not text, and the text of its unit does not give it back"), left)
+
+
+def _select_contents(job: RowRepair) -> str:
+    """Return an SQL condition for the rows of ``m_known`` whose units and bodies may disagree."""
+    if v2.UNIT_OFFSETS in job.found:
+        detected = job.detected(v2.UNIT_OFFSETS)
+        if detected is None:
+            return "TRUE"
+        job.db.executemany("UPDATE temp.m_unit SET misplaced = TRUE WHERE rid = ?", ((rid,) for rid in detected))
+    units = """SELECT u.content FROM temp.m_unit u LEFT JOIN temp.m_body b ON b.unit = u.rid
+                WHERE u.misplaced OR b.bad OR b.linked"""
+    return f"(key IN ({units}) OR rid IN (SELECT rid FROM temp.m_content))"
 
 
 def _text_of_content(db: apsw.Connection, rid: int) -> bytes:
@@ -591,7 +636,7 @@ def _repair_slices(job: RowRepair, content: int, whole: _ContentText) -> None:
         found = whole.cut(start, end)
         if found is None or found != text:
             if found is not None and sha256_hex(found.encode()).encode() == body_hash:
-                # A place that still holds what was embedded is right, and the body is wrong.
+                # If the slice has the hash that was embedded, the offsets are right and the body is wrong.
                 restored += [(found, body)] if is_bad and wants_bodies else []
             else:
                 placed += _find_new_offsets(job, unit, None if text is None else whole.place(raw))
@@ -602,35 +647,22 @@ def _repair_slices(job: RowRepair, content: int, whole: _ContentText) -> None:
 
 
 def _find_new_offsets(job: RowRepair, unit: int, place: tuple[int, int] | None) -> list[tuple[int, int, int]]:
-    """Return a unit with the place where the text holds its body, if that is to be mended; say where none does."""
+    """Return the new offsets of a unit if they are to be repaired; record units that cannot be repaired."""
     if place is None:
         job.leave(v2.UNIT_OFFSETS, tr("the text does not hold the body, or holds it more than once"))
         return []
     return [(*place, unit)] if v2.UNIT_OFFSETS in job.wanted else []
 
 
-def _rehash_bodies(job: RowRepair) -> None:
-    """Give bodies that are not what was embedded the hash of what they are."""
-    job.change(
-        "rehash-bodies",
-        "UPDATE temp.m_body SET bad = FALSE, new_hash = (SELECT sha256_hex(CAST(t.text AS BLOB)) FROM main.search_text"
-        " t WHERE t.rowid = m_body.rid) WHERE bad AND rid IN (SELECT t.rowid FROM main.search_text t"
-        " JOIN temp.m_body b ON b.rid = t.rowid WHERE b.bad AND typeof(t.text) = 'text' AND"
-        " is_text(CAST(t.text AS BLOB)))",
-    )
-    left = job.count("SELECT count(*) FROM temp.m_body WHERE bad")
-    job.leave(v2.BODY_HASH, tr("what is stored is not text, and the text of its unit does not give it back"), left)
-
-
-# --- bodies that are not there ---------------------------------------------------------------------------------------
+# --- missing bodies -------------------------------------------------------------------------------------------------
 
 _BODILESS = "NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE b.unit = u.rid)"
-#: A unit's place is sure where its id follows from it, with the content and number that it had or the number it has.
+#: SQL condition: the offsets of a unit are proven by its id, with its former or its present content and number.
 _IS_SURE = f"(follows OR {DERIVED.replace('content', 'was_content', 1)} IS id)"
 
 
 def write_bodies(job: RowRepair) -> None:
-    """Write the bodies of units that have none, from the slices of their contents."""
+    """Write the missing bodies of units from the slices of their contents."""
     db = job.db
     if not job.wants(v2.NO_BODY):
         return

@@ -1,6 +1,6 @@
-"""What a base's index and its files tell of its rows in the catalog: what a mended row is derived from.
+"""Derive the correct values of catalog rows from a base's index and files.
 
-Whatever cannot be read, or is damaged itself, tells nothing. Rules: ``docs/formats/catalog.md``.
+What cannot be read, or is damaged itself, is no evidence. Rules: ``docs/formats/catalog.md``, "What follows from what".
 """
 
 from __future__ import annotations
@@ -30,53 +30,53 @@ from regraft.text import decode_utf8, is_blank, replace_surrogates, utf16_cut, u
 from repair.changes.store import Store
 
 Result = TypeVar("Result")
-#: Findings with which an index tells nothing, or tells of another base.
+#: Findings with which an index is no evidence: it is damaged, or belongs to another base.
 DAMAGE = {v2.UNREADABLE, v2.CORRUPT, v2.SCHEMA_MISSING, v2.SCHEMA_VERSION, v2.SCHEMA_PREVIEW, v2.META_BASE}
-#: The longest snapshot is a note of a million units with its block.
+#: In bytes. The longest snapshot is a note of a million UTF-16 units with its front matter.
 _LARGEST_SNAPSHOT = 64 << 20
 _UNREADABLE = (apsw.Error, OSError, UnicodeDecodeError, ValueError)
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A file of ``raw/``: its body, and the texts of its block."""
+    """A file of ``raw/``: its body, and the string fields of its front matter."""
 
     fields: dict[str, str]
     body: str
 
 
 class Evidence:
-    """What there is of one base besides its rows; made by :func:`evidence_of`."""
+    """Facts about one base from its index and files. Created by :func:`open_evidence`."""
 
     def __init__(
         self, db: apsw.Connection | None, raw: Path | None, *, is_missing: bool, drops_lengths: bool = False
     ) -> None:
         self._db = db
         self._raw = raw
-        #: Whether vectors of another length than most are dropped by the same run.
+        #: Whether the same run deletes vectors of an unexpected length.
         self._drops_lengths = drops_lengths
-        #: Whether the base has no index file at all.
+        #: Whether the base has no index file.
         self.is_missing = is_missing
 
     @property
     def is_readable(self) -> bool:
-        """Tell whether the base has an index that tells something."""
+        """Whether the base has an index that is evidence."""
         return self._db is not None
 
     def has_material(self, item: str) -> bool | None:
-        """Tell whether an item is indexed; None where nobody knows."""
+        """Whether an item is indexed; None if unknown."""
         if self.is_missing:
             return False
         return self._asked(lambda db: db.execute("SELECT 1 FROM material WHERE material_id = ?", (item,)).get == 1)
 
     def path_of(self, item: str) -> str | None:
-        """Return the path of an item's material; None where there is none, or none that is one."""
+        """Return the path of an item's material; None if it has none or the path is not valid."""
         raw = self._asked(
             lambda db: db.execute("SELECT CAST(relative_path AS BLOB) FROM material WHERE material_id = ?", (item,)).get
         )
         return raw.decode() if raw is not None and find_path_problem(raw) is None else None
 
     def text_of(self, item: str) -> str | None:
-        """Return the text that is indexed of an item; None where there is none, or not the one of its hash."""
+        """Return the indexed text of an item; None if it has none or the hash does not match."""
         row = self._asked(
             lambda db: db.execute(
                 "SELECT c.content_hash, c.text FROM material m JOIN content c ON c.content_hash ="
@@ -89,7 +89,7 @@ class Evidence:
         return row[1]
 
     def snapshot(self, path: str | None) -> Snapshot | None:
-        """Return a file of ``raw/``; None where there is none."""
+        """Read a file of ``raw/``; None if it does not exist."""
         if self._raw is None or path is None or find_path_problem(path.encode("utf-8", "replace")) is not None:
             return None
         file = self._raw / path
@@ -103,9 +103,9 @@ class Evidence:
         return Snapshot(dict(_fields(text[: len(text) - len(body)])), body)
 
     def may_be_processed(self, path: str) -> bool:
-        """Tell whether a file of ``raw/`` may be what was made of another one that lies beside it.
+        """Whether a file of ``raw/`` can be the processed copy of a file beside it.
 
-        The application indexes a Markdown file in place of some types (``docs/formats/catalog.md``).
+        For some types, the application indexes a Markdown file instead (``docs/formats/catalog.md``).
         """
         stem, dot, extension = path.rpartition(".")
         if self._raw is None or not dot or extension.lower() != "md":
@@ -121,13 +121,14 @@ class Evidence:
         return any(one.lower() in {original.lower() for original in originals} for one in beside)
 
     def vectors(self, *, by_majority: bool = True) -> int | None:
-        """Return the dimensions that all vectors have, 0 where there are no vectors; None where they differ.
+        """Return the dimensions that all vectors have, 0 if there are no vectors, None if they differ.
 
-        Vectors that the same run drops do not count.
+        Vectors that the same run deletes do not count.
 
         Args:
-            by_majority: whether the run drops vectors of another length than most have. It does where the catalog has
-                no dimensions to compare them with.
+            by_majority: whether the run deletes vectors of another length than most, as it does if the catalog states
+                no
+                dimensions.
         """
         lengths = self._asked(_lengths)
         if lengths is None:
@@ -151,7 +152,7 @@ class Evidence:
 
 
 def _lengths(db: apsw.Connection) -> dict[int, int]:
-    """Return how many vectors there are of each length in bytes; 0: of one that no vector can have."""
+    """Count the vectors by length in bytes; 0 counts values that cannot be vectors."""
     return dict(
         db.execute(
             "SELECT iif(typeof(vector_blob) = 'blob' AND length(vector_blob) % 4 = 0, length(vector_blob), 0), count(*)"
@@ -175,13 +176,13 @@ def _fields(block: str) -> Iterator[tuple[str, str]]:
 def open_evidence(
     store: Store, base: str, findings: Iterable[Finding], *, drops_lengths: bool = False
 ) -> Iterator[Evidence]:
-    """Open what there is of a base.
+    """Open the index of a base, if it is evidence.
 
     Args:
-        store: where it is.
+        store: the store of the base.
         base: its id.
-        findings: what the audit found in it.
-        drops_lengths: whether vectors of another length than most are dropped by the same run.
+        findings: findings of the audit in the base.
+        drops_lengths: whether the same run deletes vectors of an unexpected length.
     """
     one = store.stores.get(base)
     with ExitStack() as stack:
@@ -196,22 +197,22 @@ def open_evidence(
         )
 
 
-# Mending what an item holds: a field that is missing, from those that are there, its material and its snapshot.
+# --- data of items --------------------------------------------------------------------------------------------------
 #
-# Rules: ``docs/formats/catalog.md``, "What follows from what". A field that nothing tells is never made up.
+# A missing field is derived from other fields, the material and the snapshot. It is never guessed.
 
 
 ItemData = dict[str, Any]
 
 
 def repair_item_data(item: Row, evidence: Evidence) -> str | None:
-    """Return the data of an item as it has to be, as JSON; None where that cannot be derived."""
+    """Return the derived data of an item as JSON; None if it cannot be derived."""
     stored = item.get("data")
     readable = {**item, "data": stored.decode("utf-8", "replace")} if isinstance(stored, bytes) else item
     data = parse_item_data(readable)
     needed, more = DATA_FIELDS[str(item.get("type"))]
     for name in (*needed, *more):
-        # Only what a note holds may be empty.
+        # Only the content of a note may be blank.
         if not isinstance(data.get(name), str) or (name != "content" and name in needed and is_blank(data[name])):
             data.pop(name, None)
     _REPAIR_BY_TYPE[str(item.get("type"))](data, str(item.get("id")), evidence)
@@ -233,13 +234,13 @@ def _repair_file(data: ItemData, item: str, evidence: Evidence) -> None:
     path = evidence.path_of(item)
     if path is not None and path != data.get("indexedRelativePath"):
         if "relativePath" not in data:
-            # The material may be of what was made of the file: then its path is not the file's.
+            # The material may be a processed copy of the file; then its path is not that of the file.
             if evidence.may_be_processed(path):
                 return
             data["relativePath"] = path
         elif path != data["relativePath"]:
             data.setdefault("indexedRelativePath", path)
-    # A virtual path tells nothing of where the file came from.
+    # A virtual path does not tell the source of the file.
     if data.get("relativePath") not in (None, item):
         data.setdefault("source", data["relativePath"])
 
@@ -273,7 +274,7 @@ def _repair_note(data: ItemData, item: str, evidence: Evidence) -> None:
 
 
 def _shorten_note(data: ItemData, item: str, evidence: Evidence) -> None:
-    """Cut a note that is too long for the application, where its index has all of it."""
+    """Shorten a note that is too long for the application, if its index has the whole text."""
     content = replace_surrogates(data["content"])
     if utf16_len(content) > MAX_NOTE_UNITS:
         indexed = evidence.text_of(item)
@@ -288,16 +289,15 @@ def _repair_snapshot_path(data: ItemData, item: str, evidence: Evidence) -> None
 
 
 def _repair_directory(_data: ItemData, _item: str, _evidence: Evidence) -> None:
-    """Nothing tells where a folder lay: its files may come from folders below it."""
+    """Nothing tells the path of a folder: its files can come from folders below it."""
 
 
 _REPAIR_BY_TYPE = {"file": _repair_file, "url": _repair_url, "note": _repair_note, "directory": _repair_directory}
 
 
-# Mending rows of ``knowledge_base`` from what there is of the base: its index, its vectors, its model.
+# --- rows of bases --------------------------------------------------------------------------------------------------
 #
-# Rules: ``docs/formats/catalog.md``, "What follows from what". A completed base always has an index; a failed one has one
-# only where its texts were carried by themselves (``migrate --carry-text``), without a vector.
+# A completed base always has an index. A failed base has one only after ``migrate --carry-text``, without vectors.
 
 
 Columns = dict[str, Any]
@@ -306,13 +306,13 @@ Columns = dict[str, Any]
 def repair_base(
     row: Row, models: Collection[Any] | None, evidence: Evidence, model: str | None = None
 ) -> Columns | str:
-    """Return the columns of a base that have to change, or why that cannot be told.
+    """Return the columns of a base that must change, or why they cannot be derived.
 
     Args:
         row: the base.
-        models: ids of the models that there are; None where that is not known.
-        evidence: what there is of it.
-        model: the model of its vectors, as a person says, where it has none.
+        models: ids of the existing models; None: unknown.
+        evidence: its index and files.
+        model: the model that the user named for vectors of a base without one.
     """
     new = dict(row)
     reason = _repair_base_status(new, models, evidence)
@@ -327,9 +327,9 @@ def repair_base(
 
 
 def repair_dimensions(evidence: Evidence) -> Columns | str:
-    """Return the dimensions that the vectors of a base have, or why that cannot be told."""
+    """Return the dimensions of the vectors of a base, or why they are unknown."""
     found = evidence.vectors(by_majority=False)
-    return {"dimensions": found} if found else tr("its vectors are not all of one length")
+    return {"dimensions": found} if found else tr("its vectors have different lengths")
 
 
 def _is_length(value: object) -> bool:
@@ -343,7 +343,7 @@ def _repair_base_status(new: Row, models: Collection[Any] | None, evidence: Evid
     if evidence.is_readable:
         new["status"], new["error"] = "completed", None
     elif not evidence.is_missing:
-        return tr("its index cannot be read, so that nobody knows whether it failed")
+        return tr("its index cannot be read, so it is unknown whether it failed")
     else:
         new["status"] = "failed"
         new["error"] = _why_failed(new.get("embedding_model_id"), models) if is_blank(error) else error
@@ -351,13 +351,13 @@ def _repair_base_status(new: Row, models: Collection[Any] | None, evidence: Evid
 
 
 def _why_failed(model: Any, models: Collection[Any] | None) -> str:
-    """Return the error of a base without an index, by its model and those that there are."""
+    """Return the error of a base without an index: its model or its store is missing."""
     is_gone = model is None or (models is not None and model not in models)
     return MISSING_MODEL if is_gone else MISSING_STORE
 
 
 def _repair_model(new: Row, vectors: int | None, models: Collection[Any] | None, model: str | None) -> str | None:
-    """Give a completed base with vectors the model that a person says they are of."""
+    """Give a completed base with vectors the model that the user named."""
     if new.get("embedding_model_id") is not None or vectors == 0:
         return None
     if model is None:
@@ -365,20 +365,20 @@ def _repair_model(new: Row, vectors: int | None, models: Collection[Any] | None,
     if models is not None and model not in models:
         return tr("the catalog has no model {model}: add it in the application first", model=model)
     if vectors is None:
-        return tr("its vectors are not all of one length")
+        return tr("its vectors have different lengths")
     new["embedding_model_id"], new["dimensions"] = model, vectors
     return None
 
 
 def _repair_search_mode(new: Row, vectors: int | None) -> str | None:
-    """Make model, dimensions and search mode of a completed base go together."""
+    """Make model, dimensions and search mode of a completed base agree."""
     if new.get("embedding_model_id") is None:
         new["dimensions"] = None
         if "search_mode" in new:
             new["search_mode"] = "bm25"
     elif new["dimensions"] is None:
-        return tr("its vectors are not all of one length") if vectors is None else tr("it has no vectors to tell by")
-    # Only a base that is searched in this mode has the share of its two lanes.
+        return tr("its vectors have different lengths") if vectors is None else tr("it has no vectors to tell by")
+    # Only the hybrid mode has the weight ``hybrid_alpha``.
     if "search_mode" in new and new["search_mode"] not in MODES and new.get("hybrid_alpha") is not None:
         new["search_mode"] = "hybrid"
     return None

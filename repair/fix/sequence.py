@@ -1,4 +1,4 @@
-"""The steps of ``regraft fix``: all that ``regraft check`` offers without an embedder, in the order that works."""
+"""The steps of ``regraft fix``: everything that ``regraft check`` recommends and that needs no embedder, in order."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from regraft.errors import SourceNotMigratable
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_id_text, read_catalog
 from regraft.identity import replace
 from regraft.kinds import PREVIEW_SOURCES, V2_STORES
+from repair.changes.options import GcOptions, ReconcileOptions, RepairOptions
 from repair.changes.plan import Plan, Unresolved
 from repair.changes.run import Planner
 from repair.changes.store import Store
-from repair.cherry_v2 import adopt, recommendations, upgrade
+from repair.cherry_v2 import adopt, upgrade
 from repair.cherry_v2.rescue.plan import RescueOptions
 from repair.cherry_v2.rescue.plan import plan as plan_rescue
 from repair.cherry_v2.rules import planner
-from repair.options import GcOptions, ReconcileOptions, RepairOptions
+from repair.fix import recommendations
 from repair.systems import collected_findings, reconciled_findings, repaired_findings, repairs_for
 
 
 def planners(now_ms: int, keep: ExitStack, only: frozenset[str] = frozenset()) -> tuple[Planner, ...]:
-    """Return the steps: layouts, what v1 still has, rows from indexes, what can be derived, what follows, garbage.
+    """The planners of all steps: upgrade, rescue, adopt, rewrite units, repair, reconcile, gc.
 
     Args:
-        now_ms: the run's time.
-        keep: what is opened or extracted of v1 stays so until it closes.
+        now_ms: the time of the run.
+        keep: opened and extracted files of v1 stay until this closes.
         only: names of findings; empty: all that need not be named.
     """
     steps = _Steps(now_ms, only)
@@ -51,20 +52,20 @@ RESCUED = (v2.BASE_FAILED, v2.BASE_NO_INDEX, v2.ITEM_NO_MATERIAL, v2.ITEM_TOMBST
 
 
 class _Steps:
-    """The steps of one run, and what each has to know of those before it."""
+    """The planners of one run, and the facts that later steps need from earlier ones."""
 
     def __init__(self, now_ms: int, only: frozenset[str]) -> None:
         self._now_ms, self._only = now_ms, only
-        #: Bases that were failed when the run began: nothing is deleted from them, even once they are completed.
+        #: Bases that had failed when the run began. Nothing is deleted from them, even after they are completed.
         self._failed: set[str] = set()
-        #: Bases that the rescue step brings back.
+        #: Bases that the rescue step restores.
         self._rescued: set[str] = set()
 
     def _wants(self, names: Iterable[str]) -> bool:
         return not self._only or not self._only.isdisjoint(names)
 
     def _named(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the named findings that a step resolves; empty where none was named."""
+        """The named findings that a step resolves; empty if no finding was named."""
         return self._only.intersection(names)
 
     def upgrade(self, store: Store) -> Plan:
@@ -83,26 +84,26 @@ class _Steps:
         try:
             made = plan_rescue(store, options)
         except SourceNotMigratable:
-            # Nothing of v1 is left that could be brought back; what is missing is said at the end.
+            # No data of v1 is left. What is missing is reported at the end.
             return Plan()
         self._rescued = {action.base for action in made.actions if action.base is not None}
         return made
 
     def list_again(self, store: Store) -> Plan:
-        """Complete failed bases from their indexes, with the items that these name."""
+        """Complete failed bases from their indexes, with items for their materials."""
         is_wanted = self._wants((v2.BASE_FAILED, v2.MATERIAL_ORPHAN))
         if store.found.kind not in V2_STORES or store.catalog is None or not is_wanted:
             return Plan()
-        made = adopt.materials.plan(
+        made = adopt.plan_materials(
             store, RepairOptions(now_ms=self._now_ms), failed_only=True, without=frozenset(self._rescued)
         )
         if self._only:
             return made
-        # What stays as it is, the end says.
+        # Unresolved findings are reported at the end.
         return replace(made, left=[])
 
     def write_units(self, store: Store) -> Plan:
-        """Write units again that their bodies prove, before anything else is repaired in their indexes."""
+        """Rewrite units that their bodies prove, before other repairs of their indexes."""
         if store.found.kind not in V2_STORES or not self._wants((v2.BODY_ORPHAN,)):
             return Plan()
         made = planner.plan(store, RepairOptions(now_ms=self._now_ms, only=frozenset({v2.BODY_ORPHAN})))
@@ -123,7 +124,7 @@ class _Steps:
         if repairs.reconcile is None or not self._wants(repairs.reconciled):
             return Plan()
         if store.found.kind in V2_STORES and store.catalog is None:
-            # An index by itself has no catalog that it could follow.
+            # A single index file has no catalog to compare with.
             return Plan()
         only = self._named(repairs.reconciled)
         return repairs.reconcile(store, ReconcileOptions(only=only, spared=frozenset(self._failed)))
@@ -132,7 +133,7 @@ class _Steps:
         repairs = repairs_for(store.found.kind)
         if repairs.gc is None or not self._wants(repairs.collected):
             return Plan()
-        # What takes earlier runs back does not expire by this.
+        # ``fix`` never deletes undo data of earlier runs.
         options = GcOptions(
             now_ms=self._now_ms,
             only=self._named(repairs.collected),
@@ -150,7 +151,7 @@ def names_taken() -> tuple[str, ...]:
 
 
 def remaining(store: Store, command_line: CommandLine) -> Iterator[Unresolved]:
-    """Yield what ``check`` still finds, each with its reason and the command that may help."""
+    """Yield the findings that a store still has, with the recommended commands."""
     wanted = CheckOptions(bases=tuple(sorted(store.chosen)), now_ms=store.now_ms)
     audit = audits.audit(store.found, wanted, command_line)
     if store.found.kind in V2_STORES:

@@ -1,0 +1,541 @@
+"""Plan ``regraft repair --adopt``: insert missing catalog rows for materials and base folders.
+
+An index names the item of each material. If the item's row is missing, it is derived from the material's path and the
+header of its file. A failed base is completed if every text of its index has a vector (``docs/findings.md``,
+"Adopting").
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import msgspec
+
+from checks.audit.findings import Finding
+from checks.cherry_v2 import audit as checked
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import is_tombstone
+from checks.cherry_v2.raw_files import find_path_problem
+from regraft.disk.file_paths import ROOT_PREFIX, fold_name, path_segments, safe_segment
+from regraft.errors import NotChanged, WrongUsage
+from regraft.formats.cherry_preview import IndexLayout
+from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS, PROVIDERS
+from regraft.formats.cherry_v2.catalog_reader import Row, StoredCatalog, base_id_text, parse_item_data
+from regraft.formats.cherry_v2.layout import is_uuid
+from regraft.kinds import KIND_NAMES as NAMES_OF_KINDS
+from regraft.language import format_count, join_list, tr
+from regraft.text import path_argument, path_text
+from repair.changes.options import RepairOptions
+from repair.changes.plan import Action, FindingsByBase, Plan, Unresolved, group_by_base
+from repair.changes.store import Store
+from repair.cherry_v2.base_models import ModelUnusable, insert_model
+from repair.cherry_v2.catalog_changes import CATALOG_TABLES, CatalogStatements, make_catalog_change, read_store_catalog
+from repair.cherry_v2.evidence import open_evidence
+from repair.cherry_v2.orphan_folders import (
+    FolderUnusable,
+    FoundMaterial,
+    ListedFolder,
+    OrphanFolder,
+    count_by_type,
+    demand_one_length,
+    demand_readable_index,
+    demand_sound_index,
+    make_base_row,
+    make_item_rows,
+    make_material_rows,
+    read_folder,
+)
+
+# --- materials and failed bases --------------------------------------------------------------------------------------
+
+#: Findings that must no longer exist once a base is completed.
+_COMPLETED_RESOLVES = (v2.BASE_FAILED, v2.BASE_STATUS, v2.BASE_DIMENSIONS, v2.VECTOR_MISSING, v2.VECTOR_LENGTH)
+
+
+def plan_materials(
+    store: Store, options: RepairOptions, *, failed_only: bool = False, without: frozenset[str] = frozenset()
+) -> Plan:
+    """Plan to insert rows for materials without an item, and to complete failed bases.
+
+    Args:
+        store: a store with a catalog.
+        options: the time of the run, and the model of bases whose model is unknown.
+        failed_only: whether to skip bases that did not fail.
+        without: ids of bases to skip.
+
+    Raises:
+        SourceUnreadable: the catalog cannot be read.
+        ProfileUnknown: the catalog is of a generation that this release does not know.
+    """
+    catalog = read_store_catalog(store)
+    if catalog.items is None:
+        return Plan()
+    planner = _MaterialPlanner(store, options, catalog)
+    findings = group_by_base(store.findings())
+    for row in catalog.bases:
+        found = findings.get(base_id_text(row), [])
+        one = _Base.of(row, found)
+        is_chosen = store.wants(one.key) and one.key in store.stores and one.key not in without
+        if is_chosen and (one.has_failed or (one.has_orphans and not failed_only)):
+            planner.add(one, found)
+    return planner.finished()
+
+
+class _Base(msgspec.Struct, frozen=True, kw_only=True):
+    key: str
+    row: Row
+    has_failed: bool
+    has_orphans: bool
+
+    @classmethod
+    def of(cls, row: Row, findings: list[Finding]) -> _Base:
+        """Summarize the row and the findings of a base."""
+        return cls(
+            key=base_id_text(row),
+            row=row,
+            has_failed=row.get("status") == "failed" and isinstance(row.get("id"), str),
+            has_orphans=any(one.name == v2.MATERIAL_ORPHAN for one in findings),
+        )
+
+    @property
+    def findings(self) -> list[str]:
+        """Names of the findings to resolve."""
+        wanted = ((v2.MATERIAL_ORPHAN, self.has_orphans), (v2.BASE_FAILED, self.has_failed))
+        return [name for name, is_there in wanted if is_there]
+
+
+def _demand_current(layout: IndexLayout) -> None:
+    """Refuse an index that has to be upgraded first.
+
+    Raises:
+        FolderUnusable
+    """
+    if layout is not IndexLayout.CURRENT:
+        raise FolderUnusable(tr("its index has an older layout; run regraft upgrade first"))
+
+
+class _Folders(msgspec.Struct):
+    """Folders in the catalog's rows of one base: usable ones by prefix, and those that the upgrade left behind."""
+
+    containers: dict[str, ListedFolder] = msgspec.field(default_factory=dict)
+    #: By the prefix that each would get; None if several would get the same.
+    tombstones: dict[str, Row | None] = msgspec.field(default_factory=dict)
+
+
+class _MaterialPlanner:
+    def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog) -> None:
+        self._store, self._options, self._catalog = store, options, catalog
+        self._statements = CatalogStatements(store.root / str(store.catalog))
+        self._models = {row.get("id") for row in catalog.models or ()}
+        #: Base and status of every item with a row.
+        self._listed = {
+            item.get("id"): (base, item.get("status"))
+            for base, items in (catalog.items or {}).items()
+            for item in items
+        }
+        self._actions: list[Action] = []
+        self._plan = Plan()
+
+    def finished(self) -> Plan:
+        """The plan of all added bases, with one change of the catalog.
+
+        Raises:
+            ProfileUnknown: a table has an unknown column, or a constraint refuses a row.
+        """
+        if self._actions:
+            catalog = str(self._store.catalog)
+            self._plan.changes.append(
+                make_catalog_change(self._statements, catalog, self._actions, (*CATALOG_TABLES, PROVIDERS))
+            )
+        return self._plan
+
+    def add(self, base: _Base, findings: list[Finding]) -> None:
+        """Plan one base; if its index is not usable, report why."""
+        try:
+            one = self._store.stores[base.key]
+            _demand_current(one.look.layout)
+            demand_readable_index(findings)
+            folder = read_folder(base.key, self._store.root / one.name, self._store.root / one.raw)
+            with open_evidence(self._store, base.key, findings) as evidence:
+                orphans = list(self._find_orphans(base, folder))
+                folders = self._find_folders(base.key)
+                named = self._named_paths(base.key)
+                rows = list(make_material_rows(folder, evidence, orphans, folders.containers, named)) if orphans else []
+        except (FolderUnusable, apsw.Error, OSError, UnicodeDecodeError, ValueError, TypeError) as problem:
+            for name in base.findings:
+                self._leave(name, base.key, tr("its items were not added to the catalog: {problem}", problem=problem))
+            return
+        if rows:
+            self._insert_items(base, rows, folders)
+            self._resolve_folders(base.key)
+            self._resolve_files(base.key, rows, findings, self._store.root / one.raw)
+        if base.has_failed:
+            try:
+                self._complete_base(base, folder, findings)
+            except (FolderUnusable, ModelUnusable) as problem:
+                reason = tr("it cannot be completed from its index: {problem}", problem=problem)
+                self._leave(v2.BASE_FAILED, base.key, reason, repair=self._command_with_model(base, folder))
+
+    def _leave(
+        self, finding: str, base: str, reason: str, *, subject: str | None = None, repair: str | None = None
+    ) -> None:
+        left = Unresolved.registered(finding, reason, base=base, subject=subject)
+        self._plan.left.append(msgspec.structs.replace(left, repair=repair))
+
+    # --- materials ---------------------------------------------------------------------------------------------------
+
+    def _find_orphans(self, base: _Base, folder: OrphanFolder) -> Iterator[FoundMaterial]:
+        """Yield the materials that get an item; the others are reported."""
+        named = {fold_name(path) for path in self._named_paths(base.key)}
+        for material in folder.materials:
+            owner, status = self._listed.get(material.item, (None, None))
+            reason = None
+            if status == "deleting" and owner == base.key:
+                reason = tr("the application is deleting its item")
+            elif owner is not None and owner != base.key:
+                reason = tr("its item belongs to base {elsewhere}", elsewhere=owner)
+            elif owner is None and find_path_problem(material.path.encode("utf-8", "surrogatepass")) is not None:
+                reason = tr("its path is not below raw/; run regraft repair to assign one")
+            elif owner is None and fold_name(material.path) in named:
+                reason = tr('another item has the same path, "{path}"', path=material.path)
+            elif owner is None:
+                yield material
+            if reason is not None:
+                self._leave(v2.MATERIAL_ORPHAN, base.key, reason, subject=material.item)
+
+    def _items(self, base: str) -> list[Row]:
+        return (self._catalog.items or {}).get(base, [])
+
+    def _named_paths(self, base: str) -> set[str]:
+        paths = (
+            parse_item_data(item).get(key)
+            for item in self._items(base)
+            for key in ("relativePath", "indexedRelativePath")
+        )
+        return {path for path in paths if isinstance(path, str) and path}
+
+    def _find_folders(self, base: str) -> _Folders:
+        found = _Folders()
+        folders = (item for item in self._items(base) if item.get("type") == "directory")
+        for item in folders:
+            if item.get("status") == "deleting":
+                continue
+            data = parse_item_data(item)
+            prefix, source = data.get("relativePath"), data.get("source")
+            container = ListedFolder(str(item["id"]), source if isinstance(source, str) else None)
+            if isinstance(prefix, str) and prefix:
+                found.containers[prefix] = container
+            elif isinstance(source, str) and is_tombstone(item):
+                prefix = safe_segment((path_segments(source) or [ROOT_PREFIX])[-1])
+                found.tombstones[prefix] = None if prefix in found.tombstones else item
+        for prefix, row in found.tombstones.items():
+            if row is not None and prefix not in found.containers:
+                found.containers[prefix] = ListedFolder(str(row["id"]), parse_item_data(row)["source"])
+        return found
+
+    def _insert_items(self, base: _Base, rows: list[Row], folders: _Folders) -> None:
+        before = self._statements.bytes
+        groups = Counter(row["group_id"] for row in rows)
+        by_id = {item.get("id"): item for item in self._items(base.key)}
+        prefixes = {container.item: prefix for prefix, container in folders.containers.items()}
+        for group, count in groups.items():
+            container = by_id.get(group)
+            if container is not None and is_tombstone(container):
+                self._expand_folder(base.key, container, prefixes[group], count)
+        for row in rows:
+            self._statements.insert(ITEMS, row)
+        message = tr("add {items} to the catalog again, from its index and files", items=count_by_type(rows))
+        size = self._statements.bytes - before
+        self._actions.append(
+            Action(
+                action="insert-items",
+                message=message,
+                base=base.key,
+                count=len(rows),
+                bytes=size,
+                finding=v2.MATERIAL_ORPHAN,
+            )
+        )
+        if not any((one.finding, one.base) == (v2.MATERIAL_ORPHAN, base.key) for one in self._plan.left):
+            self._plan.resolves.add((v2.MATERIAL_ORPHAN, base.key))
+
+    def _resolve_folders(self, base: str) -> None:
+        """Mark folders as resolved if all of them are expanded."""
+        expanded = {one.subject for one in self._actions if one.action == "complete-folder" and one.base == base}
+        if expanded and all(str(item.get("id")) in expanded for item in self._items(base) if is_tombstone(item)):
+            self._plan.resolves.add((v2.ITEM_TOMBSTONE, base))
+
+    def _resolve_files(self, base: str, rows: list[Row], findings: list[Finding], raw: Path) -> None:
+        """Mark missing files as resolved if all of them belong to folders, whose files are not kept by design."""
+        virtual = [parse_item_data(row)["relativePath"] for row in rows if row["group_id"] is not None]
+        missing = sum(one.count for one in findings if one.name == v2.RAW_MISSING)
+        if missing and missing == sum(not (raw / path).is_file() for path in virtual):
+            self._plan.resolves.add((v2.RAW_MISSING, base))
+
+    def _expand_folder(self, base: str, container: Row, prefix: str, count: int) -> None:
+        """Complete a folder that the upgrade left behind, with its files."""
+        data = parse_item_data(container)
+        if "relativePath" not in data:
+            self._statements.set_path(base, container, prefix)
+        self._statements.complete_item(base, container)
+        message = tr(
+            "expand the folder {source} into {files}", source=data["source"], files=format_count(count, "file")
+        )
+        subject = str(container["id"])
+        self._actions.append(
+            Action(action="complete-folder", message=message, base=base, subject=subject, finding=v2.ITEM_TOMBSTONE)
+        )
+
+    # --- the base ----------------------------------------------------------------------------------------------------
+
+    def _complete_base(self, base: _Base, folder: OrphanFolder, findings: list[Finding]) -> None:
+        """Complete a failed base.
+
+        Raises:
+            FolderUnusable, ModelUnusable: the index is incomplete, or the model of its vectors is unknown.
+        """
+        if not folder.materials:
+            raise FolderUnusable(tr("its index is empty"))
+        demand_sound_index(findings)
+        demand_one_length(folder)
+        if folder.dimensions is None:
+            raise FolderUnusable(tr("its index has no vectors"))
+        if folder.bare:
+            bodies = format_count(sum(folder.bare.values()), "body")
+            raise FolderUnusable(tr("{bodies} without a vector", bodies=bodies))
+        model = base.row.get("embedding_model_id")
+        if model is None:
+            model = self._options.model
+            if model is None:
+                raise FolderUnusable(tr("the catalog does not name the model of its vectors"))
+            self._actions += insert_model(
+                self._statements,
+                model,
+                base.key,
+                models=self._models,
+                providers={row.get("provider_id") for row in self._catalog.providers or ()},
+                is_profile=self._store.is_profile,
+                now_ms=self._options.now_ms,
+            )
+            self._models.add(model)
+        elif model not in self._models:
+            raise FolderUnusable(tr("its model {model} does not exist", model=model))
+        self._statements.complete_base(base.row, folder.dimensions, model)
+        message = tr(
+            "mark the base as completed from its index, with {dimensions} dimensions (nothing is embedded)",
+            dimensions=folder.dimensions,
+        )
+        self._actions.append(Action(action="complete-base", message=message, base=base.key, finding=v2.BASE_FAILED))
+        self._plan.resolves |= {(name, base.key) for name in _COMPLETED_RESOLVES}
+
+    def _command_with_model(self, base: _Base, folder: OrphanFolder) -> str | None:
+        """Command line that names the model, if only the model is missing; else None."""
+        is_lost = base.row.get("embedding_model_id") is None and self._options.model is None
+        if not is_lost or folder.dimensions is None or folder.bare:
+            return None
+        words = ["--only", v2.BASE_FAILED, "--base", base.key, "--model"]
+        return f"{shlex.join(['regraft', 'repair', path_argument(self._store.path), *words])} PROVIDER::MODEL"
+
+
+# --- base folders -----------------------------------------------------------------------------------------------------
+
+
+#: Findings that ``--adopt`` resolves.
+NAMES = (v2.INDEX_ORPHAN, v2.MATERIAL_ORPHAN)
+#: The command that deletes such objects if the finding is named.
+_REMOVERS = {v2.INDEX_ORPHAN: "gc", v2.MATERIAL_ORPHAN: "reconcile"}
+#: Options that adopt base folders.
+OPTIONS = ("--only", v2.INDEX_ORPHAN, "--adopt")
+
+
+def demand_adopt_options(options: RepairOptions) -> None:
+    """Refuse ``--adopt`` without exactly one of its findings, and these findings without ``--adopt``.
+
+    Raises:
+        WrongUsage
+    """
+    lines = [f"--only {name} --adopt" for name in NAMES]
+    named = [name for name in NAMES if name in options.only]
+    if options.adopt and (len(named) != 1 or len(options.only) != 1):
+        raise WrongUsage(
+            problem=tr("--adopt needs exactly one finding"),
+            hint=tr("use {lines}", lines=join_list(lines, tr(" or "))),
+        )
+    if not options.adopt and named:
+        name, remover = named[0], _REMOVERS[named[0]]
+        raise WrongUsage(
+            problem=tr("--only {name} needs --adopt", name=name),
+            hint=tr(
+                "use --only {name} --adopt, or delete them with {remover} --only {name}", name=name, remover=remover
+            ),
+        )
+
+
+def plan(store: Store, options: RepairOptions) -> Plan:
+    """Plan to insert missing rows for base folders or materials.
+
+    Raises:
+        NotChanged: there is no catalog.
+        SourceUnreadable: the catalog cannot be read.
+        ProfileUnknown: the catalog is of a generation that this release does not know.
+    """
+    if store.catalog is None:
+        what = tr("{names} without a catalog", names=NAMES_OF_KINDS[store.found.kind])
+        advice = tr("use the library or profile that it belongs to")
+        raise NotChanged(path=store.path, what=what, command="repair", advice=advice)
+    if v2.MATERIAL_ORPHAN in options.only:
+        return plan_materials(store, options)
+    return _FolderPlanner(store, options, read_store_catalog(store, data=False), group_by_base(store.findings())).plan()
+
+
+class _Adopted(msgspec.Struct):
+    """New rows of one base, and reports about it."""
+
+    folder: OrphanFolder
+    items: list[Row]
+    row: Row
+    left: list[Unresolved] = msgspec.field(default_factory=list)
+
+
+class _FolderPlanner:
+    def __init__(self, store: Store, options: RepairOptions, catalog: StoredCatalog, findings: FindingsByBase) -> None:
+        self._store, self._options, self._catalog, self._findings = store, options, catalog, findings
+        self._models = {row.get("id") for row in catalog.models or ()}
+        self._statements = CatalogStatements(store.root / str(store.catalog))
+        self._actions: list[Action] = []
+        #: The base of every item that there is.
+        self._owners = {item.get("id"): base for base, items in (catalog.items or {}).items() for item in items}
+        self._plan = Plan()
+
+    def plan(self) -> Plan:
+        found = [path for path in self._find_unnamed_folders() if self._store.wants(path.name)]
+        for path in found:
+            try:
+                self._insert_base(self._derive_rows(path))
+            except (FolderUnusable, ModelUnusable) as problem:
+                self._leave(path, str(problem))
+            except (apsw.Error, OSError, UnicodeDecodeError, ValueError, TypeError) as error:
+                self._leave(path, tr("its index cannot be read: {error}", error=error))
+        if self._actions:
+            catalog = str(self._store.catalog)
+            change = make_catalog_change(self._statements, catalog, self._actions, (*CATALOG_TABLES, PROVIDERS))
+            self._plan.changes.append(change)
+            if not any(one.finding == v2.INDEX_ORPHAN for one in self._plan.left) and not self._store.chosen:
+                self._plan.resolves.add((v2.INDEX_ORPHAN, None))
+        return self._plan
+
+    def _find_unnamed_folders(self) -> Iterator[Path]:
+        if self._catalog.items is None:
+            what = tr("a catalog without an item table")
+            raise NotChanged(
+                path=self._store.path,
+                what=what,
+                command="repair",
+                advice=tr("without that table its items are unknown; use another copy"),
+            )
+        named = {base_id_text(row) for row in self._catalog.bases}
+        bases = self._store.root / self._store.bases
+        for finding, path in checked.find_strays(bases, named, self._store.stores):
+            if finding == v2.INDEX_ORPHAN and (self._store.found.stores.is_whole or path.name in self._store.stores):
+                yield path
+
+    def _leave(self, path: Path, reason: str) -> None:
+        message = tr("folder {name} was not added to the catalog: {reason}", name=path_text(path.name), reason=reason)
+        self._plan.left.append(Unresolved(finding=v2.INDEX_ORPHAN, reason=message, subject=path_text(path.name)))
+
+    # --- one folder ------------------------------------------------------------------------------------------------
+
+    def _derive_rows(self, path: Path) -> _Adopted:
+        """Derive the rows of one base.
+
+        Raises:
+            FolderUnusable
+        """
+        one = self._store.stores.get(path.name)
+        if one is None:
+            raise FolderUnusable(tr("it has no index, so its content is unknown"))
+        if not is_uuid(path.name):
+            raise FolderUnusable(tr("its name is not a base id"))
+        if one.look.layout is IndexLayout.PREVIEW:
+            raise FolderUnusable(tr("its index was written by a preview build; run regraft upgrade first"))
+        demand_sound_index(self._findings.get(path.name, ()))
+        folder = read_folder(path.name, self._store.root / one.name, self._store.root / one.raw)
+        demand_one_length(folder)
+        with open_evidence(self._store, path.name, self._findings.get(path.name, ())) as evidence:
+            items = [item for item in make_item_rows(folder, evidence) if self._is_new(item)]
+        model = self._options.model
+        adopted = _Adopted(folder, items, make_base_row(folder, items, model))
+        if folder.dimensions is not None and model is None:
+            line = shlex.join(["regraft", "repair", path_argument(self._store.path), *OPTIONS, "--model"])
+            reason = tr(
+                "the model of its {dimensions}-dimensional vectors is unknown, so the base is added as failed; if you "
+                "know the model, run {line} PROVIDER::MODEL (after regraft undo if the base was already added)",
+                dimensions=folder.dimensions,
+                line=line,
+            )
+            adopted.left.append(Unresolved(finding=v2.BASE_FAILED, reason=reason, base=folder.base))
+        if folder.dimensions is not None and model is not None and folder.bare:
+            adopted.left.append(_without_vectors(folder))
+        return adopted
+
+    def _is_new(self, item: Row) -> bool:
+        """Whether the catalog has no such item. A row that lost its base still counts.
+
+        Raises:
+            FolderUnusable: the item belongs to another base.
+        """
+        owner = self._owners.get(item["id"])
+        if owner is not None and owner != item["base_id"]:
+            raise FolderUnusable(tr("item {item} belongs to base {owner}", item=item["id"], owner=owner))
+        return owner is None
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    def _insert_base(self, adopted: _Adopted) -> None:
+        folder, statements = adopted.folder, self._statements
+        base = folder.base
+        model = adopted.row["embedding_model_id"]
+        if model is not None:
+            providers = {row.get("provider_id") for row in self._catalog.providers or ()}
+            self._actions += insert_model(
+                statements,
+                model,
+                base,
+                models=self._models,
+                providers=providers,
+                is_profile=self._store.is_profile,
+                now_ms=self._options.now_ms,
+            )
+            self._models.add(model)
+        before = statements.bytes
+        statements.insert(BASES, adopted.row)
+        for item in adopted.items:
+            statements.insert(ITEMS, item)
+        self._store.names.setdefault(base, adopted.row["name"])
+        self._actions.append(_action(adopted, statements.bytes - before))
+        self._plan.left += adopted.left
+        self._plan.new_bases[base] = frozenset()
+
+
+def _action(adopted: _Adopted, size: int) -> Action:
+    listed = count_by_type(adopted.items)
+    message = tr("add the base to the catalog with {listed}, from its index and files", listed=listed or tr("no item"))
+    return Action(
+        action="insert-base",
+        message=message,
+        base=adopted.folder.base,
+        subject=None,
+        count=1 + len(adopted.items),
+        bytes=size,
+        finding=v2.INDEX_ORPHAN,
+    )
+
+
+def _without_vectors(folder: OrphanFolder) -> Unresolved:
+    count = sum(folder.bare.values())
+    reason = tr("{bodys} without a vector; run regraft backfill to embed them", bodys=format_count(count, "body"))
+    return Unresolved(finding=v2.VECTOR_MISSING, reason=reason, base=folder.base, count=count, severity="error")
