@@ -33,7 +33,7 @@ from regraft.formats.cherry_v2.catalog_reader import find_data_problem
 from regraft.formats.parquet import unit_file
 from regraft.ledger import ledger
 from repair.changes import files
-from repair.embedding.run import report_stops
+from repair.embedding.filling import report_stops
 
 
 def refused(*line: object) -> str:
@@ -66,7 +66,7 @@ def backfill_with(folder: Path, text: str) -> Outcome:
 )
 def test_a_configuration_of_lists_in_lists_is_refused_at_once(tmp_path: Path, text: str) -> None:
     done = backfill_with(tmp_path, text)
-    assert (done.status, "too many lists in lists" in done.stderr) == (2, True), done.stderr
+    assert (done.status, "lists are nested too deeply" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_configuration_whose_aliases_stand_for_ever_more_is_refused_at_once(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_backfill_of_a_damaged_store_is_refused_where_nothing_was_written_yet(
     with pytest.raises(StoreDamaged, match="nothing was changed"), report_stops(Path("store"), "mine", lambda: 0):
         raise error
     with (
-        pytest.raises(StoppedAtDamage, match=r"before is whole \(vectors: 3\)"),
+        pytest.raises(StoppedAtDamage, match=r"Earlier changes are complete \(vectors: 3\)"),
         report_stops(Path("store"), "mine", lambda: 3),
     ):
         raise error
@@ -138,7 +138,7 @@ def test_a_backfill_that_is_refused_at_its_first_vector_leaves_nothing(tmp_path:
     path = codex_mem_store.write(tmp_path / "store", wal=False)
     codex_mem_store.embed(path, [])
     codex_mem_store.run_sql(
-        codex_mem_store.database.sidecar_of(path),
+        codex_mem_store.database.sidecar_path(path),
         "ALTER TABLE meta RENAME TO copied; CREATE VIEW meta AS SELECT * FROM copied",
     )
     before = snapshot(tmp_path / "store")
@@ -156,7 +156,7 @@ def test_a_collection_with_an_impossible_number_is_a_finding(tmp_path: Path, num
     assert run("inspect", store.root, "--json").status in (0, 1)
     done = run("check", store.root, "--json")
     assert done.status == 1, done.stderr
-    assert "number of an operation" in json.dumps(done.document["findings"])
+    assert "max_seq_id has an invalid value" in json.dumps(done.document["findings"])
 
 
 @pytest.mark.parametrize("dimension", ["x'9b19'", "'eight'", "0", "-8", "2.5"])
@@ -169,7 +169,7 @@ def test_a_collection_of_an_impossible_dimension_is_a_finding_and_not_embedded(
     db.close()
     done = run("check", store.root, "--json")
     assert done.status == 1, done.stderr
-    assert "not a number of dimensions" in json.dumps(done.document["findings"])
+    assert "is not valid" in json.dumps(done.document["findings"])
     before = snapshot(store.root)
     settings = configured(tmp_path / "regraft.yaml", server)
     assert refused("reconcile", store.root, "--config", settings, "--yes") == "SourceUnreadable"
@@ -249,7 +249,7 @@ def test_an_odd_thing_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> Non
 
 
 def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WrongUsage, match="base_url is no address"):
+    with pytest.raises(WrongUsage, match="base_url is not a valid URL"):
         ServerEmbedder(ServerSettings(name="mine", model="m", base_url="http://127.0.0.1\0:1/v1"))
     assert ServerEmbedder(ServerSettings(name="mine", model="m", base_url="http://127.0.0.1:1/v1"))
 
@@ -276,7 +276,7 @@ def test_rows_that_could_not_be_taken_back_are_not_changed(tmp_path: Path, serve
     assert (done.status, done.document["error"]["code"]) == (3, "StoppedAtDamage")
     assert path.read_bytes() == before
     assert run("undo", path, "--yes").status == 0
-    assert codex_mem_store.rows(codex_mem_store.database.sidecar_of(path), "SELECT * FROM embedding") == []
+    assert codex_mem_store.rows(codex_mem_store.database.sidecar_path(path), "SELECT * FROM embedding") == []
 
 
 def test_a_refused_change_leaves_nothing_that_was_being_made(tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_a_link_to_nowhere_in_the_place_of_a_base_is_refused(tmp_path: Path) -> 
 def test_a_configuration_with_half_a_character_is_refused(tmp_path: Path) -> None:
     done = backfill_with(tmp_path, 'embedders:\n  mine:\n    encoding: "\\ud800\\udfff"\n')
     assert (done.status, done.stderr.count("\n")) == (2, 1)
-    assert "a character that no text has" in done.stderr
+    assert "a character that is not valid in text" in done.stderr
 
 
 def test_a_pipe_in_the_place_of_what_was_installed_keeps_undo_away(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_data_folder_is_recognised_by_its_parts(store: AngelStore, part: str) 
     [
         ("memory_center/index/note_chunks.db", "notes cut into chunks"),
         (f"memory_{PROVIDER}/index/faiss/notes.index", "FAISS indexes"),
-        (f"memory_{PROVIDER}/index/sqlite/notes.db", "a vector index of its own in SQLite"),
+        (f"memory_{PROVIDER}/index/sqlite/notes.db", "a vector index in SQLite"),
     ],
 )
 def test_later_generations_are_refused_by_name(store: AngelStore, place: str, called: str) -> None:
@@ -99,7 +99,7 @@ def test_the_folders_that_later_generations_make_empty_are_no_sign(store: AngelS
 def notes(text: str | bytes, path: str = "a/b.md", *, folder: Path) -> list[angel_memory_notes.Note]:
     place = folder / Path(path).name
     place.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return angel_memory_notes.notes_of(place, path)
+    return angel_memory_notes.read_notes(place, path)
 
 
 def test_only_leaf_headings_have_records(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_which_files_are_notes(tmp_path: Path) -> None:
         place.write_text("x")
     (tmp_path / os.fsdecode(b"h\xff.md")).write_text("x")
     (tmp_path / "link.md").symlink_to("nowhere")
-    assert [one.path for one in angel_memory_notes.files(tmp_path)] == ["a.md", "b.TXT", "c.pdf", "f/g.json"]
+    assert [one.path for one in angel_memory_notes.find_note_files(tmp_path)] == ["a.md", "b.TXT", "c.pdf", "f/g.json"]
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def test_records_have_their_tags_in_the_order_of_ids(store: AngelStore) -> None:
 # --- collections -----------------------------------------------------------------------------------------------------
 
 
-def collection(store: AngelStore) -> tuple[dict[str, chroma.Entry], dict[str, bytes], int]:
-    with chroma.reading(store.chroma()) as db:
-        found = chroma.collection(db, "notes_index")
+def collection(store: AngelStore) -> tuple[dict[str, chroma.ChromaEntry], dict[str, bytes], int]:
+    with chroma.open_chroma(store.chroma()) as db:
+        found = chroma.find_collection(db, "notes_index")
         assert found is not None
-        entries = {entry.id: entry for entry in chroma.entries(db, found)}
-        return entries, dict(chroma.vectors(db, found)), chroma.count(db, found)
+        entries = {entry.id: entry for entry in chroma.iterate_entries(db, found)}
+        return entries, dict(chroma.iterate_queued_vectors(db, found)), chroma.count_entries(db, found)
 
 
 @pytest.mark.parametrize("real", [False, True], ids=["sql", "chromadb"])
@@ -241,7 +241,7 @@ def test_the_latest_operation_on_an_id_counts(tmp_path: Path, real: bool) -> Non
     store.drop_vectors(second)
     entries, vectors, count = collection(store)
     assert count == 1
-    assert entries == {first: chroma.Entry(first, "other", {"source_id": "elsewhere"})}
+    assert entries == {first: chroma.ChromaEntry(first, "other", {"source_id": "elsewhere"})}
     assert list(struct.unpack("<8f", vectors[first])) == embed("other")
 
 
@@ -261,10 +261,10 @@ def test_operations_that_the_tables_do_not_show_yet_count(store: AngelStore) -> 
     entries, vectors, count = collection(store)
     assert count == len(entries) == 11
     assert first not in entries
-    assert entries[second] == chroma.Entry(second, "new", {"source_id": second})
+    assert entries[second] == chroma.ChromaEntry(second, "new", {"source_id": second})
     assert entries[third].document == store.texts()[third]
     assert list(struct.unpack("<8f", vectors[third])) == embed(store.texts()[third])
-    assert entries["added"] == chroma.Entry("added", "added", {"n": 1})
+    assert entries["added"] == chroma.ChromaEntry("added", "added", {"n": 1})
 
 
 def test_vectors_of_whole_numbers_are_read(store: AngelStore) -> None:
@@ -307,10 +307,10 @@ def test_another_layout_is_a_problem_and_no_traceback(store: AngelStore, stateme
 
 
 def test_what_is_no_database_is_a_problem(store: AngelStore, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), chroma.reading(tmp_path / "none"):
+    with pytest.raises(FileNotFoundError), chroma.open_chroma(tmp_path / "none"):
         pass
     store.chroma().write_bytes(b"no database at all, but long enough to be one" * 99)
-    with pytest.raises(ChromaProblem, match="damaged"), chroma.reading(store.chroma()):
+    with pytest.raises(ChromaProblem, match="damaged"), chroma.open_chroma(store.chroma()):
         pass
 
 
@@ -398,11 +398,11 @@ DAMAGE = {
     ),
     "new": (lambda s: s.write("new.md", "# New\n"), "angel.record-missing", "the next scan of the system would make"),
     "never read": (never_read, "angel.record-missing", "takes for read"),
-    "gone": (lambda s: (s.raw / "notes/dup.md").unlink(), "angel.file-missing", "1 file gone"),
+    "gone": (lambda s: (s.raw / "notes/dup.md").unlink(), "angel.file-missing", "1 file missing that records refer to"),
     "outside": (lead_outside, "angel.file-outside", "1 path of records leading out of raw/"),
     "state gone": (lambda s: s.state_file.unlink(), "angel.state", "it is missing"),
     "state broken": (lambda s: s.state_file.write_text("{"), "angel.state", "it cannot be read"),
-    "state odd": (lambda s: s.state_file.write_text("[]"), "angel.state", "it holds no object"),
+    "state odd": (lambda s: s.state_file.write_text("[]"), "angel.state", "it is not a JSON object"),
     "raw gone": (lambda s: shutil.rmtree(s.raw), "angel.unreadable", "raw cannot be used: it is missing"),
     "no file index": (lambda s: s.file_index.unlink(), "angel.unreadable", "file_index_global.db cannot be used"),
     "no records": (lambda s: s.execute("DROP TABLE global_tags"), "angel.unreadable", "it has no table global_tags"),
@@ -438,7 +438,7 @@ DAMAGE = {
     "memory": (
         lambda s: s.execute("INSERT INTO memory_tag_rel VALUES ('m', 1)"),
         "angel.relation-orphan",
-        "1 relation of a memory that is not there",
+        "1 relation of a missing memory",
     ),
 }
 
@@ -462,7 +462,7 @@ def test_a_file_that_cannot_be_read_is_named(store: AngelStore, monkeypatch: pyt
     def failing(place: Path, relative: str) -> list[angel_memory_notes.Note]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(angel_memory_notes, "notes_of", failing)
+    monkeypatch.setattr(angel_memory_notes, "read_notes", failing)
     found = check(store)
     assert set(found) == {"angel.file-unreadable"}
     assert (found["angel.file-unreadable"]["count"], found["angel.file-unreadable"]["repair"]) == (6, None)
@@ -592,7 +592,7 @@ def test_the_user_may_say_which_provider_it_is(store: AngelStore) -> None:
 @pytest.mark.parametrize("key", database.PROVIDER_KEYS)
 def test_the_provider_of_the_last_sync_may_stand_in_other_fields(store: AngelStore, key: str) -> None:
     store.set_state(**{**dict.fromkeys(database.PROVIDER_KEYS, ""), key: "openai-embed/v1"})
-    assert database.stated_provider(database.read_state(store.root)) == PROVIDER
+    assert database.last_provider(database.read_state(store.root)) == PROVIDER
     assert check(store) == {}
 
 
@@ -731,5 +731,5 @@ def test_the_builder_makes_what_the_system_makes(store: AngelStore) -> None:
 
 
 def test_apsw_is_what_reads(store: AngelStore) -> None:
-    with database.reading(store.root) as db, pytest.raises(apsw.ReadOnlyError):
+    with database.open_records(store.root) as db, pytest.raises(apsw.ReadOnlyError):
         db.execute("DELETE FROM global_tags")

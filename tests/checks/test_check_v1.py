@@ -32,7 +32,7 @@ from checks.cherry_v1 import findings as v1_findings
 from migrators.pipeline import plan as plan_module
 from migrators.pipeline.survey import BasePlanner
 from regraft.report import notices
-from regraft.report.notices import CODES, PATH_TOO_LONG, at_least
+from regraft.report.notices import CODES, PATH_TOO_LONG, is_at_least
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 FINDING = {"name", "severity", "base", "subject", "message", "count", "samples", "repair"}
@@ -133,7 +133,7 @@ def test_damage_is_found_and_nothing_written(name: str, damaged: Callable[[str],
     wanted = (case.severity, case.subject, case.count)
     [finding] = [one for one in about if (one["severity"], one["subject"], one["count"]) == wanted]
     assert finding["message"]
-    assert at_least(FINDINGS[case.finding].severity, finding["severity"])
+    assert is_at_least(FINDINGS[case.finding].severity, finding["severity"])
 
 
 @planted
@@ -161,15 +161,31 @@ def test_the_books_are_those_of_a_dry_run(name: str, damaged: Callable[[str], Pa
 OF_SOURCES = {name: code for name, code in CODES.items() if code.finding}
 
 
+OF_RSCLAW = (
+    "NOT_VISIBLE",
+    "TOMBSTONED",
+    "UPDATING",
+    "SUPERSEDED",
+    "OTHER_EMBEDDER",
+    "RANGE_OUTSIDE",
+    "ROW_UNREADABLE",
+    "PAGES_DAMAGED",
+    "VISIBILITY_DROPPED",
+    "NOTHING_VISIBLE",
+    "DOCUMENT_CHANGED",
+    "NOT_INDEXED",
+)
+
+
 def test_codes_of_rsclaw_and_of_the_target_are_no_finding_of_a_source() -> None:
-    own = {value for name, value in vars(notices).items() if name.isupper()}
+    own = {getattr(notices, name) for name in OF_RSCLAW}
     assert CODES.keys() - OF_SOURCES.keys() == own | {PATH_TOO_LONG}
 
 
 def test_every_code_is_one_finding() -> None:
     assert {code.finding for code in OF_SOURCES.values()} <= set(FINDINGS)
     for code in OF_SOURCES.values():
-        assert at_least(FINDINGS[code.finding].severity, code.severity), code.name
+        assert is_at_least(FINDINGS[code.finding].severity, code.severity), code.name
 
 
 def test_every_finding_is_planted() -> None:
@@ -332,10 +348,10 @@ def test_the_text(place: Path) -> None:
     headings = [text for text in lines if re.fullmatch("(error|warning|note)s:", text)]
     assert headings == ["errors:", "warnings:", "notes:"]
     assert lines.count("  Base kb  (kb)") == 3
-    assert f"      mend it: regraft migrate {source} --to OUT --recreate-model gone::embed-3" in lines
+    assert f"      fix: regraft migrate {source} --to OUT --recreate-model gone::embed-3" in lines
     assert "    description: about it [v1.dropped-field]" in lines
-    summed = "2 bases, 5 items, 16 rows: 1 error, 2 warnings, 1 note. Mend the errors first, or carry what can be "
-    assert lines[-1] == f"{summed}carried: regraft migrate {source} --to OUT"
+    summed = "2 bases, 5 items, 16 rows: 1 error, 2 warnings, 1 note. Fix the errors first, or migrate what can be "
+    assert lines[-1] == f"{summed}migrated: regraft migrate {source} --to OUT"
 
 
 def test_a_source_that_is_ready(place: Path) -> None:
@@ -430,7 +446,7 @@ def test_a_finding_that_there_is_not(place: Path) -> None:
 
 def test_a_base_that_there_is_not(place: Path) -> None:
     source = whole(place / "v1")
-    assert "there are: Base kb (" in said(run("check", source, "--base", "x", "--json"), "BaseUnknown", 2)
+    assert "known bases: Base kb (" in said(run("check", source, "--base", "x", "--json"), "BaseUnknown", 2)
 
 
 def test_a_wrong_model_option(place: Path) -> None:
@@ -477,14 +493,14 @@ def test_too_little_room_to_look_into_an_archive(place: Path, monkeypatch: pytes
 
 def test_an_interrupted_check(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backup = as_backup(whole(place / "v1"), place / "backup.zip")
-    real = BasePlanner._plan
+    real = BasePlanner._plan_base
 
     def interrupted(self: BasePlanner, position: int, *more: Any) -> Any:
         if position == 1:
             raise KeyboardInterrupt
         return real(self, position, *more)
 
-    monkeypatch.setattr(BasePlanner, "_plan", interrupted)
+    monkeypatch.setattr(BasePlanner, "_plan_base", interrupted)
     said(run("check", backup, "--json"), "Interrupted", 130)
 
 

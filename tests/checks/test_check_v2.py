@@ -131,7 +131,7 @@ def demand_understood(finding: dict[str, Any], store: Path) -> None:
 def test_every_finding_is_planted() -> None:
     v2 = {name for name in vars(findings).values() if isinstance(name, str)} & FINDINGS.keys()
     # What stands in the way of an installation is not damage of a store: only install reports it.
-    assert {damage.finding for damage in DAMAGES.values()} == v2 - {findings.BASE_EXISTS}
+    assert {damage.finding for damage in DAMAGES.values()} == v2 - {findings.BASE_EXISTS, findings.BACKUP_SLIM}
 
 
 def test_every_finding_is_on_its_page() -> None:
@@ -150,7 +150,9 @@ def test_the_repair_is_the_command_that_mends_it(store: Path) -> None:
     assert repairs["schema.preview"] == f"regraft upgrade {store} --base {STRAY_BASE}"
     assert repairs["embedding.missing"].startswith(f"regraft repair {store} --from ")
     messages = {finding["name"]: finding["message"] for finding in found(store)}
-    assert messages["embedding.missing"].endswith(f"without that copy: regraft backfill {store} --base {KB}")
+    assert messages["embedding.missing"].endswith(
+        f"if that copy no longer exists: regraft backfill {store} --base {KB}"
+    )
 
 
 def test_vectors_that_nobody_needs_are_not_made_anew(store: Path) -> None:
@@ -209,7 +211,7 @@ def test_counts_and_samples(store: Path) -> None:
     run_sql(index(store), "DELETE FROM embedding WHERE rowid <= 4")
     [finding] = found(store)
     assert (finding["name"], finding["count"], len(finding["samples"])) == ("embedding.missing", 4, 3)
-    assert finding["message"].startswith("4 bodies without a vector; without that copy: regraft backfill ")
+    assert finding["message"].startswith("4 bodies without a vector; if that copy no longer exists: regraft backfill ")
     assert finding["subject"] is None
 
 
@@ -283,7 +285,7 @@ def test_one_base_by_its_id(store: Path) -> None:
     plant("no vector", store)
     assert found(store, "--base", OTHER) == []
     assert names(store, "--base", KB) == {"embedding.missing"}
-    assert "there are: Base kb (" in said(run("check", store, "--base", "x", "--json"), "BaseUnknown", 2)
+    assert "known bases: Base kb (" in said(run("check", store, "--base", "x", "--json"), "BaseUnknown", 2)
 
 
 def test_only_some_findings_and_the_exit_status(store: Path) -> None:
@@ -314,7 +316,9 @@ def test_time_that_is_over_is_said(store: Path) -> None:
 def test_options_that_do_not_go_together(store: Path, tmp_path: Path) -> None:
     source = tmp_path.parent / store.parent.name / "v1"
     assert not source.exists()
-    assert "contradict" in said(run("check", store, "--quick", "--deep", "--json"), "WrongUsage", 2)
+    assert "--quick and --deep exclude each other" in said(
+        run("check", store, "--quick", "--deep", "--json"), "WrongUsage", 2
+    )
     assert "--map-model" in said(run("check", store, "--map-model", "a::b=c::d", "--json"), "WrongUsage", 2)
 
 
@@ -323,7 +327,7 @@ def test_levels_are_for_v2_data(healthy: Path) -> None:
         name: run("check", healthy.parent / "v1", *name.split(), "--json") for name in ("--deep", "--max-duration 1")
     }
     for name, done in said_of.items():
-        assert f"{name.split()[0]} is for a check of v2 data" in said(done, "WrongUsage", 2)
+        assert f"{name.split()[0]} can only be used for a check of v2 data" in said(done, "WrongUsage", 2)
 
 
 def test_an_index_that_nobody_recognises_is_a_finding(tmp_path: Path) -> None:
@@ -447,7 +451,7 @@ def test_the_text(store: Path) -> None:
     lines = run("check", store).stdout.splitlines()
     assert lines[0] == f"{store} is a v2 library."
     assert f"  {STRAY_BASE}  ({STRAY_BASE})" in lines
-    assert f"      mend it: regraft upgrade {store} --base {STRAY_BASE}" in lines
+    assert f"      fix: regraft upgrade {store} --base {STRAY_BASE}" in lines
     assert lines[-1].startswith("3 bases, 7 items, 16 units: 1 error, 1 warning.")
 
 

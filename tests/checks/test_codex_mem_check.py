@@ -12,6 +12,7 @@ from typing import Any
 
 import apsw
 import codex_mem_store as store
+import planted_codex_mem
 import pytest
 from codex_mem_store import MODEL, note_id, project_id, run_sql
 from fault_server import vector_of
@@ -27,13 +28,14 @@ from planted_codex_mem import (
     copied,
     migrated_alone,
     replaced,
-    templates,
 )
 
 from checks.audit.findings import FINDINGS
 from checks.codex_mem.schema import _numbers, _packed
 from regraft.formats.codex_mem import database, health, sidecar
-from regraft.formats.codex_mem.database import Notes, Status
+from regraft.formats.codex_mem.database import NoteReader, NoteStatus
+
+templates = planted_codex_mem.templates
 
 
 @pytest.fixture
@@ -136,11 +138,11 @@ def test_a_vector_that_its_note_may_use_again_goes_only_where_its_finding_is_nam
     PLANTINGS[name].damage(whole)
     [finding] = PLANTINGS[name].findings
     query = f"SELECT * FROM {sidecar.TABLE} ORDER BY note_id"
-    before = store.rows(database.sidecar_of(whole), query)
+    before = store.rows(database.sidecar_path(whole), query)
     run("reconcile", whole, "--json")
-    assert store.rows(database.sidecar_of(whole), query) == before
+    assert store.rows(database.sidecar_path(whole), query) == before
     run("reconcile", whole, "--only", finding, "--json")
-    assert store.rows(database.sidecar_of(whole), query) == [row for row in before if FIRST not in row]
+    assert store.rows(database.sidecar_path(whole), query) == [row for row in before if FIRST not in row]
     assert finding not in names(whole)
 
 
@@ -256,7 +258,7 @@ def test_a_database_cut_off_cannot_be_read(whole: Path) -> None:
 
 @pytest.mark.parametrize("part", range(3))
 def test_random_damage_ends_in_findings(part: int, whole: Path) -> None:
-    files = [whole, database.sidecar_of(whole)]
+    files = [whole, database.sidecar_path(whole)]
     kept = {file: file.read_bytes() for file in files}
     for seed in range(part, 36, 3):
         chance = random.Random(seed)
@@ -323,7 +325,7 @@ STATES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "nothing eligible": (
         lambda path: [
-            database.sidecar_of(path).unlink(),
+            database.sidecar_path(path).unlink(),
             run_sql(path, "UPDATE memory_items SET embedding_eligible = 0", triggers=False),
         ],
         "ready",
@@ -339,7 +341,7 @@ def test_the_state_of_a_database(name: str, whole: Path) -> None:
 
 
 def test_all_states_are_met() -> None:
-    assert {state for _, state in STATES.values()} | {"disabled"} == set(health.State)
+    assert {state for _, state in STATES.values()} | {"disabled"} == set(health.HealthState)
 
 
 def test_all_signals_in_both_forms(whole: Path) -> None:
@@ -404,11 +406,11 @@ def test_the_version_of_a_sidecar_is_told_also_where_it_is_another_one(whole: Pa
 # --- the judgement -------------------------------------------------------------------------------------------------
 
 
-def judged(path: Path, note: str) -> tuple[Status, bool]:
-    with health.opened(path) as memory:
+def judged(path: Path, note: str) -> tuple[NoteStatus, bool]:
+    with health.open_memory(path) as memory:
         found = memory.notes.of([note])[note]
-        assert found in list(memory.notes.judged(found.project))
-        return found.status, found.is_adoptable
+        assert found in list(memory.notes.iterate(found.project))
+        return found.status, found.can_adopt_vector
 
 
 def test_a_note_that_changes_while_it_is_embedded_is_stale(whole: Path) -> None:
@@ -417,23 +419,23 @@ def test_a_note_that_changes_while_it_is_embedded_is_stale(whole: Path) -> None:
     store.edit(whole, FIRST)
     store.mark_ready(whole, FIRST)
     store.put_vector(whole, FIRST, content_hash=old)
-    assert judged(whole, FIRST) == (Status.STALE, False)
+    assert judged(whole, FIRST) == (NoteStatus.STALE, False)
 
 
 def test_a_note_whose_vector_of_the_new_text_is_there_already_is_adoptable(whole: Path) -> None:
     store.edit(whole, FIRST)
     store.put_vector(whole, FIRST)
-    assert judged(whole, FIRST) == (Status.STALE, True)
+    assert judged(whole, FIRST) == (NoteStatus.STALE, True)
     store.mark_ready(whole, FIRST)
-    assert judged(whole, FIRST) == (Status.READY, False)
+    assert judged(whole, FIRST) == (NoteStatus.READY, False)
 
 
 def test_white_space_and_normal_form_are_no_change(whole: Path) -> None:
     title, _, content = store.parts_of(whole, FIRST)
     store.edit(whole, FIRST, f"  {content.replace(' ', chr(9))}\n\n")
-    assert judged(whole, FIRST) == (Status.READY, False)
+    assert judged(whole, FIRST) == (NoteStatus.READY, False)
     run_sql(whole, "UPDATE memory_items SET type = 'todo' WHERE id = ?", FIRST)
-    assert judged(whole, FIRST) == (Status.STALE, False)
+    assert judged(whole, FIRST) == (NoteStatus.STALE, False)
     assert title
 
 
@@ -441,10 +443,10 @@ def test_the_application_decides_what_is_embedded(pristine: Path) -> None:
     store.migrate(pristine)
     for number, (eligible, status, judgement) in enumerate(
         [
-            (0, None, Status.NOT_APPLICABLE),
-            (None, "not_applicable", Status.NOT_APPLICABLE),
-            (1, "not_applicable", Status.PENDING),
-            (1, None, Status.PENDING),
+            (0, None, NoteStatus.NOT_APPLICABLE),
+            (None, "not_applicable", NoteStatus.NOT_APPLICABLE),
+            (1, "not_applicable", NoteStatus.PENDING),
+            (1, None, NoteStatus.PENDING),
         ]
     ):
         store.set_metadata(pristine, note_id(0, number), eligible=eligible, status=status)
@@ -455,15 +457,15 @@ def test_notes_are_read_a_few_at_a_time_and_in_order(tmp_path: Path) -> None:
     path = store.write(tmp_path / "memory", projects=1, notes=0)
     with closing(apsw.Connection(str(path))) as db, db:
         ids = [store.add_note(db, 0, number) for number in range(1203)]
-        notes = Notes(db)
-        assert [note.id for note in notes.judged()] == ids
-        assert [note.id for note in notes.judged(after=1000)] == ids[1000:]
+        notes = NoteReader(db)
+        assert [note.id for note in notes.iterate()] == ids
+        assert [note.id for note in notes.iterate(after=1000)] == ids[1000:]
         assert notes.counts()[project_id(0)].pending == 1203
 
 
 def test_texts_that_are_no_utf_8_are_judged_all_the_same(whole: Path) -> None:
     run_sql(whole, "UPDATE memory_items SET content = CAST(x'6162ff' AS TEXT) WHERE id = ?", FIRST, triggers=False)
-    assert judged(whole, FIRST) == (Status.STALE, False)
+    assert judged(whole, FIRST) == (NoteStatus.STALE, False)
 
 
 # --- no trace, and the log of a writer -----------------------------------------------------------------------------
@@ -479,7 +481,7 @@ def test_what_a_writer_has_in_its_log_is_seen(whole: Path) -> None:
 
 
 def test_a_sidecar_of_vectors_is_read_beside_a_writer(whole: Path) -> None:
-    with closing(apsw.Connection(str(database.sidecar_of(whole)))) as db:
+    with closing(apsw.Connection(str(database.sidecar_path(whole)))) as db:
         db.execute("BEGIN IMMEDIATE")
         db.execute(f"DELETE FROM {sidecar.TABLE}")
         assert names(whole) == set()
@@ -487,5 +489,5 @@ def test_a_sidecar_of_vectors_is_read_beside_a_writer(whole: Path) -> None:
 
 def test_a_vector_is_what_the_fault_server_makes(whole: Path) -> None:
     """What tests of backfill compare with."""
-    [(vector,)] = store.rows(database.sidecar_of(whole), "SELECT vector FROM embedding WHERE note_id = ?", FIRST)
-    assert vector == vector_of(database.source_text(*store.parts_of(whole, FIRST)))
+    [(vector,)] = store.rows(database.sidecar_path(whole), "SELECT vector FROM embedding WHERE note_id = ?", FIRST)
+    assert vector == vector_of(database.note_source_text(*store.parts_of(whole, FIRST)))

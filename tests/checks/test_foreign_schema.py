@@ -91,7 +91,7 @@ def test_it_is_named_and_nothing_but_what_is_meant_changes(store: Path, tmp_path
     ):
         done = run(*command)
         assert done.status <= REFUSED
-        assert "fault of regraft" not in done.stderr
+        assert "bug in regraft" not in done.stderr
     assert snapshot(store) == before
     for command in ("gc", "repair"):
         held, raw = rows(path), path.read_bytes()
@@ -172,8 +172,8 @@ def test_nothing_of_a_newer_layout_is_foreign(store: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("computed in embedding", "column made of embedding follows from others"),
-        ("rule that replaces", "embedding has a rule that says what becomes of rows in conflict"),
+        ("computed in embedding", "column made of embedding is generated"),
+        ("rule that replaces", "embedding has a conflict clause"),
     ],
 )
 def test_rows_that_could_change_others_are_not_changed(store: Path, name: str, what: str) -> None:
@@ -197,7 +197,7 @@ def test_a_change_of_other_rows_is_taken_back(store: Path, name: str, tables: st
     said = run("repair", store, "--only", "embedding.zero", "--yes", "--json")
     error = said.document["error"]
     assert (said.status, error["code"], error["exit_status"]) == (REFUSED, "OtherRowsChanged", REFUSED)
-    assert f"rows of {tables} changed with those that were meant" in error["message"]
+    assert f"rows of {tables} would have changed as well" in error["message"]
     assert path.read_bytes() == before
 
 
@@ -233,7 +233,7 @@ def test_rows_of_other_tables_alone_make_the_difference(tmp_path: Path) -> None:
         for table, what in (
             ("words", "words is a virtual table"),
             ("tree", "the key tree \\(b\\) → tree"),
-            ("numbered", "column OID of numbered stands in the place"),
+            ("numbered", "column OID of numbered hides the row numbers"),
         ):
             with pytest.raises(SchemaForeign, match=what):
                 untrusted_sqlite.refuse_foreign_rules(db, tmp_path, (table,))

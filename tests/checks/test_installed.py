@@ -108,7 +108,7 @@ def test_folders_that_the_settings_name(home: Path, tmp_path: Path) -> None:
     settings(home, program)
     answers = {one["path"]: one for one in found()}
     assert set(answers) == {str(usual), str(named), str(portable)}
-    assert answers[str(named)]["why"] == "the application's settings name it"
+    assert answers[str(named)]["why"] == "named in the application's settings"
     assert "another folder" in answers[str(usual)]["facts"][-1]
     # The settings lead away from the usual place: only with its kind a command reads what is there.
     assert all(command.endswith("--kind v1-profile") for command in commands(answers[str(usual)]))

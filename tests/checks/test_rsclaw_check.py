@@ -152,7 +152,7 @@ def test_all_of_it_at_once(root: Path) -> None:
     assert answer.status == 1
     for name in {PLANTINGS[name].finding for name in names}:
         assert f"[{name}]" in answer.stdout
-    assert "mend it: regraft gc" not in answer.stdout
+    assert "fix: regraft gc" not in answer.stdout
     assert "11 documents" in answer.stdout or "12 documents" in answer.stdout
 
 

@@ -18,7 +18,7 @@ from rsclaw_checks import check, flipped, row_at, untouched
 from rsclaw_store import RsclawStore
 from whole_rsclaw import doc, entry, healthy
 
-from regraft.formats.rsclaw.database import Read
+from regraft.formats.rsclaw.database import TableCounts
 
 fcntl = pytest.importorskip("fcntl", reason="Windows locks files in another way, and has no pipes in folders")
 ESC = "\x1b]0;owned\x07"
@@ -70,7 +70,7 @@ def test_rows_that_a_table_is_said_to_have_and_does_not_are_missed(store: Rsclaw
     store.file("raw/lost.pdf", b"x")
     root = store.write()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Read, "lost", property(lambda read: 3 if read.stated == 9 else 0))
+        patched.setattr(TableCounts, "lost", property(lambda read: 3 if read.stated == 9 else 0))
         found = check(root)
     assert {one["name"] for one in found} == {"kb.page"}
     assert "with fewer rows than it is said to have: kb_docs: 9" in found[0]["message"]

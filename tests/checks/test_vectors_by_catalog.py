@@ -101,7 +101,7 @@ def test_the_minority_that_the_catalog_names_is_right(store: Path, made: Path, o
         # Which of them are right, another copy shows; without one a person has to say.
         recommended = shlex.split(findings["embedding.length"]["repair"])
         assert (recommended, findings["base.dimensions"]["repair"]) == (from_its_source(store, made), None)
-        assert "without that copy" not in findings["embedding.length"]["message"]
+        assert "if that copy no longer exists" not in findings["embedding.length"]["message"]
         assert "--only embedding.length" in findings["base.dimensions"]["message"]
         seen = look(store)
         assert seen["dimensions"] == HAS
@@ -192,7 +192,7 @@ def test_a_norm_beyond_single_precision_is_found_and_replaced(store: Path, made:
         assert (finding["count"], finding["samples"]) == (1, [key])
         recommended = shlex.split(finding["repair"])
         assert recommended == from_its_source(store, made)
-        assert "without that copy: regraft backfill " in finding["message"]
+        assert "if that copy no longer exists: regraft backfill " in finding["message"]
         assert "single precision" in finding["message"]
     before = vectors(store)
     assert run("repair", store, "--json").document["actions"][0]["finding"] == "embedding.non-finite"

@@ -130,7 +130,7 @@ def test_what_has_neither_vector_nor_text_stays_behind(body: Any, tmp_path: Path
     assert library.skipped_rows("kb") == {"missing_vector_payload": 1, "dimension_mismatch": 1}
     said = {one["code"]: one for one in library.report["warnings"]}
     assert said["missing_vector_payload"]["samples"] == ["F_0"]
-    assert said["missing_vector_payload"]["message"].startswith("without a text, too; 1 row not carried")
+    assert said["missing_vector_payload"]["message"].startswith("without text as well; 1 row not migrated")
     assert said["carried_without_vector"]["samples"] == ["F_3"]
 
 
@@ -293,7 +293,7 @@ def test_a_base_without_its_model_comes_with_its_texts_and_no_vector(tmp_path: P
     assert library.item("d")["status"] == "completed"
     assert [*library.raw("kb")] == [library.item("n")["data"]["relativePath"]]
     [said] = library.warnings("missing_embedding_model")
-    assert "2 rows not carried (for example N_2, X_0)" in said["message"]
+    assert "2 rows not migrated (for example N_2, X_0)" in said["message"]
     assert findings(library) == {("base.failed", library.base_id("kb")): 1}
 
 
@@ -387,13 +387,13 @@ def test_the_warning_says_how_many_why_and_what_completes_them(tmp_path: Path) -
     of_kb, of_lost = library.warnings("carried_without_vector")
     reasons = "2 missing_vector_payload, 3 unsupported_vector_encoding, 2 dimension_mismatch"
     said, command = of_kb["message"].split("; ")
-    assert said == f"7 rows carried without a vector: {reasons} (for example F_1, F_2, F_3)"
-    words = shlex.split(command.removesuffix(" completes them"))
+    assert said == f"7 rows migrated without a vector: {reasons} (for example F_1, F_2, F_3)"
+    words = shlex.split(command.removesuffix(" adds the missing vectors"))
     assert words == ["regraft", "backfill", str(library.path), "--base", library.base_id("kb")]
     assert (of_kb["base"], of_kb["count"], of_kb["samples"]) == ("kb", 7, ["F_1", "F_2", "F_3"])
     said, command = of_lost["message"].split("; ")
-    assert said == "1 row carried without a vector: 1 missing_embedding_model (for example L_0)"
-    words = shlex.split(command.removesuffix(" makes a new base of them"))
+    assert said == "1 row migrated without a vector: 1 missing_embedding_model (for example L_0)"
+    words = shlex.split(command.removesuffix(" creates a new base from them"))
     assert words == ["regraft", "restore", str(library.path), "--base", library.base_id("lost"), "--embedder", "NAME"]
     assert library.status == 1
     totals = library.report["totals"]
@@ -422,8 +422,8 @@ def test_the_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
 def test_text_and_page_tell_texts_from_vectors(tmp_path: Path) -> None:
     source = odd_source(tmp_path / "v1")
     done = run("migrate", source, "--to", tmp_path / "out", OPTION, "--now", NOW, "--report", tmp_path / "page.html")
-    said = "2 of 10 rows carried with their vectors, 8 more without one, none embedded again."
-    assert done.stdout.startswith("Plan: 2 bases, 2 of 10 rows and 8 without a vector; about")
+    said = "2 of 10 rows migrated with their vectors, 8 more without one; nothing was embedded again."
+    assert done.stdout.startswith("Plan: 2 bases, 2 of 10 rows and 8 without a vector; needs about")
     assert said in done.stdout.splitlines()
     assert "failed (missing_embedding_model)" in done.stdout
     html = (tmp_path / "page.html").read_text("utf-8")
@@ -560,7 +560,7 @@ def test_a_failed_base_with_texts_is_not_replaced_by_one_without(more: list[str]
     assert files(library.path) == before
     [said] = again.warnings("completed_base_kept")
     assert said["base"] == "lost"
-    assert "the base with the texts of an earlier run is kept as it is" in said["message"]
+    assert "the base with texts from an earlier run is kept" in said["message"]
 
 
 def test_damage_that_only_carrying_finds_takes_no_texts_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ import pytest
 from harness import GOLDEN, Outcome, run, snapshot
 from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, migrate, sha, vector_of
 
+from migrators import compare
+from migrators.compare import find_first_difference, measure_recall, rank_with_ties
 from regraft.formats import large_text, vector_table
 from regraft.formats.cherry_v2.index import search
-from regraft.ranking import fusion
-from regraft.ranking.fusion import first_difference, recall, with_ties
 
 golden_profile = pytest.mark.skipif(
     not (GOLDEN / "profile_upgraded" / "cherrystudio.sqlite").is_file(),
@@ -62,28 +62,28 @@ def edited(library: Library, statement: str, *values: object) -> None:
 
 def test_a_ranking_holds_a_text_once_and_all_that_tie_with_its_last():
     scores = [("b", 0.9), ("b", 0.9), ("a", 0.9), ("d", 0.5), ("c", 0.5), ("e", 0.4)]
-    assert with_ties(scores, 1) == [("a", 0.9), ("b", 0.9)]
-    assert with_ties(scores, 3) == [("a", 0.9), ("b", 0.9), ("c", 0.5), ("d", 0.5)]
-    assert with_ties(scores, 9) == [("a", 0.9), ("b", 0.9), ("c", 0.5), ("d", 0.5), ("e", 0.4)]
-    assert with_ties([], 3) == []
+    assert rank_with_ties(scores, 1) == [("a", 0.9), ("b", 0.9)]
+    assert rank_with_ties(scores, 3) == [("a", 0.9), ("b", 0.9), ("c", 0.5), ("d", 0.5)]
+    assert rank_with_ties(scores, 9) == [("a", 0.9), ("b", 0.9), ("c", 0.5), ("d", 0.5), ("e", 0.4)]
+    assert rank_with_ties([], 3) == []
 
 
 def test_recall_is_the_share_of_the_nearest_that_are_found():
     old = [("a", 0.9), ("b", 0.8), ("c", 0.7), ("d", 0.7)]
-    assert recall(old, old, 3) == 1
-    assert recall(old, [("a", 0.9), ("b", 0.8), ("d", 0.7)], 3) == 1
-    assert recall(old, [("a", 0.9), ("x", 0.8), ("y", 0.7)], 3) == pytest.approx(1 / 3)
-    assert recall(old[:2], old[:1], 10) == 0.5
-    assert recall([], old, 3) == 1
+    assert measure_recall(old, old, 3) == 1
+    assert measure_recall(old, [("a", 0.9), ("b", 0.8), ("d", 0.7)], 3) == 1
+    assert measure_recall(old, [("a", 0.9), ("x", 0.8), ("y", 0.7)], 3) == pytest.approx(1 / 3)
+    assert measure_recall(old[:2], old[:1], 10) == 0.5
+    assert measure_recall([], old, 3) == 1
 
 
 def test_the_first_difference_is_named_with_both_sides():
     old, new = [("a", 0.9), ("b", 0.8)], [("a", 0.9), ("c", 0.8)]
     sides = {"v1": {"text_hash": "b", "score": 0.8}, "v2": {"text_hash": "c", "score": 0.8}}
-    assert first_difference(old, new) == {"rank": 2, **sides}
-    assert first_difference(old, old[:1]) == {"rank": 2, "v1": sides["v1"], "v2": None}
-    assert first_difference([], new) == {"rank": 1, "v1": None, "v2": {"text_hash": "a", "score": 0.9}}
-    assert first_difference(old, list(old)) is None
+    assert find_first_difference(old, new) == {"rank": 2, **sides}
+    assert find_first_difference(old, old[:1]) == {"rank": 2, "v1": sides["v1"], "v2": None}
+    assert find_first_difference([], new) == {"rank": 1, "v1": None, "v2": {"text_hash": "a", "score": 0.9}}
+    assert find_first_difference(old, list(old)) is None
 
 
 # --- an upgrade that kept everything -------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_large_texts_are_compared_to_their_ends_piece_by_piece(tmp_path, monkeyp
     library = carried(
         tmp_path, base("one", file("a", "L")), stores={"one": [Row("L", text) for text in texts]}, ddl=PLAIN
     )
-    for module in (fusion, vector_table):
+    for module in (compare, vector_table):
         monkeypatch.setattr(module, "LARGE_BYTES", 4)
     monkeypatch.setattr(large_text, "PIECE_BYTES", piece)
     monkeypatch.setattr(search, "LONGEST_HIT", 8)
@@ -224,7 +224,7 @@ def test_bases_without_an_index_and_failed_ones_are_told_apart(tmp_path):
     done = compared(library, "--json")
     assert done.status == 1
     assert {name: told["outcome"] for name, told in bases(done).items()} == {"one": "equal", "lost": "failed"}
-    assert bases(done)["lost"]["problem"] == "it would migrate as failed (missing_vector_store)"
+    assert bases(done)["lost"]["problem"] == "it would fail to migrate (missing_vector_store)"
     assert compared(library, "--fail-on", "error").status == 0
     other = carried(tmp_path / "other", base("three"), base("four"))
     missing = compared(other, "--json", "--fail-on", "error", v1=tmp_path / "v1")
@@ -251,14 +251,14 @@ def test_queries_of_another_dimension_compare_nothing(upgraded, tmp_path):
     path.write_text('{"vector": [1, 2, 3]}')
     done = compared(upgraded, "--json", "--queries", path)
     assert done.status == 1
-    assert {told["problem"] for told in done.document["bases"]} == {"not a query of 4 numbers"}
+    assert {told["problem"] for told in done.document["bases"]} == {"no query has 4 dimensions"}
     assert done.document["summary"]["recall"] is None
 
 
 def test_an_index_of_another_dimension_is_a_difference(upgraded):
     edited(upgraded, "UPDATE embedding SET vector_blob = x'0000803f'")
     told = bases(compared(upgraded, "--json"))["one"]
-    assert (told["outcome"], told["problem"]) == ("different", "the index has vectors of another length")
+    assert (told["outcome"], told["problem"]) == ("different", "the index has vectors of a different length")
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
@@ -286,9 +286,9 @@ def test_the_sides_of_a_comparison_are_not_taken_for_one_another(upgraded):
     source = upgraded.path.parent / "v1"
     for old in (upgraded.path, source):
         message = faults.said(run("compare", old, source, "--json"), "NotSearchable", faults.REFUSED)
-        assert message.startswith(f"{source}: this is a v1 export folder, which cannot be searched; V2 has to be a v2")
+        assert message.startswith(f"{source}: this is a v1 export folder, which cannot be searched; V2 must be a v2")
     done = run("compare", upgraded.path, upgraded.path, "--map-model", "a::b=c::d", "--json")
-    assert "are about v1 data" in faults.said(done, "WrongUsage", faults.REFUSED)
+    assert "only apply to v1 data" in faults.said(done, "WrongUsage", faults.REFUSED)
     assert compared(upgraded, "--queries", upgraded.path / "nowhere").status == 2
 
 
@@ -440,7 +440,7 @@ def test_queries_of_another_length_compare_nothing_in_two_stores_either(upgraded
     queries.write_text('[{"vector": [1, 2]}]')
     done = both(upgraded, copied, "--json", "--queries", queries)
     assert {(one["outcome"], one["problem"]) for one in done.document["bases"]} == {
-        ("not-compared", "not a query of 4 numbers")
+        ("not-compared", "no query has 4 dimensions")
     }
 
 

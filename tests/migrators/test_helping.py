@@ -17,7 +17,7 @@ from harness import Outcome
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import bulk
 from regraft.formats.fts5 import building
-from regraft.processes import pool, prestart
+from regraft.processes import pool, startup
 from regraft.processes.pool import ProcessPool
 
 
@@ -38,8 +38,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
 @pytest.fixture
 def helped(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Let processes help with the smallest base."""
-    monkeypatch.setattr(prestart, "LARGE_FILE_BYTES", 0)
-    monkeypatch.setattr(building, "LEAST_BYTES", 0)
+    monkeypatch.setattr(startup, "LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(building, "MIN_TEXT_BYTES", 0)
     monkeypatch.setattr(bulk, "PART_BODIES", 1)
     monkeypatch.setattr(pool, "usable_cores", lambda: 3)
     caplog.set_level(logging.INFO)
@@ -67,11 +67,11 @@ def _migrated(source: Source, target: Path) -> Outcome:
 
 _OF_A_RUN = {"run", "target", "totals", "preflight"}
 _JOBS = {
-    "marks": "files are read whole by one process",
-    "copies": "uploads are copied by one process",
+    "content_marks": "files are read whole by one process",
+    "copy_files": "uploads are copied by one process",
     "file_hash": "files are hashed again",
     "folder_hash": "files are hashed again",
-    "_is_sound": "a part of the index is read back again",
+    "_is_part_correct": "a part of the index is read back again",
 }
 
 
@@ -81,7 +81,7 @@ def test_helpers_come_to_what_one_process_comes_to(
 ) -> None:
     put = _failing(monkeypatch, "")
     helped = _migrated(source, tmp_path / "helped").document
-    assert {*_JOBS, "sort", "make_pages"} <= set(put)
+    assert {*_JOBS, "sort_texts", "build_range_pages"} <= set(put)
 
     monkeypatch.setattr(pool, "usable_cores", lambda: 1)
     put.clear()
@@ -125,10 +125,10 @@ def test_what_helpers_fail_at_is_done_by_this_process(
 def test_helpers_that_cannot_be_started_are_none(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_process(*_: Any) -> Any:
+    def no_process(*_: Any, **__: Any) -> Any:
         raise OSError("no room for a process")
 
-    monkeypatch.setattr("regraft.processes.pool.start_workers", no_process)
+    monkeypatch.setattr("regraft.processes.pool.WorkerProcess", no_process)
     _migrated(source, tmp_path / "library")
 
     assert "there are no helpers: no room for a process" in caplog.text
@@ -155,7 +155,7 @@ def test_a_helper_that_reads_something_else_back_stops_the_run(
     assert done.status == 3
     assert done.document["error"]["code"] == "VerificationFailed"
     assert "texts or vectors differ" in done.document["error"]["message"]
-    assert "_is_sound" in sound
+    assert "_is_part_correct" in sound
     assert not list((tmp_path / "library").glob("KnowledgeBase/*"))
 
 

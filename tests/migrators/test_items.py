@@ -149,7 +149,7 @@ def test_the_subtitles_of_a_video_become_a_file(base: Draft, subtitles: dict[str
     assert found.upload.name.startswith("s.")
     (said,) = draft.notices
     assert (said.code, said.item) == (notices.UNSUPPORTED_TYPE, "i1")
-    assert said.message == "the video is not carried; its subtitles talk.srt are, as a file"
+    assert said.message == "the video is not migrated; its subtitles talk.srt are migrated as a file"
 
 
 def test_files_of_a_video_are_completed_from_the_table_of_files(base: Draft) -> None:

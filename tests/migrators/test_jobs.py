@@ -106,7 +106,7 @@ def test_two_processes_come_to_the_same(kind: str, source: Source, alone: Path, 
     assert library(tmp_path / "two") == library(tmp_path / "one") == library(alone)
     assert left_over(tmp_path / "two") == []
     with untouched(tmp_path / "two"):
-        assert "nothing was written" in migrate(path, tmp_path / "two", "--jobs", 2).stdout
+        assert "Nothing to do: the source has not changed" in migrate(path, tmp_path / "two", "--jobs", 2).stdout
 
 
 def test_a_changed_base_in_two_processes(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_no_more_processes_than_bases_and_none_for_small_ones(wanted: int | None
 
 @pytest.mark.parametrize(("cores", "large", "count"), [(8, 6, 4), (8, 3, 3), (2, 6, 2), (None, 6, 1), (8, 0, 1)])
 def test_as_many_processes_as_pay(cores: int | None, large: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("migrators.pipeline.workers.cores", lambda: cores or 1)
+    monkeypatch.setattr("migrators.pipeline.workers.usable_cores", lambda: cores or 1)
     jobs = [small_job() for _ in range(3)] + [small_job(rows=1 << 20) for _ in range(large)]
     assert workers.choose_process_count(jobs, None) == count
 
@@ -141,13 +141,13 @@ def test_a_base_with_most_of_all_texts_is_helped_instead(
     others: int, wanted: int | None, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "usable_cores", lambda: cores)
-    monkeypatch.setattr("migrators.pipeline.workers.cores", lambda: cores or 1)
+    monkeypatch.setattr("migrators.pipeline.workers.usable_cores", lambda: cores or 1)
     jobs = [small_job(rows=10 << 20)] + [small_job(rows=1 << 20) for _ in range(others)]
     assert workers.choose_process_count(jobs, wanted) == count
 
 
 def test_one_of_many_processes_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regraft.processes.pool._State.cores", 1)
+    monkeypatch.setattr("regraft.processes.pool._given_cores", 1)
     assert workers.choose_process_count([small_job(rows=1 << 20) for _ in range(4)], 2) == 1
     assert not pool.can_use_pool()
 
@@ -321,7 +321,7 @@ def test_a_stop_of_one_process(before: str, source: Source, alone: Path, tmp_pat
     asked = ("migrate", str(source.folder), "--to", str(target), "--jobs", "1", "--now", NOW, "--json")
     with faults.started_command(*asked, before=before) as process:
         stdout, stderr = process.communicate()
-    assert "(bases: 1)" in said(Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED)
+    assert "bases are complete (1)" in said(Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED)
     assert len(ledger.read_entries(target)) == 1
     assert [run.status for run in ledger.read_runs(target)] == ["interrupted"]
     holds(target, alone)
@@ -333,7 +333,7 @@ def test_a_stop_while_a_command_is_loaded() -> None:
     """Python would kill itself by a signal where one came while it ran code out of a text."""
     with faults.started_command("inspect", "/", "--json", before="terminate_while_text_runs") as process:
         stdout, stderr = process.communicate()
-    assert "(bases: 0)" in said(Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED)
+    assert "bases are complete (0)" in said(Outcome(process.returncode, stdout, stderr), "Interrupted", INTERRUPTED)
 
 
 @pytest.mark.slow
@@ -362,7 +362,7 @@ def test_a_second_run_on_one_target_is_refused(source: Source, alone: Path, tmp_
             message = said(migrate(source.folder, target, "--json"), "TargetLocked", REFUSED)
         hold.release()
         stdout, stderr = output_of(process)
-    assert text == message == f"{target}: another regraft is working on this target; wait until it has finished."
+    assert text == message == f"{target}: another regraft process is using this target; wait until it has finished."
     assert (process.returncode, stderr) == (1, "")
     assert "Done: " in stdout
     assert library(target) == library(alone)

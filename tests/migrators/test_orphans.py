@@ -155,7 +155,7 @@ def test_uploads_are_told_by_their_path(tmp_path: Path) -> None:
         ("file", "/x/Data/Files/three/three.md", "Scan.pdf"),
     ]
     assert library.raw("lost") == {"Log book.pdf": b"1", "two.md": b"2", "Scan.pdf": b"3"}
-    assert "the names of 1 file are not known" in library.warnings("adopted")[0]["message"]
+    assert "the names of 1 file are unknown" in library.warnings("adopted")[0]["message"]
 
 
 def test_files_below_one_folder_are_that_folder(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_texts_are_told_by_the_uploads_that_they_are(tmp_path: Path) -> None:
     ]
     assert library.raw("lost") == {"Fog bell.txt": text.encode(), "web.html": page.encode()}
     assert Counter(one["code"] for one in library.report["warnings"])["missing_upload"] == 3
-    assert "the names of 4 files are not known" in library.warnings("adopted")[0]["message"]
+    assert "the names of 4 files are unknown" in library.warnings("adopted")[0]["message"]
 
 
 def test_pages_and_sitemaps(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_pages_and_sitemaps(tmp_path: Path) -> None:
     urls = [(item["type"], item["data"]["url"]) for item in library.items("lost")]
     wanted = (address, plain, "https://museum.example/moved", sitemap, "https://museum.example/3")
     assert urls == [("url", one) for one in wanted]
-    assert "told from 6 rows: 3 urls, 2 sitemaps" in library.warnings("adopted")[0]["message"]
+    assert "reconstructed from 6 rows: 3 urls, 2 sitemaps" in library.warnings("adopted")[0]["message"]
 
 
 def test_notes(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_notes(tmp_path: Path) -> None:
         ("https://b.example", clipped),
         *[("this is what the first part of a long note and the end",) * 2],
     ]
-    assert "; of 1 note only what was indexed is known" in library.warnings("adopted")[0]["message"]
+    assert "; 1 note known only as far as indexed" in library.warnings("adopted")[0]["message"]
 
 
 def test_rows_that_belong_to_nobody_are_counted(tmp_path: Path) -> None:
@@ -373,8 +373,8 @@ def test_only_files_that_no_base_names(tmp_path: Path) -> None:
     assert [one["base"] for one in library.warnings("pending_delete")] == ["gone"]
     assert library.report["skipped"] == {"pending_delete": 1}
     assert [one["message"] for one in library.warnings("not_adopted")] == [
-        "no base is made of the file empty: it has no row",
-        "no base is made of the file other: it has no table `vectors`",
+        "no base was made from empty: it has no rows",
+        "no base was made from other: it has no table `vectors`",
     ]
 
 
@@ -390,8 +390,8 @@ def test_a_damaged_file_fails_by_name(tmp_path: Path) -> None:
     [failed] = library.report["bases"]
     assert (failed["legacy_id"], failed["status"], failed["items"]) == ("lost", "failed", {})
     [said] = library.warnings("missing_embedding_model")
-    assert said["message"].startswith("its vector file lost is cut off: ")
-    assert "nothing can be read of it" in library.warnings("adopted")[0]["message"]
+    assert said["message"].startswith("its vector file lost is truncated: ")
+    assert "it cannot be read" in library.warnings("adopted")[0]["message"]
 
 
 def test_two_files_are_two_bases(tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_without_a_model_a_base_fails_and_says_how_to_carry_it(tmp_path: Path) -
     assert library.base_row("lost")["dimensions"] == 4
     [said] = library.warnings("missing_embedding_model")
     assert said["message"].startswith(
-        "nothing says which model made its vectors of 4 dimensions; they are carried with --adopt-orphans --map-model "
+        "nothing says which model made its vectors of 4 dimensions; migrate them with --adopt-orphans --map-model "
         "'lost=PROVIDER::MODEL'"
     )
     # The same target: the base is carried once its model is told, and stays without a word.
@@ -447,7 +447,7 @@ def test_a_likely_model_is_said_and_not_taken(bases: list[Any], is_said: bool, t
     source = Source(bases, {"lost": rows_of("one")}).write(tmp_path / "v1")
     library = migrate(source, tmp_path / "library", ADOPT)
     said = next(one["message"] for one in library.warnings("missing_embedding_model") if one["base"] == "lost")
-    likely = f"if it was {MODEL_ID}, as of the other bases, they are carried with {ADOPT} --map-model 'lost={MODEL_ID}'"
+    likely = f"if it was {MODEL_ID}, as in the other bases, migrate them with {ADOPT} --map-model 'lost={MODEL_ID}'"
     assert (likely in said) is is_said
     assert library.base("lost")["status"] == "failed"
 
@@ -505,7 +505,7 @@ def test_a_folder_of_vector_files_alone(inside: str, form: str, tmp_path: Path) 
     with untouched(tmp_path):
         refused = run("migrate", source, "--to", tmp_path / "library")
     assert refused.status == 2
-    assert "--adopt-orphans makes a base of the rows alone" in refused.stderr
+    assert "--adopt-orphans makes a base from the rows alone" in refused.stderr
     library = migrate(source, tmp_path / "library", *of("lost"))
     assert library.bodies("lost") == ["one", f"text of {upload}"]
     assert library.raw("lost")["up.pdf"] == b"a pdf"
@@ -536,14 +536,14 @@ def test_part_of_a_profile_is_still_refused(tmp_path: Path) -> None:
     write_store(tmp_path / "profile" / "Data" / "KnowledgeBase" / "lost", rows_of("one"))
     done = run("migrate", tmp_path / "profile" / "Data" / "KnowledgeBase", "--to", tmp_path / "library", ADOPT)
     assert done.status == 2
-    assert f"it is part of the profile {tmp_path / 'profile'}: give that" in done.stderr
+    assert f"it is part of the profile {tmp_path / 'profile'}; give that instead" in done.stderr
 
 
 def test_other_sources_have_no_such_files(tmp_path: Path) -> None:
     healthy(tmp_path / "kb").write()
     done = run("migrate", tmp_path / "kb", "--to", tmp_path / "library", ADOPT)
     assert done.status == 2
-    assert "--adopt-orphans is for vector files of v1, and this is a knowledge base of rsclaw" in done.stderr
+    assert "--adopt-orphans only applies to vector files of v1, and this is a knowledge base of rsclaw" in done.stderr
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------
@@ -555,7 +555,7 @@ def test_check_offers_what_then_works(tmp_path: Path) -> None:
     assert found["v1.unnamed-file"] == f"regraft migrate {source} --to OUT --adopt-orphans"
     after = run("check", source, *of("lost"), "--json").document["findings"]
     assert [one["message"] for one in after if one["name"] == "v1.unnamed-file"] == [
-        "no base of the state names this vector file; told from 1 row: 1 url"
+        "no base of the state names this vector file; reconstructed from 1 row: 1 url"
     ]
     refused = run("check", tmp_path / "library" / "catalog.sqlite", ADOPT)
     assert refused.status == 2

@@ -159,7 +159,11 @@ def test_more_rows_than_bytes_can_hold_are_refused(tmp_path):
     nothing = [pa.nulls(200_000, field.type) for field in schema]
     pq.write_table(pa.table(nothing, schema=schema), path)
     assert path.stat().st_size < 200_000 / unit_file.ROWS_PER_BYTE
-    refused(run("import", path, "--to", tmp_path / "back"), "it has 200,000 rows in", "no file of units has")
+    refused(
+        run("import", path, "--to", tmp_path / "back"),
+        "it has 200,000 rows in",
+        "more than a file of units can contain",
+    )
     assert [found.name for found in tmp_path.iterdir()] == ["units.parquet"]
 
 
@@ -263,11 +267,11 @@ def test_rows_that_only_a_table_or_its_index_has_are_said_to_be_damage(tmp_path,
 def test_rows_that_are_missing_when_they_are_read_again_stop_an_import(tmp_path, monkeypatch):
     source = built(tmp_path, {"one": ["first text", "second text"]})
     assert run("export", source, tmp_path / "units.parquet").status == 0
-    real = import_plan.columns.read_rows
-    monkeypatch.setattr(import_plan.columns, "read_rows", lambda path, groups: islice(real(path, groups), 1))
+    real = import_plan.unit_file.read_rows
+    monkeypatch.setattr(import_plan.unit_file, "read_rows", lambda path, groups: islice(real(path, groups), 1))
     done = run("import", tmp_path / "units.parquet", "--to", tmp_path / "back", "--json")
     message = said(done, "StoppedMidway", 3)
-    assert f"two readings of base {BASE} gave 2 and 1 rows" in message
+    assert f"two reads of base {BASE} gave 2 and 1 rows" in message
     assert not list((tmp_path / "back").rglob("index.sqlite"))
 
 
@@ -430,7 +434,7 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
     with untouched(tmp_path):
         plan = imported(tmp_path, "--dry-run").document
         text = imported(tmp_path, "--dry-run", quiet="-q").stdout
-    assert "76 of 76 rows will be carried with their vectors (76), none embedded again." in text
+    assert "76 of 76 rows will be migrated with their vectors (76); nothing was embedded again." in text
     assert text.endswith("Dry run: nothing was written.\n")
     done = imported(tmp_path).document
     for key in ("id", "name", "status", "items", "rows", "vectors"):
@@ -530,7 +534,7 @@ def test_a_base_of_one_command_is_not_written_over_by_the_other(tmp_path, first)
     command = ("import", tmp_path / "units.parquet") if first == "migrate" else ("migrate", SAMPLE)
     with untouched(target):
         message = said(run(*command, "--to", target, "--json"), "TargetBaseForeign", 2)
-    assert f"came here by regraft {first}" in message
+    assert f"was written here by regraft {first}" in message
     assert run("import", exported(tmp_path, ["other"], "other.parquet"), "--to", target).status == 1
     assert BASE in indexes_of(target)
 
@@ -565,22 +569,22 @@ def test_a_disk_without_room_is_refused(tmp_path, monkeypatch, more):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     # It is refused before the file is read for its checksum.
-    monkeypatch.setattr(import_plan, "crc32_of", None)
+    monkeypatch.setattr(import_plan, "stream_crc32", None)
     assert "100.0 kB are free" in said(imported(tmp_path, *more), "NotEnoughSpace", 2)
     assert not (tmp_path / "back").exists()
 
 
 def test_a_file_that_changes_before_its_checksum_is_taken_stops_the_import(tmp_path, monkeypatch):
     path = exported(tmp_path, ["a"])
-    read = import_plan.crc32_of
+    read = import_plan.stream_crc32
 
     def grown(file: Any) -> int:
         found = read(file)
         path.write_bytes(path.read_bytes() + b"more")
         return found
 
-    monkeypatch.setattr(import_plan, "crc32_of", grown)
-    assert "it changed meanwhile" in said(imported(tmp_path), "StoppedMidway", 3)
+    monkeypatch.setattr(import_plan, "stream_crc32", grown)
+    assert "it changed while it was read" in said(imported(tmp_path), "StoppedMidway", 3)
     assert not (tmp_path / "back").exists() or not list((tmp_path / "back").glob("KnowledgeBase/*"))
 
 
@@ -613,7 +617,7 @@ def test_a_file_that_changes_meanwhile_stops_the_run(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(unit_file, "survey_file", and_touched)
-        assert "it changed meanwhile" in said(imported(tmp_path), "StoppedMidway", 3)
+        assert "it changed while it was read" in said(imported(tmp_path), "StoppedMidway", 3)
     assert list(files_of(tmp_path / "back")) == [".regraft/ledger.sqlite"]
     assert outcomes_of(imported(tmp_path)) == ["failed"]
 
@@ -630,7 +634,7 @@ def test_bases_of_several_dimensions_need_a_file_each(tmp_path):
         assert run("export", source, path, "--base", base_id).status == 0
     assert run("import", *files, "--to", tmp_path / "back", "--fail-on", "never").status == 0
     assert indexes_of(tmp_path / "back") == indexes_of(tmp_path)
-    refused(run("import", files[0], files[0], "--to", tmp_path / "twice"), BASE, "once")
+    refused(run("import", files[0], files[0], "--to", tmp_path / "twice"), BASE, "in one file only")
     refused(run("export", source, files[0], "--base", "nobody"), "nobody", BASE)
 
 
@@ -639,15 +643,15 @@ def test_only_an_earlier_file_of_units_is_written_over(tmp_path):
     target = tmp_path / "units.parquet"
     for content in (b"", b"my own file", b"PAR1 and no more"):
         target.write_bytes(content)
-        refused(run("export", source, target), "did not write it")
+        refused(run("export", source, target), "was not written by regraft")
         assert target.read_bytes() == content
     pq.write_table(pa.table({"mine": [1]}), target)
-    refused(run("export", source, target), "did not write it")
+    refused(run("export", source, target), "was not written by regraft")
     target.unlink()
     assert run("export", source, target).status == run("export", source, target).status == 0
     refused(run("export", source, tmp_path / "no" / "folder.parquet"), "its folder does not exist")
     library = tmp_path / "KnowledgeBase"
-    refused(run("export", library, library / "units.parquet"), "it lies in the source")
+    refused(run("export", library, library / "units.parquet"), "it is inside the source")
 
 
 def test_a_stop_leaves_no_part_of_a_file_or_library(tmp_path, monkeypatch):
@@ -673,7 +677,7 @@ def test_a_library_is_imported_into_a_folder_of_its_own(tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["file"]
     (tmp_path / "empty").mkdir()
     assert run("import", tmp_path / "units.parquet", "--to", tmp_path / "empty", "--fail-on", "never").status == 0
-    refused(run("import", tmp_path / "units.parquet", "--to", tmp_path), "inside one another")
+    refused(run("import", tmp_path / "units.parquet", "--to", tmp_path), "one of the target and the source")
 
 
 def test_foreign_and_damaged_files_are_one_line(tmp_path):
@@ -713,7 +717,7 @@ def test_a_base_id_that_leads_elsewhere_is_refused(tmp_path):
         about = FileMetadata(1, "v2", None, [unit_file.BaseMetadata(name, "x", None, None, index=True)])
         with unit_file.write_units(tmp_path / "units.parquet", about):
             pass
-        refused(run("import", tmp_path / "units.parquet", "--to", tmp_path / "back"), "name of a folder")
+        refused(run("import", tmp_path / "units.parquet", "--to", tmp_path / "back"), "not a valid folder name")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["units.parquet"]
 
 
@@ -785,7 +789,7 @@ def test_items_that_have_no_place_in_a_catalog_are_counted(tmp_path):
 
 def test_a_completed_base_without_an_index_is_refused(tmp_path):
     path = described(tmp_path / "units.parquet", {}, [], index=False)
-    refused(run("import", path, "--to", tmp_path / "back"), "is completed, and has no index")
+    refused(run("import", path, "--to", tmp_path / "back"), "is completed but has no index")
     assert [found.name for found in tmp_path.iterdir()] == ["units.parquet"]
 
 
@@ -797,7 +801,7 @@ def test_an_item_with_texts_that_nobody_can_read_is_refused(data, tmp_path):
     with unit_file.write_units(path, about):
         pass
     for more in ("--dry-run", "-q"):
-        refused(run("import", path, "--to", tmp_path / "back", more), "its item odd has texts, and its data")
+        refused(run("import", path, "--to", tmp_path / "back", more), "its item odd has texts, but its data")
     assert [found.name for found in tmp_path.iterdir()] == ["units.parquet"]
 
 
@@ -831,7 +835,7 @@ def test_a_dictionary_that_stands_for_gigabytes_is_read_few_rows_at_once(tmp_pat
     path = harmful(tmp_path, 3_000, text=texts)
     assert path.stat().st_size < 100_000
     sizes: list[tuple[int, int]] = []
-    monkeypatch.setattr(unit_file, "_look_at", lambda _, batch, *more: sizes.append((len(batch), batch.nbytes)))
+    monkeypatch.setattr(unit_file, "_count_batch", lambda _, batch, *more: sizes.append((len(batch), batch.nbytes)))
     unit_file.survey_file(path, lambda _: None)
     assert sum(rows for rows, _ in sizes) == 3_000
     assert max(size for _, size in sizes) < 100 << 20
@@ -908,7 +912,7 @@ def test_a_file_without_names_of_bases_comes_back_equal(tmp_path):
 def test_a_name_that_is_not_that_of_a_parquet_file_is_refused(tmp_path, name):
     source = built(tmp_path / "store", {"one": ["a text"]})
     before = snapshot(tmp_path)
-    refused(run("export", source, tmp_path / name), name, "ends in .parquet")
+    refused(run("export", source, tmp_path / name), name, "does not end in .parquet")
     said(run("export", source, tmp_path / name, "--json"), "WrongUsage", 2)
     assert snapshot(tmp_path) == before
 
@@ -929,7 +933,7 @@ def test_standard_output_is_not_shared_with_a_document_nor_written_where_nothing
     source = built(tmp_path / "store", {"one": ["a text"]})
     before = snapshot(tmp_path)
     message = said(run("export", source, "-", "--json"), "WrongUsage", 2)
-    assert "--json and the file would both go to standard output" in message
+    assert "--json and the file would both be written to standard output" in message
     refused(run("export", source, "-", "--base", "nobody"), "nobody")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     done = run("export", source, "-")
@@ -942,7 +946,7 @@ def test_an_import_says_that_the_original_files_are_not_in_it(tmp_path):
     source = built(tmp_path / "store", {"one": ["a text"]})
     path = tmp_path / "units.parquet"
     assert run("export", source, path).status == 0
-    sentence = "The original files are not in a Parquet file."
+    sentence = "A Parquet file does not contain the original files."
     assert sentence in run("import", path, "--to", tmp_path / "back", "--dry-run").stdout
     assert sentence in run("import", path, "--to", tmp_path / "back").stdout
     assert sentence not in run("import", path, "--to", tmp_path / "back", "-q").stdout

@@ -32,10 +32,9 @@ TEXTS = st.text(st.sampled_from("a\n\0é文🎉"), max_size=12)
 def pieces(patch: pytest.MonkeyPatch, size: int) -> None:
     """Let texts of an import be large from a few bytes on, and pieces be small."""
     everywhere(patch, size)
-    names = ("migrators.parquet.index_builder", "migrators.parquet.index_builder", "regraft.formats.parquet.unit_file")
-    for name in (*names, "regraft.formats.parquet.unit_file"):
-        patch.setattr(importlib.import_module(name), "LARGE_BYTES", 4)
-    large = importlib.import_module(names[0])
+    large = importlib.import_module("migrators.parquet.index_builder")
+    for module in (large, unit_file):
+        patch.setattr(module, "LARGE_BYTES", 4)
     patch.setattr(large, "PIECE_BYTES", size)
     patch.setattr(large, "_STEP_BYTES", 3 + size)
     patch.setattr(unit_file, "LARGE_GROUP_BYTES", 4)
@@ -68,7 +67,7 @@ def materials(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def _row(said: dict[str, Any], number: int) -> UnitRow:
-    empty = dict.fromkeys((*unit_file.COLUMNS, unit_file.VECTOR))
+    empty = dict.fromkeys((*unit_file.COLUMNS, unit_file.VECTOR_COLUMN))
     key = identity.text_hash(said["text"])
     vector = key[:8].encode() if number % 2 else None
     return UnitRow(**{**empty, "base": BASE, "path": said["item"], "body_hash": key, "vector": vector, **said})
@@ -76,7 +75,7 @@ def _row(said: dict[str, Any], number: int) -> UnitRow:
 
 def _viewed(row: UnitRow) -> UnitRow:
     """Return a row as a file gives it where every text is large."""
-    values = {name: getattr(row, name) for name in (*unit_file.COLUMNS, unit_file.VECTOR)}
+    values = {name: getattr(row, name) for name in (*unit_file.COLUMNS, unit_file.VECTOR_COLUMN)}
     for name in ("text", "content"):
         if values[name] is not None:
             values[name] = memoryview(values[name].encode())
@@ -143,7 +142,7 @@ def test_a_large_row_stands_in_a_row_group_of_its_own(tmp_path: Path, monkeypatc
     path = tmp_path / "rows.parquet"
     with unit_file.write_units(path, FileMetadata(1, "v2", 2, [])) as target:
         for row in rows:
-            values = {name: getattr(row, name) for name in (*unit_file.COLUMNS, unit_file.VECTOR)}
+            values = {name: getattr(row, name) for name in (*unit_file.COLUMNS, unit_file.VECTOR_COLUMN)}
             is_long = len(row.text) > 4
             target.add(UnitRow(**{**values, "text": row.text.encode() if is_long else row.text}))
             if is_long:

@@ -211,12 +211,9 @@ def test_planning_knows_no_clock() -> None:
     timeless = drafted(note("n", created_at=None, updated_at="?"))
     plan = plan_base(timeless, VectorSurvey())
     assert [(item.created_at, item.updated_at) for item in plan.items] == [(None, None)]
-    v1 = [REPO / "migrators" / "cherry_v1" / f"{name}.py" for name in ("draft", "items")]
-    pipeline = [
-        REPO / "migrators" / "pipeline" / f"{name}.py"
-        for name in ("drafts", "plan", "plan_model", "ownership", "duplicates")
-    ]
-    catalog = [REPO / "regraft" / "formats" / "cherry_v2" / f"{name}.py" for name in ("models", "values")]
+    v1 = [REPO / "migrators" / "cherry_v1" / f"{name}.py" for name in ("draft",)]
+    pipeline = [REPO / "migrators" / "pipeline" / f"{name}.py" for name in ("source", "plan", "accounting", "losses")]
+    catalog = [REPO / "regraft" / "formats" / "cherry_v2" / f"{name}.py" for name in ("models", "settings")]
     for path in (*v1, *pipeline, *catalog):
         source = path.read_text(encoding="utf-8")
         assert not re.search(r"^(import|from) (time|datetime|random|secrets|uuid|os)\b", source, re.MULTILINE)
@@ -230,7 +227,7 @@ def test_the_plan_does_not_hang_on_the_order_of_sets(monkeypatch: pytest.MonkeyP
     results = set()
     for seed in ("1", "2"):
         done = subprocess.run(
-            [sys.executable, "-c", script, os.pathsep.join(sys.path)],
+            [sys.executable, "-c", script, os.pathsep.join([str(Path(__file__).parent), *sys.path])],
             capture_output=True,
             text=True,
             check=True,
@@ -361,7 +358,7 @@ def owner_of(loader: str | None, found: VectorSurvey, *items: Any) -> str | None
     names = {item.id: item.legacy_id for item in draft.items}
     for container, children in expanded.items():
         names |= {child.id: f"{names[container]}#{at}" for at, child in enumerate(children)}
-    owner = LoaderOwners(draft, expanded).owner(loader)
+    owner = LoaderOwners(draft, expanded).item_of(loader)
     return None if owner is None else names[owner]
 
 
@@ -612,7 +609,7 @@ def test_completed_files_without_rows_are_named_once() -> None:
     plan = plan_base(drafted(*items), found, Hints(twins=(twin("LOST", "F"),)))
     [said] = [notice for notice in plan.notices if notice.code == "file_without_rows"]
     assert (said.base, said.item, said.count) == ("kb", None, 3)
-    assert said.message == "3 completed files without any text, as there are no rows: b.txt, none.txt, a.csv"
+    assert said.message == "3 completed files without rows, and so without any text: b.txt, none.txt, a.csv"
     failed = plan_base(drafted(*items), StoreProblem("does not exist"))
     assert "file_without_rows" not in {notice.code for notice in failed.notices}
 

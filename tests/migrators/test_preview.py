@@ -255,7 +255,7 @@ def test_the_file_itself_may_lie_beside_the_target(tmp_path):
 def test_a_target_in_a_source_folder_is_refused(tmp_path):
     done = run("migrate", flat_library(tmp_path), "--to", tmp_path / "KnowledgeBase" / "out", *WORD)
     assert done.status == 2
-    assert "lie inside one another" in done.stderr
+    assert "contains the other" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def test_a_file_that_is_cut_off_makes_a_failed_base(tmp_path):
     source.write_bytes(source.read_bytes()[:-5000])
     library = migrate(source.parent, tmp_path / "out", *WORD)
     assert library.base(BASE)["error"] == "missing_vector_store"
-    assert "cut off" in library.warnings("missing_vector_store")[0]["message"]
+    assert "is truncated" in library.warnings("missing_vector_store")[0]["message"]
 
 
 def test_a_damaged_store_without_a_model_says_both(tmp_path):
@@ -1100,7 +1100,7 @@ def test_rows_beside_a_filled_v2_index_stay_where_they_are_and_are_told(tmp_path
     db.close()
     library = migrate(source, tmp_path / "out")
     assert library.report["skipped"] == {"current_layout": 1}
-    assert "lie unused" in library.warnings("current_layout")[0]["message"]
+    assert "unused rows of a preview build" in library.warnings("current_layout")[0]["message"]
 
 
 @pytest.mark.parametrize("kind", ["library", "base", "index", "profile", "zip"])
@@ -1130,7 +1130,7 @@ def test_a_folder_that_is_said_to_be_one_and_is_none_is_refused(tmp_path):
     (tmp_path / "in").mkdir()
     done = run("migrate", tmp_path / "in", "--to", tmp_path / "out", "--kind", "preview-library")
     assert done.status == 2
-    assert "it does not hold what a library of a preview build holds" in done.stderr
+    assert "it does not contain a library of a preview build" in done.stderr
 
 
 # --- the stages ----------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_check_does_not_look_whether_the_source_is_gone(tmp_path: Path) -> None:
     assert line == f"regraft repair {library} --from {source} --base {KB}"
     assert run(*line.split()[1:], "--json").status == 2
     [message] = {one["message"] for one in found if one["base"] == KB}
-    assert message.endswith(f"without that copy: regraft repair {library} --salvage --base {KB}")
+    assert message.endswith(f"if that copy no longer exists: regraft repair {library} --salvage --base {KB}")
 
 
 def test_a_full_text_table_that_no_statement_can_read_is_written_anew(place: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_somebody_changed_is_named_and_left(place: Path) -> None:
     assert said_codes(done) == [("base_changed_since", "kb")]
     text = run("migrate", place / "v1", "--to", place / "library", "--now", NOW, "--fail-on", "never").stdout
     assert "Nothing has changed" not in text
-    assert "since they were migrated, and left as they are: Base kb" in text
+    assert "since they were migrated: Base kb" in text
     assert text.rstrip().endswith(f"Next: regraft check {place / 'library'}")
     assert index(place / "library").read_bytes() == changed
 
@@ -148,4 +148,4 @@ def test_a_base_is_meant_by_its_name_or_an_id_or_its_beginning(place: Path, name
 
 def test_a_base_that_is_not_there_is_refused_with_those_that_are(place: Path) -> None:
     message = said(again(place, "--base", "Base of nobody"), "BaseUnknown", REFUSED)
-    assert "no base has this name or id; there are: Base kb" in message
+    assert "no base has this name or id; known bases: Base kb" in message

@@ -79,7 +79,7 @@ def test_a_second_run_writes_nothing_and_says_so(source: Source, target: Path) -
         for_person = migrate(source.folder, target)
         for_program = migrate(source.folder, target, "--json")
     assert for_person.status == for_program.status == 1
-    assert for_person.stdout.endswith("Nothing has changed since the last run: nothing was written.\n")
+    assert for_person.stdout.endswith("Nothing to do: the source has not changed since the last run.\n")
     assert outcomes(for_program.document) == UNCHANGED
 
 
@@ -129,7 +129,7 @@ def test_a_source_without_bases_is_nothing_to_do_the_second_time(tmp_path: Path)
     target = tmp_path / "library"
     assert migrate(source.folder, target).status == 0
     with untouched(target):
-        assert "nothing was written" in migrate(source.folder, target).stdout
+        assert "Nothing to do" in migrate(source.folder, target).stdout
 
 
 # --- changes -------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_a_changed_base_is_carried_anew_and_only_that_one(
     assert left_over(target) == []
     assert library(target) == fresh(source, tmp_path)
     with untouched(target):
-        assert "nothing was written" in migrate(source.folder, target).stdout
+        assert "Nothing to do" in migrate(source.folder, target).stdout
 
 
 def test_a_new_base_comes_in_its_place(source: Source, target: Path, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_base_that_could_not_be_read_once_is_tried_again(source: Source, tmp_p
         patch.setattr(index, "build_index", touching)
         done = migrate(source.folder, target, "--base", "beta", "--json")
     assert outcomes(done.document) == {"beta": "failed"}
-    assert any("it changed meanwhile" in warning["message"] for warning in done.document["warnings"])
+    assert any("it changed while it was read" in warning["message"] for warning in done.document["warnings"])
     done = migrate(source.folder, target, "--base", "beta", "--json")
     assert (done.status, outcomes(done.document)) == (0, {"beta": "written"})
 

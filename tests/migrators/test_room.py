@@ -74,7 +74,7 @@ def test_texts_and_vectors_of_several_sizes(
 
 @pytest.mark.parametrize(("length", "bytes_"), [(32, 132), (512, 683), (2048, 4096), (4096, 4608), (6144, 8192)])
 def test_what_a_vector_takes_in_pages(length: int, bytes_: int) -> None:
-    assert preflight._on_pages(length) == pytest.approx(bytes_, abs=2)
+    assert preflight._bytes_on_pages(length) == pytest.approx(bytes_, abs=2)
 
 
 def test_an_import(tmp_path: Path) -> None:

@@ -336,7 +336,7 @@ def test_a_document_that_cannot_be_read_is_no_quiet_loss(store, odd):
     assert skipped(outcome) == {"row_unreadable": 1}
     assert outcome.document["skipped"] == {"row_unreadable": 1}
     told = [one["message"] for one in outcome.document["warnings"] if one["code"] == "row_unreadable"]
-    assert sorted(told) == ["1 row not carried (for example rowid 2)", "1 row of documents not of their form"]
+    assert sorted(told) == ["1 row not migrated (for example rowid 2)", "1 row of documents in an unknown form"]
 
 
 @pytest.mark.parametrize("field", ["vector", "locator", "meta"])
@@ -381,8 +381,8 @@ def test_a_base_of_another_kb_is_not_written_over(store, tmp_path):
     outcome = run(*line)
     assert outcome.status == 2
     assert outcome.stderr == (
-        f"regraft: {library_of(store.root)}: its base rsclaw was migrated from another knowledge base, none of whose "
-        "documents is in this one; give another folder.\n"
+        f"regraft: {library_of(store.root)}: its base rsclaw was migrated from another knowledge base, which has no "
+        "document in common with this one; give another folder.\n"
     )
     after = snapshot(library_of(store.root))
     assert {name: one for name, one in after.items() if ".regraft" not in name} == {
@@ -406,7 +406,7 @@ def test_a_file_that_was_edited_is_told(store):
     store.file(doc["markdown_path"], markdown_file(doc, "other").encode())
     outcome = migrate(store.write())
     assert [one["message"] for one in outcome.document["warnings"] if one["code"] == "document_changed"] == [
-        "the file of One is not the one that its texts were cut from"
+        "the file of One has changed since its chunks were made"
     ]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rsclaw_migrated import carried, items, library_of, migrate, only_base, rows, skipped
 from rsclaw_store import RsclawStore
 
-from regraft.formats.rsclaw import chunks, selection
+from regraft.formats.rsclaw import chunks, documents
 
 VISIBILITIES: list[tuple[dict[str, Any], str | None]] = [
     ({"type": "global"}, None),
@@ -102,7 +102,7 @@ def test_a_kb_of_which_nothing_is_visible_is_told_so(store):
     assert (outcome.status, outcome.document["bases"]) == (1, [])
     assert outcome.document["skipped"] == {"nothing_visible": 1}
     assert [one["message"] for one in outcome.document["warnings"]] == [
-        "1 document, and none is for those for whom is migrated"
+        "1 document, none of them visible to the given users"
     ]
 
 
@@ -125,7 +125,7 @@ def test_a_word_for_nobody_is_refused(store, word):
         return
     assert outcome.status == 2
     assert outcome.stderr == (
-        f"regraft: --visible-to {word}: nobody is named so (give user:ID, agent:ID or channel:ID).\n"
+        f"regraft: --visible-to {word}: not a valid user, agent or channel (give user:ID, agent:ID or channel:ID).\n"
     )
     assert not library_of(store.root).exists()
 
@@ -133,7 +133,10 @@ def test_a_word_for_nobody_is_refused(store, word):
 def test_other_sources_have_no_visibility(tmp_path, golden):
     outcome = run("migrate", golden("basic") / "v1", "--to", tmp_path / "out", "--yes", "--visible-to", "user:u")
     assert outcome.status == 2
-    assert outcome.stderr == "regraft: --visible-to is for documents of a knowledge base of rsclaw (leave it out).\n"
+    assert (
+        outcome.stderr
+        == "regraft: --visible-to only applies to documents of a knowledge base of rsclaw (leave it out).\n"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -210,7 +213,7 @@ def test_a_target_inside_the_kb_is_refused(store):
     before = snapshot(store.root)
     outcome = run("migrate", store.root, "--to", store.root / "md" / "out", "--yes")
     assert outcome.status == 2
-    assert "lie inside one another" in outcome.stderr
+    assert "contains the other" in outcome.stderr
     assert snapshot(store.root) == before
 
 
@@ -222,8 +225,8 @@ def test_a_kb_in_use_is_refused(store):
         outcome = run("migrate", store.root, "--to", library_of(store.root), "--yes")
     assert outcome.status == 2
     assert outcome.stderr == (
-        f"regraft: {store.root / 'kb.redb'}: another program has this redb file open; quit that first, or give a copy"
-        " of the file.\n"
+        f"regraft: {store.root / 'kb.redb'}: another program has this redb file open; quit that program first, "
+        "or use a copy of the file.\n"
     )
     assert not library_of(store.root).exists()
 
@@ -236,7 +239,7 @@ def test_a_database_that_is_damaged_as_a_whole_is_refused(store):
         content[slot + 8] ^= 1
     (store.root / "kb.redb").write_bytes(content)
     outcome = run("migrate", store.root, "--to", library_of(store.root), "--yes")
-    assert (outcome.status, "neither of its two commit slots is whole" in outcome.stderr) == (2, True)
+    assert (outcome.status, "both commit slots are damaged" in outcome.stderr) == (2, True)
     assert not library_of(store.root).exists()
 
 
@@ -284,7 +287,7 @@ def changed_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, store
 def test_an_export_of_two_states_is_none(store, monkeypatch):
     store.doc("All", ["a"])
     root = store.write()
-    changed_after(monkeypatch, chunks, "choose", store)
+    changed_after(monkeypatch, chunks, "choose_chunks", store)
     outcome = run("export", root, store.root.parent / "rows.parquet")
     assert (outcome.status, "this redb file changed while it was read" in outcome.stderr) == (2, True)
     assert not (store.root.parent / "rows.parquet").exists()
@@ -293,6 +296,6 @@ def test_an_export_of_two_states_is_none(store, monkeypatch):
 def test_a_search_of_two_states_is_none(store, monkeypatch):
     store.doc("All", ["a text"])
     root = store.write()
-    changed_after(monkeypatch, selection, "judge", store)
+    changed_after(monkeypatch, documents, "select_documents", store)
     outcome = run("search", root, "text", "--json")
     assert (outcome.status, outcome.document["error"]["code"]) == (2, "RedbChanged")

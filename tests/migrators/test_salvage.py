@@ -34,7 +34,7 @@ def _salvaged(path: Path, made: Made) -> tuple[dict[int, tuple[object, ...]], Sa
     """Return the rows that came along, by number, and what was counted; none where it is no SQLite file at all."""
     known = {row[2] for row in (*made.rows.values(), *made.gone.values())}
     try:
-        with salvage.salvaged(path, path.parent, known=known, dimensions=made.layout.dimensions) as left:
+        with salvage.salvage_file(path, path.parent, known=known, dimensions=made.layout.dimensions) as left:
             assert left.path is not None
             db = apsw.Connection(str(left.path), flags=apsw.SQLITE_OPEN_READONLY)
             rows = db.execute(
@@ -133,7 +133,7 @@ def test_without_the_word_a_damaged_base_fails_and_says_what_is_left(tmp_path: P
     base = _damaged_base(done.document, carried=False)
     assert (base["status"], base["error"]) == ("failed", "missing_vector_store")
     said = next(one["message"] for one in done.document["warnings"] if one["code"] == "missing_vector_store")
-    assert "can be salvaged" in said
+    assert "--salvage can salvage" in said
     assert done.status == 1
 
 

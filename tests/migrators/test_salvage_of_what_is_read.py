@@ -116,7 +116,7 @@ def test_what_is_left_without_a_schema_is_offered(made: Made, tmp_path: Path, na
 
     said = next(one["message"] for one in done.document["warnings"] if one["code"] == "missing_vector_store")
     count = len(made.rows)
-    assert f"{count} of about {count} rows can be salvaged with --salvage" in said
+    assert f"--salvage can salvage {count} of about {count} rows" in said
     assert any("--salvage" in str(one.get("repair")) for one in check.document["findings"])
 
 
@@ -154,7 +154,7 @@ def test_what_is_wrong_is_said(made: Made, tmp_path: Path) -> None:
     done = run("migrate", source, "--to", tmp_path / "library", "--json", "--salvage")
 
     said = next(one["message"] for one in done.document["warnings"] if one["code"] == "salvaged")
-    assert "is damaged, although it can be read: " in said
+    assert "is damaged, although SQLite can read it: " in said
     assert "missing from index sqlite_autoindex_vectors_2" in said
 
 
@@ -220,7 +220,7 @@ def test_nothing_contradicts_a_whole_file(tmp_path: Path, layout: Layout) -> Non
     path = tmp_path / "vectors"
     path.write_bytes(make(tmp_path / "made", layout).raw)
 
-    assert salvage.doubt(path) is None
+    assert salvage.find_hidden_damage(path) is None
 
 
 def _with_vectors(made: Made, path: Path, change: Callable[[int, bytes], bytes]) -> Path:
@@ -237,14 +237,17 @@ def test_vectors_of_another_model_are_no_damage(made: Made, tmp_path: Path) -> N
     def longer(number: int, vector: bytes) -> bytes:
         return v1.floats(*(20 * one for one in memoryview(vector).cast("f"))) if number % 4 == 0 else vector
 
-    assert salvage.doubt(_with_vectors(made, tmp_path / "vectors", longer)) is None
+    assert salvage.find_hidden_damage(_with_vectors(made, tmp_path / "vectors", longer)) is None
 
 
 def test_one_vector_that_is_longer_is(made: Made, tmp_path: Path) -> None:
     def longer(number: int, vector: bytes) -> bytes:
         return v1.floats(*(1.01 * one for one in memoryview(vector).cast("f"))) if number == 9 else vector
 
-    assert salvage.doubt(_with_vectors(made, tmp_path / "vectors", longer)) == "1 vector unlike the others"
+    assert (
+        salvage.find_hidden_damage(_with_vectors(made, tmp_path / "vectors", longer))
+        == "1 vector with values unlike those of all others"
+    )
 
 
 def test_a_vector_index_of_libsql_is_no_damage(made: Made, tmp_path: Path) -> None:
@@ -257,8 +260,8 @@ def test_a_vector_index_of_libsql_is_no_damage(made: Made, tmp_path: Path) -> No
     db.close()
     VECTOR_TABLE.survey(path)
 
-    assert salvage.doubt(path) is None
+    assert salvage.find_hidden_damage(path) is None
 
     raw = path.read_bytes()
     path.write_bytes(raw.replace(made.rows[150][1].encode(), made.rows[150][1].swapcase().encode(), 1))
-    assert "sqlite_autoindex_vectors_2" in str(salvage.doubt(path))
+    assert "sqlite_autoindex_vectors_2" in str(salvage.find_hidden_damage(path))

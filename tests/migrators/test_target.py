@@ -83,7 +83,7 @@ def test_an_edited_catalog_is_never_written_over(library: Path) -> None:
     (library / "KnowledgeBase" / MUSEUM / ".cherry" / "index.sqlite").unlink()
     with untouched(library):
         message = said(again(library), "TargetCatalogChanged", REFUSED)
-    assert message.startswith(f"{library / 'catalog.sqlite'}: changed since regraft wrote it")
+    assert message.startswith(f"{library / 'catalog.sqlite'}: changed after regraft wrote it")
 
 
 # --- report pages --------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_a_report_page_is_never_written_into_the_source(tmp_path: Path, name: st
     source = shutil.copytree(BACKUP, tmp_path / "backup")
     before = snapshot(source)
     done = run("migrate", source, "--to", tmp_path / "library", "--report", source / name, "--json", *more)
-    assert f"it lies in {source}, which" in said(done, "ReportNotWritable", REFUSED)
+    assert f"it is inside {source}, which" in said(done, "ReportNotWritable", REFUSED)
     assert snapshot(source) == before
     assert not (tmp_path / "library").exists()
 
@@ -104,10 +104,10 @@ def test_a_report_page_is_never_written_over_a_file_of_another_kind(library: Pat
     theirs = tmp_path / "thesis.html"
     theirs.write_text("<!doctype html><title>My thesis</title>")
     message = said(again(library, "--report", theirs), "ReportNotWritable", REFUSED)
-    assert "no report page" in message
+    assert "is not a report page" in message
     assert theirs.read_text() == "<!doctype html><title>My thesis</title>"
     message = said(again(library, "--report", library / "catalog.sqlite"), "ReportNotWritable", REFUSED)
-    assert f"it lies in {library}, which" in message
+    assert f"it is inside {library}, which" in message
 
 
 def test_a_report_page_may_replace_an_earlier_one(library: Path, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_fault_of_ours_is_one_line_too(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("migrators.pipeline.preflight.check_target", fault)
     done = run("migrate", ARCHIVE, "--to", tmp_path / "library", "--json")
     message = said(done, "FaultOfRegraft", STOPPED)
-    assert message.startswith("ZeroDivisionError: an assumption that did not hold; this is a fault of regraft")
+    assert message.startswith("ZeroDivisionError: an assumption that did not hold; this is a bug in regraft")
     assert not (tmp_path / "library").exists()
 
 

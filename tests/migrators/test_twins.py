@@ -82,7 +82,7 @@ def test_a_file_without_rows_gets_those_of_the_file_that_it_equals(tmp_path: Pat
     }
     index = library.base("kb")["index"]
     assert (index["materials"], index["units"], index["embeddings"]) == (3, 5, 3)
-    said = "copy.md: v1 kept nothing of it, since report.md has the same bytes; it gets the same 2 chunks"
+    said = "copy.md: v1 stored no chunks of it, because report.md has the same bytes; it gets the same 2 chunks"
     assert messages(library, "restored_duplicate") == [("copy", said, 2)]
     assert library.status == 0
     assert library.raw("kb").keys() >= {"report.md", "copy.md"}
@@ -182,7 +182,7 @@ def test_what_the_twin_itself_lacks_is_said(tmp_path: Path, rows: list[Row]) -> 
     library = migrated(tmp_path, *ITEMS, rows=rows, uploads=UPLOADS)
     assert of_item(library, "copy") == of_item(library, "report")
     [(_, said, _)] = messages(library, "restored_duplicate")
-    assert said.endswith("as far as v1 kept it")
+    assert said.endswith("as far as v1 stored it")
 
 
 def test_all_loaders_of_a_twin_count(tmp_path: Path) -> None:
@@ -238,14 +238,14 @@ def test_the_later_of_two_lost_items_has_to_be_a_duplicate_itself(tmp_path: Path
     library = migrated(tmp_path, *ITEMS, later, rows=ROWS, uploads={**UPLOADS, "up-z.md": b"other bytes"})
     assert library.bodies("kb") == ["one", "two", "a note"]
     [(item, said, count)] = messages(library, "file_without_rows")
-    assert (item, said, count) == (None, "1 completed file without any text, as there are no rows: z.md", 1)
+    assert (item, said, count) == (None, "1 completed file without rows, and so without any text: z.md", 1)
 
 
 def test_files_of_which_v1_kept_nothing_are_told(tmp_path: Path) -> None:
     items = [*ITEMS, file("csv", "T", name="table.csv"), file("empty", "E", name="empty.txt")]
     uploads = {**UPLOADS, "up-csv.csv": b"a,b", "up-empty.txt": b""}
     library = migrated(tmp_path, *items, rows=ROWS, uploads=uploads)
-    said = "2 completed files without any text, as there are no rows: table.csv, empty.txt"
+    said = "2 completed files without rows, and so without any text: table.csv, empty.txt"
     assert messages(library, "file_without_rows") == [(None, said, 2)]
     assert library.status == 0
     assert library.item("csv")["status"] == "completed"
@@ -260,7 +260,7 @@ def test_nothing_is_given_back_against_the_users_word(tmp_path: Path) -> None:
     assert library.rows("kb")["restored_duplicate"] == 0
     [(item, said, count)] = messages(library, "lost_duplicate")
     assert (item, count) == ("copy", 2)
-    assert said.startswith("copy.md: v1 kept nothing of it, since report.md has the same bytes")
+    assert said.startswith("copy.md: v1 stored no chunks of it, because report.md has the same bytes")
     assert "--no-restore-duplicates" in said
     assert library.status == 0
 
@@ -295,7 +295,7 @@ def test_the_users_word_can_be_taken_back(tmp_path: Path) -> None:
 def test_the_text_and_the_page_tell_it(tmp_path: Path) -> None:
     library = migrated(tmp_path, *ITEMS, rows=ROWS, uploads=UPLOADS)
     for shown in (migration.format_migration(library.report), migration.migration_page(library.report)):
-        assert "2 chunks more for files of which v1 had kept nothing" in shown
+        assert "2 chunks more for files without chunks in v1, because another file has the same bytes" in shown
     plain = moved(tmp_path / "v1", tmp_path / "plain", "--no-restore-duplicates")
     for shown in (migration.format_migration(plain.report), migration.migration_page(plain.report)):
         assert "more for files" not in shown
@@ -345,7 +345,7 @@ def test_a_file_of_a_folder_gets_an_item_and_the_rows_of_its_twin(tmp_path: Path
     assert library.bodies("kb") == ["text of report.md", "text of z.md", "text of report.md"]
     assert library.bodies_of("kb", copied) == ["text of report.md"]
     assert library.base("kb")["directories"] == {"expanded": 1, "children": 3, "tombstones": 0}
-    said = "copy.MD: v1 kept nothing of it, since report.md has the same bytes; it gets the same 1 chunk"
+    said = "copy.MD: v1 stored no chunks of it, because report.md has the same bytes; it gets the same 1 chunk"
     assert messages(library, "restored_duplicate") == [("d", said, 1)]
     said = f"1 of 4 files of the folder {docs} have no rows in v1 (table.csv)"
     assert messages(library, "directory_entries_without_rows") == [("d", said, 1)]
@@ -427,7 +427,7 @@ def test_a_file_that_was_changed_since_v1_read_it_is_named_as_such(
     library = migrated(tmp_path, item, rows=rows_of(docs, "report.md"))
     assert library.rows("kb")["restored_duplicate"] == 1
     [(_, said, _)] = messages(library, "restored_duplicate")
-    assert ("has the same bytes today, though one of them was changed since v1 read it" in said) is later
+    assert ("has the same bytes now, but one of the two was changed after v1 read it" in said) is later
 
 
 def test_a_file_of_two_folders_counts_as_read_with_the_first(tmp_path: Path, docs: Path) -> None:
@@ -437,7 +437,7 @@ def test_a_file_of_two_folders_counts_as_read_with_the_first(tmp_path: Path, doc
     ]
     library = migrated(tmp_path, *items, rows=rows_of(docs, "report.md"))
     assert library.rows("kb")["restored_duplicate"] == 1
-    assert "today" in messages(library, "restored_duplicate")[0][1]
+    assert "has the same bytes now" in messages(library, "restored_duplicate")[0][1]
 
 
 # --- a second run --------------------------------------------------------------------------------------------------
@@ -520,13 +520,13 @@ def test_what_is_read_to_compare_files_is_bounded(tmp_path: Path, monkeypatch: p
 
 def test_files_that_differ_in_size_or_kind_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    real = file_matching._Digests.of
+    real = file_matching._FileHashes.of
 
     def watching(digests: Any, one: Any) -> bytes | None:
         read.append(one.name)
         return real(digests, one)
 
-    monkeypatch.setattr(file_matching._Digests, "of", watching)
+    monkeypatch.setattr(file_matching._FileHashes, "of", watching)
     items = [
         file("a", "A", name="a.md"),
         file("b", "B", name="b.pdf"),
@@ -566,11 +566,11 @@ def test_chunks_that_v1_never_stored_are_told_by_file(tmp_path: Path) -> None:
     assert library.rows("kb")["v1_deduplicated"] == 12
     [(item, said, count)] = messages(library, "v1_deduplicated")
     assert (item, count) == (None, 12)
-    told = "12 chunks never stored by v1, which had the text already: report.pdf (8), https://example.com/a (2), "
-    assert said.startswith(f"{told}sub/file.md (1), A note that is long")
+    start = "12 chunks never stored by v1 because the same text was stored already: report.pdf (8), "
+    assert said.startswith(f"{start}https://example.com/a (2), sub/file.md (1), A note that is long")
     by_item = {item: (said, count) for item, said, count in messages(library, "v1_deduplicated_item")}
     assert {item: count for item, (_, count) in by_item.items()} == {"f": 8, "p": 2, "d": 1, "n": 1}
-    end = "never stored by v1, which had the text already"
+    end = "never stored by v1 because the same text was stored already"
     assert by_item["f"][0] == f"report.pdf: at least 8 of its 10 chunks {end}"
     assert by_item["d"][0] == f"sub/file.md: at least 1 of its 2 chunks {end}"
     assert len(by_item["n"][0]) < 200

@@ -178,7 +178,7 @@ def test_the_base_fails_by_name_and_the_others_are_migrated(made: Made, tmp_path
     report = report_of(done, "damaged")
     assert (report["status"], report["error"], report["rows"]["carried"]) == ("failed", "missing_vector_store", 0)
     (said,) = messages(done, "damaged", "missing_vector_store")
-    assert "rows can be salvaged with --salvage" in said
+    assert "--salvage can salvage" in said
     assert pairs(library, done, "damaged") == Counter()
     whole = Counter(tree_damage.original_pairs(made))
     assert [pairs(library, done, base) for base in ("behind", "whole")] == [whole, whole]
@@ -242,8 +242,8 @@ def test_rows_that_are_read_otherwise_the_second_time_fail_their_base(
     assert (done.status, done.stderr) == (1, "")
     assert report_of(done, "damaged")["error"] == "missing_vector_store"
     (said,) = messages(done, "damaged", "missing_vector_store")
-    assert "two readings of its table `vectors` gave different rows" in said
-    assert "40 of about 40 rows can be salvaged with --salvage" in said
+    assert "reading table `vectors` twice returned different rows" in said
+    assert "--salvage can salvage 40 of about 40 rows" in said
     assert pairs(library, done, "whole") == Counter(tree_damage.original_pairs(made))
     assert left_over(library) == []
 
@@ -252,8 +252,8 @@ def test_with_salvage_such_a_base_has_all_of_its_rows(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_integrity, "find_contradiction", lambda *_: None)
-    monkeypatch.setattr("regraft.formats.cherry_v1.salvage.doubt", lambda *_: None)
-    monkeypatch.setattr("migrators.pipeline.survey.demand_sound", lambda *_, **__: None)
+    monkeypatch.setattr("regraft.formats.cherry_v1.salvage.find_hidden_damage", lambda *_: None)
+    monkeypatch.setattr("migrators.pipeline.survey.check_for_damage", lambda *_, **__: None)
     source, library = source_of(made, damaged(made, "divider key"), tmp_path), tmp_path / "library"
 
     done = migrated(source, library, "--salvage", "--jobs", "1")
@@ -379,7 +379,7 @@ def test_a_page_of_rows_that_nothing_leads_to_is(made: Made, tmp_path: Path) -> 
     with closing(apsw.Connection(str(path))) as db:
         db.execute("CREATE TABLE copy AS SELECT * FROM vectors")
         db.execute("PRAGMA writable_schema = ON; DELETE FROM sqlite_schema WHERE tbl_name = 'copy'")
-    with pytest.raises(StoreProblem, match="holds rows, and no page leads to it") as raised:
+    with pytest.raises(StoreProblem, match="contains rows, but no other page refers to it") as raised:
         VECTOR_TABLE.survey(path)
     assert (raised.value.is_damage, raised.value.vector_bytes) == (True, 4 * made.layout.dimensions)
 

@@ -157,7 +157,7 @@ REGISTRIES = {"migrators.registry", "checks.systems", "repair.systems"}
 
 def system_of(module: str) -> str | None:
     """Return the system whose folder a module lies in, None where it is of none."""
-    return next((part for part in module.split(".")[1:-1] if part in FAMILIES), None)
+    return next((part for part in module.split(".")[1:] if part in FAMILIES), None)
 
 
 #: What the engines do know: the layout that they write, and how the application shows that it is running.

@@ -20,7 +20,7 @@ import regraft
 from checks.systems import load_findings
 from migrators.pipeline.run import migrate
 from regraft.errors import RegraftError
-from repair.options import RepairOptions
+from repair.changes.options import RepairOptions
 
 
 def main(source: Path, target: Path) -> int:
@@ -64,14 +64,14 @@ def test_errors_have_messages_without_docstrings(tmp_path: Path) -> None:
     missing = run("inspect", "nowhere", "--json")
     assert missing.returncode == 2
     assert json.loads(missing.stdout)["error"]["message"].endswith(
-        "nowhere: there is nothing at this path; check the spelling."
+        "nowhere: no such file or folder; check the spelling."
     )
     assert run("migrate", SAMPLE, "--to", "library", "--yes", "--fail-on", "never").returncode == 0
     assert run("check", "library", "--fail-on", "never").returncode == 0
     assert run("gc", "library", "--yes").returncode == 0
-    assert "not empty and not written by regraft" in run("explain", "TargetNotOurs").stdout
+    assert "not empty and was not written by regraft" in run("explain", "TargetNotOurs").stdout
     assert run("search", "library", "ferry", "-k", "1").returncode == 0
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a file").touch()
     refused = run("migrate", SAMPLE, "--to", "other", "--yes")
-    assert (refused.returncode, "it holds a file" in refused.stderr) == (2, True)
+    assert (refused.returncode, "it contains a file" in refused.stderr) == (2, True)

@@ -214,7 +214,7 @@ def test_vectors_of_no_record_are_left_out_and_records_without_one_are_counted(
     assert {hit["source_id"] for hit in done.document["hits"]} == set(keys[3:])
     missing, orphans = done.document["notes"]
     assert missing.startswith("3 records without a usable vector")
-    assert orphans.startswith("1 vector of no record")
+    assert orphans.startswith("1 vector without a record")
 
 
 def test_equal_distances_are_ordered_by_id(store: AngelStore, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_options_that_mean_nothing_here_are_refused(
 
 def test_a_vector_of_another_length_is_refused(store: AngelStore, tmp_path: Path) -> None:
     message = refused(search(store, "x", "--vector", vector_file(tmp_path, [1.0, 2.0])), "QueryVectorUnfit")
-    assert f"has 2 numbers, those of base notes_index have {DIMENSION}" in message
+    assert f"has 2 numbers, but those of base notes_index have {DIMENSION}" in message
     path = vector_file(tmp_path, [1.0] * DIMENSION)
     message = refused(search(store, "x", "--vector", path, "--mode", "simple"), "WrongUsage")
     assert "--mode simple searches tags" in message
@@ -268,4 +268,4 @@ def test_simple_mode_is_refused_for_bases(tmp_path: Path) -> None:
 
     index = write_index(tmp_path / "index.sqlite", [Body("some text")])
     done = run("search", index, "text", "--mode", "simple", "--json")
-    assert "only notes of AngelMemory are searched by their tags" in refused(done, "WrongUsage")
+    assert "only notes of AngelMemory can be searched by tags" in refused(done, "WrongUsage")

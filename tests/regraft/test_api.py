@@ -22,6 +22,7 @@ from harness import REPO, run
 import regraft
 from regraft import api
 from regraft.errors import BaseUnknown, Declined, ModelOptionInvalid, RunUnknown, SourceNotFound
+from regraft.options import OPTIONS, GcOptions
 from regraft.report.progress import SilentProgress
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
@@ -133,7 +134,7 @@ def test_a_change_is_made_and_taken_back(library: Path, tmp_path: Path) -> None:
     assert last.command == "gc"
     assert regraft.undo(copy, last.id.rpartition("-")[2]).undone == last.id
     assert stray.read_text() == "of nothing"
-    with pytest.raises(RunUnknown, match="nothing of run"):
+    with pytest.raises(RunUnknown, match="cannot be undone"):
         regraft.undo(copy, last.id)
     with pytest.raises(RunUnknown, match="there is no run 1999"):
         regraft.undo(copy, "1999")
@@ -198,8 +199,11 @@ def test_every_function_takes_its_options_by_name_and_is_described() -> None:
         assert (function.__doc__ or "").strip(), name
         if name == "encoded":
             continue
-        for parameter in list(inspect.signature(function).parameters.values())[2:]:
-            assert parameter.kind is inspect.Parameter.KEYWORD_ONLY, f"{name}: {parameter}"
+        parameters = inspect.signature(function).parameters
+        for parameter in list(parameters.values())[3:]:
+            assert parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD), parameter
+        struct = OPTIONS[name.rstrip("_").replace("_", "-").replace("list-embedders", "embedders")]
+        assert parameters["options"].annotation == f"{struct.__name__} | None", name
 
 
 def test_the_package_lists_the_functions_and_loads_none_before() -> None:
@@ -218,7 +222,7 @@ def test_lines_of_a_note_are_read(tmp_path: Path) -> None:
     found = regraft.recall(store.root, 0, first=2)
     assert (found.content, found.actual_start_line, found.total_lines) == ("two\nthree", 2, 3)
     assert document(found) == printed("recall", store.root, 0, "--lines", "2:")
-    with pytest.raises(ValueError, match="line 3 comes after line 2"):
+    with pytest.raises(ValueError, match="first line 3 is after last line 2"):
         regraft.recall(store.root, 0, first=3, last=2)
 
 
@@ -242,3 +246,12 @@ def test_what_would_be_embedded_is_planned_without_an_embedder(
     assert again["scopes"] == document(planned)["scopes"]
     path = codex_mem_store.write(tmp_path)
     assert document(regraft.rebuild(path, dry_run=True))["scopes"] == printed("rebuild", path, "--dry-run")["scopes"]
+
+
+def test_options_are_a_struct_or_keywords(library: Path) -> None:
+    planned = regraft.gc(library, GcOptions(dry_run=True, only=("raw.orphan",)), vacuum=True)
+    assert document(planned) == document(regraft.gc(library, dry_run=True, only=["raw.orphan"], vacuum=True))
+    with pytest.raises(TypeError, match="GcOptions has no field 'vacum'"):
+        regraft.gc(library, vacum=True)
+    with pytest.raises(ValueError, match="grace"):
+        regraft.gc(library, grace=-1)

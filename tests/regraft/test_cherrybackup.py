@@ -33,7 +33,7 @@ def test_such_a_backup_is_refused_with_what_to_do(name: str, command: str, tmp_p
     assert (outcome.status, outcome.document["error"]["code"]) == (2, "BackupTooNew")
     message = outcome.document["error"]["message"]
     assert name in message
-    assert "restore it in the application that wrote it and give the profile folder" in message
+    assert "restore the backup in the application that wrote it and give the profile folder" in message
 
 
 def test_whatever_is_in_a_file_of_that_name(tmp_path: Path) -> None:

@@ -164,7 +164,10 @@ def test_no_file_in_the_working_directory(tmp_path, monkeypatch):
 
 
 def test_an_embedder_that_the_file_has_not(written):
-    for text, known in ((one("") + "  b:\n    provider: openai\n    model: n\n", "it has a, b"), ("", "it has none")):
+    for text, known in (
+        (one("") + "  b:\n    provider: openai\n    model: n\n", "it has a, b"),
+        ("", "it has no embedders"),
+    ):
         with pytest.raises(RegraftError) as error:
             written(text).embedder("c")
         assert f"no embedder c ({known})" in said(error, "EmbedderUnknown")
@@ -185,53 +188,53 @@ def test_a_folder(tmp_path):
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 MISTAKES = {
-    "a list": ("- a\n", 1, "the file has to be a mapping"),
+    "a list": ("- a\n", 1, "the file must be a mapping"),
     "an unknown part": ("embedder:\n  a: 1\n", 1, "write `embedders`"),
-    "no mapping of embedders": ("\nembedders: 3\n", 2, "`embedders` has to be a mapping"),
-    "nothing of an embedder": ("embedders:\n  a:\n", 2, "embedder a has to be a mapping"),
+    "no mapping of embedders": ("\nembedders: 3\n", 2, "`embedders` must be a mapping"),
+    "nothing of an embedder": ("embedders:\n  a:\n", 2, "embedder a must be a mapping"),
     "a number for a name": ("embedders:\n  5:\n    provider: openai\n", 2, "write it in quotes"),
     "no provider": ("embedders:\n  a:\n    model: m\n", 3, "is missing; write `provider: openai` or `provider: local`"),
-    "an unknown provider": (one("", "ollama"), 3, "is not one that regraft knows; write `provider: openai`"),
-    "a provider that is a list": (one("", "[openai]"), 3, "is not one that regraft knows"),
+    "an unknown provider": (one("", "ollama"), 3, "is unknown; write `provider: openai`"),
+    "a provider that is a list": (one("", "[openai]"), 3, "is unknown"),
     "no model": (one("", "openai"), 3, "`model` of embedder a is missing (what the server calls the model)"),
     "no path": (one("", "local"), 3, "`path` of embedder a is missing"),
     "a mistyped field": (one("    parralel: 3\n"), 5, "of embedder a is not a known field; write `parallel`"),
     "a field of another provider": (one("    path: x\n"), 5, "it can have provider, model, model_ids"),
     "the name as a field": (one("    name: x\n"), 5, "`name` of embedder a is not a known field"),
     "a mistyped field of a batch": (one("    batch:\n      text: 3\n"), 6, "of the batch of embedder a is not a known"),
-    "text for a number": (one("    parallel: many\n"), 5, "has to be a whole number from 1 to 64 (requests at the"),
-    "a number for text": (one("    prefix: 5\n"), 5, "`prefix` of embedder a has to be text"),
+    "text for a number": (one("    parallel: many\n"), 5, "must be a whole number from 1 to 64 (requests at the"),
+    "a number for text": (one("    prefix: 5\n"), 5, "`prefix` of embedder a must be text"),
     "yes for text": (one("    currency: yes\n"), 5, "write, for example, `currency: USD`"),
-    "yes for a number": (one("    retries: yes\n"), 5, "has to be a whole number from 0 to 100"),
-    "a number too small": (one("    batch:\n      tokens: 9\n      texts: 0\n"), 7, "`texts` of embedder a has to be"),
+    "yes for a number": (one("    retries: yes\n"), 5, "must be a whole number from 0 to 100"),
+    "a number too small": (one("    batch:\n      tokens: 9\n      texts: 0\n"), 7, "`texts` of embedder a must be"),
     "a batch that is a number": (one("    batch: 64\n"), 5, "write, for example, `batch: {texts: 64}`"),
-    "no end of time": (one("    timeout: .inf\n"), 5, "`timeout` of embedder a has to be a number above 0"),
-    "no number": (one("    price_per_million_tokens: .nan\n"), 5, "has to be a number from 0"),
+    "no end of time": (one("    timeout: .inf\n"), 5, "`timeout` of embedder a must be a number above 0"),
+    "no number": (one("    price_per_million_tokens: .nan\n"), 5, "must be a number from 0"),
     "no value": (one("    prefix:\n"), 5, "write, for example, `prefix: 'passage: '`"),
-    "another encoding": (one("    encoding: hex\n"), 5, "has to be `base64` or `float`"),
-    "one id for a list": (one("    model_ids: a::b\n"), 5, "has to be a list of texts"),
+    "another encoding": (one("    encoding: hex\n"), 5, "must be `base64` or `float`"),
+    "one id for a list": (one("    model_ids: a::b\n"), 5, "must be a list of texts"),
     "an id without a provider": (one("    model_ids:\n      - b\n"), 5, "write, for example, `model_ids: ['silicon::"),
-    "a list that is in itself": (one("    model_ids: &a [*a]\n"), 5, "has to be a list of texts"),
-    "a list for a path": (one("", "local\n    path: [a]"), 4, "`path` of embedder a has to be a path"),
-    "a price in words": (one("    price_per_million_tokens: $1\n"), 5, "has to be a number from 0"),
+    "a list that is in itself": (one("    model_ids: &a [*a]\n"), 5, "must be a list of texts"),
+    "a list for a path": (one("", "local\n    path: [a]"), 4, "`path` of embedder a must be a path"),
+    "a price in words": (one("    price_per_million_tokens: $1\n"), 5, "must be a number from 0"),
     "an address of another kind": (one("    base_url: ftp://host\n"), 5, "write, for example, `base_url: 'http://127.0.0."),
-    "an address without a host": (one("    base_url: 'http://'\n"), 5, "`base_url` of embedder a has to be"),
+    "an address without a host": (one("    base_url: 'http://'\n"), 5, "`base_url` of embedder a must be"),
     "an address with a password": (one("    base_url: http://me:secret1@host/v1\n"), 5, "without user, password"),
     "an address with a query": (one("    base_url: https://host/v1?key=secret1\n"), 5, "without user, password"),
     "an address with too much": (one("    base_url: https://host/v1/embeddings\n"), 5, "up to `/v1`"),
     "a variable in small letters": (one("    api_key_env: my_key\n"), 5, "for example, `api_key_env: OPENAI_API_KEY`"),
-    "a field twice": (one("    model: n\n"), 5, "`model` is there twice"),
-    "an embedder twice": (one("") + "  a: 1\n", 5, "`a` is there twice"),
+    "a field twice": (one("    model: n\n"), 5, "duplicate field `model`"),
+    "an embedder twice": (one("") + "  a: 1\n", 5, "duplicate field `a`"),
     "wrong indentation": (one("   x: 1\n"), 5, "this is not YAML (expected <block end>"),
     "a tab": (one("\tx: 1\n"), 5, "this is not YAML (found character"),
     "a type of Python's": (one("    prefix: !!python/name:os.system x\n"), 5, "could not determine a constructor"),
-    "a day that there is not": (one("    prefix: 2001-99-99\n"), 5, "a value that means nothing"),
+    "a day that there is not": (one("    prefix: 2001-99-99\n"), 5, "an invalid value"),
     "an anchor that there is not": (one("    prefix: *other\n"), 5, "found undefined alias"),
     "a list for a name": ("embedders:\n  ? [a]\n  : 5\n", 2, "found unhashable key"),
     "two documents": (one("---\na: 1\n"), 5, "found another document"),
-    "no text": (b"embedders:\n  a: \xff\n", 2, "a character that no text has"),
-    "a control character": ("embedders:\n  \x01: 1\n", 2, "a character that no text has"),
-    "lists in lists": ("[" * 600 + "]" * 600, 1, "too many lists in lists"),
+    "no text": (b"embedders:\n  a: \xff\n", 2, "a character that is not valid in text"),
+    "a control character": ("embedders:\n  \x01: 1\n", 2, "a character that is not valid in text"),
+    "lists in lists": ("[" * 600 + "]" * 600, 1, "lists are nested too deeply"),
 }  # fmt: skip
 
 
@@ -379,7 +382,9 @@ def test_what_is_no_plain_file_is_refused_and_not_waited_for(
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     for text in (b"# a comment", b"- ", b"x: [1]\n", b"\0"):
         (tmp_path / "regraft.yaml").write_bytes(text * (21_000_000 // len(text)))
-        assert "it has more than 1,048,576 bytes, which no configuration has" in refused(tmp_path, ("embedders",))
+        assert "it has more than 1,048,576 bytes, which is too large for a configuration" in refused(
+            tmp_path, ("embedders",)
+        )
 
 
 def test_as_much_as_may_be_is_read(written) -> None:

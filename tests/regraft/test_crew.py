@@ -78,7 +78,7 @@ def test_a_crew_settles_before_anybody_takes_away_what_it_works_on(tmp_path: Pat
         for _ in range(30):
             helpers.put(write, log, "late ")
         gate.touch()
-        helpers.settle()
+        helpers.drain()
 
         seen = log.read_text()
         assert seen.count("done") == 2
@@ -101,17 +101,17 @@ def test_room_is_where_a_process_would_soon_have_nothing_to_do(tmp_path: Path) -
 
 
 def test_processes_that_cannot_be_started_are_a_failure() -> None:
-    def start() -> list[Connection]:
+    def start() -> crews.PipeWorker:
         raise OSError("no room for a process")
 
     with pytest.raises(JobFailed, match="no room for a process"):
-        ProcessPool(start).put(double, 1)
+        ProcessPool(1, start=start).put(double, 1)
 
 
 def test_a_process_that_is_killed_is_a_failure() -> None:
     here, there = Pipe()
     with closing(here):
-        helpers = ProcessPool(lambda: [here])
+        helpers = crews.of_pipe(here)
         job = helpers.put(double, 1)
         there.close()
         with pytest.raises(JobFailed, match="a process was killed"):
@@ -134,7 +134,7 @@ def test_what_does_not_fit_into_a_pipe_is_said_to_who_has_nothing_else_to_do(tmp
     thread.start()
     large = bytes(1 << 22)
     with closing(here):
-        helpers = ProcessPool(lambda: [here])
+        helpers = crews.of_pipe(here)
         jobs = [helpers.put(wait_for, tmp_path / "gate"), helpers.put(double, 1)]
         assert len(said) == 2
         jobs += [helpers.put(double, more) for more in (large, 1, large, large, 1)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from regraft.processes import pool, prestart
+from regraft.processes import pool, startup
 
 WHAT_CARRIES = ("regraft.disk.trees", "regraft.formats.fts5.segment")
 
@@ -26,7 +26,7 @@ def loaded() -> set[str]:
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a vector file that counts as a large one, where two cores are."""
     monkeypatch.setattr(pool, "usable_cores", lambda: 2)
-    monkeypatch.setattr(prestart, "LARGE_FILE_BYTES", 10)
+    monkeypatch.setattr(startup, "LARGE_FILE_BYTES", 10)
     folder = tmp_path / "backup" / "Data" / "KnowledgeBase"
     folder.mkdir(parents=True)
     (folder / "base").write_bytes(b"0123456789")
@@ -47,7 +47,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_crew_takes_the_processes_that_were_started_for_a_large_base(source: Path) -> None:
-    with prestart.prestart_helpers(["migrate", str(source), "--to", "out"]):
+    with startup.prestart_helpers(["migrate", str(source), "--to", "out"]):
         with pool.open_pool() as helpers:
             number = helpers.take(helpers.put(os.getpid))
             assert number != os.getpid()
@@ -59,15 +59,15 @@ def test_a_crew_takes_the_processes_that_were_started_for_a_large_base(source: P
 
 
 def test_processes_that_nobody_takes_end_with_the_command(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[pool.Worker] = []
-    real = pool.Worker.__init__
+    started: list[pool.WorkerProcess] = []
+    real = pool.WorkerProcess.__init__
 
-    def noted(worker: pool.Worker, *given: Any, **named: Any) -> None:
+    def noted(worker: pool.WorkerProcess, *given: Any, **named: Any) -> None:
         real(worker, *given, **named)  # type: ignore[arg-type]
         started.append(worker)
 
-    monkeypatch.setattr(pool.Worker, "__init__", noted)
-    with pytest.raises(LookupError), prestart.prestart_helpers(["migrate", str(source)]):
+    monkeypatch.setattr(pool.WorkerProcess, "__init__", noted)
+    with pytest.raises(LookupError), startup.prestart_helpers(["migrate", str(source)]):
         raise LookupError
     [worker] = started
     assert worker.end() != 0
@@ -75,7 +75,7 @@ def test_processes_that_nobody_takes_end_with_the_command(source: Path, monkeypa
 
 def test_a_profile_and_a_folder_of_an_export_are_known(source: Path, counted: list[int]) -> None:
     for folder in (source, source / "Data"):
-        with prestart.prestart_helpers(["migrate", "--to", "out", str(folder)]):
+        with startup.prestart_helpers(["migrate", "--to", "out", str(folder)]):
             pass
     assert counted == [1, 1]
 
@@ -93,19 +93,19 @@ def test_a_profile_and_a_folder_of_an_export_are_known(source: Path, counted: li
     ],
 )
 def test_no_other_command_line_starts_any(line: Callable[[str], list[str]], source: Path, counted: list[int]) -> None:
-    with prestart.prestart_helpers(line(str(source))):
+    with startup.prestart_helpers(line(str(source))):
         assert not counted
 
 
 def test_a_small_base_starts_none(source: Path, counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prestart, "LARGE_FILE_BYTES", 11)
-    with prestart.prestart_helpers(["migrate", str(source)]):
+    monkeypatch.setattr(startup, "LARGE_FILE_BYTES", 11)
+    with startup.prestart_helpers(["migrate", str(source)]):
         assert not counted
 
 
 def test_one_core_starts_none(source: Path, counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "usable_cores", lambda: 1)
-    with prestart.prestart_helpers(["migrate", str(source)]):
+    with startup.prestart_helpers(["migrate", str(source)]):
         assert not counted
 
 
@@ -117,7 +117,7 @@ def test_without_a_working_directory_none_is_started(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with prestart.prestart_helpers(["migrate", str(source)]):
+    with startup.prestart_helpers(["migrate", str(source)]):
         assert not counted
 
 
@@ -125,8 +125,8 @@ def test_a_command_runs_without_processes_that_cannot_be_started(source: Path, m
     def refused(*_: object) -> None:
         raise BlockingIOError
 
-    monkeypatch.setattr(pool, "Worker", refused)
-    with prestart.prestart_helpers(["migrate", str(source)]):
+    monkeypatch.setattr(pool, "WorkerProcess", refused)
+    with startup.prestart_helpers(["migrate", str(source)]):
         pass
 
 

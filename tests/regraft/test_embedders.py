@@ -208,11 +208,11 @@ UNFIT = {
     "too few": (wrong_count, "wrong_count", None, "it has 3 vectors for 4 texts"),
     "too many": (changed(lambda vectors: [*vectors, vectors[0]]), "wrong_count", None, "5 vectors for 4 texts"),
     "none": (saying(200, b'{"data": []}'), "wrong_count", None, "0 vectors for 4 texts"),
-    "another order": (wrong_order, "wrong_order", None, "vector 0, counted from 0, is marked 3"),
-    "a number twice": (numbered([0, 1, 1, 2]), "wrong_order", None, "vector 2, counted from 0, is marked 1"),
-    "a number missing": (numbered([0, 1, 2, 4]), "wrong_order", None, "vector 3, counted from 0, is marked 4"),
-    "no numbers": (numbered([None] * 4), "wrong_order", None, "vector 0, counted from 0, has no number"),
-    "texts for numbers": (numbered(["0", KEY, 2, 3]), "wrong_order", None, "has no number"),
+    "another order": (wrong_order, "wrong_order", None, "vector 0 (counted from 0) has the index 3"),
+    "a number twice": (numbered([0, 1, 1, 2]), "wrong_order", None, "vector 2 (counted from 0) has the index 1"),
+    "a number missing": (numbered([0, 1, 2, 4]), "wrong_order", None, "vector 3 (counted from 0) has the index 4"),
+    "no numbers": (numbered([None] * 4), "wrong_order", None, "vector 0 (counted from 0) has no index"),
+    "texts for numbers": (numbered(["0", KEY, 2, 3]), "wrong_order", None, "has no index"),
     "a short one": (wrong_length, "wrong_dimensions", 3, "vector 4 has 7 dimensions instead of 8"),
     "two short ones": (
         changed(lambda vectors: [vectors[0], vectors[1][4:], vectors[2], vectors[3][4:]]),
@@ -258,7 +258,7 @@ def test_a_wrong_answer_is_refused_whole_and_not_asked_for_again(name: str, enco
     assert isinstance(error.value, AnswerUnfit)
     assert (error.value.fault, error.value.position, error.value.exit_status) == (fault, position, 1)
     assert reason in str(error.value)
-    assert "Embedder mine: its answer was refused, " in secret(error.value)
+    assert "Embedder mine: its answer is not usable: " in secret(error.value)
     assert len(server.requests) == 1
 
 
@@ -327,7 +327,7 @@ def test_a_configuration_that_no_text_helps(name: str, server: FaultServer) -> N
     with pytest.raises(RegraftError) as error:
         embed(server)
     assert (error.value.code, error.value.exit_status) == ("EmbedderRefused", 2)
-    assert f"Embedder mine: 127.0.0.1:{server.url.split(':')[2][:-3]} refuses to work (" in str(error.value)
+    assert f"Embedder mine: 127.0.0.1:{server.url.split(':')[2][:-3]} rejects all requests (" in str(error.value)
     assert "check base_url, model and key" in str(error.value)
     assert len(server.requests) == 1
 
@@ -344,12 +344,12 @@ PASSING = {
     "a request that took too long": (failing(408), "http_408", "408: no"),
     "half a body": (half, "connection", ""),
     "a closed connection": (closing, "connection", ""),
-    "half a text of JSON": (saying(200, b'{"data": [{"index"'), "broken_answer", "cut off, or not JSON"),
-    "not JSON": (saying(200, b"<html>hello</html>"), "broken_answer", "cut off, or not JSON"),
-    "nothing": (saying(200, b""), "broken_answer", "cut off, or not JSON"),
+    "half a text of JSON": (saying(200, b'{"data": [{"index"'), "broken_answer", "truncated, or not JSON"),
+    "not JSON": (saying(200, b"<html>hello</html>"), "broken_answer", "truncated, or not JSON"),
+    "nothing": (saying(200, b""), "broken_answer", "truncated, or not JSON"),
     "an error as if it were none": (saying(200, b'{"error": "busy"}'), "broken_answer", 'vectors: {"error": "busy"}'),
     "a list": (saying(200, b"[]"), "broken_answer", "the answer has no vectors: []"),
-    "lists without end": (saying(200, b"[" * 60_000), "broken_answer", "cut off, or not JSON"),
+    "lists without end": (saying(200, b"[" * 60_000), "broken_answer", "truncated, or not JSON"),
 }  # fmt: skip
 
 
@@ -638,7 +638,8 @@ def test_a_key_is_in_no_log(keyed: Embedder, server: FaultServer, caplog: pytest
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"), [(None, "is not set"), ("  ", "is not set"), ("a b", "holds what"), ("clé", "holds what")]
+    ("value", "reason"),
+    [(None, "is not set"), ("  ", "is not set"), ("a b", "contains something"), ("clé", "contains something")],
 )
 def test_a_key_that_is_not_there(
     value: str | None, reason: str, server: FaultServer, monkeypatch: pytest.MonkeyPatch
@@ -703,7 +704,7 @@ def test_a_tokenizer_that_is_none(content: bytes | None, server: FaultServer, tm
     with pytest.raises(RegraftError) as error:
         embed(server, tokenizer=tmp_path / "tokenizer.json")
     assert error.value.code == "ModelUnreadable"
-    assert str(error.value).startswith(f"{tmp_path / 'tokenizer.json'}: no model that tokenizers can load (")
+    assert str(error.value).startswith(f"{tmp_path / 'tokenizer.json'}: not a model that tokenizers can load (")
 
 
 @pytest.mark.parametrize("module", ["openai", "tenacity"])

@@ -195,13 +195,14 @@ class Bad:
 
     make: Callable[[Path], Path]
     code: str
+    #: ``{path}`` stands for the path.
     advice: str
     more: tuple[str, ...] = ()
 
 
 KNOWN = "give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, a library"
-COMPLETE = "check that the file is complete and that you may read it"
-ANOTHER = "the source is incomplete or damaged, take another one"
+COMPLETE = "check that the file is complete and that you have permission to read it"
+ANOTHER = "the source is incomplete or damaged, use another copy"
 
 #: What neither ``inspect`` nor ``migrate`` can read.
 UNREADABLE = {
@@ -211,15 +212,22 @@ UNREADABLE = {
     "a text file": Bad(file("notes.txt", "just notes\n"), "SourceUnrecognised", f"(a text file); {KNOWN}"),
     "an empty file": Bad(file("backup.zip", b""), "SourceUnrecognised", f"(an empty file); {KNOWN}"),
     "another kind of file": Bad(file("a.png", b"\x89PNG\r\n\0\0"), "SourceUnrecognised", KNOWN),
-    "an empty folder": Bad(empty_folder, "SourceUnrecognised", f"(a folder with nothing in it); {KNOWN}"),
-    "an empty zip": Bad(archive(), "SourceUnrecognised", f"(an archive with nothing in it); {KNOWN}"),
-    "a zip of something else": Bad(archive(letter="dear"), "SourceUnrecognised", "(an archive with letter in it)"),
+    "an empty folder": Bad(empty_folder, "SourceUnrecognised", f"(a folder that contains nothing); {KNOWN}"),
+    "an empty zip": Bad(archive(), "SourceUnrecognised", f"(an archive that contains nothing); {KNOWN}"),
+    "a zip of something else": Bad(archive(letter="dear"), "SourceUnrecognised", "(an archive that contains letter)"),
     "JSON without knowledge": Bad(file("a.json", '{"name": 1}'), "SourceUnrecognised", KNOWN),
     "an unknown database": Bad(database("CREATE TABLE cats (name)"), "SourceUnrecognised", KNOWN),
     "another kind than told": Bad(
-        archive(data_json=data_json({})), "SourceUnrecognised", "what a v1 export folder holds", ("--kind", "v1-export")
+        archive(data_json=data_json({})),
+        "SourceUnrecognised",
+        "(it does not contain a v1 export folder)",
+        ("--kind", "v1-export"),
     ),
-    "a truncated zip": Bad(truncated, "SourceUnreadable", f"--salvage reads the members that are whole); {COMPLETE}"),
+    "a truncated zip": Bad(
+        truncated,
+        "SourceUnreadable",
+        f"to recover its intact members, run regraft migrate {{path}} --to LIBRARY --salvage); {COMPLETE}",
+    ),
     "half a zip": Bad(file("backup.zip", b"PK\x03\x04" + bytes(90)), "SourceUnreadable", COMPLETE),
     "a damaged data.json": Bad(damaged_state, "SourceUnreadable", "data.json is damaged: Bad CRC-32"),
     "a damaged database": Bad(file("a", b"SQLite format 3\0" + b"\xff" * 99), "SourceUnreadable", COMPLETE),
@@ -267,7 +275,9 @@ NOT_MIGRATABLE = {
     ),
     "version 7, folder": Bad(version_folder(7), "SourceNotMigratable", "its bases are in the v2 layout already"),
     "a vector file": Bad(
-        lambda folder: small_source(folder / "v1").vectors("alpha"), "SourceNotMigratable", "give the backup, or the"
+        lambda folder: small_source(folder / "v1").vectors("alpha"),
+        "SourceNotMigratable",
+        "give the backup, or a folder with the knowledge state beside",
     ),
     "a library": Bad(v2(""), "SourceNotMigratable", "a v2 library; it is in the v2 layout already"),
     "a library's bases": Bad(v2("KnowledgeBase"), "SourceNotMigratable", "it is in the v2 layout already"),
@@ -294,7 +304,7 @@ def check_source(command: str, bad: Bad, tmp_path: Path) -> None:
     verb, *options = command.split()
     more = ["--to", tmp_path / "new" / "library", *options] if verb == "migrate" else []
     with untouched(tmp_path / "given"):
-        refused(bad.code, verb, path, *more, *bad.more, names=path, advice=bad.advice)
+        refused(bad.code, verb, path, *more, *bad.more, names=path, advice=bad.advice.replace("{path}", str(path)))
     assert not (tmp_path / "new").exists()
 
 
@@ -366,7 +376,7 @@ def link(path: Path, to: Path) -> Path:
     return path
 
 
-OUTSIDE = "give a target outside the source"
+OUTSIDE = "give a target outside of the source"
 INSIDE = ("inside the source", "deep inside the source", "the source by another way")
 TARGETS = {
     "inside the source": BadTarget(lambda _, source: source / "library", "TargetOverlapsSource", OUTSIDE),
@@ -378,13 +388,13 @@ TARGETS = {
     ),
     "a file": BadTarget(lambda path, _: at_file(path), "TargetNotOurs", "it is a file); give an empty or a new folder"),
     "below a file": BadTarget(
-        lambda path, _: at_file(path, "new"), "TargetNotWritable", "choose a folder that you may"
+        lambda path, _: at_file(path, "new"), "TargetNotWritable", "choose a folder that you have"
     ),
     "deep below a file": BadTarget(lambda path, _: at_file(path, "a", "b"), "TargetNotWritable", "file is a file)"),
     "someone's folder": BadTarget(
         lambda path, _: made(path / "photos", cat="meow"),
         "TargetNotOurs",
-        "(it holds cat); give an empty or a new folder",
+        "(it contains cat); give an empty or a new folder",
     ),
     "a library without its ledger": BadTarget(
         lambda path, _: made(path / "old", **{"catalog.sqlite": "", "report.json": ""}),
@@ -439,7 +449,7 @@ def library_of(source: Path, tmp_path: Path) -> dict[str, bytes]:
 def test_a_folder_without_permission(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = made(tmp_path / "locked")
     monkeypatch.setattr(os, "access", lambda path, *_: Path(path) != parent)
-    advice = f"no permission to write to {parent}); choose a folder that you may write to"
+    advice = f"no permission to write to {parent}); choose a folder that you have permission to write to"
     with untouched(parent):
         for more in ((), ("--dry-run",)):
             refused(
@@ -464,7 +474,7 @@ def test_a_target_that_cannot_be_made(
         real(path, *arguments, **named)
 
     monkeypatch.setattr(os, "mkdir", mkdir)
-    advice = f"({os.strerror(number)}); choose a folder that you may write to"
+    advice = f"({os.strerror(number)}); choose a folder that you have permission to write to"
     refused("TargetNotWritable", "migrate", source.folder, "--to", target, names=target, advice=advice)
     assert list(parent.iterdir()) == []
 
@@ -507,7 +517,7 @@ def test_too_little_disk(
     disk = made(tmp_path / "disk")
     little_room(monkeypatch, disk)
     target = disk / "new" / "library"
-    advice = "are needed and 1.0 kB are free; free some space or choose another disk"
+    advice = "are needed, but only 1.0 kB are free; free some space or choose another disk"
     with untouched(path):
         refused("NotEnoughSpace", "migrate", path, "--to", target, *more, names=target, advice=advice)
     assert list(disk.iterdir()) == []
@@ -532,7 +542,7 @@ def test_too_little_room_to_look_into_an_archive(
     arguments = ("migrate", path, "--to", tmp_path / "library", "--dry-run")
     for message in (line(run(*arguments), REFUSED), said(run(*arguments, "--json"), "WorkFolderTooSmall", REFUSED)):
         assert message.startswith(str(temporary))
-        assert "1.0 kB are free; point TMPDIR to a larger disk" in message
+        assert "1.0 kB are free; set TMPDIR to a folder on a larger disk" in message
     assert not (tmp_path / "library").exists()
 
 
@@ -606,7 +616,7 @@ def test_a_copy_that_was_changed_is_not_written_over(source: Source, tmp_path: P
                 "TargetBaseChanged",
                 *("migrate", source.folder, "--to", target, *more),
                 names=base,
-                advice='base "Base beta" would be carried anew',
+                advice='base "Base beta" would be rewritten',
             )
             refused(
                 "TargetBaseChanged",
@@ -627,7 +637,7 @@ def test_a_base_folder_that_is_not_ours_is_not_written_over(source: Source, tmp_
             "TargetNotOurs",
             *("migrate", source.folder, "--to", target),
             names=target / "KnowledgeBase" / beta,
-            advice="(no record of it)",
+            advice="(the ledger has no record of it)",
         )
 
 
@@ -653,8 +663,8 @@ def test_a_target_that_another_run_holds(source: Source, tmp_path: Path) -> None
 # --- options -------------------------------------------------------------------------------------------------------
 
 OPTIONS = {
-    "an unknown base": (("--base", "omega"), "BaseUnknown", "omega", "there are: Base alpha ("),
-    "one unknown base": (("--base", "alpha", "--base", "Alpha"), "BaseUnknown", "Alpha", "there are: Base alpha ("),
+    "an unknown base": (("--base", "omega"), "BaseUnknown", "omega", "known bases: Base alpha ("),
+    "one unknown base": (("--base", "alpha", "--base", "Alpha"), "BaseUnknown", "Alpha", "known bases: Base alpha ("),
     "a mapping without =": (
         ("--map-model", "acme::a"),
         "ModelOptionInvalid",
@@ -695,7 +705,7 @@ def test_an_option_that_makes_no_sense(name: str, source: Source, tmp_path: Path
 def test_a_report_page_that_cannot_be_written(source: Source, tmp_path: Path) -> None:
     page = made(tmp_path / "folder.html")
     arguments = ("migrate", source.folder, "--to", tmp_path / "library", "--report", page)
-    refused("ReportNotWritable", *arguments, names=page, advice="it is a folder); name another file")
+    refused("ReportNotWritable", *arguments, names=page, advice="it is a folder); give another file")
     assert not (tmp_path / "library").exists()
 
 
@@ -738,7 +748,7 @@ def test_a_command_that_there_is_not() -> None:
 def test_where_an_error_came_from_is_said_when_asked(tmp_path: Path) -> None:
     done = run("inspect", tmp_path / "gone", "-vv")
     assert "Traceback" in done.stderr
-    assert done.stderr.endswith(f"regraft: {tmp_path / 'gone'}: there is nothing at this path; check the spelling.\n")
+    assert done.stderr.endswith(f"regraft: {tmp_path / 'gone'}: no such file or folder; check the spelling.\n")
     assert "Traceback" not in run("inspect", tmp_path / "gone", "-v").stderr
 
 

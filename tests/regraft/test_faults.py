@@ -195,7 +195,7 @@ def interrupt(*_: object, **__: object) -> None:
 def finished_of(target: Path) -> int:
     """Return how many bases the ledger has as done, also of those without a folder."""
     known = ledger.read_entries(target) if target.exists() else {}
-    return len(publication.base_entries(known))
+    return len(publication.check_base_entries(known))
 
 
 # --- killed --------------------------------------------------------------------------------------------------------
@@ -418,7 +418,7 @@ def test_a_move_that_stays_refused(
             break
         where = f"at move {number}"
         message = said(done, "StoppedMidway", STOPPED)
-        assert message.startswith(f"{target}: stopped while writing the library: {os.strerror(errno.EACCES)}; ")
+        assert message.startswith(f"{target}: stopped while writing the library: {os.strerror(errno.EACCES)}. ")
         pipeline.holds(target, where)
         if later:
             aside = target / ".regraft" / "replaced"
@@ -517,7 +517,7 @@ def test_no_room_for_the_second_report_page(
     assert library(target) == pipeline.whole
     assert (done.status, len(done.document["bases"])) == (STOPPED, 3)
     assert os.strerror(errno.ENOSPC) in done.stderr
-    assert "is done, and stays" in done.stderr
+    assert "the command itself was completed" in done.stderr
     assert not page.exists()
 
 
@@ -646,7 +646,7 @@ def test_an_upload_that_cannot_be_read_harms_only_itself(tmp_path: Path, monkeyp
 def ends_unpublished(done: Outcome, code: str, pipeline: Journey, target: Path) -> str:
     """Assert that a run stopped before it published its second base, and that the first one stays."""
     message = said(done, code, STOPPED)
-    assert "nothing of this base was published, please report this" in message
+    assert "nothing of this base was published. Please report this" in message
     assert len(base_files(target)) == 1
     pipeline.stopped_cleanly(target, code)
     return message
@@ -691,7 +691,7 @@ def test_a_base_whose_rows_do_not_add_up_fails_alone(
     errors = {base["legacy_id"]: base["error"] for base in done.document["bases"]}
     assert errors == {"alpha": None, "beta": "missing_vector_store", "gamma": "missing_vector_store"}
     said = [one["message"] for one in done.document["warnings"] if one["base"] == "beta"]
-    assert any("7 rows were read, but 6 carried and 0 skipped" in one and "please report" in one for one in said)
+    assert any("7 rows were read, but 6 migrated and 0 skipped" in one and "lease report" in one for one in said)
     assert left_over(target) == []
     again = pipeline.run(target, "--json")
     assert {base["legacy_id"]: base["error"] for base in again.document["bases"]}["beta"] is None

@@ -41,7 +41,7 @@ def check_output(done: Outcome, *, as_json: bool) -> None:
     for text in (done.stdout, done.stderr):
         assert not unclean(text), (unclean(text), text)
         assert not any(line.lstrip().startswith(FAKE) for line in text.splitlines()), text
-    assert "fault of regraft" not in done.stderr
+    assert "bug in regraft" not in done.stderr
     assert done.stderr.count("\n") <= 1 or not done.stderr.startswith("regraft: ")
     if as_json:
         assert isinstance(json.loads(done.stdout), dict)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has none of the
 
 _HEAD = """
 import signal, sys
-from regraft.ledger import interrupts
+from regraft.processes import interrupts
 HUP, INT, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGTERM
 # Whoever started the tests may have had them ignored.
 signal.signal(INT, signal.default_int_handler)
@@ -45,7 +45,7 @@ def ended(program: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize("number", ["HUP", "INT", "TERM"])
 def test_every_stop_is_raised_once_and_then_cleaning_up_is_undisturbed(number: str) -> None:
     program = f"""
-interrupts.install()
+interrupts.install_handlers()
 try:
     signal.raise_signal({number})
     print("not raised")
@@ -60,7 +60,7 @@ except KeyboardInterrupt:
 def test_what_is_ignored_stays_ignored() -> None:
     program = """
 signal.signal(HUP, signal.SIG_IGN)
-interrupts.install()
+interrupts.install_handlers()
 signal.raise_signal(HUP)
 print("went on")
 """
@@ -70,10 +70,10 @@ print("went on")
 @pytest.mark.parametrize("number", ["HUP", "INT", "TERM"])
 def test_a_stop_waits_for_the_end_of_what_is_held_back(number: str) -> None:
     program = f"""
-interrupts.install()
+interrupts.install_handlers()
 try:
-    with interrupts.held_back():
-        with interrupts.held_back():
+    with interrupts.defer_stops():
+        with interrupts.defer_stops():
             signal.raise_signal({number})
             print("inner")
         print("outer")
@@ -86,9 +86,9 @@ except KeyboardInterrupt:
 
 def test_a_stop_is_not_forgotten_where_what_is_held_back_fails() -> None:
     program = """
-interrupts.install()
+interrupts.install_handlers()
 try:
-    with interrupts.held_back():
+    with interrupts.defer_stops():
         signal.raise_signal(TERM)
         raise OSError("no room")
 except KeyboardInterrupt as stop:
@@ -99,16 +99,16 @@ except KeyboardInterrupt as stop:
 
 def test_who_has_not_installed_anything_keeps_its_own_ways() -> None:
     program = """
-before = [signal.getsignal(number) for number in interrupts.STOPS]
+before = [signal.getsignal(number) for number in interrupts.STOP_SIGNALS]
 for again in range(2):
     try:
-        with interrupts.held_back():
+        with interrupts.defer_stops():
             signal.raise_signal(INT)
             print("held back")
     except KeyboardInterrupt:
         print("raised")
-interrupts.over()
-assert [signal.getsignal(number) for number in interrupts.STOPS] == before
+interrupts.ignore_stops()
+assert [signal.getsignal(number) for number in interrupts.STOP_SIGNALS] == before
 """
     assert ended(program) == (0, "held back\nraised\n" * 2, "")
 
@@ -116,7 +116,7 @@ assert [signal.getsignal(number) for number in interrupts.STOPS] == before
 def test_a_stop_that_comes_where_nothing_can_be_raised_is_raised_again() -> None:
     program = """
 import threading
-interrupts.install()
+interrupts.install_handlers()
 
 class Finalised:
     def __del__(self):
@@ -133,9 +133,9 @@ except KeyboardInterrupt:
 
 def test_nothing_stops_a_run_that_is_over() -> None:
     program = """
-interrupts.install()
-interrupts.over()
-for number in interrupts.STOPS:
+interrupts.install_handlers()
+interrupts.ignore_stops()
+for number in interrupts.STOP_SIGNALS:
     signal.raise_signal(number)
 print("over")
 """
@@ -144,7 +144,7 @@ print("over")
 
 def test_what_a_stop_tore_is_thrown_away_without_a_word() -> None:
     program = """
-interrupts.install()
+interrupts.install_handlers()
 class Writer:
     def __del__(self):
         raise ValueError("write to closed file")
@@ -160,7 +160,7 @@ except KeyboardInterrupt:
 
 def test_other_errors_that_nothing_can_raise_are_told_as_before() -> None:
     program = """
-interrupts.install()
+interrupts.install_handlers()
 
 class Finalised:
     def __del__(self):
@@ -176,7 +176,7 @@ Finalised()
 def test_a_stop_is_said_where_cleaning_up_after_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query that a stop leaves open keeps a file attached; nobody is told that the file is damaged for it."""
     library = small_library(tmp_path)
-    real = pack._models
+    real = pack._model_rows
 
     def stopped(db: apsw.Connection, *more: Any) -> Iterator[Any]:
         yield next(real(db, *more))
@@ -184,7 +184,7 @@ def test_a_stop_is_said_where_cleaning_up_after_it_failed(tmp_path: Path, monkey
         left_open.fetchone()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pack, "_models", stopped)
+    monkeypatch.setattr(pack, "_model_rows", stopped)
     with untouched(tmp_path):
         done = run("pack", library, tmp_path / "bases.zip", "--json")
     assert (done.status, done.document["error"]["code"]) == (130, "Interrupted")
@@ -219,14 +219,14 @@ def test_a_stop_at_the_very_end_of_a_run_leaves_what_takes_it_back(
     """It came between the look at the ledger and the note of it, and the ledger went with all of its records."""
     library = small_library(tmp_path)
     before = contents(library)
-    real = changes_session._says_nothing
+    real = changes_session._is_unused
 
     def stopped(*more: Any) -> bool:
         real(*more)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(changes_session, "_says_nothing", stopped)
+        patch.setattr(changes_session, "_is_unused", stopped)
         with pytest.raises(KeyboardInterrupt):
             change(library)
     assert contents(library) != before

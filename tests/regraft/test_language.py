@@ -61,7 +61,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_the_locale_or_an_option_chooses_chinese(locale: str, words: tuple[str, ...]) -> None:
     assert spoken(*words, "inspect", "nowhere", locale=locale).stderr == (
-        "regraft：nowhere：这个路径上没有任何内容；请检查拼写。\n"
+        "regraft：nowhere：没有这个文件或文件夹；请检查拼写。\n"
     )
     assert spoken("inspect", "nowhere", *words, locale=locale).stderr.startswith("regraft：nowhere：")
 
@@ -72,7 +72,7 @@ def test_the_locale_or_an_option_chooses_chinese(locale: str, words: tuple[str, 
 )
 def test_other_locales_and_json_are_english(locale: str, words: tuple[str, ...]) -> None:
     done = spoken("inspect", "nowhere", *words, locale=locale)
-    assert "there is nothing at this path" in done.stdout + done.stderr
+    assert "no such file or folder" in done.stdout + done.stderr
 
 
 def test_a_language_that_is_not_there_is_refused_with_those_that_are() -> None:
@@ -82,7 +82,7 @@ def test_a_language_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 def test_behind_two_hyphens_an_option_is_a_path() -> None:
     arguments = ["inspect", "--", "--lang", "zh"]
-    assert language._taken_out(arguments) == (arguments, None)
+    assert language._split_option(arguments) == (arguments, None)
 
 
 @pytest.mark.parametrize(
@@ -207,16 +207,16 @@ def test_kept_text_is_translated_by_the_messages_that_it_was_made_of() -> None:
     assert again("nothing was written", "zh") == "没有写入任何内容"
     assert again("Next: regraft check x", "zh") == "下一步：regraft check x"
     assert again("copy its folder, 1,204 files", "zh") == "复制它的文件夹，1,204 个文件"
-    assert again("its vector file ABC is cut off: 10,384 bytes are missing at its end", "zh") == (
-        "它的向量文件 ABC 被截断：末尾缺少 10,384 字节"
+    assert again("its vector file ABC is truncated: the last 10,384 bytes are missing", "zh") == (
+        "它的向量文件 ABC 已被截断：末尾缺少 10,384 字节"
     )
     assert (
         again(
-            "its vector file ABC is cut off: 10,384 bytes are missing at its end; 2 of about 5 rows can be"
-            " salvaged with --salvage",
+            "its vector file ABC is truncated: the last 10,384 bytes are missing; --salvage can salvage 2 of"
+            " about 5 rows",
             "zh",
         )
-        == "它的向量文件 ABC 被截断：末尾缺少 10,384 字节；约 5 行中有 2 行可以用 --salvage 救回"
+        == "它的向量文件 ABC 已被截断：末尾缺少 10,384 字节；用 --salvage 可以救回约 5 行中的 2 行"
     )
     assert again("", "zh") == ""
     assert again("of a stranger's making", "zh") == "of a stranger's making"
@@ -230,7 +230,9 @@ def test_a_second_run_speaks_its_own_language(tmp_path: Path) -> None:
     assert "its vector file" in first.stdout
     warned = [line for line in second.stdout.splitlines() if line.startswith(("警告：", "错误："))]
     assert any("没有行：目录 /home/mei/Documents/Boat workshop 的 8 个文件中的 1 个" in line for line in warned), warned
-    assert any("被截断：末尾缺少 10,384 字节；约 5 行中有 2 行可以用 --salvage 救回" in line for line in warned), warned
+    assert any("已被截断：末尾缺少 10,384 字节；用 --salvage 可以救回约 5 行中的 2 行" in line for line in warned), (
+        warned
+    )
     assert "have no rows" not in second.stdout
     warnings = json.loads((target / "report.json").read_text("utf-8"))["warnings"]
     assert any("have no rows in v1" in warning["message"] for warning in warnings), warnings

@@ -130,7 +130,7 @@ def test_large_texts_of_several_bases_are_not_carried_at_once(tmp_path: Path, mo
     ).write(tmp_path / "v1")
     counts = []
     real = workers.choose_process_count
-    monkeypatch.setattr(run_stage, "processes", lambda *args: counts.append(real(*args)) or counts[-1])
+    monkeypatch.setattr(run_stage, "choose_process_count", lambda *args: counts.append(real(*args)) or counts[-1])
     assert run("migrate", source, "--to", tmp_path / "out", "--now", NOW, "-y", "--jobs", "4").status == 0
     assert counts == [1]
 

@@ -35,8 +35,8 @@ def test_without_a_file_it_says_what_to_write(store: Path, tmp_path: Path) -> No
         example = run("embedders").stdout
         document = run("embedders", store, "--json").document
         written = run("embedders", store, "--snippet").stdout
-    assert text.startswith("There is no regraft.yaml.\n")
-    assert f"no embedder is of {MODEL}, 8 dimensions: Base kb, Base other\n" in text
+    assert text.startswith("regraft.yaml does not exist.\n")
+    assert f"no embedder has {MODEL}, 8 dimensions: Base kb, Base other\n" in text
     assert text.endswith(f"Next: regraft embedders {store} --write\n")
     assert yaml.safe_load(written)["embedders"]["acme"]["model_ids"] == [MODEL]
     assert (document["there"], document["written"], document["embedders"], document["tested"]) == (False, False, [], [])
@@ -52,10 +52,10 @@ def test_it_writes_a_file_once(store: Path, tmp_path: Path) -> None:
         done = run("embedders", store, "--write")
     assert (done.status, done.stdout.splitlines()[0]) == (
         0,
-        "regraft.yaml was written. Look it through; a key goes into the environment.",
+        "Wrote regraft.yaml. Check it; keys belong in environment variables.",
     )
     with untouched(tmp_path):
-        assert "regraft.yaml is there already" in said(run("embedders", store, "--write", "--json"), "WrongUsage", 2)
+        assert "regraft.yaml exists" in said(run("embedders", store, "--write", "--json"), "WrongUsage", 2)
         document = run("embedders", store, "--json").document
     assert [(one["name"], one["bases"]) for one in document["embedders"]] == [("acme", ["Base kb", "Base other"])]
     other = tmp_path / "deeper" / "own.yaml"
@@ -89,7 +89,7 @@ def test_the_table(store: Path, server: FaultServer, tmp_path: Path) -> None:
 def test_a_model_that_no_embedder_is_of(store: Path, server: FaultServer, tmp_path: Path) -> None:
     configured(tmp_path / "regraft.yaml", server, model="another")
     text = run("embedders", store).stdout
-    assert f"\nno embedder is of {MODEL}, 8 dimensions: Base kb, Base other\n" in text
+    assert f"\nno embedder has {MODEL}, 8 dimensions: Base kb, Base other\n" in text
     assert text.endswith(f"Next: regraft embedders {store} --snippet\n")
     written = yaml.safe_load(run("embedders", store, "--snippet").stdout)
     assert written["embedders"]["acme"]["model"] == "embed-small"

@@ -133,7 +133,7 @@ def refused(path: Path, **more: Any) -> str:
     with pytest.raises(RegraftError) as error, open_embedder(LocalSettings(name="mine", path=path, **more)):
         pass
     assert (error.value.code, error.value.exit_status) == ("ModelUnreadable", 2)
-    assert str(error.value).startswith(f"{path}: no model that ")
+    assert str(error.value).startswith(f"{path}: not a model that ")
     assert "nothing is downloaded" in str(error.value)
     return str(error.value)
 
@@ -157,7 +157,7 @@ def test_a_tokenizer_of_its_own_that_is_broken(model2vec_folder: Path, tmp_path:
     settings = LocalSettings(name="mine", path=model2vec_folder, tokenizer=tmp_path / "t.json")
     with pytest.raises(RegraftError) as error, open_embedder(settings):
         pass
-    assert str(error.value).startswith(f"{tmp_path / 't.json'}: no model that tokenizers can load")
+    assert str(error.value).startswith(f"{tmp_path / 't.json'}: not a model that tokenizers can load")
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def unrecognised(path: Path, kind: Kind | None = None) -> str:
     assert message.startswith(f"{path}: not a knowledge base that regraft knows (")
     assert message.endswith(
         "); give a v1 backup (zip or folder), a profile folder, an export folder, a knowledge JSON file, a library "
-        "that regraft wrote, a database of codex-mem, a data folder of AngelMemory, or a knowledge "
+        "written by regraft, a database of codex-mem, a data folder of AngelMemory, or a knowledge "
         "base of rsclaw."
     )
     return message.partition("regraft knows (")[2].rpartition("); give")[0]
@@ -392,7 +392,7 @@ def test_a_redux_state_of_any_name_beside_the_vectors(tmp_path: Path) -> None:
 
 def test_json_files_of_any_name_without_vectors_are_not_searched(tmp_path: Path) -> None:
     put(tmp_path, "state.json", KNOWLEDGE)
-    assert unrecognised(tmp_path) == "a folder with state.json in it"
+    assert unrecognised(tmp_path) == "a folder that contains state.json"
 
 
 # --- versions and precedence ---------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ def test_a_version_that_nobody_knows_is_not_guessed(tmp_path: Path, version: int
 @pytest.mark.parametrize("metadata", [b"", b"{", b"[]", b"{}", b'{"version": "6"}', b'{"version": null}', b"\xff"])
 def test_metadata_that_states_no_version_says_nothing(tmp_path: Path, metadata: bytes) -> None:
     put(tmp_path, "metadata.json", metadata)
-    assert unrecognised(tmp_path) == "a folder with metadata.json in it"
+    assert unrecognised(tmp_path) == "a folder that contains metadata.json"
     v1_profile(tmp_path)
     assert find(tmp_path).kind is Kind.V1_PROFILE
 
@@ -439,7 +439,7 @@ def test_a_folder_of_bases_is_a_library(tmp_path: Path, inside: str) -> None:
 def test_the_ledger_alone_tells_a_library(tmp_path: Path) -> None:
     put(tmp_path, ".regraft/")
     put(tmp_path, "report.html")
-    assert unrecognised(tmp_path) == "a folder with .regraft, report.html in it"
+    assert unrecognised(tmp_path) == "a folder that contains .regraft, report.html"
     put(tmp_path, "KnowledgeBase/")
     assert find(tmp_path).kind is Kind.LIBRARY
 
@@ -460,8 +460,8 @@ def test_an_archive_stays_open_only_while_it_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [Kind.V1_BACKUP, Kind.V1_EXPORT, Kind.LIBRARY, Kind.V1_PROFILE, Kind.BASE])
 def test_a_kind_that_a_folder_cannot_be_is_refused(tmp_path: Path, kind: Kind) -> None:
     put(tmp_path, "notes.txt", b"x")
-    assert unrecognised(tmp_path, kind) == f"it does not hold what {KIND_NAMES[kind]} holds"
-    assert unrecognised(zipped(tmp_path), kind) == f"it does not hold what {KIND_NAMES[kind]} holds"
+    assert unrecognised(tmp_path, kind) == f"it does not contain {KIND_NAMES[kind]}"
+    assert unrecognised(zipped(tmp_path), kind) == f"it does not contain {KIND_NAMES[kind]}"
 
 
 def test_a_library_without_a_catalog_can_be_forced(tmp_path: Path) -> None:
@@ -512,7 +512,7 @@ def test_nothing_there(tmp_path: Path) -> None:
         with pytest.raises(SourceNotFound) as caught, open_store(path, kind):
             pass
         assert caught.value.exit_status == 2
-        assert str(caught.value) == f"{path}: there is nothing at this path; check the spelling."
+        assert str(caught.value) == f"{path}: no such file or folder; check the spelling."
 
 
 @pytest.mark.parametrize(
@@ -544,10 +544,10 @@ def test_a_database_with_other_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "found"),
     [
-        ([], "nothing in it"),
-        (["b", "a/"], "a, b in it"),
-        (["1", "2", "3", "4", "5"], "1, 2, 3, 4 in it"),
-        (["Data/base", "readme"], "Data, readme in it"),
+        ([], "nothing"),
+        (["b", "a/"], "a, b"),
+        (["1", "2", "3", "4", "5"], "1, 2, 3, 4"),
+        (["Data/base", "readme"], "Data, readme"),
     ],
 )
 def test_folders_and_archives_of_other_kinds(tmp_path: Path, names: list[str], found: str) -> None:
@@ -555,8 +555,8 @@ def test_folders_and_archives_of_other_kinds(tmp_path: Path, names: list[str], f
     folder.mkdir()
     for name in names:
         put(folder, name)
-    assert unrecognised(folder) == f"a folder with {found}"
-    assert unrecognised(zipped(folder)) == f"an archive with {found}"
+    assert unrecognised(folder) == f"a folder that contains {found}"
+    assert unrecognised(zipped(folder)) == f"an archive that contains {found}"
 
 
 @pytest.mark.parametrize(
@@ -570,7 +570,7 @@ def test_broken_json_files(tmp_path: Path, content: bytes, reason: str) -> None:
     message = str(caught.value)
     assert message.startswith(f"{path}: knowledge.json is not valid JSON: ")
     assert reason in message
-    assert message.endswith("; the source is incomplete or damaged, take another one.")
+    assert message.endswith("; the source is incomplete or damaged, use another copy.")
 
 
 def test_a_truncated_archive(tmp_path: Path) -> None:
@@ -617,6 +617,6 @@ def test_a_database_of_codex_mem_is_told_by_its_tables(tmp_path: Path) -> None:
             assert (found.kind, found.path, found.tree.path) == (Kind.CODEX_MEM, path, path.parent)
     renamed = path.rename(tmp_path / "notes")
     assert find(renamed).kind is Kind.CODEX_MEM
-    sidecar.create(codex_mem_database.sidecar_of(renamed), "a-model", None, "2026-01-01T00:00:00Z")
-    assert unrecognised(codex_mem_database.sidecar_of(renamed)) == f"the vectors of {renamed}: give that"
+    sidecar.create_sidecar(codex_mem_database.sidecar_path(renamed), "a-model", None, "2026-01-01T00:00:00Z")
+    assert unrecognised(codex_mem_database.sidecar_path(renamed)) == f"the vectors of {renamed}; use that path instead"
     assert "none of the known tables" in unrecognised(database(tmp_path, "codex-mem.db", "other"))

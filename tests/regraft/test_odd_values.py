@@ -89,7 +89,7 @@ def test_no_value_makes_a_command_fail(healthy: Path, place: tuple[str, str], va
         for words in READING:
             done = run(*(word.format(store) for word in words))
             assert done.status <= 2, (words, done.stderr)
-            assert "fault of regraft" not in done.stderr
+            assert "bug in regraft" not in done.stderr
             if "--json" in words:
                 json.loads(done.stdout, parse_constant=pytest.fail)
 

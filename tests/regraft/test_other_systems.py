@@ -24,7 +24,7 @@ from regraft.disk import durable, file_paths, links, sqlite, writable
 from regraft.errors import TargetOverlapsSource
 from regraft.fleet import manifest
 from regraft.formats.cherry_v1 import profile
-from regraft.processes import pool, streams
+from regraft.processes import pool, startup
 
 pytestmark = posix
 
@@ -298,7 +298,7 @@ def test_a_running_application_is_seen_by_reading_its_lock_where_nothing_else_te
     lock.parent.mkdir(parents=True)
     lock.touch()
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    assert profile._holder(lock) is None
+    assert profile._find_lock_holder(lock) is None
 
     def locked(*_: object) -> bytes:
         raise PermissionError(errno.EACCES, "another process has locked a portion of the file")
@@ -339,12 +339,12 @@ def test_every_year_has_a_time(milliseconds: int, written: str) -> None:
     ],
 )
 def test_a_url_of_a_file_is_a_path_of_windows(url: str, path: str) -> None:
-    assert manifest._local(url, windows=True) == path
+    assert manifest._local_path(url, windows=True) == path
 
 
 def test_a_url_of_a_file_is_a_path_elsewhere() -> None:
-    assert manifest._local("file:///home/mei/a%20b.zip", windows=False) == "/home/mei/a b.zip"
-    assert manifest._local("file://localhost/home/a.zip", windows=False) == "/home/a.zip"
+    assert manifest._local_path("file:///home/mei/a%20b.zip", windows=False) == "/home/mei/a b.zip"
+    assert manifest._local_path("file://localhost/home/a.zip", windows=False) == "/home/a.zip"
 
 
 @pytest.mark.parametrize(("on_pipe", "is_lost"), [(True, False), (False, True)])
@@ -362,7 +362,7 @@ def test_a_pipe_that_windows_calls_an_invalid_argument_is_a_reader_that_has_gone
             def write(self, _: Any, /) -> int:
                 raise OSError(errno.EINVAL, "Invalid argument")
 
-        guarded = streams._Guarded(Stream())
+        guarded = startup._Guarded(Stream())
         assert guarded.write(b"text") == 4
         assert guarded.is_loss is is_lost
     finally:

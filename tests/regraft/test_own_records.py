@@ -21,7 +21,7 @@ from regraft.formats.cherry_v2 import pack
 from regraft.formats.codex_mem import sidecar
 from regraft.stores.systems import SidecarProblem
 from repair.embedding import queue
-from repair.embedding.queue import _take_back
+from repair.embedding.queue import _reset_queue
 
 # --- a base that waits for its vectors -------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ def test_a_queue_of_a_stranger_is_made_anew(how: str, tmp_path: Path) -> None:
             db.execute(statement)
     with pytest.raises(queue.QueueUnreadable), queue.open_queue(path):
         pass
-    _take_back(path)
+    _reset_queue(path)
     assert not path.exists()
 
 
@@ -124,7 +124,7 @@ def test_a_damaged_queue_is_made_anew(tmp_path: Path) -> None:
         one.fill("base", [f"{number:04}" for number in range(2000)])
     raw = path.read_bytes()
     path.write_bytes(raw[:4096] + b"\xa5" * (len(raw) - 4096))
-    _take_back(path)
+    _reset_queue(path)
     assert not path.exists()
 
 
@@ -147,13 +147,13 @@ SIDECARS = {
 @pytest.mark.parametrize("how", SIDECARS)
 def test_a_sidecar_of_a_stranger_is_not_read(how: str, tmp_path: Path) -> None:
     path = tmp_path / "vectors.sqlite"
-    sidecar.create(path, "embed-small", 8, "2026-04-01T12:00:00Z")
-    with sidecar.reading(path) as (_, meta):
+    sidecar.create_sidecar(path, "embed-small", 8, "2026-04-01T12:00:00Z")
+    with sidecar.open_sidecar(path) as (_, meta):
         assert meta.dimensions == 8
     with closing(apsw.Connection(str(path))) as db:
         for statement in [SIDECARS[how]] if "BEGIN" in SIDECARS[how] else SIDECARS[how].split("; "):
             db.execute(statement)
-    with pytest.raises(SidecarProblem), sidecar.reading(path):
+    with pytest.raises(SidecarProblem), sidecar.open_sidecar(path):
         pass
 
 

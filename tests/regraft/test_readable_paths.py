@@ -169,7 +169,7 @@ def test_what_nothing_tells_stays_and_is_said(early: Path) -> None:
     change = "UPDATE knowledge_item SET data = json_set(data, '$.source', '  ') WHERE id ="
     sql(early / DATABASE, f"{change} '{d}'")
     document = mend(early)
-    assert left(document) == [(NAME, "the folder that it is in is not there, or has no path")] * 3
+    assert left(document) == [(NAME, "its folder is missing or has no path")] * 3
     assert [one["count"] for one in document["actions"]] == [1, 1, 1]
     assert findings(early)[NAME]["count"] == 3
 
@@ -178,7 +178,7 @@ def test_a_damaged_index_keeps_its_base_as_it_is(early: Path) -> None:
     sql(index_of(early), "DROP TRIGGER search_text_ad")
     before = contents(early)
     document = mend(early)
-    assert left(document) == [(NAME, "its index is damaged, or of another layout: that has to be mended first")]
+    assert left(document) == [(NAME, "its index is damaged or has another layout: fix that first")]
     assert contents(early) == before
 
 
@@ -209,7 +209,7 @@ def test_rows_that_changed_meanwhile_are_not_overwritten(early: Path) -> None:
     made = item_paths.NewPaths(base_of("kb"), {}, {items(early)[0]["id"]: "x"})
     change = item_paths.plan_catalog_change(early, DATABASE, [made])
     assert change is not None
-    with pytest.raises(PlanOutdated, match="has another path now"), sqlite.open_writable(early / DATABASE) as db:
+    with pytest.raises(PlanOutdated, match="changed in the meantime"), sqlite.open_writable(early / DATABASE) as db:
         change.apply(db)
 
 

@@ -10,7 +10,7 @@ from angel_store import SAMPLES, AngelStore, build, double_short_id, needs_sampl
 from harness import Outcome, run
 
 from regraft.embedders.protocol import estimate
-from regraft.ranking.angel_memory import Span, recall
+from regraft.ranking.angel_memory import LineRange, recall
 
 LINES = [f"line {number} of the log" for number in range(1, 11)]
 
@@ -119,7 +119,7 @@ def test_a_budget_without_room_for_a_character_gives_none(store: AngelStore) -> 
 def test_a_person_hears_how_to_go_on(store: AngelStore) -> None:
     done = run("recall", store.root, 0, "--token-budget", 12)
     assert done.stdout.startswith("Note 0: a.txt\nlines 1 to 2 of 10, about 9 tokens\n\nline 1 of the log\n")
-    assert "go on with --lines 3:" in done.stderr
+    assert "continue with --lines 3:" in done.stderr
     quiet = run("recall", store.root, 0, "--lines", "2:2", "-q")
     assert (quiet.stdout, quiet.stderr) == ("line 2 of the log\n", "")
     assert "tags b, c.md, One, Two" in run("recall", store.root, 1, "-v").stdout
@@ -138,11 +138,11 @@ def test_bytes_that_are_no_text_are_left_out(store: AngelStore) -> None:
 
 def test_an_unknown_id_gets_the_nearest(store: AngelStore) -> None:
     message = refused("NoteUnknown", run("recall", store.root, 7, "--json"))
-    assert "the nearest are 0, 1, 2, the highest is 2" in message
+    assert "the closest short ids are 0, 1, 2, the highest is 2" in message
 
 
 def test_the_id_that_the_system_shows_for_zero_is_explained(store: AngelStore) -> None:
-    assert "give 0" in refused("WrongUsage", run("recall", store.root, "-1", "--json"))
+    assert "use 0" in refused("WrongUsage", run("recall", store.root, "-1", "--json"))
 
 
 def test_numbers_may_be_of_any_size(store: AngelStore) -> None:
@@ -195,13 +195,13 @@ def test_only_a_data_folder_has_notes(tmp_path: Path) -> None:
 
 
 def test_a_span_goes_forward() -> None:
-    with pytest.raises(ValueError, match="line 3 comes after line 2"):
-        Span(3, 2)
+    with pytest.raises(ValueError, match="first line 3 is after last line 2"):
+        LineRange(3, 2)
 
 
 @needs_samples
 def test_notes_of_the_system_itself() -> None:
-    found = recall(SAMPLES / "healthy", 8, Span(3, 5))
+    found = recall(SAMPLES / "healthy", 8, LineRange(3, 5))
     assert (found.record.headings[:2], found.content, found.total_lines) == (
         ("Trip plan", "Hotels"),
         "## Hotels\n- a\n",

@@ -95,8 +95,8 @@ def test_a_base_without_a_model_is_searched_by_words(library, vector):
     wanted = found(library, "needle", "--mode", "hybrid", "--vector", vector)
     assert wanted["mode"] == "bm25"
     assert wanted["notes"] == [
-        "it has no vectors: searched by words",
-        "the vector is not used: bm25 looks for words only",
+        "the base has no vectors; searched by words",
+        "the vector is not used: mode bm25 searches by words only",
     ]
     assert len(wanted["hits"]) == 10
 
@@ -133,7 +133,7 @@ def test_at_most_two_hundred_hits_are_looked_at(tmp_path):
     made = carried(tmp_path, base("big", file("i", "L")), stores={"big": rows})
     served = found(made, "needle", "--mode", "bm25", "-k", "205")
     assert (len(served["hits"]), served["count"]) == (200, 205)
-    assert served["notes"] == ["at most 200 hits are looked at, as in the application; --raw gives more"]
+    assert served["notes"] == ["at most 200 hits are considered, as in the application; use --raw for more"]
     raw = found(made, "needle", "--mode", "bm25", "-k", "205", "--raw")
     assert (len(raw["hits"]), raw["notes"]) == (205, [])
 
@@ -155,7 +155,7 @@ def test_a_threshold_holds_for_reranked_hits_only(library, vector):
     for mode in ("bm25", "vector", "hybrid"):
         document = found(library, "needle", "--vector", vector, "--mode", mode, "-k", "16")
         assert len(document["hits"]) == 16
-        assert "the threshold of 0.99 has no part: it cuts hits that a model has reranked" in document["notes"]
+        assert "the threshold of 0.99 is not applied: it concerns reranked hits only" in document["notes"]
         assert "threshold" not in document
 
 
@@ -166,11 +166,11 @@ def test_a_rerank_model_is_said_not_to_be_asked(library):
         " created_at, updated_at) SELECT 'r::r', provider_id, 'r', 'r', '[]', 1, 'z', 0, 0 FROM user_model",
     )
     configured(library, rerank_model_id="r::r")
-    said = "the application would rerank these hits by a model; regraft has none"
+    said = "the application would rerank these hits with a model; regraft does not"
     assert found(library, "needle", "--mode", "bm25")["notes"] == [said]
     configured(library, threshold=0.5)
-    said = "the application would rerank these hits by a model, and leave out those below its threshold of 0.5; "
-    assert found(library, "needle", "--mode", "bm25")["notes"] == [f"{said}regraft has none"]
+    said = "the application would rerank these hits with a model and drop those below its threshold of 0.5; "
+    assert found(library, "needle", "--mode", "bm25")["notes"] == [f"{said}regraft does not"]
 
 
 # --- the catalog's word on hits ------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_a_query_without_a_word_is_refused_in_every_mode(library, vector, mode):
 @pytest.mark.parametrize("mode", ["vector", "hybrid"])
 def test_a_missing_vector_is_said_to_be_missing(library, mode):
     said = refused("QueryVectorMissing", library.path, "needle", "--base", library.base_id("big"), "--mode", mode)
-    assert f"searched by {mode}," in said
+    assert f"by {mode} needs a vector of the query" in said
     assert "--vector FILE with 4 numbers made by acme::embed-3" in said
 
 
@@ -318,7 +318,7 @@ def test_a_vector_of_another_length_than_those_of_the_base_is_refused(library, t
     path.write_text("[1, 2, 3]")
     options = ("--base", library.base_id("big"), "--mode", mode, "--vector", path)
     said = refused("QueryVectorUnfit", library.path, "needle", *options)
-    assert f"has 3 numbers, those of base {library.base_id('big')} have 4" in said
+    assert f"has 3 numbers, but those of base {library.base_id('big')} have 4" in said
 
 
 def test_a_vector_file_that_is_not_there_is_refused(library, tmp_path):
@@ -365,7 +365,7 @@ def test_a_base_that_the_catalog_does_not_know_is_refused(library):
 def test_a_base_without_an_index_is_refused(library):
     library.index_path("big").unlink()
     said = refused("BaseWithoutIndex", library.path, "needle", "--base", library.base_id("big"))
-    assert said.startswith(f"{library.path}: base {library.base_id('big')} has no index")
+    assert said.startswith(f"{library.path}: base {library.base_id('big')} has no readable index")
 
 
 def test_a_library_without_a_base_is_refused(tmp_path):

@@ -26,7 +26,7 @@ from v1 import floats
 import regraft
 from regraft.disk import sqlite
 from regraft.formats.cherry_v2.index.search import compile_query
-from regraft.ranking.rsclaw import cases_of
+from regraft.ranking.rsclaw import case_variants
 
 WORDS = (
     *("river gauge", "river", "gauge river", "the old mill", "知识库", "知识库搜索", "天气", "天", "用 知识库 the"),
@@ -177,7 +177,7 @@ def test_full_text_takes_no_characters_for_the_same_that_are_not_kept() -> None:
     assert sum(map(len, by_term.values())) == len(letters)
     for together in by_term.values():
         for one, other in itertools.combinations(together, 2):
-            assert cases_of(one) & cases_of(other), (one, other)
+            assert case_variants(one) & case_variants(other), (one, other)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_other_cases_of_a_word_count_as_in_an_index_of_all_text(text: str, store
 
 # --- vectors that take no part -------------------------------------------------------------------------------------
 
-OTHERS = "2 chunks of another embedder or dimension than the query (stub-4) can be found by words alone"
-UNUSABLE = "4 chunks without a vector that can be compared can be found by words alone"
+OTHERS = "2 chunks with another embedder or other dimensions than the query (stub-4) can be found by words only"
+UNUSABLE = "4 chunks without a comparable vector can be found by words only"
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_a_vector_is_compared_with_those_of_its_length(mixed: RsclawStore, tmp_p
 @pytest.mark.parametrize(
     ("numbers", "why"),
     [
-        ([1, 2, 3], "has 3 numbers, those of stub-4 have 4"),
+        ([1, 2, 3], "has 3 dimensions, but those of stub-4 have 4"),
         ([0, 0, 0, 0], "all zeros"),
     ],
 )
@@ -242,7 +242,7 @@ def test_what_is_in_the_way_of_meaning_leaves_the_hits_by_words(
     before = searched(root, "river")
     found = searched(root, "river", "--vector", vector)
     assert (found["mode"], found["hits"]) == ("bm25", before["hits"])
-    assert found["notes"] == [f"searched by words alone: {found['notes'][0].partition(': ')[2]}"]
+    assert found["notes"] == [f"searched by words only: {found['notes'][0].partition(': ')[2]}"]
     assert why in found["notes"][0]
     assert why in said(run("search", root, "river", "--json", "--vector", vector, "--mode", "vector"), "WrongUsage", 2)
 
@@ -251,30 +251,28 @@ def test_meaning_without_vectors(tmp_path: Path, query_file: Path) -> None:
     store = RsclawStore(tmp_path / "kb")
     store.doc("Bare", ["A river."], dimensions=0)
     root = store.write()
-    assert searched(root, "river", "--vector", query_file)["notes"] == [
-        "searched by words alone: no chunk has a vector"
-    ]
+    assert searched(root, "river", "--vector", query_file)["notes"] == ["searched by words only: no chunk has a vector"]
     for chunk in chunks_of(store):
         chunk["vector"] = [0, 0, 0, 0]
     store.write()
     [note] = searched(root, "river", "--vector", query_file)["notes"]
-    assert "no chunk has a vector that can be compared" in note
+    assert "no chunk has a comparable vector" in note
 
 
 def test_hybrid_without_a_vector_of_the_query_says_so(store: RsclawStore) -> None:
     found = searched(store.write(), "river", "--mode", "hybrid")
     assert (found["mode"], len(found["notes"])) == ("bm25", 1)
-    assert "--vector or --embedder gives one" in found["notes"][0]
+    assert "use --vector or --embedder" in found["notes"][0]
 
 
 def test_a_vector_that_words_do_not_need_is_named(store: RsclawStore, query_file: Path) -> None:
     found = searched(store.write(), "river", "--mode", "bm25", "--vector", query_file)
-    assert found["notes"] == ["the vector is not used: bm25 looks for words only"]
+    assert found["notes"] == ["the vector is not used: mode bm25 searches by words only"]
 
 
 def test_a_program_may_give_numbers_that_are_not_finite(store: RsclawStore) -> None:
     told = regraft.search(store.write(), "river", vector=[math.nan, 1, 1, 1])
-    assert "not finite" in told.notes[0]
+    assert "NaN or infinite" in told.notes[0]
 
 
 # --- what is said --------------------------------------------------------------------------------------------------
@@ -312,12 +310,12 @@ def test_a_person_sees_what_was_found(store: RsclawStore) -> None:
     path = next(iter(store.tables["kb_docs"].values()))["markdown_path"]
     lines = run("search", root, "old mill", "--as", "user:ada", "--as", "agent:a1").stdout.splitlines()
     assert lines[0] == f"{root} is a knowledge base of rsclaw."
-    assert lines[1] == "What user:ada, agent:a1 may see: 2 hits by words."
+    assert lines[1] == "Documents visible to user:ada, agent:a1: 2 hits by words."
     assert re.fullmatch(rf"  1  [\d.]+  Rivers \({re.escape(path)}\), unit 2", lines[3])
     assert lines[4] == f"     Rivers {TEXTS[2]}"
     # A length is no score.
     lines = run("search", root, "mi").stdout.splitlines()
-    assert lines[1] == "What everybody may see: 2 hits by words."
+    assert lines[1] == "Documents visible to all users: 2 hits by words."
     assert lines[3].startswith("  1  检索 (md/doc/")
 
 

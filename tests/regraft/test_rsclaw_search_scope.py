@@ -231,7 +231,7 @@ def test_only_a_kb_knows_callers(tmp_path: Path) -> None:
     assert run("migrate", store.write(), "--to", library, "-q", "--fail-on", "never").status == 0
     for path in (library, memory):
         message = said(run("search", path, "common", "--json", "--as", "user:ada"), "WrongUsage", 2)
-        assert re.fullmatch(r"--as is not for .*; only documents of rsclaw say who may see them\)\.", message)
+        assert re.fullmatch(r"--as is not for .*; only rsclaw has documents with restricted visibility\)\.", message)
         with pytest.raises(WrongUsage):
             regraft.search(path, "common", as_=["user:ada"])
 
@@ -268,5 +268,5 @@ def test_a_chunk_of_the_sample_is_the_nearest_to_itself(tmp_path: Path) -> None:
     [first, *_] = outcome.document["hits"]
     assert (first["unit_id"], first["score"]) == (chunk["id"], pytest.approx(1, abs=1e-6))
     assert outcome.document["notes"] == [
-        "1 chunk of another embedder or dimension than the query (stub-sha256-1024) can be found by words alone"
+        "1 chunk with another embedder or other dimensions than the query (stub-sha256-1024) can be found by words only"
     ]

@@ -22,7 +22,7 @@ from rsclaw_store import RsclawStore
 from regraft.embedders import server as server_module
 
 HIDDEN: dict[str, Any] = {"visibility": {"type": "private"}, "owner": "eve"}
-DAMAGED = "pages of the database are damaged: what lies in them is not searched"
+DAMAGED = "pages of the database are damaged; their content is not searched"
 
 
 @pytest.fixture
@@ -160,9 +160,9 @@ def test_an_embedder_that_gives_no_vector_leaves_the_hits_by_words(
     options = ("--json", "--embedder", "mine", "--config", config)
     before = run("search", embedded, "river", "--json").document["hits"]
     for behaviour, why in (
-        (failing(500), "no vector"),
+        (failing(500), "did not embed the query"),
         (failing(400, "too long"), "too long"),
-        (wrong_length, "has 7 numbers"),
+        (wrong_length, "has 7 dimensions"),
     ):
         server.behave = behaviour
         found = run("search", embedded, "river", *options).document

@@ -23,7 +23,7 @@ from harness import NOW, NOW_MS, REPO
 from lacking import configured, library, taken_away
 from planted_modules import plant, run_in
 
-from regraft.processes import interpreters, prestart
+from regraft.processes import interpreters, startup
 
 SCRIPT = Path(sys.executable).with_name("regraft.exe" if os.name == "nt" else "regraft")
 SAMPLE = REPO / "sample_v1" / "backup"
@@ -88,7 +88,7 @@ def test_migrating_several_bases_at_once(here: Path) -> None:
 
 def test_migrating_a_source_with_a_large_file(here: Path) -> None:
     with (here / "backup" / "Data" / "KnowledgeBase" / "large").open("wb") as file:
-        file.truncate(prestart.LARGE_FILE_BYTES)
+        file.truncate(startup.LARGE_FILE_BYTES)
     done = regraft(here, "migrate", "backup", "--to", "out", "--jobs", 1, "--yes", "--json", "--now", NOW)
     assert bases_done(done).count("written") > 1
 
@@ -206,7 +206,7 @@ def test_a_module_run_with_a_safe_path(here: Path) -> None:
 PROGRAM = """
 import json, os, sys
 import regraft, regraft.api
-from regraft import crew, workers
+from regraft.processes import pool
 from migrators.pipeline import workers as _
 {before}
 def main():
@@ -247,15 +247,15 @@ def test_a_program_without_a_guard_runs_once(here: Path, tmp_path: Path) -> None
     assert (begun, json.loads(outcomes).count("written") > 1) == ("begun", True)
 
 
-#: What a crew is asked for: how its process looks for modules, and what it tells those that it starts.
+#: What a pool is asked for: how its process looks for modules, and what it tells those that it starts.
 STATE = "[__import__('sys').flags.safe_path, __import__('sys').path, dict(__import__('os').environ)]"
 CREW = """
 import json, os, sys
-from regraft import crew, workers
-crew.cores = lambda: 2
+from regraft.processes import pool
+pool.usable_cores = lambda: 2
 os.environ["PYTHONPATH"] = os.pathsep.join([".", "", os.path.dirname(__file__)])
 sys.path[:0] = ["", "."]
-with crew.gathered() as helpers:
+with pool.open_pool() as helpers:
     found = helpers.take(helpers.put(eval, {state!r}))
 print(json.dumps([found, os.environ["PYTHONPATH"], os.environ.get("PYTHONSAFEPATH"), sys.path[:2]]))
 """
@@ -277,7 +277,7 @@ def test_what_a_worker_starts_is_safe_and_the_program_keeps_its_own_settings(her
 #: Two threads start a process each at the same time: one for regraft, one of the program's own.
 THREADS = """
 import json, multiprocessing, os, sys, threading
-from regraft import workers
+from regraft.processes import pool
 OWN = "the program's own"
 def own(pipe):
     pipe.send([sys.flags.safe_path, OWN, sys.modules["__mp_main__"].__name__])
@@ -289,7 +289,7 @@ def start(done):
     print(json.dumps(here.recv()))
     process.join()
 if __name__ == "__main__":
-    with workers._safely():
+    with pool._safe_interpreters():
         thread = threading.Thread(target=start, args=(None,))
         thread.start()
         thread.join()

@@ -13,9 +13,9 @@ from harness import Outcome, run, snapshot
 from v1 import Library, Row, base, carried, file
 
 from regraft.errors import ModelDiffers, QueryNotEmbedded, SourceUnreadable
-from regraft.ranking import fusion
-from regraft.ranking.cherry_v2 import Mode, Request
-from regraft.ranking.fusion import Answers
+from regraft.ranking import several_bases
+from regraft.ranking.cherry_v2 import Mode, UnitRequest
+from regraft.ranking.several_bases import CombinedAnswer
 from regraft.stores.locate import open_store
 
 NAMES = ("one", "two", "three")
@@ -85,7 +85,7 @@ def test_hits_of_all_bases_are_merged_by_their_ranks(library):
 def test_without_a_vector_all_are_searched_by_words_and_that_is_said_once(library):
     done = asked(library)
     assert (done.status, done.stderr.count("\n")) == (0, 1)
-    assert done.stderr.startswith("note: searched by words alone")
+    assert done.stderr.startswith("note: searched by words only")
     assert "7 hits in all bases, merged by rank; searched: 3 bases by words." in done.stdout
     assert "  1  Base one: one.pdf, unit " in done.stdout
     assert asked(library, "--quiet").stderr == ""
@@ -99,13 +99,13 @@ def test_a_vector_is_that_of_the_bases_with_its_model_and_the_others_are_searche
     done = asked(library, "--vector", vector, "--json")
     assert [one["mode"] for one in done.document["bases"]] == ["hybrid", "bm25", "hybrid"]
     assert (done.status, done.document["mode"], done.document["alpha"]) == (0, None, None)
-    assert "Base two: the vector is not used: bm25 looks for words only" in done.document["notes"]
+    assert "Base two: the vector is not used: mode bm25 searches by words only" in done.document["notes"]
 
 
 def test_a_vector_that_may_be_of_several_models_is_refused(library, vector):
     changed(library, "two", "embedding_model_id = ?", "acme::other")
     message = faults.said(asked(library, "--vector", vector, "--json"), "WrongUsage", faults.REFUSED)
-    assert "vectors of 2 models are as long as the query's" in message
+    assert "the query's vector fits 2 models" in message
     assert "acme::other" in message
     assert asked(library, "--vector", vector, "--mode", "bm25").status == 0
 
@@ -115,7 +115,7 @@ def test_a_vector_of_another_length_than_that_of_some_bases_is_not_used_for_thes
         db.execute("UPDATE embedding SET vector_blob = x'0000803f0000803f'")
     done = asked(library, "--vector", vector, "--json")
     assert [one["mode"] for one in done.document["bases"]] == ["hybrid", "bm25", "hybrid"]
-    assert "Base two: searched by words: its vectors have 2 numbers, the query's has 4" in done.document["notes"]
+    assert "Base two: searched by words: its vectors have 2 dimensions, the query's has 4" in done.document["notes"]
 
 
 def test_a_vector_that_no_base_can_use_is_refused(library, tmp_path):
@@ -133,7 +133,7 @@ def test_a_damaged_base_is_named_and_the_others_are_searched(library):
     lost(library, "two")
     done = asked(library)
     assert (done.status, "Not searched: Base two." in done.stdout) == (1, True)
-    assert "note: Base two is not searched: " in done.stderr
+    assert "note: Base two was not searched: " in done.stderr
     assert str(library.index_path("two")) in done.stderr
     document = asked(library, "--json").document
     assert {hit["base_name"] for hit in document["hits"]} == {"Base one", "Base three"}
@@ -147,7 +147,7 @@ def test_a_base_that_the_application_does_not_search_is_said_and_no_damage(libra
     changed(library, "two", "status = 'failed', error = 'missing_embedding_model', embedding_model_id = NULL")
     done = asked(library)
     assert done.status == 0, done.stderr
-    assert "note: Base two is not searched: " in done.stderr
+    assert "note: Base two was not searched: " in done.stderr
 
 
 def test_where_no_base_can_be_searched_the_first_reason_is_the_answer(library):
@@ -177,10 +177,10 @@ def test_an_embedder_is_asked_for_the_bases_of_its_model_alone(library):
         return (0.5, 0.25, 0.125, 1)
 
     with open_store(library.path, None) as source:
-        found = fusion.search(source, None, Request(query="needle", embed=embed))
-    assert isinstance(found, Answers)
+        found = several_bases.search(source, None, UnitRequest(query="needle", embed=embed))
+    assert isinstance(found, CombinedAnswer)
     assert [answer.mode for answer in found.answers] == [Mode.HYBRID, Mode.BM25, Mode.HYBRID]
-    assert found.notes == ("Base two: searched by words: the embedder is of another model",)
+    assert found.notes == ("Base two: searched by words: the embedder has another model",)
     assert not found.is_damaged
 
 
@@ -197,5 +197,5 @@ def test_an_embedder_that_serves_no_base_is_its_own_error_and_no_damage_of_a_bas
         raise error
 
     with open_store(library.path, None) as source, pytest.raises(type(error)) as caught:
-        fusion.search(source, None, Request(query="needle", embed=embed))
+        several_bases.search(source, None, UnitRequest(query="needle", embed=embed))
     assert caught.value is error

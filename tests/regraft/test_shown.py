@@ -89,5 +89,5 @@ def test_a_long_text_ends() -> None:
 
 def test_errors_show_their_facts() -> None:
     error = SourceNotFound(path=PurePosixPath("/a\n\x1b[2J\udcff"))
-    assert str(error) == r"/a\n\x1b[2J\udcff: there is nothing at this path; check the spelling."
+    assert str(error) == r"/a\n\x1b[2J\udcff: no such file or folder; check the spelling."
     assert len(str(SourceNotFound(path="x" * 100_000))) < 5_000

@@ -19,7 +19,7 @@ from planted_v2 import index, library, run_sql
 
 from regraft import cli
 from regraft.errors import OutputLost
-from regraft.processes import interrupts, streams
+from regraft.processes import interrupts, startup
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 FULL = "No space left on device"
@@ -60,7 +60,7 @@ def swapped(stdout: io.TextIOWrapper | None, stderr: io.TextIOWrapper | None) ->
 def main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str]]:
     """Run the command as its script does, with a given stdout; return its exit status and what stderr was given."""
     monkeypatch.setattr(interrupts, "install_handlers", lambda: None)
-    monkeypatch.setattr(streams, "_fill_closed", lambda: None)
+    monkeypatch.setattr(startup, "_fill_closed", lambda: None)
 
     def run_main(stdout: io.TextIOWrapper | None, *arguments: object, stderr: object = ...) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["regraft", *map(str, arguments)])
@@ -180,7 +180,8 @@ def test_a_question_that_nobody_sees_is_not_asked(
             status, said = main(make(), "gc", store)
         assert status == 3
         assert (
-            said == f"regraft: Stopped by the system: nothing was done, for the question cannot be shown ({reason}).\n"
+            said
+            == f"regraft: Stopped by the system: nothing was done, because the question cannot be shown ({reason}).\n"
         )
 
 
@@ -191,9 +192,9 @@ def test_a_pipe_that_does_not_wait_gets_everything() -> None:
                                stdout=subprocess.PIPE)  # fmt: skip
     os.close(reader)
     with swapped(text_file(io.FileIO(writer, "w")), text_file(io.FileIO(os.devnull, "w"))):
-        streams.protect_streams()
+        startup.protect_streams()
         sys.stdout.write("x" * 1_000_000)
-        assert streams.find_lost_output() is None
+        assert startup.find_lost_output() is None
     assert process.communicate()[0] == b"1000000\n"
 
 

@@ -15,6 +15,7 @@ from pseudo_terminal import SAMPLE, on_terminal
 
 from regraft.cli import output
 from regraft.report.progress import ProgressBar, stage
+from regraft.text import text_width
 
 posix = pytest.mark.skipif(os.name == "nt", reason="a pseudo-terminal as POSIX systems have it")
 RED = "\x1b[31m"
@@ -75,7 +76,7 @@ def test_a_terminal_gets_what_fits_and_the_same_words(width: int, library: Path)
         shown = on_terminal(width, command, library, NO_COLOR="1")
         assert shown.split() == run(command, library).stdout.split(), command
         for line in shown.splitlines():
-            fits = output.columns(line) <= width
+            fits = text_width(line) <= width
             assert fits or "regraft " in line or str(library) in line or len(line.split()) == 1, line
 
 
@@ -164,5 +165,5 @@ def test_check_and_compare_show_how_far_they_are(command: str, library: Path) ->
     paths = [library] if command == "check" else [SAMPLE, library]
     shown = on_terminal(80, command, *paths, stream="stderr")
     assert "ing   0%" in shown
-    assert max(map(output.columns, shown.replace("\r", "\n").splitlines())) <= 80
+    assert max(map(text_width, shown.replace("\r", "\n").splitlines())) <= 80
     assert on_terminal(80, command, *paths, "-q", stream="stderr") == ""

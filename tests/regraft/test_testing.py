@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from regraft.formats.vector_checks import is_finite
-from regraft.testing import IndexStoreMachine, MaterialInput, V1Case, javascript_texts, strategies, v1_cases, vectors
+from regraft.testing import (
+    IndexStoreMachine,
+    MaterialInput,
+    V1Case,
+    javascript_texts,
+    materials,
+    texts,
+    v1_cases,
+    vectors,
+)
 
 machine_settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 #: Enough to see that something is wrong; making it small takes long.
@@ -80,7 +89,7 @@ def test_the_machine_finds_what_is_wrong(broken: type[IndexStoreMachine]) -> Non
         run_state_machine_as_test(broken, settings=seen_wrong)
 
 
-@given(strategies())
+@given(texts())
 def test_texts_can_be_stored(text: str) -> None:
     assert "\0" not in text
     text.encode()
@@ -98,7 +107,7 @@ def test_vectors_have_their_length(vector: bytes, directed: bytes) -> None:
     assert any(struct.unpack("<3f", directed))
 
 
-@given(strategies(dimensions=2))
+@given(materials(dimensions=2))
 def test_materials_are_cut_at_their_bodies(material: MaterialInput) -> None:
     assert len(material.bodies) == len(material.units)
     assert all(len(vector) == 8 for vector in material.embeddings.values())

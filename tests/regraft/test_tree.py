@@ -61,7 +61,7 @@ def refusal(path: Path) -> str:
         ZipTree(path)
     assert caught.value.exit_status == 2
     message = str(caught.value)
-    assert message.startswith(f"{path}: refused, the archive is not safe to read: ")
+    assert message.startswith(f"{path}: the archive is not safe to read: ")
     return message.partition("safe to read: ")[2].removesuffix(".")
 
 
@@ -263,12 +263,12 @@ def test_links_that_lead_out_are_not_followed_and_are_named(with_links: Path, na
     tree = FolderTree(with_links)
     assert (tree.kind(name), tree.children(name)) == (None, [])
     target = with_links.parent / "elsewhere" / ("base" if name in ("file", "through") else "")
-    reason = f"it is a link to {target}, out of the source, not followed without --follow-links"
+    reason = f"it is a link to {target}, outside of the source; use --follow-links to follow it"
     for read in (tree.open, tree.size, tree.crc32):
         with pytest.raises(SourceUnreadable) as caught:
             read(name)
         assert (caught.value.exit_status, caught.value.facts["reason"]) == (2, reason)
-    with pytest.raises(SourceUnreadable, match="not followed"), tree.local(name, None):
+    with pytest.raises(SourceUnreadable, match="outside of the source"), tree.local(name, None):
         pass
     assert (tree.problem(name), tree.not_followed) == (reason, {name: str(target)})
 
@@ -317,7 +317,7 @@ def sparse(path: Path, parts: dict[int, bytes], size: int) -> Path:
 
 def test_a_file_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
     sparse(tmp_path / "data.json", {0: b"{}"}, 1 << 40)
-    with pytest.raises(SourceUnreadable, match=r"of its 1\.1 TB only .* are there, the rest are holes") as caught:
+    with pytest.raises(SourceUnreadable, match=r"only .* of its 1\.1 TB are data, the rest are holes") as caught:
         FolderTree(tmp_path).open("data.json")
     assert caught.value.exit_status == 2
 
@@ -332,14 +332,14 @@ def test_a_checksum_passes_over_holes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 100_000])
 def test_a_checksum_of_zeros(tmp_path: Path, size: int) -> None:
-    assert checksums._with_zeros(zlib.crc32(b"before"), size) == zlib.crc32(b"before" + bytes(size))
+    assert checksums._append_zeros(zlib.crc32(b"before"), size) == zlib.crc32(b"before" + bytes(size))
 
 
 def test_an_archive_of_holes_is_refused(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.zip", {"data.json": b"{}"})
     moved = path.read_bytes()
     sparse(path, {0: moved[:40], (1 << 40) - len(moved): moved}, 1 << 40)
-    assert "are there, the rest are holes" in unreadable(path)
+    assert "are data, the rest are holes" in unreadable(path)
 
 
 def test_a_name_with_a_nul_is_nothing(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_absolute_members_are_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["../x", "a/../x", "a/..", "..", "a/../../x", "..\\x", "a\\..\\x", "a/..\\x"])
 def test_members_that_climb_are_refused(tmp_path: Path, name: str) -> None:
     path = archive(tmp_path / "a.zip", {"data.json": b"{}", name: b"x"})
-    assert refusal(path) == f"{name} leads out of the archive"
+    assert refusal(path) == f"the path {name} leads out of the archive"
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,7 @@ def overlapping(path: Path, bystanders: int) -> Path:
 
 @pytest.mark.parametrize("bystanders", [0, 100])
 def test_overlapping_members_are_refused(tmp_path: Path, bystanders: int) -> None:
-    assert refusal(overlapping(tmp_path / "a.zip", bystanders)) == "its members overlap one another"
+    assert refusal(overlapping(tmp_path / "a.zip", bystanders)) == "its members overlap"
 
 
 def test_archives_with_a_password_are_refused_by_name(tmp_path: Path) -> None:
@@ -481,9 +481,7 @@ def test_archives_with_a_password_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ArchiveEncrypted) as caught:
         ZipTree(path)
     assert caught.value.exit_status == 2
-    assert str(caught.value) == (
-        f"{path}: the archive is protected by a password; unpack it yourself and give the folder."
-    )
+    assert str(caught.value) == (f"{path}: the archive is encrypted; unpack it yourself and give the folder.")
 
 
 # --- damaged archives ----------------------------------------------------------------------------------------------
@@ -495,7 +493,7 @@ def unreadable(path: Path) -> str:
     assert caught.value.exit_status == 2
     message = str(caught.value)
     assert message.startswith(f"{path}: cannot be read (damaged or incomplete zip archive: ")
-    assert message.endswith("); check that the file is complete and that you may read it.")
+    assert message.endswith("); check that the file is complete and that you have permission to read it.")
     return message
 
 

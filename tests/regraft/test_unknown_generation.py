@@ -40,7 +40,7 @@ def test_a_column_that_must_have_a_value_is_read_past_and_refused_by_name(
     before = dump(empty)
     refused = run("install", made, "--profile", empty, "--now", NOW, "--json")
     assert (refused.status, refused.document["error"]["code"]) == (2, "ProfileUnknown")
-    assert f"a table {table} that needs color" in refused.document["error"]["message"]
+    assert f"a table {table} like that of 2.1, but which also requires color" in refused.document["error"]["message"]
     assert dump(empty) == before
 
 
@@ -69,7 +69,7 @@ def test_an_index_of_a_later_layout_is_named_and_nothing_is_installed_beside_it(
     assert any("3" in one["message"] and one["base"] == KB for one in checked.document["findings"])
     refused = run("install", made, "--profile", store, "--now", NOW, "--json")
     assert (refused.status, refused.document["error"]["code"]) == (2, "ProfileUnknown")
-    assert "an index of version 3, not 2" in refused.document["error"]["message"]
+    assert "an index of version 3 instead of 2" in refused.document["error"]["message"]
     assert dump(store) == before
 
 

@@ -59,6 +59,6 @@ def test_absolute_paths(jobs: int, nowhere: Path) -> None:
 )
 def test_relative_paths(arguments: tuple[str, ...], nowhere: Path) -> None:
     given = [f"{nowhere}{part}" if part.startswith("/") else part for part in arguments]
-    assert "the working directory is gone; give an absolute path" in line(run(*given), REFUSED)
-    assert "the working directory is gone" in said(run(*given, "--json"), "WrongUsage", REFUSED)
+    assert "The current directory no longer exists; use an absolute path instead of" in line(run(*given), REFUSED)
+    assert "The current directory no longer exists" in said(run(*given, "--json"), "WrongUsage", REFUSED)
     assert list(nowhere.iterdir()) == []

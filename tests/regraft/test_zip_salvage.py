@@ -109,7 +109,7 @@ def test_a_member_that_is_cut_is_named_and_never_read_in_part(tmp_path: Path, me
         (tmp_path / str(end)).mkdir()
         found, told = salvaged(tmp_path / str(end), data[:end])
         assert found == {"a.txt": MEMBERS["a.txt"]}
-        assert told.missing == {"folder/b.bin": "it is cut off"}
+        assert told.missing == {"folder/b.bin": "it is truncated"}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -149,7 +149,7 @@ def test_of_two_whole_members_of_one_name_the_first_is_taken_and_that_is_said(tm
     one, other = (archive({"a": content})[:-22] for content in (b"one", b"other"))
     found, told = salvaged(tmp_path, one + other)
     assert found == {"a": b"one"}
-    assert told.missing == {"a": "another whole member has its name"}
+    assert told.missing == {"a": "another intact member has its name"}
 
 
 def test_encrypted_members_are_named(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_bomb_is_not_unpacked_to_its_end(tmp_path: Path) -> None:
     data = archive({"bomb": bytes(64 << 20), "a": b"1"}, streamed=True)
     found, told = salvaged(tmp_path, data[:-22])
     assert found == {"a": b"1"}
-    assert told.missing == {"bomb": "it grows too much (a zip bomb)"}
+    assert told.missing == {"bomb": "it unpacks to too many bytes (a zip bomb)"}
 
 
 def test_forged_headers_cannot_make_it_read_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_forged_headers_cannot_make_it_read_again_and_again(tmp_path: Path, monk
         struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 0, 1, rest - at * 31, rest - at * 31, 1, 0) + b"x"
         for at in range(10_000)
     )
-    with pytest.raises(zipfile.BadZipFile, match="looks like a member and is none"):
+    with pytest.raises(zipfile.BadZipFile, match="look like members that are not intact"):
         salvaged(tmp_path, forged + bytes(rest))
 
 
@@ -233,7 +233,7 @@ def test_a_damaged_backup_is_offered_for_salvage_and_migrated_with_it(tmp_path: 
         {"kb": 2, "other": 1},
     )
     (warning,) = [one for one in done.document["warnings"] if one["code"] == "archive_salvaged"]
-    assert "members read by their own headers" in warning["message"]
+    assert "members recovered by their own headers" in warning["message"]
     assert done.document["source"]["path"] == str(path)
     vectors = set()
     for index in library.glob("KnowledgeBase/*/.cherry/index.sqlite"):
@@ -254,9 +254,9 @@ def test_a_backup_that_is_cut_names_what_is_missing(tmp_path: Path) -> None:
     bases = {one["legacy_id"]: (one["status"], one["rows"]["carried"]) for one in done.document["bases"]}
     assert bases == {"kb": ("completed", 2), "other": ("failed", 0)}
     (warning,) = [one for one in done.document["warnings"] if one["code"] == "archive_salvaged"]
-    assert "left out: Data/KnowledgeBase/other (it is cut off)" in warning["message"]
+    assert "left out: Data/KnowledgeBase/other (it is truncated)" in warning["message"]
     text = run("migrate", path, "--to", tmp_path / "again", "--salvage", "--yes")
-    assert "Data/KnowledgeBase/other (it is cut off)" in text.stderr
+    assert "Data/KnowledgeBase/other (it is truncated)" in text.stderr
 
 
 def test_names_that_lead_out_are_refused_in_a_damaged_archive_too(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_without_a_whole_member_nothing_is_read(tmp_path: Path) -> None:
     path.write_bytes(archive({"a": random.Random(1).randbytes(5000)})[:1000])
     done = run("migrate", path, "--to", tmp_path / "library", "--salvage", "--yes", "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "SourceUnreadable")
-    assert "none of its members is whole" in done.document["error"]["message"]
+    assert "none of its members is intact" in done.document["error"]["message"]
 
 
 def test_a_healthy_archive_is_read_by_its_directory(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_the_sample(tmp_path: Path) -> None:
     done = adopt(target, "--model", "openai::text-embedding-3-small", status=1)
     # Of the base without an index there is nothing that tells.
     [left] = done["left"]
-    assert left["reason"].endswith(" gets no rows: it has no index, so that nothing tells what was in it")
+    assert left["reason"].endswith(" was not added to the catalog: it has no index, so its content is unknown")
     assert rows(target, "knowledge_base").keys() == {key for key, row in bases.items() if row["status"] == "completed"}
     found = rows(target, "knowledge_item")
     with_text = {key for key, row in found.items() if row["status"] == "completed" and row["type"] != "directory"}
@@ -242,12 +242,12 @@ def _with_an_item_of_another(store: Path) -> None:
 
 
 UNFIT = {
-    "of another base": (_of_another_base, "its index has to be mended first, with regraft repair: meta.base-id (1)"),
-    "cut off": (_cut_off, "its index has to be mended first, with regraft repair: file."),
-    "another name": (_of_another_name, "its name is no id of a base"),
-    "no body": (lambda store: plant("no body", store), "has to be mended first, with regraft repair: unit.no-body (1)"),
-    "no index": (lambda store: index(store).unlink(), "it has no index, so that nothing tells what was in it"),
-    "an item of another base": (_with_an_item_of_another, f" is one of base {OTHER}"),
+    "of another base": (_of_another_base, "its index has errors (meta.base-id (1)); run regraft repair first"),
+    "cut off": (_cut_off, "its index has errors (file."),
+    "another name": (_of_another_name, "its name is not a base id"),
+    "no body": (lambda store: plant("no body", store), "its index has errors (unit.no-body (1))"),
+    "no index": (lambda store: index(store).unlink(), "it has no index, so its content is unknown"),
+    "an item of another base": (_with_an_item_of_another, f" belongs to base {OTHER}"),
 }
 
 
@@ -297,13 +297,13 @@ def test_only_what_was_chosen(store: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--adopt",), "give --only index.orphan --adopt or --only material.orphan --adopt"),
-        ((*ADOPT, "--only", "fts.desync"), "--adopt lists folders or materials again, and nothing else is repaired"),
-        ((*ADOPT, "--only", "material.orphan"), "--adopt lists folders or materials again"),
-        (("--only", "index.orphan"), "give --only index.orphan --adopt; gc --only index.orphan deletes them"),
+        (("--adopt",), "use --only index.orphan --adopt or --only material.orphan --adopt"),
+        ((*ADOPT, "--only", "fts.desync"), "--adopt needs exactly one finding"),
+        ((*ADOPT, "--only", "material.orphan"), "--adopt needs exactly one finding"),
+        (("--only", "index.orphan"), "use --only index.orphan --adopt, or delete them with gc --only index.orphan"),
         (
             ("--only", "material.orphan"),
-            "--only material.orphan --adopt; reconcile --only material.orphan deletes them",
+            "--only material.orphan --adopt, or delete them with reconcile --only material.orphan",
         ),
         ((*ADOPT, "--model", "nonsense"), "write it as provider::model"),
     ],

@@ -141,11 +141,11 @@ def test_the_source_of_a_file_follows_from_its_folder(source: str | None, rest: 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (PLANTED["a material being deleted"].damage, "its item is being deleted"),
-        (PLANTED["a material of no item"].damage, "another item has its path"),
+        (PLANTED["a material being deleted"].damage, "the application is deleting its item"),
+        (PLANTED["a material of no item"].damage, "another item has the same path"),
         (
             catalog(f"UPDATE knowledge_item SET base_id = '{OTHER}' WHERE base_id = '{KB}'"),
-            "its item is of another base",
+            "its item belongs to base",
         ),
     ],
 )
@@ -210,7 +210,7 @@ def test_a_base_without_a_model_waits_for_a_person(store: Path) -> None:
     with untouched(store):
         document = repair(store, *COMPLETE, status=1)
     [one] = document["left"]
-    assert "the catalog does not say which model made its vectors" in one["reason"]
+    assert "the catalog does not name the model of its vectors" in one["reason"]
     assert one["repair"] == f"regraft repair {store} --only base.failed --base {KB} --model PROVIDER::MODEL"
     assert done_by(repair(store, *COMPLETE, "--model", MODEL)) == {"complete-base": 1}
     row = rows(store, "knowledge_base")[KB]

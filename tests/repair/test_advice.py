@@ -34,7 +34,7 @@ MOST = 15
 
 # --- recommendations -------------------------------------------------------------------------------------------------
 
-_LINE = re.compile(r"(?:mend it|try|Next): (regraft .*)")
+_LINE = re.compile(r"(?:fix|try|Next): (regraft .*)")
 _QUOTED = re.compile(r"`(regraft [^`]*)`")
 
 

@@ -135,7 +135,7 @@ def test_what_cannot_be_rebuilt_is_refused_and_nothing_changes(
     assert "angel.full-text" in check(store)
     done = run("repair", store.root, "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "FullTextNotRebuilt")
-    assert "nothing was changed in it" in done.document["error"]["message"]
+    assert "nothing was changed" in done.document["error"]["message"]
     assert store.chroma().read_bytes() == before
 
 

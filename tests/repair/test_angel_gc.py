@@ -125,7 +125,7 @@ def test_the_folder_of_a_provider_that_is_not_in_use(store):
     before = contents(folder)
     done = gc(store)
     assert (done.status, done.document["actions"]) == (1, [])
-    assert "can be used again; --only angel.provider-leftover" in done.document["left"][0]["reason"]
+    assert "could be used again; use --only angel.provider-leftover" in done.document["left"][0]["reason"]
     assert contents(folder) == before
     done = gc(store, *NAMED)
     assert actions(done) == [("trash-folder", 1, "angel.provider-leftover")]
@@ -177,7 +177,7 @@ def test_where_many_owners_are_gone_at_once_nothing_goes(store, table):
     before = contents(store.root)
     done = gc(store)
     assert (done.status, done.document["actions"]) == (1, [])
-    assert "gone at once" in done.document["left"][0]["reason"]
+    assert "disappeared at once" in done.document["left"][0]["reason"]
     assert contents(store.root) == before
 
 

@@ -35,7 +35,7 @@ pytest.importorskip("openai", reason="the client of embedding servers is not ins
 pytest.importorskip("chromadb", reason="chromadb is not installed")
 
 #: What gives chromadb a process of its own.
-APART = writing._apart
+APART = writing._run_in_child
 #: What a plain collection of another program's is called here.
 MEMORIES = "memory_index"
 
@@ -63,7 +63,7 @@ def _near(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
             raise ChromaFailed(str(error)) from error
 
     if "apart" not in request.fixturenames:
-        monkeypatch.setattr(writing, "_apart", near)
+        monkeypatch.setattr(writing, "_run_in_child", near)
 
 
 @pytest.fixture
@@ -513,7 +513,7 @@ def test_killed_before_the_collection_is_built_nothing_is_paid_twice(damaged, se
 
     def killed() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writing, "_apart", APART)
+            patch.setattr(writing, "_run_in_child", APART)
             patch.setattr(reconciling, "run_command", lambda *args, **more: die())
             reconcile(damaged, "--config", config)
 
@@ -547,7 +547,7 @@ def test_killed_in_the_swap(damaged, server, config, at):
                 die()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writing, "_apart", APART)
+            patch.setattr(writing, "_run_in_child", APART)
             patch.setattr(durable, "replace", replace)
             reconcile(damaged, "--config", config)
 
@@ -634,14 +634,14 @@ def test_sample_with_another_provider(tmp_path, config):
     assert run("gc", store.root, "--only", "angel.provider-leftover", "-y").status == 0
     assert not (store.root / f"memory_{PROVIDER}").exists()
     clean(store)
-    assert database.stated_provider(state(store)) == OTHER_PROVIDER
+    assert database.last_provider(state(store)) == OTHER_PROVIDER
 
 
 def test_an_undone_run_keeps_the_vectors_it_paid_for(damaged, server, config, monkeypatch):
     remaining = Finding(name="angel.vector-missing", severity="error", message="x", base=None, subject=None, count=1)
     before = damaged.chroma().read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr(changing, "_found_after", lambda *_: iter([remaining]))
+        patched.setattr(changing, "_audit_after", lambda *_: iter([remaining]))
         first = reconcile(damaged, "--config", config)
     assert (first.status, first.document["error"]["code"]) == (3, "NotMended")
     assert damaged.chroma().read_bytes() == before

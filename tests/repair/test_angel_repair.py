@@ -61,7 +61,7 @@ def test_the_records_of_a_changed_file_are_replaced(store: AngelStore, seconds: 
     action = done.document["actions"][1]
     assert (action["gone"], action["come"]) == (gone, [11, 12])
     ids = ", ".join(map(str, gone)) if len(gone) < 2 else f"{gone[0]}–{gone[-1]}"
-    assert action["message"] == f"notes/dup.md changed: records {ids} go, 11–12 come"
+    assert action["message"] == f"update the records of notes/dup.md, which changed: delete {ids}, add 11–12"
     assert of_path(store, "notes/dup.md") == [("Same", 11, str(highest + 1)), ("New", 12, str(highest + 1))]
     assert [one for one in store.records() if one.path != "notes/dup.md"] == others
     assert indexed(store)["notes/dup.md"] == (highest + 1, seconds)
@@ -278,13 +278,13 @@ def test_a_file_that_changes_meanwhile_takes_the_run_back(store: AngelStore, mon
     from repair.angel_memory import records
 
     store.write("notes/dup.md", "# Other\n", seconds=LATER)
-    add: Callable[..., Any] = records._add
+    add: Callable[..., Any] = records._insert_note
 
     def adding(*arguments: Any) -> None:
         store.write("notes/dup.md", "# And another\n", seconds=LATER)
         add(*arguments)
 
-    monkeypatch.setattr(records, "_add", adding)
+    monkeypatch.setattr(records, "_insert_note", adding)
     before = store.records()
     assert run("repair", store.root, "--json").document["error"]["code"] == "NotMended"
     assert store.records() == before

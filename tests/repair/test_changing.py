@@ -261,7 +261,8 @@ def test_damage_that_shows_after_the_first_change_is_no_reason_to_run_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(changesets, "_writer", damaged_next)
-        with fails("StoppedAtDamage", STOPPED, match=r"stopped at damage \(database disk .*changes: 1\).*regraft undo"):
+        stopped = r"stopped at damaged data \(database disk .*changes made: 1\).*regraft undo"
+        with fails("StoppedAtDamage", STOPPED, match=stopped):
             change(store)
     assert contents(store) != before
     assert run("undo", store, "--yes").status == 0
@@ -273,7 +274,7 @@ def test_what_the_system_refused_is_said_with_its_path(store: Path, monkeypatch:
         raise PermissionError(errno.EACCES, "Permission denied", "/store/raw")
 
     monkeypatch.setattr(changesets, "_writer", refused)
-    with fails("ChangesStopped", STOPPED, match="stopped: /store/raw: Permission denied; every file is whole"):
+    with fails("ChangesStopped", STOPPED, match=r"stopped: /store/raw: Permission denied\. Every file is intact"):
         change(store)
 
 
@@ -330,7 +331,7 @@ def test_a_later_database_in_use_stops_a_run_that_changed_something(
         with fails(
             "ChangesStopped",
             STOPPED,
-            match=r"another program has it open for writing.*again; every file is whole.*so far: 1",
+            match=r"another program has it open for writing.*again\. Every file is intact.*so far: 1",
         ):
             change(store)
     change(store)
@@ -665,7 +666,7 @@ def test_a_second_run_has_nothing_to_do(store: Path) -> None:
 
 
 def test_a_plan_changes_a_file_once(store: Path) -> None:
-    with unwritten(store), pytest.raises(ValueError, match="two changes"):
+    with unwritten(store), pytest.raises(ValueError, match="changes one path twice"):
         change(store, toys.planner(toys.renamed, toys.renamed_on_copy))
 
 

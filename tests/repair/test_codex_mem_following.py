@@ -43,8 +43,8 @@ def disk() -> Iterator[QuickDisk]:
 
 def both(path: Path) -> tuple[Any, Any]:
     """Return all that the database and its sidecar hold; the row numbers of vectors say nothing."""
-    vectors = made.rows(database.sidecar_of(path), f"SELECT * FROM {sidecar.TABLE} ORDER BY note_id")
-    return every_row(path), (made.rows(database.sidecar_of(path), "SELECT * FROM meta"), vectors)
+    vectors = made.rows(database.sidecar_path(path), f"SELECT * FROM {sidecar.TABLE} ORDER BY note_id")
+    return every_row(path), (made.rows(database.sidecar_path(path), "SELECT * FROM meta"), vectors)
 
 
 def reconcile(path: Path, *more: object) -> dict[str, Any]:
@@ -64,17 +64,17 @@ def status(path: Path, note: str) -> Any:
 
 def has_vector(path: Path, note: str) -> bool:
     query = f"SELECT 1 FROM {sidecar.TABLE} WHERE note_id = ?"
-    return bool(made.rows(database.sidecar_of(path), query, note))
+    return bool(made.rows(database.sidecar_path(path), query, note))
 
 
 def set_vector(path: Path, note: str, **columns: Any) -> None:
     setting = ", ".join(f"{name} = ?" for name in columns)
     query = f"UPDATE {sidecar.TABLE} SET {setting} WHERE note_id = ?"
-    made.run_sql(database.sidecar_of(path), query, *columns.values(), note)
+    made.run_sql(database.sidecar_path(path), query, *columns.values(), note)
 
 
 def drop_vector(path: Path, note: str) -> None:
-    made.run_sql(database.sidecar_of(path), f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", note)
+    made.run_sql(database.sidecar_path(path), f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", note)
 
 
 def floats(*numbers: float) -> bytes:
@@ -252,7 +252,7 @@ def test_what_keeps_a_note_and_its_vector_apart_is_settled_once(path: Path, name
         if case.plant is not without_note:
             assert status(path, case.note) == case.status
         assert has_vector(path, case.note) is case.keeps_vector
-        with untouched(path, database.sidecar_of(path)):
+        with untouched(path, database.sidecar_path(path)):
             again = reconcile(path, *options)
         assert (again["actions"], again["left"]) == ([], document["left"])
         if case.actions:
@@ -266,7 +266,7 @@ def test_a_vector_that_its_note_may_use_again_stays(path: Path, name: str) -> No
     case.plant(path)
     document = reconcile(path)
     assert GONE not in [one["action"] for one in document["actions"]]
-    assert any(f"--only {case.only[0]} deletes it" in one["reason"] for one in document["left"])
+    assert any(f"--only {case.only[0]} to delete it" in one["reason"] for one in document["left"])
     assert has_vector(path, case.note)
 
 
@@ -277,7 +277,7 @@ def test_where_many_notes_are_gone_at_once_their_vectors_stay(path: Path, option
         made.delete(path, note)
     document = reconcile(path, *options)
     assert document["actions"] == []
-    assert any("gone at once" in one["reason"] for one in document["left"])
+    assert any("disappeared at once" in one["reason"] for one in document["left"])
     assert all(has_vector(path, note) for note in gone)
 
 
@@ -289,7 +289,7 @@ def test_an_adopted_vector_is_told_of_as_if_it_had_just_been_written(path: Path)
 
 
 def test_nothing_has_to_be_done_where_all_agrees(path: Path) -> None:
-    with untouched(path, database.sidecar_of(path)):
+    with untouched(path, database.sidecar_path(path)):
         document = reconcile(path)
     assert (document["actions"], document["left"]) == ([], [])
 
@@ -331,7 +331,7 @@ def test_a_note_whose_status_was_withdrawn_is_embedded_once_it_is_searchable_aga
 def test_nothing_else_of_an_excluded_note_can_be_written(path: Path, change: str) -> None:
     excluded(path)
     statement = f"UPDATE memory_items SET {change} WHERE id = ?"
-    with writable.allow_writes(path.parent), sqlite.open_writable(path) as db, database.excluded_guarded(db):
+    with writable.allow_writes(path.parent), sqlite.open_writable(path) as db, database.guard_excluded_notes(db):
         with pytest.raises(apsw.ConstraintError, match="only the status"):
             db.execute(statement, (NOTE,))
         db.execute("UPDATE memory_items SET embedding_status = 'not_applicable' WHERE id = ?", (NOTE,))
@@ -355,8 +355,8 @@ def test_many_notes_are_counted_by_project(path: Path) -> None:
     made.run_sql(path, "UPDATE memory_items SET embedding_status = 'pending' WHERE searchable = 1", triggers=False)
     document = reconcile(path)
     assert [(one["base"], one["count"], one["message"]) for one in document["actions"]] == [
-        ("proj_0", 4, "say of 4 notes that their vector is there"),
-        ("proj_1", 4, "say of 4 notes that their vector is there"),
+        ("proj_0", 4, "mark 4 notes as embedded: their vectors exist"),
+        ("proj_1", 4, "mark 4 notes as embedded: their vectors exist"),
     ]
 
 
@@ -382,19 +382,19 @@ def test_a_database_with_half_a_migration_waits_for_the_rest(tmp_path: Path) -> 
 
 
 def test_without_a_sidecar_what_was_said_of_it_stays(path: Path) -> None:
-    database.sidecar_of(path).unlink()
+    database.sidecar_path(path).unlink()
     assert left_alone(path) == [("codex.index-missing", f"regraft rebuild {path}")]
 
 
 def test_without_a_sidecar_and_without_claims_all_is_pending(path: Path) -> None:
-    database.sidecar_of(path).unlink()
+    database.sidecar_path(path).unlink()
     made.run_sql(path, "UPDATE memory_items SET embedding_status = NULL WHERE searchable = 1", triggers=False)
     project = "codex.pending", f"regraft backfill {path} --base proj_"
     assert left_alone(path) == [(project[0], f"{project[1]}{number}") for number in (0, 1)]
 
 
 def spoilt(path: Path) -> None:
-    database.sidecar_of(path).write_bytes(b"not a database")
+    database.sidecar_path(path).write_bytes(b"not a database")
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ def test_a_read_only_file_is_refused(path: Path) -> None:
         Path(folder).chmod(0o777)
         for command, read_only in (
             (reconcile, database.FILE),
-            (lambda found: reconcile(found, "--only", "codex.excluded-vector"), database.sidecar_of(path).name),
+            (lambda found: reconcile(found, "--only", "codex.excluded-vector"), database.sidecar_path(path).name),
             (lambda found: run("clear-failed", found, "--yes", "--json").document, database.FILE),
         ):
             root = shutil.copytree(path.parent, Path(folder, "codex"))
@@ -525,7 +525,7 @@ def test_what_the_application_wrote_into_its_log_counts(apart: Path) -> None:
         document = reconcile(apart)
     assert "adopt-embeddings" not in {one["action"] for one in document["actions"] if one["base"] == "proj_0"}
     left = {one["finding"]: one["reason"] for one in document["left"]}
-    assert "--only codex.excluded-vector deletes it" in left["codex.excluded-vector"]
+    assert "--only codex.excluded-vector to delete it" in left["codex.excluded-vector"]
     assert has_vector(apart, NOTE)
     reconcile(apart, "--only", "codex.excluded-vector")
     assert not has_vector(apart, NOTE)

@@ -23,7 +23,7 @@ from lacking import configured
 from regraft.disk import untrusted_sqlite
 from regraft.embedders import server as server_module
 from regraft.formats.codex_mem import database
-from regraft.ranking.codex_mem import words
+from regraft.ranking.codex_mem import split_query
 
 P0, P1 = project_id(0), project_id(1)
 #: Words that every note has, those that a few have, one that none has.
@@ -64,7 +64,7 @@ def vector_file(path: Path, vector: bytes) -> Path:
 
 def meaning(path: Path, note: str) -> Path:
     """Write the vector of a note as a query's."""
-    return vector_file(path, vector_of(database.source_text(*store.parts_of(path, note))))
+    return vector_file(path, vector_of(database.note_source_text(*store.parts_of(path, note))))
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_a_query_without_a_word_is_refused(query: str, path: Path) -> None:
 
 
 def test_words_are_what_go_takes_for_fields() -> None:
-    assert words(" a\u0085b\u00a0c\u3000 d\x1ce\u200bf ") == ["a", "b", "c", "d\x1ce\u200bf"]
+    assert split_query(" a\u0085b\u00a0c\u3000 d\x1ce\u200bf ") == ["a", "b", "c", "d\x1ce\u200bf"]
 
 
 @pytest.mark.parametrize("option", [("--alpha", 0.3), ("--raw",), ("--mode", "vector")])
@@ -187,7 +187,7 @@ def test_the_nearest_are_those_of_an_exact_search(path: Path) -> None:
     vector = vector_of("a query of its own")
     query = numbers_of(vector)
     distances = {}
-    for note, raw in store.rows(database.sidecar_of(path), "SELECT note_id, vector FROM embedding"):
+    for note, raw in store.rows(database.sidecar_path(path), "SELECT note_id, vector FROM embedding"):
         numbers = numbers_of(raw)
         cosine = sum(a * b for a, b in zip(query, numbers, strict=True)) / math.hypot(*query) / math.hypot(*numbers)
         distances[note] = 1 - cosine
@@ -231,7 +231,7 @@ def test_an_exact_match_without_a_vector_is_not_pushed_out(path: Path) -> None:
     assert best == [note_id(0, 8)]
     found = searched(path, "queue", "-k", 3, "--vector", meaning(path, note_id(1, 4)))
     assert best[0] in ids(found)
-    assert "1 note could be found by words alone (1 stale)" in found["notes"]
+    assert "1 note could be found by words only (1 stale)" in found["notes"]
 
 
 def test_words_alone_where_that_is_asked_for(path: Path) -> None:
@@ -243,9 +243,7 @@ def test_words_alone_where_that_is_asked_for(path: Path) -> None:
 def test_hybrid_without_a_vector_of_the_query_says_so(path: Path) -> None:
     found = searched(path, ALL, "--mode", "hybrid")
     assert found["mode"] == "bm25"
-    assert found["notes"] == [
-        "searched by words alone: there is no vector of the query; --vector or --embedder gives one"
-    ]
+    assert found["notes"] == ["searched by words only: the query has no vector; use --vector or --embedder"]
     assert found["hits"] == searched(path, ALL)["hits"]
 
 
@@ -253,11 +251,11 @@ def test_hybrid_without_a_vector_of_the_query_says_so(path: Path) -> None:
 
 
 def sidecar_sql(statement: str) -> Callable[[Path], None]:
-    return lambda path: run_sql(database.sidecar_of(path), statement)
+    return lambda path: run_sql(database.sidecar_path(path), statement)
 
 
 def without_sidecar(path: Path) -> None:
-    database.sidecar_of(path).unlink()
+    database.sidecar_path(path).unlink()
 
 
 def without_anything(path: Path) -> None:
@@ -267,12 +265,12 @@ def without_anything(path: Path) -> None:
 
 
 def overwritten(path: Path) -> None:
-    database.sidecar_of(path).write_bytes(b"nothing of the kind")
+    database.sidecar_path(path).write_bytes(b"nothing of the kind")
 
 
 def with_holes(path: Path) -> None:
     """Damage the pages of vectors: the file opens, and reading on goes wrong."""
-    place = database.sidecar_of(path)
+    place = database.sidecar_path(path)
     raw = bytearray(place.read_bytes())
     [(page,)] = store.rows(place, "SELECT rootpage FROM sqlite_schema WHERE name = 'embedding'")
     [(size,)] = store.rows(place, "PRAGMA page_size")
@@ -281,11 +279,11 @@ def with_holes(path: Path) -> None:
 
 
 OBSTACLES: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "never migrated": (without_anything, "disabled", "no note has ever been given a vector"),
+    "never migrated": (without_anything, "disabled", "no note has ever been embedded"),
     "no sidecar": (without_sidecar, "degraded_missing_index", "there is none"),
     "no database": (overwritten, "degraded_missing_index", "it cannot be read"),
     "a damaged sidecar": (with_holes, "degraded_missing_index", "it cannot be read"),
-    "a rebuild": (sidecar_sql("UPDATE meta SET state = 'rebuilding'"), "rebuilding", "not at its end"),
+    "a rebuild": (sidecar_sql("UPDATE meta SET state = 'rebuilding'"), "rebuilding", "is not complete"),
     "another version": (sidecar_sql("UPDATE meta SET version = 9"), "degraded_incompatible_index", "version 9"),
     "another model": (
         sidecar_sql("UPDATE meta SET model_id = 'other'"),
@@ -293,7 +291,7 @@ OBSTACLES: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "its vectors are of other, those of the notes of embed-small",
     ),
     "other dimensions": (sidecar_sql("UPDATE meta SET dimensions = 4"), "degraded_incompatible_index", "4 dimensions"),
-    "empty": (sidecar_sql("DELETE FROM embedding"), "degraded_partial_coverage", "no note has its vector"),
+    "empty": (sidecar_sql("DELETE FROM embedding"), "degraded_partial_coverage", "no note has a current vector"),
 }
 
 
@@ -308,7 +306,7 @@ def test_what_is_in_the_way_leaves_the_hits_by_words(name: str, query: str, path
     assert (found["mode"], found["state"]) == ("bm25", state)
     assert found["hits"] == before["hits"]
     [note] = found["notes"]
-    assert note.startswith("searched by words alone: ")
+    assert note.startswith("searched by words only: ")
     assert why in note
     # Where meaning is not asked for, nothing is to be said.
     assert searched(path, query, "--base", P0)["notes"] == []
@@ -336,7 +334,7 @@ def test_notes_that_are_not_ready_take_no_part_in_meaning(path: Path) -> None:
     assert (found["mode"], found["state"]) == ("hybrid", "degraded_failed_embeddings")
     assert len(ids(found)) == 16
     assert missing.isdisjoint(ids(found))
-    assert found["notes"] == ["3 notes could be found by words alone (1 pending, 1 stale, 1 failed)"]
+    assert found["notes"] == ["3 notes could be found by words only (1 pending, 1 stale, 1 failed)"]
     # Those of another project are nothing to this one.
     assert searched(path, NONE, "--vector", meaning(path, note_id(0, 0)), "--base", P1)["notes"] == []
 
@@ -375,7 +373,7 @@ def test_the_log_of_a_writer_is_searched_too(path: Path) -> None:
 def test_nothing_is_left_beside_a_database_in_wal_mode(path: Path) -> None:
     assert path.read_bytes()[18:20] == b"\2\2"
     searched(path, ALL, "--vector", meaning(path, note_id(0, 0)))
-    assert {one.name for one in path.parent.iterdir()} == {path.name, database.sidecar_of(path).name}
+    assert {one.name for one in path.parent.iterdir()} == {path.name, database.sidecar_path(path).name}
 
 
 def test_an_index_that_counts_next_to_nothing_still_finds(tmp_path: Path) -> None:
@@ -416,7 +414,11 @@ def test_an_embedder_that_gives_no_vector_leaves_the_hits_by_words(
     path: Path, server: FaultServer, config: Path
 ) -> None:
     before = searched(path, ALL)["hits"]
-    for behaviour, why in ((failing(500), "no vector"), (failing(400, "too long"), "too long"), (wrong_length, "dim")):
+    for behaviour, why in (
+        (failing(500), "did not embed"),
+        (failing(400, "too long"), "too long"),
+        (wrong_length, "dim"),
+    ):
         server.behave = behaviour
         found = searched(path, ALL, "--embedder", "mine", "--config", config)
         assert (found["mode"], found["hits"]) == ("bm25", before)

@@ -14,9 +14,9 @@ from stranded import profile, some_source
 from toys import rows_of
 
 from regraft.identity import replace
-from repair import fix
 from repair.changes.plan import Plan
 from repair.changes.store import Store
+from repair.fix import sequence
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +37,24 @@ def ending(text: str) -> list[str]:
 def test_where_nothing_is_left_nothing_else_is_said(store: Path) -> None:
     plant("no body", store)
     assert ending(run("repair", store).stdout) == [
-        f"Done; {store} and its .regraft were written.",
+        f"Done. Changed: {store} and its .regraft.",
         f"Next: regraft check {store}",
-        f"Take it back: regraft undo {store}",
+        f"To undo: regraft undo {store}",
     ]
-    assert run("repair", store).stdout == "Nothing has to be done: nothing was written.\n"
+    assert run("repair", store).stdout == "Nothing to do: nothing was written.\n"
 
 
 def test_what_is_not_done_is_named(store: Path) -> None:
     plant("no body", store)
     index(store, OTHER).write_bytes(b"no database at all")
     planned = run("repair", store, "--dry-run")
-    assert "Not all of it is done, for the reasons above: Andere Küche 🎉" in planned.stdout
+    assert "Incomplete: Andere Küche 🎉 (reasons above)" in planned.stdout
     done = run("repair", store)
     assert done.status == 1
-    assert "Left as it is:\nAndere Küche 🎉" in done.stdout
+    assert "Not changed:\nAndere Küche 🎉" in done.stdout
     assert ending(done.stdout)[:2] == [
-        f"Done: 1 of 2 bases; {store} and its .regraft were written.",
-        "Not all of it is done, for the reasons above: Andere Küche 🎉",
+        f"Done: 1 of 2 bases. Changed: {store} and its .regraft.",
+        "Incomplete: Andere Küche 🎉 (reasons above)",
     ]
 
 
@@ -66,9 +66,9 @@ def test_a_command_that_can_do_nothing_says_so(command: str, tmp_path: Path) -> 
     (made / "Data" / "KnowledgeBase" / "kb").unlink(missing_ok=True)
     done = run(command, made)
     text = done.stdout
-    assert "Nothing has to be done" not in text or "Left as it is" not in text
+    assert "Nothing to do: nothing" not in text or "Not changed" not in text
     if done.status == 1 and "Done" not in text:
-        assert f"regraft {command} can do nothing about the" in text
+        assert f"Nothing to do: {command} cannot fix any of the" in text
         assert ending(text)[-1].startswith("Next: regraft ")
 
 
@@ -94,13 +94,13 @@ def test_a_step_that_mends_nothing_takes_back_the_steps_before_it(store: Path, m
     for name in ("no body", "no vector", "a text of nobody"):
         plant(name, store)
     before = rows_of(index(store))
-    collect = fix._Steps.collect
+    collect = sequence._Steps.collect
 
     def boasting(steps: Any, found: Store) -> Plan:
         plan = collect(steps, found)
         return replace(plan, resolves={*plan.resolves, ("embedding.missing", KB)}) if plan.changes else plan
 
-    monkeypatch.setattr(fix._Steps, "collect", boasting)
+    monkeypatch.setattr(sequence._Steps, "collect", boasting)
     message = said(run("fix", store, "--json"), "NotMended", STOPPED)
     assert "embedding.missing" in message
     assert rows_of(index(store)) == before

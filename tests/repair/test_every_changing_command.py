@@ -83,7 +83,8 @@ def test_nothing_is_changed_without_consent(name: str, work: Work) -> None:
     for more in ((), ("--json",), ("-q",)):
         refused = run_as_given(*work.arguments, *more)
         assert refused.status == 2, refused
-        assert f"regraft: regraft {work.arguments[0]} would change what is there" in refused.stderr
+        assert f"regraft: regraft {work.arguments[0]} would change existing data" in refused.stderr
+        assert "nothing was written" in refused.stderr
         assert "--yes" in refused.stderr
         assert (work.contents(), work.own()) == (before, own)
     assert json.loads(run_as_given(*work.arguments, "--json").stdout)["error"]["code"] == "ConsentMissing"

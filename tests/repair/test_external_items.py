@@ -80,8 +80,8 @@ def test_a_profile_without_such_items_is_named_them(newer: Path, tmp_path: Path)
     [left] = outcome.document["left"]
     assert left["base"] == KB
     assert left["finding"] == "item.foreign-type"
-    assert left["reason"].startswith("the profile's application has no such items: 2 items of the type external (")
-    assert left["reason"].endswith("; --external-as-files lets them come as files")
+    assert left["reason"].startswith("the profile's application does not support 2 items of type external (")
+    assert left["reason"].endswith("; use --external-as-files to install them as files")
     assert "Not there yet" in left["reason"]
     assert "Lamp" in left["reason"]
     assert "CHECK" not in outcome.stdout + outcome.stderr
@@ -120,7 +120,7 @@ def test_a_document_without_its_file_keeps_its_base_out_by_name(newer: Path, tmp
     assert outcome.status == 1, outcome
     [left] = outcome.document["left"]
     assert (left["finding"], left["base"]) == ("raw.missing", KB)
-    assert "1 item of the type external without a file in it (Lamp)" in left["reason"]
+    assert "1 item of type external without a file (Lamp)" in left["reason"]
 
 
 def test_a_profile_that_has_such_items_gets_them_as_they_are(newer: Path, tmp_path: Path) -> None:
@@ -169,5 +169,5 @@ def test_what_the_application_linked_to_them_meanwhile_is_not_deleted_with_them(
         before = dump(store)
         refused = run("undo", store, "-y")
         assert refused.status == 2
-        assert "nothing was taken back" in refused.stderr
+        assert "nothing was undone" in refused.stderr
         assert dump(store) == before

@@ -43,7 +43,7 @@ from regraft import identity
 from regraft.disk import durable, sqlite, untrusted_sqlite
 from regraft.formats.cherry_v2.index import store as index_store
 from regraft.ledger.ledger import ChangeLog
-from repair.options import GRACE_DAYS
+from regraft.options import GRACE_DAYS
 
 DAY_MS = 86_400_000
 
@@ -224,7 +224,7 @@ def test_the_raw_files_of_a_base_that_failed_stay(options: tuple[str, ...], stor
     with untouched(store):
         document = gc(store, *options, status=1)
     assert document["actions"] == []
-    assert "the base failed" in left_by(document)["raw.orphan"]
+    assert "deleted from a failed base" in left_by(document)["raw.orphan"]
 
 
 # --- what could be listed or attached again --------------------------------------------------------------------------
@@ -558,7 +558,7 @@ def test_without_grace_nothing_is_kept_at_once(store: Path) -> None:
         planned = gc(store, "--grace", "0", "--dry-run", *NAMED)
     done = run("gc", store, "--grace", "0", "--yes", *NAMED)
     assert done.status == 0
-    assert "Take it back" not in done.stdout
+    assert "To undo" not in done.stdout
     assert [action["action"] for action in planned["actions"]] == ["delete-embeddings", "trash-file", "expire"]
     assert kept(store) == []
     assert history(store)[0] == "expired"
@@ -594,7 +594,7 @@ def test_space_is_given_back_where_it_pays(store: Path) -> None:
     assert came["action"] == foreseen["action"] == "vacuum"
     assert size - index(store).stat().st_size == came["bytes"]
     assert 0.8 * came["bytes"] <= foreseen["bytes"] <= 1.2 * came["bytes"]
-    assert re.fullmatch(r"gave free space .*: it had [\d.]+ \w+, it has [\d.]+ \w+", came["message"])
+    assert re.fullmatch(r"shrank the index file from [\d.]+ \w+ to [\d.]+ \w+", came["message"])
     numbers = "SELECT count(*) FROM search_text_fts f JOIN search_text t ON t.fts_rowid = f.rowid WHERE f.text = t.text"
     with closing(apsw.Connection(str(index(store)))) as db:
         assert db.execute(numbers).get == 14
@@ -831,7 +831,7 @@ def test_a_vector_file_that_cannot_be_read_or_is_young_stays(store: Path) -> Non
     assert "younger" in left_by(gc(store, "--v1-leftovers", status=1))["v1.leftover"]
     path.write_bytes(path.read_bytes()[:5000])
     aged(path)
-    assert "cut off" in left_by(gc(store, "--v1-leftovers", status=1))["v1.leftover"]
+    assert "truncated" in left_by(gc(store, "--v1-leftovers", status=1))["v1.leftover"]
     path.unlink()
     a_vector_file(store)
     aged(path)
@@ -903,7 +903,7 @@ def test_a_text_for_a_person(store: Path) -> None:
     assert "delete 1 body whose unit is gone" in shown.stdout
     assert "[trash-folder]" in shown.stdout
     assert f"regraft undo {store}" in shown.stdout
-    assert "Nothing has to be done" in run("gc", store).stdout
+    assert "Nothing to do" in run("gc", store).stdout
 
 
 # --- kills -----------------------------------------------------------------------------------------------------------

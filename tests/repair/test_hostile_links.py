@@ -175,7 +175,7 @@ def test_codex_mem_with_a_link(command: str, suffix: str, tmp_path: Path) -> Non
     path = {
         "own": store.with_name(".regraft"),
         "own file": store.with_name(".regraft") / ledger.FILE,
-        ".semantic.sqlite": Path(str(codex_mem_store.database.sidecar_of(store))),
+        ".semantic.sqlite": Path(str(codex_mem_store.database.sidecar_path(store))),
     }.get(suffix, Path(f"{store}{suffix}"))
     goal = docs if suffix == "own" else letter
     if path.is_dir():

@@ -154,7 +154,7 @@ def test_two_packs_never_write_one_file(tmp_path: Path, windows: Windows) -> Non
     from repair.cherry_v2 import pack
 
     library, target = planted_v2.library(tmp_path), tmp_path / "bases.zip"
-    with pack.areas.opened(tmp_path, entries_only=True), pack._temporary(target) as part:
+    with pack.writable.allow_writes(tmp_path, entries_only=True), pack._new_part_file(target) as part:
         part.write_bytes(b"half of it")
         refused = run("pack", library, target, "--now", NOW, "--json")
         assert (refused.status, refused.document["error"]["code"]) == (2, "TargetLocked")
@@ -219,14 +219,14 @@ def test_a_name_that_the_system_does_not_take_is_a_failure_of_its_item(
     source = a_source(tmp_path, ("n" * 150 + ".txt", "lamp.txt"))
     library = deep(tmp_path, 100) / "library"
     with imitated():
-        monkeypatch.setattr(imitated_windows.long_paths, "extended", os.fspath)
+        monkeypatch.setattr(imitated_windows.file_paths, "extended_path", os.fspath)
         done = run("migrate", source, "--to", library, "--json", "--now", NOW)
         assert done.status == 1, done
         [base] = done.document["bases"]
         assert (base["outcome"], base["rows"]["read"], base["rows"]["carried"]) == ("written", 5, 5)
         [warning] = [one for one in done.document["warnings"] if one["code"] == "path_too_long"]
         assert warning["item"] == "item-file-0"
-        assert "nnn.txt: the system takes no path of" in warning["message"]
+        assert "nnn.txt: the system allows no path of" in warning["message"]
     [lamp] = (library / "KnowledgeBase").glob("*/raw/*.txt")
     assert lamp.read_bytes() == b"lamp.txt"
     with closing(sqlite3.connect(next((library / "KnowledgeBase").glob("*/.cherry/index.sqlite")))) as db:
@@ -241,7 +241,7 @@ def test_a_file_at_a_path_that_cannot_be_looked_at_is_not_called_missing(
     assert run("migrate", source, "--to", library, "--json", "--now", NOW).status == 0
     (next((library / "KnowledgeBase").glob("*/raw/lamp.txt"))).unlink()
     with imitated():
-        monkeypatch.setattr(imitated_windows.long_paths, "extended", os.fspath)
+        monkeypatch.setattr(imitated_windows.file_paths, "extended_path", os.fspath)
         document = run("check", library, "--json", "--now", NOW).document
     [missing] = [one for one in document["findings"] if one["name"] == "raw.missing"]
     assert missing["count"] == 1
@@ -268,9 +268,9 @@ def test_a_base_with_a_name_that_the_profile_cannot_take_stays_out_by_name(
     profile = profiles.profile(deep(tmp_path / "p", 150) / "profile")
     before = files(profile)
     with imitated():
-        monkeypatch.setattr(imitated_windows.long_paths, "extended", os.fspath)
+        monkeypatch.setattr(imitated_windows.file_paths, "extended_path", os.fspath)
         outcome = run("install", library, "--profile", profile, "--now", NOW, "--json")
     assert outcome.status == 1, outcome
     [left] = outcome.document["left"]
-    assert f"its file raw/{'n' * 100}.txt has a path in the profile that is too long" in left["reason"]
+    assert f"the path of its file raw/{'n' * 100}.txt would be too long in the profile" in left["reason"]
     assert files(profile) == before

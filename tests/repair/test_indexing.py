@@ -304,7 +304,7 @@ def test_an_index_by_itself_is_cut_as_the_application_does_it(store):
     [
         ("UPDATE content SET text = text || '!'", "its text is not what its hash says: regraft repair first"),
         ("UPDATE content SET text = x'00ff'", "its text is not what its hash says: regraft repair first"),
-        ("UPDATE meta SET base_id = 'x'", "nothing of the index is changed: the index says that it is of base x"),
+        ("UPDATE meta SET base_id = 'x'", "the index was not changed: the index belongs to base x"),
     ],
 )
 def test_what_is_damaged_stays(statement, reason, store):

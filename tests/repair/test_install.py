@@ -166,22 +166,20 @@ def test_a_second_run_has_nothing_to_do(case):
     again = case.install()
     assert (again.status, again.document["actions"], again.document["undo"]) == (0, [], None)
     assert (tables(case.profile), state_of(case.profile / "Data")) == state
-    assert "Nothing has to be done" in run("install", case.library, "--profile", case.profile).stdout
+    assert "Nothing to do" in run("install", case.library, "--profile", case.profile).stdout
 
 
 def test_a_base_that_is_there_already_counts_as_there(case):
     first = run("inspect", case.library, "--json").document["bases"][0]["id"]
     case.install("--base", first)
     text = run("install", case.library, "--profile", case.profile, "-y").stdout
-    assert text.endswith("Start the application: 3 of 3 bases will be there.\n")
+    assert text.endswith("Start the application: it has 3 of 3 bases.\n")
 
 
 def test_the_text_says_what_comes_next(case):
     text = run("install", case.library, "--profile", case.profile, "-y").stdout
     assert "Base alpha  (" in text
-    assert text.endswith(
-        f"Take it back: regraft undo {case.profile}\nStart the application: 3 of 3 bases will be there.\n"
-    )
+    assert text.endswith(f"To undo: regraft undo {case.profile}\nStart the application: it has 3 of 3 bases.\n")
     assert (
         "Start the application" not in run("install", case.library, "--profile", case.profile, "--dry-run", "-v").stdout
     )
@@ -193,9 +191,7 @@ def test_the_command_that_takes_it_back_can_be_pasted(case, name, tmp_path, monk
     before = tables(case.profile)
     case.profile.rename(tmp_path / name)
     text = run("install", case.library, "-y", f"--profile={name}").stdout
-    words = shlex.split(
-        next(line for line in text.splitlines() if line.startswith("Take it back: ")).partition(": ")[2]
-    )
+    words = shlex.split(next(line for line in text.splitlines() if line.startswith("To undo: ")).partition(": ")[2])
     assert words[:2] == ["regraft", "undo"]
     assert run(*words[1:], "-y").status == 0
     assert tables(tmp_path / name) == before
@@ -562,7 +558,7 @@ def test_a_column_that_needs_a_value_is_refused_by_name(made, tmp_path):
         "UPDATE sqlite_schema SET sql = replace(sql, 'color TEXT', 'color TEXT NOT NULL')",
         foreign_keys=False,
     )
-    assert "needs color" in refused(Case(made, other), "ProfileUnknown")
+    assert "which also requires color" in refused(Case(made, other), "ProfileUnknown")
 
 
 def test_an_application_with_another_layout(case):
@@ -653,7 +649,7 @@ def test_what_is_no_library_or_no_profile(case, tmp_path):
     assert "regraft migrate" in refused(Case(v1, case.profile), "NotChanged")
     assert "profile folder" in refused(Case(case.library, case.library), "NotChanged")
     unknown = refused(case, "BaseUnknown", "--base", "nobody")
-    assert unknown.startswith("nobody: no base has this name or id; there are: ")
+    assert unknown.startswith("nobody: no base has this name or id; known bases: ")
     assert BETA in unknown
     assert said(Case(tmp_path / "nothing", case.profile).install(), "SourceNotFound", REFUSED)
     assert run("install", case.library).status == REFUSED
@@ -701,13 +697,13 @@ def test_no_room_is_told_before_a_base_is_read_whole(case, monkeypatch):
 
 
 def test_a_library_that_is_written_to_meanwhile(case, monkeypatch):
-    real = execution.back_up
+    real = execution.back_up_database
 
     def write_too(path: Path, new: Path) -> None:
         real(path, new)
         case.catalog("UPDATE knowledge_item SET created_at = 1")
 
-    monkeypatch.setattr(execution, "back_up", write_too)
+    monkeypatch.setattr(execution, "back_up_database", write_too)
     before = tables(case.profile)
     assert case.install().status in (REFUSED, STOPPED)
     assert tables(case.profile) == before
@@ -743,7 +739,9 @@ def one_base(place: Path) -> Path:
 
 def wire(patch: pytest.MonkeyPatch, spring: Callable[[], object], at: int) -> Tripwire:
     found = Tripwire(patch, spring, at)
-    found.watch(os, "mkdir", "replace", "rmdir", "unlink").watch(base_copy, "_copy").watch(execution, "back_up")
+    found.watch(os, "mkdir", "replace", "rmdir", "unlink").watch(base_copy, "_copy_bytes").watch(
+        execution, "back_up_database"
+    )
     return found.watch(ledger.Ledger, "begin_run", "end_run").watch(ledger.ChangeLog, "intend", "settle")
 
 
@@ -828,7 +826,7 @@ def test_the_sample_in_the_applications_own_profile(tmp_path):
     done = case.install(*mapped)
     assert done.status == 1
     assert [left["reason"] for left in done.document["left"]] == [
-        "its rerank model silicon::bge-reranker-v2-m3 is not there: it has none now"
+        "its rerank model silicon::bge-reranker-v2-m3 does not exist in the profile, so it was removed from the base"
     ]
     assert rows(case.database, "SELECT count(*) FROM knowledge_base") == [(5,)]
     assert rows(case.database, "PRAGMA foreign_key_check") == []
@@ -865,7 +863,7 @@ def test_the_api_installs_under_another_name(case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--name", "New"], "--name names one base"), (["--base", ALPHA, "--name", " "], "cannot be blank")],
+    [(["--name", "New"], "--name applies to a single base"), (["--base", ALPHA, "--name", " "], "cannot be blank")],
 )
 def test_a_name_that_cannot_be_given(words: list[str], message: str, case: Case) -> None:
     before = files_of(case.profile)

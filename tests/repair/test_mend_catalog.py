@@ -138,7 +138,7 @@ def test_what_nothing_tells_stays(store: Path) -> None:
         planned = mend(store, dry_run=True)
     assert planned["actions"] == []
     assert left(planned) == [
-        ("item.status", "its type is b'\\x00', so that nobody knows how it is doing"),
+        ("item.status", "its type is b'\\x00', so its status is unknown"),
         ("item.data", "its content is longer than 1,000,000 units, and nothing else tells what they have to be"),
     ]
     assert [one["subject"] is None for one in planned["left"]] == [False, False]
@@ -198,7 +198,7 @@ def test_where_the_index_cannot_be_read_nobody_knows_whether_an_item_is_indexed(
     several(set_status("file", "completed", "old"), PLANTED["random bytes"].damage)(store)
     with untouched(store):
         assert left(mend(store, dry_run=True)) == [
-            ("item.status", "its index cannot be read, so that nobody knows how it is doing")
+            ("item.status", "its index cannot be read, so its status is unknown")
         ]
 
 
@@ -317,10 +317,13 @@ def test_a_missing_field_comes_from_those_that_are_there(
 def test_a_field_that_nobody_knows_is_told_and_not_thrown_away(store: Path) -> None:
     set_data("url", source="https://a", url="https://a", more=1)(store)
     (found,) = [one for one in run("check", store, "--json").document["findings"] if one["name"] == "item.data"]
-    assert (found["message"], found["repair"]) == ("1 item: its data has more, which no url has", None)
+    assert (found["message"], found["repair"]) == (
+        "1 item: its data has more, which items of type url do not have",
+        None,
+    )
     with untouched(store):
         document = mend(store)
-    said = "its data has more, which no url has, and nothing else tells what they have to be"
+    said = "its data has more, which items of type url do not have, and nothing else tells what they have to be"
     assert ("item.data", said) in left(document)
 
 
@@ -427,7 +430,7 @@ MIXED = sql("UPDATE embedding SET vector_blob = zeroblob(8) WHERE rowid = 1")
         (
             several(catalog(KB_ROW.format("dimensions = NULL")), MIXED),
             "base.status",
-            "its vectors are not all of one length",
+            "its vectors have different lengths",
         ),
         (
             several(catalog(KB_ROW.format("dimensions = NULL")), NO_VECTORS),
@@ -437,12 +440,12 @@ MIXED = sql("UPDATE embedding SET vector_blob = zeroblob(8) WHERE rowid = 1")
         (
             several(catalog(KB_ROW.format("status = 'ready'")), PLANTED["random bytes"].damage),
             "base.status",
-            "its index cannot be read, so that nobody knows whether it failed",
+            "its index cannot be read, so it is unknown whether it failed",
         ),
         (
             several(catalog(KB_ROW.format("dimensions = 768")), MIXED),
             "base.dimensions",
-            "its vectors are not all of one length",
+            "its vectors have different lengths",
         ),
     ],
 )

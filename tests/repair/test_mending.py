@@ -18,7 +18,7 @@ from planted_v2 import run_sql
 
 from regraft import identity
 from regraft.formats.cherry_v2.index import IndexStore
-from regraft.testing import MaterialInput, strategies
+from regraft.testing import MaterialInput, materials
 from repair.changes import changesets, files
 from repair.cherry_v2.rules import planner
 
@@ -315,7 +315,7 @@ def test_the_identity_of_a_file_in_no_folder_is_not_known(path: Path, tmp_path: 
     alone.write_bytes(path.read_bytes())
     run_sql(alone, "DELETE FROM meta")
     assert mended(alone) == {}
-    assert "no base's folder" in left(alone)["meta.missing"]
+    assert "not in the folder of a base" in left(alone)["meta.missing"]
 
 
 def test_a_large_mend_is_made_on_a_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +380,7 @@ def could_be_right(blob: bytes) -> bool:
     return len(blob) == 4 * DIMENSIONS and any(blob)
 
 
-SOUND = strategies(DIMENSIONS)
+SOUND = materials(DIMENSIONS)
 damages = st.lists(st.tuples(st.sampled_from(sorted(DAMAGES)), st.integers(0, 9)), min_size=1, max_size=6)
 
 

@@ -22,7 +22,7 @@ from regraft.formats.vector_table import VectorTable
 from regraft.identity import replace
 from repair.cherry_v2.rescue import v1_files
 
-MEANWHILE = "it changed meanwhile"
+MEANWHILE = "it changed while it was read"
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_rows_that_do_not_add_up_are_judged_after_that(
         assert (outcomes(done), is_told(done)) == ({"beta": "failed"}, True)
     else:
         assert (done.status, outcomes(done)) == (1, {"beta": "failed"})
-        assert any("please report this" in one["message"] for one in done.document["warnings"])
+        assert any("Please report this" in one["message"] for one in done.document["warnings"])
 
 
 def test_a_look_at_what_is_written_to(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_an_export_and_an_audit_of_what_is_written_to(
     migrate(source.folder, target, "--base", "beta")
     (place,) = target.rglob("index.sqlite")
     with monkeypatch.context() as patch:
-        then(patch, row_sources, "look", lambda: os.utime(place))
+        then(patch, row_sources, "summarize_index", lambda: os.utime(place))
         done = run("export", target, tmp_path / "units.parquet", "--json")
         assert (done.status, done.document["bases"][0]["problem"]) == (1, sqlite.CHANGED_DURING_READ)
     with monkeypatch.context() as patch:
@@ -139,7 +139,7 @@ def test_a_rescue_of_what_is_written_to(moment: str, tmp_path: Path, monkeypatch
             os.utime(path)
 
     with monkeypatch.context() as patch:
-        owner, name = {"it is planned": (VectorTable, "survey"), "it is carried": (v1_files, "carry_base")}[moment]
+        owner, name = {"it is planned": (VectorTable, "survey"), "it is carried": (v1_files, "write_base")}[moment]
         then(patch, owner, name, touched)
         done = run("rescue", made, "--json", "--yes")
     if moment == "it is planned":

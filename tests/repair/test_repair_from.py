@@ -311,7 +311,7 @@ def test_a_text_that_no_item_lists_keeps_its_path(place: Path, store: Path) -> N
     with unchanged(store):
         done = repair(store, place / "v1")
     assert done.status == 1
-    assert any("has the path of another text" in one["reason"] for one in done.document["left"])
+    assert any("has the same path as another text" in one["reason"] for one in done.document["left"])
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
@@ -419,9 +419,9 @@ def with_other_vectors(source: Path) -> None:
 
 
 REFUSALS = {
-    with_another_model: "its model is acme::embed-3, and there it is acme::other",
-    with_other_dimensions: "its vectors have 4 dimensions, and there they have 8",
-    with_other_vectors: "a text of both has another vector there",
+    with_another_model: "its model is acme::embed-3, but the copy has acme::other",
+    with_other_dimensions: "its vectors have 4 dimensions, but those of the copy have 8",
+    with_other_vectors: "the vectors of a text in both differ",
 }
 
 
@@ -433,7 +433,7 @@ def test_vectors_of_another_kind_are_refused_by_name(change: Callable[[Path], No
     with unchanged(store, source):
         message = said(repair(store, source), "RepairSourceDiffers", REFUSED)
         assert REFUSALS[change] in message
-        assert "nothing is taken from it for base" in message
+        assert "it cannot be used to repair base" in message
         # Another base that lacks nothing is none of its business.
         assert repair(store, source, "--base", OTHER).status == 0
 
@@ -443,7 +443,7 @@ def test_without_a_vector_in_common_nothing_is_taken(place: Path, store: Path) -
     run_sql(index(source), "DELETE FROM embedding WHERE rowid % 2 = 0")
     run_sql(index(store), "DELETE FROM embedding WHERE rowid % 2 = 1")
     with unchanged(store):
-        assert "no vectors can be compared" in said(repair(store, source), "RepairSourceDiffers", REFUSED)
+        assert "the vectors cannot be compared" in said(repair(store, source), "RepairSourceDiffers", REFUSED)
 
 
 def test_no_index_and_no_file_in_common_proves_nothing(place: Path, store: Path) -> None:
@@ -456,7 +456,7 @@ def test_no_index_and_no_file_in_common_proves_nothing(place: Path, store: Path)
         done = repair(store, place / "v1")
         message = done.stdout + done.stderr
     assert done.status in (1, REFUSED)
-    assert "prove" in message or "has nothing of it" in message
+    assert "to confirm that it is the same base" in message or "has nothing of it" in message
 
 
 def test_no_index_and_another_model(place: Path, store: Path) -> None:
@@ -478,18 +478,18 @@ def test_a_folder_that_is_gone_as_a_whole_comes_from_the_same_base(place: Path, 
 def test_other_ways_to_repair_do_not_go_with_it(place: Path, store: Path, more: tuple[str, ...]) -> None:
     with unchanged(store):
         message = said(repair(store, place / "v1", *more), "WrongUsage", REFUSED)
-    assert f"--from and {more[0]} do not go together" in message
+    assert f"--from cannot be combined with {more[0]}" in message
 
 
 def test_what_is_no_copy_is_refused(place: Path, store: Path, tmp_path: Path) -> None:
     run_sql(index(store), SOME_VECTORS)
     (tmp_path / "empty").mkdir()
     with unchanged(store):
-        assert "there is nothing at this path" in said(repair(store, tmp_path / "none"), "SourceNotFound", REFUSED)
+        assert "no such file or folder" in said(repair(store, tmp_path / "none"), "SourceNotFound", REFUSED)
         assert said(repair(store, tmp_path / "empty"), "SourceUnrecognised", REFUSED)
-        assert "the store that is to be repaired" in said(repair(store, store), "WrongUsage", REFUSED)
+        assert "the store being repaired" in said(repair(store, store), "WrongUsage", REFUSED)
         vectors_alone = place / "v1" / "KnowledgeBase" / "kb"
-        assert "give a v1 backup or profile" in said(repair(store, vectors_alone), "SourceNotMigratable", REFUSED)
+        assert "use a v1 backup or profile" in said(repair(store, vectors_alone), "SourceNotMigratable", REFUSED)
         alone = shutil.copyfile(index(store), tmp_path / "index.sqlite")
         assert "without a catalog" in said(repair(alone, place / "v1"), "NotChanged", REFUSED)
 
@@ -555,7 +555,7 @@ def migrated(built: Path, tmp_path: Path) -> Path:
 def test_the_copy_comes_before_embedding(built: Path, migrated: Path) -> None:
     found = finding_of(migrated, "embedding.missing")
     assert found["repair"] == f"regraft repair {migrated} --from {built / 'v1'} --base {KB}"
-    assert found["message"].endswith(f"without that copy: regraft backfill {migrated} --base {KB}")
+    assert found["message"].endswith(f"if that copy no longer exists: regraft backfill {migrated} --base {KB}")
     assert run_as_given(*found["repair"].split()[1:], "--yes").status == 0
     assert rows(index(migrated)) == rows(index(built / "library"))
 
@@ -564,7 +564,7 @@ def test_without_a_ledger_the_source_is_for_the_user_to_name(store: Path) -> Non
     index(store).unlink()
     found = finding_of(store, "base.no-index")
     copy = f"regraft repair {store} --from SOURCE --base {KB}"
-    assert found["message"].endswith(f"where another copy of the data has it: {copy}")
+    assert found["message"].endswith(f"if you have another copy of the data: {copy}")
     assert found["repair"] == f"regraft backfill {store} --base {KB}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -193,7 +194,7 @@ def test_what_a_rescue_brings_back_is_an_error_with_that_command(stranded, level
     assert (base["severity"], base["repair"]) == ("error", command)
     assert (tombstones["severity"], tombstones["repair"], tombstones["count"]) == ("error", command, 2)
     (leftover,) = found_there["v1.leftover"]
-    assert "clean-up of old data deletes these files" in leftover["message"]
+    assert "clean-up of old data, which deletes these files" in leftover["message"]
     assert (leftover["severity"], leftover["repair"]) == ("note", None)
     rescued(stranded)
     after = told(stranded, *level)
@@ -203,7 +204,7 @@ def test_what_a_rescue_brings_back_is_an_error_with_that_command(stranded, level
 
 def test_check_says_first_what_a_rescue_brings_back(stranded):
     _title, first, *_ = run("check", stranded).stdout.splitlines()
-    assert first == f"1 base and 2 folders can be brought back: regraft rescue {stranded}"
+    assert first == f"1 base and 2 folders can be restored: regraft rescue {stranded}"
     rescued(stranded)
     assert "brought back" not in run("check", stranded).stdout
 
@@ -220,7 +221,7 @@ def test_a_rescue_that_needs_a_word_is_offered_with_it(without_model):
     (base,) = told(without_model)["base.failed"]
     assert base["severity"] == "error"
     assert base["repair"].endswith("--recreate-model acme::gone-1")
-    assert run("check", without_model).stdout.splitlines()[1] == f"1 base can be brought back: {base['repair']}"
+    assert run("check", without_model).stdout.splitlines()[1] == f"1 base can be restored: {base['repair']}"
 
 
 def test_folders_of_which_only_some_come_back_are_told_apart(tmp_path):
@@ -232,7 +233,7 @@ def test_folders_of_which_only_some_come_back_are_told_apart(tmp_path):
     error, warning = sorted(told(made)["item.tombstone"], key=lambda one: one["severity"])
     assert (error["severity"], error["count"], error["repair"] is None) == ("error", 1, False)
     assert (warning["severity"], warning["count"], warning["repair"]) == ("warning", 1, None)
-    assert error["message"].startswith("1 folder that the upgrade left behind; v1's vector file still has its rows")
+    assert error["message"].startswith("1 folder that the upgrade left behind; the rows are still in v1's vector file")
     rescued(made)
     assert [one["severity"] for one in told(made)["item.tombstone"]] == ["warning"]
 
@@ -509,7 +510,7 @@ def test_a_base_that_may_be_several_stays(tmp_path):
     sql(made / DATABASE, f"DELETE FROM knowledge_base WHERE id = '{base_of('b')}'")
     with unchanged(made):
         document = rescued(made)
-    assert left(document) == [("base.failed", "several bases of v1 may be this one")] * 2
+    assert left(document) == [("base.failed", "several v1 bases match this one")] * 2
 
 
 def test_a_base_that_was_renamed_and_lost_an_item_is_told_by_its_time(tmp_path):
@@ -533,7 +534,7 @@ def test_an_item_that_may_be_several_stays(tmp_path):
         f"DELETE FROM knowledge_item WHERE id = '{renamed(identity.item_id('kb', 'n2', 1741944474000))}'",
     )
     document = rescued(made)
-    assert ("item.no-material", "several items of v1 may be this one") in left(document)
+    assert ("item.no-material", "several v1 items match this one") in left(document)
     with opened(index_of(made)) as db:
         assert db.execute("SELECT group_concat(DISTINCT substr(text, -2)) FROM search_text").get == "N3"
 
@@ -615,7 +616,7 @@ def test_a_failed_base_whose_texts_came_without_vectors_is_not_called_completed(
         document = rescued(without_model, "--recreate-model", "acme::gone-1")
     ((finding, reason),) = left(document)
     assert finding == "base.failed"
-    assert "its index has the texts already, without vectors" in reason
+    assert "its index has the texts without vectors" in reason
 
 
 def test_a_word_that_no_base_needs_is_said(stranded):
@@ -645,7 +646,7 @@ def test_vector_files_that_are_gone_or_damaged_leave_their_base(stranded):
     path.write_bytes(path.read_bytes()[:5000])
     with unchanged(stranded):
         document = rescued(stranded)
-    assert "its vector file kb is cut off" in left(document)[0][1]
+    assert "its vector file kb is truncated: " in left(document)[0][1]
     path.unlink()
     with unchanged(stranded):
         done = rescue(stranded)
@@ -706,7 +707,7 @@ def test_only_a_profile_is_rescued(tmp_path):
     library = tmp_path / "library"
     run("migrate", some_source().write(tmp_path / "v1"), "--to", library, "-q")
     with unchanged(library):
-        assert "regraft rescue does not change" in said(rescue(library), "NotChanged", REFUSED)
+        assert "regraft rescue cannot change" in said(rescue(library), "NotChanged", REFUSED)
 
 
 def test_a_base_that_is_not_there_is_refused(stranded):
@@ -759,10 +760,13 @@ def with_rows(made: Path, change: str) -> None:
     [
         (
             "priority INTEGER NOT NULL DEFAULT 7 → priority INTEGER NOT NULL",
-            "a table knowledge_item that needs priority",
+            r"a table knowledge_item like that of .+, but which also requires priority,",
         ),
         ("error TEXT → failure TEXT", "a table knowledge_item without error"),
-        ("'failed', 'deleting' → 'failed', 'deleting', 'done') AND (data NOT LIKE '%/docs/%'", "rules of its own"),
+        (
+            "'failed', 'deleting' → 'failed', 'deleting', 'done') AND (data NOT LIKE '%/docs/%'",
+            "additional constraints",
+        ),
     ],
     ids=["a column", "no column", "a rule"],
 )
@@ -772,7 +776,7 @@ def test_tables_of_an_unknown_shape_are_refused_by_name(stranded, change, reason
     else:
         with_rows(stranded, change)
     with unchanged(stranded):
-        assert reason in said(rescue(stranded), "ProfileUnknown", REFUSED)
+        assert re.search(reason, said(rescue(stranded), "ProfileUnknown", REFUSED))
 
 
 @pytest.mark.parametrize("version", [1, 3])
@@ -803,7 +807,7 @@ def test_a_path_that_an_index_cannot_have_leaves_its_item(whole, path, texts):
     )
     index_of(whole).unlink()
     document = rescued(whole)
-    assert [why for _, why in left(document) if why.startswith(f"its path is {path}")]
+    assert [why for _, why in left(document) if why.startswith(f"its path {path} cannot be used")]
     with opened(index_of(whole)) as db:
         assert db.execute("SELECT count(*) FROM material WHERE relative_path = ?", (path,)).get == texts
 

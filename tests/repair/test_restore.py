@@ -25,7 +25,9 @@ from regraft import identity
 from regraft.report import progress
 from regraft.report.document import encoded
 from repair.changes.store import open_for_change
-from repair.cherry_v2.restore import RestoredBase, RestoreOptions, model_change, restore
+from repair.cherry_v2.base_models import model_change
+from repair.cherry_v2.old_base import RestoredBase
+from repair.cherry_v2.restore.run import RestoreOptions, restore
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +324,7 @@ def test_statuses_say_what_is_true(store):
     document = made(store)
     new = [(item["status"], item["error"]) for item in items(store, NEW)][-4:]
     assert new == [("idle", None), ("failed", "the page is gone (404)"), ("idle", None), ("completed", None)]
-    assert ("material.orphan", "items that are being deleted stay behind") in left(document)
+    assert ("material.orphan", "items that are being deleted were not copied") in left(document)
     assert found(store) == []
 
 
@@ -343,7 +345,7 @@ def test_a_rerank_model_that_is_gone_is_not_named(store):
 def test_an_encoding_that_was_guessed_is_said(store):
     put_file(store, "i1", "menu.txt", "Сегодня хорошая погода, а завтра дождь".encode("cp1251"))
     [guess] = [one for one in made(store)["actions"] if one["action"] == "guess-encoding"]
-    assert guess["message"] == "read menu.txt as Windows-1251, by its letters"
+    assert guess["message"] == "read menu.txt as Windows-1251, guessed from its content"
 
 
 # --- which base, and refusals ----------------------------------------------------------------------------------------
@@ -365,9 +367,9 @@ def test_what_is_refused_writes_nothing(store):
     with untouched(store, alone):
         with fails("BaseUnknown"):
             restored_by(store, nobody, base="gone")
-        with fails("WrongUsage", match="2 bases .*give --base"):
+        with fails("WrongUsage", match="2 bases .*use --base"):
             restored_by(store, nobody, base=None)
-        with fails("NotRestored", match="word is not the id of a model"):
+        with fails("NotRestored", match="word is not a model id"):
             restored_by(store, nobody, wanted=RestoredBase("word", 3))
         with fails("NotChanged", match="without a catalog"):
             restored_by(alone, nobody, base=None)
@@ -375,7 +377,7 @@ def test_what_is_refused_writes_nothing(store):
 
 def test_a_base_that_was_restored_is_not_restored_again(store):
     made(store)
-    with untouched(store), fails("NotRestored", match="that was done"):
+    with untouched(store), fails("NotRestored", match="it was restored already"):
         restored_by(store, Embedder(most=0))
     again = RestoredBase("acme::embed-9", 3, "Another")
     assert actions(made(store, wanted=again))["write-base"] == 15
@@ -522,7 +524,7 @@ def test_kills_at_every_step_lose_nothing_that_was_paid(store, tmp_path, monkeyp
         paid = int(log.read_text()) if log.exists() else 0
         again = Embedder()
         if NEW in [row["id"] for row in _dicts(place, "SELECT id FROM knowledge_base")]:
-            with fails("NotRestored", match="that was done"):
+            with fails("NotRestored", match="it was restored already"):
                 restored_by(place, again)
         else:
             restored_by(place, again)
@@ -569,7 +571,7 @@ def test_a_profile_without_the_provider_is_refused_before_anything_is_paid(stran
 def test_a_model_that_the_provider_has_under_another_id(stranded):
     [row] = _dicts(stranded, "SELECT id, provider_id, model_id FROM user_model LIMIT 1")
     run_sql(stranded / "cherrystudio.sqlite", f"UPDATE user_model SET id = 'own' WHERE id = '{row['id']}'")
-    with fails("NotRestored", match="give --model own"):
+    with fails("NotRestored", match="use --model own"):
         restored_by(stranded, Embedder(), base=base_of("other"), wanted=RestoredBase(row["id"], 3))
 
 
@@ -642,7 +644,7 @@ def test_the_command(store, server):
     assert (done.status, done.stderr) == (0, "")
     assert f"Again  ({new})" in done.stdout
     assert "write the base: 5 texts in 15 units, and 3 files of the old one" in done.stdout
-    assert f"Take it back: regraft undo {store}" in done.stdout
+    assert f"To undo: regraft undo {store}" in done.stdout
     assert found(store) == []
 
 
@@ -668,7 +670,7 @@ def test_what_was_embedded_is_kept_for_the_next_run(store, server):
     server.behave = [*[right] * 4, *[server_error()] * 50]
     stopped = run("restore", store, *ASKED, "--json")
     assert (stopped.status, stopped.document["error"]["code"]) == (STOPPED, "BackfillStopped")
-    assert "(vectors: 4)" in stopped.document["error"]["message"]
+    assert "Vectors written so far are kept (4)" in stopped.document["error"]["message"]
     assert of_the_user(store) == before
     server.behave = right
     assert run("restore", store, *ASKED).status == 0
@@ -689,7 +691,10 @@ def test_another_model_than_the_embedder_is_refused(store, server):
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [(["--base", KB, "--base", OTHER], "one base is restored at a time"), (["--name", " "], "cannot be blank")],
+    [
+        (["--base", KB, "--base", OTHER], "only one base can be restored at a time"),
+        (["--name", " "], "cannot be blank"),
+    ],
 )
 def test_the_command_line_that_is_refused(options, reason, store):
     done = run("restore", store, *options)

@@ -133,7 +133,7 @@ def test_a_second_run_pays_nothing(store: Path, server: FaultServer, config: Pat
     sent = len(server.texts)
     again = restore(store, config, KB)
     assert (again.status, again.document["error"]["code"]) == (2, "NotRestored")
-    assert "that was done" in again.document["error"]["message"]
+    assert "it was restored already: base " in again.document["error"]["message"]
     assert len(server.texts) == sent
 
 
@@ -161,10 +161,10 @@ def test_an_undone_run_keeps_its_vectors(
     before = query(catalog(store), "SELECT * FROM knowledge_base"), items(store, KB)
     damaged = Finding(name="unit.id", severity="error", message="x", base=NEW, subject=None, count=1, samples=())
     with monkeypatch.context() as patched:
-        patched.setattr(changing, "_found_after", lambda *_: iter([damaged]))
+        patched.setattr(changing, "_audit_after", lambda *_: iter([damaged]))
         first = restore(store, config, KB)
     assert (first.status, first.document["error"]["code"]) == (3, "NotMended")
-    assert "unit.id would still be found afterwards" in first.document["error"]["message"]
+    assert "unit.id, so it was undone completely" in first.document["error"]["message"]
     assert (query(catalog(store), "SELECT * FROM knowledge_base"), items(store, KB)) == before
     assert not (store / "Data" / "KnowledgeBase" / NEW).exists()
     sent = len(server.texts)
@@ -200,7 +200,7 @@ def test_another_name_uses_the_vectors_of_a_refused_run(
 ) -> None:
     damaged = Finding(name="unit.id", severity="error", message="x", base=NEW, subject=None, count=1, samples=())
     with monkeypatch.context() as patched:
-        patched.setattr(changing, "_found_after", lambda *_: iter([damaged]))
+        patched.setattr(changing, "_audit_after", lambda *_: iter([damaged]))
         assert restore(store, config, KB).status == 3
     sent = len(server.texts)
     assert restore(store, config, KB, "--name", "Again").status == 1
@@ -217,7 +217,7 @@ def test_a_link_among_the_kept_vectors_is_not_followed(
 ) -> None:
     damaged = Finding(name="unit.id", severity="error", message="x", base=NEW, subject=None, count=1, samples=())
     with monkeypatch.context() as patched:
-        patched.setattr(changing, "_found_after", lambda *_: iter([damaged]))
+        patched.setattr(changing, "_audit_after", lambda *_: iter([damaged]))
         assert restore(store, config, KB).status == 3
     restoring = store / ".regraft" / "restoring"
     shutil.move(restoring / NEW, tmp_path / "elsewhere")
@@ -312,5 +312,5 @@ def test_a_server_that_refuses_whatever_is_sent_is_named(
         done = restore(store, config, KB, *more)
     assert done.status == 2
     assert done.document["error"]["code"] == "EveryTextRejected"
-    assert "refuses whatever is sent (400: no model of this name" in done.document["error"]["message"]
+    assert "rejects every text (400: no model of this name" in done.document["error"]["message"]
     assert server.paid == []

@@ -114,9 +114,9 @@ def test_a_file_goes_only_where_its_finding_is_named(tmp_path: Path, name: str) 
 def test_a_person_is_told(store: RsclawStore) -> None:
     root = store.write()
     text = run("gc", root, *NAMED, "--now", NOW, "--dry-run").stdout
-    assert text.startswith("move raw/lost.pdf, which no document and no ledger entry names, to the trash (4 bytes)")
+    assert text.startswith("move raw/lost.pdf to the trash: no document or ledger entry refers to it (4 bytes)")
     assert text.endswith("Dry run: nothing was written.\n")
-    assert "Take it back: regraft undo" in run("gc", root, *NAMED, "--now", NOW).stdout
+    assert "To undo: regraft undo" in run("gc", root, *NAMED, "--now", NOW).stdout
 
 
 def test_replaced_files_of_an_indexed_entry_go(store: RsclawStore) -> None:
@@ -300,7 +300,7 @@ def test_nothing_goes_where_rows_are_lost(store: RsclawStore, table: str) -> Non
     assert (done.status, moved(done)) == (1, [])
     [one] = done.document["left"]
     assert one["severity"] == "warning"
-    assert "rows are lost that may name them" in one["reason"]
+    assert "rows that may refer to them are lost" in one["reason"]
 
 
 @pytest.mark.parametrize("table", ["kb_docs", "kb_ledger"])
@@ -344,7 +344,7 @@ def test_nothing_goes_where_the_database_knows_few_of_the_files(store: RsclawSto
     assert (done.status, moved(done)) == (1, [])
     [one] = done.document["left"]
     assert (one["finding"], one["severity"]) == ("kb.file-orphan", "warning")
-    assert "the database may be new, or older than the files" in one["reason"]
+    assert "the database may be new or older than the files" in one["reason"]
     assert [one for one in fixed.document["actions"] if one["finding"] == "kb.file-orphan"] == []
     [found] = [one for one in check(root) if one["name"] == "kb.file-orphan"]
     assert (found["severity"], found["repair"], found["count"]) == ("warning", None, one["count"])
@@ -372,7 +372,7 @@ def test_a_database_under_another_name_changes_nothing(store: RsclawStore, comma
     (root / "kb.redb").rename(root / "copy.redb")
     with untouched(root):
         message = said(run(command, root / "copy.redb", "--json", "--now", NOW), "WrongUsage", 2)
-    assert "copy.redb is not called kb.redb" in message
+    assert "copy.redb is not named kb.redb" in message
 
 
 # --- refused ---------------------------------------------------------------------------------------------------------

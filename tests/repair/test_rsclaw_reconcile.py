@@ -186,7 +186,7 @@ def test_a_cache_that_rsclaw_made_anew_stays_and_the_rest_comes_back(tmp_path: P
     left = [(one["finding"], one["severity"], one["subject"]) for one in done.document["left"]]
     assert left == [("kb.full-text", "warning", "idx/tantivy")]
     assert planned.document["left"] == done.document["left"]
-    assert "was made anew and stays" in done.document["left"][0]["reason"]
+    assert "has rebuilt the cache" in done.document["left"][0]["reason"]
     assert json.loads((store.root / FULL_TEXT).read_text())["opstamp"] == 3
     assert {one["name"] for one in check(store.root)} == {"kb.snapshot"}
     assert (store.root / SNAPSHOT).read_bytes() == old
@@ -227,7 +227,7 @@ def test_a_person_is_told_of_a_cache_that_stays(tmp_path: Path) -> None:
     store = planted(tmp_path / "kb", "a full text index of more texts")
     assert reconcile(store.root).status == 0
     full_text(store)
-    assert "the cache of idx/tantivy was made anew and stays" in run("undo", store.root, "-y").stdout
+    assert "the application has rebuilt the cache idx/tantivy" in run("undo", store.root, "-y").stdout
 
 
 def test_a_person_is_told(tmp_path: Path) -> None:
@@ -236,6 +236,6 @@ def test_a_person_is_told(tmp_path: Path) -> None:
     store.snapshot(["a" * 32])
     root = store.write()
     text = run("reconcile", root, "--now", NOW).stdout
-    assert "move hnsw/snapshot.meta.json, of the vector index, to the trash" in text
+    assert "move hnsw/snapshot.meta.json of the vector index to the trash" in text
     assert "1 job that rsclaw has given up: Poison (" in text
-    assert f"Take it back: regraft undo {root}" in text
+    assert f"To undo: regraft undo {root}" in text

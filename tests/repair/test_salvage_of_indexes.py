@@ -70,7 +70,7 @@ def test_a_damaged_index_comes_out_whole(target):
     assert snapshot(target / "KnowledgeBase" / OTHER) == before
     with untouched(index(target)):
         again = run("repair", target, "--salvage")
-    assert (again.status, again.stdout.strip()) == (0, "Nothing has to be done: nothing was written.")
+    assert (again.status, again.stdout.strip()) == (0, "Nothing to do: nothing was written.")
     assert run("undo", target).status == 0
     assert index(target).read_bytes() == damaged
 
@@ -92,7 +92,7 @@ def test_what_is_left_is_counted_for_each_table(target):
     assert left["repair"] == f"regraft backfill {target} --base {KB}"
     assert outcome.status == 1
     text = run("repair", target, "--salvage")
-    assert f"  {lost} rows stay behind: of them only a key is left" in text.stdout
+    assert f"  {lost} rows not recovered: only their key is left" in text.stdout
     assert f"Next: regraft backfill {target} --base {KB}" in text.stdout
     (missing,) = about(target, "embedding.missing", "--deep")
     assert missing["count"] == lost
@@ -112,7 +112,7 @@ def test_an_item_that_lost_its_text_is_named(target):
     reasons = [one["reason"] for one in outcome.document["left"] if one["finding"] == "item.no-material"]
     assert len(reasons) == 1
     assert told["items"]["lost"][0]["name"] in reasons[0]
-    assert reasons[0].startswith("1 item without a text now: ")
+    assert reasons[0].startswith("1 item lost all text: ")
     assert "file.corrupt" not in {one["name"] for one in run("check", target, "--deep", "--json").document["findings"]}
 
 
@@ -129,7 +129,7 @@ def test_without_the_word_it_is_left_and_offered(target):
     (finding,) = about(target, "file.corrupt")
     # The ledger names the source of the migration, which has all of it.
     assert finding["repair"].startswith(f"regraft repair {target} --from ")
-    assert finding["message"].endswith(f"; without that copy: {offered}")
+    assert finding["message"].endswith(f"; if that copy no longer exists: {offered}")
     shutil.rmtree(target / ".regraft")
     (finding,) = about(target, "file.corrupt")
     assert finding["repair"] == offered
@@ -153,12 +153,12 @@ def test_where_nothing_proves_itself_nothing_is_written(target, rest):
         outcome = run("repair", target, "--salvage", "--json")
     (left,) = outcome.document["left"]
     assert (left["finding"], left["base"], outcome.status) == ("file.unreadable", KB, 1)
-    assert left["reason"].endswith(": nothing can be salvaged: holds nothing of a SQLite file")
+    assert left["reason"].endswith(": nothing can be salvaged: is not a SQLite file in any part")
     assert outcome.document["actions"] == []
     shutil.rmtree(target / ".regraft", ignore_errors=True)
     (finding,) = about(target, "file.unreadable")
     assert finding["repair"] is None
-    assert "nothing can be salvaged: holds nothing of a SQLite file; where another copy" in finding["message"]
+    assert "nothing can be salvaged: is not a SQLite file in any part; if you have another copy" in finding["message"]
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,7 @@ def test_it_is_for_knowledge_bases_of_the_application(tmp_path):
     path = codex_mem_store.write(tmp_path)
     with untouched(path):
         message = line(run("repair", path, "--salvage"), 2)
-    assert message.startswith(
-        "--salvage is for knowledge bases of the application, and this is a database of codex-mem"
-    )
+    assert message.startswith("--salvage applies only to v2 data of Cherry Studio, and this is a database of codex-mem")
 
 
 def test_every_kind_of_damage_is_mended_or_named(target, tmp_path):

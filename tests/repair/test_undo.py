@@ -133,7 +133,7 @@ def test_undo_brings_back_every_row_and_file(store: Path, command: Any) -> None:
     taken = undo(store, done["undo"])
     assert taken["undone"] == done["undo"]
     assert [action["message"] for action in taken["actions"]] == [
-        f"take back: {action['message']}" for action in done["actions"]
+        f"undo: {action['message']}" for action in done["actions"]
     ]
     assert contents(store) == old
     assert [path.name for path in (store / ".regraft").iterdir()] == ["ledger.sqlite"]
@@ -406,14 +406,14 @@ def test_history_in_words(store: Path) -> None:
     done = change(store)
     first, back, *actions = run("history", store).stdout.splitlines()
     assert first.endswith(f"toy  finished  {done['undo']}")
-    assert back.startswith("  regraft undo takes it back (")
+    assert back.startswith("  can be undone with regraft undo (")
     assert actions == [
         *(f"  - {one['message']}" for one in done["actions"][:5]),
         "  … and 2 more actions (-v shows all)",
     ]
     assert len(run("history", store, "-v").stdout.splitlines()) == 2 + len(done["actions"])
-    assert run("undo", store).stdout.endswith(f"Taken back: run {done['undo']}; {store} was written.\n")
-    assert "  taken back\n" in run("history", store).stdout
+    assert run("undo", store).stdout.endswith(f"Undone: run {done['undo']}; changed {store}.\n")
+    assert "  undone\n" in run("history", store).stdout
 
 
 @posix
@@ -424,7 +424,7 @@ def test_history_names_what_a_killed_run_did_and_nothing_else(store: Path, disk:
     assert killed(disk, steps.index("replace") + 1, lambda: change(store))
     (found,) = undoing.list_past_runs(store)
     assert (found.status, found.undo.state) == ("running", "unsettled")
-    assert "the next command settles" in run("history", store).stdout
+    assert "the next command that changes the store" in run("history", store).stdout
     with untouched(store):
         undo(store, dry_run=True)
     again = change(store)
@@ -449,7 +449,7 @@ def test_undo_says_what_it_would_do_and_touches_nothing(store: Path) -> None:
 
 def test_undo_of_nothing_leaves_no_trace(store: Path) -> None:
     with untouched(store):
-        assert "no run here can be taken back" in line(run("undo", store), REFUSED)
+        assert "there is no run to undo" in line(run("undo", store), REFUSED)
     assert not (store / ".regraft").exists()
 
 

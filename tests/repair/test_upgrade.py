@@ -188,7 +188,11 @@ def test_bodies_are_numbered_in_the_order_of_their_old_numbers(target: Path) -> 
 
 V1 = "UPDATE meta SET schema_version = 1"
 LEFT: dict[str, tuple[Plant, str, str]] = {
-    "a version to come": (PLANTED["version 3"].damage, "schema.version", "of version 3, and 2 is the latest"),
+    "a version to come": (
+        PLANTED["version 3"].damage,
+        "schema.version",
+        "version 3, but this regraft supports versions up to 2",
+    ),
     "no vectors": (sql("DROP TABLE embedding"), "schema.missing", "its table embedding is missing"),
     "no vector column": (
         sql("ALTER TABLE embedding DROP COLUMN vector_blob"),
@@ -197,7 +201,11 @@ LEFT: dict[str, tuple[Plant, str, str]] = {
     ),
     "no texts": (sql("DROP TABLE content"), "schema.missing", "its table content is missing"),
     "no bodies": (sql("DROP TABLE search_text"), "schema.missing", "its table search_text is missing"),
-    "a refused number": (sql(V1, UNIT.format("unit_index = -1")), "schema.version", "does not hold: unit_index >= 0"),
+    "a refused number": (
+        sql(V1, UNIT.format("unit_index = -1")),
+        "schema.version",
+        "violating the condition unit_index >= 0",
+    ),
     "equal keys": (
         sql("DROP INDEX search_unit_material_index_idx", "UPDATE search_unit SET unit_index = 0"),
         "schema.missing",
@@ -206,22 +214,22 @@ LEFT: dict[str, tuple[Plant, str, str]] = {
     "a strange table": (
         sql(V1, "CREATE TABLE stranger (x)", "INSERT INTO stranger VALUES (1)"),
         "schema.version",
-        "its table stranger is not one of the layout's, and has rows",
+        "its table stranger is unknown to the layout and contains rows",
     ),
     "a strange column": (
         sql(V1, "ALTER TABLE material ADD COLUMN rank", "UPDATE material SET rank = 1"),
         "schema.version",
-        "its column material.rank is not one of the layout's, and holds something",
+        "its column material.rank is unknown to the layout and contains values",
     ),
     "a leaf of vectors with one entry less": (
         one_less("embedding"),
         "schema.version",
-        "its pages do not agree on which rows there are",
+        "its pages contradict each other about its rows",
     ),
     "a leaf of texts with one entry less": (
         one_less("search_text"),
         "schema.version",
-        "its pages do not agree on which rows there are",
+        "its pages contradict each other about its rows",
     ),
     "half a file": (PLANTED["half a file"].damage, "file.unreadable", "cannot be read"),
     "random bytes": (PLANTED["random bytes"].damage, "file.unreadable", "cannot be read"),
@@ -353,7 +361,7 @@ def test_a_file_that_may_not_be_written_is_refused(target: Path, monkeypatch: py
     def refuse(path: Path) -> None:
         raise apsw.ReadOnlyError("attempt to write a readonly database")
 
-    monkeypatch.setattr(older_index.sqlite, "writing", lambda path, **_: refuse(path))
+    monkeypatch.setattr(older_index.sqlite, "open_writable", lambda path, **_: refuse(path))
     with untouched(target / "KnowledgeBase"):
         done = run("upgrade", target)
     assert "cannot be written" in line(done, 2)
@@ -387,7 +395,13 @@ def _watched(patch: pytest.MonkeyPatch, at: int) -> list[str]:
     places = [
         *((ChangeLog, name) for name in ("intend", "settle", "record_actions")),
         *((Ledger, name) for name in ("begin_run", "end_run")),
-        *((files, "swap"), (files, "mark_of"), (durable, "replace"), (durable, "sync_file"), (execution, "clean")),
+        *(
+            (files, "swap"),
+            (files, "fingerprint"),
+            (durable, "replace"),
+            (durable, "sync_file"),
+            (execution, "clear_work_folder"),
+        ),
     ]
     for owner, name in places:
         _watch(patch, owner, name, steps, at)
@@ -607,7 +621,7 @@ def test_seven_tables_with_rows_of_their_own_stay(tmp_path: Path) -> None:
     run_sql(path, "INSERT INTO embedding VALUES ('h', zeroblob(16), 0)")
     with untouched(folder / "Data"):
         done = upgrade(folder, status=1)
-    assert left(done) == [("schema.preview", "its table embedding has rows, too: nothing says which are right")]
+    assert left(done) == [("schema.preview", "its table embedding also has rows; cannot tell which are valid")]
     run_sql(path, "DELETE FROM embedding", "UPDATE meta SET schema_version = 9")
     assert left(upgrade(folder, status=1))[0][0] == "schema.version"
 
@@ -631,7 +645,7 @@ def test_a_catalog_that_cannot_be_read_leaves_them(tmp_path: Path) -> None:
     (folder / "cherrystudio.sqlite").write_bytes(b"no database")
     with untouched(folder / "Data"):
         done = upgrade(folder, status=1)
-    assert "the catalog, which cannot be read" in left(done)[0][1]
+    assert "the catalog cannot be read" in left(done)[0][1]
 
 
 def test_two_items_with_one_file_get_one_each(tmp_path: Path) -> None:

@@ -115,13 +115,13 @@ class AngelStore:
 
     def records(self) -> list[angel_memory_database.Record]:
         """Return the records in the order of short ids."""
-        with angel_memory_database.reading(self.root) as db:
-            return sorted(angel_memory_database.records(db), key=lambda record: record.short_id or 0)
+        with angel_memory_database.open_records(self.root) as db:
+            return sorted(angel_memory_database.iterate_records(db), key=lambda record: record.short_id or 0)
 
     def texts(self) -> dict[str, str]:
         """Return the text of each record that has a vector, by source id."""
-        with angel_memory_database.reading(self.root) as db:
-            return dict(angel_memory_database.vector_texts(db))
+        with angel_memory_database.open_records(self.root) as db:
+            return dict(angel_memory_database.iterate_vector_texts(db))
 
     def rows(self, query: str, *values: Any, path: Path | None = None) -> list[Any]:
         with closing(apsw.Connection(str(path or self.database))) as db:
@@ -149,10 +149,10 @@ class AngelStore:
         """Make records of the raw files that the index of files does not know, as the system's scan does."""
         with self.opened() as db, self.opened(self.file_index) as index:
             known = {path for (path,) in index.execute("SELECT relative_path FROM file_index_global")}
-            for one in angel_memory_notes.files(self.raw):
+            for one in angel_memory_notes.find_note_files(self.raw):
                 if one.path not in known:
                     index.execute("INSERT INTO file_index_global VALUES (NULL, ?, ?)", (one.path, one.seconds))
-                    for note in angel_memory_notes.notes_of(self.raw / one.path, one.path):
+                    for note in angel_memory_notes.read_notes(self.raw / one.path, one.path):
                         add_note(db, note, str(index.last_insert_rowid()), one)
 
     def remember(self, memory: str, *tags: str) -> None:

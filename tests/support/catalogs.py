@@ -109,7 +109,7 @@ def _of_contexts() -> Iterator[tuple[str, str]]:
 
 
 def _nouns(tree: ast.AST) -> Iterator[str]:
-    """Yield the nouns that a module counts: arguments of ``format_count``, what is named ``noun``, values of ``NOUNS``."""
+    """Yield the nouns that a module counts: arguments of ``format_count``, keywords ``noun``, values of ``NOUNS``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             is_counted = isinstance(node.func, ast.Name) and node.func.id == "format_count"

@@ -310,9 +310,9 @@ def embed(
     """
     if not codex_mem_columns(path):
         migrate(path)
-    place = database.sidecar_of(path)
+    place = database.sidecar_path(path)
     if not place.exists():
-        sidecar.create(place, model, DIMENSIONS, EMBEDDED)
+        sidecar.create_sidecar(place, model, DIMENSIONS, EMBEDDED)
     for note in searchable(path) if notes is None else notes:
         put_vector(path, note, vector_for=vector_for)
         if marked:
@@ -324,7 +324,7 @@ def embed(
 def codex_mem_columns(path: Path) -> list[str]:
     """Return which columns of migration 006 a database has."""
     with sqlite.open_readonly(path) as db:
-        return database.columns_there(db)
+        return database.list_migrated_columns(db)
 
 
 def parts_of(path: Path, note: str) -> tuple[str, str, str]:
@@ -340,13 +340,13 @@ def put_vector(path: Path, note: str, *, vector_for: Callable[[str], bytes] = ve
         "note_id": note,
         "content_hash": database.note_content_hash(*parts),
         "content_version": database.CONTENT_VERSION,
-        "vector": vector_for(database.source_text(*parts)),
+        "vector": vector_for(database.note_source_text(*parts)),
         "embedded_at": EMBEDDED,
         **more,
     }
     places = ", ".join("?" for _ in row)
     query = f"REPLACE INTO {sidecar.TABLE} ({', '.join(row)}) VALUES ({places})"
-    run_sql(database.sidecar_of(path), query, *row.values())
+    run_sql(database.sidecar_path(path), query, *row.values())
 
 
 def mark_ready(path: Path, note: str, model: str = MODEL) -> None:
@@ -367,8 +367,8 @@ def mark_ready(path: Path, note: str, model: str = MODEL) -> None:
 
 def mark_failed(path: Path, note: str, code: str = "rejected") -> None:
     """Write the metadata of a note that its embedder refused, as it is now: it has no vector."""
-    if database.sidecar_of(path).exists():
-        run_sql(database.sidecar_of(path), f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", note)
+    if database.sidecar_path(path).exists():
+        run_sql(database.sidecar_path(path), f"DELETE FROM {sidecar.TABLE} WHERE note_id = ?", note)
     set_metadata(
         path,
         note,
@@ -384,4 +384,4 @@ def mark_failed(path: Path, note: str, code: str = "rejected") -> None:
 def set_sidecar(path: Path, **columns: Any) -> None:
     """Set columns of the sidecar's identity row."""
     setting = ", ".join(f"{name} = ?" for name in columns)
-    run_sql(database.sidecar_of(path), f"UPDATE meta SET {setting}", *columns.values())
+    run_sql(database.sidecar_path(path), f"UPDATE meta SET {setting}", *columns.values())

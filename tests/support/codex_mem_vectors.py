@@ -18,13 +18,13 @@ def fill(store: Path, config: Path, *options: object, command: str = "backfill")
 
 def held(store: Path) -> dict[str, bytes]:
     """Return the vectors of the sidecar, by the notes' ids."""
-    return dict(notes.rows(database.sidecar_of(store), f"SELECT note_id, vector FROM {sidecar.TABLE}"))
+    return dict(notes.rows(database.sidecar_path(store), f"SELECT note_id, vector FROM {sidecar.TABLE}"))
 
 
 def right(store: Path, ids: list[str] | None = None) -> dict[str, bytes]:
     """Return the vectors that the server makes of notes: of all that are searchable."""
     chosen = notes.searchable(store) if ids is None else ids
-    return {note: vector_of(database.source_text(*notes.parts_of(store, note))) for note in chosen}
+    return {note: vector_of(database.note_source_text(*notes.parts_of(store, note))) for note in chosen}
 
 
 def state(store: Path) -> str:

@@ -1,4 +1,4 @@
-"""Crews of threads of this process, where a test wants no other processes."""
+"""Process pools whose jobs run in threads of this process, for tests that want no other processes."""
 
 from __future__ import annotations
 
@@ -12,25 +12,38 @@ from regraft.processes import pool
 from regraft.processes.pool import ProcessPool
 
 
+class PipeWorker:
+    """A worker that is only a pipe; something else answers at its other end."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+
+    def end(self) -> int | None:
+        """Close the pipe."""
+        self.pipe.close()
+        return None
+
+
+def of_pipe(pipe: Connection) -> ProcessPool:
+    """Return a pool whose only worker is at the other end of a pipe."""
+    return ProcessPool(1, jobs_ahead=4, start=lambda: PipeWorker(pipe))
+
+
 @contextmanager
 def of_threads(count: int) -> Iterator[ProcessPool]:
-    """Give a crew of so many threads, which are started with its first job, and end them afterwards."""
-    pipes = [Pipe() for _ in range(count)]
-    threads = [threading.Thread(target=serve, args=(there,)) for _, there in pipes]
+    """Give a pool of so many threads, which are started with its first job, and end them afterwards."""
+    threads: list[threading.Thread] = []
 
-    def start() -> list[Connection]:
-        for thread in threads:
-            thread.start()
-        return [here for here, _ in pipes]
+    def start() -> PipeWorker:
+        here, there = Pipe()
+        threads.append(threading.Thread(target=serve, args=(there,)))
+        threads[-1].start()
+        return PipeWorker(here)
 
-    try:
-        yield ProcessPool(start)
-    finally:
-        for here, _ in pipes:
-            here.close()
-        for thread in threads:
-            if thread.is_alive():
-                thread.join()
+    with ProcessPool(count, jobs_ahead=4, start=start) as made:
+        yield made
+    for thread in threads:
+        thread.join()
 
 
 def serve(there: Connection) -> None:

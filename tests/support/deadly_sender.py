@@ -15,14 +15,14 @@ from repair.embedding.sender import VectorLengths
 class Deadly:
     """Lets requests leave; once, when the third one was settled, the process is killed before its answer is kept."""
 
-    def __init__(self, leave: SpendingAccount, mark: Path) -> None:
-        self._leave = leave
+    def __init__(self, account: SpendingAccount, mark: Path) -> None:
+        self._account = account
         self._mark = mark
         self._count = 0
 
     def reserve(self, tokens: int) -> Permit:
         """See :class:`repair.embedding.budget.SpendingAccount`."""
-        return self._leave.reserve(tokens)
+        return self._account.reserve(tokens)
 
     def settle(self, reserved: int, tokens: int) -> None:
         """See :class:`repair.embedding.budget.SpendingAccount`."""
@@ -34,11 +34,11 @@ class Deadly:
                 pass
             else:
                 os.kill(os.getpid(), signal.SIGKILL)
-        self._leave.settle(reserved, tokens)
+        self._account.settle(reserved, tokens)
 
-    def give_back(self, tokens: int) -> None:
+    def cancel(self, tokens: int) -> None:
         """See :class:`repair.embedding.budget.SpendingAccount`."""
-        self._leave.give_back(tokens)
+        self._account.cancel(tokens)
 
 
 class DeadlySender(RaySender):
@@ -46,11 +46,11 @@ class DeadlySender(RaySender):
 
     mark = Path()
 
-    def __init__(self, terms: SendingTerms, keeper: AnswerKeeper, kind: TextKind, dimensions: VectorLengths) -> None:
-        given = keeper.leave
+    def __init__(self, terms: SendingTerms, keeper: AnswerKeeper, kind: TextKind, lengths: VectorLengths) -> None:
+        given = keeper.account
         mark = self.mark
-        keeper.leave = lambda kind: Deadly(given(kind), mark)  # type: ignore[method-assign]
-        super().__init__(terms, keeper, kind, dimensions)
+        keeper.account = lambda kind: Deadly(given(kind), mark)  # type: ignore[method-assign]
+        super().__init__(terms, keeper, kind, lengths)
 
     @classmethod
     def dying_at(cls, mark: Path) -> type[DeadlySender]:

@@ -421,7 +421,7 @@ class Tripwire:
         """Watch whatever changes the target: the ledger, what is built, moved and flushed, and what is removed."""
         self.watch(Ledger, "begin_run", "intend", "done", "drop", "end_run")
         self.watch(IndexBuilder, "finish").watch(index, "verify").watch(publication, "write_catalog")
-        self.watch(ImportedIndex, "finish").watch(imported, "verify")
+        self.watch(ImportedIndex, "finish").watch(imported, "verify_index")
         return self.watch(durable, "sync_tree").watch(os, "unlink", "rmdir").watch_files()
 
 

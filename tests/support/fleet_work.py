@@ -48,17 +48,17 @@ class HerePool:
         self.count, self.memory = count, 1 << 40
         self._work = work
         self._jobs: dict[int, Any] = {}
-        self.at_work: dict[int, tuple[PendingTask, float]] = {}
+        self.running: dict[int, tuple[PendingTask, float]] = {}
 
-    def give(self, task: Task, one: PendingTask) -> None:
+    def start_task(self, task: Task, one: PendingTask) -> None:
         """Take note of a task."""
-        self.at_work[task.number] = one, 0.0
+        self.running[task.number] = one, 0.0
         self._jobs[task.number] = task.job
 
     def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
         """Do the first task."""
-        number = next(iter(self.at_work))
-        one, _ = self.at_work.pop(number)
+        number = next(iter(self.running))
+        one, _ = self.running.pop(number)
         yield one, self._work(self._jobs.pop(number))
 
     def close(self) -> None:

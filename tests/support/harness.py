@@ -55,12 +55,12 @@ class Outcome:
 @contextmanager
 def nothing_opened() -> Iterator[None]:
     """Take back, for a command, what tests may write: it has to open what it changes."""
-    lent, writable._areas[:] = list(writable._areas), []
+    lent, writable._roots[:] = list(writable._roots), []
     try:
         yield
-        assert writable._areas == [], "an area stays open"
+        assert writable._roots == [], "an area stays open"
     finally:
-        writable._areas[:] = lent
+        writable._roots[:] = lent
 
 
 #: Commands that ask before they change what is there.

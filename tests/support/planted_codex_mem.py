@@ -61,16 +61,16 @@ def without_column(path: Path) -> None:
 
 def migrated_alone(path: Path) -> None:
     """Leave metadata that say ready, and no vectors."""
-    database.sidecar_of(path).unlink()
+    database.sidecar_path(path).unlink()
 
 
 def replaced(content: bytes, path: Path) -> None:
-    database.sidecar_of(path).write_bytes(content)
+    database.sidecar_path(path).write_bytes(content)
 
 
 def another_database(path: Path) -> None:
-    database.sidecar_of(path).unlink()
-    run_sql(database.sidecar_of(path), "CREATE TABLE notes (id)")
+    database.sidecar_path(path).unlink()
+    run_sql(database.sidecar_path(path), "CREATE TABLE notes (id)")
 
 
 def of_a_note_that_is_gone(path: Path) -> None:
@@ -104,7 +104,7 @@ def added(path: Path) -> None:
 
 def lone(path: Path, status: str) -> None:
     """Leave a note with a status and without a vector."""
-    run_sql(database.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST)
+    run_sql(database.sidecar_path(path), "DELETE FROM embedding WHERE note_id = ?", FIRST)
     store.set_metadata(path, FIRST, status=status)
 
 
@@ -193,7 +193,7 @@ PLANTINGS = {
         lambda path: store.set_sidecar(path, dimensions=9), {"codex.index-incompatible": 1}, "rebuild PATH"
     ),
     "the texts were made by another rule": Planting(
-        lambda path: run_sql(database.sidecar_of(path), "UPDATE embedding SET content_version = 2"),
+        lambda path: run_sql(database.sidecar_path(path), "UPDATE embedding SET content_version = 2"),
         {"codex.index-incompatible": 1},
         "rebuild PATH",
     ),
@@ -242,7 +242,7 @@ PLANTINGS = {
         lambda path: store.exclude(path, FIRST), {"codex.excluded-vector": 1}, None, P0
     ),
     "ready without a vector": Planting(
-        lambda path: run_sql(database.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST),
+        lambda path: run_sql(database.sidecar_path(path), "DELETE FROM embedding WHERE note_id = ?", FIRST),
         {"codex.metadata": 1},
         f"reconcile PATH --base {P0}",
         P0,
@@ -258,7 +258,7 @@ PLANTINGS = {
     ),
     "ready and not to be embedded": Planting(
         lambda path: [
-            run_sql(database.sidecar_of(path), "DELETE FROM embedding WHERE note_id = ?", FIRST),
+            run_sql(database.sidecar_path(path), "DELETE FROM embedding WHERE note_id = ?", FIRST),
             store.set_metadata(path, FIRST, eligible=0),
         ],
         {"codex.metadata": 1},

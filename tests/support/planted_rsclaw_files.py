@@ -11,12 +11,12 @@ HOUR_MS = 3_600_000
 # --- chunks ----------------------------------------------------------------------------------------------------------
 
 
-@planting("kb.chunk-range", "error", "1 chunk whose range does not lie in the text", ": 0-999", unseen=("--quick",))
+@planting("kb.chunk-range", "error", "1 chunk whose range is outside the text", ": 0-999", unseen=("--quick",))
 def a_range_that_is_too_long(store: RsclawStore) -> None:
     chunks(store, "New")[0]["byte_offset"] = [0, 999]
 
 
-@planting("kb.chunk-range", "error", "whose range does not lie in the text", ": 5-4")
+@planting("kb.chunk-range", "error", "whose range is outside the text", ": 5-4")
 def a_range_that_ends_before_it_begins(store: RsclawStore) -> None:
     chunks(store, "New")[0]["byte_offset"] = [5, 4]
 
@@ -33,7 +33,7 @@ def a_chunk_of_another_version(store: RsclawStore) -> None:
     chunks(store, "New")[0]["doc_version"] = 1
 
 
-@planting("kb.chunk-orphan", "warning", "1 chunk of a document that is not there: 01GONE")
+@planting("kb.chunk-orphan", "warning", "1 chunk of a missing document: 01GONE")
 def a_chunk_of_no_document(store: RsclawStore) -> None:
     gone = {**doc(store, "Handbook"), "id": "01GONE"}
     store.chunk(gone, 9, "Of nobody.", (0, 10))
@@ -80,13 +80,13 @@ def a_vector_of_another_embedder(store: RsclawStore) -> None:
     chunks(store, "New")[0]["embedder_id"] = "other"
 
 
-@planting("kb.entity", "warning", "1 mention of a chunk or an entity that is not there: e2, ")
+@planting("kb.entity", "warning", "1 mention of a missing chunk or entity: e2, ")
 def a_mention_of_no_entity(store: RsclawStore) -> None:
     key = chunks(store, "New")[0]["id"]
     store.put("kb_entity_index", f"e2\0{key}", {"entity_id": "e2", "chunk_id": key})
 
 
-@planting("kb.entity", "warning", "1 mention of a chunk or an entity that is not there: e1, eeee")
+@planting("kb.entity", "warning", "1 mention of a missing chunk or entity: e1, eeee")
 def a_mention_in_no_chunk(store: RsclawStore) -> None:
     store.put("kb_entity_index", "e1\0eeee", {"entity_id": "e1", "chunk_id": "eeee"})
 
@@ -99,7 +99,7 @@ def a_row_that_is_no_json(store: RsclawStore) -> None:
     store.put("kb_entities", "e2", b"{")
 
 
-@planting("kb.row", "error", "kb_collections, col_2: its key is another one than its value says")
+@planting("kb.row", "error", "kb_collections, col_2: the key does not match the value")
 def a_row_under_the_key_of_another(store: RsclawStore) -> None:
     store.put("kb_collections", "col_2", {"id": "col_1", "name": "x"})
 

@@ -36,17 +36,17 @@ def a_source_that_was_rolled_back(store: RsclawStore) -> None:
     store.put("kb_doc_latest_version", CUSTOM, {"doc_id": old["id"], "version": old["version"]})
 
 
-@planting("kb.unreachable", "warning", "private and without an owner: Diary (", "rsclaw kb visibility DOC")
+@planting("kb.unreachable", "warning", "private without an owner: Diary (", "rsclaw kb visibility DOC")
 def a_private_document_without_an_owner(store: RsclawStore) -> None:
     doc(store, "Diary")["owner_user_id"] = None
 
 
-@planting("kb.unreachable", "warning", "for an agent or a channel that is not named: Agent (")
+@planting("kb.unreachable", "warning", "for an agent or channel that is not named: Agent (")
 def an_agent_without_a_name(store: RsclawStore) -> None:
     doc(store, "Agent")["visibility"] = {"type": "agent"}
 
 
-@planting("kb.unreachable", "warning", "of a visibility that is not known: Diary (")
+@planting("kb.unreachable", "warning", "with an unknown visibility: Diary (")
 def an_unknown_visibility(store: RsclawStore) -> None:
     doc(store, "Diary")["visibility"] = {"type": "team"}
 
@@ -87,7 +87,7 @@ def a_document_in_an_unknown_state(store: RsclawStore) -> None:
     doc(store, "Old")["status"] = "lost"
 
 
-@planting("kb.collection", "warning", "1 name of a collection that is not there", "Nobody → col_2")
+@planting("kb.collection", "warning", "1 name of a collection that is missing", "Nobody → col_2")
 def a_name_of_no_collection(store: RsclawStore) -> None:
     store.put("kb_collection_by_name", "Nobody", b"col_2")
 
@@ -167,7 +167,7 @@ def a_job_without_its_key(store: RsclawStore) -> None:
     drop(store, "kb_jobs_by_dedupe_active", f"chunk_embed:{doc(store, 'Waiting')['id']}:1")
 
 
-@planting("kb.queue", "warning", "1 entry in the queue of a job that is not there", "01GONE")
+@planting("kb.queue", "warning", "1 entry in the queue of a job that is missing", "01GONE")
 def a_place_in_the_queue_of_no_job(store: RsclawStore) -> None:
     store.put("kb_jobs_by_status_priority", bytes([0, 128]) + bytes(8) + b"01GONE")
 

@@ -189,16 +189,16 @@ def raise_BooksDoNotBalance(*_: object) -> None:
     raise BooksDoNotBalance(base="alpha", read=3, carried=2, skipped=0)
 
 
-def fill_up_in_process(job: pipeline_workers.WriteJob, teller: Any) -> object:
+def fill_up_in_process(job: pipeline_workers.WriteJob) -> object:
     """Work on a base until the disk is full."""
     with on_disk(FullDisk(20)):
-        return real_work(job, teller)
+        return real_work(job)
 
 
-def talk_and_fail(job: pipeline_workers.WriteJob, teller: Any) -> object:
+def talk_and_fail(job: pipeline_workers.WriteJob) -> object:
     """Report more steps than a pipe holds, and then fail."""
     for _ in range(5_000):
-        teller.tell(job.work.draft.name)
+        pool.report_progress((job.work.draft.name, 0.0, 0))
     raise VerificationFailed(base="alpha", reason="texts or vectors differ")
 
 
@@ -262,23 +262,23 @@ def ignore_that_the_terminal_goes() -> None:
     stop_when_a_base_is_done(signal.SIGHUP)
 
 
-def stay(job: pipeline_workers.WriteJob, teller: Any) -> object:
+def stay(job: pipeline_workers.WriteJob) -> object:
     """Build a base, and then stay at it until the run is over."""
-    real_work(job, teller)
+    real_work(job)
     return threading.Event().wait()
 
 
 def interrupt_what_is_half_made() -> None:
     """Let Ctrl-C come when a process has begun and nobody is yet there to end it."""
-    start = pool.Worker.__init__
+    start = pool.WorkerProcess.__init__
     # The threads of libraries let it through, too.
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 
-    def started(worker: pool.Worker, *given: Any, **named: Any) -> None:
+    def started(worker: pool.WorkerProcess, *given: Any, **named: Any) -> None:
         start(worker, *given, **named)
         os.kill(os.getpid(), signal.SIGINT)
 
-    pool.Worker.__init__ = started  # type: ignore[method-assign]
+    pool.WorkerProcess.__init__ = started  # type: ignore[method-assign]
 
 
 real_work = pipeline_workers._in_process
@@ -291,7 +291,7 @@ def with_patience() -> None:
     """Wait for the other run as long as it takes."""
     from repair.embedding import queue, run
 
-    queue.WAIT_SECONDS = run.PATIENCE = NEVER_SECONDS
+    queue.WAIT_SECONDS = run.WAIT_SECONDS = NEVER_SECONDS
 
 
 def with_short_leases() -> None:
@@ -303,6 +303,6 @@ def with_short_leases() -> None:
 
 def with_little_patience() -> None:
     """Wait not so long for what was sent when the run is interrupted."""
-    from repair.embedding import filling
+    from repair.embedding import sender
 
-    filling._LAST_WAIT = 1.0
+    sender._LAST_WAIT = 1.0

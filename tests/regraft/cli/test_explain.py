@@ -11,7 +11,7 @@ from faults import said
 from harness import REPO, run
 
 from checks.systems import load_findings
-from regraft.cli import pages
+from regraft.cli import explain
 from regraft.errors import error_classes
 from regraft.report.notices import EVERY_CODE
 
@@ -30,9 +30,12 @@ def test_a_finding_says_what_mends_it_and_which_codes_it_is():
     assert done.status == 0
     assert "item.tombstone  (finding, error)\n  A folder that the upgrade left behind" in done.stdout
     assert "  What to do: `regraft rescue`" in done.stdout
-    assert "  A migration says it as: missing_vector_store" in done.stdout
-    assert "  regraft check finds it as: v1.no-vectors" in done.stdout
-    assert "TargetNotOurs  (error, exit status 2)\n  PATH: not empty and not written by regraft" in done.stdout
+    assert "  Codes of a migration: missing_vector_store" in done.stdout
+    assert "  Finding of regraft check: v1.no-vectors" in done.stdout
+    assert (
+        "TargetNotOurs  (error, exit status 2)\n  PATH: the folder is not empty and was not written by regraft"
+        in done.stdout
+    )
 
 
 def test_what_nothing_is_called_is_refused_with_the_nearest_names():
@@ -42,9 +45,9 @@ def test_what_nothing_is_called_is_refused_with_the_nearest_names():
 
 def test_pages_are_listed_and_read():
     listed = run("explain").stdout.split()
-    assert set(pages.page_names()) <= set(listed)
-    assert run("explain", "--json").document["pages"] == pages.page_names()
-    for name in pages.page_names():
+    assert set(explain.page_names()) <= set(listed)
+    assert run("explain", "--json").document["pages"] == explain.page_names()
+    for name in explain.page_names():
         text = run("explain", name).stdout
         assert text.startswith("# ")
         assert "[[[cog" not in text

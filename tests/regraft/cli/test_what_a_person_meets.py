@@ -109,7 +109,7 @@ def test_a_limit_on_file_sizes_is_no_damage_of_what_is_packed(limit: int, code: 
 
 
 def cut_off(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a profile without the vector files of its failed base, and a v1 source whose file of it is cut off."""
+    """Return a profile without the vector files of its failed base, and a v1 source whose file of it is truncated."""
     source = stranded.some_source()
     profile = stranded.profile(tmp_path, source, ("kb",))
     (profile / "Data" / "KnowledgeBase" / "kb").unlink()
@@ -124,7 +124,7 @@ def test_a_cut_off_vector_file_is_named_as_that(tmp_path: Path) -> None:
     with untouched(profile, backup):
         done = run("rescue", profile, "--v1", backup, "--dry-run", "--now", NOW)
     assert "does not exist" not in done.stdout
-    assert "cut off" in done.stdout
+    assert "is truncated" in done.stdout
     assert "--salvage" in done.stdout
 
 
@@ -137,7 +137,7 @@ def test_a_person_sees_what_is_left_before_the_question(tmp_path: Path) -> None:
     shown = pseudo_terminal.on_terminal(100, "rescue", profile, "--now", NOW, typed="n\n", NO_COLOR="1")
     assert stranded.contents(profile) == before
     assert "Done" not in shown
-    assert shown.index("Plan:") < shown.index("Left as it is:")
+    assert shown.index("Plan:") < shown.index("Not changed:")
     assert "its vector file other does not exist" in shown
 
 

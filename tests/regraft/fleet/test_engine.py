@@ -34,10 +34,10 @@ class Watched(HerePool):
         self.begun: list[Task] = []
         self.at_once: list[list[Task]] = []
 
-    def give(self, task: Task, one: PendingTask) -> None:
-        super().give(task, one)
+    def start_task(self, task: Task, one: PendingTask) -> None:
+        super().start_task(task, one)
         self.begun.append(task)
-        self.at_once.append([each for each in self.begun if each.number in self.at_work])
+        self.at_once.append([each for each in self.begun if each.number in self.running])
 
 
 def tasks(count: int, most_memory: int) -> st.SearchStrategy[list[Task]]:
@@ -81,8 +81,8 @@ def test_what_has_to_wait_waits_at_least_so_long(monkeypatch: pytest.MonkeyPatch
     begun: list[float] = []
 
     class Pool(HerePool):
-        def give(self, task: Task, one: PendingTask) -> None:
-            super().give(task, one)
+        def start_task(self, task: Task, one: PendingTask) -> None:
+            super().start_task(task, one)
             begun.append(now[0])
 
     pool = Pool(lambda _: next(answers), 1)
@@ -151,9 +151,9 @@ def test_a_process_with_several_cores_has_helpers_and_one_with_one_has_none(tmp_
 
 
 def test_a_process_has_the_cores_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes_pool._State, "cores", 1)
+    monkeypatch.setattr(processes_pool, "_given_cores", 1)
     assert (processes_pool.usable_cores(), processes_pool.can_use_pool()) == (1, False)
-    monkeypatch.setattr(processes_pool._State, "cores", 1 << 20)
+    monkeypatch.setattr(processes_pool, "_given_cores", 1 << 20)
     assert 1 <= processes_pool.usable_cores() < 1 << 20
 
 

@@ -152,7 +152,9 @@ def test_a_stop_leaves_a_journal_from_which_the_next_run_goes_on(backups: Path, 
         raise KeyboardInterrupt
 
     work = Fleet(order=order, path=out, pool=lambda: LocalPool(fleet_worker.run_job, 1))
-    with pytest.raises(FleetInterrupted, match=r"libraries: 1\), go on with: regraft fleet resume .*out\.parquet"):
+    with pytest.raises(
+        FleetInterrupted, match=r"libraries are complete \(1\); continue with: regraft fleet resume .*out\.parquet"
+    ):
         work.run(Run(command="fleet migrate"), stop)
     assert not out.exists()
     # A line that was torn by a power cut.
@@ -175,7 +177,7 @@ def test_ctrl_c_is_one_line_that_says_how_to_go_on(
     done = fleet("check", backups, "--results", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (130, "FleetInterrupted")
     assert done.stderr.count("\n") == 1
-    assert f"go on with: regraft fleet resume {tmp_path}/out.parquet" in done.stderr.replace("\\", "/")
+    assert f"continue with: regraft fleet resume {tmp_path}/out.parquet" in done.stderr.replace("\\", "/")
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet.journal"]
 
 
@@ -220,15 +222,15 @@ def test_a_process_has_its_next_task_before_somebody_writes_down_how_one_ended()
         count = 1
 
         def __init__(self) -> None:
-            self.at_work: dict[Any, tuple[engine.PendingTask, float]] = {}
+            self.running: dict[Any, tuple[engine.PendingTask, float]] = {}
 
-        def give(self, task: Task, one: engine.PendingTask) -> None:
+        def start_task(self, task: Task, one: engine.PendingTask) -> None:
             given.append(task.number)
-            self.at_work[task.number] = one, 0.0
+            self.running[task.number] = one, 0.0
 
         def answers(self, seconds: float) -> Iterator[tuple[engine.PendingTask, TaskResult]]:
-            for number in list(self.at_work):
-                yield self.at_work.pop(number)[0], TaskResult(status=0, document={}, seconds=0)
+            for number in list(self.running):
+                yield self.running.pop(number)[0], TaskResult(status=0, document={}, seconds=0)
 
         def close(self) -> None:
             """Nothing is open."""
@@ -255,17 +257,17 @@ def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
 
 #: Options of a library, and what is said of them.
 UNUSABLE: dict[str, tuple[str, list[str], str]] = {
-    "help": ("check", ["--help"], "--help only shows something, and does nothing with a library"),
-    "help, short": ("check", ["-h"], "--help only shows something"),
-    "a report": ("check", ["--report", "page.html"], "--report writes a file beside the libraries"),
-    "a report of a migration": ("migrate", ["--report=page.html"], "--report writes a file beside the libraries"),
+    "help": ("check", ["--help"], "--help only displays information"),
+    "help, short": ("check", ["-h"], "--help only displays"),
+    "a report": ("check", ["--report", "page.html"], "--report writes an extra file"),
+    "a report of a migration": ("migrate", ["--report=page.html"], "--report writes an extra file"),
     "a report that takes the next word for its name": ("check", ["--report"], "--report"),
     "a value that takes the next word": ("check", ["--deep", "--base"], "--base"),
     "none of the command": ("check", ["--carry-text"], "No such option"),
-    "another source": ("check", ["/etc"], "/etc is no option"),
-    "another target": ("export", ["elsewhere.parquet"], "elsewhere.parquet is no option"),
-    "the end of all options": ("export", ["--"], "-- is no option"),
-    "paths behind the end": ("export", ["--", "a", "b"], "a is no option"),
+    "another source": ("check", ["/etc"], "/etc is not an option"),
+    "another target": ("export", ["elsewhere.parquet"], "elsewhere.parquet is not an option"),
+    "the end of all options": ("export", ["--"], "-- is not an option"),
+    "paths behind the end": ("export", ["--", "a", "b"], "a is not an option"),
 }
 
 
@@ -345,9 +347,9 @@ def test_a_pipe_in_the_place_of_results_is_not_waited_for(name: str, tmp_path: P
     before = sorted(tmp_path.iterdir())
     done = fleet("resume", out, "--json")
     code, message = (
-        ("SourceNotFound", "there is no")
+        ("SourceNotFound", "out.parquet: no such file or folder")
         if name.endswith("journal")
-        else ("WrongUsage", "out.parquet has no results of a fleet (a pipe, a socket or a device, not a file)")
+        else ("WrongUsage", "out.parquet is not a results file of a fleet: it is a pipe, a socket or a device")
     )
     assert (done.status, done.document["error"]["code"]) == (2, code)
     assert message in done.document["error"]["message"]
@@ -361,7 +363,7 @@ def test_two_runs_do_not_work_on_one_fleet(backups: Path, tmp_path: Path) -> Non
     with results.lock_results(out):
         done = fleet("resume", out, "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
-    assert "another process is at work" in done.document["error"]["message"]
+    assert "another regraft process is using" in done.document["error"]["message"]
     assert snapshot(tmp_path) == before
 
 
@@ -428,19 +430,19 @@ def test_a_table_says_source_target_and_options(table: Callable[[Path], Path], t
             "m.csv",
             "source,place\nx,y\n",
             "check",
-            "library 1: place is none of its columns (source, target, options, bytes)",
+            "library 1: place is not a known column (source, target, options, bytes)",
         ),
         ("m.csv", "target\nx\n", "check", "library 1: Object missing required field `source`"),
         ("m.csv", 'source,options\nx,"--only \'a"\n', "check", "library 1: No closing quotation"),
         ("m.jsonl", '{"source": "x"}\n{"source": 3}\n', "check", "library 2: Expected `str`, got `int`"),
         ("m.jsonl", "source\n", "check", "library 1: JSON is malformed"),
         ("m.parquet", "no such thing", "check", "library 1: "),
-        ("m.csv", "source\n", "check", "names no library"),
-        ("m.csv", "source,target\nx,y\n", "check", "has a target, and this command writes to none"),
+        ("m.csv", "source\n", "check", "has no libraries"),
+        ("m.csv", "source,target\nx,y\n", "check", "has a target, but this command writes to none"),
         ("m.csv", "source\nx\n", "migrate", "x has no target"),
         ("m.csv", "source,target\nx,y\nz,../{folder}/y\n", "migrate", "is the target of two libraries"),
-        ("m.csv", "source\nx\n./x\n", "check", "is named twice"),
-        ("m.yaml", "source: x\n", "check", "is no manifest"),
+        ("m.csv", "source\nx\n./x\n", "check", "is used twice"),
+        ("m.yaml", "source: x\n", "check", "is not a manifest"),
     ],
 )
 def test_a_manifest_that_cannot_be_meant_is_refused(
@@ -459,7 +461,7 @@ def test_results_that_are_there_are_not_written_over(backups: Path, tmp_path: Pa
         (tmp_path / name).write_text("mine")
         before = snapshot(tmp_path)
         done = fleet("check", backups, "--results", tmp_path / "out.parquet")
-        assert (done.status, "has the results of another run" in done.stderr) == (2, True)
+        assert (done.status, "already has the results of another run" in done.stderr) == (2, True)
         assert snapshot(tmp_path) == before
         (tmp_path / name).unlink()
 
@@ -468,10 +470,10 @@ def test_results_and_targets_lie_in_no_library(backups: Path, tmp_path: Path) ->
     shutil.copytree(backups / "anna", tmp_path / "anna")
     manifest = tmp_path / "m.csv"
     for row, path, message in (
-        ("anna,out", tmp_path / "anna" / "r.parquet", "would lie in a library"),
-        ("anna,out", tmp_path / "out", "would lie in a library"),
-        ("anna,out\nclara,out/inner", tmp_path / "r.parquet", "would lie in another library"),
-        ("anna,anna/out", tmp_path / "r.parquet", "would lie in another library"),
+        ("anna,out", tmp_path / "anna" / "r.parquet", "would be inside a library"),
+        ("anna,out", tmp_path / "out", "would be inside a library"),
+        ("anna,out\nclara,out/inner", tmp_path / "r.parquet", "would be inside another library"),
+        ("anna,anna/out", tmp_path / "r.parquet", "would be inside another library"),
     ):
         manifest.write_text(f"source,target\n{row}\n")
         before = snapshot(tmp_path)
@@ -494,13 +496,13 @@ def test_a_name_that_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
     (tmp_path / "libraries").mkdir()
     (tmp_path / "libraries" / "x\udcff").mkdir()
     done = fleet("check", tmp_path / "libraries", "--results", tmp_path / "out.parquet")
-    assert (done.status, "is no name in UTF-8" in done.stderr) == (2, True)
+    assert (done.status, "is not valid UTF-8" in done.stderr) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["libraries"]
 
 
 def test_results_need_a_folder_and_resuming_needs_results(backups: Path, tmp_path: Path) -> None:
     done = fleet("check", backups, "--results", tmp_path / "nowhere" / "out.parquet")
-    assert (done.status, "lies in no folder that is there" in done.stderr) == (2, True)
+    assert (done.status, "does not exist" in done.stderr) == (2, True)
     done = fleet("resume", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "SourceNotFound")
     assert list(tmp_path.iterdir()) == []
@@ -518,5 +520,5 @@ def test_what_is_no_result_is_not_resumed(text: str | None, tmp_path: Path) -> N
         (tmp_path / "out.parquet.journal").write_text(text)
     before = snapshot(tmp_path)
     done = fleet("resume", path)
-    assert (done.status, "has no results of a fleet" in done.stderr) == (2, True)
+    assert (done.status, "is not a results file of a fleet" in done.stderr) == (2, True)
     assert snapshot(tmp_path) == before

@@ -38,7 +38,7 @@ from regraft.fleet import versions
 from regraft.fleet.engine import LocalPool
 from regraft.fleet.storage import storage_path
 from regraft.formats.codex_mem import database, sidecar
-from repair.embedding.workers import CONTROL_TEXT
+from repair.embedding.sender import CONTROL_TEXT
 
 # --- what is sent ----------------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ def test_a_dry_run_sends_nothing_and_writes_nothing(stores: Path, tmp_path: Path
     sent = done.document["sent"]
     assert (sent["distinct"], sent["planned"]["texts"], sent["planned"]["requests"]) == (len(WANTED) + 2, 5, 2)
     assert sent["planned"]["cost"] == sent["planned"]["tokens"] * 2 / 1e6
-    assert f"of {len(WANTED) + 2} different texts" in text.stdout
+    assert f"embed {len(WANTED) + 2} texts: about" in text.stdout
     assert "Dry run: nothing was sent, and nothing was written." in text.stdout
 
 
@@ -142,7 +142,7 @@ def test_notes_of_codex_mem_are_embedded_once_too(stores: Path, tmp_path: Path) 
     shutil.rmtree(stores)
     databases = [codex_mem_store.write(stores / name, projects=1) for name in NAMES]
     texts = {
-        database.source_text(*codex_mem_store.parts_of(one, note))
+        database.note_source_text(*codex_mem_store.parts_of(one, note))
         for one in databases
         for note in codex_mem_store.searchable(one)
     }
@@ -151,9 +151,9 @@ def test_notes_of_codex_mem_are_embedded_once_too(stores: Path, tmp_path: Path) 
     assert (done.status, done.document["libraries"]) == (0, {"all": 3, "done": 3})
     assert Counter(text for text in server.texts if text in texts) == Counter(texts)
     for one in databases:
-        rows = codex_mem_store.rows(database.sidecar_of(one), f"SELECT note_id, vector FROM {sidecar.TABLE}")
+        rows = codex_mem_store.rows(database.sidecar_path(one), f"SELECT note_id, vector FROM {sidecar.TABLE}")
         assert dict(rows) == {
-            note: vector_of(database.source_text(*codex_mem_store.parts_of(one, note)))
+            note: vector_of(database.note_source_text(*codex_mem_store.parts_of(one, note)))
             for note in codex_mem_store.searchable(one)
         }
 
@@ -367,7 +367,7 @@ def test_answers_of_another_embedder_are_not_taken(stores: Path, tmp_path: Path)
         before = {name: found[2] for name, found in snapshot(tmp_path).items()}
         done = resume(stores)
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
-    assert "are of another embedder than mine is now" in done.document["error"]["message"]
+    assert "were made by another embedder than mine" in done.document["error"]["message"]
     assert {name: found[2] for name, found in snapshot(tmp_path).items()} == before
 
 
@@ -377,11 +377,11 @@ def test_answers_of_another_embedder_are_not_taken(stores: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("--max-cost", 1), "WrongUsage", "--max-cost without a price"),
+        (("--max-cost", 1), "WrongUsage", "--max-cost needs the price of embedder mine"),
         (("--embedder", "yours"), "EmbedderUnknown", "yours"),
-        (("--", "--limit", 3), "WrongUsage", "--limit is of the whole fleet"),
-        (("--", "--embedder=mine"), "WrongUsage", "--embedder is of the whole fleet"),
-        (("--address", "auto"), "WrongUsage", "--address is of a cluster of Ray"),
+        (("--", "--limit", 3), "WrongUsage", "--limit applies to the whole fleet"),
+        (("--", "--embedder=mine"), "WrongUsage", "--embedder applies to the whole fleet"),
+        (("--address", "auto"), "WrongUsage", "--address needs a Ray cluster"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

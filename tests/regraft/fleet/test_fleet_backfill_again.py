@@ -21,7 +21,7 @@ from three_libraries import NAMES, WANTED, backfill, is_filled, names_beside, re
 from regraft import identity
 from regraft.fleet.engine import PendingTask, Task, TaskResult
 from repair.embedding.filling import Filling
-from repair.embedding.workers import BatchResult
+from repair.embedding.sender import BatchResult
 
 
 def of_another_length(stores: Path, tmp_path: Path, name: str) -> None:
@@ -133,7 +133,7 @@ def test_a_fill_that_a_full_disk_stopped_goes_on_where_it_is_tried_again(
             "INSERT INTO embedding (embedding_text_hash, vector_blob, created_at) VALUES (?, ?, 1)",
             [(identity.text_hash(text), vector_of(text)) for text in texts[:30]],
         )
-    written = Filling._write
+    written = Filling.write
     calls: list[object] = []
 
     def full_once(filling: Filling, answers: list[BatchResult]) -> None:
@@ -142,7 +142,7 @@ def test_a_fill_that_a_full_disk_stopped_goes_on_where_it_is_tried_again(
         if len(calls) == 2:
             full()
 
-    monkeypatch.setattr(Filling, "_write", full_once)
+    monkeypatch.setattr(Filling, "write", full_once)
     with FaultServer() as server:
         done = backfill(stores, configured(tmp_path / "regraft.yaml", server))
     assert (done.status, rows_in(stores)["anna"]["attempts"]) == (0, 2)
@@ -248,10 +248,10 @@ def test_the_settings_of_the_embedder_are_held_once(
     class Noting(fleet_work.HerePool):
         """Takes note of the settings that each task has."""
 
-        def give(self, task: Task, one: PendingTask) -> None:
+        def start_task(self, task: Task, one: PendingTask) -> None:
             """Take note of a task."""
             told.append(task.job.embedder)
-            super().give(task, one)
+            super().start_task(task, one)
 
     monkeypatch.setattr("regraft.cli.fleet.LocalPool", Noting)
     with FaultServer() as server:

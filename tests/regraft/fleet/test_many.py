@@ -70,7 +70,7 @@ def one_after_the_other(folder: Path, count: int) -> Herd:
     ends, operations = [], []
     with pytest.MonkeyPatch.context() as patch:
         # As in the processes of a fleet.
-        patch.setattr(processes_pool._State, "cores", 1)
+        patch.setattr(processes_pool, "_given_cores", 1)
         for library in order.libraries:
             watching = Watching()
             with nothing_opened():

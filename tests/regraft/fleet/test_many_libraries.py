@@ -34,13 +34,13 @@ class InstantPool:
     count, memory = 7, 1 << 40
 
     def __init__(self) -> None:
-        self.at_work: dict[Any, tuple[PendingTask, float]] = {}
+        self.running: dict[Any, tuple[PendingTask, float]] = {}
 
-    def give(self, task: Task, one: PendingTask) -> None:
-        self.at_work[task.number] = one, 0.0
+    def start_task(self, task: Task, one: PendingTask) -> None:
+        self.running[task.number] = one, 0.0
 
     def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
-        ready, self.at_work = self.at_work, {}
+        ready, self.running = self.running, {}
         for number, (one, _) in ready.items():
             counts = {"read": number, "carried": number - number % 2, "skipped": {"orphan": number % 2}}
             bases = [{"id": f"{number}-{place}", "status": "completed", "rows": counts} for place in range(number % 3)]
@@ -48,7 +48,7 @@ class InstantPool:
             yield one, TaskResult(status=STATUS.get(number % 5, 0), document=document, seconds=float(number % 10))
 
     def close(self) -> None:
-        self.at_work.clear()
+        self.running.clear()
 
 
 def order_of(folder: Path) -> FleetOrder:
@@ -185,7 +185,7 @@ def in_parquet(path: Path, **columns: list[Any]) -> None:
     ("columns", "message"),
     [
         ({"source": []}, "it has no column source"),
-        ({"library": [1]}, "it has no library 0"),
+        ({"library": [1]}, "library 0 is missing"),
         ({"source": [3]}, "Expected `str`, got `int`"),
         ({"options": ["3"]}, "Expected `array`, got `int`"),
     ],
@@ -243,7 +243,7 @@ def test_a_journal_that_no_fleet_wrote_is_refused(tmp_path: Path, case: str) -> 
     before = snapshot(tmp_path)
     done = run_as_given("fleet", "resume", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
-    assert "out.parquet has no results of a fleet (" in done.document["error"]["message"]
+    assert "out.parquet is not a results file of a fleet: " in done.document["error"]["message"]
     assert snapshot(tmp_path) == before
 
 
@@ -278,7 +278,7 @@ def test_a_lock_that_another_one_has_made_anew_is_not_had(tmp_path: Path, monkey
     with monkeypatch.context() as patched:
         numbers = iter([1, 2])
         patched.setattr(sqlite, "_file_number", lambda _: next(numbers))
-        with pytest.raises(WrongUsage, match="another process is at work"), results.lock_results(out):
+        with pytest.raises(WrongUsage, match="another regraft process is using"), results.lock_results(out):
             pass
     with results.lock_results(out):
         pass

@@ -172,24 +172,24 @@ class SlowPool:
     count, memory = 2, 1 << 40
 
     def __init__(self, path: Path) -> None:
-        self.at_work: dict[Any, tuple[PendingTask, float]] = {}
+        self.running: dict[Any, tuple[PendingTask, float]] = {}
         self.time = 0
         self.texts: dict[int, str] = {}
         self._path = path
 
-    def give(self, task: Task, one: PendingTask) -> None:
-        self.at_work[task.number] = one, self.time
+    def start_task(self, task: Task, one: PendingTask) -> None:
+        self.running[task.number] = one, self.time
 
     def answers(self, seconds: float) -> Any:
         self.texts[self.time] = self._path.read_text("utf-8")
         self.time += 1
-        for number in list(self.at_work):
+        for number in list(self.running):
             if number or self.time >= 3_600:
-                one, _ = self.at_work.pop(number)
+                one, _ = self.running.pop(number)
                 yield one, TaskResult(status=0, document={}, seconds=1.0)
 
     def close(self) -> None:
-        self.at_work.clear()
+        self.running.clear()
 
 
 def test_the_file_is_kept_up_to_date_while_nothing_ends_and_not_more_often_than_told(
@@ -227,7 +227,7 @@ def test_where_the_file_cannot_be_written_any_more_libraries_are_worked_on(
     out, file = tmp_path / "out.parquet", tmp_path / "metrics" / "fleet.prom"
     done = fleet("check", tmp_path / "libraries", "--results", out, "--metrics", file, "-q")
     assert (done.status, pq.read_table(out).num_rows > 0) == (1, True)
-    assert f"{file} is not up to date: " in done.stderr
+    assert f"{file} could not be updated: " in done.stderr
 
 
 def test_a_file_that_cannot_be_written_at_first_stops_the_run(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def refused(tmp_path: Path, backups: Path, file: Path, message: str, *, options:
 @pytest.mark.parametrize("name", ["fleet.prom", "fleet.prom.new"])
 def test_a_file_of_somebody_else_is_not_written_over(text: str, name: str, backups: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    refused(tmp_path, backups, tmp_path / "fleet.prom", f"{name} is there already, and no metrics of a fleet")
+    refused(tmp_path, backups, tmp_path / "fleet.prom", f"{name} exists and is not a metrics file of a fleet")
 
 
 def test_an_empty_file_and_one_of_an_earlier_run_are_written_over(backups: Path, tmp_path: Path) -> None:
@@ -271,16 +271,16 @@ def test_an_empty_file_and_one_of_an_earlier_run_are_written_over(backups: Path,
 def test_a_link_is_not_written_through(backups: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.prom").touch()
     (tmp_path / "fleet.prom").symlink_to(tmp_path / "empty.prom")
-    refused(tmp_path, backups, tmp_path / "fleet.prom", "is there already, and no metrics of a fleet")
+    refused(tmp_path, backups, tmp_path / "fleet.prom", "exists and is not a metrics file of a fleet")
     (tmp_path / "folder").mkdir()
-    refused(tmp_path, backups, tmp_path / "folder", "is there already, and no metrics of a fleet")
+    refused(tmp_path, backups, tmp_path / "folder", "exists and is not a metrics file of a fleet")
 
 
 def test_metrics_lie_in_no_library_and_are_none_of_the_results(backups: Path, tmp_path: Path) -> None:
-    refused(tmp_path, backups, backups / "anna" / "fleet.prom", "would lie in a library")
-    refused(tmp_path, backups, tmp_path / "nowhere" / "fleet.prom", "lies in no folder that is there")
+    refused(tmp_path, backups, backups / "anna" / "fleet.prom", "would be inside a library")
+    refused(tmp_path, backups, tmp_path / "nowhere" / "fleet.prom", "does not exist")
     for name in ("out.parquet", "out.parquet.journal", "out.parquet.journal.lock"):
-        refused(tmp_path, backups, tmp_path / name, "would be written over the results")
+        refused(tmp_path, backups, tmp_path / name, "would overwrite the results")
 
 
 def test_resume_refuses_the_same(backups: Path, tmp_path: Path) -> None:
@@ -289,8 +289,8 @@ def test_resume_refuses_the_same(backups: Path, tmp_path: Path) -> None:
     assert fleet("check", tmp_path / "libraries", "--results", out, "-q").status == 1
     before = snapshot(tmp_path)
     for file, message in (
-        (tmp_path / "libraries" / "anna" / "fleet.prom", "would lie in a library"),
-        (out, "would be written over the results"),
+        (tmp_path / "libraries" / "anna" / "fleet.prom", "would be inside a library"),
+        (out, "would overwrite the results"),
     ):
         done = fleet("resume", out, "--metrics", file, "--json")
         assert (done.status, message in done.document["error"]["message"]) == (2, True)
@@ -314,5 +314,5 @@ def test_where_no_process_is_to_be_had_nothing_is_written(backups: Path, tmp_pat
     with results.lock_results(out):
         before = snapshot(tmp_path)
         done = fleet("check", backups, "--results", out, "--metrics", tmp_path / "fleet.prom", "--json")
-        assert "another process is at work" in done.document["error"]["message"]
+        assert "another regraft process is using" in done.document["error"]["message"]
         assert snapshot(tmp_path) == before

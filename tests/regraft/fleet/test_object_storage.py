@@ -148,7 +148,7 @@ def test_exports_go_to_a_store_and_over_what_they_wrote_before(migrated: str, bu
     done = fleet("export", migrated, "--to", f"{bucket}/units", "--results", tmp_path / "three.parquet", "-q")
     row = libraries_in(tmp_path / "three.parquet")["anna"]
     assert (done.status, row["code"]) == (2, "TargetNotWritable")
-    assert row["message"].startswith(f"{bucket}/units/anna.parquet: cannot be written (it is there already")
+    assert row["message"].startswith(f"{bucket}/units/anna.parquet: cannot be written (it already exists")
     assert storage_path(f"{bucket}/units/anna.parquet").content() == b"a stranger's"
 
 
@@ -207,10 +207,10 @@ def test_a_bucket_that_is_not_there_is_refused(backups: Path, bucket: str, tmp_p
 
 
 REFUSED = {
-    "no folder": (["check", "{bucket}/nothing"], "names no library"),
+    "no folder": (["check", "{bucket}/nothing"], "has no libraries"),
     "a target twice": (["migrate", "{table}"], "is the target of two libraries"),
-    "a target in a library": (["migrate", "{inside}"], "would lie in another library"),
-    "a name that leads out": (["check", "{bucket}/../x"], "names no folder or object of a store"),
+    "a target in a library": (["migrate", "{inside}"], "would be inside another library"),
+    "a name that leads out": (["check", "{bucket}/../x"], "is not a URL of object storage that regraft supports"),
 }
 
 
@@ -246,9 +246,15 @@ def test_a_file_as_a_url_is_a_path(backups: Path, tmp_path: Path) -> None:
 
 
 NAMED = {
-    "another kind of store": (["--to", "az://bucket/x"], "az://bucket/x/anna names no folder or object of a store"),
-    "memory": (["--to", "memory://bucket/x"], "memory://bucket/x/anna names no folder or object of a store"),
-    "capitals": (["--to", "S3://bucket/x"], "S3://bucket/x/anna names no folder or object of a store"),
+    "another kind of store": (
+        ["--to", "az://bucket/x"],
+        "az://bucket/x/anna is not a URL of object storage that regraft supports",
+    ),
+    "memory": (
+        ["--to", "memory://bucket/x"],
+        "memory://bucket/x/anna is not a URL of object storage that regraft supports",
+    ),
+    "capitals": (["--to", "S3://bucket/x"], "S3://bucket/x/anna is not a URL of object storage that regraft supports"),
 }
 
 
@@ -277,7 +283,7 @@ def test_an_object_without_a_name_for_a_target_is_refused(bucket: str, tmp_path:
         "migrate", f"{bucket}/in/*.zip", "--to", tmp_path / "out", "--results", tmp_path / "out.parquet", "--json"
     )  # fmt: skip
     assert done.status == 2
-    assert "has no name by which a target could be called" in done.document["error"]["message"]
+    assert "has no name that its target could have" in done.document["error"]["message"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -285,7 +291,7 @@ def test_a_mistake_in_a_table_of_a_store_is_said_with_its_row(bucket: str, tmp_p
     storage_path(f"{bucket}/list.csv").put(b"source,place\nx,y\n")
     done = fleet("check", f"{bucket}/list.csv", "--results", tmp_path / "out.parquet", "--json")
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
-    assert "list.csv, library 1: place is none of its columns" in done.document["error"]["message"]
+    assert "list.csv, library 1: place is not a known column" in done.document["error"]["message"]
 
 
 def test_a_library_whose_version_would_lead_out_is_refused(bucket: str) -> None:

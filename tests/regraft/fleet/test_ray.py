@@ -69,7 +69,7 @@ def test_a_cluster_that_is_not_there_is_refused_and_nothing_written(
         "--json",
     )  # fmt: skip
     assert (done.status, done.document["error"]["code"]) == (2, "WrongUsage")
-    assert "there is no cluster at x:1 (no GCS)" in done.document["error"]["message"]
+    assert "no Ray cluster at x:1 (no GCS)" in done.document["error"]["message"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -83,4 +83,4 @@ def test_without_ray_a_fleet_says_what_to_install(tmp_path: Path, monkeypatch: p
 def test_an_address_without_ray_is_refused(tmp_path: Path) -> None:
     done = run_as_given("fleet", "check", SAMPLE.parent, "--results", tmp_path / "out.parquet", "--address", "auto")
     assert (done.status, list(tmp_path.iterdir())) == (2, [])
-    assert "--address is of a cluster of Ray (add --engine ray)" in done.stderr
+    assert "--address needs a Ray cluster (add --engine ray)" in done.stderr

@@ -22,25 +22,25 @@ class VirtualPool:
 
     def __init__(self, count: int, attempts: dict[tuple[int, int], Attempt]) -> None:
         self.count, self.memory, self._attempts = count, 1 << 40, attempts
-        self.at_work: dict[Any, tuple[PendingTask, float]] = {}
+        self.running: dict[Any, tuple[PendingTask, float]] = {}
         self.now = 0.0
         self.begun: list[tuple[int, int]] = []
         self._given = 0
 
-    def give(self, task: Task, one: PendingTask) -> None:
+    def start_task(self, task: Task, one: PendingTask) -> None:
         self._given += 1
         seconds, fails = self._attempts[task.number, one.attempt]
-        self.at_work[self.now + seconds, self._given, fails] = one, self.now
+        self.running[self.now + seconds, self._given, fails] = one, self.now
         self.begun.append((task.number, one.attempt))
 
     def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
-        self.now = max(self.now, min(self.now + seconds, min(self.at_work)[0]))
-        for key in sorted(key for key in self.at_work if key[0] <= self.now):
-            one, begun = self.at_work.pop(key)
+        self.now = max(self.now, min(self.now + seconds, min(self.running)[0]))
+        for key in sorted(key for key in self.running if key[0] <= self.now):
+            one, begun = self.running.pop(key)
             yield one, TaskResult(status=None if key[2] else 0, document={}, seconds=key[0] - begun)
 
     def close(self) -> None:
-        self.at_work.clear()
+        self.running.clear()
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds

@@ -138,7 +138,7 @@ def test_of_two_that_publish_one_is_first_and_nothing_is_left_of_the_other(libra
     before = latest_version(library)
     publish_version(library, made(own / "two", two="2"), before)
     there = library.objects()
-    with pytest.raises(LibraryChanged, match="was changed by somebody else meanwhile, so that nothing"):
+    with pytest.raises(LibraryChanged, match="was changed by another process, so nothing was published"):
         publish_version(library, made(own / "three", three="3"), before)
     assert library.objects() == there
     assert "two" in fetched(library, own)
@@ -166,7 +166,7 @@ def test_a_store_that_fails_midway_has_nothing_new(
     made(folder, more="1")
     with monkeypatch.context() as patched:
         patched.setattr(StoragePath, "objects", lambda _: {})
-        with pytest.raises(StorageFailed, match="it has not kept all that was written"):
+        with pytest.raises(StorageFailed, match="some of the files written are missing"):
             publish_version(library, folder, latest_version(library))
     assert fetched(library, own) == before
     # What it could not remove is named by nothing.
@@ -242,7 +242,7 @@ def test_a_name_that_leads_out_is_refused_and_nothing_written(library: StoragePa
         "files": {name: {"bytes": 1, "sha256": ""}},
     }
     (library / VERSIONS_FOLDER / "000001.json").put(json.dumps(version).encode())
-    with pytest.raises(LibraryUnsafe, match="leads out of it, or is no name of a file"):
+    with pytest.raises(LibraryUnsafe, match="is not a valid file name inside it"):
         fetch_library(library, own / "x")
     assert content(own) == {"x": None}
 
@@ -251,7 +251,7 @@ def test_objects_that_would_lead_out_are_refused(own: Path) -> None:
     pytest.importorskip("fsspec")
     library = storage_path(f"memory://{own.name}/b")
     (library / "C:evil").put(b"1")
-    with pytest.raises(LibraryUnsafe, match="C:evil leads out of it"):
+    with pytest.raises(LibraryUnsafe, match="C:evil is not a valid file name inside it"):
         fetch_library(library, own / "x")
 
 
@@ -266,13 +266,13 @@ def test_a_name_that_is_a_file_and_a_folder_is_refused(bucket: str, own: Path) -
 def test_a_file_that_was_altered_is_refused(library: StoragePath, own: Path) -> None:
     publish_version(library, made(own / "one"), versions.NO_VERSION)
     (library / VERSIONS_FOLDER / latest_version(library).folder / "index.sqlite").put(b"ROWS")
-    with pytest.raises(LibraryUnsafe, match=r"index\.sqlite is not what was published"):
+    with pytest.raises(LibraryUnsafe, match=r"index\.sqlite differs from the published file"):
         fetch_library(library, own / "x")
 
 
 def test_what_could_not_be_fetched_again_is_not_published(library: StoragePath, own: Path) -> None:
     folder = made(own / "one", **{"a\\b": "1"})
-    with pytest.raises(LibraryUnsafe, match="leads out of it"):
+    with pytest.raises(LibraryUnsafe, match="is not a valid file name inside it"):
         publish_version(library, folder, versions.NO_VERSION)
     assert library.objects() == {}
 
@@ -319,7 +319,7 @@ def test_what_nobody_has_changed_is_not_published_for_the_first_time(library: St
 def test_the_last_number_is_refused(library: StoragePath, own: Path) -> None:
     version = {"number": 999_999, "folder": "999999-0123456789abcdef", "files": {}}
     (library / VERSIONS_FOLDER / "999999.json").put(json.dumps(version).encode())
-    with pytest.raises(LibraryUnsafe, match=r"999999\.json is not one that this regraft knows"):
+    with pytest.raises(LibraryUnsafe, match=r"999999\.json is of an unknown version of regraft"):
         fetch_library(library, own / "x")
 
 
@@ -328,7 +328,7 @@ def test_names_that_are_one_here_are_refused(library: StoragePath, own: Path, mo
         (library / name).put(b"1")
     assert fetched(library, own).keys() == {"Anna", "anna"}
     monkeypatch.setattr("regraft.disk.file_paths.sys.platform", "darwin")
-    with pytest.raises(LibraryUnsafe, match="names in it are one name on this system"):
+    with pytest.raises(LibraryUnsafe, match="two of its names are the same on this system"):
         fetch_library(library, own / "x")
 
 
@@ -337,7 +337,7 @@ def test_names_that_are_one_here_are_refused(library: StoragePath, own: Path, mo
 
 def test_a_lease_keeps_another_fleet_out_until_it_is_given_back(library: StoragePath) -> None:
     with versions.hold_lease(library, "one"):
-        said = r"is worked on by somebody else, who has it for \d+ s more"
+        said = r"is in use by another process, for \d+ s more"
         ended = jobs.run_library_job(
             LibraryJob(command="repair", options=(), source=library.url, fleet="two"), pytest.fail
         )
@@ -383,7 +383,7 @@ def test_a_store_that_writes_over_what_is_there_is_refused(
     job = LibraryJob(command="repair", options=(), source=library.url, fleet="f")
     ended = jobs.run_library_job(job, lambda _: pytest.fail("it was worked on"))
     assert (ended.status, ended.document["error"]["code"]) == (2, "StorageRefused")
-    assert "it writes over what is there, where it was asked not to" in ended.document["error"]["message"]
+    assert "it overwrites existing objects although it was asked not to" in ended.document["error"]["message"]
 
 
 def test_of_two_that_take_a_lease_one_has_it(library: StoragePath, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,7 +417,7 @@ def test_a_lease_is_renewed_while_it_is_held(library: StoragePath, monkeypatch: 
 
 @pytest.mark.parametrize("url", ["s3://", "s3://bucket//x", "s3://bucket/../x", "gs://./x", "memory://a/./b"])
 def test_a_url_that_names_nothing_is_refused(url: str) -> None:
-    with pytest.raises(WrongUsage, match="names no folder or object of a store"):
+    with pytest.raises(WrongUsage, match="is not a URL of object storage that regraft supports"):
         storage_path(url)
 
 
@@ -461,8 +461,8 @@ def test_large_objects_go_in_parts(library: StoragePath, own: Path) -> None:
 
 
 def test_parts_of_a_huge_object_are_not_too_many() -> None:
-    assert storage._in_parts("s3", 200 << 30)["chunksize"] * 10_000 > 200 << 30
-    assert storage._in_parts("s3", 10 << 20)["chunksize"] == 8 << 20
+    assert storage._multipart_options("s3", 200 << 30)["chunksize"] * 10_000 > 200 << 30
+    assert storage._multipart_options("s3", 10 << 20)["chunksize"] == 8 << 20
 
 
 def test_without_its_library_a_store_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from chromium_files import (
 from leveldb_files import BYTEWISE, Entry, Folder, TableSpec, added, batch, log, removed, varint
 
 from regraft.disk.trees import FolderTree
-from regraft.formats.chromium import Found, StorageDamaged, StoredText, StoreRows, read_key, read_stores
+from regraft.formats.chromium import StorageDamaged, StorageResult, StoredText, StoreRows, read_key, read_stores
 
 KEY = "persist:cherry-studio"
 ORIGINS = ("file://", "http://127.0.0.1:8765")
@@ -126,8 +126,8 @@ class Outcome:
 
     def __init__(self, root: Path) -> None:
         tree, work = FolderTree(root), root / "work"
-        self.texts: Found[list[StoredText]] | StorageDamaged
-        self.stores: Found[dict[str, StoreRows] | None] | StorageDamaged
+        self.texts: StorageResult[list[StoredText]] | StorageDamaged
+        self.stores: StorageResult[dict[str, StoreRows] | None] | StorageDamaged
         try:
             self.texts = read_key(tree, LOCAL, KEY, work)
         except StorageDamaged as error:
@@ -227,7 +227,7 @@ def whole(profile: Path) -> Outcome:
 def test_the_undamaged_profile_is_read_whole(whole):
     assert whole.is_whole()
     assert [text[:7] for _, text in whole.found_texts()] == ["value 5"] * 2
-    assert isinstance(whole.stores, Found)
+    assert isinstance(whole.stores, StorageResult)
     stores = whole.stores.value
     assert stores is not None
     assert [(row["id"], row["generation"]) for row in stores["files"].rows] == [
@@ -268,13 +268,13 @@ def check(outcome: Outcome, whole: Outcome, texts: set[tuple[str, str]], chosen:
         # A blob has no checksum: a value from it may be anything.
         assert all(row == IN_A_BLOB * 50 or is_written_row(row) for row in outcome.found_rows()), seed
     if all(path.suffix in (".ldb", ".sst") for path in chosen):
-        if isinstance(outcome.texts, Found):
+        if isinstance(outcome.texts, StorageResult):
             # The values are in the logs: a damaged table counts, and takes nothing away.
-            assert isinstance(whole.texts, Found)
+            assert isinstance(whole.texts, StorageResult)
             assert outcome.texts.value == whole.texts.value, seed
             assert outcome.texts.passed_over <= len(chosen), seed
-        if isinstance(outcome.stores, Found):
-            assert isinstance(whole.stores, Found)
+        if isinstance(outcome.stores, StorageResult):
+            assert isinstance(whole.stores, StorageResult)
             assert outcome.stores.value is not None
             assert whole.stores.value is not None
             for name, store in outcome.stores.value.items():
@@ -288,7 +288,7 @@ def test_many_damaged_folders_are_read_and_many_are_refused(profile):
     path.write_bytes(kept[:50] + bytes([kept[50] ^ 1]) + kept[51:])
     outcome = Outcome(profile)
     path.write_bytes(kept)
-    assert isinstance(outcome.texts, Found)
+    assert isinstance(outcome.texts, StorageResult)
     assert outcome.texts.passed_over == 1
     path = profile / LOCAL / "000005.ldb"
     kept = path.read_bytes()
@@ -300,9 +300,9 @@ def test_many_damaged_folders_are_read_and_many_are_refused(profile):
     without_logs = Outcome(profile)
     for place, data in (*logs.items(), (path, kept)):
         place.write_bytes(data)
-    assert isinstance(outcome.texts, Found)
+    assert isinstance(outcome.texts, StorageResult)
     assert outcome.texts.passed_over == 1
-    assert isinstance(outcome.stores, Found)
+    assert isinstance(outcome.stores, StorageResult)
     assert isinstance(without_logs.texts, StorageDamaged)
 
 
@@ -313,5 +313,5 @@ def test_a_log_of_nothing_but_beginnings_is_bounded(profile):
     path.write_bytes(log([b"x" * 3_000_000])[: 32768 * 80])
     outcome = Outcome(profile)
     path.write_bytes(kept)
-    assert isinstance(outcome.texts, Found)
+    assert isinstance(outcome.texts, StorageResult)
     assert [text[:7] for _, text in outcome.found_texts()] == ["value 4"] * 2

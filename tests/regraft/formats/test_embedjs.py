@@ -481,7 +481,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_a_folder_of_the_older_layout(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
-    assert problem_of(tmp_path / "base") == "is a folder, as a still older layout had it, not a vector file"
+    assert problem_of(tmp_path / "base") == "is a folder, not a vector file; an older layout used folders"
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
@@ -529,7 +529,7 @@ def test_no_table(tmp_path: Path) -> None:
 def test_a_view_is_no_table(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "base")) as db:
         db.execute("CREATE VIEW vectors AS SELECT 1 AS pageContent, 2 AS uniqueLoaderId, 3 AS source, 4 AS vector")
-    assert problem_of(tmp_path / "base") == "has something else in the place of its table `vectors`, which is not read"
+    assert problem_of(tmp_path / "base") == "has a view or virtual table named `vectors`, which regraft does not read"
 
 
 @pytest.mark.parametrize(

@@ -23,20 +23,10 @@ from regraft.errors import VerificationFailed
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
-from regraft.formats.fts5 import Index, Sorting, building
-from regraft.formats.fts5.records import (
-    AVERAGES,
-    STRUCTURE,
-    IndexSegment,
-    Page,
-    SpliceRefused,
-    Structure,
-    read_pages,
-    varints,
-    write_pages,
-)
+from regraft.formats.fts5 import FullTextBuilder, IndexNames, building
+from regraft.formats.fts5.index_writer import AVERAGES, STRUCTURE, IndexSegment, Structure, encode_varints
+from regraft.formats.fts5.jobs import IndexBuildRefused, Page, read_pages, write_pages
 from regraft.processes import pool
-from regraft.processes.pool import ProcessPool
 from regraft.testing.strategies import texts
 
 _ENGLISH = [
@@ -93,7 +83,7 @@ class _Filling:
         _file(path, self.bodies)
         scratch.mkdir()
         with writable.allow_writes(self.folder), crews.of_threads(1) as helpers, sqlite.open_writable(path) as db:
-            made = Sorting(
+            made = FullTextBuilder(
                 scratch,
                 helpers,
                 arguments=schema.FULL_TEXT_ARGUMENTS,
@@ -105,7 +95,7 @@ class _Filling:
             if self.harm is not None:
                 self.harm(scratch)
             db.execute("BEGIN")
-            is_spliced = made.splice_into(db, _INDEX, lambda _: None)
+            is_spliced = made.fill_index(db, _INDEX, lambda _: None)
             if not is_spliced:
                 db.execute("INSERT INTO search_text_fts (search_text_fts) VALUES ('rebuild')")
             db.execute("COMMIT")
@@ -206,7 +196,7 @@ def test_several_processes_fill_an_index_of_many_texts(tmp_path: Path, caplog: p
         _demand_sound(db)
         segments = db.execute("SELECT count(DISTINCT segid) FROM search_text_fts_idx").get
 
-    assert sum(len(body.encode()) for body in bodies) > building.LEAST_BYTES
+    assert sum(len(body.encode()) for body in bodies) > building.MIN_TEXT_BYTES
     assert segments == 1
     assert "alone" not in caplog.text
     assert set(tmp_path.iterdir()) == before
@@ -237,7 +227,7 @@ def _spliced(folder: Path, bodies: list[str], *, page_bytes: int, run_characters
             columns = "text, content = 'bodies', content_rowid = 'id', tokenize = 'trigram'"
             db.execute(f"CREATE VIRTUAL TABLE {name} USING fts5 ({columns})")
             db.execute(f"INSERT INTO {name} ({name}, rank) VALUES ('pgsz', ?)", (page_bytes,))
-        made = Sorting(
+        made = FullTextBuilder(
             scratch,
             helpers,
             arguments=schema.FULL_TEXT_ARGUMENTS,
@@ -248,7 +238,9 @@ def _spliced(folder: Path, bodies: list[str], *, page_bytes: int, run_characters
         for number, body in enumerate(bodies, 1):
             made.add(number, body)
         with db:
-            assert made.splice_into(db, Index(table="ours", texts="bodies", number="id", text="text"), lambda _: None)
+            assert made.fill_index(
+                db, IndexNames(table="ours", texts="bodies", number="id", text="text"), lambda _: None
+            )
         db.execute("INSERT INTO theirs (theirs) VALUES ('rebuild')")
         db.execute("INSERT INTO theirs (theirs) VALUES ('optimize')")
         db.execute("INSERT INTO ours (ours, rank) VALUES ('integrity-check', 1)")
@@ -374,11 +366,11 @@ class _Refused:
         with closing(apsw.Connection(str(path))) as db:
             db.execute(before)
         with writable.allow_writes(self.folder), crews.of_threads(1) as helpers, sqlite.open_writable(path) as db:
-            made = Sorting(self.folder / self.scratch, helpers, arguments=self.arguments)
+            made = FullTextBuilder(self.folder / self.scratch, helpers, arguments=self.arguments)
             for number, body in rows:
                 made.add(number, body)
 
-            assert not made.splice_into(db, _INDEX, lambda _: None)
+            assert not made.fill_index(db, _INDEX, lambda _: None)
 
 
 _NUMBERED = list(enumerate(_ENGLISH, 1))
@@ -425,10 +417,10 @@ def test_a_process_that_is_killed_leaves_the_work_to_fts5(tmp_path: Path, caplog
     _file(path, _ENGLISH)
     here, there = Pipe()
     with caplog.at_level(logging.INFO), writable.allow_writes(tmp_path), sqlite.open_writable(path) as db:
-        made = Sorting(tmp_path, ProcessPool(lambda: [here]), arguments=schema.FULL_TEXT_ARGUMENTS)
+        made = FullTextBuilder(tmp_path, crews.of_pipe(here), arguments=schema.FULL_TEXT_ARGUMENTS)
         made.add(1, _ENGLISH[0])
         there.close()
-        assert not made.splice_into(db, _INDEX, lambda _: None)
+        assert not made.fill_index(db, _INDEX, lambda _: None)
 
     assert "alone: a process was killed" in caplog.text
     # FTS5 may need the room.
@@ -440,11 +432,11 @@ def test_a_process_that_is_killed_at_work_leaves_it_to_fts5(tmp_path: Path, capl
     _file(path, _ENGLISH)
     here, there = Pipe()
     with caplog.at_level(logging.INFO), writable.allow_writes(tmp_path), sqlite.open_writable(path) as db:
-        made = Sorting(tmp_path, ProcessPool(lambda: [here]), arguments=schema.FULL_TEXT_ARGUMENTS)
+        made = FullTextBuilder(tmp_path, crews.of_pipe(here), arguments=schema.FULL_TEXT_ARGUMENTS)
         made.add(1, _ENGLISH[0])
         made.end()
         there.close()
-        assert not made.splice_into(db, _INDEX, lambda _: None)
+        assert not made.fill_index(db, _INDEX, lambda _: None)
 
     assert "alone: a process was killed" in caplog.text
     # FTS5 may need the room.
@@ -469,7 +461,7 @@ def test_pages_are_read_as_they_are_written_or_refused(
 
     if pages:
         path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(SpliceRefused, match="is cut off"):
+        with pytest.raises(IndexBuildRefused, match="is cut off"):
             list(read_pages(path))
 
 
@@ -494,7 +486,7 @@ def test_a_list_of_segments_is_read_as_it_is_written(
 def test_any_bytes_are_a_list_of_segments_or_refused(record: bytes) -> None:
     try:
         Structure.read(record)
-    except SpliceRefused as problem:
+    except IndexBuildRefused as problem:
         assert str(problem)
 
 
@@ -503,14 +495,14 @@ def test_any_bytes_are_a_list_of_segments_or_refused(record: bytes) -> None:
     [
         (b"\0\0\0\0\xff\0\0\1\0\0\0", "is of a later form"),
         (b"\0\0\0\0\1", "is cut off"),
-        (b"\0\0\0\0" + varints([1, 1, 1, 0, 2, 1, 1, 1]), "is cut off"),
-        (b"\0\0\0\0" + varints([1, 2, 1, 0, 1, 1, 1, 1]), "does not add up"),
-        (b"\0\0\0\0" + varints([1, 1, 1, 2, 1, 1, 1, 1]), "are being merged"),
-        (b"\0\0\0\0" + varints([3_000, 1, 1]), "is too long"),
+        (b"\0\0\0\0" + encode_varints([1, 1, 1, 0, 2, 1, 1, 1]), "is cut off"),
+        (b"\0\0\0\0" + encode_varints([1, 2, 1, 0, 1, 1, 1, 1]), "does not add up"),
+        (b"\0\0\0\0" + encode_varints([1, 1, 1, 2, 1, 1, 1, 1]), "are being merged"),
+        (b"\0\0\0\0" + encode_varints([3_000, 1, 1]), "is too long"),
     ],
 )
 def test_a_list_of_segments_of_another_form_is_refused(record: bytes, reason: str) -> None:
-    with pytest.raises(SpliceRefused, match=reason):
+    with pytest.raises(IndexBuildRefused, match=reason):
         Structure.read(record)
 
 
@@ -521,4 +513,4 @@ def test_records_have_the_numbers_that_fts5_gives_them(tmp_path: Path) -> None:
 
     assert len(Structure.read(structure).segments) == 1
     assert Structure.read(structure).record() == structure
-    assert averages == varints([60, sum(len(body) - 2 for body in _ENGLISH)])
+    assert averages == encode_varints([60, sum(len(body) - 2 for body in _ENGLISH)])

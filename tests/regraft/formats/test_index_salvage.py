@@ -16,7 +16,7 @@ from index_damage import BASE, DAMAGES, DIMENSIONS, KEYS, NOW_MS, PAGE, IndexFil
 
 from regraft import identity
 from regraft.disk import writable
-from regraft.formats.cherry_v2.salvage import Expected, Refused, Tally, salvaged
+from regraft.formats.cherry_v2.salvage import Expected, Refused, Tally, salvage_index
 from regraft.formats.index import IndexStore
 
 NAMES = {
@@ -55,7 +55,7 @@ def written(folder: Path, raw: bytes, around: Expected) -> tuple[Rows, Tally]:
     path, new = folder / "damaged.sqlite", folder / "new.sqlite"
     path.write_bytes(raw)
     new.unlink(missing_ok=True)
-    with salvaged(path, around) as found:
+    with salvage_index(path, around) as found:
         found.write(new, NOW_MS)
     assert path.read_bytes() == raw
     with closing(apsw.Connection(str(new))) as db:
@@ -205,15 +205,15 @@ def test_a_text_that_cannot_be_joined_costs_its_units_and_keeps_the_vectors(whol
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (b"", "holds nothing of a SQLite file"),
-        (b"SQLite format 3\0" + bytes(4080), "holds nothing of a SQLite file"),
-        (random.Random(1).randbytes(8 * PAGE), "holds nothing of a SQLite file"),
+        (b"", "is not a SQLite file in any part"),
+        (b"SQLite format 3\0" + bytes(4080), "is not a SQLite file in any part"),
+        (random.Random(1).randbytes(8 * PAGE), "is not a SQLite file in any part"),
     ],
 )
 def test_a_file_of_which_nothing_is_left_is_refused(raw, said, folder):
     path = folder / "damaged.sqlite"
     path.write_bytes(raw)
-    with pytest.raises(Refused, match=said), salvaged(path, Expected(base_id=BASE)):
+    with pytest.raises(Refused, match=said), salvage_index(path, Expected(base_id=BASE)):
         pass
 
 
@@ -222,8 +222,8 @@ def test_an_empty_index_proves_nothing(folder):
     path.unlink(missing_ok=True)
     IndexStore(path, BASE, create=True).close()
     with (
-        pytest.raises(Refused, match="nothing that is left of it proves itself"),
-        salvaged(path, Expected(base_id=BASE)),
+        pytest.raises(Refused, match="none of its remaining rows can be verified"),
+        salvage_index(path, Expected(base_id=BASE)),
     ):
         pass
 
@@ -233,7 +233,10 @@ def test_a_later_version_is_refused(whole, folder):
     path.write_bytes(whole.raw)
     with closing(apsw.Connection(str(path))) as db:
         db.execute("UPDATE meta SET schema_version = 3")
-    with pytest.raises(Refused, match="version 3, which is not known"), salvaged(path, expected(whole)):
+    with (
+        pytest.raises(Refused, match="version 3, which this regraft does not support"),
+        salvage_index(path, expected(whole)),
+    ):
         pass
 
 

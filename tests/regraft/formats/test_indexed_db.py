@@ -48,16 +48,23 @@ from harness import HERE, snapshot
 from leveldb_files import BYTEWISE, Folder, TableSpec, batch, varint
 
 from regraft.disk.trees import FolderTree, ZipTree
-from regraft.formats.chromium import Found, StorageDamaged, StoreRows, read_stores
-from regraft.formats.chromium.indexed_db import ExternalObject, Places, Prefix, external_objects, row_order, split_key
-from regraft.formats.chromium.leveldb import LevelDb, Malformed
+from regraft.formats.chromium import StorageDamaged, StorageResult, StoreRows, read_stores
+from regraft.formats.chromium.indexed_db import (
+    ExternalObject,
+    KeyPrefix,
+    PrefixFilter,
+    parse_external_objects,
+    row_sort_key,
+    split_key,
+)
+from regraft.formats.chromium.leveldb import LevelDb, MalformedStorage
 
 STORES = {FILES: "files", BLOCKS: "message_blocks", NOTES: "knowledge_notes"}
 WANTED = ("files", "knowledge_notes")
 REAL = HERE / "chromium_profile.zip"
 
 
-def read(folder: Path, stores: tuple[str, ...] = WANTED) -> Found[dict[str, StoreRows] | None]:
+def read(folder: Path, stores: tuple[str, ...] = WANTED) -> StorageResult[dict[str, StoreRows] | None]:
     return read_stores(FolderTree(folder.parent), folder.name, DATABASE, stores, folder.parent / "work")
 
 
@@ -122,7 +129,7 @@ def test_a_real_profile_is_read(tmp_path):
         {"id": "n1", "content": "note 1"},
         {"id": "n2", "content": "中文" * 20000},
     ]
-    assert nothing == Found(None, 0)
+    assert nothing == StorageResult(None, 0)
 
 
 # --- databases and stores ------------------------------------------------------------------------------------------
@@ -140,7 +147,7 @@ def test_rows_come_in_the_order_of_their_keys_and_only_from_the_stores_that_are_
             prefix(1, FILES, 30) + b"\x01\x00": b"index",
         },
     )
-    assert read(folder) == Found(
+    assert read(folder) == StorageResult(
         {
             "files": StoreRows([{"id": "a"}, {"id": "b"}]),
             "knowledge_notes": StoreRows([{"id": "n", "content": "中"}]),
@@ -155,7 +162,7 @@ def test_a_store_that_is_not_there_is_left_out_and_an_empty_one_is_empty(tmp_pat
 
 def test_a_folder_without_the_database_holds_none(tmp_path):
     folder = idb_folder(tmp_path / "a.leveldb", {**names(STORES, name="Other"), prefix(0) + b"\x01": b"\x05"})
-    assert read(folder.write()) == Found(None, 0)
+    assert read(folder.write()) == StorageResult(None, 0)
 
 
 def lose_log(folder: Path) -> None:
@@ -189,7 +196,7 @@ def test_a_folder_that_lost_all_it_had_is_not_one_without_the_database(tmp_path,
     folder = Folder(tmp_path / "a.leveldb", IDB, idb_order, logs={3: [batch(1, list(names(STORES).items()))]}).write()
     assert read(folder).passed_over == 0
     harm(folder)
-    assert read(folder) == Found(None, 1)
+    assert read(folder) == StorageResult(None, 1)
 
 
 def test_a_blob_that_the_disk_fails_to_read_costs_its_row(tmp_path, monkeypatch):
@@ -244,7 +251,7 @@ def test_a_store_that_was_deleted_and_made_again_is_the_new_one(tmp_path):
 
 
 def test_a_deleted_database_is_gone(tmp_path):
-    assert read(written(tmp_path, {database_key(): None})) == Found(None, 0)
+    assert read(written(tmp_path, {database_key(): None})) == StorageResult(None, 0)
 
 
 def test_rows_are_updated_and_deleted(tmp_path):
@@ -295,7 +302,7 @@ def test_damage_to_the_names_is_raised(tmp_path):
     tables = [TableSpec(4, [(key, 1, value) for key, value in names(STORES).items()], level=1)]
     folder = Folder(tmp_path / "a.leveldb", IDB, idb_order, tables, {9: []}).write()
     (folder / "000004.ldb").unlink()
-    with pytest.raises(StorageDamaged, match=r"000004\.ldb: missing"):
+    with pytest.raises(StorageDamaged, match=r"000004\.ldb: the file is missing"):
         read(folder)
 
 
@@ -434,24 +441,24 @@ def test_rows_are_ordered_as_indexed_db_orders_their_keys(tmp_path):
 
 @pytest.mark.parametrize("key", [b"", b"\x09", b"\x01\x05ab", b"\x04\xff\xff\x7f", b"\x04\x01" * 3000, b"\x03\x00"])
 def test_a_key_that_cannot_be_read_comes_last(key):
-    assert sorted([key, *IN_ORDER], key=row_order) == [*IN_ORDER, key]
+    assert sorted([key, *IN_ORDER], key=row_sort_key) == [*IN_ORDER, key]
 
 
 @pytest.mark.parametrize("numbers", [(0, 0, 0), (1, 2, 3), (300, 70_000, 255), (2**60, 2**63, 2**31)])
 def test_prefixes_are_read_back(numbers):
-    assert split_key(prefix(*numbers) + b"rest") == (Prefix(*numbers), b"rest")
+    assert split_key(prefix(*numbers) + b"rest") == (KeyPrefix(*numbers), b"rest")
 
 
 @pytest.mark.parametrize("key", [b"", b"\x00\x01", b"\xff" * 10])
 def test_a_key_without_a_whole_prefix_is_refused(key):
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedStorage):
         split_key(key)
-    assert not Places((Prefix(0, 0, 0),)).holds(key)
-    assert Places((Prefix(0, 0, 0),)).may_hold(key, key)
+    assert not PrefixFilter((KeyPrefix(0, 0, 0),)).holds(key)
+    assert PrefixFilter((KeyPrefix(0, 0, 0),)).may_hold(key, key)
 
 
 def test_external_objects_are_listed():
-    assert external_objects(blob_entry(5, 9) + file_entry(300, 7) + b"\x02\x01x") == [
+    assert parse_external_objects(blob_entry(5, 9) + file_entry(300, 7) + b"\x02\x01x") == [
         ExternalObject(5, 9),
         ExternalObject(300, 7),
         ExternalObject(None, 0),

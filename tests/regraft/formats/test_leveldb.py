@@ -32,21 +32,21 @@ from leveldb_files import (
 from regraft.disk.trees import FolderTree, ZipTree
 from regraft.formats.chromium.leveldb import (
     PAUSES,
-    Bytes,
-    Found,
+    ByteReader,
     LevelDb,
     LogReader,
-    Malformed,
+    MalformedStorage,
     Record,
     StorageChanged,
     StorageDamaged,
-    Table,
+    StorageResult,
+    TableReader,
     batch_records,
+    decompress_snappy,
     read_leveldb,
     read_manifest,
-    unsnapped,
+    read_varint,
 )
-from regraft.formats.chromium.leveldb import varint as read_varint
 
 
 class Between:
@@ -65,7 +65,7 @@ class Between:
 ALL = Between()
 
 
-def scan(folder: Path, wanted: Between = ALL) -> Found[dict[bytes, bytes]]:
+def scan(folder: Path, wanted: Between = ALL) -> StorageResult[dict[bytes, bytes]]:
     """Return the live values of the LevelDB in ``folder``."""
 
     def read(database: LevelDb) -> dict[bytes, bytes]:
@@ -96,15 +96,15 @@ def test_numbers_are_read_back(number):
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 9, b"\xff" * 9 + b"\x02", b"\x80" * 10 + b"\x01"])
 def test_numbers_that_do_not_end_or_do_not_fit_are_refused(data):
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedStorage):
         read_varint(data, 0)
 
 
 def test_no_more_bytes_are_taken_than_are_there():
-    with pytest.raises(Malformed, match="5 bytes are announced and 3 are there"):
-        Bytes(b"abcd", 1).take(5)
-    with pytest.raises(Malformed):
-        Bytes(b"abcd", 1).skip(4)
+    with pytest.raises(MalformedStorage, match="5 bytes are expected and 3 are left"):
+        ByteReader(b"abcd", 1).take(5)
+    with pytest.raises(MalformedStorage):
+        ByteReader(b"abcd", 1).skip(4)
 
 
 # --- logs ----------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_batches_number_their_records_one_after_the_other():
     ],
 )
 def test_a_batch_that_is_none_is_refused_as_a_whole(data):
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedStorage):
         batch_records(data, lambda _: False)
 
 
@@ -222,7 +222,7 @@ def test_a_batch_that_is_none_is_refused_as_a_whole(data):
 
 
 def table_records(data: bytes, wanted: Between = ALL) -> list[Record]:
-    return list(Table(io.BytesIO(data), len(data)).records(wanted))
+    return list(TableReader(io.BytesIO(data), len(data)).records(wanted))
 
 
 MANY: list[Entry] = [
@@ -258,7 +258,7 @@ def test_only_blocks_that_may_hold_wanted_keys_are_read(shorten):
             return found
 
     file = Counting(data)
-    assert list(Table(file, len(data)).records(wanted)) == expected
+    assert list(TableReader(file, len(data)).records(wanted)) == expected
     assert file.taken < len(data) / 3
 
 
@@ -266,41 +266,41 @@ def test_damage_counts_only_where_wanted_keys_may_be():
     data = bytearray(table(MANY))
     data[10] ^= 1
     assert table_records(bytes(data), Between(b"key-00400", b"key-00410"))
-    with pytest.raises(Malformed, match="the block at byte 0 fails its checksum"):
+    with pytest.raises(MalformedStorage, match="the block at byte 0 fails its checksum"):
         table_records(bytes(data), Between(b"key-00000", b"key-00001"))
 
 
 def test_a_damaged_index_is_refused():
     data = bytearray(table(MANY))
     data[-60] ^= 1
-    with pytest.raises(Malformed, match="fails its checksum"):
+    with pytest.raises(MalformedStorage, match="fails its checksum"):
         table_records(bytes(data))
 
 
 @pytest.mark.parametrize(("kind", "said"), [(2, "zstd"), (9, "unknown way")])
 def test_blocks_packed_in_another_way_are_refused_by_name(kind, said):
-    with pytest.raises(Malformed, match=said):
+    with pytest.raises(MalformedStorage, match=said):
         table_records(table(MANY, kind=kind))
 
 
 @pytest.mark.parametrize("size", [0, 47, 48, 100])
 def test_what_does_not_end_as_a_table_is_refused(size):
-    with pytest.raises(Malformed):
-        Table(io.BytesIO(bytes(size)), size)
+    with pytest.raises(MalformedStorage):
+        TableReader(io.BytesIO(bytes(size)), size)
 
 
 def test_a_handle_past_the_end_is_refused():
     data = table(MANY)
     footer = (varint(0) + varint(5) + varint(10**12) + varint(10**12)).ljust(40, b"\0")
-    with pytest.raises(Malformed, match="past the end"):
+    with pytest.raises(MalformedStorage, match="past the end"):
         table_records(data[:-48] + footer + data[-8:])
 
 
 def test_packed_bytes_that_announce_far_too_much_are_refused_before_unpacking():
-    with pytest.raises(Malformed, match="announce"):
-        unsnapped(varint(1 << 30) + b"\x00a")
-    with pytest.raises(Malformed, match="damaged"):
-        unsnapped(varint(50) + b"\x00a")
+    with pytest.raises(MalformedStorage, match="state a size"):
+        decompress_snappy(varint(1 << 30) + b"\x00a")
+    with pytest.raises(MalformedStorage, match="damaged"):
+        decompress_snappy(varint(50) + b"\x00a")
 
 
 # --- which files count ---------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_the_newest_record_of_each_key_wins_wherever_it_is(tmp_path):
         ],
         logs={9: [batch(30, [(b"a", b"newest"), (b"b", None)])], 10: [batch(32, [(b"e", b"e"), (b"b", b"again")])]},
     )
-    assert scan(folder.write()) == Found({b"a": b"newest", b"b": b"again", b"d": b"d", b"e": b"e"}, 0)
+    assert scan(folder.write()) == StorageResult({b"a": b"newest", b"b": b"again", b"d": b"d", b"e": b"e"}, 0)
 
 
 def test_the_order_of_files_says_nothing_about_what_is_newer(tmp_path):
@@ -358,7 +358,7 @@ def test_other_facts_of_a_manifest_are_passed_over(tmp_path):
 
 @pytest.mark.parametrize("edit", [b"\x08", b"\x07\x01\x02", b"\x07\x01\x02\x03\x01a\x01b", b"\x01\x09abc"])
 def test_an_edit_that_cannot_be_read_makes_the_manifest_unreadable(edit):
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedStorage):
         read_manifest(io.BytesIO(log([b"\x02\x05", edit])))
 
 
@@ -433,7 +433,7 @@ def test_an_order_of_keys_that_is_not_expected_is_refused(tmp_path):
 def test_a_missing_table_is_named(tmp_path):
     folder = simple(tmp_path / "db")
     (folder / "000005.ldb").unlink()
-    with pytest.raises(StorageDamaged, match=r"db/000005\.ldb: missing"):
+    with pytest.raises(StorageDamaged, match=r"db/000005\.ldb: the file is missing"):
         scan(folder)
     assert set(scan(folder, Between(b"w")).value) == {b"x", b"y"}
 
@@ -441,7 +441,7 @@ def test_a_missing_table_is_named(tmp_path):
 def test_a_damaged_table_is_named(tmp_path):
     folder = simple(tmp_path / "db")
     (folder / "000005.ldb").write_bytes(bytes(500))
-    with pytest.raises(StorageDamaged, match=r"db/000005\.ldb: does not end as a table does"):
+    with pytest.raises(StorageDamaged, match=r"db/000005\.ldb: the footer is not that of a table"):
         scan(folder)
 
 
@@ -450,13 +450,13 @@ def test_malformed_batches_are_dropped_and_counted(tmp_path):
         tmp_path / "db",
         logs={3: [batch(1, [(b"a", b"1")]), batch(2, [(b"a", b"2")], count=9), b"short", batch(3, [(b"b", b"3")])]},
     )
-    assert scan(folder.write()) == Found({b"a": b"1", b"b": b"3"}, 2)
+    assert scan(folder.write()) == StorageResult({b"a": b"1", b"b": b"3"}, 2)
 
 
 def test_an_empty_folder_holds_nothing(tmp_path):
     (tmp_path / "db").mkdir()
-    assert scan(tmp_path / "db") == Found({}, 1)
-    assert scan(tmp_path / "nowhere") == Found({}, 1)
+    assert scan(tmp_path / "db") == StorageResult({}, 1)
+    assert scan(tmp_path / "nowhere") == StorageResult({}, 1)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -465,18 +465,18 @@ def test_a_log_of_something_else_is_said(tmp_path, seed):
     for content in (data, data[:3], data[:4] + b"\x00\x20\x01" + data, bytes(5000)):
         folder = Folder(tmp_path / "db", logs={3: []}).write()
         (folder / "000003.log").write_bytes(content)
-        assert scan(folder) == Found({}, 1)
+        assert scan(folder) == StorageResult({}, 1)
 
 
 def test_a_log_that_was_never_written_is_no_damage(tmp_path):
     folder = Folder(tmp_path / "db", logs={3: [batch(1, [(b"a", b"1")])], 4: []})
-    assert scan(folder.write()) == Found({b"a": b"1"}, 0)
+    assert scan(folder.write()) == StorageResult({b"a": b"1"}, 0)
 
 
 # --- tables that are too old to matter -----------------------------------------------------------------------------
 
 
-def settled(folder: Path) -> Found[dict[bytes, bytes | None]]:
+def settled(folder: Path) -> StorageResult[dict[bytes, bytes | None]]:
     """Scan all keys, with any value of ``own`` as an answer by itself."""
 
     def read(database: LevelDb) -> dict[bytes, bytes | None]:
@@ -532,7 +532,7 @@ def test_a_table_does_no_harm_where_what_is_wanted_is_newer(tmp_path, newest, da
             settled(folder)
     else:
         expected = {b"a": b"3", b"own": b"%d" % newest, b"z": b"3"}
-        assert settled(folder) == Found(expected, 1)
+        assert settled(folder) == StorageResult(expected, 1)
 
 
 @HARMS
@@ -545,9 +545,9 @@ def test_what_a_damaged_table_may_have_newer_records_of_is_left_out(tmp_path, ha
         ],
         logs={9: [batch(31, [(b"own", b"new")])]},
     ).write()
-    assert settled(folder) == Found({b"a": b"old", b"other": b"new", b"own": b"new"}, 0)
+    assert settled(folder) == StorageResult({b"a": b"old", b"other": b"new", b"own": b"new"}, 0)
     harm(folder / "000005.ldb")
-    assert settled(folder) == Found({b"own": b"new"}, 1)
+    assert settled(folder) == StorageResult({b"own": b"new"}, 1)
 
 
 @HARMS
@@ -556,7 +556,7 @@ def test_logs_are_newer_than_tables_though_the_manifest_counts_them_in(tmp_path,
     table = TableSpec(5, [(b"own", 3, b"old"), (b"z", 4, b"z")], last_sequence=40)
     folder = Folder(tmp_path / "db", tables=[table], logs={9: [batch(5, [(b"own", b"new")])]}).write()
     harm(folder / "000005.ldb")
-    assert settled(folder) == Found({b"own": b"new"}, 1)
+    assert settled(folder) == StorageResult({b"own": b"new"}, 1)
 
 
 @HARMS
@@ -569,7 +569,7 @@ def test_how_old_a_table_is_may_stand_in_a_later_edit(tmp_path, is_dated_later, 
     folder = Folder(tmp_path / "db", tables=[old, small, new], logs={9: []}).write()
     harm(folder / "000004.ldb")
     if is_dated_later:
-        assert settled(folder) == Found({b"own": b"vown"}, 1)
+        assert settled(folder) == StorageResult({b"own": b"vown"}, 1)
     else:
         with pytest.raises(StorageDamaged, match=r"000004\.ldb"):
             settled(folder)
@@ -619,7 +619,7 @@ def test_an_archive_is_read_as_its_folder_is(tmp_path):
     tree = ZipTree(tmp_path / "a.zip")
     found = read_leveldb(tree, "inner/db", BYTEWISE, tmp_path / "w", lambda database: set(database.scan(ALL)))
     tree.close()
-    assert found == Found({b"a", b"b", b"c", b"x", b"y"}, 0)
+    assert found == StorageResult({b"a", b"b", b"c", b"x", b"y"}, 0)
 
 
 def test_a_damaged_member_of_an_archive_is_damage(tmp_path):
@@ -650,14 +650,14 @@ class Restless(FolderTree):
         return super().open(name)
 
 
-def read_restless(tree: FolderTree) -> Found[dict[bytes, Record]]:
+def read_restless(tree: FolderTree) -> StorageResult[dict[bytes, Record]]:
     return read_leveldb(tree, "db", BYTEWISE, tree.path / "work", lambda database: database.scan(ALL))
 
 
 def test_a_table_that_vanishes_while_it_is_read_is_looked_for_again(tmp_path):
     simple(tmp_path / "db")
     tree = Restless(tmp_path, "000005.ldb", lambda folder, _: (folder / "000005.ldb").unlink())
-    with pytest.raises(StorageDamaged, match=r"000005\.ldb: missing"):
+    with pytest.raises(StorageDamaged, match=r"000005\.ldb: the file is missing"):
         read_restless(tree)
     assert tree.times == 1
 

@@ -11,14 +11,14 @@ from harness import HERE, snapshot
 from leveldb_files import Folder, TableSpec, batch
 
 from regraft.disk.trees import FolderTree, ZipTree
-from regraft.formats.chromium import Found, StorageDamaged, StoredText, read_key
+from regraft.formats.chromium import StorageDamaged, StorageResult, StoredText, read_key
 from regraft.formats.chromium.local_storage import _Entries
 
 KEY = "persist:cherry-studio"
 REAL = HERE / "chromium_profile.zip"
 
 
-def read(folder: Path, key: str = KEY) -> Found[list[StoredText]]:
+def read(folder: Path, key: str = KEY) -> StorageResult[list[StoredText]]:
     return read_key(FolderTree(folder.parent), folder.name, key, folder.parent / "work")
 
 
@@ -33,7 +33,7 @@ def test_a_real_profile_is_read(tmp_path):
     tree = ZipTree(REAL)
     found = read_key(tree, "Local Storage/leveldb", KEY, tmp_path)
     tree.close()
-    assert found == Found([StoredText("file://", '{"中":1}', 9)], 0)
+    assert found == StorageResult([StoredText("file://", '{"中":1}', 9)], 0)
 
 
 def test_a_real_profile_is_read_without_its_older_table(tmp_path):
@@ -41,7 +41,7 @@ def test_a_real_profile_is_read_without_its_older_table(tmp_path):
         archive.extractall(tmp_path)
     (tmp_path / "Local Storage/leveldb/000003.ldb").unlink()
     found = read_key(FolderTree(tmp_path), "Local Storage/leveldb", KEY, tmp_path / "work")
-    assert found == Found([StoredText("file://", '{"中":1}', 9)], 1)
+    assert found == StorageResult([StoredText("file://", '{"中":1}', 9)], 1)
 
 
 @pytest.mark.parametrize("text", ["", "plain", "é\xff\0", "中文 😀", "cut \ud83d", "\udc00 \ud800x"])
@@ -72,7 +72,7 @@ def test_a_deleted_value_is_left_out(tmp_path):
         tables=[TableSpec(4, [(key, 3, local_text("old"))], level=1)],
         logs={5: [batch(9, [(key, None)])]},
     )
-    assert read(folder.write()) == Found([], 0)
+    assert read(folder.write()) == StorageResult([], 0)
 
 
 @pytest.mark.parametrize("latest_is_wide", [False, True])
@@ -91,7 +91,7 @@ def test_a_key_of_wide_characters_is_found(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [(b"", "no known coding"), (b"\x02x", "no known coding"), (b"\0abc", "half a character")]
+    ("value", "said"), [(b"", "an unknown encoding"), (b"\x02x", "an unknown encoding"), (b"\0abc", "half a character")]
 )
 def test_a_value_that_is_no_text_is_damage(tmp_path, value, said):
     folder = written(tmp_path / "db", (local_key("file://", KEY), value))
@@ -108,8 +108,8 @@ def test_a_damaged_value_of_another_origin_is_left_out_and_counted(tmp_path):
         (local_key(bad, KEY), b"\0abc"),
     )
     both = [StoredText(other, "other", 2), StoredText(mine, "mine", 1)]
-    assert read(folder) == Found(both, 1)
-    with pytest.raises(StorageDamaged, match=f"of {bad} has half a character"):
+    assert read(folder) == StorageResult(both, 1)
+    with pytest.raises(StorageDamaged, match=f"of {bad} ends with half a character"):
         read_key(FolderTree(tmp_path), "db", KEY, tmp_path / "work", bad)
 
 
@@ -119,14 +119,14 @@ def test_an_older_value_that_is_no_text_does_no_harm(tmp_path):
         (local_key("file://", KEY, wide=True), b"\0abc"),
         (local_key("file://", KEY), local_text("new")),
     )
-    assert read(folder) == Found([StoredText("file://", "new", 2)], 0)
+    assert read(folder) == StorageResult([StoredText("file://", "new", 2)], 0)
 
 
 @pytest.mark.parametrize("is_missing", [False, True])
 def test_an_old_table_that_cannot_be_read_does_no_harm_where_the_log_has_the_value(tmp_path, is_missing):
     mine, other = local_key("file://", KEY), local_key("http://localhost:5173", KEY)
     old = TableSpec(4, [(mine, 3, local_text("old")), (other, 4, local_text("other"))], level=2)
-    for origin, expected in ((mine, Found([StoredText("file://", "new", 9)], 1)), (other, None)):
+    for origin, expected in ((mine, StorageResult([StoredText("file://", "new", 9)], 1)), (other, None)):
         folder = Folder(tmp_path / "db", tables=[old], logs={7: [batch(9, [(origin, local_text("new"))])]}).write()
         if is_missing:
             (folder / "000004.ldb").unlink()

@@ -203,7 +203,7 @@ def test_an_empty_models_slice_is_not_a_missing_one() -> None:
 def test_a_base_that_names_no_model(raw: Any) -> None:
     choice = models(ACME).embedding(raw, "b1")
     assert (choice.id, choice.model, choice.provider, choice.notices) == (None, None, None, ())
-    assert choice.problem.startswith("the base names no embedding model")
+    assert choice.problem.startswith("the base has no embedding model")
     assert "--map-model" in choice.problem
     assert "b1" in choice.problem
 
@@ -212,7 +212,7 @@ def test_a_base_that_names_no_model(raw: Any) -> None:
 def test_a_model_whose_provider_is_gone_too(raw: dict[str, Any]) -> None:
     choice = models(ACME).embedding(raw, "b1")
     assert (choice.id, choice.model, choice.provider, choice.notices) == (None, None, None, ())
-    assert choice.problem.startswith("its embedding model gone::embed is gone, and so is the provider")
+    assert choice.problem.startswith("its embedding model gone::embed no longer exists, and its provider too")
     assert "--recreate-model" in choice.problem
 
 
@@ -367,7 +367,7 @@ def test_a_provider_that_v2_has_no_more_is_gone_though_v1_lists_it(provider: str
     choice = found.embedding(named("embed", provider), "b1")
     gone = f"{provider.strip()}::embed"
     assert (choice.id, choice.gone) == (None, gone)
-    assert "the application has its provider no more" in choice.problem
+    assert "the application has removed its provider" in choice.problem
     assert found.embedding(named("other", provider), "b2").id is None
     assert codes(found.rerank(named("embed", provider), "b3")) == [notices.RERANK_CLEARED]
     # The user's word counts all the same, and what it means is said.

@@ -144,7 +144,7 @@ def test_a_snippet_never_hides_a_file_that_matches(encoding: str, text: str, sta
     raw = (start + text).encode(encoding, "replace")
     read = raw.decode(encoding, "replace")
     loader = f"TextLoader_{digest(read)}"
-    assert loader in set(WantedLoaders({loader: snippet(read)}).of_file(raw, ".txt"))
+    assert loader in set(WantedLoaders({loader: snippet(read)}).match(raw, ".txt"))
 
 
 # --- HTML and JSON -------------------------------------------------------------------------------------------------

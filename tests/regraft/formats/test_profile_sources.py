@@ -227,7 +227,7 @@ def test_a_damaged_state_is_one_line(profile: Path, tmp_path: Path) -> None:
     done = run("migrate", profile, "--to", tmp_path / "library")
     assert done.status == 2
     assert done.stderr.count("\n") == 1
-    assert "Local Storage/leveldb: cannot be read (it does not hold the application's state" in done.stderr
+    assert "Local Storage/leveldb: cannot be read (it is damaged or incomplete" in done.stderr
     assert snapshot(tmp_path) == before
 
 
@@ -273,7 +273,7 @@ def test_folders_of_an_older_layout_are_named(profile: Path, tmp_path: Path) -> 
     [notice] = [one for one in done.document["warnings"] if one["code"] == "older_layout"]
     assert (notice["count"], "an old one" in notice["message"], "v2 already" in notice["message"]) == (2, True, False)
     [store] = [one for one in done.document["warnings"] if one["code"] == "missing_vector_store"]
-    assert "is a folder, as a still older layout had it" in store["message"]
+    assert "is a folder, not a vector file" in store["message"]
 
 
 def test_what_v1_was_going_to_delete_does_not_come_back(profile: Path, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_running_application_is_named(profile: Path, expected: dict[str, bytes
         done = run("migrate", profile, "--to", target, *more)
         assert done.status == 2
         assert done.stderr.startswith(
-            f"regraft: {profile}: the application is running (process {os.getpid()}), so that"
+            f"regraft: {profile}: the application is running (process {os.getpid()}), so its data may change"
         )
         assert done.stderr.count("\n") == 1
         assert not target.parent.exists()
@@ -385,7 +385,7 @@ def test_a_profile_without_data_is_named(profile: Path, tmp_path: Path) -> None:
 def test_a_part_of_a_profile_says_what_to_give(part: str, profile: Path) -> None:
     done = run("inspect", profile / part)
     assert done.status == 2
-    assert f"(it is part of the profile {profile}: give that)" in done.stderr
+    assert f"(it is part of the profile {profile}; give that instead)" in done.stderr
 
 
 def test_a_profile_without_its_state_says_what_is_missing(profile: Path) -> None:
@@ -417,8 +417,16 @@ def test_a_running_application_is_seen_whatever_the_kind(kind: str, tmp_path: Pa
     assert done.document["error"]["code"] == "ApplicationRunning"
 
 
-@pytest.mark.parametrize("named", ["gone", "not a profile"])
-def test_settings_that_name_no_profile(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ("gone", "the data folder named in the application's settings does not exist)"),
+        ("not a profile", "the application's settings name the data folder {named}, which is not a profile)"),
+    ],
+)
+def test_settings_that_name_no_profile(
+    named: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path / "home"
     config = home / ".cherrystudio" / "config" / "config.json"
     config.parent.mkdir(parents=True)
@@ -428,9 +436,8 @@ def test_settings_that_name_no_profile(named: str, tmp_path: Path, monkeypatch: 
         monkeypatch.setenv(name, str(home))
     done = run("inspect", config)
     assert done.status == 2
-    assert done.stderr.startswith(
-        f"regraft: {config}: not a knowledge base that regraft knows (the application's settings"
-    )
+    reason = reason.format(named=tmp_path / named)
+    assert done.stderr.startswith(f"regraft: {config}: not a knowledge base that regraft knows ({reason}")
 
 
 def test_an_upgraded_profile_says_how_it_is_checked(tmp_path: Path) -> None:

@@ -158,7 +158,10 @@ def test_a_number_that_another_process_has_now_is_no_sign_of_life(profile: Path)
 @posix
 def test_a_lock_of_another_host_counts_however_old_it_is(profile: Path) -> None:
     (profile / "SingletonLock").symlink_to("some-other-host-17")
-    expected = "SingletonLock names another computer, some-other-host; if this is a copy, delete that file first"
+    expected = (
+        "SingletonLock was created by another computer, some-other-host; "
+        "if this is a copy of a profile, delete that file first"
+    )
     assert cherry_v1_profile.detect_running_app(profile) == expected
     aged(profile, cherry_v1_profile.RECENT_SECONDS + 60)
     assert cherry_v1_profile.detect_running_app(profile) == expected
@@ -185,7 +188,9 @@ def test_a_lock_that_a_process_holds(name: str, profile: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         before = lock.stat()
-        assert cherry_v1_profile.detect_running_app(profile) == f"process {process.pid} holds {lock.parent.name}/LOCK"
+        assert (
+            cherry_v1_profile.detect_running_app(profile) == f"process {process.pid} has locked {lock.parent.name}/LOCK"
+        )
         assert (lock.stat().st_mtime_ns, lock.stat().st_size) == (before.st_mtime_ns, before.st_size)
         process.kill()
     assert cherry_v1_profile.detect_running_app(profile) is None
@@ -205,6 +210,6 @@ def test_where_locks_cannot_be_asked_for_recent_writes_decide(profile: Path, mon
 @posix
 def test_a_lock_file_of_windows_counts_after_recent_writes(profile: Path) -> None:
     (profile / "lockfile").touch()
-    assert cherry_v1_profile.detect_running_app(profile) == "its lockfile is there"
+    assert cherry_v1_profile.detect_running_app(profile) == "its lockfile exists"
     aged(profile, cherry_v1_profile.RECENT_SECONDS + 60)
     assert cherry_v1_profile.detect_running_app(profile) is None

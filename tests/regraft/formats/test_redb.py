@@ -269,7 +269,7 @@ def test_damage_of_a_file_that_changed_is_called_a_change(small):
 
 
 def test_a_table_that_is_not_there_is_named_with_those_that_are(small):
-    with read_redb(small) as file, pytest.raises(LookupError, match="no table x; there are: n, t") as caught:
+    with read_redb(small) as file, pytest.raises(LookupError, match="no table x; existing tables: n, t") as caught:
         file.rows("x")
     assert caught.value.code == "RedbTableUnknown"
 
@@ -278,7 +278,7 @@ def test_a_closed_file_is_not_read(small):
     with read_redb(small) as file:
         rows = file.raw_rows("t")
     file.close()
-    with pytest.raises(RedbError, match="it was closed"):
+    with pytest.raises(RedbError, match="the file was closed"):
         next(rows)
 
 

@@ -59,12 +59,12 @@ def test_bytes_behind_the_last_value_do_not_count(tmp_path, file):
     [
         ((0, b"\7"), "it is neither a leaf nor a branch"),
         ((0, b"\2"), "an entry lies outside of its page"),
-        ((0, b"\2\0\xff"), "it has more children than fit into it"),
-        ((2, b"\0\0"), "it has no entry"),
-        ((2, b"\xff\xff"), "it has more entries than fit into it"),
+        ((0, b"\2\0\xff"), "it has more children than fit into the page"),
+        ((2, b"\0\0"), "the page has no entry"),
+        ((2, b"\xff\xff"), "it has more entries than fit into the page"),
         ((4, struct.pack("<I", 3)), "an entry ends before it begins"),
         ((4, struct.pack("<I", 5000)), "an entry ends before it begins"),
-        ((20 + 12, struct.pack("<I", 0xFFFFFFFF)), "an entry reaches past its page"),
+        ((20 + 12, struct.pack("<I", 0xFFFFFFFF)), "an entry exceeds its page"),
     ],
 )
 def test_a_leaf_that_says_what_cannot_be_is_damaged(tmp_path, file, change, reason):
@@ -107,7 +107,7 @@ def test_a_key_that_is_not_of_its_type_is_damage(tmp_path, file):
     assert read(path) == ([(b"\1", b"")], [])
     file = Redb(page_size=512)
     rows, damages = read(made(tmp_path, file, root(file.leaf([(b"\2", b"")], (1, None)), 1), key_type="bool"))
-    assert (rows, reasons(damages)) == ([], ["a key is not of its type: a truth value is neither 0 nor 1"])
+    assert (rows, reasons(damages)) == ([], ["a key does not match its type: a boolean is neither 0 nor 1"])
 
 
 def test_a_value_that_is_not_of_its_type_costs_its_row(tmp_path):
@@ -115,7 +115,7 @@ def test_a_value_that_is_not_of_its_type_costs_its_row(tmp_path):
     damages: list[PageDamage] = []
     with read_redb(write_redb(tmp_path / "x.redb", {"t": table}), on_damage=damages.append) as opened:
         assert list(opened.rows("t")) == [("a", "fine"), ("c", "too")]
-        assert [one.reason[:25] for one in damages] == ["a row is not of its type:"]
+        assert [one.reason[:31] for one in damages] == ["a row does not match its types:"]
         assert len(list(opened.raw_rows("t"))) == 3
 
 
@@ -150,7 +150,7 @@ def test_a_damaged_branch_does_not_lead_into_another_table(tmp_path, file):
     overwritten(path, file.offset(branch[0]) + 8 + 48 + 8, struct.pack("<Q", foreign[0]))
     rows, damages = read(path)
     assert rows == ROWS[:4] + ROWS[8:]
-    assert reasons(damages) == ["its checksum is wrong", "it is not the page that a damaged one names"]
+    assert reasons(damages) == ["its checksum is wrong", "it is not the page that a damaged parent page refers to"]
 
 
 # --- pages ---------------------------------------------------------------------------------------------------------
@@ -163,8 +163,8 @@ def test_a_damaged_branch_does_not_lead_into_another_table(tmp_path, file):
         (5 << 20, "the page lies outside of the file"),
         (0xFFFFF << 20, "the page lies outside of the file"),
         (20 << 59, "the page lies outside of the file"),
-        (21 << 59, "no page of a region has this number"),
-        (31 << 59, "no page of a region has this number"),
+        (21 << 59, "the page number is not valid"),
+        (31 << 59, "the page number is not valid"),
         (1 << 64, "the page lies outside of the file"),
     ],
 )
@@ -182,13 +182,13 @@ def test_a_page_beyond_its_region_is_damage(tmp_path):
     leaf = file.leaf(ROWS[:3], TEXT)
     path = made(tmp_path, file, root((8, leaf[1]), 3))
     path.write_bytes(path.read_bytes() + bytes(512 * 20))
-    assert reasons(read(path)[1]) == ["no page of a region has this number"]
+    assert reasons(read(path)[1]) == ["the page number is not valid"]
 
 
 def test_a_page_that_is_reached_twice_is_damage(tmp_path, file):
     leaf = file.leaf(ROWS[:3], TEXT)
     rows, damages = read(made(tmp_path, file, root(file.branch([leaf, leaf], [b"k02"], None), 6)))
-    assert (rows, reasons(damages)) == (ROWS[:3], ["the page is reached a second time"])
+    assert (rows, reasons(damages)) == (ROWS[:3], ["the page is referenced twice"])
 
 
 def test_a_page_within_a_larger_one_is_reached_twice(tmp_path, file):
@@ -196,12 +196,12 @@ def test_a_page_within_a_larger_one_is_reached_twice(tmp_path, file):
     number = file.place(large)
     inside = (((number & 0xFFFFF) << 1) + 1, digest(b""))
     rows, damages = read(made(tmp_path, file, root(file.branch([(number, digest(large)), inside], [b"a"], None), 2)))
-    assert (len(rows), reasons(damages)) == (1, ["the page is reached a second time"])
+    assert (len(rows), reasons(damages)) == (1, ["the page is referenced twice"])
     file = Redb(page_size=512)
     number = file.place(large)
     inside = (((number & 0xFFFFF) << 1) + 1, digest(b""))
     branch = file.branch([inside, (number, digest(large))], [b"a"], None)
-    assert reasons(read(made(tmp_path, file, root(branch, 2)))[1])[-1] == "the page is reached a second time"
+    assert reasons(read(made(tmp_path, file, root(branch, 2)))[1])[-1] == "the page is referenced twice"
 
 
 def test_a_page_of_two_tables_is_damage_of_the_second(tmp_path, file):
@@ -257,7 +257,7 @@ def test_other_entries_of_the_list_that_cannot_be_read(tmp_path, file):
         assert not opened.tables
     assert reasons(damages) == [
         "the definition of a table cannot be read",
-        "the definition of a table is cut off",
+        "the definition of a table is truncated",
         "the name of a table cannot be read",
     ]
 
@@ -268,13 +268,13 @@ def test_other_entries_of_the_list_that_cannot_be_read(tmp_path, file):
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"", "the values of a key are in an unknown form"),
-        (b"\2" + bytes(24), "the values of a key are in an unknown form"),
-        (b"\3" + bytes(31), "the values of a key are in an unknown form"),
-        (b"\1", "it is of another kind than it should be"),
-        (b"\1\1\0\xff\xff", "it has more entries than fit into it"),
+        (b"", "the values of a key have an unknown format"),
+        (b"\2" + bytes(24), "the values of a key have an unknown format"),
+        (b"\3" + bytes(31), "the values of a key have an unknown format"),
+        (b"\1", "the page has another type than expected"),
+        (b"\1\1\0\xff\xff", "it has more entries than fit into the page"),
         (b"\1" + leaf_bytes([(b"b", b""), (b"a", b"")], (None, 0)), "its keys are not in order"),
-        (b"\3" + bytes(32), "the page is reached a second time"),
+        (b"\3" + bytes(32), "the page is referenced twice"),
     ],
 )
 def test_values_of_a_multimap_that_cannot_be_read(tmp_path, file, value, reason):

@@ -62,7 +62,7 @@ def test_a_damaged_slot_gives_way_to_the_other(tmp_path, version, primary, clean
     assert [(one.table, one.page, one.offset, one.length) for one in damages] == [
         (None, f"commit slot {primary}", SLOTS[primary], 128)
     ]
-    assert damages[0].reason == "its checksum is wrong, and the other commit was read"
+    assert damages[0].reason == "the checksum is wrong, so the other commit was read"
     with pytest.raises(RedbDamaged, match=f"commit slot {primary}") as caught:
         read_redb(path)
     assert caught.value.code == "RedbDamaged"
@@ -117,7 +117,7 @@ def test_a_commit_whose_pages_did_not_reach_the_disk_gives_way_to_the_one_before
     flip(path, first_page_of_new(path) + 20)
     word, transaction, clean, damages = read(path)
     assert (word, transaction, clean) == ("old", 8, False)
-    assert [one.reason for one in damages] == ["not all of this commit reached the disk, and the one before was read"]
+    assert [one.reason for one in damages] == ["this commit was not completely written, so the previous one was read"]
 
 
 @BOTH
@@ -160,7 +160,7 @@ def test_a_closed_file_that_names_its_older_slot_is_damaged_in_version_3(tmp_pat
     flip(path, GOD_BYTE, 1)
     word, transaction, _, damages = read(path)
     assert (word, transaction) == ("new", 9)
-    assert [one.reason for one in damages] == ["the file names it, but the other commit is newer and was read"]
+    assert [one.reason for one in damages] == ["the header names this commit, but the other one is newer and was read"]
 
 
 def test_in_version_2_a_commit_that_was_not_to_last_may_stay_in_the_other_slot(tmp_path):
@@ -215,5 +215,5 @@ def test_a_layout_that_no_file_has_is_damage_that_ends_all(tmp_path, at, value):
     data = bytearray(path.read_bytes())
     data[at : at + 4] = value.to_bytes(4, "little")
     path.write_bytes(data)
-    with pytest.raises(RedbDamaged, match="pages and regions that no file has"):
+    with pytest.raises(RedbDamaged, match="the page or region size is not valid"):
         read_redb(path, on_damage=lambda _: None)

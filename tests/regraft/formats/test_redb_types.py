@@ -9,18 +9,20 @@ import pytest
 from redb_writer import INTERNAL, INTERNAL2, INTERNAL3, USER_DEFINED, RedbTable, write_redb
 
 from regraft.formats.redb import read_redb
-from regraft.formats.redb.pages import TypeName, codec
+from regraft.formats.redb.pages import TypeName, find_codec
 from regraft.formats.redb.values import RAW
 
 
 def decoded(name: str, data: bytes, *, kind: int = INTERNAL, version: int = 3, width: int | None = -1) -> object:
-    found = codec(TypeName(kind=kind, name=name), version, width if width != -1 else width_of(name, kind, version))
+    found = find_codec(TypeName(kind=kind, name=name), version, width if width != -1 else width_of(name, kind, version))
     return found.decode(data)
 
 
 def width_of(name: str, kind: int = INTERNAL, version: int = 3) -> int | None:
     """Return the only width with which the type is known; None is tried first."""
-    found = [width for width in (None, *range(70)) if codec(TypeName(kind=kind, name=name), version, width) is not RAW]
+    found = [
+        width for width in (None, *range(70)) if find_codec(TypeName(kind=kind, name=name), version, width) is not RAW
+    ]
     return found[0] if found else None
 
 
@@ -184,7 +186,7 @@ def test_bytes_that_are_no_value_of_a_type_are_refused(name, data):
     ],
 )
 def test_keys_are_in_the_order_that_redb_has_for_their_type(name, kind, in_order):
-    rank = codec(TypeName(kind=kind, name=name), 3, width_of(name, kind)).rank
+    rank = find_codec(TypeName(kind=kind, name=name), 3, width_of(name, kind)).rank
     assert rank is not None
     ranks = [rank(key) for key in in_order]
     assert all(first < second for first, second in itertools.pairwise(ranks))
@@ -192,7 +194,7 @@ def test_keys_are_in_the_order_that_redb_has_for_their_type(name, kind, in_order
 
 @pytest.mark.parametrize("name", ["f32", "f64", "Vec<u8>", "(u8,f32)", "Option<f64>", "[f32;2]", "x::Own"])
 def test_types_without_a_known_order_are_read_in_the_order_they_stand_in(name):
-    assert codec(TypeName(kind=INTERNAL, name=name), 3, width_of(name)).rank is None
+    assert find_codec(TypeName(kind=INTERNAL, name=name), 3, width_of(name)).rank is None
 
 
 def test_keys_of_a_type_of_somebody_else_come_as_they_stand(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from regraft.formats.rsclaw.database import TRACKER_PREFIX, TRACKERS, canonical_url, same_page, source_id_of_url
+from regraft.formats.rsclaw.documents import TRACKER_PREFIX, TRACKERS, canonical_url, likely_page_key
 
 QUICK = settings(max_examples=300, deadline=None)
 VD = "0123456789abcdef0123456789abcdef"
@@ -137,7 +137,6 @@ PARTS = (
 def test_an_address_has_the_form_that_the_system_gives_it(url: str, canonical: str) -> None:
     assert canonical_url(url) == canonical
     assert canonical_url(canonical) == canonical
-    assert source_id_of_url(url) == f"url:{canonical}"
 
 
 NO_PAGES = (
@@ -150,8 +149,7 @@ NO_PAGES = (
 @pytest.mark.parametrize("text", NO_PAGES)
 def test_what_is_no_address_of_a_page_has_no_form(text: str) -> None:
     assert canonical_url(text) is None
-    assert source_id_of_url(text) is None
-    assert same_page(text) is None
+    assert likely_page_key(text) is None
 
 
 MEET = (
@@ -220,19 +218,19 @@ NO_TWINS = (
 @pytest.mark.parametrize(("one", "other"), MEET)
 def test_addresses_of_one_page_meet(one: str, other: str) -> None:
     assert canonical_url(one) == canonical_url(other) is not None
-    assert same_page(one) == same_page(other)
+    assert likely_page_key(one) == likely_page_key(other)
 
 
 @pytest.mark.parametrize(("one", "other"), [*APART, *NO_TWINS])
 def test_pages_that_differ_do_not_meet(one: str, other: str) -> None:
     assert canonical_url(one) != canonical_url(other)
-    assert same_page(one) != same_page(other)
+    assert likely_page_key(one) != likely_page_key(other)
 
 
 @pytest.mark.parametrize(("one", "other"), LIKELY_TWINS)
 def test_likely_twins_have_another_id_and_the_same_key(one: str, other: str) -> None:
     assert canonical_url(one) != canonical_url(other)
-    assert same_page(one) == same_page(other) is not None
+    assert likely_page_key(one) == likely_page_key(other) is not None
 
 
 # --- laws ------------------------------------------------------------------------------------------------------------
@@ -258,11 +256,11 @@ TEXTS = st.one_of(
 @example("https://xn--/")
 def test_a_canonical_form_is_its_own(text: str) -> None:
     canonical = canonical_url(text)
-    twin = same_page(text)
+    twin = likely_page_key(text)
     assert (canonical is None) == (twin is None)
     if canonical is not None and twin is not None:
         assert canonical_url(canonical) == canonical
-        assert same_page(canonical) == same_page(twin) == twin
+        assert likely_page_key(canonical) == likely_page_key(twin) == twin
         canonical.encode("ascii")
         assert "#" not in canonical
 

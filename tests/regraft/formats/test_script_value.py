@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from leveldb_files import sized, varint
 
-from regraft.formats.chromium.leveldb import Malformed
+from regraft.formats.chromium.leveldb import MalformedStorage
 from regraft.formats.chromium.script_value import MAX_DEPTH, decode_script_value
 
 TEXTS = st.text(st.characters(), max_size=20) | st.sampled_from(["\ud83d", "\udc00x", "é", "中文"])
@@ -136,32 +136,32 @@ def test_a_cycle_ends_where_it_begins_again():
         (b"\0\0", "missing"),
         (b"q", "not data"),
         (b"{", "not data"),
-        (b"\\#\x01\x02", "object of the browser"),
+        (b"\\#\x01\x02", "browser object"),
         (b"w\x00", "not data"),
-        (b"N\x00", "announced"),
-        (b'"\x05ab', "announced"),
+        (b"N\x00", "are expected"),
+        (b'"\x05ab', "are expected"),
         (b"c\x03abc", "half a character"),
         (b"S\x01\xff", "not UTF-8"),
-        (b"^\x00", "not there"),
-        (b"o^\x05T{\x01", "not there"),
+        (b"^\x00", "does not exist"),
+        (b"o^\x05T{\x01", "does not exist"),
         (b"oT_{\x01", "name is not text"),
-        (b"RT\x00", "no text where one belongs"),
-        (b"A\xff\xff\xff\xff\x0f", "far more"),
-        (b"a\xff\xff\xff\xff\x0f@\x00\xff\xff\xff\xff\x0f", "far more"),
+        (b"RT\x00", "no text where one is expected"),
+        (b"A\xff\xff\xff\xff\x0f", "much larger"),
+        (b"a\xff\xff\xff\xff\x0f@\x00\xff\xff\xff\xff\x0f", "much larger"),
         (b"B\x02abVB\x01\x02\x00", "past the end"),
-        (b"r!", "unknown shape"),
-        (b"\\L\xff\xff\xff\x7f", "object of the browser"),
-        (b"Z\xfe\xff\xff\xff\x0f", "announced"),
+        (b"r!", "unknown structure"),
+        (b"\\L\xff\xff\xff\x7f", "browser object"),
+        (b"Z\xfe\xff\xff\xff\x0f", "are expected"),
     ],
 )
 def test_what_is_no_data_is_refused(tags, said):
-    with pytest.raises(Malformed, match=said):
+    with pytest.raises(MalformedStorage, match=said):
         decoded(tags)
 
 
 @pytest.mark.parametrize("head", [b"", b"\xff", b"o{\x00", b"\xff\x15\xfe", b"\xff\x15\xfe" + bytes(12), b"\xff\x11"])
 def test_what_has_no_version_is_refused(head):
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedStorage):
         decode_script_value(head)
 
 
@@ -175,16 +175,16 @@ def test_values_nest_as_deep_as_data_does_and_no_deeper():
         (found,) = found
     assert found is True
     for depth in (MAX_DEPTH, 1000, 100_000):
-        with pytest.raises(Malformed, match="nested too deeply"):
+        with pytest.raises(MalformedStorage, match="nested too deeply"):
             decoded(nested(depth))
 
 
 def test_a_few_bytes_do_not_become_gigabytes():
     many_holes = b"A\x64" + b"a\xa0\x8d\x06@\x00\xa0\x8d\x06" * 100 + b"$\x00\x64"
-    with pytest.raises(Malformed, match="far more"):
+    with pytest.raises(MalformedStorage, match="much larger"):
         decoded(many_holes)
     views = b"A\xe8\x07B\x90\x4e" + bytes(10_000) + b"^\x01VB\x00\x90\x4e\x00" * 999 + b"$\x00\xe8\x07"
-    with pytest.raises(Malformed, match="far more"):
+    with pytest.raises(MalformedStorage, match="much larger"):
         decoded(views)
 
 
@@ -193,7 +193,7 @@ def test_any_bytes_are_a_value_or_malformed(data):
     for head in (b"", HEAD, b"\xff\x0b"):
         try:
             decode_script_value(head + data)
-        except Malformed as error:
+        except MalformedStorage as error:
             assert str(error)
 
 
@@ -205,13 +205,13 @@ def test_a_changed_value_is_a_value_or_malformed(value, data):
     del whole[data.draw(st.integers(at, len(whole))) :]
     try:
         decode_script_value(bytes(whole))
-    except Malformed as error:
+    except MalformedStorage as error:
         assert str(error)
 
 
 def test_sizes_are_not_believed():
     for tag in b'S"cBZ~':
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedStorage):
             decoded(bytes([tag]) + varint(2**62) + b"x")
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedStorage):
         decoded(b"o" + tagged("k") + b"S" + sized(b"abc")[:-1])

@@ -150,7 +150,7 @@ def test_other_versions_are_named_and_refused(tmp_path: Path, version: int) -> N
         from_backup(tmp_path, backup(version=version))
     assert caught.value.exit_status == 2
     assert str(caught.value) == (
-        f"{tmp_path}: this is a backup of version {version}; regraft reads data.json of the versions 1 to 5."
+        f"{tmp_path}: this is a backup of version {version}; regraft reads data.json of versions 1 to 5."
     )
 
 
@@ -290,7 +290,7 @@ def broken(caught: pytest.ExceptionInfo[BrokenJson], path: Path, where: str, rea
     message = str(caught.value)
     assert message.startswith(f"{path}: {where} is not valid JSON: ")
     assert reason in message
-    assert message.endswith("; the source is incomplete or damaged, take another one.")
+    assert message.endswith("; the source is incomplete or damaged, use another copy.")
 
 
 def with_state(state: Any) -> dict[str, Any]:
@@ -428,7 +428,7 @@ def test_one_invalid_byte_costs_its_row_and_says_so(tmp_path: Path, table: str, 
         assert (dict(found), codes(state)) == ({}, [notices.TABLE_UNREADABLE])
     elif codes(state):
         assert sorted(found) == ["f1", "f2"]
-        assert state.notices[0].message == f"table {table}: 1 row passed over that cannot be read, the first is row 2"
+        assert state.notices[0].message == f"table {table}: skipped 1 row that cannot be read, the first is row 2"
 
 
 def test_no_position_of_an_invalid_byte_is_a_fault(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_refusal_after_a_change_is_a_stop_where_the_ledger_cannot_be_read(
             monkeypatch.setattr(ChangeLog, name, failing)
         bad_sector()
 
-    monkeypatch.setattr("repair.changes.store.layout_links.demand_none", checked_once(looked_at_again))
+    monkeypatch.setattr("repair.changes.store.write_checks.refuse_store_links", checked_once(looked_at_again))
     said(run("repair", store, "--json"), "ChangesStopped", STOPPED)
 
 
@@ -137,7 +137,7 @@ def test_a_full_disk_says_nothing_of_a_layout(store: Path, monkeypatch: pytest.M
 def test_a_base_that_could_not_be_read_at_first_is_named(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look fails; when it is read again, the disk gives it."""
     seen: list[Path] = []
-    real = cherry_preview._looked_at
+    real = cherry_preview._read_summary
 
     def looked_at(path: Path, work: Path | None, **more: bool) -> IndexSummary:
         seen.append(path)
@@ -145,7 +145,7 @@ def test_a_base_that_could_not_be_read_at_first_is_named(store: Path, monkeypatc
             bad_sector()
         return real(path, work, **more)
 
-    monkeypatch.setattr(cherry_preview, "_looked_at", looked_at)
+    monkeypatch.setattr(cherry_preview, "_read_summary", looked_at)
     done = run("repair", store, "--json")
     assert done.status == 1
     assert [(one["finding"], one["base"]) for one in done.document["left"]] == [("file.unreadable", KB)]
@@ -154,7 +154,7 @@ def test_a_base_that_could_not_be_read_at_first_is_named(store: Path, monkeypatc
 
 def test_a_mark_is_not_made_of_bytes_because_the_disk_fails(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared later with one of rows, it would differ."""
-    monkeypatch.setattr(files, "_rows_mark", failing)
+    monkeypatch.setattr(files, "_rows_hash", failing)
     with pytest.raises(apsw.IOError):
         files.fingerprint(index(store))
 
@@ -198,7 +198,7 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_empty(
 
 def test_a_disk_that_fails_is_no_fault_of_regraft(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever SQLite meets it: no command has to think of that."""
-    monkeypatch.setattr("repair.changes.session.demand_quiet", failing)
+    monkeypatch.setattr("repair.changes.session.demand_not_running", failing)
     message = said(run("repair", store, "--json"), "StoppedBySystem", STOPPED)
     assert message == "Stopped by the system: disk I/O error."
 

@@ -205,7 +205,7 @@ def test_opening_changes_no_byte(target: Path) -> None:
 def test_a_second_writer_is_kept_out(target: Path) -> None:
     with ledger.open_exclusive(target), pytest.raises(TargetLocked) as caught, ledger.open_exclusive(target):
         pass
-    assert str(caught.value) == f"{target}: another regraft is working on this target; wait until it has finished."
+    assert str(caught.value) == f"{target}: another regraft process is using this target; wait until it has finished."
     assert caught.value.exit_status == 2
     with ledger.open_exclusive(target):
         pass
@@ -214,9 +214,9 @@ def test_a_second_writer_is_kept_out(target: Path) -> None:
 HOLD = """
     import sys
     from pathlib import Path
-    from regraft import areas
+    from regraft.disk import writable
     from regraft.ledger import ledger
-    with areas.opened(Path(sys.argv[1])), ledger.opened(Path(sys.argv[1])) as book:
+    with writable.allow_writes(Path(sys.argv[1])), ledger.open_exclusive(Path(sys.argv[1])) as book:
         book.begin_run("migrate", "/v1", "20260615T120000Z-0a1b2c")
         print("held", flush=True)
         sys.stdin.read()
@@ -313,7 +313,10 @@ def test_a_ledger_that_is_not_ours_to_read(mode: str, how: str, target: Path) ->
 
 def test_the_version_that_is_too_new_is_named(target: Path) -> None:
     later(ledger.ledger_path(target))
-    with pytest.raises(LedgerUnreadable, match=f"of version {ledger.VERSION + 1}"), ledger.open_exclusive(target):
+    with (
+        pytest.raises(LedgerUnreadable, match=f"its version {ledger.VERSION + 1} is not supported"),
+        ledger.open_exclusive(target),
+    ):
         pass
 
 

@@ -292,7 +292,7 @@ def test_the_ledger_is_an_ordinary_file(how: str, made: Path, store: Path) -> No
         "pipe": lambda: os.mkfifo(path),
     }[how]()
     for read in (ledger.read_entries, ledger.read_runs, lambda one: ledger.open_exclusive(one).__enter__()):
-        with pytest.raises(LedgerUnreadable, match="not an ordinary file"):
+        with pytest.raises(LedgerUnreadable, match="not a regular file"):
             read(store)
     assert ledger.read_runs(made)
 

@@ -371,17 +371,23 @@ def a_pipe(place: Path) -> Path:
 
 posix = pytest.mark.skipif(os.name == "nt", reason="links and pipes as POSIX systems have them")
 REFUSED = {
-    "in the library": (lambda place: place / "library" / "new.html", "it lies in "),
-    "deep in the library": (lambda place: place / "library" / "KnowledgeBase" / KB / "new.html", "it lies in "),
-    "the library": (lambda place: place / "library", "it lies in "),
+    "in the library": (lambda place: place / "library" / "new.html", "it is inside "),
+    "deep in the library": (lambda place: place / "library" / "KnowledgeBase" / KB / "new.html", "it is inside "),
+    "the library": (lambda place: place / "library", "it is inside "),
     "a way around": (lambda place: place / "x" / ".." / "library" / "new.html", "its folder does not exist"),
     "no folder": (lambda place: place / "none" / "new.html", "its folder does not exist"),
     "a folder": (lambda place: a_folder(place / "new.html"), "it is a folder"),
-    "another file": (lambda place: with_text(place / "a.html", "<!doctype html>"), "no report page of regraft check"),
-    "a file of no text": (lambda place: with_text(place / "a.html", "\0" * 999), "no report page of regraft check"),
+    "another file": (
+        lambda place: with_text(place / "a.html", "<!doctype html>"),
+        "is not a report page of regraft check",
+    ),
+    "a file of no text": (
+        lambda place: with_text(place / "a.html", "\0" * 999),
+        "is not a report page of regraft check",
+    ),
     "a migration's page": (
         lambda place: with_text(place / "a.html", report_html._START.format("en", "migrate") + "1"),
-        "no report page of regraft check",
+        "is not a report page of regraft check",
     ),
     "a name that is too long": (lambda place: place / ("x" * 300), os.strerror(errno.ENAMETOOLONG)),
     "a link": (lambda place: a_link(place / "a.html"), "it is a link"),
@@ -407,13 +413,13 @@ def test_a_link_leads_into_the_library_too(damaged: Path, tmp_path: Path) -> Non
     link = tmp_path / "link"
     link.symlink_to(damaged, target_is_directory=True)
     for path, page_at in ((damaged, link / "new.html"), (link, damaged / "new.html")):
-        assert "it lies in " in said(run("check", path, "--report", page_at, "--json"), "ReportNotWritable", 2)
+        assert "it is inside " in said(run("check", path, "--report", page_at, "--json"), "ReportNotWritable", 2)
 
 
 def test_what_belongs_to_an_index_is_left_alone(damaged: Path, tmp_path: Path) -> None:
     path = index(damaged)
     for page_at in (path, path.with_name("new.html"), path.parents[1] / "raw" / "new.html"):
-        assert "it lies in " in said(run("check", path, "--report", page_at, "--json"), "ReportNotWritable", 2)
+        assert "it is inside " in said(run("check", path, "--report", page_at, "--json"), "ReportNotWritable", 2)
     # Another base's audit is not about the library's own folder.
     checked(path.parents[1], damaged / "new.html")
     alone = shutil.copy(path, tmp_path / "index.sqlite")
@@ -426,7 +432,7 @@ def test_data_that_settings_name_are_left_alone(tmp_path: Path, monkeypatch: pyt
     settings = PLANTED_V1["a profile elsewhere"].damage(whole(tmp_path / "v1"))
     elsewhere = Path(json.loads(settings.read_text("utf-8"))["appDataPath"])
     done = run("check", settings, "--report", elsewhere / "new.html", "--json")
-    assert f"it lies in {elsewhere}, which" in said(done, "ReportNotWritable", 2)
+    assert f"it is inside {elsewhere}, which" in said(done, "ReportNotWritable", 2)
 
 
 def test_a_folder_that_nobody_may_write_to(damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def of_nothing(place: Path) -> dict[str, Any]:
 
 def of_many(place: Path) -> dict[str, Any]:
     document = many_bases()
-    report_html.write_page(place, page.render_page(document))
+    report_html.write_page(place, page.render_check_page(document))
     return document
 
 

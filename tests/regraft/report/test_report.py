@@ -227,7 +227,7 @@ def test_a_second_run_says_that_nothing_changed(place: Path, report: dict[str, A
         assert done.document[key] == report[key]
     assert {path: path.stat().st_mtime_ns for path in before} == before
     text = run("migrate", place / "v1", "--to", place / "out").stdout
-    assert "nothing was written" in text.lower()
+    assert "Nothing to do" in text
     assert "Written:" not in text
 
 
@@ -298,8 +298,8 @@ def test_the_text_for_a_person(place: Path, tmp_path: Path) -> None:
         "written",
         "failed (missing_vector_store)",
         "failed (missing_embedding_model)",
-        "9 of 13 rows of 2 bases carried",
-        "none embedded again",
+        "9 of 13 rows of 2 bases migrated",
+        "nothing was embedded again",
         "[directory_not_migrated]",
         "[duplicate_knowledge_item]",
     ):
@@ -325,7 +325,7 @@ def test_the_text_for_a_person(place: Path, tmp_path: Path) -> None:
 
 def test_a_dry_run_says_that_it_is_one(place: Path, tmp_path: Path) -> None:
     text = run("migrate", place / "v1", "--to", tmp_path / "out", "--dry-run").stdout
-    assert "9 of 13 rows of 2 bases will be carried" in text
+    assert "9 of 13 rows of 2 bases will be migrated" in text
     assert "nothing was written" in text.lower()
 
 
@@ -375,7 +375,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is(tmp_path: P
 def test_numbers_of_many_rows_are_readable(tmp_path: Path) -> None:
     rows = [Row("L", f"text {number}", vector_of(0)) for number in range(1234)]
     source = Source([base("kb", note("n", "L"))], {"kb": rows}).write(tmp_path / "v1")
-    assert "1,234 of 1,234 rows carried" in run("migrate", source, "--to", tmp_path / "out").stdout
+    assert "1,234 of 1,234 rows migrated" in run("migrate", source, "--to", tmp_path / "out").stdout
 
 
 def test_messages_name_the_base_as_its_user_knows_it(place: Path) -> None:

@@ -77,7 +77,7 @@ def test_what_lacks_a_vector_gets_the_one_of_the_server_and_nothing_else_changes
     done = backfill(store, config)
     assert done.status == 0
     assert vectors(store) == all_vectors()
-    # Some that have a vector already are compared, and the rest is sent once, in order.
+    # Some that already have a vector are compared, and the rest is sent once, in order.
     assert [request.texts for request in server.requests[:2]] == [COMPARED[:3], COMPARED[3:]]
     assert batches(server) == [LACKING[:3], LACKING[3:6], LACKING[6:]]
     assert run("check", store, "--json", "--deep").document["findings"] == []
@@ -161,7 +161,7 @@ def test_equal_texts_of_two_bases_are_paid_for_once(store: Path, server: FaultSe
     assert vectors(store, OTHER)[text] == vector_of(text)
     assert run("undo", store, "-q").status == 0
     assert contents(store) == before
-    assert "1 of them are those of equal texts that had theirs" in run("backfill", store, "--config", config).stdout
+    assert "1 of them copied from identical texts" in run("backfill", store, "--config", config).stdout
 
 
 def test_a_second_run_sends_nothing(store: Path, server: FaultServer, config: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_second_run_sends_nothing(store: Path, server: FaultServer, config: Pa
     sent = len(server.requests)
     with untouched(store):
         again = backfill(store, config)
-        assert "Nothing has to be done: nothing was sent" in run("backfill", store, "--config", config).stdout
+        assert "Nothing to do: nothing was sent" in run("backfill", store, "--config", config).stdout
     assert (again.status, again.document["actions"], again.document["undo"]) == (0, [], None)
     assert scope_of(again)["skipped_ready"] == len(TEXTS)
     assert len(server.requests) == sent
@@ -184,11 +184,11 @@ def test_as_text(store: Path, tmp_path: Path, server: FaultServer) -> None:
     cost = f"{tokens(LACKING) / 1000:.2g}"
     assert f"  embed {count} texts: about {tokens(LACKING)} tokens in 3 requests, about {cost} EUR\n" in planned
     assert planned.endswith("Dry run: nothing was sent, and nothing was written.\n")
-    written = f"  {count} vectors written; {len(TEXTS)} of {len(TEXTS)} texts have one now, {ready} had one before\n"
+    written = f"  {count} vectors written; {len(TEXTS)} of {len(TEXTS)} texts have one now; {ready} had one before\n"
     assert written in done.stdout
     paid = sum(map(len, LACKING))
     assert f"  3 requests, {paid} tokens, {paid / 1000:.2f} EUR\n" in done.stdout
-    assert done.stdout.endswith(f"Take it back: regraft undo {store}\n")
+    assert done.stdout.endswith(f"To undo: regraft undo {store}\n")
 
 
 def test_a_dry_run_touches_and_sends_nothing_and_tells_what_a_run_sends(
@@ -313,7 +313,7 @@ def test_a_limit_of_texts(store: Path, server: FaultServer, config: Path) -> Non
     assert [scope["stopped"] for scope in done.document["scopes"]] == ["--limit 5 is reached"] * 2
     assert done.status == 0
     again = run("backfill", store, "--config", config, "--limit", 1)
-    assert "  stopped: --limit 1 is reached; run the same command again to go on\n" in again.stdout
+    assert "  stopped: --limit 1 is reached; run the same command again to continue\n" in again.stdout
     assert vectors(store).keys() & set(LACKING) == set(LACKING[:6])
     assert [scope["stopped"] for scope in backfill(store, config).document["scopes"]] == [None, None]
     assert (vectors(store), vectors(store, OTHER)) == (all_vectors(), all_vectors(OTHER_TEXTS["page"]))
@@ -353,7 +353,7 @@ def test_a_limit_of_cost(store: Path, tmp_path: Path, server: FaultServer) -> No
 def test_a_limit_of_cost_needs_a_price(store: Path, server: FaultServer, config: Path) -> None:
     with untouched(store):
         done = backfill(store, config, "--max-cost", 1)
-    assert "--max-cost without a price of embedder mine" in said(done, "WrongUsage", 2)
+    assert "--max-cost needs the price of embedder mine" in said(done, "WrongUsage", 2)
     assert server.requests == []
 
 
@@ -429,9 +429,9 @@ def test_the_embedder_whose_model_fits_need_not_be_named(store: Path, tmp_path: 
     with untouched(store):
         missing = said(backfill(store, tmp_path / "empty" / ".." / "no.yaml"), "SourceNotFound", 2)
         assert "no.yaml" in missing
-        assert "names no embedder" in said(backfill(store, write()), "EmbedderUnnamed", 2)
+        assert "it has no embedders" in said(backfill(store, write()), "EmbedderUnnamed", 2)
         message = said(backfill(store, write(one="embed-small", two="embed-small", x="y")), "EmbedderUnnamed", 2)
-        assert "2 embedders of 3 could be meant; give --embedder, one of one, two." in message
+        assert "2 embedders of 3 fit; give --embedder, one of one, two." in message
         assert "one of x, y" in said(backfill(store, write(x="x", y="y")), "EmbedderUnnamed", 2)
         said(backfill(store, config, "--embedder", "z"), "EmbedderUnknown", 2)
     assert backfill(store, write(large="embed-large", small="embed-small")).status == 0
@@ -450,7 +450,7 @@ def test_another_model_is_refused_before_anything_is_written(store: Path, server
     server.behave = another_model
     with untouched(store):
         message = said(backfill(store, config), "EmbedderDiffers", 2)
-    assert "it is not the model that made the vectors of Base kb" in message
+    assert "this is not the model that made the vectors of Base kb" in message
     assert not FILLED.intersection(server.texts)
     done = backfill(store, config, "--no-probe")
     assert (done.status, scope_of(done)["probe"], scope_of(done)["newly_ready"]) == (0, None, len(LACKING))
@@ -479,7 +479,9 @@ def test_a_base_without_vectors_asks_the_embedder_for_a_word_of_its_own(
 
     server.behave = unsteady
     with untouched(store):
-        assert "gave one text two vectors" in said(backfill(store, config, "--base", KB), "EmbedderUnsteady", 2)
+        assert "returned two different vectors for one text" in said(
+            backfill(store, config, "--base", KB), "EmbedderUnsteady", 2
+        )
     assert not set(server.texts).intersection(TEXTS)
     server.behave = right
     done = backfill(store, config, "--base", KB)
@@ -498,7 +500,7 @@ def test_words_of_its_own_are_asked_for_once(store: Path, server: FaultServer, c
 
 def test_a_probe_is_told_to_a_person(store: Path, config: Path) -> None:
     done = run("backfill", store, "--config", config)
-    assert f"  checking that it is the same model: {len(COMPARED)} texts, 2 requests, " in done.stdout
+    assert f"  model check: {len(COMPARED)} texts, 2 requests, " in done.stdout
 
 
 def test_max_cost_includes_the_probe(store: Path, tmp_path: Path, server: FaultServer) -> None:
@@ -522,7 +524,7 @@ def test_a_run_that_goes_on_does_not_pay_for_the_probe_again(store: Path, tmp_pa
     assert (first["probe"]["remembered"], first["newly_ready"]) == (False, 3)
     sent = len(server.texts)
     again = run("backfill", store, "--config", config, "--base", KB, "--max-requests", 1)
-    assert "the same model, as the interrupted run found" in again.stdout
+    assert "model check: passed in the interrupted run, not repeated" in again.stdout
     assert not set(server.texts[sent:]) & set(COMPARED)
 
 
@@ -570,7 +572,8 @@ def test_dimensions_have_to_be_known(store: Path, server: FaultServer, config: P
     with untouched(store):
         message = said(backfill(store, config, "--base", KB), "DimensionsMissing", 2)
     assert message == (
-        "Base kb: neither a catalog nor any vector says how many dimensions its vectors have; give --dimensions."
+        "Base kb: the number of dimensions is unknown, because it has neither a catalog entry nor any vector; "
+        "give --dimensions."
     )
     assert backfill(store, config, "--base", KB, "--dimensions", 8).status == 0
     assert vectors(store) == all_vectors()
@@ -626,7 +629,7 @@ def test_a_base_without_a_model_finds_words_only(store: Path, config: Path) -> N
     done = backfill(store, config)
     left = left_of(done)
     assert (done.status, left["finding"], left["severity"]) == (0, "base.model", "note")
-    assert "--model and --dimensions give it one" in left["reason"]
+    assert "use --model and --dimensions to give it one" in left["reason"]
     meant = backfill(store, config, "--base", OTHER)
     assert (meant.status, left_of(meant)["severity"], meant.document["scopes"]) == (1, "warning", [])
 
@@ -662,12 +665,12 @@ def names(store: Path, base: str) -> set[str]:
 def test_a_model_needs_its_dimensions_and_a_base_without_one(store: Path, server: FaultServer, config: Path) -> None:
     run_sql(store / CATALOG, WITHOUT_MODEL)
     with untouched(store):
-        assert "give --dimensions too" in said(backfill(store, config, "--model", MODEL), "WrongUsage", 2)
+        assert "also give --dimensions" in said(backfill(store, config, "--model", MODEL), "WrongUsage", 2)
         named = backfill(store, config, "--model", "embed-small", "--dimensions", 8)
         assert "provider::model" in said(named, "ModelOptionInvalid", 2)
         other = ("--model", "acme::embed-large", "--dimensions", 8)
         message = said(backfill(store, config, "--base", KB, *other), "ModelSet", 2)
-        assert f"its model is {MODEL} already, not acme::embed-large" in message
+        assert f"its model is already {MODEL}, not acme::embed-large" in message
         message = said(backfill(store, config, "--base", OTHER, *other), "ModelDiffers", 2)
         assert "but --model says acme::embed-large" in message
         assert server.requests == []

@@ -41,8 +41,8 @@ from toys import contents
 from regraft import identity
 from regraft.embedders import server as server_module
 from regraft.embedders.server import AnswerVerdict
-from repair.embedding import workers
-from repair.embedding.workers import CONTROL_TEXT
+from repair.embedding import sender
+from repair.embedding.sender import CONTROL_TEXT
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -180,7 +180,7 @@ def test_a_text_whose_own_vector_is_bad_fails_alone(store: Path, server: FaultSe
 
 UNFIT = {
     "wrong_count": (wrong_count, "it has 2 vectors for 3 texts"),
-    "wrong_order": (wrong_order, "is marked"),
+    "wrong_order": (wrong_order, "has the index"),
     "wrong_dimensions": (wrong_length, "has 7 dimensions instead of 8"),
     "non_finite": (non_finite, "has a NaN"),
     "zero_vector": (zero, "has only zeros"),
@@ -235,14 +235,14 @@ def test_what_passes_is_waited_for(
 def test_an_answer_that_comes_too_late_is_asked_for_again(
     store: Path, tmp_path: Path, server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = server_module.ServerEmbedder._sent
+    real = server_module.ServerEmbedder._send
 
     def sent(embedder: server_module.ServerEmbedder, written: list[str]) -> bytes | AnswerVerdict:
         found = real(embedder, written)
         is_late = len(server.requests) == 4
         return AnswerVerdict(kind="passing", code="timeout", reason="no answer within 1 s") if is_late else found
 
-    monkeypatch.setattr(server_module.ServerEmbedder, "_sent", sent)
+    monkeypatch.setattr(server_module.ServerEmbedder, "_send", sent)
     done = backfill(store, configured(tmp_path / "patient.yaml", server, retries=3))
     assert (done.status, vectors(store)) == (0, all_vectors())
     assert [request.texts for request in server.requests[3:5]] == [LACKING[3:6]] * 2
@@ -259,7 +259,7 @@ def test_a_server_that_is_down(options: tuple[str, ...], store: Path, tmp_path: 
     before = contents(store)
     message = said(backfill(store, config, *options), "BackfillStopped", 3)
     assert "embedder mine does not answer" in message
-    assert "(vectors: 0)" in message
+    assert "Vectors written so far are kept (0)" in message
     assert contents(store) == before
     assert (store / ".regraft").exists() == bool(options)
     assert run("history", store, "--json").document["runs"] == []
@@ -282,7 +282,7 @@ def test_a_server_that_goes_away(store: Path, server: FaultServer, config: Path)
         return (right if len(server.requests) <= 4 else closing)(request)
 
     server.behave = two
-    assert "(vectors: 6)" in said(backfill(store, config), "BackfillStopped", 3)
+    assert "Vectors written so far are kept (6)" in said(backfill(store, config), "BackfillStopped", 3)
     assert filled(store) == set(LACKING[:6])
     server.behave = right
     since = len(server.requests)
@@ -300,7 +300,7 @@ def test_a_server_that_refuses_from_some_time_on(store: Path, server: FaultServe
     server.behave = unpaid
     message = said(backfill(store, config), "BackfillStopped", 3)
     assert "no money" in message
-    assert "(vectors: 3)" in message
+    assert "Vectors written so far are kept (3)" in message
     assert filled(store) == set(LACKING[:3])
 
 
@@ -371,10 +371,10 @@ def test_a_key_that_is_not_set_is_asked_for_before_anything_is_sent(
 def test_a_server_that_refuses_everything_is_not_asked_about_every_text(
     store: Path, server: FaultServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "MAX_REJECTED", 3)
+    monkeypatch.setattr(sender, "MAX_REJECTED", 3)
     server.behave = [right, right, *[failing(400, "no such dimensions")] * 500]
     message = said(backfill(store, config, "--json"), "EveryTextRejected", 2)
-    assert "it refuses whatever is sent (400: no such dimensions)" in message
+    assert "it rejects every text (400: no such dimensions)" in message
     assert filled(store) == set()
     assert CONTROL_TEXT in sent_alone(server)
     server.behave = right

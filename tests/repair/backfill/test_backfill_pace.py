@@ -19,7 +19,7 @@ from regraft.embedders import check, estimate
 from regraft.embedders.settings import Batch
 from regraft.errors import AnswerUnfit
 from repair.cherry_v2 import index_vectors
-from repair.embedding import filling
+from repair.embedding import sender
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -35,14 +35,14 @@ def test_requests_are_packed_over_the_borders_of_claims(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, tokens: int
 ) -> None:
     """However many are claimed at a time, as many texts go in each request as if there were one row of all texts."""
-    monkeypatch.setattr(filling, "_AHEAD", ahead)
+    monkeypatch.setattr(sender, "_AHEAD", ahead)
     store = taken_away(shutil.copytree(whole, tmp_path / "library"))
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server, batch={"texts": 4, "tokens": tokens})
         planned = scope_of(backfill(store, config, "--dry-run"))["planned"]
         done = backfill(store, config, "--no-probe")
     sized = ((text, estimate(text)) for text in LACKING)
-    wanted = [[text for text, _ in batch] for batch in filling.pack_batches(sized, Batch(texts=4, tokens=tokens))]
+    wanted = [[text for text, _ in batch] for batch in sender.pack_batches(sized, Batch(texts=4, tokens=tokens))]
     assert [request.texts for request in server.requests] == wanted
     assert scope_of(done)["requests"] == planned["requests"] == len(wanted)
     assert vectors(store) == all_vectors()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repair.embedding.queue import ALONE_ATTEMPTS, LEASE_MS, Claim, Failure, TextQueue, open_queue
+from repair.embedding.queue import ALONE_ATTEMPTS, LEASE_MS, Failure, TextClaim, TextQueue, open_queue
 
 KEYS = [f"{number:02}" for number in range(12)]
 
@@ -22,7 +22,7 @@ def queue(tmp_path: Path) -> Iterator[TextQueue]:
         yield one
 
 
-def claimed(queue: TextQueue, count: int = 99, now: int = 0) -> Claim:
+def claimed(queue: TextQueue, count: int = 99, now: int = 0) -> TextClaim:
     found = queue.claim("base", count, now)
     assert found is not None
     return found
@@ -35,7 +35,7 @@ class Workers:
         self.queues = [stack.enter_context(open_queue(path)) for _ in range(2)]
         self.queues[0].fill("base", KEYS)
         self.now = 0
-        self.claims: list[list[Claim]] = [[], []]
+        self.claims: list[list[TextClaim]] = [[], []]
         #: Who holds a text: by which claim, and until when.
         self.held: dict[str, tuple[str, int]] = {}
         self.over: set[str] = set()
@@ -56,7 +56,7 @@ class Workers:
             assert 0 < len(found.keys) <= count
             self.claims[worker].append(found)
 
-    def _let_go(self, claim: Claim, keys: tuple[str, ...], *, is_over: bool) -> None:
+    def _let_go(self, claim: TextClaim, keys: tuple[str, ...], *, is_over: bool) -> None:
         for key in keys:
             if self.held.get(key, ("", 0))[0] == claim.token:
                 del self.held[key]
@@ -74,14 +74,14 @@ class Workers:
         elif how == "fail":
             for key in keys:
                 queue.fail(claim, key, "http_400", "no")
-        elif how == "doubt":
-            queue.doubt(claim, keys, "zero_vector", ALONE_ATTEMPTS)
+        elif how == "defer":
+            queue.defer(claim, keys, "zero_vector", ALONE_ATTEMPTS)
         else:
             queue.release(claim, keys)
         self._let_go(claim, keys, is_over=how in ("done", "fail"))
 
     def give_back(self, worker: int) -> None:
-        self.queues[worker].give_back()
+        self.queues[worker].release_all()
         for claim in self.claims[worker]:
             self._let_go(claim, claim.keys, is_over=False)
 
@@ -98,7 +98,7 @@ class Workers:
 _WORKER = st.integers(0, 1)
 _STEPS = st.one_of(
     st.tuples(st.just("claim"), _WORKER, st.integers(1, 5)),
-    st.tuples(st.just("settle"), _WORKER, st.sampled_from(["done", "fail", "doubt", "release"])),
+    st.tuples(st.just("settle"), _WORKER, st.sampled_from(["done", "fail", "defer", "release"])),
     st.tuples(st.just("give_back"), _WORKER),
     st.tuples(st.just("renew"), _WORKER),
     st.tuples(st.just("wait"), _WORKER, st.integers(1, 6)),
@@ -124,13 +124,13 @@ def test_what_was_claimed_least_goes_first_and_what_failed_last(queue: TextQueue
     queue.fill("base", KEYS)
     first = claimed(queue, 2)
     queue.fail(first, "00", "http_400", "no")
-    queue.doubt(first, ["01"], "timeout")
+    queue.defer(first, ["01"], "timeout")
     queue.retry_failed()
     queue.fill("other", ["x"])
     assert [claimed(queue, 99).keys for _ in range(3)] == [tuple(KEYS[2:]), ("01",), ("00",)]
     assert queue.claim("base", 99, 0) is None
     assert queue.failed_before("base") == 0
-    queue.take_back()
+    queue.reclaim_all()
     assert queue.failed_before("base") == 1
 
 
@@ -159,9 +159,9 @@ def test_failures_are_counted_by_their_codes_with_samples(queue: TextQueue) -> N
 def test_a_queue_says_nothing_where_all_waits_as_for_the_first_time(queue: TextQueue) -> None:
     queue.fill("base", KEYS)
     claim = claimed(queue)
-    assert not queue.says_nothing()
-    queue.give_back()
-    assert queue.says_nothing()
+    assert not queue.is_disposable()
+    queue.release_all()
+    assert queue.is_disposable()
     # A claim that is no longer one does nothing.
     queue.done(claim, claim.keys)
     queue.fail(claim, KEYS[0], "http_400", "no")

@@ -33,8 +33,8 @@ from regraft.ledger import ledger
 from repair.changes.changesets import IncrementalChange
 from repair.cherry_v2 import index_vectors as backfill_scope
 from repair.embedding import queue as embedding_queue
+from repair.embedding.filling import report_stops
 from repair.embedding.queue import TextQueue
-from repair.embedding.run import report_stops
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -104,7 +104,7 @@ def test_texts_without_units_wait_where_another_run_is_at_work(
     store: Path, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What only a run by itself can do is said to be left, and never to be done; all else is."""
-    monkeypatch.setattr("repair.embedding.run.PATIENCE", 0)
+    monkeypatch.setattr("repair.embedding.run.WAIT_SECONDS", 0)
     with sqlite.open_writable(index(store)) as db:
         db.execute("DELETE FROM search_unit WHERE material_id = (SELECT material_id FROM search_unit LIMIT 1)")
     planned = backfill(store, config, "--dry-run").document
@@ -114,7 +114,7 @@ def test_texts_without_units_wait_where_another_run_is_at_work(
     assert {action["action"] for action in planned["actions"]} == {"cut-texts", "embed"}
     assert {action["action"] for action in done.document["actions"]} == {"embed"}
     assert [one["finding"] for one in done.document["left"]] == ["material.no-units"]
-    assert "another regraft is working" in done.document["left"][0]["reason"]
+    assert "another regraft process is using this target" in done.document["left"][0]["reason"]
     again = backfill(store, config).document
     assert {action["action"] for action in again["actions"]} >= {"cut-texts"}
 
@@ -142,7 +142,7 @@ def wire(patch: pytest.MonkeyPatch, at: int, spring: Callable[[], object]) -> Tr
     tripwire = (
         watched(patch, at, spring).watch(IncrementalChange, "committed").watch(server_module.ServerEmbedder, "_ask")
     )
-    return tripwire.watch(TextQueue, "fill", "claim", "done", "renew", "give_back", "take_back", "says_nothing")
+    return tripwire.watch(TextQueue, "fill", "claim", "done", "renew", "release_all", "reclaim_all", "is_disposable")
 
 
 def at_step(disk: QuickDisk, at: int, spring: Callable[[], object], store: Path, config: Path) -> int:
@@ -222,7 +222,7 @@ def test_a_batch_that_another_run_wrote_after_a_kill_can_be_undone(
     def killed() -> None:
         # One batch after the other: answers that are there together are written together. This comes first: it loads
         # the module, which copies how long a claim holds.
-        monkeypatch.setattr("repair.embedding.filling._AHEAD", 1)
+        monkeypatch.setattr("repair.embedding.sender._AHEAD", 1)
         monkeypatch.setattr("repair.embedding.queue.LEASE_MS", -1)
         real, sizes = os.fsync, list[int]()
 
@@ -261,7 +261,7 @@ def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, serve
     assert (err.count("\n"), json.loads(out)["error"]["code"]) == (1, "BackfillInterrupted")
     count = len(vectors(store)) - len(READY)
     assert count in (3, 6)
-    assert f"Interrupted; what was written stays (vectors: {count})" in err
+    assert f"Interrupted. Vectors written so far are kept ({count})" in err
     assert claimed(store) == 0
     [entry] = history(store)
     assert (entry["status"], entry["undo"]["state"]) == ("interrupted", "possible")  # type: ignore[index]
@@ -272,7 +272,7 @@ def test_ctrl_c_ends_a_run_soon_with_one_line(store: Path, tmp_path: Path, serve
 
 @pytest.mark.parametrize("torn", [None, OSError("no such file"), apsw.BusyError("locked"), Interrupted(finished=0)])
 def test_a_stop_is_one_whatever_it_tears(torn: Exception | None) -> None:
-    with pytest.raises(BackfillInterrupted, match=r"vectors: 3"), report_stops(Path("store"), "mine", lambda: 3):
+    with pytest.raises(BackfillInterrupted, match=r"kept \(3\)"), report_stops(Path("store"), "mine", lambda: 3):
         try:
             raise KeyboardInterrupt
         except KeyboardInterrupt:

@@ -28,7 +28,7 @@ def sent_at(rates: Rates, sizes: list[int], senders: int) -> list[tuple[float, i
     for size in sizes:
         sender = min(range(senders), key=lambda number: free[number])
         clock.now = max(clock.now, free[sender])
-        free[sender] = clock.now + pacer.taken(size)
+        free[sender] = clock.now + pacer.reserve(size)
         found.append((free[sender], size))
     return found
 
@@ -54,11 +54,11 @@ def test_without_rates_nobody_waits() -> None:
 def test_what_the_server_counted_more_is_waited_for() -> None:
     clock = Clock()
     pacer = Pacer(Rates(tokens=60), clock)
-    assert pacer.taken(10) == 0
-    pacer.counted(5)
-    assert pacer.taken(1) == 15
+    assert pacer.reserve(10) == 0
+    pacer.add(5)
+    assert pacer.reserve(1) == 15
     clock.now += 100
-    assert pacer.taken(1) == 0
+    assert pacer.reserve(1) == 0
 
 
 def test_costs_are_limited_by_what_a_server_counts_for_what_was_estimated() -> None:
@@ -68,7 +68,7 @@ def test_costs_are_limited_by_what_a_server_counts_for_what_was_estimated() -> N
     assert spending.reserve(10) == Permit()
     assert spending.reserve(6).refused == "--max-cost 100 could be exceeded"
     assert spending.reserve(5) == Permit()
-    assert (spending.requests, spending.tokens, spending.under_way) == (3, 40, 15)
+    assert (spending.requests, spending.tokens, spending.reserved) == (3, 40, 15)
 
 
 def reserved(spending: Spending, tokens: int, counts: int) -> tuple[int, int]:
@@ -83,8 +83,8 @@ def test_what_nobody_settles_stays_spent_and_what_did_not_leave_does_not() -> No
         "--max-cost 100 could be exceeded",
         None,
     ]
-    spending.give_back(40)
+    spending.cancel(40)
     assert spending.reserve(40) == Permit()
-    assert (spending.requests, spending.under_way) == (2, 100)
+    assert (spending.requests, spending.reserved) == (2, 100)
     assert spending.reserve(0) == Permit()
     assert spending.reserve(0).refused == "--max-requests 3 is reached"

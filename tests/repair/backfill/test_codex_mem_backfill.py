@@ -71,7 +71,9 @@ def test_notes_get_their_vectors_and_searches_by_words_are_as_they_were(
     done = fill(store, config)
     assert done.status == 0, done
     assert held(store) == right(store)
-    assert sorted(sent(server)) == sorted(database.source_text(*notes.parts_of(store, one)) for one in right(store))
+    assert sorted(sent(server)) == sorted(
+        database.note_source_text(*notes.parts_of(store, one)) for one in right(store)
+    )
     excluded = {notes.note_id(project, 6) for project in range(2)}
     assert {note for note, status in statuses(store).items() if status is None} == excluded
     assert {status for note, status in statuses(store).items() if note not in excluded} == {"ready"}
@@ -81,7 +83,7 @@ def test_notes_get_their_vectors_and_searches_by_words_are_as_they_were(
         assert scope.keys() >= SUMMARY
         assert (scope["eligible"], scope["newly_ready"], scope["processed_pending"], scope["failed"]) == (6, 6, 6, 0)
         assert (scope["model_id"], scope["skipped_ready"]) == ("embed-small", 0)
-    with sidecar.reading(database.sidecar_of(store)) as (_, meta):
+    with sidecar.open_sidecar(database.sidecar_path(store)) as (_, meta):
         assert (meta.model_id, meta.dimensions, meta.state) == ("embed-small", 8, "ready")
 
 
@@ -156,7 +158,7 @@ def test_projects_can_be_named(store: Path, config: Path) -> None:
     assert [base["id"] for base in done.document["bases"]] == [notes.project_id(0)]
     assert said(fill(store, config, "--base", "proj_9"), "ProjectUnknown", 2)
     both = fill(store, config, "--base", notes.project_id(0), "--all-projects")
-    assert "contradict" in said(both, "WrongUsage", 2)
+    assert "--all-projects and --base exclude each other" in said(both, "WrongUsage", 2)
 
 
 def test_an_edited_note_is_embedded_once_more(store: Path, server: FaultServer, config: Path) -> None:
@@ -169,7 +171,7 @@ def test_an_edited_note_is_embedded_once_more(store: Path, server: FaultServer, 
     done = fill(store, config)
     assert [scope["processed_stale"] for scope in done.document["scopes"]] == [0, 1]
     assert [text for text in server.texts if "that was edited" in text] == [
-        database.source_text(*notes.parts_of(store, edited))
+        database.note_source_text(*notes.parts_of(store, edited))
     ]
     assert held(store) == right(store)
     assert (findings(store), lexical(store)) == ({}, before)
@@ -295,7 +297,7 @@ def test_a_link_leads_to_the_database(store: Path, config: Path, tmp_path: Path)
 def test_a_sidecar_that_hides_its_rows_gives_no_sample(store: Path, server: FaultServer, config: Path) -> None:
     """Damage in a page above the rows: the highest number is there, and looking from there on finds nothing."""
     fill(store, config)
-    with sqlite.open_readonly(database.sidecar_of(store)) as side:
+    with sqlite.open_readonly(database.sidecar_path(store)) as side:
 
         class Damaged:
             def execute(self, query: str, *values: Any) -> Any:
@@ -307,7 +309,7 @@ def test_a_sidecar_that_hides_its_rows_gives_no_sample(store: Path, server: Faul
 
 
 def test_a_sidecar_that_is_none_is_refused(store: Path, config: Path) -> None:
-    database.sidecar_of(store).write_bytes(b"something else")
+    database.sidecar_path(store).write_bytes(b"something else")
     with untouched(store.parent):
         assert "regraft rebuild" in said(fill(store, config), "SidecarUnfit", 2)
     assert fill(store, config, command="rebuild").status == 0
@@ -322,7 +324,7 @@ def killed_between_the_writes(store: Path, config: Path) -> None:
 
     def work() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(NotesScope, "_as_before", lambda *_: die())
+            patch.setattr(NotesScope, "_unchanged", lambda *_: die())
             # Of several answers that are there at once all would be written before it dies.
             fill(store, config, "--no-probe", "--limit", 3)
 
@@ -383,14 +385,14 @@ def test_all_of_it_can_be_taken_back(store: Path, config: Path) -> None:
     while run("undo", store, "--json").status == 0:
         assert lexical(store) == words
     assert notes.rows(store, "SELECT rowid, * FROM memory_items ORDER BY id") == before
-    assert not database.sidecar_of(store).exists()
+    assert not database.sidecar_path(store).exists()
     assert (state(store), findings(store)) == ("disabled", {})
 
 
 def test_nothing_is_taken_back_while_the_application_has_the_database_open(store: Path, config: Path) -> None:
     fill(store, config)
     assert run("undo", store, "--json").status == 0
-    place = database.sidecar_of(store)
+    place = database.sidecar_path(store)
     with sqlite.open_writable(store) as app:
         app.execute("SELECT count(*) FROM memory_items").fetchall()
         assert said(run("undo", store, "--json"), "StoreBusy", 2)
@@ -402,7 +404,7 @@ def test_nothing_is_taken_back_while_the_application_has_the_database_open(store
 def test_dropping_the_sidecar_leaves_searches_by_words(store: Path, config: Path) -> None:
     fill(store, config)
     before = [run("search", store, word, "--mode", "bm25", "--json").document["hits"] for word in QUERIES[:3]]
-    database.sidecar_of(store).unlink()
+    database.sidecar_path(store).unlink()
     after = [run("search", store, word, "--json").document["hits"] for word in QUERIES[:3]]
     assert after == before
     assert state(store) == "degraded_missing_index"
@@ -459,11 +461,11 @@ def test_a_rebuild_makes_all_vectors_anew_with_another_model(
     done = fill(store, other, command="rebuild")
     assert done.status == 0, done
     assert len(sent(server)) == 12
-    with sidecar.reading(database.sidecar_of(store)) as (_, meta):
+    with sidecar.open_sidecar(database.sidecar_path(store)) as (_, meta):
         assert (meta.model_id, meta.state, meta.rebuilt_at is not None) == ("another", "ready", True)
     assert (held(store), findings(store), state(store), lexical(store)) == (right(store), {}, "ready", words)
     one = fill(store, other, "--base", notes.project_id(0), command="rebuild")
-    assert "those of every project" in said(one, "WrongUsage", 2)
+    assert "rebuild embeds the notes of every project" in said(one, "WrongUsage", 2)
 
 
 def test_a_rebuild_that_was_stopped_goes_on(store: Path, server: FaultServer, config: Path, tmp_path: Path) -> None:
@@ -483,7 +485,7 @@ def test_a_rebuild_that_was_stopped_begins_again_with_another_model(
 ) -> None:
     fill(store, configured(tmp_path / "other.yaml", server, model="another"), "--limit", "5", command="rebuild")
     assert fill(store, config, command="rebuild").status == 0
-    with sidecar.reading(database.sidecar_of(store)) as (_, meta):
+    with sidecar.open_sidecar(database.sidecar_path(store)) as (_, meta):
         assert (meta.model_id, meta.state) == ("embed-small", "ready")
     assert (held(store), findings(store), state(store)) == (right(store), {}, "ready")
 
@@ -491,7 +493,7 @@ def test_a_rebuild_that_was_stopped_begins_again_with_another_model(
 def test_a_rebuild_that_was_stopped_begins_again_where_its_file_is_damaged(store: Path, config: Path) -> None:
     fill(store, config)
     fill(store, config, "--limit", "5", command="rebuild")
-    place = database.sidecar_of(store)
+    place = database.sidecar_path(store)
     raw = place.read_bytes()
     place.write_bytes(raw[: 2 * 4096] + bytes(len(raw) - 2 * 4096))
     assert fill(store, config, command="rebuild").status == 0
@@ -500,7 +502,7 @@ def test_a_rebuild_that_was_stopped_begins_again_where_its_file_is_damaged(store
 
 def test_a_vector_of_no_length_before_the_first_one_is_no_damage_of_the_file(store: Path, config: Path) -> None:
     notes.migrate(store)
-    sidecar.create(database.sidecar_of(store), "embed-small", None, notes.EMBEDDED)
+    sidecar.create_sidecar(database.sidecar_path(store), "embed-small", None, notes.EMBEDDED)
     notes.put_vector(store, notes.note_id(0, 0), vector=b"")
     assert run("inspect", store, "--json").status == 0
     assert fill(store, config).status == 0
@@ -511,7 +513,7 @@ def test_reconcile_with_an_embedder_leaves_a_database_without_all_columns(
     store: Path, server: FaultServer, config: Path
 ) -> None:
     notes.add_columns(store, list(database.COLUMNS)[:3])
-    sidecar.create(database.sidecar_of(store), "embed-small", 8, notes.EMBEDDED)
+    sidecar.create_sidecar(database.sidecar_path(store), "embed-small", 8, notes.EMBEDDED)
     was = store.read_bytes()
     done = fill(store, config, command="reconcile")
     assert (done.status, [one["finding"] for one in done.document["left"]]) == (1, ["codex.migration"])

@@ -22,7 +22,7 @@ from regraft.ledger import ledger
 from repair.changes.changesets import IncrementalChange
 from repair.cherry_v2.index_vectors import IndexScope
 from repair.embedding import queue as queues
-from repair.embedding.queue import ALONE_ATTEMPTS, LEASE_MS, Claim, TextQueue
+from repair.embedding.queue import ALONE_ATTEMPTS, LEASE_MS, TextClaim, TextQueue
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 
@@ -36,20 +36,20 @@ def states(store: Path) -> Counter[str]:
 # --- the queue -------------------------------------------------------------------------------------------------------
 
 
-def late(queue: TextQueue, claim: Claim) -> dict[str, Callable[[], object]]:
+def late(queue: TextQueue, claim: TextClaim) -> dict[str, Callable[[], object]]:
     """Return all that a worker may say of a claim."""
     return {
         "done": lambda: queue.done(claim, claim.keys),
-        "doubt": lambda: queue.doubt(claim, claim.keys, "zero_vector", ALONE_ATTEMPTS),
+        "defer": lambda: queue.defer(claim, claim.keys, "zero_vector", ALONE_ATTEMPTS),
         "release": lambda: queue.release(claim, claim.keys),
         "fail": lambda: queue.fail(claim, claim.keys[0], "http_400", "no"),
         "renew": lambda: queue.renew(LEASE_MS + 2),
-        "give back": queue.give_back,
+        "give back": queue.release_all,
     }
 
 
 @posix
-@pytest.mark.parametrize("answer", ["done", "doubt", "release", "fail", "renew", "give back"])
+@pytest.mark.parametrize("answer", ["done", "defer", "release", "fail", "renew", "give back"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["another one has it", "another one is done with it"])
 def test_a_late_answer_for_an_expired_claim_changes_nothing(answer: str, is_done: bool, file: Path) -> None:
     with queues.open_queue(file) as queue:
@@ -80,7 +80,7 @@ def test_a_second_answer_is_no_answer(file: Path) -> None:
         assert claim is not None
         assert queue.fail(claim, claim.keys[0], "http_400", "no")
         queue.done(claim, claim.keys[1:2])
-        queue.doubt(claim, claim.keys[2:], "zero_vector", ALONE_ATTEMPTS)
+        queue.defer(claim, claim.keys[2:], "zero_vector", ALONE_ATTEMPTS)
         before = queue_rows(file)
         for answer in late(queue, claim).values():
             answer()
@@ -134,7 +134,7 @@ def _at_once(works: Sequence[Callable[[], None]]) -> None:
 BAD = LACKING[4]
 
 
-def _has_keys(_: TextQueue, __: Claim, keys: Sequence[str]) -> bool:
+def _has_keys(_: TextQueue, __: TextClaim, keys: Sequence[str]) -> bool:
     return len(keys) > 0
 
 
@@ -170,7 +170,7 @@ MOMENTS = {
         dies=dies(TextQueue, "done", _has_keys), states={"claimed": 3, "ready": ALL - 3}, written=3
     ),
     "they are done": Moment(dies=dies(TextQueue, "done", _has_keys, after=True), states={"ready": ALL - 3}, written=3),
-    "one failed": Moment(dies=dies(TextQueue, "give_back"), states={"failed": 1}, written=ALL - 1, bad=True),
+    "one failed": Moment(dies=dies(TextQueue, "release_all"), states={"failed": 1}, written=ALL - 1, bad=True),
 }
 
 
@@ -181,7 +181,7 @@ def test_texts_of_a_killed_run_are_done_by_the_next_and_paid_for_once(
 ) -> None:
     moment = MOMENTS[name]
     # One batch after the other: what is sent ahead is paid for, too.
-    monkeypatch.setattr("repair.embedding.filling._AHEAD", 1)
+    monkeypatch.setattr("repair.embedding.sender._AHEAD", 1)
     if moment.bad:
         server.behave = poisoned(BAD)
     killed(moment.dies, lambda: backfill(store, config, "--no-probe", "--fail-on", "never"))

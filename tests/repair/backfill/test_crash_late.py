@@ -25,9 +25,9 @@ from repair.cherry_v2.index_vectors import IndexScope
 from repair.embedding import queue as queues
 from repair.embedding.budget import BudgetedEmbedder, Limits
 from repair.embedding.filling import Filling
-from repair.embedding.queue import LEASE_MS, Claim
+from repair.embedding.queue import LEASE_MS, TextClaim
 from repair.embedding.scope import Scope, WrittenCounts
-from repair.embedding.workers import BatchResult, WorkerPool
+from repair.embedding.sender import BatchResult, WorkerPool
 
 DIMENSIONS = len(vector_of("")) // 4
 
@@ -86,11 +86,11 @@ class Sleeper(WorkerPool):
         self.told = 0
         super().__init__("mine", BudgetedEmbedder(model, Limits()), 1)
 
-    def answers(self, seconds: float) -> list[BatchResult]:
+    def results(self, seconds: float) -> list[BatchResult]:
         self._model.begun.wait()
         if self._asleep and self._asleep[0]() != WAIT:
             del self._asleep[0]
-        found = super().answers(seconds)
+        found = super().results(seconds)
         self.told += len(found)
         return found
 
@@ -159,7 +159,7 @@ def test_who_was_asleep_goes_on_where_nobody_took_over(store: Path, file: Path) 
 
 def test_a_late_answer_is_written_once_though_another_process_is_at_it(store: Path, file: Path) -> None:
     """It is paid for, and where no vector stands it is the right one; the claim stays the other one's."""
-    awake, held = threading.Event(), list[Claim]()
+    awake, held = threading.Event(), list[TextClaim]()
     with ExitStack() as stack:
         other = stack.enter_context(queues.open_queue(file))
 
@@ -175,7 +175,7 @@ def test_a_late_answer_is_written_once_though_another_process_is_at_it(store: Pa
             # Whatever came of it here, it is all the other one's.
             assert Counter(row[2] for row in queue_rows(file)) == {"claimed": len(KEYS)}
             assert {row[5] for row in queue_rows(file)} == {claim.token for claim in held}
-            other.give_back()
+            other.release_all()
             return None
 
         first = Process(stack, store, file, Model(first=awake.wait), another_one_takes_it, another_one_goes)
@@ -204,7 +204,7 @@ def test_a_late_refusal_is_not_believed_where_another_process_has_the_text(store
             awake.set()
 
         def another_one_goes() -> str | None:
-            return WAIT if first.pool.told < 3 else other.give_back()
+            return WAIT if first.pool.told < 3 else other.release_all()
 
         model = Model(batch=1, first=refused)
         first = Process(stack, store, file, model, another_one_takes_it, another_one_goes)
@@ -230,7 +230,7 @@ def test_what_is_sent_is_claimed_and_what_is_forgotten_is_written(store: Path, f
         process = Process(stack, store, file, Watched())
         done = process.queue.done
 
-        def watched(claim: Claim, keys: Sequence[str]) -> None:
+        def watched(claim: TextClaim, keys: Sequence[str]) -> None:
             assert {identity.text_hash(text) for text in vectors(store)} >= set(keys)
             seen.extend("done" for _ in keys)
             done(claim, keys)

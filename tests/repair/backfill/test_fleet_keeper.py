@@ -22,8 +22,8 @@ from regraft.fleet import jobs
 from repair.embedding import answers
 from repair.embedding.answers import Keeper, SendingTerms, SpentTotals, StopReason, TextAnswer
 from repair.embedding.budget import LimitReached, Limits, MeteredEmbedder, Permit, Rates
+from repair.embedding.fleet_sending import FleetSender
 from repair.embedding.fleet_texts import EmbedderJson, EmbeddingJob
-from repair.embedding.sender import Sender
 
 SETTINGS = ServerSettings(name="mine", model="m", base_url="http://127.0.0.1:9/v1", price_per_million_tokens=1e6)
 ALL, AT_ONCE = Limits(), Rates()
@@ -47,7 +47,7 @@ def test_what_was_answered_is_claimed_by_nobody(tmp_path: Path) -> None:
     with opened(tmp_path) as keeper:
         assert keeper.claim(["a", "b", "c"], "texts") == ["c"]
         # The first answer is the one that was paid for.
-        assert keeper.answers_of(["a"]) == {"a": TextAnswer(vector=b"1234")}
+        assert keeper.find(["a"]) == {"a": TextAnswer(vector=b"1234")}
         assert keeper.spent("texts").failed == 1
     answers.end_run(tmp_path)
     with opened(tmp_path) as keeper:
@@ -60,9 +60,9 @@ def test_what_was_compared_is_compared_anew_and_counts_for_a_text_that_is_wanted
         keeper.keep({"a": TextAnswer(vector=b"1234"), "b": TextAnswer(vector=b"1234")}, "probes")
         assert keeper.claim(["a", "c"], "probes") == ["c"]
         assert keeper.claim(["a", "c"], "texts") == ["c"]
-        assert keeper.answers_of(["a", "b"]) == {"a": TextAnswer(vector=b"1234")}
+        assert keeper.find(["a", "b"]) == {"a": TextAnswer(vector=b"1234")}
     with opened(tmp_path) as keeper:
-        keeper.compare_anew()
+        keeper.forget_compared()
         assert keeper.claim(["a", "b"], "probes") == ["a", "b"]
         assert keeper.claim(["a", "b"], "texts") == ["b"]
 
@@ -97,7 +97,7 @@ def test_all_that_is_sent_has_one_pace(tmp_path: Path) -> None:
     with opened(tmp_path, rates=Rates(requests=1)) as keeper:
         assert keeper.reserve("probes", 1).seconds == 0
         assert 59 < keeper.reserve("texts", 1).seconds <= 60
-        assert 119 < keeper.leave("texts").reserve(1).seconds <= 120
+        assert 119 < keeper.account("texts").reserve(1).seconds <= 120
 
 
 class Echo:
@@ -126,17 +126,17 @@ def test_a_request_waits_as_long_as_it_is_told(tmp_path: Path) -> None:
     waited: list[float] = []
     with opened(tmp_path, Limits(requests=3), Rates(requests=1)) as keeper:
         meter = MeteredEmbedder(
-            Echo(), keeper.leave("texts"), lambda seconds: waited.append(seconds) or len(waited) == 2
+            Echo(), keeper.account("texts"), lambda seconds: waited.append(seconds) or len(waited) == 2
         )  # type: ignore[func-returns-value]
-        assert meter.embedded(["a"]) == meter.embedded(["b"]) == [b"1234"]
+        assert meter.embed(["a"]) == meter.embed(["b"]) == [b"1234"]
         assert 59 < waited[0] <= 60
         with pytest.raises(Halted):
-            meter.embedded(["c"])
+            meter.embed(["c"])
         # It did not leave, and is not counted.
         assert keeper.spent("texts") == SpentTotals(requests=2, tokens=2)
         keeper.stop(StopReason(reason="enough"))
         with pytest.raises(LimitReached, match="enough"):
-            meter.embedded(["d"])
+            meter.embed(["d"])
 
 
 @pytest.mark.parametrize("limits", [Limits(requests=11), Limits(texts=17), Limits(cost=150.0)])
@@ -145,7 +145,9 @@ def test_no_limit_is_exceeded_by_several_who_send(limits: Limits, tmp_path: Path
         settings = ServerSettings(
             name="mine", model="m", base_url=server.url, batch=Batch(texts=2), parallel=3, price_per_million_tokens=1e6
         )
-        senders = [Sender(ending.enter_context(embedders.open_embedder(settings)), keeper, "texts") for _ in range(3)]
+        senders = [
+            FleetSender(ending.enter_context(embedders.open_embedder(settings)), keeper, "texts") for _ in range(3)
+        ]
         # What the server counts is learnt before many leave at a time.
         senders[0].send(TEXTS[:2])
         threads = [
@@ -164,7 +166,7 @@ def test_no_limit_is_exceeded_by_several_who_send(limits: Limits, tmp_path: Path
         assert spent.answered == len(set(server.texts)) <= (limits.texts or 99)
         assert spent.tokens == sum(map(len, server.texts)) <= (limits.cost or 999)
         assert Counter(server.texts).most_common(1)[0][1] == 1
-        found = keeper.answers_of([key for key, _ in TEXTS])
+        found = keeper.find([key for key, _ in TEXTS])
     assert {key: one.vector for key, one in found.items()} == {
         key: vector_of(text) for key, text in TEXTS if text in server.texts
     }
@@ -175,11 +177,11 @@ def test_vectors_have_a_length_that_some_base_has(lengths: set[int], is_kept: bo
     with FaultServer() as server, opened(tmp_path) as keeper:
         settings = ServerSettings(name="mine", model="m", base_url=server.url)
         with embedders.open_embedder(settings) as embedder:
-            sender = Sender(embedder, keeper, "texts", frozenset(lengths))
+            sender = FleetSender(embedder, keeper, "texts", frozenset(lengths))
             sender.send(TEXTS[:2])
             sender.close()
         stop = keeper.stopped()
-        assert len(keeper.answers_of([key for key, _ in TEXTS])) == (2 if is_kept else 0)
+        assert len(keeper.find([key for key, _ in TEXTS])) == (2 if is_kept else 0)
         assert (None if stop is None else stop.code) == (None if is_kept else "AnswerUnfit")
 
 
@@ -188,7 +190,7 @@ def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
         server.behave = poisoned("text 01", 413)
         settings = ServerSettings(name="mine", model="m", base_url=server.url, batch=Batch(texts=2))
         with embedders.open_embedder(settings) as embedder:
-            sender = Sender(embedder, keeper, "texts")
+            sender = FleetSender(embedder, keeper, "texts")
             sender.send(TEXTS[:4])
             sender.close()
     with answers.open_known_embedder(tmp_path, SETTINGS, "why") as embedder:
@@ -202,8 +204,8 @@ def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
 
 def test_who_only_looks_cannot_send(tmp_path: Path) -> None:
     line = jobs.LibraryJob(command="backfill", options=(), source="library", target=None)
-    look = EmbeddingJob(embedder=EmbedderJson.of(SETTINGS), library=0, line=line, work=str(tmp_path)).supply()
-    with pytest.raises(AssertionError, match="mine was opened to look"):
+    look = EmbeddingJob(embedder=EmbedderJson.of(SETTINGS), library=0, line=line, work=str(tmp_path)).embedder_source()
+    with pytest.raises(AssertionError, match="mine was opened to collect texts"):
         look.opened(look.choose(None))  # type: ignore[arg-type]
 
 
@@ -230,7 +232,7 @@ def test_answers_that_no_run_wrote_are_refused(statement: str, tmp_path: Path) -
     answers.demand_same_embedder(tmp_path, SETTINGS)
     with apsw.Connection(str(tmp_path / answers.ANSWERS_FILE)) as db:
         db.execute(statement)
-    with pytest.raises(WrongUsage, match=r"has no answers of a fleet .*remove the folder"):
+    with pytest.raises(WrongUsage, match=r"is not an answers file of a fleet: .*remove the folder"):
         answers.demand_same_embedder(tmp_path, SETTINGS)
 
 
@@ -245,7 +247,7 @@ def test_what_is_no_database_is_refused_and_what_is_empty_is_not(tmp_path: Path)
 
 def test_a_keeper_that_cannot_be_made_holds_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Keeper, "_recall", lambda _: 1 / 0)
+        patch.setattr(Keeper, "_load_spending", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError) as failed, opened(tmp_path):
             pass
     # Who has the error has the keeper, too, which would hold the file alone.
@@ -258,7 +260,7 @@ def test_a_limit_is_used_up_where_requests_wait_for_their_time(tmp_path: Path) -
     with FaultServer() as server, opened(tmp_path, Limits(requests=6), Rates(requests=1200)) as keeper:
         settings = ServerSettings(name="mine", model="m", base_url=server.url, batch=Batch(texts=1), parallel=4)
         with embedders.open_embedder(settings) as embedder:
-            sender = Sender(embedder, keeper, "texts")
+            sender = FleetSender(embedder, keeper, "texts")
             sender.send(TEXTS)
             sender.close()
         assert keeper.stopped() == StopReason(reason="--max-requests 6 is reached")
@@ -276,12 +278,12 @@ class FullLeave:
         """Fail as a disk does that is full."""
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def give_back(self, tokens: int) -> None:
+    def cancel(self, tokens: int) -> None:
         """Do nothing."""
 
 
 def test_vectors_that_were_paid_for_come_before_what_they_took_cannot_be_noted_down() -> None:
     meter = MeteredEmbedder(Echo(), FullLeave())
-    assert meter.embedded(["a"]) == [b"1234"]
+    assert meter.embed(["a"]) == [b"1234"]
     with pytest.raises(OSError, match="No space left"):
-        meter.embedded(["b"])
+        meter.embed(["b"])

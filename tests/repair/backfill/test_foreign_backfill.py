@@ -62,7 +62,7 @@ def test_an_index_that_can_refuse_a_vector_is_refused_before_anything_is_sent(
     for dry_run in (True, False):
         done = backfill(store, config, *(("--dry-run",) if dry_run else ()))
         assert (done.status, done.document["error"]["code"]) == (2, "RowsMayBeRefused")
-        assert "more is an index that the layout does not have" in done.stderr
+        assert "the index more does not belong to the layout" in done.stderr
     assert contents(store) == before
     assert server.requests == []
     run_sql(index(store), "DROP INDEX more")
@@ -76,6 +76,6 @@ def test_what_cannot_be_written_is_not_paid_for(store: Path, server: FaultServer
     before = index(store).read_bytes()
     done = backfill(store, config)
     assert done.status in (1, 2)
-    assert "fault of regraft" not in done.stderr
+    assert "bug in regraft" not in done.stderr
     assert index(store).read_bytes() == before
     assert server.requests == []

@@ -70,7 +70,7 @@ def test_a_dry_run_without_a_configuration_says_what_it_takes(store: Path) -> No
     assert "# of Base kb, 8 dimensions" in suggestion["snippet"]
     assert suggestion["next"] == [f"regraft backfill {store} --base {KB}"]
     assert "1 request, cost unknown\n" in text
-    assert "Write into regraft.yaml; a key goes into the environment:\n" in text
+    assert "Add this to regraft.yaml, and put the key into the environment:\n" in text
     assert text.endswith(f"Next: {suggestion['next'][0]}\n")
     assert regraft.backfill(store, bases=[KB], dry_run=True).suggestion is not None
 
@@ -79,11 +79,15 @@ def test_a_run_without_a_configuration_ends_with_the_same_advice(store: Path) ->
     with untouched(store):
         planned = run("backfill", store, "--dry-run", "--json").document["suggestion"]
         refused = run("backfill", store, "--json")
-        assert "there is no such file" in said(refused, "EmbedderUnnamed", 2)
+        assert "the file does not exist" in said(refused, "EmbedderUnnamed", 2)
         assert refused.document["error"]["suggestion"]["next"] == planned["next"]
         text = run("backfill", store)
     assert (text.status, text.stdout) == (2, "")
-    for line in ("regraft: regraft.yaml: there is no such file", "    model: embed-small\n", "Next: regraft backfill"):
+    for line in (
+        "regraft: regraft.yaml: the file does not exist",
+        "    model: embed-small\n",
+        "Next: regraft backfill",
+    ):
         assert line in text.stderr
 
 
@@ -212,7 +216,7 @@ def test_a_text_of_two_bases_is_counted_once(store: Path, server: FaultServer, t
     planned = {scope["scope"]: scope["planned"] for scope in backfill(store, config, "--dry-run").document["scopes"]}
     assert (planned[OTHER]["texts"], planned[OTHER]["shared"]) == (0, 2)
     text = run("backfill", store, "--config", config, "--dry-run").stdout
-    assert "  2 texts more: the vector of an equal text\n" in text
+    assert "  2 texts more get the vector of an identical text\n" in text
     done = backfill(store, config)
     sent = [text for text in server.texts if text in LACKING]
     assert sum(one["texts"] for one in planned.values()) == len(sent) == len(LACKING)

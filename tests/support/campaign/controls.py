@@ -31,14 +31,14 @@ def of(name: str | None) -> AbstractContextManager[object]:
 @contextmanager
 def _text() -> Iterator[None]:
     """Show text of the user's as it is."""
-    with mock.patch.object(text, "_not_shown", lambda _: _NOTHING):
+    with mock.patch.object(text, "_hidden_characters", lambda _: _NOTHING):
         yield
 
 
 @contextmanager
 def _source() -> Iterator[None]:
     """Write to what is only to be read."""
-    right = sqlite._unwritten
+    right = sqlite._traceless_source
 
     @contextmanager
     def unwritten(path: Path, work: Path | None) -> Iterator[tuple[str, int]]:
@@ -47,7 +47,7 @@ def _source() -> Iterator[None]:
         with right(path, work) as opened:
             yield opened
 
-    with mock.patch.object(sqlite, "_unwritten", unwritten):
+    with mock.patch.object(sqlite, "_traceless_source", unwritten):
         yield
 
 
@@ -64,7 +64,7 @@ def _books() -> Iterator[None]:
 
     with (
         mock.patch.object(table, "rows", rows),
-        mock.patch.object(migrators.pipeline.base_writer._BaseWriter, "_demand_balance", lambda *_: None),
+        mock.patch.object(migrators.pipeline.base_writer._BaseWriter, "_require_planned_rows", lambda *_: None),
     ):
         yield
 
@@ -85,7 +85,7 @@ def _links() -> Iterator[None]:
 def _undo() -> Iterator[None]:
     """Say that changes were taken back, and take none back."""
     with ExitStack() as stack:
-        for name in ("_take_back_rows", "_take_back_file"):
+        for name in ("_undo_rows", "_undo_file"):
             stack.enter_context(mock.patch.object(repair.changes.undo, name, lambda *_: None))
         yield
 
@@ -93,13 +93,13 @@ def _undo() -> Iterator[None]:
 @contextmanager
 def _vectors() -> Iterator[None]:
     """Change one bit of every vector that an embedder gives."""
-    right = regraft.embedders.server._vector
+    right = regraft.embedders.server._decode_vector
 
     def changed(found: Any) -> bytes | None:
         vector = right(found)
         return None if vector is None else vector[:-4] + bytes([vector[-4] ^ 1]) + vector[-3:]
 
-    with mock.patch.object(regraft.embedders.server, "_vector", changed):
+    with mock.patch.object(regraft.embedders.server, "_decode_vector", changed):
         yield
 
 

@@ -61,7 +61,7 @@ class IoFaults(Campaign):
                 outcome, failed = disturbed(fault)
                 self.figures[FAILED] = self.figures.get(FAILED, 0) + failed
                 yield outcome
-                self.figures["different stores taken up again"] = sum(stage.judged for stage in found)
+                self.figures["different stores taken up again"] = sum(stage.iterate for stage in found)
 
 
 def every_fault(stage: Stage) -> Iterator[Fault]:
@@ -89,7 +89,7 @@ def disturbed(fault: Fault) -> tuple[Outcome, int]:
 
 def judged(stage: Stage, done: Ended) -> str:
     """Say what is wrong with how a disturbed run ended."""
-    if "Traceback" in done.stderr or "fault of regraft" in done.stderr:
+    if "Traceback" in done.stderr or "bug in regraft" in done.stderr:
         return f"it ended with {done.status} and said {done.stderr[-600:]}"
     if stage.sources() != stage.old_sources:
         return "a source changed"

@@ -21,7 +21,7 @@ _RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\
 #: 0 and 1: done, 2: refused. What stops a run midway (3) is the system, a full disk for one, and here nothing does;
 #: or damage that shows when something was changed already, and then it says so.
 _STATUSES = (0, 1, 2)
-_BLAMES_ITSELF = re.compile("fault of regraft|please report")
+_BLAMES_ITSELF = re.compile("bug in regraft|[Pp]lease report")
 _AT_DAMAGE = "stopped at damage"
 _FILE_STATE = tuple[int, int, str]
 #: What is on disk, by its path: kind, time of change, content.

@@ -51,7 +51,7 @@ class Kills(Campaign):
                 chance = self.random(number)
                 way, at = chance.choice(self.ways), chance.randint(1, most)
                 yield killed(stage, way, at, at / most)
-                self.figures["different stores taken up again"] = sum(stage.judged for stage in found)
+                self.figures["different stores taken up again"] = sum(stage.iterate for stage in found)
                 number += 1
 
 
@@ -88,7 +88,7 @@ def _doomed(seconds: float) -> None:
 
 
 def _ended(done: Ended, way: str) -> str:
-    if "Traceback" in done.stderr or "fault of regraft" in done.stderr:
+    if "Traceback" in done.stderr or "bug in regraft" in done.stderr:
         return f"it said {done.stderr[-600:]}"
     expected = (*DONE, KILLED) if way in ("SIGKILL", "any moment") else _ASKED_TO_END
     return "" if done.status in expected else f"it ended with {done.status}: {done.code}"

@@ -51,7 +51,7 @@ class PowerLoss(Campaign):
             while True:
                 cut = cuts[(number - 1) % len(cuts)]
                 yield cut.case(self.random(number), whole=number % SAMPLED == 0)
-                self.figures["different outcomes taken up again"] = sum(len(one.judged) for one in cuts)
+                self.figures["different outcomes taken up again"] = sum(len(one.iterate) for one in cuts)
                 self.figures["images with something in flight"] = sum(one.in_flight for one in cuts)
                 number += 1
 
@@ -66,7 +66,7 @@ class Cuts:
         #: What a file's bytes come to, by their hash, and by place where nothing is in flight.
         self._meaning: dict[bytes, str] = {}
         self._settled: dict[object, str] = {}
-        self.judged: dict[str, str] = {}
+        self.iterate: dict[str, str] = {}
         self.in_flight = 0
         #: For every path of the user's what it may come to: as it was at some moment of the run.
         self._allowed: dict[str, set[str]] = {}
@@ -85,11 +85,11 @@ class Cuts:
         self.in_flight += bool(contents) or len(image) != len(self.journal.names_at(place, None))
         problem = self._odd(meanings)
         mark = hashlib.blake2b(repr(sorted(self._plain(meanings).items())).encode(), digest_size=16).hexdigest()
-        if not problem and (whole or mark not in self.judged):
+        if not problem and (whole or mark not in self.iterate):
             self._write(image, place, contents)
             problem = self._stage.judge_next(mark=f"{mark} {place if whole else ''}")
-            self.judged.setdefault(mark, problem)
-        problem = problem or self.judged.get(mark, "")
+            self.iterate.setdefault(mark, problem)
+        problem = problem or self.iterate.get(mark, "")
         kind = f"{self._stage.scenario.name}: {'in flight' if contents else 'at rest'}"
         return Outcome(kind, problem, f"{self._stage.scenario.name}, cut at {place} of {self.journal.length}")
 

@@ -158,7 +158,7 @@ def command(line: list[str]) -> Callable[[], None]:
 
     def work() -> None:
         # What this process may change is for the command to say.
-        writable._areas.clear()
+        writable._roots.clear()
         sys.argv = ["regraft", *line]
         regraft()
 
@@ -271,7 +271,7 @@ class Stage:
         return self._judged[mark]
 
     @property
-    def judged(self) -> int:
+    def iterate(self) -> int:
         """Return how many different trees were judged by the next run."""
         return len(self._judged)
 

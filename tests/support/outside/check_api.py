@@ -17,6 +17,7 @@ import pytest
 import regraft
 from regraft import api
 from regraft.errors import RegraftError
+from regraft.options import CheckOptions
 
 BACKUP = Path(os.environ["SAMPLE"])
 BASE = "Boat workshop"
@@ -95,7 +96,7 @@ def test_migrate_and_encoded(tmp_path: Path) -> None:
 def test_what_reads(library: Path) -> None:
     before = {path: path.read_bytes() for path in library.rglob("*") if path.is_file()}
     assert BASE in {base.name for base in regraft.inspect(library).bases}
-    assert {one.severity for one in regraft.check(library, level="deep").findings} <= {"note", "warning"}
+    assert {one.severity for one in regraft.check(library, CheckOptions(level="deep")).findings} <= {"note", "warning"}
     with sqlite3.connect(f"{index_of(library).as_uri()}?immutable=1", uri=True) as db:
         text = db.execute("SELECT text FROM search_text ORDER BY rowid").fetchone()[0]
     word = next(word for word in text.split() if word.isalpha() and len(word) > 4)
