@@ -79,10 +79,11 @@ lint: $(VENV)/.linting
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m benchmarks.figures
+	$(BIN)/python benchmarks/prose.py . --max 1.0
 	$(BIN)/pytest -q tests/project/test_installed.py
 
 docs: $(VENV)/.testing
-	$(BIN)/cog -r docs/*.md README.md README.zh.md docs/zh/*.md
+	$(BIN)/cog -r docs/*.md README.md README.zh.md docs/zh/*.md docs/formats/*.md
 
 # What there is to translate, brought into the catalog of a language (docs/translating.md).
 LANGUAGE ?= zh

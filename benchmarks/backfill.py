@@ -34,6 +34,7 @@ from benchmarks import embedding_server
 from benchmarks.compare import ROOT, RunFailed, machine, run
 from benchmarks.generate import CHUNK_CHARACTERS, CREATED_AT
 from benchmarks.vocabulary import Writer
+from regraft.disk import writable
 from regraft.formats.cherry_v2.index.bulk import Material, build_index
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -110,7 +111,8 @@ def make_base(base: Path, texts: int, characters: int) -> None:
 
     index_of(base).parent.mkdir(parents=True)
     (base / "raw").mkdir()
-    build_index(index_of(base), base.name, CREATED_AT, materials(), keep)
+    with writable.allow_writes(base):
+        build_index(index_of(base), base.name, CREATED_AT, materials(), keep)
 
 
 def index_of(base: Path) -> Path:

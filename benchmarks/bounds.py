@@ -274,7 +274,7 @@ def _measure(name: str, folder: Path, sizes: Sizes) -> bool:
     for command in one.commands:
         out = place / f"out-{command.split()[0]}"
         status, peak, seconds, said = _run(command, **{"in": path, "out": out, "place": place})
-        is_fine = 0 < peak <= limit and "Traceback" not in said and "fault of regraft" not in said
+        is_fine = 0 < peak <= limit and "Traceback" not in said and "bug in regraft" not in said
         fine &= is_fine
         mark = "" if is_fine else " **over**"
         print(f"| {name} | {command.split()[0]} | {peak / 1e6:,.0f} MB{mark} | {limit / 1e6:,.0f} MB |", end="")

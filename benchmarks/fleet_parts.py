@@ -160,13 +160,13 @@ class InstantPool:
     count, memory = 64, 1 << 40
 
     def __init__(self) -> None:
-        self.at_work: dict[Any, tuple[PendingTask, float]] = {}
+        self.running: dict[Any, tuple[PendingTask, float]] = {}
 
-    def give(self, task: Task, one: PendingTask) -> None:
-        self.at_work[task.number] = one, 0.0
+    def start_task(self, task: Task, one: PendingTask) -> None:
+        self.running[task.number] = one, 0.0
 
     def answers(self, _: float) -> Iterator[tuple[PendingTask, TaskResult]]:
-        ready, self.at_work = self.at_work, {}
+        ready, self.running = self.running, {}
         for number, (one, _) in ready.items():
             # Ids are of no use to a compression, and differ in each library.
             base = {**_BASE, "id": str(uuid.uuid5(uuid.NAMESPACE_OID, str(number)))}
