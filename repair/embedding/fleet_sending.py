@@ -160,7 +160,7 @@ class FleetSender:
         halted = Event()
         meter = MeteredEmbedder(embedder, keeper.account(kind), halted.wait)
         pool = WorkerPool(embedder.settings.name, meter, embedder.settings.parallel)
-        self._sender = Sender(embedder, self._ending.enter_context(pool), halted.set)
+        self._sender = Sender(embedder, self._ending.enter_context(pool), halted.set, ahead=1)
 
     def send(self, texts: Iterable[KeyedText], step: OnAnswered = lambda _: None) -> None:
         """Send the texts that have no answer, until all have one or the keeper permits no more requests.

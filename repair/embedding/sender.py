@@ -227,9 +227,18 @@ class Sender:
         embedder: whose settings give the batch size; halted when sending stops.
         workers: the threads that send.
         on_halt: called when nothing more may be sent; wakes threads that wait for a permit.
+        ahead: batches per thread that are claimed and not recorded yet. With 1, a killed process loses at most one
+            paid answer per thread.
     """
 
-    def __init__(self, embedder: Embedder, workers: WorkerPool, on_halt: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        embedder: Embedder,
+        workers: WorkerPool,
+        on_halt: Callable[[], None] = lambda: None,
+        ahead: int = _AHEAD,
+    ) -> None:
+        self._ahead = ahead
         self._embedder = embedder
         self._workers = workers
         self._on_halt = on_halt
@@ -260,7 +269,7 @@ class Sender:
         """Claim as many batches as the threads can take; returns whether there is an answer to wait for."""
         # Before claiming: after a long sleep, this process must not take over its own expired claims.
         outbox.renew()
-        while not self._is_over and (room := _AHEAD * self._workers.count - self._in_flight) > 0:
+        while not self._is_over and (room := self._ahead * self._workers.count - self._in_flight) > 0:
             batches = outbox.claim(room)
             if batches is None:
                 break

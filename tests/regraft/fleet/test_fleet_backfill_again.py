@@ -162,7 +162,7 @@ def test_texts_that_a_library_got_meanwhile_are_of_the_next_run(stores: Path, tm
         assert (done.status, done.document["libraries"]) == (3, {"all": 3, "done": 2, "stopped": 1})
         row = rows_in(stores)["anna"]
         assert (row["code"], row["exit_status"]) == ("BackfillStopped", 3)
-        assert row["message"] == "the library was changed meanwhile"
+        assert row["message"] == "the library was changed during the run"
         assert resume(stores).document["libraries"] == {"all": 3, "done": 3}
     assert len(vectors(stores / "anna")) == len(TEXTS) + 4
 
