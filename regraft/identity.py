@@ -142,21 +142,30 @@ def resolve_base(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str
     if known is not None:
         return known
     matching = [base for base, name in names.items() if name.strip() == wanted.strip()]
-    if not matching and len(wanted) >= _SHORTEST_PREFIX:
-        ids = [*((base, base) for base in names), *legacy.items()]
-        matching = list(dict.fromkeys(base for key, base in ids if key.startswith(wanted) and base in names))
-    word = wanted.strip().casefold()
-    if not matching and len(word) >= _SHORTEST_NAME:
-        # The name in any letter case, or else a prefix of it.
-        folded = {base: name.strip().casefold() for base, name in names.items()}
-        matching = [base for base, name in folded.items() if name == word]
-        matching = matching or [base for base, name in folded.items() if name.startswith(word)]
+    matching = matching or _find_by_prefix(wanted, names, legacy) or _find_by_folded_name(wanted, names)
     if not matching:
         listed = join_list(base if name == base else f"{one_line(name)} ({base})" for base, name in names.items())
         raise BaseUnknown(base=wanted, known=listed or "none")
     if len(matching) > 1:
         raise BaseAmbiguous(base=wanted, known=join_list(matching))
     return matching[0]
+
+
+def _find_by_prefix(wanted: str, names: Mapping[str, str], legacy: Mapping[str, str]) -> list[str]:
+    if len(wanted) < _SHORTEST_PREFIX:
+        return []
+    ids = [*((base, base) for base in names), *legacy.items()]
+    return list(dict.fromkeys(base for key, base in ids if key.startswith(wanted) and base in names))
+
+
+def _find_by_folded_name(wanted: str, names: Mapping[str, str]) -> list[str]:
+    """Return the bases with this name in any letter case, or else those whose names start with it."""
+    word = wanted.strip().casefold()
+    if len(word) < _SHORTEST_NAME:
+        return []
+    folded = {base: name.strip().casefold() for base, name in names.items()}
+    same = [base for base, name in folded.items() if name == word]
+    return same or [base for base, name in folded.items() if name.startswith(word)]
 
 
 # Times
