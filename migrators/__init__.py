@@ -1,6 +1,5 @@
 """Migrates knowledge bases from other layouts to the current one: read, plan, write, verify, publish."""
 
-from migrators.pipeline.report import exit_status
 from migrators.pipeline.session import Migration
 from migrators.pipeline.source import Options
 from migrators.registry import import_parquet, migrate, pipeline_of, plan_only
@@ -13,7 +12,6 @@ __all__ = [
     "ModelOverrides",
     "Options",
     "SourcePlan",
-    "exit_status",
     "import_parquet",
     "is_model_id",
     "migrate",

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import apsw
 import msgspec
@@ -21,7 +21,6 @@ from msgspec import UNSET, Struct, UnsetType
 from regraft.disk import sqlite
 from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
-from regraft.report import notices
 from regraft.report.document import Head, Report
 from regraft.report.labels import format_severity_count, severity_heading
 from regraft.report.notices import Severity
@@ -273,19 +272,6 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
             level=self.level or UNSET,
             not_checked=self.not_checked if self.level else UNSET,
         )
-
-    def exit_status(self, fail_on: str) -> int:
-        """Return 1 if a finding is at least as severe as ``fail_on``, or if some checks were not made; else 0.
-
-        Args:
-            fail_on: "error", "warning", "note" or "never".
-        """
-        if fail_on == "never":
-            return 0
-        if self.not_checked:
-            return 1
-        line = cast(Severity, fail_on)
-        return int(any(notices.is_at_least(finding.severity, line) for finding in self.findings))
 
 
 def format_audit(audit: Audit, title: str, *, verbose: bool = False) -> str:

@@ -56,13 +56,6 @@ def write_large_text(db: apsw.Connection, place: tuple[str, str, str], rowid: in
             blob.write(text[start : start + PIECE_BYTES])
 
 
-def text_start(text: RowText, characters: int) -> str:
-    """Return the first characters of a text."""
-    if isinstance(text, str):
-        return text[:characters]
-    return bytes(text[: 4 * characters]).decode("utf-8", "ignore")[:characters]
-
-
 class StoredText(msgspec.Struct, frozen=True):
     """A text in a row of the database or of its temporary tables."""
 

@@ -6,7 +6,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
 
 import msgspec
 from msgspec import UNSET, structs
@@ -246,16 +245,3 @@ def sum_totals(outcomes: list[BaseOutcome]) -> Totals:
         rows=RowsReport(skipped=dict(sorted(skipped.items())), **rows),
         **index,
     )
-
-
-def exit_status(report: MigrationReport, fail_on: str) -> int:
-    """Return 1 if a base failed or a warning is at least as severe as ``fail_on``, else 0.
-
-    ``fail_on`` is error, warning, note or never.
-    """
-    if fail_on == "never":
-        return 0
-    line = cast(notices.Severity, fail_on)
-    if any(base.status == "failed" for base in report.bases):
-        return 1
-    return int(any(notices.is_at_least(notices.EVERY_CODE[one.code].severity, line) for one in report.warnings))

@@ -1,1 +1,1 @@
-"""processes."""
+"""Child processes, how they are started, and how a run is stopped."""

@@ -24,6 +24,9 @@ from regraft.report.notices import Severity
 from repair.changes.files import size_on_disk
 from repair.changes.store import Store
 
+#: Name of a finding, and its base.
+FindingKey = tuple[str, str | None]
+
 # --- salvaged files in the report (docs/commands.md, "regraft repair") -----------------------------------------------
 
 
@@ -199,7 +202,7 @@ class Plan(msgspec.Struct):
     changes: list[Change] = msgspec.field(default_factory=list)
     left: list[Unresolved] = msgspec.field(default_factory=list)
     #: Findings, with their bases, that must no longer exist after the run.
-    resolves: set[tuple[str, str | None]] = msgspec.field(default_factory=set)
+    resolves: set[FindingKey] = msgspec.field(default_factory=set)
     #: Bases that the run creates, each with the names of errors that its rows may have inherited from the source. Any
     #: other error undoes the run.
     new_bases: dict[str, frozenset[str]] = msgspec.field(default_factory=dict)
@@ -252,7 +255,7 @@ class Plan(msgspec.Struct):
 #: Findings of an audit, by base.
 FindingsByBase = Mapping[str | None, list[Finding]]
 #: Names of resolved findings, with their bases.
-ResolvedFindings = set[tuple[str, str | None]]
+ResolvedFindings = set[FindingKey]
 
 
 def group_by_name(findings: Iterable[Finding]) -> dict[str, list[Finding]]:

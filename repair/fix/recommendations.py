@@ -29,7 +29,7 @@ from regraft.report import notices
 from regraft.stores.systems import Located
 from regraft.text import path_argument
 from repair.changes.options import GcOptions, RepairOptions
-from repair.changes.plan import Plan, Unresolved
+from repair.changes.plan import FindingKey, Plan, Unresolved
 from repair.changes.store import Store
 from repair.cherry_v2 import gc, indexing, rescue, upgrade
 from repair.cherry_v2.from_source import LACKING
@@ -39,8 +39,6 @@ from repair.cherry_v2.rules import planner
 _MODES = ("--salvage", "--adopt")
 #: Findings that commands resolve only in some cases. A command is kept only if a plan resolves the finding.
 _ONLY_IF_PLANNED = frozenset({v2.BASE_FAILED})
-#: Name of a finding, and its base.
-FindingKey = tuple[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -249,7 +247,7 @@ def add_rescue_hints(
     return replace(audit, findings=findings, opening=_opening(rescued, resolved, command_line))
 
 
-def _opening(plan: Plan, resolved: Mapping[tuple[str, str | None], str | None], command_line: CommandLine) -> str:
+def _opening(plan: Plan, resolved: Mapping[FindingKey, str | None], command_line: CommandLine) -> str:
     """Summary of what a rescue brings back, shown first; "" if nothing."""
     of_bases = {
         base: command for (name, base), command in resolved.items() if name in (v2.BASE_FAILED, v2.BASE_NO_INDEX)
@@ -304,9 +302,9 @@ def _would_collect(store: Store) -> bool:
     return (v2.LEFTOVER, None) in planned.resolves
 
 
-def _resolved_by_rescue(plan: Plan) -> dict[tuple[str, str | None], str | None]:
+def _resolved_by_rescue(plan: Plan) -> dict[FindingKey, str | None]:
     """Findings that a rescue resolves, with the command line if it needs an option."""
-    resolved: dict[tuple[str, str | None], str | None] = dict.fromkeys(plan.resolves)
+    resolved: dict[FindingKey, str | None] = dict.fromkeys(plan.resolves)
     for left in plan.left:
         if left.finding in _RESCUABLE and left.repair is not None:
             resolved[left.finding, left.base] = left.repair
@@ -317,7 +315,7 @@ def _resolved_by_rescue(plan: Plan) -> dict[tuple[str, str | None], str | None]:
 
 
 def _with_rescue(
-    finding: Finding, plan: Plan, resolved: dict[tuple[str, str | None], str | None], command_line: CommandLine
+    finding: Finding, plan: Plan, resolved: dict[FindingKey, str | None], command_line: CommandLine
 ) -> Iterator[Finding]:
     """Yield a finding with what a rescue restores of it and, separately, the rest."""
     key = finding.name, finding.base

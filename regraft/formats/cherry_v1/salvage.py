@@ -122,11 +122,6 @@ def hash_bytes(raw: bytes) -> bytes:
     return blake2b(raw, digest_size=_HASH_BYTES).digest()
 
 
-def parse_loader_id(row_id: bytes) -> bytes:
-    """Return the loader id in a row id."""
-    return row_id.rpartition(b"_")[0]
-
-
 def examine_row(row: FoundRow, known: Collection[bytes]) -> FoundChunk:
     """Determine what a row proves on its own.
 

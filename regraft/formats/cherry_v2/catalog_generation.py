@@ -30,7 +30,6 @@ PROVIDERS, MODELS, BASES, ITEMS = "user_provider", "user_model", "knowledge_base
 #: Tables that link assistants and agents to bases. Deleting a base would delete these rows, so bases are updated in
 #: place.
 ASSISTANT_LINKS, AGENT_LINKS = "assistant_knowledge_base", "agent_knowledge_base"
-LINKS = (ASSISTANT_LINKS, AGENT_LINKS)
 
 _TIMES = ("created_at", "updated_at")
 #: Search settings of earlier generations. They follow from the model and are never copied from another catalog.

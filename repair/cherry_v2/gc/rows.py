@@ -38,10 +38,6 @@ NAMES = (
     *(v2.VECTOR_UNEXPECTED, v2.LEFTOVER),
 )
 BY_NAME = {v2.VECTOR_UNEXPECTED, v2.LEFTOVER}
-#: Findings whose files are removed without being named if another copy exists.
-UNLESS_COPIED = {v2.RAW_ORPHAN, v2.INDEX_ORPHAN}
-
-
 #: Findings about schema objects that never run and do not affect rows.
 _BESIDE_ROWS = {v2.FOREIGN_TRIGGER, v2.FOREIGN_VIEW, v2.FOREIGN_INDEX}
 
