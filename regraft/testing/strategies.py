@@ -88,7 +88,8 @@ _PATHS = (
     "a b.md",
 )
 _IDS = tuple(f"item-{number}" for number in range(8))
-_SEPARATORS = ("", "\n\n", " ", "🎉")
+#: All blank: any other text between two units is a part that no unit covers (``unit.missing``).
+_SEPARATORS = ("", "\n\n", " ", "\u3000")
 #: Bodies that several materials share.
 _SHARED = ("one", "two", "three words here", "🎉", "")
 

@@ -227,8 +227,8 @@ class Sender:
         embedder: whose settings give the batch size; halted when sending stops.
         workers: the threads that send.
         on_halt: called when nothing more may be sent; wakes threads that wait for a permit.
-        ahead: batches per thread that are claimed and not recorded yet. With 1, a killed process loses at most one
-            paid answer per thread.
+        ahead: batches per thread that are claimed and not recorded yet; None: three. With 1, a killed process loses
+            at most one paid answer per thread.
     """
 
     def __init__(
@@ -236,9 +236,9 @@ class Sender:
         embedder: Embedder,
         workers: WorkerPool,
         on_halt: Callable[[], None] = lambda: None,
-        ahead: int = _AHEAD,
+        ahead: int | None = None,
     ) -> None:
-        self._ahead = ahead
+        self._ahead = _AHEAD if ahead is None else ahead
         self._embedder = embedder
         self._workers = workers
         self._on_halt = on_halt
