@@ -8,17 +8,17 @@ from regraft.language import tr
 _BACKUP = tr(
     "Restore the file from a backup. AngelMemory rebuilds the index of files, and a collection, if they are missing."
 )
-_PERSON = tr("You have to decide; the message says what about.")
-_RECONCILE = tr("`regraft reconcile`, which makes the collection follow the records.")
-_REPAIR = tr("`regraft repair`, which makes the records follow `raw/`.")
+_PERSON = tr("Needs your decision. The message shows the options.")
+_RECONCILE = tr("`regraft reconcile` updates the collection to match the records.")
+_REPAIR = tr("`regraft repair` updates the records to match the files in `raw/`.")
 _GC = tr("`regraft gc`.")
 
 UNREADABLE = register(
     "error",
     "angel.unreadable",
     tr(
-        "A database of the data folder, or `raw/`, is missing, damaged, or of a layout that is "
-        "not known. What could not be read was not checked."
+        "A database in the data folder, or `raw/`, is missing, damaged, or has an unknown layout. "
+        "Anything that could not be read was not checked."
     ),
     _BACKUP,
 )
@@ -26,60 +26,61 @@ STATE = register(
     "error",
     "angel.state",
     tr("The state file is missing or cannot be read: AngelMemory would embed everything again at its next sync."),
-    tr("`regraft reconcile`, which writes the provider whose vectors are there."),
+    tr("`regraft reconcile` writes a state file that names the provider whose vectors exist."),
     "reconcile",
 )
 SHORT_ID_SEQUENCE = register(
     "error",
     "angel.short-id-sequence",
-    tr("The next short id is one that a record has: the system cannot store new notes, or gives an id twice."),
-    tr("`regraft repair`, which sets it behind the highest."),
+    tr(
+        "The counter for short ids points at an id that is already in use: the system cannot store new "
+        "notes, or assigns an id twice."
+    ),
+    tr("`regraft repair` sets the counter above the highest id in use."),
     "repair",
 )
 SHORT_ID_DOUBLE = register(
     "error",
     "angel.short-id-double",
     tr("Several records have the same short id, so it does not identify a note."),
-    tr("`regraft repair`: the record that was stored first keeps it, the others get new ones."),
+    tr("`regraft repair` keeps the id on the oldest record and assigns new ids to the others."),
     "repair",
 )
 FILE_OUTSIDE = register(
     "error",
     "angel.file-outside",
-    tr("The path of a record leads out of `raw/`. The system refuses to read it."),
+    tr("A record's path points outside `raw/`. The system refuses to read it."),
     _PERSON,
 )
 FILE_MISSING = register(
     "error",
     "angel.file-missing",
-    tr("The file of records is gone from `raw/`, or the system would not read it."),
-    tr("`regraft repair`, which removes the records; or putting the file back."),
+    tr("A file that has records is missing from `raw/`, or the system would not read it."),
+    tr("Put the file back, or let `regraft repair` remove its records."),
     "repair",
 )
 FILE_UNREADABLE = register(
-    "warning", "angel.file-unreadable", tr("A file below `raw/` cannot be read: its records were not checked."), _PERSON
+    "warning", "angel.file-unreadable", tr("A file in `raw/` cannot be read, so its records were not checked."), _PERSON
 )
 RECORD_CHANGED = register(
     "error",
     "angel.record-changed",
-    tr("What a file gives now is not what its records say: source ids, tags, leaf headings, number of lines."),
+    tr("A file and its records disagree: source ids, tags, leaf headings or number of lines."),
     _REPAIR,
     "repair",
 )
-RECORD_MISSING = register(
-    "warning", "angel.record-missing", tr("A file below `raw/` has no record."), _REPAIR, "repair"
-)
+RECORD_MISSING = register("warning", "angel.record-missing", tr("A file in `raw/` has no record."), _REPAIR, "repair")
 PROVIDER_CHANGED = register(
     "error",
     "angel.provider-changed",
-    tr("The provider in use is not the one that the state file names, and its vectors are still to be made."),
+    tr("The configured provider is not the one in the state file, and its vectors have not been made yet."),
     _RECONCILE,
     "reconcile",
 )
 VECTOR_MISSING = register(
     "error",
     "angel.vector-missing",
-    tr("A record with tags has no vector: search by meaning does not find it."),
+    tr("A record with tags has no vector: vector search does not find it."),
     _RECONCILE,
     "reconcile",
 )
@@ -87,54 +88,66 @@ DOCUMENT_STALE = register(
     "error",
     "angel.document-stale",
     tr(
-        "A vector is of another text than the record's tags give. The system's own sync compares ids and never sees it."
+        "A vector was made from a different text than the record's current tags. The system's own sync "
+        "compares only ids and does not notice."
     ),
     _RECONCILE,
     "reconcile",
 )
 DIMENSION = register(
-    "error", "angel.dimension", tr("A vector has another length than its collection's."), _RECONCILE, "reconcile"
+    "error",
+    "angel.dimension",
+    tr("A vector's length differs from its collection's dimensions."),
+    _RECONCILE,
+    "reconcile",
 )
 VECTOR_UNUSABLE = register(
     "error",
     "angel.vector-unusable",
     tr(
-        "A vector is all zeros, holds NaN or infinity, has a norm too large for single precision, or is lost with the "
-        "files of its segment."
+        "A vector is all zeros, contains NaN or infinity, has a norm too large for single precision, or "
+        "was lost with the files of its segment."
     ),
     _RECONCILE,
     "reconcile",
 )
 VECTOR_ORPHAN = register(
-    "warning", "angel.vector-orphan", tr("A vector of no record, or of one without tags."), _RECONCILE, "reconcile"
+    "warning",
+    "angel.vector-orphan",
+    tr("A vector belongs to no record, or to a record without tags."),
+    _RECONCILE,
+    "reconcile",
 )
 METADATA = register(
     "warning",
     "angel.metadata",
-    tr("A vector's metadata is not its record's source id."),
-    tr("`regraft reconcile`, which makes the collection follow the records; nothing is embedded for it."),
+    tr("A vector's metadata does not match its record's source id."),
+    tr("`regraft reconcile` updates the collection to match the records, without embedding anything."),
     "reconcile",
 )
 FULL_TEXT = register(
     "error",
     "angel.full-text",
     tr(
-        "The full-text index in a provider's `chroma.sqlite3` is damaged, or lacks the texts of documents. "
-        "Chroma fails on every write to the database."
+        "The full-text index in a provider's `chroma.sqlite3` is damaged, or does not contain the texts "
+        "of all documents. Chroma then fails on every write to the database."
     ),
-    tr("`regraft repair`, which rebuilds the index from the documents; nothing is embedded or deleted for it."),
+    tr("`regraft repair` rebuilds the index from the documents. Nothing is embedded or deleted."),
     "repair",
 )
 RELATION_DANGLING = register(
-    "warning", "angel.relation-dangling", tr("A note or a memory has a tag id that no tag has."), _GC, "gc"
+    "warning", "angel.relation-dangling", tr("A note or memory refers to a tag that does not exist."), _GC, "gc"
 )
 RELATION_ORPHAN = register(
     "warning", "angel.relation-orphan", tr("A tag refers to a note or memory that does not exist."), _GC, "gc"
 )
-TAG_UNUSED = register("warning", "angel.tag-unused", tr("A tag that no note and no memory has."), _GC, "gc")
+TAG_UNUSED = register("warning", "angel.tag-unused", tr("A tag is not used by any note or memory."), _GC, "gc")
 PROVIDER_LEFTOVER = register(
     "warning",
     "angel.provider-leftover",
-    tr("The folder of a provider that is not in use. The system never removes one."),
-    tr("Nothing, where it may be used again. `gc` moves it to the trash with `--only angel.provider-leftover`."),
+    tr("The folder belongs to a provider that is not in use. The system never removes such folders."),
+    tr(
+        "Keep it if the provider may be used again. Otherwise `regraft gc --only "
+        "angel.provider-leftover` moves it to the trash."
+    ),
 )

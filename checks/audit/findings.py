@@ -338,12 +338,15 @@ def _sum(audit: Audit) -> str:
 # --- findings of any SQLite file: can it be read, and does it have the schema of its layout --------------------------
 
 
-PERSON = tr("You have to decide; the message says what about.")
+PERSON = tr("Needs your decision. The message shows the options.")
 
 UNREADABLE = register(
     "error",
     "file.unreadable",
-    tr("A catalog or an index is not a SQLite file, is cut off, holds none of the known tables, or may not be read."),
+    tr(
+        "A catalog or an index is not a SQLite file, is truncated, contains none of the known tables, "
+        "or cannot be opened for lack of permission."
+    ),
     tr(
         "Correct the permissions, or restore the file from a backup. For a v2 index: `regraft repair "
         "--from SOURCE`, if another copy of the data has its texts and vectors; otherwise `regraft "
@@ -353,7 +356,10 @@ UNREADABLE = register(
 CORRUPT = register(
     "error",
     "file.corrupt",
-    tr("SQLite itself finds the file damaged, or stops while reading it. What could not be read was not checked."),
+    tr(
+        "SQLite reports the file as damaged, or fails while reading it. Anything that could not be read "
+        "was not checked."
+    ),
     tr(
         "Restore the file from a backup. For a v2 index: `regraft repair --from SOURCE`, if another "
         "copy of the data has its texts and vectors; otherwise `regraft repair --salvage`, which "
@@ -364,77 +370,80 @@ HOT_JOURNAL = register(
     "warning",
     "file.hot-journal",
     tr("The file has the journal of an unfinished transaction. It was checked as if the transaction were rolled back."),
-    tr("`regraft repair`, or starting the application once: both take the transaction back."),
+    tr("`regraft repair`, or starting the application once. Both roll the transaction back."),
     "repair",
 )
 SCHEMA_MISSING = register(
     "error",
     "schema.missing",
-    tr("A table, column, key, check, index or trigger of the layout is missing, or does something else."),
-    tr("`regraft upgrade`, which rebuilds the layout and keeps the rows."),
+    tr("A table, column, key, constraint, index or trigger of the layout is missing, or has a different definition."),
+    tr("`regraft upgrade` rebuilds the layout and keeps all rows."),
     "upgrade",
 )
 SCHEMA_VERSION = register(
     "error",
     "schema.version",
-    tr("The version in the file is not the layout's. The application would empty this file when it opens the base."),
     tr(
-        "`regraft upgrade`, unless the version is newer than regraft knows. Until then, do not "
-        "open the base with the application."
+        "The schema version stored in the file does not match the layout. The application would empty "
+        "this file when it opens the base."
+    ),
+    tr(
+        "`regraft upgrade`, unless the version is newer than regraft supports. Do not open the base in "
+        "the application before that."
     ),
     "upgrade",
 )
 SCHEMA_PREVIEW = register(
     "error",
     "schema.preview",
-    tr("The single table of a preview build is here; the application does not see its vectors."),
-    tr("`regraft upgrade`, which makes the layout of the rows, with every vector."),
+    tr("The file has the single table of a preview build. The application does not see its vectors."),
+    tr("`regraft upgrade` converts the rows to the current layout, with every vector."),
     "upgrade",
 )
 FOREIGN_TRIGGER = register(
     "error",
     "schema.foreign-trigger",
     tr(
-        "A trigger that the layout does not have, or a trigger of the layout with other effects. The next "
-        "program that changes a row runs it; regraft never does. In the application's catalog, only triggers on "
-        "knowledge tables count."
+        "The file has a trigger that is not part of the layout, or a layout trigger with a different "
+        "definition. Any program that changes a row runs it; regraft never does. In the application's "
+        "catalog, only triggers on knowledge tables count."
     ),
-    tr("`regraft repair`, which drops it, and creates a trigger of the layout again."),
+    tr("`regraft repair` drops it, and recreates triggers of the layout."),
     "repair",
 )
 FOREIGN_VIEW = register(
     "error",
     "schema.foreign-view",
     tr(
-        "A view, which the layout does not have. One in the place of a table is never read: "
-        "what should be there cannot be checked."
+        "The file has a view, which is not part of the layout. If it replaces a table, it is not read, "
+        "and the data that belongs there cannot be checked."
     ),
-    tr("`regraft repair`, which drops it; for one in the place of a table, a backup of the file."),
+    tr("`regraft repair` drops it. If it replaces a table, restore the file from a backup."),
     "repair",
 )
 FOREIGN_COLUMN = register(
     "error",
     "schema.foreign-column",
     tr(
-        "In a table of the layout: a column more, one that follows from others, a key that "
-        "carries changes on to other rows, a rule that replaces rows or calls a function; or a "
-        "virtual table in its place. Commands that would change such rows refuse."
+        "A table of the layout has an extra column, a generated column, a cascading foreign key, a "
+        "conflict clause that replaces rows, or a constraint that calls a function; or it is a virtual "
+        "table. Commands that would change its rows refuse to run."
     ),
     PERSON,
 )
 FOREIGN_INDEX = register(
     "note",
     "schema.foreign-index",
-    tr("An index that the layout does not have, as newer releases may add one. It stays."),
+    tr("The file has an index that is not part of the layout, as newer releases may add. It is kept."),
     tr("Nothing needs to be fixed."),
 )
 FOREIGN_TEXT_INDEX = register(
     "error",
     "schema.foreign-text-index",
     tr(
-        "An index on a table that SQLite keeps the full-text index in: where a text changes, "
-        "SQLite calls itself without end. Commands that would change texts refuse."
+        "The file has an index on one of the internal tables of the full-text index. Changing a text "
+        "then makes SQLite recurse endlessly, so commands that would change texts refuse to run."
     ),
-    tr("`regraft repair`, which drops it."),
+    tr("`regraft repair` drops it."),
     "repair",
 )

@@ -18,14 +18,14 @@ FOREIGN_COLUMN = audit_findings.FOREIGN_COLUMN
 FOREIGN_INDEX = audit_findings.FOREIGN_INDEX
 FOREIGN_TEXT_INDEX = audit_findings.FOREIGN_TEXT_INDEX
 
-_REINDEX = tr("Indexing the item again in the application.")
-_PERSON = tr("You have to decide; the message says what about.")
+_REINDEX = tr("Index the item again in the application.")
+_PERSON = tr("Needs your decision. The message shows the options.")
 
 META_MISSING = register(
     "error",
     "meta.missing",
-    tr("The identity row is missing: the application would start an empty index."),
-    tr("`regraft repair`: the id is the name of the folder."),
+    tr("The identity row is missing: the application would create an empty index."),
+    tr("`regraft repair` takes the id from the name of the folder."),
     "repair",
 )
 META_BASE = register(
@@ -34,10 +34,10 @@ META_BASE = register(
 CONTENT_HASH = register(
     "error",
     "content.hash",
-    tr("A text does not match its hash, or what is stored is not text."),
+    tr("A text does not match its hash, or the stored value is not text."),
     tr(
-        "`regraft repair`: the text is put together from its bodies where that gives the hash; "
-        "else it gets its own hash."
+        "`regraft repair` reassembles the text from its bodies if the result has the stored hash; "
+        "otherwise it updates the hash."
     ),
     "repair",
 )
@@ -45,16 +45,16 @@ CONTENT_ORPHAN = register(
     "warning",
     "content.orphan",
     tr("A text that no material and no unit refers to."),
-    tr("`regraft gc`. It costs space, and no search goes wrong."),
+    tr("`regraft gc`. The row takes up space but does not affect searches."),
     "gc",
 )
 NO_CONTENT = register(
     "error",
     "material.no-content",
-    tr("A material with units refers to no text, or to a missing one."),
+    tr("A material with units refers to no text, or to one that is missing."),
     tr(
-        "`regraft repair --from SOURCE`, where another copy of the data has the text; else `regraft repair`, where all "
-        "units name one text that is there."
+        "`regraft repair --from SOURCE` if another copy of the data has the text; otherwise `regraft "
+        "repair` if all units refer to the same existing text."
     ),
     "repair",
 )
@@ -62,42 +62,40 @@ PATH_UNSAFE = register(
     "error",
     "material.path-unsafe",
     tr(
-        "A path below `raw/` that is not valid: absolute, with `..`, a backslash or NUL, inside "
-        "`.cherry`, not normalised, or not UTF-8."
+        "A path in `raw/` is invalid: it is absolute, contains `..`, a backslash or NUL, is inside "
+        "`.cherry`, is not normalized, or is not UTF-8."
     ),
-    tr("`regraft repair`, which gives the material and its item a new name."),
+    tr("`regraft repair` renames the material and its item."),
     "repair",
 )
 PATH_CLASH = register(
     "warning",
     "material.path-clash",
-    tr("Two paths that are one where letter case or Unicode normalisation is ignored."),
-    tr("Renaming one of the files in the application, before the base moves to such a disk."),
+    tr("Two paths are the same on disks that ignore letter case or Unicode normalization."),
+    tr("Rename one of the files in the application before the base is moved to such a disk."),
 )
 NO_UNITS = register(
     "warning",
     "material.no-units",
-    tr("A material has a text and no unit: nothing finds it."),
+    tr("A material has a text but no units: searches do not find it."),
     tr(
-        "`regraft repair --from SOURCE`, where another copy of the data has its units; else `regraft backfill`, which "
-        "gives the text its former units back where bodies of all of them are left, and cuts it again where not."
+        "`regraft repair --from SOURCE` if another copy of the data has its units; otherwise `regraft "
+        "backfill`, which restores the former units if all of their bodies still exist, and splits the "
+        "text again if not."
     ),
     "backfill",
 )
 UNIT_OFFSETS = register(
     "error",
     "unit.offsets",
-    tr(
-        "The place that a unit names in its text (in UTF-16 units) does not hold the unit's "
-        "body, or lies beyond the text."
-    ),
-    tr("`regraft repair`, where the body is found once in the text."),
+    tr("A unit's offsets (in UTF-16 units) do not match its body, or are beyond the end of the text."),
+    tr("`regraft repair`, if the body occurs exactly once in the text."),
     "repair",
 )
 UNIT_ID = register(
     "error",
     "unit.id",
-    tr("A unit's id is wrong: it has to be the hash of the unit's own fields."),
+    tr("A unit's id is not the hash of the unit's fields."),
     tr("`regraft repair`."),
     "repair",
 )
@@ -105,29 +103,35 @@ UNIT_GAP = register(
     "warning",
     "unit.gap",
     tr("The units of a material are not numbered 0, 1, 2, …."),
-    tr("`regraft repair`, which renumbers them."),
+    tr("`regraft repair` renumbers them."),
     "repair",
 )
 UNIT_MISSING = register(
     "warning",
     "unit.missing",
-    tr("Part of the text of a material is in none of its units, as after a salvage: no search finds that part."),
+    tr(
+        "Part of a material's text is not covered by any of its units, as can happen after a salvage. "
+        "Searches do not find that part."
+    ),
     _REINDEX,
 )
 UNIT_CONTENT = register(
-    "error", "unit.content", tr("A unit is of another text than its material, or of a material that is gone."), _REINDEX
+    "error",
+    "unit.content",
+    tr("A unit refers to a different text than its material, or its material is missing."),
+    _REINDEX,
 )
 NO_BODY = register(
     "error",
     "unit.no-body",
     tr("A unit has no body: no search finds it."),
-    tr("`regraft repair`: the body is cut from the text."),
+    tr("`regraft repair` cuts the body from the text."),
     "repair",
 )
 BODY_ID = register(
     "error",
     "body.id",
-    tr("A body's id is wrong: it has to be the hash of the body's own fields."),
+    tr("A body's id is not the hash of the body's fields."),
     tr("`regraft repair`."),
     "repair",
 )
@@ -136,54 +140,56 @@ BODY_HASH = register(
     "body.hash",
     tr("A body does not match its hash: its vector belongs to another text."),
     tr(
-        "`regraft repair`: where the place in the text has that hash, the body is cut from it "
-        "and its vector is right; else the body gets its own hash, and its vector has to be "
-        "made."
+        "`regraft repair`: if the slice of the text has the stored hash, the body is restored from it "
+        "and its vector is kept; otherwise the hash is updated, and the vector has to be made again."
     ),
     "repair",
 )
 BODY_ORPHAN = register(
     "warning",
     "body.orphan",
-    tr("A body whose unit is gone; searches still find it."),
-    tr("`regraft repair --only body.orphan`, where the ids prove the unit, which is written again; else `regraft gc`."),
+    tr("A body's unit is missing, but searches still find the body."),
+    tr(
+        "`regraft repair --only body.orphan` restores the unit if the ids prove what it was; otherwise "
+        "`regraft gc` removes the body."
+    ),
     "gc",
 )
 BODY_ROWID = register(
     "error",
     "body.rowid",
-    tr("The number of a body in the full-text index is missing, duplicated, or not in that index."),
+    tr("A body's row number in the full-text index is missing, duplicated, or not in that index."),
     tr("`regraft repair`."),
     "repair",
 )
 FTS_DESYNC = register(
     "error",
     "fts.desync",
-    tr("The full-text index does not hold what the bodies say: word searches go wrong."),
-    tr("`regraft repair`, which rebuilds the full-text index."),
+    tr("The full-text index does not match the bodies: keyword searches give wrong results."),
+    tr("`regraft repair` rebuilds the full-text index."),
     "repair",
 )
 VECTOR_MISSING = register(
     "error",
     "embedding.missing",
-    tr("A body without a vector, in a base with a model: no vector search finds it."),
+    tr("A body has no vector although the base has a model: vector search does not find it."),
     tr(
-        "`regraft repair --from SOURCE`, where another copy of the data has the vector; else `regraft backfill`, "
-        "which embeds the body."
+        "`regraft repair --from SOURCE` if another copy of the data has the vector; otherwise `regraft "
+        "backfill`, which embeds the body."
     ),
     "backfill",
 )
 VECTOR_ORPHAN = register(
     "warning",
     "embedding.orphan",
-    tr("A vector that no body names."),
-    tr("`regraft gc`. It costs space, and no search goes wrong."),
+    tr("A vector is not referenced by any body."),
+    tr("`regraft gc`. The row takes up space but does not affect searches."),
     "gc",
 )
 VECTOR_UNEXPECTED = register(
     "warning",
     "embedding.unexpected",
-    tr("Vectors in a base without a model, which is searched by words alone."),
+    tr("A base without a model has vectors. It is searched by keywords only."),
     tr(
         "`regraft repair --only embedding.unexpected --model ID` sets the model of the base to the one "
         "that made the vectors, and keeps them. If searching by words is enough, `regraft gc --only "
@@ -195,13 +201,13 @@ VECTOR_LENGTH = register(
     "error",
     "embedding.length",
     tr(
-        "A stored value is not a vector, or a vector does not have the dimensions of the catalog. Where the catalog "
-        "has none: another length than most vectors of the file."
+        "A stored value is not a vector, or a vector's length differs from the dimensions in the "
+        "catalog (if the catalog has none: from the length of most vectors in the file)."
     ),
     tr(
-        "`regraft repair --from SOURCE`, where another copy of the data has the right vector; else `regraft backfill`, "
-        "which embeds its text again; `regraft repair` only removes the vector. Where most vectors contradict the "
-        "catalog: `base.dimensions` first."
+        "`regraft repair --from SOURCE` if another copy of the data has the right vector; otherwise "
+        "`regraft backfill`, which embeds the text again. `regraft repair` alone only removes the "
+        "vector. If most vectors contradict the catalog, fix `base.dimensions` first."
     ),
     "backfill",
 )
@@ -209,31 +215,33 @@ VECTOR_NON_FINITE = register(
     "error",
     "embedding.non-finite",
     tr(
-        "A vector with NaN or infinity: the released application throws on every vector query "
-        "of the base, so that no search with a model answers. Or one whose norm is too large for single precision, "
-        "so that no search can rank it."
+        "A vector contains NaN or infinity, which makes every vector query of the base fail in the "
+        "released application; or its norm is too large for single precision, so that no search can "
+        "rank it."
     ),
     tr(
-        "`regraft repair --from SOURCE`, where another copy of the data has the right vector; else `regraft backfill`, "
-        "which embeds its text again; `regraft repair` only drops the vector."
+        "`regraft repair --from SOURCE` if another copy of the data has the right vector; otherwise "
+        "`regraft backfill`, which embeds the text again. `regraft repair` alone only removes the "
+        "vector."
     ),
     "backfill",
 )
 VECTOR_ZERO = register(
     "warning",
     "embedding.zero",
-    tr("A vector of zeros: vector search never finds it."),
+    tr("A vector is all zeros: vector search never finds its text."),
     tr(
-        "`regraft repair --from SOURCE`, where another copy of the data has the right vector; else `regraft backfill`, "
-        "which embeds its text again; `regraft repair` only drops the vector."
+        "`regraft repair --from SOURCE` if another copy of the data has the right vector; otherwise "
+        "`regraft backfill`, which embeds the text again. `regraft repair` alone only removes the "
+        "vector."
     ),
     "backfill",
 )
 VECTOR_DUPLICATE = register(
     "note",
     "embedding.duplicate",
-    tr("Three or more texts share one vector bit for bit: the embedder may have failed without saying so."),
-    tr("A look at the texts; if they differ in meaning, indexing their items again."),
+    tr("Three or more texts have bit-identical vectors: the embedder may have failed without reporting an error."),
+    tr("Compare the texts. If they differ in meaning, index their items again."),
 )
 ITEM_NO_MATERIAL = register(
     "warning",
@@ -243,21 +251,27 @@ ITEM_NO_MATERIAL = register(
         "so searches do not find it. The severity is note if the records say that v1 had no rows for it."
     ),
     tr(
-        "`regraft rescue`, where its rows are still in the vector file of v1; `regraft repair --from SOURCE`, where "
-        "another copy of the data has its text; else `regraft backfill`, where its text can be read from `raw/`; else "
-        "indexing the item again in the application."
+        "`regraft rescue` if v1's vector file still has its rows; `regraft repair --from SOURCE` if "
+        "another copy of the data has its text; `regraft backfill` if its text can be read from `raw/`; "
+        "otherwise index the item again in the application."
     ),
     "backfill",
 )
 ITEM_NOT_INDEXED = register(
     "note",
     "item.not-indexed",
-    tr("A completed url or note that was never indexed, or whose rows were not carried."),
-    tr("`regraft backfill` for a note. A url has to be indexed again in the application: nothing is fetched here."),
+    tr("A completed URL or note was never indexed, or its rows were not migrated."),
+    tr(
+        "`regraft backfill` for a note. A URL has to be indexed again in the application, because "
+        "regraft does not fetch anything."
+    ),
     "backfill",
 )
 ITEM_NO_BASE = register(
-    "error", "item.no-base", tr("An item of a base that does not exist. The application does not show it."), _PERSON
+    "error",
+    "item.no-base",
+    tr("An item refers to a base that does not exist. The application does not show it."),
+    _PERSON,
 )
 ITEM_STATUS = register(
     "error",
@@ -273,18 +287,18 @@ ITEM_DATA = register(
     "error",
     "item.data",
     tr(
-        "An item's data is not what its type needs, or has what its type does not have: the "
-        "application refuses the base's whole list."
+        "An item's data lacks a field that its type requires, or has a field that its type does not "
+        "allow. The application then refuses to load the base's list."
     ),
-    tr("`regraft repair`, where what is missing can be derived; else a backup of the catalog."),
+    tr("`regraft repair` if the missing values can be derived; otherwise restore the catalog from a backup."),
     "repair",
 )
 ITEM_CONTAINER = register(
     "warning",
     "item.container",
     tr(
-        "A folder's status is not what its children make it, or an item's folder is missing, not a folder, or "
-        "inside itself."
+        "A folder's status contradicts its children, or an item's folder is missing, is not a folder, "
+        "or is inside itself."
     ),
     tr("`regraft repair`."),
     "repair",
@@ -293,13 +307,12 @@ ITEM_PATH_IS_ID = register(
     "note",
     "item.path-is-id",
     tr(
-        "A folder's file whose path is its own id, as releases 2.0.0 to 2.0.3 and earlier "
-        "builds gave it: the application shows that id for its name. It is searched like any "
-        "other."
+        "A file in a folder has its own id as its path, as written by releases 2.0.0 to 2.0.3 and "
+        "earlier builds. The application shows the id instead of a name. Searches are not affected."
     ),
     tr(
-        "`regraft repair --only item.path-is-id`, which gives folders and their files readable "
-        "paths; never `regraft repair` by itself."
+        "`regraft repair --only item.path-is-id` gives folders and their files readable paths. `regraft "
+        "repair` without that option does not change them."
     ),
     "repair",
 )
@@ -316,37 +329,37 @@ ITEM_TOMBSTONE = register(
     "error",
     "item.tombstone",
     tr(
-        "A folder that the upgrade left behind: an error where its rows are still there to be "
-        "brought back, else a warning."
+        "A folder failed in the application's upgrade. An error if its rows can still be recovered, "
+        "otherwise a warning."
     ),
     tr(
-        "`regraft rescue`, where the vector file of v1 has its rows; else deleting the folder "
-        "in the application and adding it again."
+        "`regraft rescue` if v1's vector file has its rows; otherwise delete the folder in the "
+        "application and add it again."
     ),
 )
 CATALOG_VALUE = register(
     "error",
     "catalog.value",
     tr(
-        "A base or an item has a value of a type that its column does not hold, such as bytes "
-        "for its name: the application cannot read the row."
+        "A base or an item has a value of the wrong type for its column, such as bytes for a name: the "
+        "application cannot read the row."
     ),
-    tr("You have to decide: remove or correct the row, or restore a backup of the catalog."),
+    tr("Needs your decision: remove or correct the row, or restore the catalog from a backup."),
 )
 BASE_STATUS = register(
     "error",
     "base.status",
-    tr("Status, error, model, dimensions and search mode of a base do not go together."),
+    tr("Status, error, model, dimensions and search mode of a base contradict each other."),
     tr(
-        "`regraft repair`, where the vectors tell what is right; `regraft repair --model ID`, "
-        "where only a person knows whose they are."
+        "`regraft repair` if the vectors show what is right; `regraft repair --model ID` if only you "
+        "know which model made them."
     ),
     "repair",
 )
 BASE_MODEL = register(
     "error",
     "base.model",
-    tr("A base names a model that does not exist."),
+    tr("A base refers to a model that does not exist."),
     tr(
         "Add the model in the application under the same id. While a base is migrated or installed, "
         "`--map-model OLD=NEW` gives it another model of the profile, and `--recreate-model` and `regraft install "
@@ -356,28 +369,29 @@ BASE_MODEL = register(
 BASE_EXISTS = register(
     "error",
     "base.exists",
-    tr("The profile has a base, folder or item of the same id already, with other content. `install` says so."),
+    tr("The profile already has a base, folder or item with the same id and different content. Reported by `install`."),
     tr(
-        "`regraft install --as-new` installs the base beside it under new ids, and `--name NAME` gives it another "
-        "name. The base that is there is never changed: `regraft explain move`."
+        "`regraft install --as-new` installs the base under new ids, next to the existing one; `--name "
+        "NAME` renames it. The existing base is never changed: see `regraft explain move`."
     ),
 )
 MODEL_INCOMPLETE = register(
     "error",
     "model.incomplete",
     tr(
-        "A model of the user's own lacks its name, what it can do, or whether it streams: the "
-        "application reads no model at all then."
+        "A custom model lacks its name, its capabilities, or its streaming flag. The application then "
+        "reads no models at all."
     ),
-    tr("Completing or deleting the model's row; a backup of the database."),
+    tr("Complete or delete the model's row, or restore the database from a backup."),
 )
 BASE_DIMENSIONS = register(
     "error",
     "base.dimensions",
-    tr("The catalog gives another number of dimensions than most vectors have."),
+    tr("The dimensions in the catalog differ from the length of most vectors."),
     tr(
-        "`regraft repair`, where all vectors have the same number. Else a person has to find out which are right: "
-        "where the catalog is, `regraft repair --only embedding.length` removes the others, to be embedded again."
+        "`regraft repair` if all vectors have the same length. Otherwise you have to decide which "
+        "length is right: if the catalog is right, `regraft repair --only embedding.length` removes the "
+        "other vectors so that they can be embedded again."
     ),
     "repair",
 )
@@ -385,13 +399,13 @@ BASE_FAILED = register(
     "error",
     "base.failed",
     tr(
-        "A base that failed at the upgrade or at a migration: an error where `regraft rescue` "
-        "can bring it back, else a warning."
+        "A base failed in the upgrade or in a migration. An error if `regraft rescue` can recover it, "
+        "otherwise a warning."
     ),
     tr(
-        "`regraft rescue`, where the vector file of v1 has its rows; `regraft repair --only base.failed`, where its "
-        "index is complete: nothing is embedded. Else `regraft restore`, or restoring it in the application: both make "
-        "a new base and embed everything again."
+        "`regraft rescue` if v1's vector file has its rows; `regraft repair --only base.failed` if its "
+        "index is complete (nothing is embedded). Otherwise `regraft restore`, or restoring it in the "
+        "application: both create a new base and embed everything again."
     ),
     "repair",
 )
@@ -400,61 +414,63 @@ BASE_NO_INDEX = register(
     "base.no-index",
     tr("A completed base has no index file."),
     tr(
-        "`regraft repair --from SOURCE`, where another copy of the data has its texts and vectors (in a profile that "
-        "still has the vector file of v1: `regraft rescue`); else `regraft backfill`, which builds the index again "
-        "from raw files and notes and embeds it. The base keeps its id."
+        "`regraft repair --from SOURCE` if another copy of the data has its texts and vectors (in a "
+        "profile that still has v1's vector file: `regraft rescue`); otherwise `regraft backfill`, "
+        "which rebuilds the index from raw files and notes and embeds it. The base keeps its id."
     ),
     "backfill",
 )
 INDEX_ORPHAN = register(
     "warning",
     "index.orphan",
-    tr("A base's folder that no row of the catalog names."),
+    tr("A base's folder is not listed in the catalog."),
     tr(
-        "`regraft repair --only index.orphan --adopt`, which lists the base again with what its index and files tell. "
-        "It costs space, and no search goes wrong: `gc` removes it only with `--only index.orphan`."
+        "`regraft repair --only index.orphan --adopt` lists the base again, with the details that its "
+        "index and files provide. The folder takes up space but does not affect searches; `gc` removes "
+        "it only with `--only index.orphan`."
     ),
     "repair --only index.orphan --adopt",
 )
 MATERIAL_ORPHAN = register(
     "warning",
     "material.orphan",
-    tr("A material without an item, or of an item that is being deleted."),
+    tr("A material has no item, or its item is being deleted."),
     tr(
-        "`regraft repair --only material.orphan --adopt`, which lists the item again. It is kept otherwise: "
-        "`reconcile` deletes it only with `--only material.orphan`."
+        "`regraft repair --only material.orphan --adopt` lists the item again. Otherwise the material "
+        "is kept: `reconcile` deletes it only with `--only material.orphan`."
     ),
     "repair --only material.orphan --adopt",
 )
 MATERIAL_PATH = register(
     "error",
     "material.path",
-    tr("Index and item do not give the same path."),
-    tr("`regraft reconcile`: the index follows the catalog."),
+    tr("The index and the item have different paths."),
+    tr("`regraft reconcile` updates the index to match the catalog."),
     "reconcile",
 )
 RAW_MISSING = register(
     "warning",
     "raw.missing",
     tr(
-        "A material's file is gone. Its text is found; it cannot be indexed again. The virtual "
-        "paths of folders' files do not count: their own id, or below their folder's prefix."
+        "A material's file is missing. Its text can be searched, but the file cannot be indexed again. "
+        "Virtual paths of files in folders (their own id, or a path below the folder's prefix) do not "
+        "count."
     ),
-    tr("A full backup, or adding the file again."),
+    tr("Restore the file from a full backup, or add it again."),
 )
 RAW_CHANGED = register(
     "warning",
     "raw.changed",
-    tr("The snapshot of a url or note is not the text that was indexed."),
-    tr("Indexing the item again, which takes the snapshot as it is now."),
+    tr("The snapshot of a URL or note differs from the text that was indexed."),
+    tr("Index the item again; the current snapshot is used."),
 )
 RAW_ORPHAN = register(
     "warning",
     "raw.orphan",
-    tr("A file in `raw/`, older than an hour, that no item names."),
+    tr("A file in `raw/`, older than an hour, belongs to no item."),
     tr(
-        "`regraft gc`, where another file or an indexed text is the same. It costs space, and nothing else: where it "
-        "may be the only copy, `gc` removes it only with `--only raw.orphan`."
+        "`regraft gc` if another file or an indexed text has the same content. The file only takes up "
+        "space; if it may be the only copy, `gc` removes it only with `--only raw.orphan`."
     ),
     "gc",
 )
@@ -462,8 +478,8 @@ LEFTOVER = register(
     "note",
     "v1.leftover",
     tr(
-        "Vector files of v1 are still on disk. While something can be rescued from them: the "
-        "application's own clean-up of old data deletes them, those of failed bases, too."
+        "Vector files of v1 are still on disk. The application's clean-up of old data deletes them, "
+        "including those of failed bases, even while something could still be rescued from them."
     ),
     tr(
         "`regraft gc --v1-leftovers` removes the files whose vectors are all in v2. `regraft check "
@@ -474,8 +490,8 @@ STALE_COPY = register(
     "note",
     "catalog.stale-copy",
     tr(
-        "A `cherrystudio.sqlite` in the profile's root beside the live one in `Data/`: a "
-        "left-over of a beta. The application does not open it, and it is never read here."
+        "The profile's root contains a `cherrystudio.sqlite` in addition to the live one in `Data/`, "
+        "left over from a beta. The application does not open it, and regraft does not read it."
     ),
     tr("Nothing needs to be fixed. The application's own clean-up of old data deletes it."),
 )
@@ -483,20 +499,17 @@ PENDING = register(
     "error",
     "catalog.pending",
     tr(
-        "A restore is staged or being put into place, or a reset waits: what is written now is "
-        "thrown away at the next start. A record of either that cannot be read counts as "
-        "pending. Every command that writes refuses."
+        "A restore is staged or in progress, or a reset is pending: anything written now is discarded "
+        "at the next start. A record of either that cannot be read counts as pending. Every command "
+        "that writes refuses to run."
     ),
-    tr(
-        "Starting the application once, letting it finish, and quitting it. Before a reset: "
-        "copying what you want to keep."
-    ),
+    tr("Start the application once, let it finish, and quit it. Before a reset, copy what you want to keep."),
 )
 
 
 BACKUP_SLIM = register(
     "note",
     "backup.slim",
-    tr("A slim backup has only the database: the rows of its bases, but not their indexes and files."),
-    tr("Nothing is wrong. A full backup, or the profile that it was made of, has the rest."),
+    tr("A slim backup contains only the database: the rows of its bases, but not their indexes and files."),
+    tr("Nothing is wrong. A full backup, or the profile that was backed up, has the rest."),
 )

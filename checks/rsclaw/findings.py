@@ -9,39 +9,40 @@ from checks.audit.findings import register
 from regraft.language import tr
 
 _BACKUP = tr(
-    "A backup of `kb.redb`, taken while rsclaw was not running; regraft never writes this file. Files that came after "
-    "it are of no document then: `regraft gc` must wait until they are added once more."
+    "Restore a backup of `kb.redb` that was taken while rsclaw was not running; regraft never "
+    "writes this file. Files added after the backup then belong to no document: do not run `regraft "
+    "gc` until you have added them again."
 )
 _ADD_AGAIN = tr(
-    "`rsclaw kb add` of what the document was made of; where rsclaw says that it is there already, `rsclaw kb rm DOC` "
-    "first."
+    "Add the document's source again with `rsclaw kb add`. If rsclaw reports that it already "
+    "exists, run `rsclaw kb rm DOC` first."
 )
 _NEVER_WRITTEN = tr("Restore `kb.redb` from a backup in which the rows are correct. regraft never writes this file.")
-_START = tr("Starting rsclaw: it takes back what a worker that is gone had claimed.")
+_START = tr("Start rsclaw: it releases the jobs that a terminated worker had claimed.")
 
 UNREADABLE = register(
     "error",
     "kb.unreadable",
-    tr("`kb.redb` cannot be read as a whole, or a folder of files cannot. What could not be read was not checked."),
+    tr("Part of `kb.redb`, or of a folder of files, cannot be read. Anything that could not be read was not checked."),
     _BACKUP,
 )
 PAGE = register(
     "error",
     "kb.page",
-    tr("A page of `kb.redb` is damaged: the rows in it are lost. What hangs on those rows is not judged."),
+    tr("A page of `kb.redb` is damaged, and its rows are lost. Data that depends on those rows is not checked."),
     _BACKUP,
 )
 ROW = register(
     "error",
     "kb.row",
-    tr("A row is not of the form that rsclaw writes. What hangs on it is not judged."),
+    tr("A row does not have the format that rsclaw writes. Data that depends on it is not checked."),
     _BACKUP,
 )
 FILE_OUTSIDE = register(
     "error",
     "kb.file-outside",
-    tr("The path of a document or of a ledger entry leads out of `md/` and `raw/`. It is not followed."),
-    tr("`rsclaw kb rm DOC` of the document, once you have seen where its path leads."),
+    tr("The path of a document or of a ledger entry points outside `md/` and `raw/`. It is not followed."),
+    tr("Look at where the path points, then remove the document with `rsclaw kb rm DOC`."),
 )
 FILE_MISSING = register(
     "error",
@@ -50,16 +51,19 @@ FILE_MISSING = register(
         "The file of a document is missing or cannot be read. The severity is note if the document was "
         "removed or replaced by a newer version: rsclaw deletes such files itself."
     ),
-    tr("Putting the file back from a backup; else `rsclaw kb add` of what the document was made of."),
+    tr("Restore the file from a backup; otherwise add the document's source again with `rsclaw kb add`."),
 )
 FILE_CHANGED = register(
     "error",
     "kb.file-changed",
     tr(
-        "A file is not the one that rsclaw wrote: chunks and vectors are of the former text. A warning for the file "
-        "that the document was made of; a note where the document was removed, or an older version."
+        "A file has changed since rsclaw wrote it: chunks and vectors belong to the old text. Warning "
+        "for the source file of a document; note if the document was removed or is an older version."
     ),
-    tr("Putting the former file back from a backup; or `rsclaw kb add` of the new text, and `rsclaw kb rm DOC`."),
+    tr(
+        "Restore the old file from a backup; or add the new text with `rsclaw kb add` and remove the "
+        "old document with `rsclaw kb rm DOC`."
+    ),
 )
 FILE_ORPHAN = register(
     "warning",
@@ -71,72 +75,78 @@ FILE_ORPHAN = register(
         "garbage: the database may be new, or older than the files."
     ),
     tr(
-        "Nothing, where its text is to be added again; else `rsclaw kb compact`. `gc` moves it to the trash with "
-        "`--only kb.file-orphan`. What is a note may stay."
+        "Keep it if you want to add its text again; otherwise run `rsclaw kb compact`. `regraft gc "
+        "--only kb.file-orphan` moves it to the trash. Notes need no action."
     ),
 )
 URL_TWINS = register(
     "warning",
     "kb.url-twins",
     tr(
-        "Several documents are of one page, each as a source of its own: every version of the page is found beside "
-        "the others. A note where the addresses differ, and are likely to lead to one page."
+        "Several documents come from the same web page under different sources, so searches find every "
+        "version of the page. A note if the addresses differ but probably lead to the same page."
     ),
     tr("Remove outdated documents with `rsclaw kb rm DOC`. You have to decide which ones are outdated."),
 )
 SUPERSEDED = register(
     "warning",
     "kb.superseded",
-    tr("A version older than the one in use is still active. No search finds it, and it takes room."),
-    tr("`rsclaw kb rm DOC` of the older version."),
+    tr("An older version of a document is still active. Searches do not find it, but it takes up space."),
+    tr("Remove the older version with `rsclaw kb rm DOC`."),
 )
 ROLLED_BACK = register(
     "note",
     "kb.rolled-back",
     tr(
-        "The pointer to the latest version of a source names an older version than another active document has: the "
-        "source was rolled back. Searches find the version that the pointer names."
+        "A source's latest-version pointer refers to an older version than that of another active "
+        "document: the source was rolled back. Searches find the version that the pointer refers to."
     ),
-    tr("Nothing, if the rollback is meant. `rsclaw kb add` of the newer text makes it the latest version again."),
+    tr(
+        "Nothing, if the rollback is intended. Otherwise `rsclaw kb add` with the newer text makes it "
+        "the latest version again."
+    ),
 )
 UNREACHABLE = register(
     "warning",
     "kb.unreachable",
     tr("A document is not visible to anyone: it is private without an owner, or its visibility is unknown."),
-    tr("`rsclaw kb visibility DOC …`, which says who may see it."),
+    tr("`rsclaw kb visibility DOC …` sets who may see it."),
 )
 TOMBSTONE_EXPIRED = register(
     "warning",
     "kb.tombstone-expired",
-    tr("A document was removed more than 30 days ago, and its row, chunks and vectors are still there."),
-    tr("`rsclaw kb compact`, if your version of rsclaw lets go of rows; else they do nothing but take room."),
+    tr("A document was removed more than 30 days ago, but its row, chunks and vectors still exist."),
+    tr("`rsclaw kb compact`, if your version of rsclaw deletes such rows; otherwise they only take up space."),
 )
 LATEST = register(
     "error",
     "kb.latest",
-    tr("What says which version of a source is the latest is missing, or names another document or version."),
+    tr("A source's latest-version pointer is missing, or refers to a wrong document or version."),
     _ADD_AGAIN,
 )
 JOB_FAILED = register(
     "error",
     "kb.job-failed",
-    tr("rsclaw has given up cutting and embedding a document. Its ledger entry stays pending for ever."),
+    tr("rsclaw has given up splitting and embedding a document. Its ledger entry stays pending forever."),
     _ADD_AGAIN,
 )
 JOB_STALE = register(
     "warning",
     "kb.job-stale",
-    tr("A job is said to be running, and its worker's claim is over, or missing."),
+    tr("A job is marked as running, but its worker's claim has expired or is missing."),
     _START,
 )
 LEDGER_PENDING = register(
     "warning",
     "kb.ledger-pending",
     tr(
-        "A ledger entry is open, and no job is there that would settle it. A note where a job has been waiting for "
-        "more than a day."
+        "A ledger entry is open, but no job exists that would complete it. A note if a job has been "
+        "waiting for more than a day."
     ),
-    tr("`rsclaw kb compact`, which settles what is indexed; `rsclaw kb add` of what is still open after that."),
+    tr(
+        "Run `rsclaw kb compact`, which completes the entries of indexed documents; add documents whose "
+        "entries are still open with `rsclaw kb add`."
+    ),
 )
 QUEUE = register(
     "warning",
@@ -148,49 +158,49 @@ DEDUPE = register(
     "warning",
     "kb.dedupe",
     tr(
-        "What keeps one thing from being done twice names a job that is not waiting or running: the document may "
-        "never be indexed again. A note where it lacks a job."
+        "A deduplication entry refers to a job that is neither waiting nor running, so the document may "
+        "never be indexed again. A note if it refers to no job."
     ),
     _NEVER_WRITTEN,
 )
 CHUNK_RANGE = register(
     "error",
     "kb.chunk-range",
-    tr("The range of a chunk is outside its document's text, or ends before it begins."),
+    tr("A chunk's range is outside its document's text, or ends before it begins."),
     _ADD_AGAIN,
 )
 CHUNK_ID = register(
     "warning",
     "kb.chunk-id",
-    tr("The id of a chunk does not follow from its source, its number and its text."),
+    tr("A chunk's id cannot be derived from its source, number and text."),
     _ADD_AGAIN,
 )
 CHUNK_ORPHAN = register(
     "warning",
     "kb.chunk-orphan",
-    tr("A chunk belongs to a missing document, or has another version or source than its document."),
+    tr("A chunk belongs to a missing document, or its version or source differs from its document's."),
     _NEVER_WRITTEN,
 )
 CHUNK_INDEX = register(
     "error",
     "kb.chunk-index",
-    tr("A chunk is not listed under its source, or what is listed there is not a chunk."),
+    tr("A chunk is not listed under its source, or a listed entry is not a chunk."),
     _ADD_AGAIN,
 )
 DIMENSIONS = register(
     "error",
     "kb.dimensions",
     tr(
-        "Chunks that are searched have vectors of several lengths, or vectors that no search can rank: empty, all "
-        "zeros, not finite, with a norm too large for single precision, no numbers."
+        "Searchable chunks have vectors of different lengths, or vectors that no search can rank: "
+        "empty, all zeros, not finite, not numeric, or with a norm too large for single precision."
     ),
     _ADD_AGAIN,
 )
 EMBEDDERS = register(
     "warning",
     "kb.embedders",
-    tr("Chunks that are searched were embedded by several embedders: their vectors do not compare."),
-    tr("`rsclaw kb add` of the documents of the other embedder, with the one that is in use."),
+    tr("Searchable chunks were embedded by different embedders, so their vectors cannot be compared."),
+    tr("Add the documents of the other embedder again with `rsclaw kb add`, using the current embedder."),
 )
 ENTITY = register(
     "warning",
@@ -208,36 +218,36 @@ SNAPSHOT = register(
     "warning",
     "kb.snapshot",
     tr(
-        "The snapshot of the vector index is not of the chunks that there are, or cannot be read: a search by meaning "
-        "misses some, or comes to nothing."
+        "The snapshot of the vector index does not match the chunks, or cannot be read: vector search "
+        "misses some chunks, or returns nothing."
     ),
-    tr("`regraft reconcile`, which moves it away: rsclaw rebuilds it at its next start."),
+    tr("`regraft reconcile` moves it to the trash; rsclaw rebuilds it at its next start."),
     "reconcile",
 )
 FULL_TEXT = register(
     "warning",
     "kb.full-text",
-    tr("The full-text index has another number of texts than there are chunks, or cannot be read."),
-    tr("`regraft reconcile`, which moves it away: rsclaw rebuilds it at its next start."),
+    tr("The number of texts in the full-text index differs from the number of chunks, or the index cannot be read."),
+    tr("`regraft reconcile` moves it to the trash; rsclaw rebuilds it at its next start."),
     "reconcile",
 )
 
-_AGAIN = tr("rsclaw kb add reads the document once more")
+_AGAIN = tr("rsclaw kb add reads the document again")
 #: Advice for messages: rsclaw's own commands, for findings that regraft does not fix.
 ADVICE = {
     FILE_OUTSIDE: tr("rsclaw kb rm DOC removes a document"),
-    FILE_MISSING: tr("put it back from a backup, or add the document once more by rsclaw kb add"),
-    FILE_CHANGED: tr("put it back from a backup, or add the new text by rsclaw kb add"),
-    URL_TWINS: tr("rsclaw kb rm DOC removes one that is out of date"),
+    FILE_MISSING: tr("restore it from a backup, or add the document again with rsclaw kb add"),
+    FILE_CHANGED: tr("restore it from a backup, or add the new text with rsclaw kb add"),
+    URL_TWINS: tr("rsclaw kb rm DOC removes an outdated one"),
     SUPERSEDED: tr("rsclaw kb rm DOC removes it"),
-    UNREACHABLE: tr("rsclaw kb visibility DOC says who may see it"),
+    UNREACHABLE: tr("rsclaw kb visibility DOC sets who may see it"),
     LATEST: _AGAIN,
     JOB_FAILED: _AGAIN,
-    JOB_STALE: tr("rsclaw takes it back at its next start"),
-    LEDGER_PENDING: tr("rsclaw kb compact settles what is indexed"),
+    JOB_STALE: tr("rsclaw releases it at its next start"),
+    LEDGER_PENDING: tr("rsclaw kb compact completes the entries of indexed documents"),
     CHUNK_RANGE: _AGAIN,
     CHUNK_ID: _AGAIN,
     CHUNK_INDEX: _AGAIN,
     DIMENSIONS: _AGAIN,
-    EMBEDDERS: tr("rsclaw kb add embeds a document with the embedder that is in use"),
+    EMBEDDERS: tr("rsclaw kb add embeds a document with the current embedder"),
 }

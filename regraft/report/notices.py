@@ -493,7 +493,7 @@ PROFILE_MOVED = register(
     "note",
     "profile_moved",
     "v1.moved",
-    tr("The application's settings name another folder for its data; that folder was read."),
+    tr("The application's settings specify a different data folder; that folder was read."),
 )
 SLIM_BACKUP = register(
     "run",

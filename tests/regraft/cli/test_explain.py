@@ -28,7 +28,7 @@ def test_every_finding_code_and_error_is_explained():
 def test_a_finding_says_what_mends_it_and_which_codes_it_is():
     done = run("explain", "item.tombstone", "v1.no-vectors", "missing_vector_store", "TargetNotOurs")
     assert done.status == 0
-    assert "item.tombstone  (finding, error)\n  A folder that the upgrade left behind" in done.stdout
+    assert "item.tombstone  (finding, error)\n  A folder failed in the application's upgrade" in done.stdout
     assert "  What to do: `regraft rescue`" in done.stdout
     assert "  Codes of a migration: missing_vector_store" in done.stdout
     assert "  Finding of regraft check: v1.no-vectors" in done.stdout
