@@ -107,7 +107,7 @@ def a_row_under_the_key_of_another(store: RsclawStore) -> None:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-@planting("kb.file-missing", "error", "1 file missing: md/doc/new--", "New (", "put it back from a backup")
+@planting("kb.file-missing", "error", "1 file missing: md/doc/new--", "New (", "restore it from a backup")
 def a_text_that_is_gone(store: RsclawStore) -> None:
     (store.root / doc(store, "New")["markdown_path"]).unlink()
 
