@@ -32,7 +32,9 @@ from regraft.language import tr
 from regraft.stores.systems import Located
 
 #: The problem of every store of a preview build that has rows.
-INVISIBLE = tr("in the layout of preview builds: the application sees none of its rows, `regraft migrate` carries them")
+INVISIBLE = tr(
+    "in the layout of a preview build: the application does not see its rows; `regraft migrate` migrates them"
+)
 _TRAP = tr("; a vector index that only libSQL can read makes other programs count 0 rows")
 
 

@@ -149,7 +149,7 @@ def _check_records(state: _StoreAudit) -> None:
         doubles = f"SELECT note_short_id FROM {RECORDS} WHERE note_short_id IS NOT NULL GROUP BY 1 HAVING count(*) > 1"
         for (number,) in db.execute(f"{doubles} ORDER BY 1"):
             state.findings.add(
-                angel.SHORT_ID_DOUBLE, tr("{n} that several records have"), noun="short id", sample=number
+                angel.SHORT_ID_DOUBLE, tr("{n} shared by several records"), noun="short id", sample=number
             )
         _check_relations(db, state.findings)
 
@@ -164,10 +164,10 @@ def _check_relations(db: apsw.Connection, findings: FindingCollector) -> None:
                 angel.RELATION_DANGLING, message, noun="relation", sample=tr("{owner}: tag {tag}", owner=owner, tag=tag)
             )
         for (owner,) in db.execute(f"SELECT {key} FROM {table} WHERE {orphaned} ORDER BY 1"):
-            message = tr("{{n}} of a missing {kind}", kind=kind)
+            message = tr("{{n}} belonging to a missing {kind}", kind=kind)
             findings.add(angel.RELATION_ORPHAN, message, noun="relation", sample=owner)
     for (name,) in db.execute(f"SELECT name FROM {TAGS} WHERE {UNUSED} ORDER BY id"):
-        findings.add(angel.TAG_UNUSED, tr("{n} that no note and no memory has"), noun="tag", sample=name)
+        findings.add(angel.TAG_UNUSED, tr("{n} not used by any note or memory"), noun="tag", sample=name)
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -175,18 +175,19 @@ def _check_relations(db: apsw.Connection, findings: FindingCollector) -> None:
 _SAID = {
     FileState.CHANGED: (
         angel.RECORD_CHANGED,
-        tr("{n} changed since the records were made; the next scan of the system would see that"),
+        tr("{n} changed since the records were made; the system's next scan would notice"),
         tr(
-            "{n} changed since the records were made, under an old time of change: no scan of the system would see that"
+            "{n} changed since the records were made, but with an old modification time: the system's scan "
+            "would not notice"
         ),
     ),
     FileState.NEW: (
         angel.RECORD_MISSING,
-        tr("{n} without a record; the next scan of the system would make it"),
-        tr("{n} without a record that the system takes for read: no scan of it would make one"),
+        tr("{n} without a record; the system's next scan would make it"),
+        tr("{n} without a record, but marked as read by the system: its scan would not make one"),
     ),
-    FileState.GONE: (angel.FILE_MISSING, *[tr("{n} missing that records refer to")] * 2),
-    FileState.OUTSIDE: (angel.FILE_OUTSIDE, *[tr("{n} of records leading out of raw/")] * 2),
+    FileState.GONE: (angel.FILE_MISSING, *[tr("{n} missing although records refer to it")] * 2),
+    FileState.OUTSIDE: (angel.FILE_OUTSIDE, *[tr("{n} of records pointing outside raw/")] * 2),
 }
 
 
@@ -289,16 +290,19 @@ def _check_vectors(state: _StoreAudit, used: Providers, folder: ProviderFolder) 
             found.missing = []
     for name, message, noun, keys in (
         (angel.VECTOR_MISSING, tr("{n} without a vector"), "record", found.missing),
-        (angel.DOCUMENT_STALE, tr("{n} of another text than the record's tags give"), "vector", found.stale),
+        (angel.DOCUMENT_STALE, tr("{n} made from a different text than the record's tags"), "vector", found.stale),
         (
             angel.DIMENSION,
-            tr("{{n}} of another length than the {dimension} dimensions of the collection", dimension=found.dimension),
+            tr(
+                "{{n}} whose length differs from the {dimension} dimensions of the collection",
+                dimension=found.dimension,
+            ),
             "vector",
             found.lengths,
         ),
-        (angel.VECTOR_UNUSABLE, tr("{n} of zeros, with NaN or infinity, or lost"), "vector", found.unusable),
-        (angel.VECTOR_ORPHAN, tr("{n} of no record"), "vector", found.orphans),
-        (angel.METADATA, tr("{n} whose metadata is not the source id"), "vector", found.metadata),
+        (angel.VECTOR_UNUSABLE, tr("{n} of all zeros, with NaN or infinity, or lost"), "vector", found.unusable),
+        (angel.VECTOR_ORPHAN, tr("{n} belonging to no record"), "vector", found.orphans),
+        (angel.METADATA, tr("{n} whose metadata is not its source id"), "vector", found.metadata),
     ):
         for key in keys:
             state.findings.add(name, message, noun=noun, sample=key)

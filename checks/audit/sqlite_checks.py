@@ -83,14 +83,14 @@ def find_foreign_views(db: apsw.Connection, tables: Iterable[str]) -> Iterator[F
     for name, _, _ in read_schema_objects(db, "view"):
         if name.lower() in own:
             yield ForeignObject(
-                finding=audit_findings.FOREIGN_VIEW, name=name, message=tr("{n} in the place of a table"), noun="view"
+                finding=audit_findings.FOREIGN_VIEW, name=name, message=tr("{n} instead of a table"), noun="view"
             )
         else:
             dropped = f"DROP VIEW {untrusted_sqlite.quote_name(name)}"
             yield ForeignObject(
                 finding=audit_findings.FOREIGN_VIEW,
                 name=name,
-                message=tr("{n} that the layout does not have"),
+                message=tr("{n} that is not part of the layout"),
                 noun="view",
                 mended=(dropped,),
             )
@@ -106,7 +106,7 @@ def report_replaced_table(table: str, what: str) -> ForeignObject:
 def find_full_text_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
     """Yield indexes on the internal tables of a full-text index."""
     for name in full_text_shadow_indexes(db):
-        message = tr("{n} on the tables of the full-text index")
+        message = tr("{n} on an internal table of the full-text index")
         yield ForeignObject(
             finding=audit_findings.FOREIGN_TEXT_INDEX,
             name=name,
@@ -134,7 +134,7 @@ def find_foreign_on_tables(
     for name, table, _ in read_schema_objects(db, "trigger"):
         if table.lower() in own and name.lower() not in known:
             dropped = f"DROP TRIGGER {untrusted_sqlite.quote_name(name)}"
-            message = tr("{n} on a table that is changed here, which the layout does not have")
+            message = tr("{n} that is not part of the layout, on a table that would be changed")
             found.append(
                 ForeignObject(
                     finding=audit_findings.FOREIGN_TRIGGER,

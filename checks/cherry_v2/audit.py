@@ -537,8 +537,8 @@ def _check_folder(
             leftovers.append((path.name, path.stat().st_size))
         elif rows is not None:
             message = tr(
-                "{n} that no row of the catalog names: repair --only index.orphan --adopt lists such bases again, and "
-                "gc removes them with --only index.orphan alone"
+                "{n} not listed in the catalog: repair --only index.orphan --adopt lists such bases again; gc "
+                "removes them only with --only index.orphan"
             )
             state.findings.add(v2.INDEX_ORPHAN, message, noun="folder", sample=path.name)
     if leftovers and kind is not Kind.V2_BACKUP:

@@ -148,7 +148,7 @@ def check_items(catalog: StoredCatalog, chosen: set[str] | None, is_running: boo
             continue
         if base not in bases:
             for item in items:
-                message = tr("{n} of a base that does not exist")
+                message = tr("{n} in a base that does not exist")
                 findings.add(v2.ITEM_NO_BASE, message, base=base, noun="item", sample=item.get("id"))
             continue
         for item in items:
@@ -166,12 +166,14 @@ def _check_item(item: Row, base: str, is_running: bool, findings: FindingCollect
     if has_newer_type(item):
         going = tr(", which is being deleted") if item.get("status") == "deleting" else ""
         message = tr(
-            "{{n}} of the type {type}, of a newer application{going}: left alone", type=item["type"], going=going
+            "{{n}} of type {type}, introduced by a newer application{going}: not changed",
+            type=item["type"],
+            going=going,
         )
         findings.add(v2.ITEM_FOREIGN, message, base=base, noun="item", sample=item.get("id"))
         return
     if has_id_as_path(item):
-        message = tr("{n} of a folder with its own id for a path: the application shows that as its name")
+        message = tr("{n} in a folder with its own id as path, which the application shows as its name")
         findings.add(v2.ITEM_PATH_IS_ID, message, base=base, noun="file", sample=item.get("id"))
     problem = find_status_problem(item, is_running)
     if problem is not None:
@@ -189,7 +191,7 @@ def _check_item(item: Row, base: str, is_running: bool, findings: FindingCollect
         message, more = tr("{what}: {why}", what="{n}", why=problem), bool(list_unknown_fields(item))
         findings.add(v2.ITEM_DATA, message, base=base, noun="item", sample=item.get("id"), is_beyond_repair=more)
     if is_tombstone(item):
-        message = tr("{n} that the upgrade left behind")
+        message = tr("{n} that failed in the application's upgrade")
         findings.add(v2.ITEM_TOMBSTONE, message, base=base, noun="folder", sample=item.get("id"), severity="warning")
 
 
@@ -276,14 +278,14 @@ def _folder_problem(item: Row, children: Sequence[Row]) -> str | None:
     if not inside:
         return tr("active although it is empty") if status == "processing" else None
     wanted = "processing" if ACTIVE.intersection(inside) else "completed"
-    return None if status == wanted else tr("that should be {wanted} by what is inside", wanted=wanted)
+    return None if status == wanted else tr("that should be {wanted} according to its children", wanted=wanted)
 
 
 def find_folder_problem(item: Row, by_id: Mapping[Any, Row]) -> str | None:
     """Return why the folder that contains an item is not valid, or None."""
     container = by_id.get(item.get("group_id"))
     if container is None:
-        return tr("whose folder is not there")
+        return tr("whose folder is missing")
     if has_newer_type(item) or has_newer_type(container):
         return None
     if container.get("type") != "directory":

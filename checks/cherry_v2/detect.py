@@ -89,7 +89,7 @@ UNIT_WITHOUT_BODY = RowRule(
 )
 ORPHAN_BODY = RowRule(
     finding=v2.BODY_ORPHAN,
-    message=tr("{n} whose unit is gone"),
+    message=tr("{n} whose unit is missing"),
     noun="body",
     table="search_text",
     key="search_text_id",
@@ -97,7 +97,7 @@ ORPHAN_BODY = RowRule(
 )
 ORPHAN_CONTENT = RowRule(
     finding=v2.CONTENT_ORPHAN,
-    message=tr("{n} that no material and no unit refers to"),
+    message=tr("{n} not referenced by any material or unit"),
     noun="text",
     table="content",
     key="content_hash",
@@ -106,7 +106,7 @@ ORPHAN_CONTENT = RowRule(
 )
 MATERIAL_WITHOUT_CONTENT = RowRule(
     finding=v2.NO_CONTENT,
-    message=tr("{n} with units and without a text"),
+    message=tr("{n} with units but without a text"),
     noun="material",
     table="material",
     key="material_id",
@@ -114,7 +114,7 @@ MATERIAL_WITHOUT_CONTENT = RowRule(
 )
 MATERIAL_WITHOUT_UNITS = RowRule(
     finding=v2.NO_UNITS,
-    message=tr("{n} with a text and without a unit"),
+    message=tr("{n} with a text but without units"),
     noun="material",
     table="material",
     key="material_id",
@@ -124,7 +124,7 @@ MATERIAL_WITHOUT_UNITS = RowRule(
 )
 UNIT_OF_OTHER_CONTENT = RowRule(
     finding=v2.UNIT_CONTENT,
-    message=tr("{n} of another text than the material, or of no material"),
+    message=tr("{n} referring to a different text than the material, or to no material"),
     noun="unit",
     table="search_unit",
     key="unit_id",
@@ -134,7 +134,7 @@ UNIT_OF_OTHER_CONTENT = RowRule(
 )
 ORPHAN_VECTOR = RowRule(
     finding=v2.VECTOR_ORPHAN,
-    message=tr("{n} that no body names"),
+    message=tr("{n} not referenced by any body"),
     noun="vector",
     table="embedding",
     key="embedding_text_hash",
@@ -255,7 +255,7 @@ def _detect_wrong_bodies(db: apsw.Connection, check_time: Callable[[], None]) ->
             )
         if has_wrong_hash:
             yield DetectedRow(
-                v2.BODY_HASH, tr("{n} whose hash is not the text's"), noun="body", rowid=rowid, sample=key
+                v2.BODY_HASH, tr("{n} whose hash does not match its text"), noun="body", rowid=rowid, sample=key
             )
 
 
@@ -291,12 +291,12 @@ def _detect_in_large_content(
 
 
 def _wrong_content(rowid: int, key: bytes | None) -> DetectedRow:
-    return DetectedRow(v2.CONTENT_HASH, tr("{n} whose hash is another one"), noun="text", rowid=rowid, sample=key)
+    return DetectedRow(v2.CONTENT_HASH, tr("{n} that does not match its hash"), noun="text", rowid=rowid, sample=key)
 
 
 def _misplaced_unit(rowid: int, unit: bytes, *, is_found_once: bool) -> DetectedRow:
     message = tr(
-        "{{n}} whose body is not at its place in the text{is_once}",
+        "{{n}} whose body is not at its offsets in the text{is_once}",
         is_once="" if is_found_once else tr(", and not exactly once elsewhere in it"),
     )
     return DetectedRow(
@@ -590,15 +590,15 @@ class VectorDetector:
     def _describe(self, finding: str, rowid: int) -> str:
         dimensions = self._length // 4
         if finding == v2.VECTOR_LENGTH and self._is_stated:
-            return tr("{{n}} without the {dimensions} dimensions of the catalog", dimensions=dimensions)
+            return tr("{{n}} that does not have the {dimensions} dimensions of the catalog", dimensions=dimensions)
         if finding == v2.VECTOR_LENGTH:
-            return tr("{{n}} without the {dimensions} dimensions that most have", dimensions=dimensions)
+            return tr("{{n}} that does not have the {dimensions} dimensions that most have", dimensions=dimensions)
         if finding == v2.VECTOR_ZERO:
-            return tr("{n} of zeros")
+            return tr("{n} of all zeros")
         vector: Any = self._db.execute("SELECT vector_blob FROM embedding WHERE rowid = ?", (rowid,)).get
         if is_finite(vector):
             return tr("{n} with a norm too large for single precision, which no vector search can rank")
-        return tr("{n} with NaN or infinity: the released application throws on every vector query of the base")
+        return tr("{n} with NaN or infinity: every vector query of the base fails in the released application")
 
     def _detect_duplicates(self, prefixes: Counter[int]) -> Iterator[DetectedRow]:
         """Compare all bytes of the vectors whose norm and prefix many have."""
@@ -612,7 +612,7 @@ class VectorDetector:
         for rows in groups.values():
             if len(rows) >= MANY_SHARING:
                 for rowid, key in rows:
-                    message = tr("{n} with a vector that two or more others have too")
+                    message = tr("{n} with a vector shared by at least two others")
                     yield DetectedRow(v2.VECTOR_DUPLICATE, message, noun="text", rowid=rowid, sample=key)
 
 
@@ -633,7 +633,7 @@ def detect_full_text_numbers(db: apsw.Connection, shape: SchemaShape) -> Iterato
     docsize = f"main.{FULL_TEXT}_docsize"
     for rowid, key in db.execute(bodies % ""):
         yield DetectedRow(
-            v2.BODY_ROWID, tr("{n} without a number in the full-text index"), noun="body", rowid=rowid, sample=key
+            v2.BODY_ROWID, tr("{n} without a row number in the full-text index"), noun="body", rowid=rowid, sample=key
         )
     for (double,) in db.execute(doubles):
         yield DetectedRow(v2.BODY_ROWID, tr("{n} used twice"), noun="number", rowid=None, sample=double)
@@ -645,14 +645,14 @@ def detect_full_text_numbers(db: apsw.Connection, shape: SchemaShape) -> Iterato
     )
     for body, entry in zip_longest(without_entry, without_body):
         if body is not None and entry is not None:
-            message = tr("{n} whose number the full-text index does not have, while it has another that no body has")
+            message = tr("{n} whose row number is missing from the full-text index, which has an unused one instead")
             yield DetectedRow(v2.BODY_ROWID, message, noun="body", rowid=body[0], sample=body[1])
         elif body is not None:
             yield DetectedRow(
                 v2.FTS_DESYNC, tr("{n} not in the full-text index"), noun="body", rowid=body[0], sample=body[1]
             )
         else:
-            message = tr("{n} of the full-text index without a body")
+            message = tr("{n} in the full-text index without a body")
             yield DetectedRow(v2.FTS_DESYNC, message, noun="entry", rowid=None, sample=entry[0])
 
 

@@ -282,7 +282,9 @@ class _IndexAudit:
             # Paths of a folder's files can share a long prefix, so all of the path is compared.
             folded = fold_name(path)
             if folded in folded_paths:
-                message = tr("{n} with a path that another has, but for letter case or Unicode normalisation")
+                message = tr(
+                    "{n} with a path that differs from another one only in letter case or Unicode normalization"
+                )
                 sample = display_text(b"" if raw is None else raw)
                 self._add(v2.PATH_CLASH, message, noun="material", sample=sample, row=rowid)
             folded_paths.add(folded)
@@ -330,7 +332,9 @@ class _IndexAudit:
             # Units, and materials with units, have findings of their own, which can be repaired.
             is_reported = table == "search_unit" or (table == "material" and self._db.execute(with_units, (row,)).get)
             if not is_reported:
-                self._add(v2.CORRUPT, tr("{n} with a key that leads nowhere"), noun="row", sample=f"{table} {row}")
+                self._add(
+                    v2.CORRUPT, tr("{n} with a foreign key to a missing row"), noun="row", sample=f"{table} {row}"
+                )
 
 
 #: The findings that each expensive check can report.

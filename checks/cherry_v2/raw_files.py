@@ -118,7 +118,7 @@ def _disagreement(material: IndexMaterial, item: Row | None) -> tuple[str, str] 
     path = get_indexed_path(item)
     # Unpaired surrogates are U+FFFD in paths read from the index.
     if path is not None and replace_surrogates(path) != material.path:
-        return v2.MATERIAL_PATH, tr("with another path than its item")
+        return v2.MATERIAL_PATH, tr("with a different path than its item")
     return None
 
 
@@ -132,7 +132,7 @@ def _without_material(items: list[Row], base: str, raw: Path, findings: FindingC
         is_indexed = kind == "file" or path is not None
         name = v2.ITEM_NO_MATERIAL if is_indexed else v2.ITEM_NOT_INDEXED
         message = (
-            tr("{n} completed and without a text in the index") if is_indexed else tr("{n} completed and never indexed")
+            tr("{n} completed but without a text in the index") if is_indexed else tr("{n} completed but never indexed")
         )
         lacks = _lack(item, raw)
         message = message if lacks is None else tr("{message_}, and {lacks}", message_=message, lacks=lacks)
@@ -195,9 +195,11 @@ def _materials_on_disk(
                 tr("{base}: {path}: its path is too long for this system", base=base, path=material.path)
             )
         elif not _is_file(path):
-            findings.add(v2.RAW_MISSING, tr("{n} whose file is gone"), base=base, noun="material", sample=material.path)
+            findings.add(
+                v2.RAW_MISSING, tr("{n} whose file is missing"), base=base, noun="material", sample=material.path
+            )
         elif material.id in snapshots and findings.level >= Level.DEEP and _is_changed(path, material):
-            message = tr("{n} that is not the text that was indexed")
+            message = tr("{n} different from the text that was indexed")
             findings.add(v2.RAW_CHANGED, message, base=base, noun="snapshot", sample=material.path)
 
 
@@ -241,7 +243,7 @@ def _files_on_disk(raw: Path, base: str, items: list[Row] | None, findings: Find
         findings.check_time()
         count += 1
         if is_orphan is not None and is_orphan(name, changed_at):
-            findings.add(v2.RAW_ORPHAN, tr("{n} that no item names"), base=base, noun="file", sample=name)
+            findings.add(v2.RAW_ORPHAN, tr("{n} not referenced by any item"), base=base, noun="file", sample=name)
     return count
 
 

@@ -412,7 +412,7 @@ def find_foreign_in_index(db: apsw.Connection) -> list[ForeignObject]:
         elif table.lower() == _FULL_TEXT_TABLE and is_virtual(statement) and not _FTS5.search(statement):
             found.append(report_replaced_table(table, tr("a virtual table of another kind")))
         else:
-            message = tr("{n} that carries changes of the layout's tables on")
+            message = tr("{n} that cascades changes of the layout's tables")
             keys = () if is_virtual(statement) else cascading_keys(db, table, _INDEX_SCHEMA.tables.keys())
             found += [_foreign_column(key, message, "key") for key in keys]
     return [*found, *_find_foreign_indexes(db), *find_full_text_indexes(db)]
@@ -432,13 +432,13 @@ def _find_foreign_triggers(db: apsw.Connection) -> Iterator[ForeignObject]:
             yield ForeignObject(
                 finding=audit_findings.FOREIGN_TRIGGER,
                 name=name,
-                message=tr("{n} that the layout does not have"),
+                message=tr("{n} that is not part of the layout"),
                 noun="trigger",
                 mended=(dropped,),
             )
         elif has_extra_effects(name, table, sql, _INDEX_TRIAL):
             again = tuple(one for one in schema.TRIGGERS if one.split()[2] == name.lower())
-            message = tr("{n} of the layout's that does something else, too")
+            message = tr("{n} of the layout with a different definition")
             yield ForeignObject(
                 finding=audit_findings.FOREIGN_TRIGGER,
                 name=name,
@@ -457,16 +457,16 @@ def _find_foreign_columns(
     for row in db.execute(f"PRAGMA table_xinfo({untrusted_sqlite.quote_name(table)})").fetchall():
         name, is_made = f"{table}.{row[1]}", bool(row[6])
         if is_made:
-            yield _foreign_column(name, tr("{n} that follows from others"), "column")
+            yield _foreign_column(name, tr("{n} that is computed from other columns"), "column")
         elif str(row[1]).lower() not in own:
-            yield _foreign_column(name, tr("{n} that the layout does not have"), "column")
+            yield _foreign_column(name, tr("{n} that is not part of the layout"), "column")
     rule = find_conflict_rule(statement)
     if rule is not None:
         yield _foreign_column(table, tr("{{n}} with {rule}", rule=rule), "table")
     for key in cascading_keys(db, table, _INDEX_SCHEMA.tables.keys()):
-        yield _foreign_column(key, tr("{n} that carries changes on"), "key")
+        yield _foreign_column(key, tr("{n} that cascades changes"), "key")
     for name in sorted(find_called_functions(statement) - _IN_RULES):
-        yield _foreign_column(table, tr("{{n}} with a rule that calls {name}", name=name), "table")
+        yield _foreign_column(table, tr("{{n}} with a constraint that calls {name}", name=name), "table")
 
 
 def _foreign_column(name: str, message: str, noun: str) -> ForeignObject:
@@ -474,7 +474,7 @@ def _foreign_column(name: str, message: str, noun: str) -> ForeignObject:
 
 
 def _find_foreign_indexes(db: apsw.Connection) -> Iterator[ForeignObject]:
-    message = tr("{n} that the layout does not have")
+    message = tr("{n} that is not part of the layout")
     for name, table, _ in read_schema_objects(db, "index"):
         if table.lower() in _INDEX_SCHEMA.tables and name.lower() not in _INDEX_SCHEMA.indexes:
             yield ForeignObject(finding=audit_findings.FOREIGN_INDEX, name=name, message=message, noun="index")

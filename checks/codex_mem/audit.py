@@ -31,11 +31,11 @@ from regraft.stores.locate import Located
 
 
 _FLAWS = {
-    StoredVectorFlaw.LENGTH: tr("{n} with a vector of another length than the file's"),
+    StoredVectorFlaw.LENGTH: tr("{n} whose vector has a different length than the others in the file"),
     StoredVectorFlaw.NON_FINITE: tr(
-        "{n} with a vector that has NaN or infinity, or a norm too large for single precision"
+        "{n} with a vector that contains NaN or infinity, or has a norm too large for single precision"
     ),
-    StoredVectorFlaw.ZERO: tr("{n} with a vector of zeros"),
+    StoredVectorFlaw.ZERO: tr("{n} with a vector of all zeros"),
 }
 #: Characters of an error code that are shown.
 _LONGEST_CODE = 60
@@ -70,7 +70,7 @@ def check_notes(
     if survey.gone and not chosen:
         for note_id in _gone(survey):
             findings.check_time()
-            findings.add(codex.ORPHAN, tr("{n} of no note"), noun="vector", sample=note_id)
+            findings.add(codex.ORPHAN, tr("{n} belonging to no note"), noun="vector", sample=note_id)
 
 
 def _check_whole(survey: NoteSurvey, findings: FindingCollector) -> None:
@@ -117,7 +117,7 @@ def _gone(survey: NoteSurvey) -> Iterator[str]:
 def _judge_excluded(note: Note) -> tuple[str, str] | None:
     """Return the finding and message for an excluded note that has a vector, or None."""
     if note.status is NoteStatus.EXCLUDED and note.held is not None:
-        return codex.EXCLUDED_VECTOR, tr("{n} excluded, with a vector")
+        return codex.EXCLUDED_VECTOR, tr("{n} excluded, but with a vector")
     return None
 
 
@@ -126,7 +126,7 @@ def _judge_note(note: Note) -> tuple[str, str] | None:
     if not note.is_eligible:
         return _judge_excluded(note) or _judge_unwanted(note)
     if note.can_adopt_vector:
-        return codex.ORPHAN, tr("{n} with a good vector that its row does not name")
+        return codex.ORPHAN, tr("{n} with a valid vector that its row does not mention")
     if note.held is not None and note.held.flaw is not None:
         return codex.VECTOR, _FLAWS[note.held.flaw]
     return None if note.status is NoteStatus.READY else _judge_lacking(note)
@@ -135,13 +135,13 @@ def _judge_note(note: Note) -> tuple[str, str] | None:
 def _judge_unwanted(note: Note) -> tuple[str, str] | None:
     """Return the finding and message for a note that should have no vector, or None."""
     if note.is_orphaned:
-        return codex.ORPHAN, tr("{n} with a vector that is not to have one")
+        return codex.ORPHAN, tr("{n} with a vector although it must not have one")
     is_said = note.metadata.embedding_status in (None, NoteStatus.NOT_APPLICABLE)
     if is_said:
         return None
     if note.status is NoteStatus.EXCLUDED:
-        return codex.METADATA, tr("{n} excluded, with a status that says otherwise")
-    return codex.METADATA, tr("{n} not to be embedded, with a status that says otherwise")
+        return codex.METADATA, tr("{n} excluded, but with a status that contradicts this")
+    return codex.METADATA, tr("{n} not to be embedded, but with a status that contradicts this")
 
 
 def _judge_lacking(note: Note) -> tuple[str, str]:
@@ -151,12 +151,12 @@ def _judge_lacking(note: Note) -> tuple[str, str]:
         cause = "" if code is None else f" ({display_text(code)[:_LONGEST_CODE]})"
         return codex.FAILED, tr("{{n}} that could not be embedded{cause}", cause=cause)
     if note.status is NoteStatus.STALE:
-        return codex.STALE, tr("{n} changed since its vector was made, or with one of another model")
+        return codex.STALE, tr("{n} changed since its vector was made, or with a vector from a different model")
     stated = note.metadata.embedding_status
     if stated == NoteStatus.READY:
-        return codex.METADATA, tr("{n} said to be ready, and without a vector")
+        return codex.METADATA, tr("{n} marked as ready but without a vector")
     if stated == NoteStatus.NOT_APPLICABLE:
-        return codex.METADATA, tr("{n} said to be eligible and not to be embedded")
+        return codex.METADATA, tr("{n} marked both as eligible and as not to be embedded")
     if stated is not None and stated not in database.STATUSES:
         return codex.METADATA, tr("{n} with an unknown status")
     return codex.PENDING, tr("{n} without a vector")
@@ -211,7 +211,7 @@ def _scope_queries(table: str) -> Iterator[tuple[str, str]]:
     yield tr("{n} without an id"), f"{select} WHERE typeof(t.id) <> 'text'"
     gone = " OR ".join(f"NOT EXISTS (SELECT 1 FROM {one}s a WHERE a.id = t.{one}_id)" for one in above)
     named = join_list(above, tr(" or "))
-    yield tr("{{n}} whose {named} is gone", named=named), f"{select} WHERE {gone}"
+    yield tr("{{n}} whose {named} is missing", named=named), f"{select} WHERE {gone}"
     odds = [
         f"EXISTS (SELECT 1 FROM {one}s a WHERE a.id = t.{one}_id AND a.{other}_id IS NOT t.{other}_id)"
         for one in above

@@ -203,7 +203,7 @@ def find_foreign_in_notes(db: apsw.Connection) -> list[ForeignObject]:
     found = find_foreign_on_tables(db, (NOTES, MIGRATIONS), own)
     for name, table, sql in read_schema_objects(db, "trigger"):
         if name in own and table.lower() == NOTES and has_extra_effects(name, table, sql, _NOTES_TRIAL):
-            message = tr("{n} of codex-mem's that does something else, too")
+            message = tr("{n} of codex-mem with a different definition")
             found.append(
                 ForeignObject(finding=audit_findings.FOREIGN_TRIGGER, name=name, message=message, noun="trigger")
             )
@@ -233,9 +233,9 @@ def check_full_text(db: apsw.Connection, findings: FindingCollector, *, with_wor
         apsw.Error: the file is damaged.
     """
     for (note,) in db.execute(_MISSING):
-        findings.add(codex.FTS_MISSING, tr("{n} that no word finds"), noun="searchable note", sample=note)
+        findings.add(codex.FTS_MISSING, tr("{n} not found by keyword search"), noun="searchable note", sample=note)
     for (note,) in db.execute(_EXTRA):
-        message = tr("{n} of the full-text index of no searchable note: excluded text can be found")
+        message = tr("{n} in the full-text index for a note that is not searchable: excluded text can be found")
         findings.add(codex.FTS_EXTRA, message, noun="entry", sample=note)
     stated, there = _stated(db), _there(db)
     if stated != there:

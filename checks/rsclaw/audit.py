@@ -110,7 +110,7 @@ def _check(state: KbAudit, options: CheckOptions) -> None:
     rsclaw_tables.create_current_table(state.mirror)
     query = "SELECT tbl, key, reason FROM broken ORDER BY tbl, key"
     told = (f"{table}, {key}: {reason}" for table, key, reason in state.db.execute(query))
-    state.say(kb.ROW, tr("{n} not of the form that rsclaw writes: {named}"), noun="row", samples=told)
+    state.say(kb.ROW, tr("{n} not in the format that rsclaw writes: {named}"), noun="row", samples=told)
     with stage(options.progress, "Checking", len(steps), "parts"):
         for name, step in steps:
             options.progress.at(name)
@@ -169,7 +169,7 @@ def _report_missing_rows(state: KbAudit) -> None:
         return
     tables = ((name, one) for name, one in state.mirror.tables.items() if name not in state.mirror.damaged_tables)
     samples = (f"{name}: {one.stated:,} − {one.rows + one.broken:,}" for name, one in tables if one.lost)
-    state.say(kb.PAGE, tr("{n} with fewer rows than it is said to have: {named}"), noun="table", samples=samples)
+    state.say(kb.PAGE, tr("{n} with fewer rows than recorded: {named}"), noun="table", samples=samples)
 
 
 def _damage_message(table: str | None, count: int, first: PageDamage, mirror: Mirror) -> str:

@@ -244,35 +244,33 @@ _CURRENT_PATHS = "SELECT d.md_path FROM doc d JOIN current c ON c.id = d.id"
 _MISSING, _UNREADABLE, _OUTSIDE, _CHANGED, _CHANGED_RAW = "missing", "unreadable", "outside", "changed", "changed raw"
 #: Finding, message and severity by problem, for documents that are searched.
 _FILE_MESSAGES: dict[str, tuple[str, str, Severity]] = {
-    _OUTSIDE: (kb.FILE_OUTSIDE, tr("{n} leading out of md/ and raw/: {named}"), "error"),
+    _OUTSIDE: (kb.FILE_OUTSIDE, tr("{n} pointing outside md/ and raw/: {named}"), "error"),
     _MISSING: (kb.FILE_MISSING, tr("{n} missing: {named}"), "error"),
     _UNREADABLE: (kb.FILE_MISSING, tr("{n} that cannot be read: {named}"), "error"),
-    _CHANGED: (kb.FILE_CHANGED, tr("{n} whose text is not what was indexed: {named}"), "error"),
-    _CHANGED_RAW: (kb.FILE_CHANGED, tr("{n} other than what the documents were made of: {named}"), "warning"),
+    _CHANGED: (kb.FILE_CHANGED, tr("{n} whose text differs from the indexed text: {named}"), "error"),
+    _CHANGED_RAW: (kb.FILE_CHANGED, tr("{n} changed since documents were made from it: {named}"), "warning"),
 }
 _OLD_FILE_MESSAGES = {
-    _MISSING: tr("{n} missing of documents that were removed, or of older versions: {named}"),
-    _UNREADABLE: tr("{n} that cannot be read, of documents that were removed, or of older versions: {named}"),
-    _CHANGED: tr(
-        "{n} whose text is not what was indexed, of documents that were removed, or of older versions: {named}"
-    ),
-    _CHANGED_RAW: tr("{n} other than what documents were made of that were removed, or are older versions: {named}"),
+    _MISSING: tr("{n} missing for removed documents or older versions: {named}"),
+    _UNREADABLE: tr("{n} of removed documents or older versions that cannot be read: {named}"),
+    _CHANGED: tr("{n} of removed documents or older versions whose text differs from the indexed text: {named}"),
+    _CHANGED_RAW: tr("{n} changed since removed documents or older versions were made from it: {named}"),
 }
 _LOOSE_MESSAGES: dict[LooseReason, tuple[str, Severity]] = {
-    LooseReason.ORPHAN: (tr("{n} that no document and no ledger entry names: {named}"), "warning"),
+    LooseReason.ORPHAN: (tr("{n} not referenced by any document or ledger entry: {named}"), "warning"),
     LooseReason.UNSURE: (
         tr(
-            "{n} of no document, as most are, or all: the database may be new, or older than the files, and gc leaves "
-            "them: {named}"
+            "{n} belonging to no document, like all or most others: the database may be new, or older than "
+            "the files, so gc keeps them: {named}"
         ),
         "warning",
     ),
-    LooseReason.REPLACED: (tr("{n} replaced, and waiting for the next compaction: {named}"), "note"),
-    LooseReason.YOUNG: (tr("{n} of no document, younger than an hour: {named}"), "note"),
-    LooseReason.SETTLED: (tr("{n} of no document, which a settled ledger entry names: {named}"), "note"),
-    LooseReason.SPELLING: (tr("{n} named only in another letter case or form of characters: {named}"), "note"),
+    LooseReason.REPLACED: (tr("{n} replaced and waiting for the next compaction: {named}"), "note"),
+    LooseReason.YOUNG: (tr("{n} belonging to no document, less than an hour old: {named}"), "note"),
+    LooseReason.SETTLED: (tr("{n} belonging to no document but named by a completed ledger entry: {named}"), "note"),
+    LooseReason.SPELLING: (tr("{n} found only by a different letter case or Unicode form: {named}"), "note"),
     LooseReason.ODD: (
-        tr("{n} of no document that gc leaves, links or not plain files, or with names that are no text: {named}"),
+        tr("{n} belonging to no document but kept by gc (a link, a special file, or a name that is not text): {named}"),
         "note",
     ),
 }
@@ -358,7 +356,7 @@ def _check_entries(state: KbAudit) -> None:
         f"{path}, {doc}" for path, doc in state.db.execute(query) if resolve_kb_file(state.root, str(path)) is None
     )
     state.say(
-        kb.FILE_OUTSIDE, tr("{n} of a ledger entry leading out of md/ and raw/: {named}"), noun="path", samples=found
+        kb.FILE_OUTSIDE, tr("{n} of a ledger entry pointing outside md/ and raw/: {named}"), noun="path", samples=found
     )
 
 
@@ -468,7 +466,9 @@ def check_caches(state: KbAudit) -> None:
     if not state.mirror.is_whole(database.CHUNKS):
         return
     odd = [path.relative_to(state.root).as_posix() for path in odd_snapshot_files(state.root)]
-    message = tr("{n} called as files of the snapshot, links, folders or not plain files, which stay: {named}")
+    message = tr(
+        "{n} with the names of snapshot files that are links, folders or special files, which are kept: {named}"
+    )
     severity: Severity = "warning" if SNAPSHOT in odd else "note"
     state.say(kb.SNAPSHOT, message, noun="entry", samples=odd, severity=severity, is_beyond_repair=True)
     if snapshot_files(state.root) and SNAPSHOT not in odd:
@@ -521,7 +521,7 @@ def _check_snapshot(state: KbAudit) -> None:
     unknown = "SELECT chunk_id FROM snapshot WHERE chunk_id NOT IN (SELECT id FROM chunk) ORDER BY 1"
     state.say(
         kb.SNAPSHOT,
-        tr("{n} in the snapshot of no chunk that is there: {named}"),
+        tr("{n} in the snapshot for a chunk that does not exist: {named}"),
         noun="id",
         samples=state.texts(unknown),
     )
@@ -530,7 +530,7 @@ def _check_snapshot(state: KbAudit) -> None:
                    WHERE c.flaw IS NULL AND c.dimensions = ? AND c.id NOT IN (SELECT chunk_id FROM snapshot)
                    ORDER BY d.id, c.seq, c.id"""
     lacking = state.texts(missing, found.dimension)
-    state.say(kb.SNAPSHOT, tr("{n} that the snapshot does not have: {named}"), noun="chunk", samples=lacking)
+    state.say(kb.SNAPSHOT, tr("{n} missing from the snapshot: {named}"), noun="chunk", samples=lacking)
 
 
 def _check_full_text(state: KbAudit) -> None:

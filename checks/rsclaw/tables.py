@@ -141,7 +141,7 @@ def create_current_table(mirror: Mirror) -> None:
 def check_documents(state: KbAudit) -> None:
     """Check the documents."""
     query = f"SELECT {TITLED} || ': ' || d.status FROM doc d WHERE d.status NOT IN (?, ?, ?) ORDER BY d.id"
-    message = tr("{n} of a state that is not known: {named}")
+    message = tr("{n} with an unknown state: {named}")
     state.say(kb.ROW, message, noun="document", samples=state.texts(query, ACTIVE, TOMBSTONED, UPDATING))
     if state.mirror.is_whole(database.DOCS, database.LATEST):
         _check_latest(state)
@@ -149,7 +149,7 @@ def check_documents(state: KbAudit) -> None:
     _check_visibility(state)
     query = f"SELECT {TITLED} FROM doc d WHERE d.status = ? AND d.updated_at < ? ORDER BY d.updated_at, d.id"
     removed = state.texts(query, TOMBSTONED, state.now_ms - KEPT_MS)
-    message = tr("{n} removed more than 30 days ago, with what belongs to it: {named}")
+    message = tr("{n} removed more than 30 days ago, but still stored: {named}")
     state.say(kb.TOMBSTONE_EXPIRED, message, noun="document", samples=removed)
     _check_url_twins(state)
     _check_collections(state)
@@ -159,23 +159,23 @@ def _check_latest(state: KbAudit) -> None:
     """Compare the pointers to the latest version with the documents."""
     lost = """SELECT l.lsid || ' → ' || l.doc_id FROM latest l
                WHERE l.doc_id NOT IN (SELECT id FROM doc) ORDER BY l.lsid"""
-    message = tr("{n} whose latest version is not there, so that no search finds anything of it: {named}")
+    message = tr("{n} whose latest version is missing, so that searches do not find it: {named}")
     state.say(kb.LATEST, message, noun="source", samples=state.texts(lost))
     foreign = f"""SELECT l.lsid || ' → ' || {TITLED} FROM latest l JOIN doc d ON d.id = l.doc_id AND d.lsid <> l.lsid
                    ORDER BY l.lsid"""
-    message = tr("{n} whose latest version is said to be a document of another: {named}")
+    message = tr("{n} whose latest-version pointer refers to a document of a different source: {named}")
     state.say(kb.LATEST, message, noun="source", samples=state.texts(foreign))
     # After a rollback, an older active version is the latest. That is not damage.
     other = f"""SELECT {TITLED} FROM latest l JOIN doc d ON d.id = l.doc_id AND d.lsid = l.lsid
                  WHERE l.version <> d.version
                     OR (d.status <> ? AND l.version < (SELECT max(version) FROM doc every WHERE every.lsid = l.lsid))
                  ORDER BY d.id"""
-    message = tr("{n} said to be the latest under another version, or out of use and older than another: {named}")
+    message = tr("{n} marked as the latest with a wrong version, or inactive and older than another version: {named}")
     state.say(kb.LATEST, message, noun="document", samples=state.texts(other, ACTIVE))
     unlisted = f"""SELECT {TITLED} FROM doc d WHERE d.lsid NOT IN (SELECT lsid FROM latest) ORDER BY d.id"""
     state.say(
         kb.LATEST,
-        tr("{n} of a source whose latest version is not known: {named}"),
+        tr("{n} of a source whose latest version is unknown: {named}"),
         noun="document",
         samples=state.texts(unlisted),
     )
@@ -193,21 +193,23 @@ def _check_superseded(state: KbAudit) -> None:
     message = tr("{n} in an older version that is still active: {named}")
     state.say(kb.SUPERSEDED, message, noun="document", samples=state.texts(older, ACTIVE))
     newer = f"{unused} AND d.version >= (SELECT named.version {named} AND named.status = '{ACTIVE}') ORDER BY d.id"
-    message = tr("{n} not in use, since the latest pointer names another version, as after a rollback: {named}")
+    message = tr(
+        "{n} not in use because the latest-version pointer refers to a different version, as after a rollback: {named}"
+    )
     state.say(kb.ROLLED_BACK, message, noun="document", samples=state.texts(newer, ACTIVE))
 
 
 def _check_visibility(state: KbAudit) -> None:
     visible = f"SELECT {TITLED} FROM doc d WHERE d.status <> '{TOMBSTONED}' AND"
     private = f"{visible} d.visibility = 'private' AND coalesce(d.owner, '') = '' ORDER BY d.id"
-    message = tr("{n} not visible to anyone, private without an owner: {named}")
+    message = tr("{n} not visible to anyone: private without an owner: {named}")
     state.say(kb.UNREACHABLE, message, noun="document", samples=state.texts(private))
     bare = f"{visible} d.visibility IN ('agent', 'channel') AND coalesce(d.visible_to, '') = '' ORDER BY d.id"
-    message = tr("{n} not visible to anyone, for an agent or channel that is not named: {named}")
+    message = tr("{n} not visible to anyone: limited to an agent or channel that is not named: {named}")
     state.say(kb.UNREACHABLE, message, noun="document", samples=state.texts(bare))
     known = ", ".join("?" * len(_VISIBILITIES))
     other = f"{visible} d.visibility NOT IN ({known}) ORDER BY d.id"
-    message = tr("{n} not visible to anyone, with an unknown visibility: {named}")
+    message = tr("{n} not visible to anyone: its visibility is unknown: {named}")
     state.say(kb.UNREACHABLE, message, noun="document", samples=state.texts(other, *_VISIBILITIES))
 
 
@@ -225,10 +227,10 @@ def _check_url_twins(state: KbAudit) -> None:
     """Report pages that several sources have."""
     state.db.execute(_PAGES)
     state.db.executemany("INSERT INTO page VALUES (?, ?, ?, ?)", list(_read_addresses(state)))
-    message = tr("{n} that several documents are of: {named}")
+    message = tr("{n} that is the source of several documents: {named}")
     state.say(kb.URL_TWINS, message, noun="page", samples=state.texts(_TWINS.format(key="p.address", more="")))
     likely = _TWINS.format(key="p.likely", more="AND count(DISTINCT p.address) > 1")
-    message = tr("{n} that several documents are likely of, under addresses of their own: {named}")
+    message = tr("{n} that is probably the source of several documents with different addresses: {named}")
     state.say(kb.URL_TWINS, message, noun="page", samples=state.texts(likely), severity="note")
 
 
@@ -251,7 +253,7 @@ def _check_collections(state: KbAudit) -> None:
         return
     lost = """SELECT n.name || ' → ' || n.id FROM collection_name n LEFT JOIN collection c ON c.id = n.id
                WHERE c.id IS NULL OR c.name <> n.name ORDER BY 1"""
-    message = tr("{n} of a collection that is missing or has another name: {named}")
+    message = tr("{n} for a collection that is missing or has a different name: {named}")
     state.say(kb.COLLECTION, message, noun="name", samples=state.texts(lost))
     unlisted = """SELECT c.name || ' (' || c.id || ')' FROM collection c
                    WHERE NOT EXISTS (SELECT 1 FROM collection_name n WHERE n.name = c.name AND n.id = c.id)
@@ -268,10 +270,10 @@ _CHUNK = f"{NAMED.format(id='c.doc_id')} || ', ' || c.id"
 SEARCHED = f"chunk c JOIN current ON current.id = c.doc_id JOIN doc d ON d.id = c.doc_id AND c.status = '{ACTIVE}'"
 _MESSAGES = {
     VectorFlaw.EMPTY: tr("{n} without a vector: {named}"),
-    VectorFlaw.NOT_NUMBERS: tr("{n} with a vector that is not made of numbers: {named}"),
+    VectorFlaw.NOT_NUMBERS: tr("{n} with a vector that is not numeric: {named}"),
     VectorFlaw.NOT_FINITE: tr("{n} with a vector that is not finite: {named}"),
     VectorFlaw.OVERFLOW: tr("{n} with a vector whose norm is too large for single precision: {named}"),
-    VectorFlaw.ZERO: tr("{n} with a vector of zeros: {named}"),
+    VectorFlaw.ZERO: tr("{n} with a vector of all zeros: {named}"),
 }
 
 
@@ -289,10 +291,12 @@ def _check_owners(state: KbAudit) -> None:
         lost = (
             """SELECT c.doc_id || ', ' || c.id FROM chunk c WHERE c.doc_id NOT IN (SELECT id FROM doc) ORDER BY c.id"""
         )
-        state.say(kb.CHUNK_ORPHAN, tr("{n} of a missing document: {named}"), noun="chunk", samples=state.texts(lost))
+        state.say(
+            kb.CHUNK_ORPHAN, tr("{n} belonging to a missing document: {named}"), noun="chunk", samples=state.texts(lost)
+        )
     other = f"""SELECT {_CHUNK} FROM chunk c JOIN doc d ON d.id = c.doc_id
                  WHERE c.doc_version <> d.version OR c.lsid <> d.lsid ORDER BY d.id, c.seq, c.id"""
-    message = tr("{n} of another version or source than the document: {named}")
+    message = tr("{n} with a different version or source than its document: {named}")
     state.say(kb.CHUNK_ORPHAN, message, noun="chunk", samples=state.texts(other))
 
 
@@ -304,7 +308,7 @@ def _check_source_lists(state: KbAudit) -> None:
                WHERE c.id IS NULL ORDER BY 1"""
     state.say(
         kb.CHUNK_INDEX,
-        tr("{n} listed under a source that has no such chunk: {named}"),
+        tr("{n} listed under a source, but not existing as a chunk: {named}"),
         noun="id",
         samples=state.texts(lost),
     )
@@ -332,7 +336,9 @@ def _check_vectors(state: KbAudit) -> None:
     other = (
         f"SELECT {_CHUNK} || ': ' || c.dimensions FROM {SEARCHED} WHERE c.flaw IS NULL AND c.dimensions <> ? {order}"
     )
-    message = tr("{{n}} with a vector of another length than {dimensions}, as most have: {{named}}", dimensions=usual)
+    message = tr(
+        "{{n}} whose vector has a different length than the {dimensions} of most others: {{named}}", dimensions=usual
+    )
     state.say(kb.DIMENSIONS, message, noun="chunk", samples=state.texts(other, usual))
     for flaw, message in _MESSAGES.items():
         flawed = f"SELECT {_CHUNK} FROM {SEARCHED} WHERE c.flaw = ? {order}"
@@ -340,7 +346,9 @@ def _check_vectors(state: KbAudit) -> None:
     most = f"SELECT c.embedder FROM {SEARCHED} GROUP BY 1 ORDER BY count(*) DESC, 1"
     first, *others = [*state.texts(most), ""]
     if len(others) > 1:
-        message = tr("{{n}} embedded by another embedder than {first}, as most are: {{named}}", first=first)
+        message = tr(
+            "{{n}} embedded by a different embedder than {first}, which embedded most others: {{named}}", first=first
+        )
         strange = f"SELECT {_CHUNK} || ': ' || c.embedder FROM {SEARCHED} WHERE c.embedder <> ? {order}"
         state.say(kb.EMBEDDERS, message, noun="chunk", samples=state.texts(strange, first))
 
@@ -384,7 +392,7 @@ def check_ids(state: KbAudit, file: RedbFile) -> None:
         state.db.executemany("INSERT INTO wrong_id VALUES (?)", _wrong_ids(state, file))
         query = f"""SELECT {_CHUNK} FROM wrong_id w JOIN chunk c ON c.id = w.chunk_id
                       JOIN doc d ON d.id = c.doc_id ORDER BY d.id, c.seq, c.id"""
-        message = tr("{n} with an id that does not follow from the text: {named}")
+        message = tr("{n} with an id that cannot be derived from its text: {named}")
         state.say(kb.CHUNK_ID, message, noun="chunk", samples=state.texts(query))
 
 
@@ -430,7 +438,7 @@ def _check_mentions(state: KbAudit) -> None:
     query = """SELECT m.entity_id || ', ' || m.chunk_id FROM mention m
                 WHERE m.chunk_id NOT IN (SELECT id FROM chunk) OR m.entity_id NOT IN (SELECT id FROM entity)
                 ORDER BY 1"""
-    message = tr("{n} of a missing chunk or entity: {named}")
+    message = tr("{n} referring to a missing chunk or entity: {named}")
     state.say(kb.ENTITY, message, noun="mention", samples=state.texts(query))
 
 
@@ -458,9 +466,9 @@ _NUMBERS = " ".join(f"WHEN '{one.name.lower()}' THEN {one.value}" for one in Job
 def check_jobs(state: KbAudit) -> None:
     """Check jobs and ledger entries."""
     jobs = f"SELECT j.id || ': ' || j.status FROM job j WHERE j.status NOT IN ({_KNOWN}) ORDER BY j.id"
-    state.say(kb.ROW, tr("{n} in a state that is not known: {named}"), noun="job", samples=state.texts(jobs))
+    state.say(kb.ROW, tr("{n} in an unknown state: {named}"), noun="job", samples=state.texts(jobs))
     entries = "SELECT e.id || ': ' || e.status FROM entry e WHERE e.status NOT IN (?, ?, ?, ?) ORDER BY e.id"
-    message = tr("{n} in a state that is not known: {named}")
+    message = tr("{n} in an unknown state: {named}")
     state.say(kb.ROW, message, noun="ledger entry", samples=state.texts(entries, PENDING, INDEXED, CLEANUP, DONE))
     _check_unfinished_jobs(state)
     if state.mirror.is_whole(database.JOBS):
@@ -472,10 +480,10 @@ def check_jobs(state: KbAudit) -> None:
 def _check_unfinished_jobs(state: KbAudit) -> None:
     failed = f"""SELECT {_ABOUT} || coalesce(': ' || j.error, '') FROM {_JOBS}
                   WHERE j.status = 'failed' ORDER BY j.id"""
-    state.say(kb.JOB_FAILED, tr("{n} that rsclaw has given up: {named}"), noun="job", samples=state.texts(failed))
+    state.say(kb.JOB_FAILED, tr("{n} given up by rsclaw: {named}"), noun="job", samples=state.texts(failed))
     if state.mirror.is_whole(database.CLAIMS):
         stale = f"SELECT {_ABOUT} FROM {_JOBS} WHERE {IS_STALE.format(now=state.now_ms)} ORDER BY j.id"
-        message = tr("{n} said to be running, without a claim that still holds: {named}")
+        message = tr("{n} marked as running, but without a valid claim: {named}")
         state.say(kb.JOB_STALE, message, noun="job", samples=state.texts(stale))
 
 
@@ -486,11 +494,11 @@ def _check_ledger(state: KbAudit) -> None:
     any_job = _OF_ENTRY.format(what="j.status IN ('ready', 'running', 'failed')")
     # Indexed entries wait for the next compaction, which can take a day.
     lost = f"{_ENTRIES} NOT {any_job} AND (e.status = '{PENDING}' OR e.updated_at < ?) ORDER BY e.id"
-    message = tr("{n} still open, with no job that would settle it: {named}")
+    message = tr("{n} still open, but without a job that would complete it: {named}")
     state.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=state.texts(lost, day_ago))
     failed = _OF_ENTRY.format(what="j.status = 'failed'")
     given_up = f"{_ENTRIES} {failed} AND NOT {live} ORDER BY e.id"
-    message = tr("{n} pending for ever, as their job was given up: {named}")
+    message = tr("{n} pending forever because its job was given up: {named}")
     state.say(kb.LEDGER_PENDING, message, noun="ledger entry", samples=state.texts(given_up), severity="note")
     alive = f"j.status IN ('ready', 'running') AND NOT ({IS_STALE.format(now=state.now_ms)})"
     waiting = f"{_ENTRIES} {_OF_ENTRY.format(what=alive)} AND e.updated_at < ? ORDER BY e.id"
@@ -503,7 +511,7 @@ def _check_dedupe(state: KbAudit) -> None:
         return
     lost = """SELECT x.key FROM dedupe x LEFT JOIN job j ON j.id = x.job_id
                WHERE j.id IS NULL OR j.status NOT IN ('ready', 'running') ORDER BY x.key"""
-    message = tr("{n} of no job that is waiting or running: {named}")
+    message = tr("{n} referring to no waiting or running job: {named}")
     state.say(kb.DEDUPE, message, noun="key", samples=state.texts(lost))
     unlisted = f"""SELECT {_ABOUT} FROM {_JOBS}
                     WHERE j.status IN ('ready', 'running') AND j.kind = '{_CHUNK_JOB}' AND j.doc_id IS NOT NULL
@@ -520,18 +528,18 @@ def _check_queue(state: KbAudit) -> None:
                AND q.priority = j.priority AND q.created_at = j.created_at"""
     if state.mirror.is_whole(database.JOBS_BY_STATUS):
         lost = f"""SELECT q.job_id FROM queue q WHERE NOT EXISTS (SELECT 1 FROM job j WHERE {fits}) ORDER BY 1"""
-        message = tr("{n} in the queue of a job that is missing or in another state: {named}")
+        message = tr("{n} in the queue for a job that is missing or in a different state: {named}")
         state.say(kb.QUEUE, message, noun="entry", samples=state.texts(lost))
         unlisted = f"""SELECT {_ABOUT} FROM {_JOBS}
                         WHERE j.status IN ({_KNOWN}) AND NOT EXISTS (SELECT 1 FROM queue q WHERE {fits})
                         ORDER BY j.id"""
         state.say(
             kb.QUEUE,
-            tr("{n} not in the queue, or there in another state: {named}"),
+            tr("{n} not in the queue, or queued in a different state: {named}"),
             noun="job",
             samples=state.texts(unlisted),
         )
     if state.mirror.is_whole(database.CLAIMS):
         claims = """SELECT c.job_id FROM claim c LEFT JOIN job j ON j.id = c.job_id
                      WHERE j.id IS NULL OR j.status <> 'running' ORDER BY 1"""
-        state.say(kb.QUEUE, tr("{n} of no running job: {named}"), noun="claim", samples=state.texts(claims))
+        state.say(kb.QUEUE, tr("{n} belonging to no running job: {named}"), noun="claim", samples=state.texts(claims))

@@ -173,9 +173,9 @@ _STATES = {
     "degraded_missing_index": tr("not possible, the file of vectors is missing or cannot be read"),
     "rebuilding": tr("not possible before a rebuild is at its end"),
     "degraded_incompatible_index": tr("not possible, the file of vectors does not fit"),
-    "degraded_failed_embeddings": tr("in part, some notes could not be embedded"),
-    "degraded_stale_embeddings": tr("in part, some notes were changed since"),
-    "degraded_partial_coverage": tr("in part, some notes have no vector yet"),
+    "degraded_failed_embeddings": tr("partly: some notes could not be embedded"),
+    "degraded_stale_embeddings": tr("partly: some notes have changed since"),
+    "degraded_partial_coverage": tr("partly: some notes have no vector yet"),
 }
 
 

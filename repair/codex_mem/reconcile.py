@@ -61,13 +61,13 @@ _CORRECTIONS = {
 #: Why a vector is deleted: the finding, and a description of the vectors.
 _Reason = tuple[str, str]
 _NO_NOTE: _Reason = codex.ORPHAN, tr("of deleted notes")
-_NOT_WANTED: _Reason = codex.ORPHAN, tr("of notes that should not be embedded")
+_NOT_WANTED: _Reason = codex.ORPHAN, tr("of notes that must not be embedded")
 _EXCLUDED: _Reason = codex.EXCLUDED_VECTOR, tr("of excluded notes")
 _UNUSABLE: _Reason = codex.VECTOR, tr("that no search can use")
 #: Vectors that their notes could use again; deleted only with ``--only``.
 _ONLY_IF_NAMED = {_NOT_WANTED, _EXCLUDED}
 _OTHER_RULE: _Reason = codex.STALE, tr("of texts built by another version of the rules")
-_OTHER_MODEL: _Reason = codex.STALE, tr("of a model other than the one their notes name")
+_OTHER_MODEL: _Reason = codex.STALE, tr("from a different model than their notes record")
 
 
 def plan(store: Store, options: ReconcileOptions) -> Plan:

@@ -389,17 +389,21 @@ def lose_a_text(store: AngelStore) -> None:
 
 
 DAMAGE = {
-    "changed": (lambda s: changed(s, READ_AT + 9), "angel.record-changed", "the next scan of the system would see"),
-    "unseen": (lambda s: changed(s, READ_AT - 9), "angel.record-changed", "no scan of the system would see"),
+    "changed": (lambda s: changed(s, READ_AT + 9), "angel.record-changed", "next scan would notice"),
+    "unseen": (lambda s: changed(s, READ_AT - 9), "angel.record-changed", "scan would not notice"),
     "lines": (
         lambda s: s.execute("UPDATE note_index_records SET total_lines = 9 WHERE note_short_id = 0"),
         "angel.record-changed",
         "1 file",
     ),
-    "new": (lambda s: s.write("new.md", "# New\n"), "angel.record-missing", "the next scan of the system would make"),
-    "never read": (never_read, "angel.record-missing", "takes for read"),
-    "gone": (lambda s: (s.raw / "notes/dup.md").unlink(), "angel.file-missing", "1 file missing that records refer to"),
-    "outside": (lead_outside, "angel.file-outside", "1 path of records leading out of raw/"),
+    "new": (lambda s: s.write("new.md", "# New\n"), "angel.record-missing", "next scan would make"),
+    "never read": (never_read, "angel.record-missing", "marked as read"),
+    "gone": (
+        lambda s: (s.raw / "notes/dup.md").unlink(),
+        "angel.file-missing",
+        "1 file missing although records refer to it",
+    ),
+    "outside": (lead_outside, "angel.file-outside", "1 path of records pointing outside raw/"),
     "state gone": (lambda s: s.state_file.unlink(), "angel.state", "it is missing"),
     "state broken": (lambda s: s.state_file.write_text("{"), "angel.state", "it cannot be read"),
     "state odd": (lambda s: s.state_file.write_text("[]"), "angel.state", "it is not a JSON object"),
@@ -412,7 +416,7 @@ DAMAGE = {
         "it has no column total_lines",
     ),
     "noise": (lambda s: s.database.write_bytes(os.urandom(9999)), "angel.unreadable", "it is damaged"),
-    "short vector": (lambda s: another_vector(s, 1.0, 2.0), "angel.dimension", "than the 8 dimensions"),
+    "short vector": (lambda s: another_vector(s, 1.0, 2.0), "angel.dimension", "from the 8 dimensions"),
     "zeros": (lambda s: another_vector(s, *[0.0] * 8), "angel.vector-unusable", "1 vector"),
     "not a number": (lambda s: another_vector(s, *[float("nan")] * 8), "angel.vector-unusable", "1 vector"),
     "lost vectors": (
@@ -434,11 +438,11 @@ DAMAGE = {
     ),
     "provider left": (leave_provider, "angel.provider-leftover", "and in it the 1 collection memories"),
     "full text": (lose_a_text, "angel.full-text", "chroma.sqlite3 is damaged: "),
-    "double": (double_short_id, "angel.short-id-double", "1 short id that several records have"),
+    "double": (double_short_id, "angel.short-id-double", "1 short id shared by several records"),
     "memory": (
         lambda s: s.execute("INSERT INTO memory_tag_rel VALUES ('m', 1)"),
         "angel.relation-orphan",
-        "1 relation of a missing memory",
+        "1 relation belonging to a missing memory",
     ),
 }
 

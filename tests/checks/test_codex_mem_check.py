@@ -380,8 +380,8 @@ def test_all_signals_in_both_forms(whole: Path) -> None:
     }  # fmt: skip
     text = run("inspect", whole).stdout
     for said in (
-        *("search by meaning: in part, some notes could not be embedded", "stale                 1"),
-        *("sidecar compatible    yes", "problem: search by meaning: in part", "1 failed", "1 handoff"),
+        *("search by meaning: partly: some notes could not be embedded", "stale                 1"),
+        *("sidecar compatible    yes", "problem: search by meaning: partly", "1 failed", "1 handoff"),
     ):
         assert said in text
 

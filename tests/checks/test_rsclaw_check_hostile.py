@@ -73,7 +73,7 @@ def test_rows_that_a_table_is_said_to_have_and_does_not_are_missed(store: Rsclaw
         patched.setattr(TableCounts, "lost", property(lambda read: 3 if read.stated == 9 else 0))
         found = check(root)
     assert {one["name"] for one in found} == {"kb.page"}
-    assert "with fewer rows than it is said to have: kb_docs: 9" in found[0]["message"]
+    assert "with fewer rows than recorded: kb_docs: 9" in found[0]["message"]
 
 
 @pytest.mark.parametrize(

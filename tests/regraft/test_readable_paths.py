@@ -252,8 +252,8 @@ def test_items_of_newer_types_are_left_alone(early: Path) -> None:
     found = [one for one in run("check", early, "--json").document["findings"] if one["name"] == "item.foreign-type"]
     assert [(one["severity"], one["repair"]) for one in found] == [("note", None)] * 2
     assert {one["message"] for one in found} == {
-        "1 item of the type external, of a newer application: left alone",
-        "1 item of the type external, of a newer application, which is being deleted: left alone",
+        "1 item of type external, introduced by a newer application: not changed",
+        "1 item of type external, introduced by a newer application, which is being deleted: not changed",
     }
     assert findings(early).keys() == {NAME, "item.foreign-type", "v1.leftover"}
     before = contents(early)

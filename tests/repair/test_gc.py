@@ -900,7 +900,7 @@ def test_a_text_for_a_person(store: Path) -> None:
     EVERYTHING(store)
     shown: Outcome = run("gc", store, "--yes", *NAMED)
     assert shown.status == 0
-    assert "delete 1 body whose unit is gone" in shown.stdout
+    assert "delete 1 body whose unit is missing" in shown.stdout
     assert "[trash-folder]" in shown.stdout
     assert f"regraft undo {store}" in shown.stdout
     assert "Nothing to do" in run("gc", store).stdout

@@ -233,7 +233,9 @@ def test_folders_of_which_only_some_come_back_are_told_apart(tmp_path):
     error, warning = sorted(told(made)["item.tombstone"], key=lambda one: one["severity"])
     assert (error["severity"], error["count"], error["repair"] is None) == ("error", 1, False)
     assert (warning["severity"], warning["count"], warning["repair"]) == ("warning", 1, None)
-    assert error["message"].startswith("1 folder that the upgrade left behind; the rows are still in v1's vector file")
+    assert error["message"].startswith(
+        "1 folder that failed in the application's upgrade; the rows are still in v1's vector file"
+    )
     rescued(made)
     assert [one["severity"] for one in told(made)["item.tombstone"]] == ["warning"]
 

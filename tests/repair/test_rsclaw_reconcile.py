@@ -237,5 +237,5 @@ def test_a_person_is_told(tmp_path: Path) -> None:
     root = store.write()
     text = run("reconcile", root, "--now", NOW).stdout
     assert "move hnsw/snapshot.meta.json of the vector index to the trash" in text
-    assert "1 job that rsclaw has given up: Poison (" in text
+    assert "1 job given up by rsclaw: Poison (" in text
     assert f"To undo: regraft undo {root}" in text

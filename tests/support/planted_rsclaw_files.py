@@ -22,25 +22,25 @@ def a_range_that_ends_before_it_begins(store: RsclawStore) -> None:
 
 
 @planting(
-    "kb.chunk-id", "warning", "1 chunk with an id that does not follow from the text", "New (", unseen=("--quick", "")
+    "kb.chunk-id", "warning", "1 chunk with an id that cannot be derived from its text", "New (", unseen=("--quick", "")
 )
 def an_id_of_another_text(store: RsclawStore) -> None:
     rename_chunk(store, chunks(store, "New")[0], "0" * 32)
 
 
-@planting("kb.chunk-orphan", "warning", "of another version or source than the document: New (")
+@planting("kb.chunk-orphan", "warning", "with a different version or source than its document: New (")
 def a_chunk_of_another_version(store: RsclawStore) -> None:
     chunks(store, "New")[0]["doc_version"] = 1
 
 
-@planting("kb.chunk-orphan", "warning", "1 chunk of a missing document: 01GONE")
+@planting("kb.chunk-orphan", "warning", "1 chunk belonging to a missing document: 01GONE")
 def a_chunk_of_no_document(store: RsclawStore) -> None:
     gone = {**doc(store, "Handbook"), "id": "01GONE"}
     store.chunk(gone, 9, "Of nobody.", (0, 10))
     full_text(store)
 
 
-@planting("kb.chunk-index", "error", "1 id listed under a source that has no such chunk: ffff")
+@planting("kb.chunk-index", "error", "1 id listed under a source, but not existing as a chunk: ffff")
 def a_listed_chunk_that_is_not_there(store: RsclawStore) -> None:
     store.put("kb_chunk_by_logical", f"{CUSTOM}\0{'f' * 32}")
 
@@ -50,7 +50,9 @@ def a_chunk_that_is_not_listed(store: RsclawStore) -> None:
     drop(store, "kb_chunk_by_logical", f"{CUSTOM}\0{chunks(store, 'New')[0]['id']}")
 
 
-@planting("kb.dimensions", "error", "1 chunk with a vector of another length than 4, as most have: New (", ": 2;")
+@planting(
+    "kb.dimensions", "error", "1 chunk whose vector has a different length than the 4 of most others: New (", ": 2;"
+)
 def a_vector_of_another_length(store: RsclawStore) -> None:
     chunks(store, "New")[0]["vector"] = [1.0, 0.5]
 
@@ -60,7 +62,7 @@ def an_empty_vector(store: RsclawStore) -> None:
     chunks(store, "New")[0]["vector"] = []
 
 
-@planting("kb.dimensions", "error", "1 chunk with a vector of zeros: New (")
+@planting("kb.dimensions", "error", "1 chunk with a vector of all zeros: New (")
 def a_vector_of_zeros(store: RsclawStore) -> None:
     chunks(store, "New")[0]["vector"] = [0.0, -0.0, 0, 0.0]
 
@@ -70,23 +72,28 @@ def a_vector_with_null(store: RsclawStore) -> None:
     chunks(store, "New")[0]["vector"] = [1.0, None, 1, 1]
 
 
-@planting("kb.dimensions", "error", "1 chunk with a vector that is not made of numbers: New (")
+@planting("kb.dimensions", "error", "1 chunk with a vector that is not numeric: New (")
 def a_vector_of_words(store: RsclawStore) -> None:
     chunks(store, "New")[0]["vector"] = ["1", 2, 3, 4]
 
 
-@planting("kb.embedders", "warning", "embedded by another embedder than stub-4, as most are: New (", ": other")
+@planting(
+    "kb.embedders",
+    "warning",
+    "embedded by a different embedder than stub-4, which embedded most others: New (",
+    ": other",
+)
 def a_vector_of_another_embedder(store: RsclawStore) -> None:
     chunks(store, "New")[0]["embedder_id"] = "other"
 
 
-@planting("kb.entity", "warning", "1 mention of a missing chunk or entity: e2, ")
+@planting("kb.entity", "warning", "1 mention referring to a missing chunk or entity: e2, ")
 def a_mention_of_no_entity(store: RsclawStore) -> None:
     key = chunks(store, "New")[0]["id"]
     store.put("kb_entity_index", f"e2\0{key}", {"entity_id": "e2", "chunk_id": key})
 
 
-@planting("kb.entity", "warning", "1 mention of a missing chunk or entity: e1, eeee")
+@planting("kb.entity", "warning", "1 mention referring to a missing chunk or entity: e1, eeee")
 def a_mention_in_no_chunk(store: RsclawStore) -> None:
     store.put("kb_entity_index", "e1\0eeee", {"entity_id": "e1", "chunk_id": "eeee"})
 
@@ -94,7 +101,7 @@ def a_mention_in_no_chunk(store: RsclawStore) -> None:
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-@planting("kb.row", "error", "1 row not of the form that rsclaw writes: kb_entities, e2: ")
+@planting("kb.row", "error", "1 row not in the format that rsclaw writes: kb_entities, e2: ")
 def a_row_that_is_no_json(store: RsclawStore) -> None:
     store.put("kb_entities", "e2", b"{")
 
@@ -117,7 +124,7 @@ def a_raw_file_that_is_gone(store: RsclawStore) -> None:
     (store.root / doc(store, "New")["raw_path"]).unlink()
 
 
-@planting("kb.file-missing", "note", "2 files missing of documents that were removed, or of older versions", count=2)
+@planting("kb.file-missing", "note", "2 files missing for removed documents or older versions", count=2)
 def files_of_a_removed_document_that_are_gone(store: RsclawStore) -> None:
     for key in ("markdown_path", "raw_path"):
         (store.root / doc(store, "Old")[key]).unlink()
@@ -130,44 +137,49 @@ def a_folder_in_the_place_of_a_text(store: RsclawStore) -> None:
     place.mkdir()
 
 
-@planting("kb.file-changed", "error", "1 file whose text is not what was indexed: md/doc/new--", unseen=("--quick",))
+@planting(
+    "kb.file-changed", "error", "1 file whose text differs from the indexed text: md/doc/new--", unseen=("--quick",)
+)
 def a_text_that_was_edited(store: RsclawStore) -> None:
     place = store.root / doc(store, "New")["markdown_path"]
     store.file(doc(store, "New")["markdown_path"], place.read_bytes() + b" and more")
 
 
 @planting(
-    "kb.file-changed", "note", "of documents that were removed, or of older versions: md/doc/old--", unseen=("--quick",)
+    "kb.file-changed",
+    "note",
+    "of removed documents or older versions whose text differs from the indexed text: md/doc/old--",
+    unseen=("--quick",),
 )
 def an_old_text_that_was_edited(store: RsclawStore) -> None:
     store.file(doc(store, "Old")["markdown_path"], b"other")
 
 
 @planting(
-    "kb.file-changed", "warning", "1 file other than what the documents were made of: raw/", unseen=("--quick", "")
+    "kb.file-changed", "warning", "1 file changed since documents were made from it: raw/", unseen=("--quick", "")
 )
 def a_raw_file_that_was_edited(store: RsclawStore) -> None:
     store.file(doc(store, "New")["raw_path"], b"other")
 
 
-@planting("kb.file-outside", "error", "1 path leading out of md/ and raw/: md/../../x.md, Old (", "rsclaw kb rm DOC")
+@planting("kb.file-outside", "error", "1 path pointing outside md/ and raw/: md/../../x.md, Old (", "rsclaw kb rm DOC")
 def a_path_that_leads_out(store: RsclawStore) -> None:
     (store.root / doc(store, "Old")["markdown_path"]).unlink()
     entry(store, "Old")["new_paths"] = []
     doc(store, "Old")["markdown_path"] = "md/../../x.md"
 
 
-@planting("kb.file-outside", "error", "1 path of a ledger entry leading out of md/ and raw/: /etc/passwd, Handbook (")
+@planting("kb.file-outside", "error", "1 path of a ledger entry pointing outside md/ and raw/: /etc/passwd, Handbook (")
 def an_entry_whose_path_leads_out(store: RsclawStore) -> None:
     entry(store, "Handbook")["old_paths"] = ["/etc/passwd"]
 
 
-@planting("kb.file-orphan", "warning", "that no document and no ledger entry names: raw/lost.pdf")
+@planting("kb.file-orphan", "warning", "not referenced by any document or ledger entry: raw/lost.pdf")
 def a_file_that_nothing_names(store: RsclawStore) -> None:
     store.file("raw/lost.pdf", b"lost", age_hours=1.01)
 
 
-@planting("kb.file-orphan", "note", "replaced, and waiting for the next compaction: md/doc/former.md")
+@planting("kb.file-orphan", "note", "replaced and waiting for the next compaction: md/doc/former.md")
 def a_file_that_was_replaced(store: RsclawStore) -> None:
     store.file("md/doc/former.md", b"former")
     entry(store, "Handbook").update(
@@ -175,28 +187,28 @@ def a_file_that_was_replaced(store: RsclawStore) -> None:
     )
 
 
-@planting("kb.file-orphan", "note", "1 file of no document, younger than an hour: raw/fresh.pdf")
+@planting("kb.file-orphan", "note", "1 file belonging to no document, less than an hour old: raw/fresh.pdf")
 def a_file_that_is_young(store: RsclawStore) -> None:
     store.file("raw/fresh.pdf", b"fresh", age_hours=0.99)
 
 
-@planting("kb.file-orphan", "note", "younger than an hour: raw/future.pdf")
+@planting("kb.file-orphan", "note", "less than an hour old: raw/future.pdf")
 def a_file_of_the_future(store: RsclawStore) -> None:
     store.file("raw/future.pdf", b"future", age_hours=-24)
 
 
-@planting("kb.file-orphan", "note", "which a settled ledger entry names: md/doc/former.md")
+@planting("kb.file-orphan", "note", "named by a completed ledger entry: md/doc/former.md")
 def a_file_that_a_settled_entry_names(store: RsclawStore) -> None:
     store.file("md/doc/former.md", b"former")
     entry(store, "Handbook")["old_paths"] = ["md/doc/former.md"]
 
 
-@planting("kb.file-orphan", "note", "named only in another letter case or form of characters: md/doc/NEW--")
+@planting("kb.file-orphan", "note", "found only by a different letter case or Unicode form: md/doc/NEW--")
 def a_file_in_another_letter_case(store: RsclawStore) -> None:
     store.file(doc(store, "New")["markdown_path"].replace("new--", "NEW--"), b"other")
 
 
-@planting("kb.file-orphan", "note", "links or not plain files", "raw/link.md")
+@planting("kb.file-orphan", "note", "kept by gc (a link, a special file", "raw/link.md")
 def a_link_that_nothing_names(store: RsclawStore) -> None:
     (store.root / "raw" / "link.md").symlink_to(f"{doc(store, 'New')['id']}.md")
 
@@ -204,13 +216,13 @@ def a_link_that_nothing_names(store: RsclawStore) -> None:
 # --- caches ----------------------------------------------------------------------------------------------------------
 
 
-@planting("kb.snapshot", "warning", "1 chunk that the snapshot does not have: New (", command="reconcile")
+@planting("kb.snapshot", "warning", "1 chunk missing from the snapshot: New (", command="reconcile")
 def a_snapshot_that_lacks_a_chunk(store: RsclawStore) -> None:
     missing = chunks(store, "New")[0]["id"].encode()
     store.snapshot([key.decode() for key in store.tables["kb_chunks"] if key != missing])
 
 
-@planting("kb.snapshot", "warning", "1 id in the snapshot of no chunk that is there: aaaa", command="reconcile")
+@planting("kb.snapshot", "warning", "1 id in the snapshot for a chunk that does not exist: aaaa", command="reconcile")
 def a_snapshot_of_an_unknown_chunk(store: RsclawStore) -> None:
     store.snapshot([*(key.decode() for key in store.tables["kb_chunks"]), "a" * 32])
 

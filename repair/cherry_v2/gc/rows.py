@@ -57,7 +57,7 @@ def is_damage(finding: Finding) -> bool:
 def leave_damaged(finding: Finding) -> Unresolved:
     """Return that nothing of a damaged base is removed."""
     reason = tr(
-        "what is reached cannot be told, so that nothing of this base is removed: {message_}", message_=finding.message
+        "cannot determine what is in use, so nothing of this base is removed: {message_}", message_=finding.message
     )
     return Unresolved(
         finding=finding.name, reason=reason, base=finding.base, severity=finding.severity, repair=finding.repair
@@ -105,7 +105,7 @@ _GARBAGE = (
         finding=v2.BODY_ORPHAN,
         action="delete-bodies",
         noun="body",
-        which=tr("whose unit is gone"),
+        which=tr("whose unit is missing"),
         table="search_text",
         where=detect.ORPHAN_BODY.condition,
         size="text",
@@ -128,7 +128,7 @@ _GARBAGE = (
         finding=v2.VECTOR_ORPHAN,
         action="delete-embeddings",
         noun="vector",
-        which=tr("that no body names"),
+        which=tr("not referenced by any body"),
         table="embedding",
         where=detect.ORPHAN_VECTOR.condition,
         size="vector_blob",
@@ -141,7 +141,7 @@ _GARBAGE = (
         finding=v2.CONTENT_ORPHAN,
         action="delete-contents",
         noun="text",
-        which=tr("that nothing names"),
+        which=tr("not referenced by anything"),
         table="content",
         where=detect.ORPHAN_CONTENT.condition,
         size="text",

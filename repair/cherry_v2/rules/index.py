@@ -303,7 +303,7 @@ _CONSEQUENCES = (
     (
         v2.UNIT_CONTENT,
         "unit",
-        tr("of another text than the material, or of no material"),
+        tr("referring to a different text than the material, or to no material"),
         """SELECT count(*) FROM temp.m_unit u LEFT JOIN temp.m_material m ON m.id = u.material WHERE m.rid IS NULL
              OR (ifnull(m.new_content, m.content) IS NOT NULL
                  AND u.content IS NOT ifnull(m.new_content, m.content))""",
@@ -311,12 +311,12 @@ _CONSEQUENCES = (
     (
         v2.CONTENT_ORPHAN,
         "text",
-        tr("that no material and no unit refers to"),
+        tr("not referenced by any material or unit"),
         """SELECT count(*) FROM temp.m_known k WHERE NOT EXISTS (SELECT 1 FROM temp.m_unit u WHERE u.content = k.key)
               AND k.key NOT IN (SELECT ifnull(new_content, content) FROM temp.m_material
                                  WHERE ifnull(new_content, content) IS NOT NULL)""",
     ),
-    (v2.BODY_ORPHAN, "body", tr("whose unit is gone"), "SELECT count(*) FROM temp.m_body WHERE unit IS NULL"),
+    (v2.BODY_ORPHAN, "body", tr("whose unit is missing"), "SELECT count(*) FROM temp.m_body WHERE unit IS NULL"),
     (
         v2.VECTOR_MISSING,
         "body",
@@ -328,7 +328,7 @@ _CONSEQUENCES = (
     (
         v2.VECTOR_ORPHAN,
         "vector",
-        tr("that no body names"),
+        tr("not referenced by any body"),
         """SELECT count(*) FROM main.embedding e WHERE NOT EXISTS (SELECT 1 FROM temp.m_vector v WHERE v.rid = e.rowid)
               AND NOT EXISTS (SELECT 1 FROM temp.m_body b WHERE ifnull(b.new_hash, b.hash) = +e.embedding_text_hash)""",
     ),
