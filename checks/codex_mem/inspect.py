@@ -1,23 +1,430 @@
-"""Summarize a database of codex-mem for ``inspect``: its projects, and the state of search by meaning."""
+"""Audit a database of codex-mem and its vectors (``docs/findings.md``, "codex-mem"), and summarize it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import apsw
+import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from checks.codex_mem import audit, schema
+from checks.audit import sqlite_checks
+from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, add_commands, display_text
+from checks.audit.findings import CORRUPT, FINDINGS, UNREADABLE, Audit, BaseStatistics, Finding, Statistics
+from checks.audit.sqlite_checks import find_open_problem
+from checks.codex_mem import findings as codex
+from checks.codex_mem import schema
 from checks.inspect import BaseSummary, HealthSummary, StoreSummary, format_base_heading
 from checks.systems import Checks
-from regraft.formats.codex_mem import database
-from regraft.formats.codex_mem import health as codex_mem_health
-from regraft.formats.codex_mem.database import StatusCounts
-from regraft.formats.codex_mem.health import HealthState, NoteSurvey, Signals
+from regraft.formats.codex_mem import database, health, sidecar
+from regraft.formats.codex_mem.database import NOTES, Note, NoteStatus, Project, StatusCounts
+from regraft.formats.codex_mem.health import HealthState, Memory, NoteSurvey, Signals, find_obstacle
+from regraft.formats.codex_mem.sidecar import StoredVectorFlaw
+from regraft.identity import replace
 from regraft.language import format_count, join_list, tr
 from regraft.report.labels import label_of, state_label
-from regraft.stores.systems import Located
+from regraft.report.progress import stage
+from regraft.stores.locate import Located
 from regraft.text import one_line, pad_right
+
+# --- notes and their vectors (``docs/formats/codex_mem.md``, "Judgement") -------------------------------------------
+
+
+_FLAWS = {
+    StoredVectorFlaw.LENGTH: tr("{n} whose vector has a different length than the others in the file"),
+    StoredVectorFlaw.NON_FINITE: tr(
+        "{n} with a vector that contains NaN or infinity, or has a norm too large for single precision"
+    ),
+    StoredVectorFlaw.ZERO: tr("{n} with a vector of all zeros"),
+}
+#: Characters of an error code that are shown.
+_LONGEST_CODE = 60
+
+
+def check_notes(
+    survey: NoteSurvey, known: Collection[str], chosen: Collection[str], findings: FindingCollector
+) -> None:
+    """Check each note and its vector.
+
+    Args:
+        survey: the survey of the database.
+        known: ids of its projects; other notes are reported under no project.
+        chosen: ids of the projects to check; empty: all, and notes of no project.
+        findings: collects what is wrong.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the database is damaged.
+        SidecarUnreadable: the file of vectors is damaged.
+    """
+    _check_whole(survey, findings)
+    of_notes = _judge_note if _are_notes_told(survey) else _judge_excluded
+    for note in _notes(survey, chosen):
+        findings.check_time()
+        found = of_notes(note)
+        if found is not None:
+            name, message = found
+            base = note.project if note.project in known else None
+            # Backfill needs the id of a project.
+            is_beyond = (name == codex.PENDING and base is None) or (name == codex.ORPHAN and not note.is_eligible)
+            findings.add(name, message, base=base, noun="note", sample=note.id, is_beyond_repair=is_beyond)
+    if survey.gone and not chosen:
+        for note_id in _gone(survey):
+            findings.check_time()
+            findings.add(codex.ORPHAN, tr("{n} belonging to no note"), noun="vector", sample=note_id)
+
+
+def _check_whole(survey: NoteSurvey, findings: FindingCollector) -> None:
+    name = {
+        HealthState.INCOMPATIBLE: codex.INDEX_INCOMPATIBLE,
+        HealthState.REBUILDING: codex.REBUILDING,
+        # If no note ever had a vector, the notes are pending instead.
+        HealthState.MISSING: codex.INDEX_MISSING if survey.memory.problem or _are_said_to_be_ready(survey) else None,
+    }.get(survey.state)
+    if name is not None:
+        findings.add(name, str(find_obstacle(survey)))
+
+
+def _are_said_to_be_ready(survey: NoteSurvey) -> bool:
+    """Whether the row of any note says that it has a vector."""
+    db = survey.memory.db
+    if "embedding_status" not in survey.memory.columns:
+        return False
+    may = database.eligible_sql(db, "n")
+    return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM {NOTES} n WHERE n.embedding_status = 'ready' AND {may})").get)
+
+
+def _are_notes_told(survey: NoteSurvey) -> bool:
+    """Whether notes are reported one by one. They are not if one command fixes the whole database."""
+    if not database.is_migrated(survey.memory.db) or survey.state in (HealthState.REBUILDING, HealthState.INCOMPATIBLE):
+        return False
+    return survey.state is not HealthState.MISSING or not (survey.memory.problem or _are_said_to_be_ready(survey))
+
+
+def _notes(survey: NoteSurvey, chosen: Collection[str]) -> Iterator[Note]:
+    projects: Iterable[str | None] = chosen or (None,)
+    for project in projects:
+        yield from survey.memory.notes.iterate(project)
+
+
+def _gone(survey: NoteSurvey) -> Iterator[str]:
+    """Yield the ids of vectors whose note is gone."""
+    vectors, db = survey.memory.vectors, survey.memory.db
+    for held in () if vectors is None else vectors.every():
+        if not db.execute(f"SELECT EXISTS (SELECT 1 FROM {NOTES} WHERE id = ?)", (held.note_id,)).get:
+            yield held.note_id
+
+
+def _judge_excluded(note: Note) -> tuple[str, str] | None:
+    """Return the finding and message for an excluded note that has a vector, or None."""
+    if note.status is NoteStatus.EXCLUDED and note.held is not None:
+        return codex.EXCLUDED_VECTOR, tr("{n} excluded, but with a vector")
+    return None
+
+
+def _judge_note(note: Note) -> tuple[str, str] | None:
+    """Return the finding and message for a note, or None."""
+    if not note.is_eligible:
+        return _judge_excluded(note) or _judge_unwanted(note)
+    if note.can_adopt_vector:
+        return codex.ORPHAN, tr("{n} with a valid vector that its row does not mention")
+    if note.held is not None and note.held.flaw is not None:
+        return codex.VECTOR, _FLAWS[note.held.flaw]
+    return None if note.status is NoteStatus.READY else _judge_lacking(note)
+
+
+def _judge_unwanted(note: Note) -> tuple[str, str] | None:
+    """Return the finding and message for a note that should have no vector, or None."""
+    if note.is_orphaned:
+        return codex.ORPHAN, tr("{n} with a vector although it must not have one")
+    is_said = note.metadata.embedding_status in (None, NoteStatus.NOT_APPLICABLE)
+    if is_said:
+        return None
+    if note.status is NoteStatus.EXCLUDED:
+        return codex.METADATA, tr("{n} excluded, but with a status that contradicts this")
+    return codex.METADATA, tr("{n} not to be embedded, but with a status that contradicts this")
+
+
+def _judge_lacking(note: Note) -> tuple[str, str]:
+    """Return the finding and message for a note that should have a vector and has none of its present text."""
+    if note.status is NoteStatus.FAILED:
+        code = note.metadata.embedding_error_code
+        cause = "" if code is None else f" ({display_text(code)[:_LONGEST_CODE]})"
+        return codex.FAILED, tr("{{n}} that could not be embedded{cause}", cause=cause)
+    if note.status is NoteStatus.STALE:
+        return codex.STALE, tr("{n} changed since its vector was made, or with a vector from a different model")
+    stated = note.metadata.embedding_status
+    if stated == NoteStatus.READY:
+        return codex.METADATA, tr("{n} marked as ready but without a vector")
+    if stated == NoteStatus.NOT_APPLICABLE:
+        return codex.METADATA, tr("{n} marked both as eligible and as not to be embedded")
+    if stated is not None and stated not in database.STATUSES:
+        return codex.METADATA, tr("{n} with an unknown status")
+    return codex.PENDING, tr("{n} without a vector")
+
+
+# --- scope of the rows, and reasons for exclusions ------------------------------------------------------------------
+
+
+#: The parts of the scope that the rows of each table refer to.
+_ABOVE = {
+    "projects": ("system",),
+    "workspaces": ("project",),
+    "sessions": ("workspace", "project", "system"),
+    NOTES: ("session", "workspace", "project", "system"),
+    "handoffs": ("session", "workspace", "project", "system"),
+}
+_NOUNS = {"projects": "project", "workspaces": "workspace", "sessions": "session", NOTES: "note", "handoffs": "handoff"}
+
+
+def check_scope(
+    db: apsw.Connection, known: Collection[str], chosen: Collection[str], findings: FindingCollector
+) -> None:
+    """Check the scope of every row, and that every exclusion has a reason.
+
+    Args:
+        db: the database.
+        known: ids of its projects; other rows are reported under no project.
+        chosen: ids of the projects to check; empty: all, and rows of no project.
+        findings: collects what is wrong.
+
+    Raises:
+        apsw.Error, UnicodeDecodeError: the file is damaged.
+    """
+    for table in _ABOVE:
+        for message, query in _scope_queries(table):
+            for key, project in db.execute(query):
+                if not chosen or project in chosen:
+                    name = codex.EXCLUSION if message == _NO_REASON else codex.SCOPE
+                    base = project if project in known else None
+                    findings.add(name, message, base=base, noun=_NOUNS[table], sample=key)
+
+
+_NO_REASON = tr("{n} excluded without a reason")
+
+
+def _scope_queries(table: str) -> Iterator[tuple[str, str]]:
+    """Yield messages, each with a query for the ids and projects of the rows that it is about."""
+    above = _ABOVE[table]
+    project = {"projects": "t.id"}.get(table, "t.project_id")
+    select = f"SELECT CAST(t.id AS BLOB), {project} FROM {table} t"
+    # A row without an id cannot be named.
+    yield tr("{n} without an id"), f"{select} WHERE typeof(t.id) <> 'text'"
+    gone = " OR ".join(f"NOT EXISTS (SELECT 1 FROM {one}s a WHERE a.id = t.{one}_id)" for one in above)
+    named = join_list(above, tr(" or "))
+    yield tr("{{n}} whose {named} is missing", named=named), f"{select} WHERE {gone}"
+    odds = [
+        f"EXISTS (SELECT 1 FROM {one}s a WHERE a.id = t.{one}_id AND a.{other}_id IS NOT t.{other}_id)"
+        for one in above
+        for other in _ABOVE.get(f"{one}s", ())
+        if other in above
+    ]
+    if odds:
+        yield tr("{n} whose scope contradicts itself"), f"{select} WHERE {' OR '.join(odds)}"
+    if table in (NOTES, "handoffs"):
+        yield _NO_REASON, f"{select} WHERE t.searchable <> 1 AND trim(ifnull(t.exclusion_reason, '')) = ''"
+
+
+#: Commands that take the id of a project.
+_OF_ONE_PROJECT = {"reconcile", "backfill", "clear-failed"}
+
+
+class _StoreAudit(msgspec.Struct):
+    """State of the audit of one database."""
+
+    findings: FindingCollector
+    chosen: tuple[str, ...] = ()
+    #: Whether all tables that the checks need exist.
+    is_whole: bool = False
+    projects: dict[str, Project] = msgspec.field(default_factory=dict)
+    survey: NoteSurvey | None = None
+    #: State of search by meaning in the whole database.
+    signals: health.Signals | None = None
+    checked: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
+    """Audit a database of codex-mem without writing. The data never makes this raise.
+
+    Args:
+        found: the database.
+        options: what to check; ``bases`` are ids of projects.
+        command_line: makes the command lines that fix findings; None: findings get no command.
+    """
+    state = _StoreAudit(FindingCollector(options.level, options.max_duration, options.progress), options.bases)
+    path = found.path
+    problem = find_open_problem(path)
+    try:
+        if problem is None:
+            with health.open_memory(path) as memory, stage(options.progress, "Checking", 1, "databases"):
+                _Audit(path, memory, state).run()
+    except (apsw.Error, OSError, UnicodeDecodeError) as error:
+        problem = str(error)
+    if problem is not None:
+        state.findings.add(
+            UNREADABLE, tr("{named} cannot be read: {problem}", named=display_text(path.name), problem=problem)
+        )
+    audited = _as_audit(path, state)
+    if command_line is None:
+        return audited
+    # Add command lines to the findings, unless the database is damaged.
+    if any(finding.name in (UNREADABLE, CORRUPT) for finding in audited.findings):
+        return audited  # what cannot be read as a whole is not changed
+    return add_commands(audited, command_line, _project_of)
+
+
+def read_project_ids(found: Located) -> Sequence[str]:
+    """Return the ids of the projects of a database."""
+    return list(_read_projects(found.path))
+
+
+def read_ids_by_name(found: Located) -> Mapping[str, str]:
+    """Map the names and slugs of projects to their ids."""
+    known = _read_projects(found.path)
+    words = [word for one in known.values() for word in (one.name, one.slug)]
+    ids = {word: database.find_project_id(known, word) for word in words}
+    return {word: project for word, project in ids.items() if project is not None}
+
+
+def _read_projects(path: Path) -> dict[str, Project]:
+    try:
+        with health.open_memory(path) as memory:
+            return database.read_projects(memory.db)
+    except (apsw.Error, OSError, UnicodeDecodeError):
+        return {}  # which an audit says
+
+
+class _Audit:
+    def __init__(self, path: Path, memory: Memory, state: _StoreAudit) -> None:
+        self._path = path
+        self._memory = memory
+        self._seen = state
+        self._findings = state.findings
+
+    def run(self) -> None:
+        db, vectors = self._memory.db, self._memory.vectors
+        size = self._path.stat().st_size
+        steps: list[tuple[str, Callable[[], None]]] = [("structure", self._structure), ("counts", self._counts)]
+        steps += [("scope", self._scope), (tr("full text"), self._full_text), ("migration", self._migration)]
+        steps.append(("vectors", self._vectors))
+        if self._findings.level >= Level.DEEP:
+            steps.append(("integrity", self._integrity))
+        with ExitStack() as stack:
+            stack.enter_context(self._findings.watched(db, size))
+            if vectors is not None:
+                beside = database.sidecar_path(self._path).stat().st_size
+                stack.enter_context(self._findings.watched(vectors.db, beside))
+            self._findings.run(self._path.name, steps, None)
+
+    def _structure(self) -> None:
+        missing = schema.find_missing_schema(self._memory.db)
+        for what in missing:
+            self._findings.add(codex.SCHEMA, tr("missing: {n} of codex-mem's tables"), noun="part", sample=what)
+        self._seen.is_whole = not missing
+        if not missing:
+            self._seen.projects = database.read_projects(self._memory.db)
+            schema.check_triggers(self._memory.db, self._findings)
+        sqlite_checks.add_foreign_objects(schema.find_foreign_in_notes(self._memory.db), self._findings, None)
+        if self._memory.vectors is not None:
+            beside = sqlite_checks.find_foreign_on_tables(self._memory.vectors.db, (sidecar.TABLE, "meta"))
+            sqlite_checks.add_foreign_objects((replace(one, mended=()) for one in beside), self._findings, None)
+
+    def _counts(self) -> None:
+        if self._seen.is_whole:
+            for name, table in (("notes", NOTES), ("handoffs", "handoffs")):
+                self._seen.checked[name] = self._memory.db.execute(f"SELECT count(*) FROM {table}").get
+
+    def _scope(self) -> None:
+        if self._seen.is_whole:
+            check_scope(self._memory.db, self._seen.projects, self._seen.chosen, self._findings)
+
+    def _full_text(self) -> None:
+        if self._seen.is_whole:
+            is_usual = not self._findings.count(codex.TRIGGER, None)
+            schema.check_full_text(self._memory.db, self._findings, with_words=is_usual)
+
+    def _migration(self) -> None:
+        if self._seen.is_whole:
+            present = self._memory.is_present
+            schema.check_migration(self._memory.db, self._findings, has_vectors=present)
+
+    def _vectors(self) -> None:
+        if self._seen.is_whole:
+            survey = self._seen.survey = health.survey_notes(self._memory, self._findings.check_time)
+            self._seen.signals = health.collect_signals(survey)
+            if survey.state is not HealthState.DISABLED:
+                check_notes(survey, self._seen.projects, self._seen.chosen, self._findings)
+
+    def _integrity(self) -> None:
+        vectors = self._memory.vectors
+        files = [(self._path.name, self._memory.db)]
+        files += [] if vectors is None else [(database.sidecar_path(self._path).name, vectors.db)]
+        for name, db in files:
+            for (message,) in db.execute("PRAGMA integrity_check(20)"):
+                if message != "ok":
+                    self._findings.add(
+                        CORRUPT, tr("SQLite's own check says {n}"), noun="time", sample=f"{name}: {message}"
+                    )
+
+
+def _as_audit(path: Path, state: _StoreAudit) -> Audit:
+    findings, survey = state.findings, state.survey
+    vectors = None if survey is None else survey.memory.vectors
+    files = (path, database.sidecar_path(path))
+    closing = findings.closing(tr("the words of the full-text index"), tr("all pages of the databases"))
+    return Audit(
+        findings=findings.to_findings(),
+        checked={
+            "projects": len(state.projects),
+            **{name: state.checked.get(name, 0) for name in ("notes", "handoffs")},
+            "embeddings": 0 if vectors is None or survey is None else (survey.gone or 0) + survey.total.held,
+            "bytes": sum(file.stat().st_size for file in files if file.is_file()),
+        },
+        names={key: one.name for key, one in state.projects.items()},
+        closing=f"{_state_of(state)}{closing}",
+        statistics=Statistics(
+            bases=[_statistics(one, survey) for one in state.projects.values()],
+            semantic=state.signals,
+        ),
+        not_checked=findings.missing(),
+        level=findings.level.name.lower(),
+    )
+
+
+def _state_of(state: _StoreAudit) -> str:
+    return "" if state.signals is None else tr("Search by meaning: {state}. ", state=state_label(state.signals.state))
+
+
+def _statistics(project: Project, survey: NoteSurvey | None) -> BaseStatistics:
+    """Return the numbers of a project for the HTML page: notes take the place of units and bodies."""
+    unknown = BaseStatistics(
+        id=project.id,
+        name=project.name,
+        units=None,
+        bodies=None,
+        covered=None,
+        embeddings=None,
+        lengths={},
+        norms=None,
+    )
+    if survey is None:
+        return unknown
+    counts, meta = survey.counts.get(project.id, StatusCounts()), survey.memory.meta
+    return structs.replace(
+        unknown,
+        units=counts.eligible + counts.excluded + counts.not_applicable,
+        bodies=counts.eligible,
+        covered=None if survey.state is HealthState.DISABLED else counts.ready,
+        embeddings=counts.held,
+        lengths={str(meta.dimensions): counts.held} if meta is not None and counts.held else {},
+    )
+
+
+def _project_of(finding: Finding) -> tuple[str, ...]:
+    words = FINDINGS[finding.name].command
+    return ("--base", finding.base) if finding.base is not None and words[0] in _OF_ONE_PROJECT else ()
+
 
 _STATUSES = ("ready", "pending", "stale", "failed", "excluded", "not_applicable")
 
@@ -74,17 +481,17 @@ def inspect_store(source: Located) -> StoreSummary:
     files = (source.path, database.sidecar_path(source.path))
     size = sum(file.stat().st_size for file in files if file.is_file())
     try:
-        with codex_mem_health.open_memory(source.path) as memory:
+        with health.open_memory(source.path) as memory:
             missing = schema.find_missing_schema(memory.db)
             if missing:
                 return _nothing(size, tr("tables of codex-mem are missing: {missing}", missing=join_list(missing)))
-            survey = codex_mem_health.survey_notes(memory)
+            survey = health.survey_notes(memory)
             bases = [_project(survey, one) for one in database.read_projects(memory.db).values()]
-            signals, problems = codex_mem_health.collect_signals(survey), list(_problems(survey))
+            signals, problems = health.collect_signals(survey), list(_problems(survey))
     except (apsw.Error, OSError, UnicodeDecodeError) as error:
         return _nothing(size, tr("it cannot be read: {error}", error=error))
     has_vectors = signals.semantic_enabled and signals.eligible
-    health = NotesHealthSummary(
+    summary = NotesHealthSummary(
         coverage=signals.ready / signals.eligible if has_vectors else None,
         orphans=signals.orphans or 0,
         stale=signals.stale,
@@ -92,7 +499,7 @@ def inspect_store(source: Located) -> StoreSummary:
         problems=problems,
         semantic=signals,
     )
-    return StoreSummary(bases, health)
+    return StoreSummary(bases, summary)
 
 
 def _nothing(size: int, problem: str) -> StoreSummary:
@@ -102,7 +509,7 @@ def _nothing(size: int, problem: str) -> StoreSummary:
 
 def _problems(survey: NoteSurvey) -> Iterator[str]:
     if survey.state not in (HealthState.READY, HealthState.DISABLED):
-        why = codex_mem_health.find_obstacle(survey)
+        why = health.find_obstacle(survey)
         state = state_label(survey.state)
         if why is not None:
             state = tr("{what}: {why}", what=state, why=why)
@@ -146,7 +553,7 @@ def _written(value: object) -> str:
 
 CHECKS = Checks(
     inspect=lambda found, _: inspect_store(found),
-    audit=audit.audit,
-    part_ids=audit.read_project_ids,
-    ids_by_name=audit.read_ids_by_name,
+    audit=audit,
+    part_ids=read_project_ids,
+    ids_by_name=read_ids_by_name,
 )

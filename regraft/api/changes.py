@@ -43,7 +43,6 @@ from repair import systems
 from repair.changes import options as planner_options
 from repair.changes import undo as undoing
 from repair.changes.run import ChangeReport, Planner, run_command, undo_run
-from repair.changes.steps import Steps, run_steps
 from repair.changes.store import open_for_change
 from repair.changes.undo import HistoryReport
 from repair.cherry_v2 import install as installing
@@ -52,6 +51,7 @@ from repair.cherry_v2 import upgrade as upgrading
 from repair.cherry_v2.source import open_base_source
 from repair.codex_mem import note_changes as clearing
 from repair.fix import sequence as fixing
+from repair.fix.sequence import Steps, run_steps
 
 #: Gets the plan before anything is changed; False stops the run.
 Confirm = Callable[[ChangeReport], bool]

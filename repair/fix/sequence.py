@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import structs
 
 from checks import systems as audits
 from checks.audit.collector import CheckOptions, CommandLine
 from checks.cherry_v2 import findings as v2
-from regraft.errors import SourceNotMigratable
+from regraft.disk import durable, sqlite
+from regraft.errors import Declined, NotEnoughSpace, PlanOutdated, RegraftError, SourceNotMigratable
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_id_text, read_catalog
 from regraft.identity import replace
-from regraft.kinds import PREVIEW_SOURCES, V2_STORES
+from regraft.kinds import PREVIEW_SOURCES, SYSTEMS, V2_STORES, Kind
+from regraft.language import tr
+from regraft.ledger.ledger import FOLDER
+from regraft.report.document import Run
+from regraft.report.progress import Progress, SilentProgress, stage
+from regraft.text import format_bytes, path_argument
+from repair.changes import execution
+from repair.changes.execution import ChangeExecutor
 from repair.changes.options import GcOptions, ReconcileOptions, RepairOptions
-from repair.changes.plan import Plan, Unresolved
-from repair.changes.run import Planner
-from repair.changes.store import Store
+from repair.changes.plan import Action, Plan, Unresolved
+from repair.changes.run import (
+    ChangeReport,
+    Planner,
+    apply_changes,
+    base_names,
+    check_resolved,
+    demand_space,
+    demand_unchanged_files,
+    make_plan,
+)
+from repair.changes.session import Session, open_session, reading_store
+from repair.changes.store import Store, exclusive_access, open_for_change
 from repair.cherry_v2 import adopt, upgrade
 from repair.cherry_v2.rescue.plan import RescueOptions
 from repair.cherry_v2.rescue.plan import plan as plan_rescue
@@ -161,3 +188,275 @@ def remaining(store: Store, command_line: CommandLine) -> Iterator[Unresolved]:
     for finding in audit.findings:
         if store.wants(finding.base):
             yield Unresolved.of(finding, finding.message, repair=finding.repair)
+
+
+# --- one run of several planners, which is undone as a whole ---------------------------------------------------------
+#
+# Each step is planned after the one before it was made: tags of deleted records can only be collected once
+# ``repair`` has deleted the records. A dry run therefore makes all steps on a temporary copy of the store
+# (``docs/formats/library.md``, "Changes").
+
+
+# --- rehearsal on a copy ---------------------------------------------------------------------------------------------
+
+E = TypeVar("E", Action, Unresolved)
+#: Cache folders of the browser in a profile; no command reads them.
+_CACHES = frozenset(
+    {"Cache", "Code Cache", "GPUCache", "DawnCache", "DawnGraphiteCache", "DawnWebGPUCache", "ShaderCache"}
+    | {"blob_storage", "Crashpad", "logs", "Service Worker", "component_crx_cache", "Partitions"}
+)
+#: Disk space that a rehearsal needs, as a multiple of the store's size.
+_SPACE_FACTOR = 2
+
+
+def rehearse(store: Store, run: Callable[[Path], ChangeReport], progress: Progress) -> ChangeReport:
+    """Report a run over a temporary copy of a store. Nothing in the store is written.
+
+    Args:
+        store: the store to copy.
+        run: makes the changes; gets the path in the copy that corresponds to the path the user gave.
+        progress: receives the progress of copying.
+
+    Raises:
+        NotEnoughSpace: the temporary folder is too small for a copy.
+        PlanOutdated: the store was written to while it was copied.
+        SourceUnreadable: a file cannot be read.
+        RegraftError: the run is refused, as it would be for the store.
+    """
+    with reading_store(store):
+        files = list(_files_to_copy(store))
+        sizes = [path.lstat().st_size for path in files]
+    temporary = durable.temporary_root()
+    free = shutil.disk_usage(temporary).free
+    if free < _SPACE_FACTOR * sum(sizes):
+        raise NotEnoughSpace(path=temporary, needed=format_bytes(_SPACE_FACTOR * sum(sizes)), free=format_bytes(free))
+    with durable.temporary_folder() as folder:
+        copy = folder / (store.root.absolute().name or "store")
+        with stage(progress, tr("Copying"), len(files), "files"):
+            for path, size in zip(files, sizes, strict=True):
+                with reading_store(store):
+                    _copy(path, copy / path.relative_to(store.root), store.root)
+                progress.step(1, size)
+        with reading_store(store):
+            _copy_times(store.root, copy, files)
+        named, root = store.path.absolute(), store.root.absolute()
+        copied = copy / (named.relative_to(root) if named.is_relative_to(root) else Path())
+        try:
+            report = run(copied)
+        except RegraftError as error:
+            raise type(error)(
+                **{name: _with_store_path(fact, copy, store.root) for name, fact in error.facts.items()}
+            ) from error
+        return structs.replace(
+            report,
+            actions=[_with_store_paths(one, copied, copy, store) for one in report.actions],
+            left=[_with_store_paths(one, copied, copy, store) for one in report.left],
+        )
+
+
+def _files_to_copy(store: Store) -> Iterator[Path]:
+    """Yield the files, links and empty folders of a store that commands may read."""
+    names = _own_names(store)
+    for entry in sorted(store.root.iterdir()):
+        is_named = names is None or any(entry.name == name or entry.name.startswith(f"{name}-") for name in names)
+        if not is_named or (names is None and store.is_profile and entry.name in _CACHES):
+            continue
+        yield from _files_below(entry)
+
+
+def _files_below(path: Path) -> Iterator[Path]:
+    """Yield a path if it is a file or link, else the files, links and empty folders below it."""
+    waiting = [path]
+    while waiting:
+        place = waiting.pop()
+        if place.is_symlink() or place.is_file():
+            yield place
+        elif place.is_dir():
+            inside = sorted(place.iterdir(), reverse=True)
+            waiting += inside
+            if not inside:
+                yield place
+
+
+def _own_names(store: Store) -> set[str] | None:
+    """Names directly below the root that belong to a store; None: all.
+
+    A database of another system, or a single index file, may share its folder with unrelated files.
+    """
+    found, system = store.found, store.system
+    if system is not None and found.path != store.root:
+        paths = {*system.databases(found), *system.files(found)}
+    elif found.kind in SYSTEMS or found.stores.is_whole:
+        return None
+    else:
+        paths = {part for one in store.stores.values() for part in (one.name, one.raw)}
+        paths |= {found.stores.catalog} if found.stores.catalog is not None else set()
+    return {FOLDER, *(Path(path).parts[0] for path in paths)}
+
+
+def _copy(path: Path, target: Path, root: Path) -> None:
+    durable.make_folders(target.parent, flush=False)
+    if path.is_symlink():
+        goal = os.path.realpath(path.parent / os.readlink(path))  # noqa: PTH115 - a junction's goal as it is stored
+        inside = Path(goal).is_relative_to(root.resolve())
+        durable.make_link(target, os.readlink(path) if inside else goal)  # noqa: PTH115
+        return
+    if path.is_dir():
+        durable.make_folders(target, flush=False)
+        return
+    before = sqlite.read_file_state(path)
+    durable.copy_file(path, target)
+    durable.copy_times(path, target)
+    if sqlite.read_file_state(path) != before:
+        raise PlanOutdated(path=path, reason=tr("it was changed in the meantime"))
+
+
+def _copy_times(root: Path, copy: Path, files: list[Path]) -> None:
+    """Copy the modification times of folders, which ages are computed from."""
+    folders = {folder for path in files for folder in (path, *path.parents) if folder.is_relative_to(root)}
+    for folder in sorted(folders, key=lambda one: len(one.parts), reverse=True):
+        if folder.is_dir() and not folder.is_symlink():
+            durable.copy_times(folder, copy / folder.relative_to(root))
+
+
+def _with_store_paths(one: E, copied: Path, copy: Path, store: Store) -> E:
+    """Replace paths of the copy by those of the store in an entry of a report.
+
+    Args:
+        one: the entry.
+        copied: the path in the copy that corresponds to the path that the user gave.
+        copy: the root of the copy.
+        store: the store that was copied.
+    """
+    fields = structs.asdict(one)
+    moved = {
+        name: _with_store_path(_with_given_path(value, copied, store.path), copy, store.root)
+        for name, value in fields.items()
+    }
+    return structs.replace(one, **moved)
+
+
+def _with_given_path(value: object, copied: Path, given: Path) -> object:
+    """Replace the copied path in command lines by the path that the user gave, quoted for a shell."""
+    if not isinstance(value, str):
+        return value
+    word = shlex.quote(path_argument(given))
+    return re.sub(rf"{re.escape(shlex.quote(path_argument(copied)))}(?=\s|$)", lambda _: word, value)
+
+
+def _with_store_path(value: object, copy: Path, root: Path) -> object:
+    if isinstance(value, Path):
+        return root / value.relative_to(copy) if value.is_relative_to(copy) else value
+    if isinstance(value, str):
+        return value.replace(str(copy), str(root)).replace(os.path.realpath(copy), str(root))
+    return value
+
+
+Again = AbstractContextManager[Store]
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """The planners of a run in order, and a function that yields what a store still has at the end."""
+
+    planners: Sequence[Planner]
+    remains: Callable[[Store], Iterable[Unresolved]]
+
+
+def run_steps(  # noqa: PLR0913 - as of run_command
+    command: str,
+    path: Path,
+    steps: Steps,
+    *,
+    kind: Kind | None = None,
+    bases: tuple[str, ...] = (),
+    now_ms: int | None = None,
+    dry_run: bool = False,
+    progress: Progress,
+    show_plan: Callable[[ChangeReport], bool] | None,
+) -> ChangeReport:
+    """Make several plans one after the other, as one run, and return the report.
+
+    Args:
+        show_plan: called with the report of the plan before anything is changed. False stops the run. None: do not ask.
+
+    The other arguments and the errors are those of :func:`repair.changes.run.run_command`. If a step depends on an
+    earlier one, the plan to show is found by making all steps on a temporary copy.
+    """
+    again = partial(open_for_change, path, kind, command, bases, now_ms)
+
+    def plan_by_rehearsal(store: Store, run: Run) -> ChangeReport:
+        """Report what the run is going to do to a store."""
+        looks = [make_plan(store, step) for step in steps.planners]
+        if not any(look.changes for look in looks[:-1]):
+            last = looks[-1]
+            left = [one for one in steps.remains(store) if (one.finding, one.base) not in last.resolves]
+            return _report(store, run, last.actions, left, None)
+        done = rehearse(store, run_on_copy, progress)
+        return _report(store, run, done.actions, done.left, None)
+
+    def run_on_copy(copy: Path) -> ChangeReport:
+        return run_steps(
+            command, copy, steps, kind=kind, bases=bases, now_ms=now_ms, progress=SilentProgress(), show_plan=None
+        )
+
+    with again() as named:
+        run = Run(command=command, dry_run=dry_run, source_kind=named.found.kind.value, source=path)
+        if dry_run:
+            return plan_by_rehearsal(named, run)
+        with open_session(named, again) as current:
+            store = current.store
+            first = Plan()
+            for step in steps.planners:
+                first.add(make_plan(store, step))
+            if not first.changes:
+                return _report(store, run, [], steps.remains(store), None)
+            demand_space(store, first)
+            if show_plan is not None and not show_plan(plan_by_rehearsal(store, run)):
+                raise Declined(path=path)
+            as_it_is = partial(_open_again, store, command, kind, bases)
+            with exclusive_access(store):
+                current.begin(run, ())
+                actions = _make_steps(current, run, steps.planners, as_it_is, progress)
+                execution.clear_work_folder(store.root)
+            with as_it_is() as after:
+                return _report(after, run, actions, steps.remains(after), run.id if actions else None)
+
+
+def _make_steps(
+    current: Session, run: Run, steps: Sequence[Planner], again: Callable[[], Again], progress: Progress
+) -> list[Action]:
+    """Plan and make the steps one after the other; returns the actions."""
+    executor = ChangeExecutor(current.store.root, current.ledger, run.id, ())
+    actions: list[Action] = []
+    for step in steps:
+        with again() as store:
+            plan = make_plan(store, step)
+            if not plan.changes:
+                continue
+            demand_space(store, plan)
+            executor.take(plan.changes)
+            demand_unchanged_files(store, plan)
+            executor.demand_free(plan.changes)
+            actions += plan.actions
+            current.ledger.changes.record_actions(run.id, actions)
+            apply_changes(executor, plan, progress)
+            # Errors of new bases are not needed here: the caller audits the store at the end of the run.
+            check_resolved(Session(store=store, ledger=current.ledger), run, plan)
+    return actions
+
+
+def _open_again(store: Store, command: str, kind: Kind | None, bases: tuple[str, ...]) -> Again:
+    """Open a store again during a run: upgrading a preview build may have turned its file into a folder."""
+    path = store.path if store.path.exists() else store.root
+    kind = None if store.found.kind in PREVIEW_SOURCES else kind
+    return open_for_change(path, kind, command, bases, store.now_ms)
+
+
+def _report(
+    store: Store, run: Run, actions: Sequence[Action], left: Iterable[Unresolved], undo: str | None
+) -> ChangeReport:
+    run.end()
+    unresolved = list(left)
+    touched = {action.base for action in actions} | {one.base for one in unresolved}
+    bases = base_names(store, {base for base in touched if base is not None})
+    return ChangeReport(head=run.head(), bases=bases, actions=list(actions), left=unresolved, undo=undo)

@@ -14,9 +14,9 @@ import pytest
 from faults import Source, files_of, left_over, library, migrate, small_source, state_of, write_vectors
 from harness import Outcome
 
+from regraft.formats import fts5
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import bulk
-from regraft.formats.fts5 import building
 from regraft.processes import pool, startup
 from regraft.processes.pool import ProcessPool
 
@@ -39,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
 def helped(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Let processes help with the smallest base."""
     monkeypatch.setattr(startup, "LARGE_FILE_BYTES", 0)
-    monkeypatch.setattr(building, "MIN_TEXT_BYTES", 0)
+    monkeypatch.setattr(fts5, "MIN_TEXT_BYTES", 0)
     monkeypatch.setattr(bulk, "PART_BODIES", 1)
     monkeypatch.setattr(pool, "usable_cores", lambda: 3)
     caplog.set_level(logging.INFO)

@@ -25,7 +25,7 @@ from tree_damage import one_cell_less
 from v1 import RawText, Row, base, dicts, file, floats, note, opened, sha, vector_of
 from v1 import carried as migrated
 
-from migrators.parquet import import_plan
+from migrators.parquet import run as importing
 from regraft.disk import durable, sqlite
 from regraft.formats.parquet import unit_file
 from regraft.formats.parquet.unit_file import FileMetadata, UnitRow
@@ -267,8 +267,8 @@ def test_rows_that_only_a_table_or_its_index_has_are_said_to_be_damage(tmp_path,
 def test_rows_that_are_missing_when_they_are_read_again_stop_an_import(tmp_path, monkeypatch):
     source = built(tmp_path, {"one": ["first text", "second text"]})
     assert run("export", source, tmp_path / "units.parquet").status == 0
-    real = import_plan.unit_file.read_rows
-    monkeypatch.setattr(import_plan.unit_file, "read_rows", lambda path, groups: islice(real(path, groups), 1))
+    real = importing.unit_file.read_rows
+    monkeypatch.setattr(importing.unit_file, "read_rows", lambda path, groups: islice(real(path, groups), 1))
     done = run("import", tmp_path / "units.parquet", "--to", tmp_path / "back", "--json")
     message = said(done, "StoppedMidway", 3)
     assert f"two reads of base {BASE} gave 2 and 1 rows" in message
@@ -569,21 +569,21 @@ def test_a_disk_without_room_is_refused(tmp_path, monkeypatch, more):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     # It is refused before the file is read for its checksum.
-    monkeypatch.setattr(import_plan, "stream_crc32", None)
+    monkeypatch.setattr(importing, "stream_crc32", None)
     assert "100.0 kB are free" in said(imported(tmp_path, *more), "NotEnoughSpace", 2)
     assert not (tmp_path / "back").exists()
 
 
 def test_a_file_that_changes_before_its_checksum_is_taken_stops_the_import(tmp_path, monkeypatch):
     path = exported(tmp_path, ["a"])
-    read = import_plan.stream_crc32
+    read = importing.stream_crc32
 
     def grown(file: Any) -> int:
         found = read(file)
         path.write_bytes(path.read_bytes() + b"more")
         return found
 
-    monkeypatch.setattr(import_plan, "stream_crc32", grown)
+    monkeypatch.setattr(importing, "stream_crc32", grown)
     assert "it changed while it was read" in said(imported(tmp_path), "StoppedMidway", 3)
     assert not (tmp_path / "back").exists() or not list((tmp_path / "back").glob("KnowledgeBase/*"))
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from regraft.embedders import Halted, LocalSettings, TextsRejected, local, open_embedder
+from regraft import embedders
+from regraft.embedders import Halted, LocalSettings, TextsRejected, open_embedder
 from regraft.errors import AnswerUnfit, RegraftError
 
 np: Any = pytest.importorskip("numpy", reason="local models need numpy")
@@ -75,13 +76,13 @@ def holds_to_the_protocol(folder: Path, **more: Any) -> None:
 
 @pytest.mark.parametrize("library", [None, "model2vec"])
 def test_model2vec(library: str | None, model2vec_folder: Path) -> None:
-    assert local.model_library(model2vec_folder) == "model2vec"
+    assert embedders.model_library(model2vec_folder) == "model2vec"
     holds_to_the_protocol(model2vec_folder, library=library)
 
 
 @pytest.mark.parametrize("library", [None, "sentence-transformers"])
 def test_sentence_transformers(library: str | None, sentence_folder: Path) -> None:
-    assert local.model_library(sentence_folder) == "sentence-transformers"
+    assert embedders.model_library(sentence_folder) == "sentence-transformers"
     holds_to_the_protocol(sentence_folder, library=library)
 
 
@@ -113,7 +114,7 @@ def test_a_text_without_a_known_word_has_no_direction(model2vec_folder: Path) ->
 
 def test_what_the_library_raises_is_about_the_texts(model2vec_folder: Path) -> None:
     with open_embedder(LocalSettings(name="mine", path=model2vec_folder)) as embedder:
-        assert isinstance(embedder, local.LocalEmbedder)
+        assert isinstance(embedder, embedders.LocalEmbedder)
         embedder._more = {"batch_size": 0}
         with pytest.raises(TextsRejected) as error:
             embedder.embed(["bread"])
@@ -173,7 +174,7 @@ def test_a_tokenizer_of_its_own_that_is_broken(model2vec_folder: Path, tmp_path:
 def test_which_library_a_folder_is_for(config: object, library: str, tmp_path: Path) -> None:
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
-    assert local.model_library(tmp_path) == library
+    assert embedders.model_library(tmp_path) == library
 
 
 @pytest.mark.parametrize("library", ["model2vec", "sentence-transformers"])

@@ -24,7 +24,7 @@ from faults import untouched
 from harness import NOW, run, run_as_given
 
 from regraft.cli import changes
-from repair.changes import steps
+from repair.fix import sequence
 
 #: Damage of rsclaw.
 _LOOSE, _STALE = "a file that nothing names", "a snapshot that lacks a chunk"
@@ -218,7 +218,7 @@ def test_a_person_is_shown_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_copy_that_has_no_room_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = memory(tmp_path)
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(steps.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    monkeypatch.setattr(sequence.shutil, "disk_usage", lambda _: usage._replace(free=10))
     with untouched(root):
         refused = run("fix", root, "--dry-run", "--json", "--now", NOW)
     assert refused.status == 2

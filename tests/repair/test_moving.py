@@ -17,7 +17,7 @@ from migrators.pipeline import survey, workers
 from regraft.disk import sqlite
 from regraft.errors import SourceUnreadable
 from regraft.formats.cherry_v2 import index
-from regraft.formats.parquet import row_sources, unit_file
+from regraft.formats.parquet import export, unit_file
 from regraft.formats.vector_table import VectorTable
 from regraft.identity import replace
 from repair.cherry_v2.rescue import v1_files
@@ -103,7 +103,7 @@ def test_an_export_and_an_audit_of_what_is_written_to(
     migrate(source.folder, target, "--base", "beta")
     (place,) = target.rglob("index.sqlite")
     with monkeypatch.context() as patch:
-        then(patch, row_sources, "summarize_index", lambda: os.utime(place))
+        then(patch, export, "summarize_index", lambda: os.utime(place))
         done = run("export", target, tmp_path / "units.parquet", "--json")
         assert (done.status, done.document["bases"][0]["problem"]) == (1, sqlite.CHANGED_DURING_READ)
     with monkeypatch.context() as patch:

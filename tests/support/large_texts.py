@@ -22,9 +22,9 @@ def in_pieces(patch: pytest.MonkeyPatch, size: int) -> None:
 
 def everywhere(patch: pytest.MonkeyPatch, size: int) -> None:
     in_pieces(patch, size)
-    for name in ("checks.cherry_v2.detect", "regraft.formats.parquet.row_sources"):
+    for name in ("checks.cherry_v2.detect", "regraft.formats.parquet.export"):
         patch.setattr(importlib.import_module(name), "LARGE_BYTES", 4)
     patch.setattr(importlib.import_module("checks.cherry_v2.detect"), "PIECE_BYTES", size)
-    stored = importlib.import_module("regraft.formats.parquet.row_sources")
+    stored = importlib.import_module("regraft.formats.parquet.export")
     patch.setattr(stored, "_IS_LARGE", "(typeof(t.text) = 'text' AND octet_length(t.text) > 4)")
     patch.setattr(stored, "_SMALL", f"CASE WHEN NOT {stored._IS_LARGE} THEN {stored._TEXT.format('t.text')} END")

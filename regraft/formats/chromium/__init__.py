@@ -4,8 +4,7 @@
 :class:`StorageDamaged` (or OSError for an I/O error).
 """
 
-from regraft.formats.chromium.indexed_db import StoreRows, read_stores
 from regraft.formats.chromium.leveldb import StorageChanged, StorageDamaged, StorageResult
-from regraft.formats.chromium.local_storage import StoredText, read_key
+from regraft.formats.chromium.storage import StoredText, StoreRows, read_key, read_stores
 
 __all__ = ["StorageChanged", "StorageDamaged", "StorageResult", "StoreRows", "StoredText", "read_key", "read_stores"]

@@ -1,8 +1,511 @@
-"""Copy bases of another store into a profile: their folders, and rows of the profile's database.
+"""Plan ``regraft install``: which bases of another store are copied into a profile, and under which ids.
 
-Rules: ``docs/rules.md``, "Install".
+A copy is the folder of a base, and rows of the profile's database. Rules: ``docs/rules.md``, "Install".
 """
 
-from repair.cherry_v2.install.plan import InstallOptions, plan
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+
+import apsw
+import msgspec
+
+from checks.audit.collector import Level
+from checks.audit.findings import Finding
+from checks.cherry_v2 import findings as v2
+from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
+from regraft.errors import NotEnoughSpace, SourceUnreadable, WrongUsage
+from regraft.formats.cherry_v2.catalog_generation import (
+    ASSISTANT_LINKS,
+    MODELS,
+    PROVIDERS,
+    OrderKeys,
+    make_model_row,
+    make_provider_row,
+    read_tables,
+)
+from regraft.formats.cherry_v2.catalog_reader import Row
+from regraft.formats.cherry_v2.layout import DATA_FOLDER
+from regraft.formats.cherry_v2.models import ModelOverrides
+from regraft.identity import replace
+from regraft.language import format_count, join_parts, tr
+from regraft.ledger.values import WORK
+from regraft.stores.locate import INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
+from regraft.text import decode_halves, format_bytes, one_line
+from repair.changes.files import find_damage
+from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
+from repair.changes.store import Store
+from repair.cherry_v2.catalog_changes import demand_known_version, demand_profile
+from repair.cherry_v2.install import profile_rows
+from repair.cherry_v2.install.base_copy import CopyIds, FolderCopy, is_same_base_folder, list_files
+from repair.cherry_v2.install.profile_rows import (
+    ModelMissing,
+    NewBase,
+    NewRows,
+    RowsRehearsal,
+    demand_insertable,
+    read_models,
+)
+from repair.cherry_v2.source import BaseSource
+
+#: Folder of all bases in a profile.
+BASES = f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}"
+#: Columns that are compared to decide whether an item is the same. Times do not count.
+_ITEM_COLUMNS = ("id", "group_id", "type", "data", "status", "error")
+_SAME = tr("the same base")
+#: A path as long as that of the work folder in which a run creates a base.
+_WORK_PATH = f"{'r' * 23}/{'0' * 6}"
+
+
+class InstallOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of an installation. ``now_ms`` is the time of new models, providers and links."""
+
+    now_ms: int
+    models: ModelOverrides = msgspec.field(default_factory=ModelOverrides)
+    #: Providers that are created if the profile lacks them.
+    providers: frozenset[str] = frozenset()
+    #: Whether a base that exists with other content is installed as a new base.
+    as_new: bool = False
+    #: New name of the only chosen base; None: its own.
+    name: str | None = None
+    #: Whether items of type external are installed as files.
+    external_as_files: bool = False
+    #: Whether nothing is written, so that no disk space is needed.
+    dry_run: bool = False
+
+
+def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
+    """Plan which bases are installed.
+
+    Raises:
+        NotChanged: the store is not a profile.
+        PackDamaged: a file of the pack differs from its manifest.
+        ProfileUnknown: the profile is of a generation that this release does not know.
+        NotEnoughSpace: the disk has no room for the bases.
+        SourceUnreadable: one of the databases cannot be read.
+        WrongUsage: the profile is the source itself, or a name is given for several bases.
+    """
+    if options.name is not None and len(source.chosen) != 1:
+        raise WrongUsage(
+            problem=tr(
+                "--name applies to a single base, but {bases} are selected",
+                bases=format_count(len(source.chosen), "base"),
+            ),
+            hint=tr("select one with --base"),
+        )
+    database = demand_profile(
+        store, command="install", advice=tr("name the application's profile folder with --profile")
+    )
+    if links.real_path(store.root) == links.real_path(source.store.root):
+        raise WrongUsage(
+            problem=tr("the source and the profile are the same folder"), hint=tr("name another profile with --profile")
+        )
+    path = store.root / database
+    if not options.dry_run:
+        _demand_early_room(store, path, source, options)
+    source.demand_whole()
+    demand_known_version(store)
+    try:
+        with sqlite.open_readonly(path) as db, sqlite.open_readonly(source.rows) as rows:
+            damage = find_damage(db)
+            if damage is not None:
+                raise SourceUnreadable(path=path, reason=damage)
+            return _Planner(store, path, db, source, rows, options).plan()
+    except (apsw.Error, UnicodeDecodeError) as error:
+        raise SourceUnreadable(path=path, reason=error) from error
+
+
+def _demand_early_room(store: Store, path: Path, source: BaseSource, options: InstallOptions) -> None:
+    """Check the disk space for bases that are certainly new, before checksums are verified.
+
+    Raises:
+        NotEnoughSpace
+    """
+    needed = 0
+    # Read errors are reported later, when everything is read.
+    with suppress(apsw.Error, UnicodeDecodeError), sqlite.open_readonly(path) as db:
+        models = read_models(db, source, options.models, options.providers)
+        for base in source.chosen:
+            there = db.execute("SELECT 1 FROM knowledge_base WHERE id = ?", (base,)).get is not None
+            if there or source.problem(base, []) is not None:
+                continue
+            with suppress(ModelMissing):
+                models.embedding(base, source.bases[base].get("embedding_model_id"))
+                place = store.root / (store.bases or BASES) / base
+                new = () if os.path.lexists(place) else source.files(base).files
+                needed += sum(file_paths.lstat(one).st_size for one in new)
+    free = shutil.disk_usage(store.root).free
+    if needed > free:
+        raise NotEnoughSpace(path=store.root, needed=format_bytes(needed), free=format_bytes(free))
+
+
+class _Planner:
+    def __init__(
+        self,
+        store: Store,
+        path: Path,
+        db: apsw.Connection,
+        source: BaseSource,
+        rows: apsw.Connection,
+        options: InstallOptions,
+    ) -> None:
+        self._store = store
+        self._path = path
+        self._db = db
+        self._library = source
+        self._source = rows
+        self._options = options
+        self._tables = read_tables(path, db)
+        demand_insertable(self._tables, rows)
+        self._models = read_models(db, source, options.models, options.providers)
+        # Copies are verified byte for byte, so their texts need no second audit.
+        self._made = Plan(level=Level.SHAPE)
+
+    def plan(self) -> Plan:
+        findings = self._library.findings()
+        chosen_bases = [one for one in map(self._choose_ids, self._installable(findings)) if one is not None]
+        with closing(RowsRehearsal(self._db, self._source, self._tables)) as rehearsal:
+            new = [made for one in chosen_bases if (made := self._with_models(one, rehearsal)) is not None]
+            for one in new:
+                self._add_folder(one)
+                self._set_allowed_errors(one, findings)
+            self._add_rows(tuple(one for one in new if not self._has_row(one.id)), rehearsal)
+        unused = self._models.unused() if chosen_bases else ()
+        self._made.left += [
+            Unresolved(finding=v2.BASE_MODEL, reason=tr("no installed base uses {word}", word=word)) for word in unused
+        ]
+        return self._made
+
+    def _installable(self, findings: list[Finding]) -> list[str]:
+        """The chosen bases without a blocking problem; the others are reported."""
+        wanted = []
+        for base in self._library.chosen:
+            finding = self._library.problem(base, findings)
+            if finding is None:
+                # The profile does not have the base's name yet.
+                self._store.names[base] = self._library.name_of(base)
+                wanted.append(base)
+            else:
+                self._leave(
+                    base, finding.name, tr("the check of the source found: {message_}", message_=finding.message)
+                )
+        return wanted
+
+    # --- existing bases -----------------------------------------------------------------------------------------------
+
+    def _has_row(self, base: str) -> bool:
+        return self._db.execute("SELECT 1 FROM knowledge_base WHERE id = ?", (base,)).get is not None
+
+    def _choose_ids(self, base: str) -> NewBase | None:
+        """Choose the ids under which a base is installed; None if it exists already, or is left out (reported)."""
+        own = NewBase(base, base, external_as_files=self._options.external_as_files)
+        there = self._find_existing(own)
+        if there is None:
+            return own
+        if there is _SAME and not self._options.as_new:
+            return None
+        if not self._options.as_new:
+            message = tr(
+                ("the profile already has {there} with different content; use --as-new to install it as a new base"),
+                there=there,
+            )
+            self._leave(base, v2.BASE_EXISTS, message)
+            return None
+        return self._as_copy(base)
+
+    def _as_copy(self, base: str) -> NewBase | None:
+        """A base that is installed under new ids; None if that copy exists already."""
+        query = "SELECT id, created_at FROM knowledge_item WHERE base_id = ?"
+        created = {item: time if isinstance(time, int) else None for item, time in self._source.execute(query, (base,))}
+        ids = CopyIds(base, created)
+        copy = NewBase(ids.base, base, new_ids=ids, external_as_files=self._options.external_as_files)
+        there = self._find_existing(copy)
+        if there is None:
+            self._store.names[ids.base] = self._library.name_of(base)
+            return copy
+        if there is not _SAME:
+            self._leave(
+                base, v2.BASE_EXISTS, tr("its copy, base {base}, already exists with different content", base=ids.base)
+            )
+        return None
+
+    def _find_existing(self, new: NewBase) -> str | None:
+        """What the profile already has of a base: ``_SAME``, a description, or None for nothing."""
+        place, has_files = self._folder_path(new.id), bool(self._library.files(new.origin).files)
+        if file_paths.is_link(place) or (file_paths.exists(place) and not self._is_same_folder(new, place)):
+            return tr("a folder of base {id}", id=new.id)
+        if self._has_row(new.id):
+            if self._items(self._db, new.id) != self._own_items(new):
+                return tr("base {id}", id=new.id)
+            return _SAME if file_paths.exists(place) or not has_files else None
+        for row in self._own_items(new):
+            if self._db.execute("SELECT 1 FROM knowledge_item WHERE id = ?", (row["id"],)).get is not None:
+                return tr("item {id}", id=row["id"])
+        return None
+
+    def _is_same_folder(self, new: NewBase, place: Path) -> bool:
+        if new.new_ids is not None:
+            # The rows of a copy have other ids. Its row in the profile identifies it.
+            return self._has_row(new.id) and file_paths.is_file(place / INDEX_FILE)
+        own = self._library.folder(new.origin)
+        return file_paths.exists(own) and is_same_base_folder(own, place)
+
+    def _own_items(self, new: NewBase) -> list[Row]:
+        rows = self._items(self._source, new.origin)
+        mapped = ({name: row[name] for name in _ITEM_COLUMNS} for row in new.items(rows))
+        return sorted(mapped, key=lambda row: str(row["id"]))
+
+    def _items(self, db: apsw.Connection, base: str) -> list[Row]:
+        where = "knowledge_item WHERE base_id = ? ORDER BY id"
+        rows = untrusted_sqlite.read_lenient_rows(db, _ITEM_COLUMNS, where, (base,), decode_halves)
+        return [dict(zip(_ITEM_COLUMNS, row, strict=True)) for row in rows]
+
+    def _folder_path(self, base: str) -> Path:
+        return self._store.root / self._bases / base
+
+    @property
+    def _bases(self) -> str:
+        return self._store.bases or BASES
+
+    # --- one base -----------------------------------------------------------------------------------------------------
+
+    def _with_models(self, chosen_bases: NewBase, rehearsal: RowsRehearsal) -> NewBase | None:
+        """A base as it is inserted; None if the profile refuses it (reported)."""
+        base = chosen_bases.origin
+        row = self._library.bases[base]
+        try:
+            model = self._models.embedding(base, row.get("embedding_model_id"))
+        except ModelMissing as missing:
+            self._leave(base, v2.BASE_MODEL, str(missing))
+            return None
+        rerank = self._models.rerank(row.get("rerank_model_id"))
+        new = replace(chosen_bases, model=model, rerank=rerank, name=self._options.name)
+        if self._is_refused(new, rehearsal):
+            return None
+        if rerank is None and row.get("rerank_model_id") is not None:
+            self._leave(
+                base,
+                v2.BASE_MODEL,
+                tr(
+                    (
+                        "its rerank model {rerank_model_id} does not exist in the profile, so it was removed from "
+                        "the base"
+                    ),
+                    rerank_model_id=row["rerank_model_id"],
+                ),
+            )
+        return new
+
+    def _is_refused(self, new: NewBase, rehearsal: RowsRehearsal) -> bool:
+        """Whether the profile or its file system refuses a base (reported)."""
+        refused = rehearsal.refused_items(new)
+        if refused:
+            self._leave(new.origin, v2.ITEM_FOREIGN, profile_rows.describe_refused_items(refused))
+            return True
+        if new.external_as_files and not self._has_external_files(new.origin):
+            return True
+        path = self._too_long_path(new)
+        if path is not None:
+            message = tr("the path of its file {path} would be too long in the profile", path=path)
+            self._leave(new.origin, v2.RAW_MISSING, message)
+            return True
+        problem = rehearsal.problem(new)
+        if problem is not None:
+            message = tr("a constraint of the profile's database refuses it: {problem}", problem=problem)
+            self._leave(new.origin, v2.BASE_STATUS, message)
+            return True
+        return False
+
+    def _too_long_path(self, new: NewBase) -> str | None:
+        """The first file whose path would be too long for the file system; None if all fit."""
+        folder, root = self._library.folder(new.origin), self._store.root
+        for file in self._library.files(new.origin).files:
+            # The path in the work folder is longer than the final one.
+            name = file.relative_to(folder)
+            if not file_paths.fits_system(self._store.own / WORK / _WORK_PATH / name, root):
+                return one_line(name.as_posix())
+        return None
+
+    def _has_external_files(self, base: str) -> bool:
+        """Whether every external item has its file; those without are reported."""
+        rows = self._items(self._source, base)
+        folder = self._library.folder(base) / RAW_FOLDER
+        there = {
+            path.relative_to(folder).as_posix() for path in self._library.files(base).files if folder in path.parents
+        }
+        lost = [
+            row
+            for row in rows
+            if row.get("type") == profile_rows.EXTERNAL and profile_rows.external_file_path(row) not in there
+        ]
+        staged = profile_rows.unfinished_external_items(rows)
+        lost = [row for row in lost if row not in staged]
+        if lost:
+            message = tr(
+                "{items} of type external without a file ({names}) cannot be installed",
+                items=format_count(len(lost), "item"),
+                names=profile_rows.name_some_items(lost),
+            )
+            self._leave(base, v2.RAW_MISSING, message)
+        elif staged:
+            message = tr(
+                "{items} left out because they were unfinished or being deleted ({names})",
+                items=format_count(len(staged), "item"),
+                names=profile_rows.name_some_items(staged),
+            )
+            self._leave(base, v2.ITEM_FOREIGN, message)
+        return not lost
+
+    def _leave(self, base: str, finding: str, why: str) -> None:
+        self._made.left.append(Unresolved(finding=finding, reason=why, base=base))
+
+    def _add_folder(self, base: NewBase) -> None:
+        found = self._library.files(base.origin)
+        if found.links:
+            message = tr("{links} in its folder not copied", links=format_count(len(found.links), "link"))
+            self._made.left.append(
+                Unresolved(
+                    finding=v2.RAW_MISSING, reason=message, base=base.id, subject=found.links[0], count=len(found.links)
+                )
+            )
+        own = list_files(found.files)
+        if not own or self._folder_path(base.id).exists():
+            return
+        size = sum(mark[0] for _, mark in own)
+        name = f"{self._bases}/{base.id}"
+        action = Action(
+            action="copy-base",
+            message=tr("copy its folder, {files}", files=format_count(len(own), "file")),
+            base=base.id,
+            subject=name,
+            count=len(own),
+            bytes=size,
+        )
+        copy = FolderCopy(self._library, base.origin, own, base.new_ids)
+        self._made.changes.append(FileChange(path=name, actions=(action,), make=copy.make, bytes=size, mark=copy.mark))
+
+    def _set_allowed_errors(self, base: NewBase, findings: list[Finding]) -> None:
+        """Record that no error may be found in the new base except those that the source has."""
+        had = {one.name for one in findings if one.base == base.origin}
+        if self._library.files(base.origin).links:
+            # The targets of links were not checked in the source.
+            had.add(v2.MATERIAL_PATH)
+        self._made.new_bases[base.id] = frozenset(had)
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _add_rows(self, bases: tuple[NewBase, ...], rehearsal: RowsRehearsal) -> None:
+        if not bases:
+            return
+        new_links = self._link_rows(bases)
+        used = [model for base in bases for model in (base.model, base.rerank) if model is not None]
+        keys = OrderKeys(self._db)
+        providers = tuple(self._provider_rows(used, keys))
+        models = tuple(self._model_rows(used, keys))
+        rehearsal.demand(PROVIDERS, providers)
+        rehearsal.demand(MODELS, models)
+        rehearsal.demand(ASSISTANT_LINKS, new_links)
+        mark = untrusted_sqlite.database_mark(self._library.rows)
+        rows = NewRows(
+            tables=self._tables,
+            catalog=self._library.rows,
+            mark=mark,
+            providers=providers,
+            models=models,
+            bases=bases,
+            links=new_links,
+        )
+        size = self._path.stat().st_size
+        name = str(self._store.catalog)
+        actions = [
+            Action(
+                action="back-up-database",
+                message=tr("back up {name}", name=self._path.name),
+                base=None,
+                subject=name,
+                count=1,
+                bytes=size,
+            ),
+            *(self._insert_provider(str(row["provider_id"])) for row in providers),
+            *map(self._insert_model, models),
+            *(self._insert_action(base) for base in bases),
+            *(
+                Action(
+                    action="link-assistant",
+                    message=tr("link assistant {assistant} to it, as in v1", assistant=row["assistant_id"]),
+                    base=row["knowledge_base_id"],
+                    subject=row["assistant_id"],
+                )
+                for row in new_links
+            ),
+        ]
+        held = sum(action.bytes for action in actions[1:])
+        recorded = tuple(rows.changed)
+        self._made.changes.append(
+            RowsChange(path=name, actions=tuple(actions), apply=rows.apply, tables=recorded, bytes=held, backup=True)
+        )
+
+    def _link_rows(self, bases: tuple[NewBase, ...]) -> tuple[Row, ...]:
+        """Rows that link assistants with bases, as in v1."""
+        # Assistants used the base itself in v1, not a copy of it.
+        ids = {base.id for base in bases if base.new_ids is None}
+
+        def installed_base(old: str) -> str | None:
+            base = self._library.base_of(old)
+            return base if base in ids else None
+
+        found = profile_rows.find_assistant_links(self._store, self._db, installed_base)
+        times = dict.fromkeys(("created_at", "updated_at"), self._options.now_ms)
+        return tuple({"assistant_id": one, "knowledge_base_id": base, **times} for one, base in found)
+
+    def _provider_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:
+        """Rows of providers that are created with models, as the application creates a custom provider."""
+        needed = {model.provider_id for model in self._models.new.values() if model.id in used}
+        for provider in sorted(needed & self._models.recreated):
+            name = self._library.providers.get(provider, {}).get("name")
+            yield make_provider_row(provider, str(name or provider), keys.next_provider(), self._options.now_ms)
+
+    def _model_rows(self, used: Sequence[str], keys: OrderKeys) -> Iterator[Row]:
+        """Rows of models that are created with bases, each as the last of its provider."""
+        for model in self._models.new.values():
+            if model.id in used:
+                yield make_model_row(model, keys.next_model(model.provider_id), self._options.now_ms)
+
+    def _insert_provider(self, provider: str) -> Action:
+        return Action(
+            action="insert-provider",
+            message=tr("add provider {provider}, disabled and without API keys", provider=provider),
+            base=None,
+            subject=provider,
+        )
+
+    def _insert_model(self, row: Row) -> Action:
+        return Action(
+            action="insert-model", message=tr("add model {id}", id=row["id"]), base=None, subject=str(row["id"])
+        )
+
+    def _insert_action(self, base: NewBase) -> Action:
+        size = "ifnull(sum(length(CAST(data AS BLOB))), 0)"
+        query = f"SELECT count(*), {size} FROM knowledge_item WHERE base_id = ?"
+        (count, held), *_ = self._source.execute(query, (base.origin,))
+        model = tr("without a model") if base.model is None else tr("with the model {model}", model=base.model)
+        parts = [tr("add it to the profile {model} and {items}", model=model, items=format_count(count, "item"))]
+        if base.new_ids is not None:
+            parts.append(tr(", as a new base of {origin}", origin=base.origin))
+        if base.name is not None:
+            parts.append(tr(", under the name {name}", name=one_line(base.name)))
+        return Action(
+            action="insert-base",
+            message=join_parts(parts),
+            base=base.id,
+            subject=None if base.new_ids is None else base.origin,
+            count=1 + count,
+            bytes=held,
+        )
+
 
 __all__ = ["InstallOptions", "plan"]

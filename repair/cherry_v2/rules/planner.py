@@ -36,9 +36,8 @@ from repair.cherry_v2.item_paths import NewPaths, find_new_paths, read_material_
 from repair.cherry_v2.protection import Protection
 from repair.cherry_v2.rules import catalog as rules_catalog
 from repair.cherry_v2.rules import index
-from repair.cherry_v2.rules import paths as rules_paths
+from repair.cherry_v2.rules.catalog import PathRepairs
 from repair.cherry_v2.rules.index import IndexRepair
-from repair.cherry_v2.rules.paths import PathRepairs
 from repair.cherry_v2.salvage import DamagedIndex
 
 _OF_INDEX: tuple[str, ...] = (*schema_objects.NAMES, v2.BODY_ORPHAN, *index.NAMES)
@@ -258,7 +257,7 @@ class _Planner:
             reason = tr("the catalog cannot be read, which has the path, too")
             return PathRepairs(left=[Unresolved.registered(v2.PATH_UNSAFE, reason, base=base)])
         items = None if catalog is None or catalog.items is None else catalog.items.get(base, [])
-        return rules_paths.plan_paths(store.root, base, one.name, one.raw, items)
+        return rules_catalog.plan_paths(store.root, base, one.name, one.raw, items)
 
     def _target(
         self, base: str, one: layout.StoreFile, found: dict[str, int], renames: PathRepairs, wanted: frozenset[str]
@@ -336,7 +335,7 @@ class _Planner:
             self._plan.resolves |= resolves
         if self._store.catalog is not None:
             paths = {base: one.items for base, one in moved.items()}
-            last = rules_paths.plan_item_paths(self._store.root, self._store.catalog, paths)
+            last = rules_catalog.plan_item_paths(self._store.root, self._store.catalog, paths)
             changes += [] if last is None else [last]
             last = item_paths.plan_catalog_change(self._store.root, self._store.catalog, readable)
             changes += [] if last is None else [last]

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from regraft.disk import sqlite, writable
 from regraft.errors import VerificationFailed
+from regraft.formats import fts5
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
-from regraft.formats.fts5 import FullTextBuilder, IndexNames, building
+from regraft.formats.fts5 import FullTextBuilder, IndexNames
 from regraft.formats.fts5.index_writer import AVERAGES, STRUCTURE, IndexSegment, Structure, encode_varints
 from regraft.formats.fts5.jobs import IndexBuildRefused, Page, read_pages, write_pages
 from regraft.processes import pool
@@ -196,7 +197,7 @@ def test_several_processes_fill_an_index_of_many_texts(tmp_path: Path, caplog: p
         _demand_sound(db)
         segments = db.execute("SELECT count(DISTINCT segid) FROM search_text_fts_idx").get
 
-    assert sum(len(body.encode()) for body in bodies) > building.MIN_TEXT_BYTES
+    assert sum(len(body.encode()) for body in bodies) > fts5.MIN_TEXT_BYTES
     assert segments == 1
     assert "alone" not in caplog.text
     assert set(tmp_path.iterdir()) == before

@@ -49,7 +49,8 @@ from leveldb_files import BYTEWISE, Folder, TableSpec, batch, varint
 
 from regraft.disk.trees import FolderTree, ZipTree
 from regraft.formats.chromium import StorageDamaged, StorageResult, StoreRows, read_stores
-from regraft.formats.chromium.indexed_db import (
+from regraft.formats.chromium.leveldb import LevelDb, MalformedStorage
+from regraft.formats.chromium.storage import (
     ExternalObject,
     KeyPrefix,
     PrefixFilter,
@@ -57,7 +58,6 @@ from regraft.formats.chromium.indexed_db import (
     row_sort_key,
     split_key,
 )
-from regraft.formats.chromium.leveldb import LevelDb, MalformedStorage
 
 STORES = {FILES: "files", BLOCKS: "message_blocks", NOTES: "knowledge_notes"}
 WANTED = ("files", "knowledge_notes")

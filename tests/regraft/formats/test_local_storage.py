@@ -12,7 +12,7 @@ from leveldb_files import Folder, TableSpec, batch
 
 from regraft.disk.trees import FolderTree, ZipTree
 from regraft.formats.chromium import StorageDamaged, StorageResult, StoredText, read_key
-from regraft.formats.chromium.local_storage import _Entries
+from regraft.formats.chromium.storage import _Entries
 
 KEY = "persist:cherry-studio"
 REAL = HERE / "chromium_profile.zip"

@@ -2,15 +2,17 @@
 
 The file is read page by page into a temporary database (:mod:`.found_rows`). A content is proven by its hash, a unit by
 its id, a body by being its unit's slice of the content, a vector by the hash of a proven text and by resembling the
-others (:mod:`.proof`, :mod:`.units`). What was lost but follows from proven rows is derived. :mod:`.writing` counts the
-results and writes a new index.
+others (units and bodies: :mod:`.units`; the rest: here). What was lost but follows from proven rows is derived.
+:mod:`.writing` counts the results and writes a new index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import apsw
 import msgspec
@@ -18,13 +20,386 @@ import msgspec
 from regraft.disk import durable, file_paths, sqlite
 from regraft.disk.trees import require_free_space
 from regraft.formats.cherry_v2.index import schema
+from regraft.formats.cherry_v2.index.schema import is_safe_path
 from regraft.formats.cherry_v2.salvage import found_rows, writing
-from regraft.formats.cherry_v2.salvage.proof import Expected, MaterialProof, VectorProof, repair_times, settle_remaining
-from regraft.formats.cherry_v2.salvage.units import UnitProof
+from regraft.formats.cherry_v2.salvage.found_rows import (
+    CONTRADICTED,
+    COPY,
+    DAMAGED,
+    DELETED,
+    KEPT,
+    MADE,
+    UNLIKE,
+    UNNAMED,
+    WEAK,
+    Row,
+    fetch_rows,
+    fetch_value,
+)
+from regraft.formats.cherry_v2.salvage.units import UnitProof, join_bodies
 from regraft.formats.cherry_v2.salvage.writing import PagesTally, TableTally, Tally, count_results
 from regraft.formats.sqlite_pages import PageFile, Reading
+from regraft.formats.vector_checks import compute_typical_range
 from regraft.language import tr
 from regraft.text import decode_utf8
+
+# --- materials and contents ------------------------------------------------------------------------------------------
+
+#: Units that are proven and not remains of deleted ones.
+_LIVE_UNITS = f"search_unit WHERE fate IS NULL AND strength < {WEAK}"
+
+
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about an index from its path and the catalog.
+
+    Attributes:
+        base_id: name of its folder; None if that is not a base id.
+        paths: paths of items by id, from the catalog; the path is None if the item has none.
+        dimensions: dimensions of its vectors, from the catalog.
+        now_ms: time for new rows, in ms.
+    """
+
+    base_id: str | None
+    paths: Mapping[str, str | None] | None = None
+    dimensions: int | None = None
+    now_ms: int = 0
+
+
+class MaterialProof(msgspec.Struct):
+    """Decides about materials and contents, and about the content of each material."""
+
+    db: apsw.Connection
+    expected: Expected
+    #: Paths that are assigned.
+    taken: set[bytes] = msgspec.field(default_factory=set)
+    #: Ids of materials whose path is unknown.
+    unnamed: list[str] = msgspec.field(default_factory=list)
+
+    # --- materials ---------------------------------------------------------------------------------------------------
+
+    def choose_materials(self) -> None:
+        """Keep one row of each material and assign its path."""
+        rows = fetch_rows(
+            self.db,
+            f"""SELECT key, seq, strength, rid, path, EXISTS (SELECT 1 FROM {_LIVE_UNITS} AND material = m.key),
+                       EXISTS (SELECT 1 FROM {_LIVE_UNITS} AND content = m.content)
+                  FROM material m WHERE fate IS NULL ORDER BY key, strength, seq""",
+        )
+        chosen: list[Row] = []
+        for _, group in groupby(rows, key=lambda row: row[0]):
+            readings = list(group)
+            best = next((one for one in readings if self._is_live(one)), None)
+            for one in readings:
+                if one is not best:
+                    self._settle("material", one[1], COPY if best is not None else _gone(one[2]))
+            if best is not None:
+                chosen.append(best)
+        # The most reliable rows get their path first.
+        for key, seq, _, rid, path, *_ in sorted(chosen, key=lambda row: (row[2], row[1])):
+            self.db.execute(
+                "UPDATE material SET fate = ?, path = ? WHERE seq = ?", (KEPT, self._assign_path(key, path, rid), seq)
+            )
+
+    def _is_live(self, row: Row) -> bool:
+        """Whether a row belongs to a material that was not deleted and has this id."""
+        key, _, strength, rid, _, is_named, is_anothers = row
+        items = self.expected.paths
+        is_item = items is not None and decode_utf8(key) in items
+        if strength == 0:
+            indexed = self._keys_of(found_rows.MATERIAL_KEY, rid)
+            return bool(is_named) or is_item or key in indexed or not (indexed or is_anothers)
+        return (strength < WEAK or bool(is_named)) and (items is None or is_item)
+
+    def _assign_path(self, key: bytes, path: bytes | None, rid: int | None) -> bytes:
+        """Assign a path to a material: that of its item, else that of its row unless an index has another one.
+
+        If the path is unknown or taken, the material's id is used, as for folders in earlier versions.
+        """
+        stated = (self.expected.paths or {}).get(decode_utf8(key))
+        # If pages were mixed up, this index contains keys of another one.
+        keys = self._keys_of(found_rows.MATERIAL_PATH, rid)
+        indexed = [one for one in keys if path == key or (one != key and not found_rows.is_hash(one))]
+        found: bytes | None = None
+        if stated is not None and is_safe_path(stated):
+            found = stated.encode("utf-8", "replace")
+        elif path is None or not _is_path(path):
+            found = indexed[0] if len(indexed) == 1 and _is_path(indexed[0]) else None
+        elif not indexed or path in indexed:
+            found = path
+        if found is None or found in self.taken:
+            found = key
+            self.unnamed.append(decode_utf8(key))
+        self.taken.add(found)
+        return found
+
+    def _keys_of(self, name: str, rid: int | None) -> list[bytes]:
+        found = fetch_rows(self.db, "SELECT key FROM index_key WHERE name = ? AND rid = ?", (name, rid))
+        return [bytes(key) for (key,) in found if isinstance(key, bytes)]
+
+    def derive_materials(self) -> None:
+        """Add materials whose row is lost: units refer to them, and the catalog or an index has their path."""
+        lost = fetch_rows(
+            self.db,
+            f"""SELECT material, min(created), max(created) FROM {_LIVE_UNITS}
+                   AND material NOT IN (SELECT key FROM material WHERE fate = ?) GROUP BY material""",
+            (KEPT,),
+        )
+        for key, created, updated in lost:
+            items = self.expected.paths
+            if items is not None and decode_utf8(key) not in items:
+                continue
+            damaged = fetch_rows(
+                self.db,
+                "SELECT rid, created, updated FROM material WHERE key = ? AND fate = ? AND strength < ?",
+                (key, DAMAGED, WEAK),
+            )
+            known = fetch_rows(
+                self.db, "SELECT rid FROM index_key WHERE name = ? AND key = ?", (found_rows.MATERIAL_KEY, key)
+            )
+            rid = known[0][0] if len(known) == 1 else damaged[0][0] if damaged else None
+            self.db.execute(
+                "INSERT INTO material VALUES (NULL, 0, ?, ?, ?, ?, NULL, ?, ?)",
+                (rid, MADE, key, self._assign_path(key, None, rid), created, updated),
+            )
+
+    # --- texts -------------------------------------------------------------------------------------------------------
+
+    def choose_contents(self) -> None:
+        """Keep one row of each content. One outside the tree is kept only if an existing row refers to it."""
+        named = f"""key IN (SELECT content FROM material WHERE fate IN ('{KEPT}', '{MADE}'))
+                 OR key IN (SELECT content FROM {_LIVE_UNITS})"""
+        self.db.execute(
+            f"""UPDATE content SET fate = '{KEPT}' WHERE seq IN (
+                  SELECT seq FROM (SELECT seq, row_number() OVER (PARTITION BY key ORDER BY strength, seq) AS rank
+                                     FROM content WHERE fate IS NULL AND (strength = 0 OR {named}))
+                   WHERE rank = 1)"""
+        )
+        _settle_readings(self.db, "content")
+
+    def join_contents(self) -> None:
+        """Derive lost contents by joining the bodies of their units, if the result has the content's hash."""
+        lost = fetch_rows(
+            self.db,
+            f"""SELECT content, min(created) FROM {_LIVE_UNITS}
+                   AND content NOT IN (SELECT key FROM content WHERE fate = ?) GROUP BY content""",
+            (KEPT,),
+        )
+        for key, created in lost:
+            text = join_bodies(key, self._pieces(key))
+            if text is not None:
+                self.db.execute("INSERT INTO content VALUES (NULL, 0, NULL, ?, ?, ?, ?)", (MADE, key, text, created))
+
+    def _pieces(self, content: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """Yield start, end and body of the units of a content."""
+        yield from fetch_rows(
+            self.db,
+            f"""SELECT u.start, u.stop, t.text FROM search_unit u JOIN search_text t ON t.target = u.key
+                 WHERE u.content = ? AND u.fate IS NULL AND u.strength < {WEAK} AND t.fate IS NULL
+                 ORDER BY u.start, u.stop""",
+            (content,),
+        )
+
+    def assign_contents(self) -> None:
+        """Assign an existing content to every material: its own, else the one that all its units refer to."""
+        there = f"SELECT key FROM content WHERE fate IN ('{KEPT}', '{MADE}')"
+        lacking = fetch_rows(
+            self.db,
+            f"""SELECT seq, key, rid, content FROM material WHERE fate IN ('{KEPT}', '{MADE}')
+                   AND (fate = '{MADE}' OR content IS NOT NULL) AND (content IS NULL OR content NOT IN ({there}))""",
+        )
+        for seq, key, rid, content in lacking:
+            indexed = [one for one in self._keys_of(found_rows.MATERIAL_CONTENT, rid) if is_content_kept(self.db, one)]
+            units = fetch_rows(
+                self.db, f"SELECT DISTINCT content FROM {_LIVE_UNITS} AND material = ? AND content IN ({there})", (key,)
+            )
+            is_stated = content is not None and content in self._keys_of(found_rows.MATERIAL_CONTENT, rid)
+            choices = indexed or [one for (one,) in units if not is_stated]
+            self.db.execute(
+                "UPDATE material SET content = ? WHERE seq = ?", (choices[0] if len(choices) == 1 else None, seq)
+            )
+
+    def drop_unreferenced(self) -> None:
+        """Treat materials as deleted if no item, content or unit refers to them and no tree reaches their row."""
+        if self.expected.paths is not None:
+            return
+        self.db.execute(
+            f"""UPDATE material SET fate = '{DELETED}' WHERE fate = '{KEPT}' AND strength > 0
+                   AND NOT EXISTS (SELECT 1 FROM {_LIVE_UNITS} AND search_unit.material = material.key
+                                      AND content IN (SELECT key FROM content WHERE fate IN ('{KEPT}', '{MADE}')))
+                   AND NOT EXISTS (SELECT 1 FROM index_key k WHERE k.name = ? AND k.key = material.key)""",
+            (found_rows.MATERIAL_KEY,),
+        )
+
+    def _settle(self, table: str, seq: int, fate: str) -> None:
+        self.db.execute(f"UPDATE {table} SET fate = ? WHERE seq = ?", (fate, seq))
+
+
+def is_content_kept(db: apsw.Connection, content: bytes) -> bool:
+    """Whether a content is kept or derived."""
+    query = "SELECT 1 FROM content WHERE key = ? AND fate IN (?, ?)"
+    return db.execute(query, (content, KEPT, MADE)).get is not None
+
+
+def _gone(strength: int) -> str:
+    return DELETED if strength >= WEAK else UNNAMED
+
+
+def _is_path(raw: bytes) -> bool:
+    try:
+        return is_safe_path(raw.decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError:
+        return False
+
+
+def _settle_readings(db: apsw.Connection, table: str) -> None:
+    """Decide about the rows of a table that are not kept: copies of kept rows, and deleted or unreferenced rows."""
+    db.execute(
+        f"""UPDATE {table} SET fate = CASE WHEN key IN (SELECT key FROM {table} WHERE fate = '{KEPT}') THEN '{COPY}'
+                                          WHEN strength >= {WEAK} THEN '{DELETED}' ELSE '{UNNAMED}' END
+             WHERE fate IS NULL"""
+    )
+
+
+def settle_remaining(db: apsw.Connection) -> None:
+    """Decide about all undecided rows."""
+    for table in found_rows.KEY_OF:
+        _settle_readings(db, table)
+
+
+# --- vectors ---------------------------------------------------------------------------------------------------------
+
+#: Hashes of kept and derived bodies: their vectors are accepted from any page.
+_NAMED = f"SELECT hash FROM search_text WHERE fate IN ('{KEPT}', '{MADE}')"
+#: Hashes of proven texts whose unit or content is lost: their vectors are useful when they are indexed again.
+_KNOWN = f"SELECT hash FROM search_text WHERE fate IS NULL AND strength < {WEAK}"
+
+
+class VectorProof(msgspec.Struct, frozen=True):
+    """Decides about the vectors of an index."""
+
+    db: apsw.Connection
+    dimensions: int | None
+
+    def choose(self) -> None:
+        """Decide about every vector."""
+        self._refuse_deviating()
+        # Decisions are stored separately until all rows have been read.
+        self.db.execute("CREATE TEMP TABLE settled (seq INTEGER PRIMARY KEY, fate)")
+        rows: Iterator[Any] = self.db.execute(
+            f"""SELECT key, seq, strength, rid, key IN ({_NAMED}), key IN ({_KNOWN}),
+                       EXISTS (SELECT 1 FROM index_key k WHERE k.name = ? AND k.key = e.key AND k.rid = e.rid)
+                  FROM embedding e WHERE fate IS NULL ORDER BY key, strength, seq""",
+            (found_rows.VECTOR_KEY,),
+        )
+        for _, group in groupby(rows, key=lambda row: row[0]):
+            for seq, fate in self._fates(list(group)):
+                self.db.execute("INSERT INTO temp.settled VALUES (?, ?)", (seq, fate))
+        self.db.execute("UPDATE embedding SET fate = s.fate FROM temp.settled s WHERE s.seq = embedding.seq")
+        self.db.execute("DROP TABLE temp.settled")
+
+    def _refuse_deviating(self) -> None:
+        """Refuse vectors that differ from the others in length, norm or number of repeated values."""
+        stated = None if self.dimensions is None else 4 * self.dimensions
+        # If only pages with possibly deleted rows are left, their vectors determine what is typical.
+        typical = (
+            f"fate IS NULL AND strength <= max({WEAK - 1}, (SELECT min(strength) FROM embedding WHERE fate IS NULL))"
+        )
+        length = fetch_value(
+            self.db,
+            f"""SELECT length(vector) FROM embedding WHERE {typical}
+                 GROUP BY 1 ORDER BY length(vector) IS ? DESC, count(*) DESC LIMIT 1""",
+            (stated,),
+        )
+        self.db.execute(
+            "UPDATE embedding SET fate = ? WHERE fate IS NULL AND length(vector) IS NOT ?", (UNLIKE, length)
+        )
+        self.db.execute(f"CREATE TEMP TABLE measured AS SELECT seq, norm, repeats FROM embedding WHERE {typical}")
+        usual = compute_typical_range(self.db, "temp.measured")
+        self.db.execute("DROP TABLE temp.measured")
+        # A vector of zeros is useless: the application never finds it.
+        self.db.execute(
+            """UPDATE embedding SET fate = ?
+                WHERE fate IS NULL AND NOT (norm > 0 AND abs(norm - ?) <= ? AND repeats <= ?)""",
+            (UNLIKE, usual.middle, usual.furthest, usual.repeats),
+        )
+
+    def _fates(self, readings: list[tuple[Any, ...]]) -> list[tuple[int, str]]:
+        """Decide about the rows of one vector, which are sorted by reliability."""
+        _, _, _, _, is_named, is_known, _ = readings[0]
+        live = [one for one in readings if is_named or ((is_known or one[6]) and one[2] < WEAK)]
+        best = [one for one in live if one[2] == live[0][2]]
+        if not self._agree(best):
+            best = [one for one in best if one[6]]
+        chosen = best[0] if best and self._agree(best) else None
+        fates = []
+        for one in readings:
+            if one is chosen:
+                fate = KEPT
+            elif one[2] >= WEAK:
+                fate = DELETED
+            elif chosen is None:
+                fate = CONTRADICTED if one in live else UNNAMED
+            else:
+                fate = COPY if self._agree([one, chosen]) else CONTRADICTED
+            fates.append((one[1], fate))
+        return fates
+
+    def _agree(self, readings: list[tuple[Any, ...]]) -> bool:
+        """Whether all rows have the same vector."""
+        if len(readings) < 2:
+            return True
+        marks = ", ".join("?" * len(readings))
+        query = f"SELECT count(DISTINCT vector) FROM embedding WHERE seq IN ({marks})"
+        return bool(fetch_value(self.db, query, [one[1] for one in readings]) == 1)
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+#
+# Nothing proves a time, but a unit, its body, its content and their vectors were written together and have one time.
+
+#: Maximum distance of a time from the median, in ms: ten years.
+_MAX_DISTANCE = 10 * 366 * 86_400_000
+_THERE = f"fate IN ('{KEPT}', '{MADE}')"
+#: For each table, queries for the times of rows that were written together with its row.
+_TIME_SOURCES = {
+    "content": ("SELECT min(u.created) FROM search_unit u WHERE u.content = t.key AND u.fate = 'kept'",),
+    "search_unit": (
+        "SELECT b.created FROM search_text b WHERE b.target = t.key AND b.fate = 'kept'",
+        "SELECT c.created FROM content c WHERE c.key = t.content AND c.fate = 'kept'",
+    ),
+    "search_text": ("SELECT u.created FROM search_unit u WHERE u.key = t.target AND u.fate IN ('kept', 'made')",),
+    "embedding": ("SELECT min(b.created) FROM search_text b WHERE b.hash = t.key AND b.fate IN ('kept', 'made')",),
+    "material": ("SELECT min(u.created) FROM search_unit u WHERE u.material = t.key AND u.fate IN ('kept', 'made')",),
+}
+
+
+def repair_times(db: apsw.Connection, now_ms: int) -> None:
+    """Give every kept row a time: its own, else that of rows written with it, else the median of the file."""
+    db.execute(
+        "CREATE TEMP TABLE times AS "
+        + " UNION ALL ".join(
+            f"SELECT created AS time FROM {table} WHERE {_THERE} AND created > 0" for table in _TIME_SOURCES
+        )
+    )
+    middle = fetch_value(
+        db, "SELECT time FROM temp.times ORDER BY 1 LIMIT 1 OFFSET (SELECT count(*) FROM temp.times) / 2"
+    )
+    db.execute("DROP TABLE temp.times")
+    middle = now_ms if middle is None else middle
+    for table in _TIME_SOURCES:
+        for column in ("created", "updated") if table == "material" else ("created",):
+            db.execute(
+                f"UPDATE {table} SET {column} = NULL WHERE {_THERE} AND abs({column} - ?) > ?", (middle, _MAX_DISTANCE)
+            )
+    for table, sources in _TIME_SOURCES.items():
+        others = ", ".join(f"({source})" for source in sources)
+        db.execute(
+            f"UPDATE {table} AS t SET created = coalesce({others}, ?) WHERE t.{_THERE} AND t.created IS NULL", (middle,)
+        )
+    db.execute(f"UPDATE material SET updated = created WHERE {_THERE} AND updated IS NULL")
+
+
+# --- the index -------------------------------------------------------------------------------------------------------
 
 
 class Refused(Exception):
