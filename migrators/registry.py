@@ -55,8 +55,8 @@ def pipeline_of(source: Located, *, adopt_orphans: bool = False) -> Pipeline:
 
 
 def import_parquet(paths: tuple[Path, ...], target: Path, options: Options, progress: Progress) -> Migration:
-    """Import files of ``regraft export`` into a library; see :func:`migrators.parquet.run.import_files`."""
-    return cast(Migration, import_module("migrators.parquet.run").import_files(paths, target, options, progress))
+    """Import files of ``regraft export`` into a library; see :func:`migrators.parquet.import_files`."""
+    return cast(Migration, import_module("migrators.parquet").import_files(paths, target, options, progress))
 
 
 def _load_pipeline(system: str) -> Pipeline:

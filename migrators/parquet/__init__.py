@@ -1,5 +1,737 @@
-"""From a Parquet file of units back to a library (``docs/formats/parquet.md``, "The way back")."""
+"""From a Parquet file of units back to a library (``docs/formats/parquet.md``, "The way back").
 
-from migrators.parquet.run import import_files
+The files are read, each base is planned, its index is built, and it is published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+from msgspec.structs import fields
+
+from migrators.parquet.index_builder import ImportedIndex, verify_index
+from migrators.pipeline import preflight, publication, report
+from migrators.pipeline.base_writer import COPY_SHARE, ROWS_PER_REPORT, IndexingProgress
+from migrators.pipeline.publication import CATALOG_SUBJECT, REPORT_SUBJECT, BaseEntry, is_present, read_entry
+from migrators.pipeline.report import BaseOutcome, index_path
+from migrators.pipeline.session import Migration, Session, session
+from migrators.pipeline.source import Options
+from migrators.pipeline.survey import keep_completed
+from regraft.disk import durable, sqlite
+from regraft.disk.file_paths import fold_name, is_folder_name
+from regraft.disk.trees import stream_crc32
+from regraft.errors import BaseUnknown, Declined, SourceNotMigratable, SourceUnreadable, WrongUsage
+from regraft.formats import json_text
+from regraft.formats.cherry_v2 import catalog
+from regraft.formats.cherry_v2.catalog import EMBEDDING, RERANK, BaseRecord, BaseRow, ItemRow, ModelRow, ProviderRow
+from regraft.formats.cherry_v2.catalog_generation import read_model
+from regraft.formats.cherry_v2.catalog_reader import find_data_damage
+from regraft.formats.cherry_v2.settings import Settings
+from regraft.formats.parquet import unit_file
+from regraft.formats.parquet.unit_file import BaseMetadata, BaseTotals, FileMetadata, UnitRow
+from regraft.identity import replace
+from regraft.language import format_count, join_list, tr
+from regraft.ledger.ledger import LedgerEntry
+from regraft.report import notices
+from regraft.report.document import Run
+from regraft.report.migration import BaseReport, IndexReport, MigrationReport, RowsReport
+from regraft.report.notices import Notice
+from regraft.report.progress import Progress, stage
+from regraft.stores.locate import INDEX_FILE
+from regraft.text import printable, replace_surrogates
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+class UnitsFile(msgspec.Struct):
+    """A Parquet file of units. :meth:`survey` reads its rows."""
+
+    path: Path
+    about: FileMetadata
+    #: Size and modification time (ns) when the file was opened.
+    looked_at: tuple[int, int]
+    #: Totals of its rows by base id; None before the survey.
+    held: dict[Any, BaseTotals] | None = None
+
+    def content_mark(self) -> list[int]:
+        """Return size and CRC-32 of the file, which identify its content.
+
+        Raises:
+            SourceUnreadable: the file cannot be read, or has changed since it was opened.
+        """
+        try:
+            with self.path.open("rb") as file:
+                found = [self.looked_at[0], stream_crc32(file)]
+            stamp = _file_stamp(self.path)
+        except OSError as error:
+            raise SourceUnreadable(path=self.path, reason=error.strerror or error) from error
+        if stamp != self.looked_at:
+            raise SourceUnreadable(path=self.path, reason=tr("it changed while it was read"))
+        return found
+
+    def survey(self, watch: Callable[[float], None]) -> None:
+        """Read all rows once. ``watch`` is called with the share of the file read since its last call.
+
+        Raises:
+            SourceUnreadable: the file is damaged.
+        """
+        self.held = unit_file.survey_file(self.path, watch)
+
+    def totals_of(self, base: BaseMetadata) -> BaseTotals:
+        """Return the totals of a base's rows; empty for a base without an index."""
+        return (self.held or {}).get(base.id, BaseTotals()) if base.index else BaseTotals()
+
+    def strays(self) -> int:
+        """Count the rows of bases that the file does not describe."""
+        described = {base.id for base in self.about.bases if base.index}
+        return sum(held.rows for base, held in (self.held or {}).items() if base not in described)
+
+    def rows(self, base: BaseMetadata) -> Iterator[UnitRow]:
+        """Yield the rows of one base, from the row groups that hold them.
+
+        Raises:
+            SourceUnreadable: the file is damaged, or has changed since the survey.
+        """
+        try:
+            for row in unit_file.read_rows(self.path, self.totals_of(base).groups):
+                if row.base == base.id:
+                    yield row
+        except SourceUnreadable:
+            # A read error in a file that is being written is reported as a change, not as damage.
+            if _file_stamp(self.path) == self.looked_at:
+                raise
+        if _file_stamp(self.path) != self.looked_at:
+            raise SourceUnreadable(path=self.path, reason=tr("it changed while it was read"))
+
+
+def open_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
+    """Open the files of an import. Each base must be in one file only.
+
+    Raises:
+        SourceUnreadable, SourceUnrecognised, SourceNotMigratable: a file is damaged, of another kind, or a table of v1.
+        WrongUsage: two files hold the same base, or pyarrow is missing.
+    """
+    owners: dict[str, Path] = {}
+    files = []
+    for path in paths:
+        if not path.is_file():
+            raise SourceUnreadable(path=path, reason=tr("no such file"))
+        stamp, about = _file_stamp(path), unit_file.read_metadata(path)
+        if about.layout != "v2":
+            advice = tr("migrate the source that it was exported from, with regraft migrate")
+            is_v1 = about.layout == "v1"
+            what = tr("the old table of a v1 base") if is_v1 else tr("the chunks of an rsclaw knowledge base")
+            raise SourceNotMigratable(path=path, what=what, advice=advice)
+        for base in about.bases:
+            if fold_name(base.id) in owners:
+                problem = tr(
+                    "base {id} is in {owners} and in {path}", id=base.id, owners=owners[fold_name(base.id)], path=path
+                )
+                raise WrongUsage(problem=problem, hint=tr("give each base in one file only"))
+            if not is_folder_name(base.id) or fold_name(base.id) in (CATALOG_SUBJECT, REPORT_SUBJECT):
+                raise SourceUnreadable(
+                    path=path, reason=tr("the id of its base {id!r} is not a valid folder name", id=base.id)
+                )
+            owners[fold_name(base.id)] = path
+        files.append(UnitsFile(path, about, stamp))
+    return files
+
+
+def select_bases(files: list[UnitsFile], wanted: tuple[str, ...]) -> list[tuple[int, UnitsFile, BaseMetadata]]:
+    """Return the bases to import, each with its position and file. Empty ``wanted`` means all.
+
+    Raises:
+        BaseUnknown: an id of ``wanted`` is not in the files.
+    """
+    every = [(file, base) for file in files for base in file.about.bases]
+    known = [base.id for _, base in every]
+    for one in wanted:
+        if one not in known:
+            raise BaseUnknown(base=one, known=join_list(known) or tr("no bases"))
+    return [(at, file, base) for at, (file, base) in enumerate(every) if not wanted or base.id in wanted]
+
+
+def _file_stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+# --- catalog rows --------------------------------------------------------------------------------------------------
+#
+# From the metadata of the file or, if it has none, from the index.
+
+
+#: Error of a base whose file does not name the model of its vectors.
+MODEL_UNKNOWN = "missing_embedding_model"
+
+
+def make_base_record(file: Path, about: FileMetadata, base: BaseMetadata, now_ms: int) -> BaseRecord:
+    """Make a base's catalog rows, without its items.
+
+    Raises:
+        SourceUnreadable: the metadata are not valid rows of a catalog.
+    """
+    try:
+        row = msgspec.convert(_base_row(base, now_ms), BaseRow)
+        named = {row.embedding_model_id: EMBEDDING}
+        named.setdefault(row.rerank_model_id, RERANK)
+        metadata = {one["id"]: one for one in about.models}
+        every = ((one, capabilities) for one, capabilities in named.items() if one is not None)
+        models = [_complete_model(one, metadata.get(one), capabilities) for one, capabilities in every]
+        known = {one["provider_id"]: msgspec.convert(one, ProviderRow, strict=False) for one in about.providers}
+        keys = dict.fromkeys(model.provider_id for model in models)
+        providers = [known.get(key) or ProviderRow(key, key, is_enabled=False) for key in keys]
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise SourceUnreadable(
+            path=file, reason=tr("the metadata of base {id} are invalid: {error}", id=base.id, error=error)
+        ) from error
+    return BaseRecord(base=row, models=tuple(models), providers=tuple(providers), now_ms=now_ms)
+
+
+class _ModelMetadata(msgspec.Struct):
+    """A model in the metadata. Fields that inherit the application's defaults are null."""
+
+    id: str
+    provider_id: str
+    model_id: str
+    name: str | None = None
+    group: str | None = None
+    capabilities: str | list[str] | None = None
+    supports_streaming: bool | None = None
+
+
+def _complete_model(model_id: str, metadata: Any, capabilities: tuple[str, ...]) -> ModelRow:
+    """Complete a model from the metadata, or make one from its id."""
+    if metadata is None:
+        provider, _, name = model_id.partition("::")
+        metadata = {"id": model_id, "provider_id": provider, "model_id": name or provider}
+    return read_model(msgspec.structs.asdict(msgspec.convert(metadata, _ModelMetadata, strict=False)), capabilities)
+
+
+def _base_row(base: BaseMetadata, now_ms: int) -> dict[str, Any]:
+    usual: dict[str, Any] = {one.name: getattr(Settings(), one.name) for one in fields(Settings)}
+    if base.settings is not None:
+        names = [one.name for one in fields(BaseRow)]
+        known = {name: base.settings[name] for name in names if name in base.settings}
+        defaults = dict.fromkeys(("rerank_model_id", "file_processor_id", "error"))
+        times = dict.fromkeys(("created_at", "updated_at"), now_ms)
+        return {**usual, **defaults, **times, **known}
+    values: dict[str, Any] = {"dimensions": base.dimensions, "embedding_model_id": base.model}
+    values |= {"status": "completed", "error": None}
+    if base.dimensions is None:
+        values |= {"embedding_model_id": None}
+    elif base.model is None:
+        values |= {"status": "failed", "error": MODEL_UNKNOWN}
+    values |= {"created_at": now_ms, "updated_at": now_ms, "rerank_model_id": None, "file_processor_id": None}
+    return {"id": base.id, "name": base.name.strip() or base.id, **values, **usual}
+
+
+def catalog_items(base: BaseMetadata, skipped: Counter[str]) -> Iterator[ItemRow]:
+    """Yield the items of the file, each container before its content. Count invalid items as skipped."""
+    waiting = []
+    for stored in base.items or ():
+        if stored.get("deleted_at") is not None:
+            skipped[notices.ITEM_DELETED] += 1
+            continue
+        item = _convert_item(stored)
+        if item is None or item.base_id != base.id:
+            skipped[notices.NOT_AN_ITEM] += 1
+        else:
+            waiting.append(item)
+    placed: set[str | None] = {None}
+    while waiting:
+        later = []
+        for row in waiting:
+            if row.group_id in placed:
+                yield row
+                placed.add(row.id)
+            else:
+                later.append(row)
+        if len(later) == len(waiting):
+            # Their container is missing, so the catalog would refuse them.
+            skipped[notices.NOT_AN_ITEM] += len(later)
+            return
+        waiting = later
+
+
+def _convert_item(row: dict[str, Any]) -> ItemRow | None:
+    """Convert a row of ``knowledge_item``. None if it is invalid or would not survive the ledger's JSON unchanged."""
+    try:
+        data = {
+            key: replace_surrogates(one) if isinstance(one, str) else one
+            for key, one in json_text.loads(row["data"]).items()
+        }
+        item = msgspec.convert({**row, "data": data}, ItemRow)
+        return (
+            item
+            if find_data_damage(row) is None and msgspec.json.decode(msgspec.json.encode(item), type=ItemRow) == item
+            else None
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, msgspec.MsgspecError):
+        return None
+
+
+def items_from_materials(base_id: str, index: Path, now_ms: int) -> Iterator[ItemRow]:
+    """Yield a file item for every material of an index, for files without items."""
+    with sqlite.open_readonly(index) as db:
+        for material, path in db.execute("SELECT material_id, relative_path FROM material ORDER BY rowid"):
+            yield item_from_material(base_id, material, path, now_ms)
+
+
+def item_from_material(base_id: str, material: str, path: str, now_ms: int) -> ItemRow:
+    """Make the file item of a material."""
+    data = {"source": path, "relativePath": path}
+    return ItemRow(
+        id=material,
+        base_id=base_id,
+        group_id=None,
+        type="file",
+        data=data,
+        status="completed",
+        error=None,
+        created_at=now_ms,
+        updated_at=now_ms,
+    )
+
+
+#: Bytes on disk for one byte of an item: in the catalog, in its replacement while that is written, and in the ledger.
+ITEM_FACTOR = 3
+
+
+class BaseImportPlan(msgspec.Struct, frozen=True):
+    """The plan of one base. Items made from its materials are not listed: ``items`` = None."""
+
+    about: BaseMetadata
+    file: UnitsFile
+    held: BaseTotals
+    record: BaseRecord
+    items: tuple[ItemRow, ...] | None
+    skipped_items: Counter[str]
+    #: Number of rows without a base, reported with the first base of the file.
+    strays: int
+
+    def expected_items(self) -> Iterable[ItemRow]:
+        """Return the items of the base. Items made from materials only have their ids."""
+        if self.items is not None:
+            return self.items
+        base, now_ms = self.about, self.record.now_ms
+        return [item_from_material(base.id, one, one, now_ms) for one in self.materials] if base.index else []
+
+    @property
+    def materials(self) -> set[str]:
+        """Ids of its materials, including those whose rows may all be refused."""
+        return self.held.items | {one.id for one in self.about.bare_materials}
+
+    @property
+    def bytes(self) -> int:
+        """Estimated size on disk."""
+        items = ITEM_FACTOR * len(msgspec.json.encode(self.items or ()))
+        if not self.about.index:
+            return items
+        bare = sum(len(one.content or "") for one in self.about.bare_materials)
+        return items + preflight.estimate_index_bytes(
+            self.held.rows, self.held.rows, self.held.vector_bytes, self.held.text_bytes + bare
+        )
+
+
+# --- report --------------------------------------------------------------------------------------------------------
+
+
+def planned_outcome(plan: BaseImportPlan) -> BaseOutcome:
+    """Report a base as planned, assuming that all its rows are valid."""
+    held = plan.held
+    rows = RowsReport(read=held.rows, carried=held.rows, skipped={})
+    index = None
+    if plan.about.index:
+        path = index_path(plan.about.id)
+        index = IndexReport(path=path, materials=len(plan.materials), units=held.rows, embeddings=None, bytes=None)
+    return _outcome(plan, plan.expected_items(), rows, index)
+
+
+def imported_outcome(
+    plan: BaseImportPlan, items: Iterable[ItemRow], built: ImportedIndex | None, size: int
+) -> BaseOutcome:
+    """Report a base that was imported. ``size`` is the size of its index in bytes."""
+    if built is None:
+        return _outcome(plan, items, RowsReport(read=0, carried=0, skipped={}), None)
+    rows = RowsReport(read=built.read, carried=built.carried, skipped=dict(sorted(built.skipped.items())))
+    index = IndexReport(
+        path=index_path(plan.about.id),
+        materials=built.materials,
+        units=built.carried,
+        embeddings=built.vectors,
+        bytes=size,
+    )
+    return _outcome(plan, items, rows, index, differing=built.differing, remade=built.remade)
+
+
+def _outcome(
+    plan: BaseImportPlan,
+    items: Iterable[ItemRow],
+    rows: RowsReport,
+    index: IndexReport | None,
+    *,
+    differing: int = 0,
+    remade: int = 0,
+) -> BaseOutcome:
+    base = plan.record.base
+    statuses = Counter(item.status for item in items)
+    base_report = BaseReport(
+        id=base.id,
+        name=base.name,
+        status="failed" if base.status == "failed" else "completed",
+        error=base.error,
+        dimensions=base.dimensions,
+        outcome="failed" if base.status == "failed" else "written",
+        items=dict(sorted(statuses.items())),
+        skipped_items=dict(sorted(plan.skipped_items.items())),
+        rows=rows,
+        vectors=plan.held.vectors,
+        differing_vectors=differing,
+        remade=remade,
+        index=index,
+    )
+    return BaseOutcome(base=base_report, items={}, children={}, notices=tuple(_notices(plan, base_report)))
+
+
+def _notices(plan: BaseImportPlan, base_report: BaseReport) -> Iterator[Notice]:
+    base = plan.record.base
+
+    def notice(code: str, message: str, count: int = 1) -> Notice:
+        return Notice(code=code, message=message, base=base.id, count=count)
+
+    if base.error == MODEL_UNKNOWN and plan.about.settings is None:
+        yield notice(notices.MODEL_NOT_NAMED, tr("the file does not name the model of its vectors"))
+    for reason, count in base_report.rows.skipped.items():
+        yield notice(reason, tr("{rows} not imported", rows=format_count(count, "row")), count)
+    for reason, count in plan.skipped_items.items():
+        yield notice(reason, tr("{items} not imported", items=format_count(count, "item")), count)
+    if base_report.remade:
+        yield notice(
+            notices.REMADE,
+            tr("{materials} rebuilt from the units", materials=format_count(base_report.remade, "material")),
+            base_report.remade,
+        )
+    if base_report.differing_vectors:
+        count = base_report.differing_vectors
+        said = tr("{texts} with two different vectors; the first one was kept", texts=format_count(count, "text"))
+        yield notice(notices.DIFFERING_VECTOR, said, count)
+    if plan.strays:
+        said = tr(
+            "{name}: {rows} not imported", rows=format_count(plan.strays, "row"), name=printable(plan.file.path.name)
+        )
+        yield Notice(code=notices.NO_BASE, message=said, count=plan.strays)
+
+
+def count_skipped(outcomes: list[BaseOutcome]) -> Counter[str]:
+    """Count the items, and the rows without a base, that are not imported, by reason."""
+    skipped: Counter[str] = Counter()
+    for outcome in outcomes:
+        skipped.update(outcome.base.skipped_items or {})
+        skipped.update({one.code: one.count for one in outcome.notices if one.code == notices.NO_BASE})
+    return skipped
+
+
+COMMAND = "import"
+#: Raise it when the same file gives a different library: bases of earlier runs are then imported again.
+WRITER_VERSION = 1
+
+
+class ImportJob(msgspec.Struct, frozen=True):
+    """One base of the run: either unchanged, with its ledger entry, or planned."""
+
+    position: int
+    base_id: str
+    fingerprint: str
+    unchanged: BaseEntry | None = None
+    plan: BaseImportPlan | None = None
+
+
+def import_files(
+    paths: tuple[Path, ...],
+    target: Path,
+    options: Options,
+    progress: Progress,
+    show_plan: Callable[[MigrationReport], bool] = lambda _: True,
+) -> Migration:
+    """Import files that ``regraft export`` wrote to ``target``, and return the report.
+
+    Args:
+        paths: the files, each with different bases.
+        target: folder of the library: new, empty, or written by an earlier run.
+        options: time, bases and dry run are used.
+        progress: called with rows and bytes.
+        show_plan: called with the planned report before anything is written; stops the run by returning False.
+
+    Raises:
+        RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
+    """
+    preflight.check_target(target, paths, paths[0])
+    run = Run(
+        command=COMMAND,
+        dry_run=options.dry_run,
+        source_kind="parquet",
+        source=paths[0],
+        target_kind="library",
+        target=target,
+    )
+    bases = select_bases(open_files(paths), options.bases)
+    with session(target, run) as at:
+        plan = plan_import(bases, at, options, progress)
+        outcomes = plan.outcomes()
+        planned = build_import_report(run, outcomes)
+        if at.stands(plan.jobs):
+            return at.without_writing(planned)
+        planned = at.with_room(planned, plan.bytes)
+        if options.dry_run:
+            return at.without_writing(planned)
+        if not show_plan(planned):
+            raise Declined(path=target)
+        at.begin(join_list(map(printable, paths)), plan.jobs)
+        with stage(progress, "Carrying", plan.rows), _read_errors_stop_run():
+            for job, base_plan in _with_fingerprints(plan, progress):
+                progress.at(base_plan.about.name)
+                outcomes[job.base_id] = import_base(at, job, base_plan, progress)
+        return at.finish(build_import_report(run, outcomes))
+
+
+class ImportPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an import will do: each base is unchanged or has a plan."""
+
+    jobs: tuple[ImportJob, ...]
+
+    @property
+    def planned(self) -> list[BaseImportPlan]:
+        """The plans of the bases to import."""
+        return [job.plan for job in self.jobs if job.plan is not None]
+
+    @property
+    def bytes(self) -> int:
+        """Estimated space that they need on the target's disk."""
+        planned = self.planned
+        around = preflight.estimate_library_bytes(len(planned), sum(len(plan.materials) for plan in planned))
+        return around + sum(plan.bytes for plan in planned)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows to import."""
+        return sum(plan.held.rows for plan in self.planned)
+
+    def outcomes(self) -> dict[str, BaseOutcome]:
+        """Map each base id to its outcome, for the report."""
+        found = {}
+        for job in self.jobs:
+            if job.unchanged is not None:
+                found[job.base_id] = report.unchanged_outcome(job.unchanged)
+            elif job.plan is not None:
+                found[job.base_id] = planned_outcome(job.plan)
+        return found
+
+
+def plan_import(
+    bases: list[tuple[int, UnitsFile, BaseMetadata]], at: Session, options: Options, progress: Progress
+) -> ImportPlan:
+    """Plan all bases. Refuse to overwrite what this command did not write, and rows that a catalog does not accept.
+
+    Raises:
+        TargetNotOurs, TargetBaseForeign, TargetBaseChanged, TargetHasItem, LinkInStore, SourceUnreadable
+    """
+    marks = _fingerprints(bases, at.entries)
+    stands = {base.id: _unchanged_entry(at.path, base.id, at.entries, marks[base.id]) for _, _, base in bases}
+    _survey_files([file for _, file, base in bases if stands[base.id] is None], progress)
+    jobs = []
+    for position, file, base in bases:
+        job = ImportJob(position, base.id, marks[base.id], unchanged=stands[base.id])
+        if job.unchanged is None:
+            job = _keep_better_base(at, replace(job, plan=_plan_base(file, base, options)))
+        jobs.append(job)
+    plan = ImportPlan(jobs=tuple(jobs))
+    changed = {one.about.id for one in plan.planned}
+    preflight.check_conflicts(at.path, COMMAND, (base.id for _, _, base in bases), at.entries, changed)
+    items = {one.about.id: (one.about.name, [item.id for item in one.expected_items()]) for one in plan.planned}
+    preflight.check_items(at.path, items, at.entries)
+    _check_catalog_rows(plan.planned)
+    return plan
+
+
+def build_import_report(run: Run, outcomes: dict[str, BaseOutcome]) -> MigrationReport:
+    """Build the report of an import."""
+    ordered = list(outcomes.values())
+    return report.build_report(run, ordered, count_skipped(ordered), ())
+
+
+def _fingerprints(bases: list[tuple[int, UnitsFile, BaseMetadata]], entries: dict[str, LedgerEntry]) -> dict[str, str]:
+    """Hash everything that each base is made from (a file counts by size and CRC-32); "" for a new base."""
+    # A new base has nothing to compare with. Its file is hashed later, after the free space was checked.
+    found = {}
+    marks: dict[Path, list[int]] = {}
+    for _, file, base in bases:
+        if base.id in entries and file.path not in marks:
+            marks[file.path] = file.content_mark()
+        found[base.id] = fingerprint(base.id, marks[file.path]) if base.id in entries else ""
+    return found
+
+
+def _with_fingerprints(plan: ImportPlan, progress: Progress) -> list[tuple[ImportJob, BaseImportPlan]]:
+    """Return the bases to import with their fingerprints, after the free space was checked."""
+    marks: dict[Path, list[int]] = {}
+    found = []
+    for job in plan.jobs:
+        if job.plan is None:
+            continue
+        file, mark = job.plan.file, job.fingerprint
+        if not mark and file.path not in marks:
+            progress.at(file.path.name)
+            marks[file.path] = file.content_mark()
+        if not mark:
+            mark = fingerprint(job.base_id, marks[file.path])
+        found.append((replace(job, fingerprint=mark), job.plan))
+    return found
+
+
+def _survey_files(wanted: list[UnitsFile], progress: Progress) -> None:
+    unread = {file.path: file for file in wanted}.values()
+    with stage(progress, "Reading", sum(file.looked_at[0] for file in unread), "bytes"):
+        for file in unread:
+            size = file.looked_at[0]
+            progress.at(file.path.name)
+            file.survey(lambda share, size=size: progress.step(share * size, 0))  # type: ignore[misc]
+
+
+def _plan_base(file: UnitsFile, base: BaseMetadata, options: Options) -> BaseImportPlan:
+    skipped: Counter[str] = Counter()
+    return BaseImportPlan(
+        about=base,
+        file=file,
+        held=file.totals_of(base),
+        record=make_base_record(file.path, file.about, base, options.now_ms),
+        items=None if base.items is None else tuple(catalog_items(base, skipped)),
+        skipped_items=skipped,
+        strays=file.strays() if base is file.about.bases[0] else 0,
+    )
+
+
+def import_base(at: Session, job: ImportJob, plan: BaseImportPlan, progress: Progress) -> BaseOutcome:
+    """Build the index of a base, verify and publish it, and return the outcome for the report."""
+    base, staged = plan.about, at.staging / job.base_id
+    built, size = None, 0
+    if base.index:
+        built = _build_index(staged / INDEX_FILE, plan, progress)
+        size = (staged / INDEX_FILE).stat().st_size
+        durable.sync_tree(staged)
+    found = items_from_materials(base.id, staged / INDEX_FILE, plan.record.now_ms) if built else ()
+    items = tuple(found) if plan.items is None else plan.items
+    outcome = imported_outcome(plan, items, built, size)
+    entry = BaseEntry(
+        position=job.position,
+        record=plan.record,
+        report=outcome.base,
+        items={item.id: item.id for item in items},
+        children={},
+        notices=list(outcome.notices),
+        has_files=base.index,
+        index_mark=publication.index_mark(staged),
+        index_hash=publication.index_hash(staged),
+        raw_mark="",
+        command=COMMAND,
+    )
+    at.publish(entry, job.fingerprint, items)
+    return outcome
+
+
+def _build_index(path: Path, plan: BaseImportPlan, progress: Progress) -> ImportedIndex:
+    durable.make_folders(path.parent, flush=False)
+    base_id, rows = plan.about.id, plan.held.rows
+    with sqlite.open_writable(path, create=True) as db:
+        built = ImportedIndex(base_id, plan.record.now_ms, db)
+        size = (plan.held.vector_bytes + plan.held.text_bytes) // max(rows, 1)
+        for row in plan.file.rows(plan.about):
+            built.add(row)
+            if built.read % ROWS_PER_REPORT == 0:
+                progress.step(ROWS_PER_REPORT * COPY_SHARE, ROWS_PER_REPORT * size)
+        if built.read != rows:
+            reason = tr(
+                "two reads of base {base} gave {rows:,} and {read:,} rows", rows=rows, read=built.read, base=base_id
+            )
+            raise SourceUnreadable(path=plan.file.path, reason=reason)
+        IndexingProgress(rows, progress.step).watch(db)
+        built.finish(plan.about.bare_materials)
+    verify_index(path, base_id, built)
+    return built
+
+
+@contextmanager
+def _read_errors_stop_run() -> Iterator[None]:
+    """Raise read errors as OSError: the run has begun, so it stops and keeps finished bases."""
+    try:
+        yield
+    except SourceUnreadable as error:
+        raise OSError(f"{error.facts['path']}: {error.facts['reason']}") from error
+
+
+def fingerprint(base_id: str, content_mark: list[int]) -> str:
+    """Hash everything that a base is made from."""
+    return hashlib.blake2b(msgspec.json.encode([WRITER_VERSION, base_id, content_mark]), digest_size=20).hexdigest()
+
+
+def _unchanged_entry(target: Path, base_id: str, entries: dict[str, LedgerEntry], mark: str) -> BaseEntry | None:
+    entry = entries.get(base_id)
+    if entry is None or entry.fingerprint != mark:
+        return None
+    known = read_entry(entry)
+    stands = publication.base_state(target, base_id, known)
+    return known if stands in (publication.BaseState.WHOLE, publication.BaseState.CHANGED) else None
+
+
+def _keep_better_base(at: Session, job: ImportJob) -> ImportJob:
+    """Keep an existing completed base if the file would only give a failed one."""
+    if job.plan is None or job.plan.record.base.error is None or job.base_id not in at.entries:
+        return job
+    stands = read_entry(at.entries[job.base_id])
+    if stands.record.base.error is not None or not is_present(at.path, job.base_id, stands):
+        return job
+    kept = keep_completed(stands, job.plan.record.base.error, job.base_id)
+    return ImportJob(job.position, job.base_id, job.fingerprint, unchanged=kept)
+
+
+def _find_problem(plan: BaseImportPlan) -> str | None:
+    """Return what is wrong with the metadata of a base, or None."""
+    if plan.record.base.id != plan.about.id:
+        return tr("its base {id} has the settings of another base", id=printable(plan.about.id))
+    if not plan.about.index and plan.record.base.status == "completed":
+        return tr("its base {id} is completed but has no index", id=printable(plan.about.id))
+    for row in plan.about.items or ():
+        problem = None if row.get("deleted_at") is not None else find_data_damage(row)
+        # Without the item, its material would be an orphan.
+        if problem is not None and row.get("id") in plan.materials:
+            return tr("its item {get} has texts, but {problem}", get=printable(row.get("id")), problem=problem)
+    return None
+
+
+def _check_catalog_rows(plans: list[BaseImportPlan]) -> None:
+    """Refuse bases and items with invalid catalog rows, before anything is written.
+
+    Raises:
+        SourceUnreadable
+    """
+    for plan in plans:
+        problem = _find_problem(plan)
+        if problem is not None:
+            raise SourceUnreadable(path=plan.file.path, reason=problem)
+    try:
+        catalog.check_records((plan.record, plan.expected_items()) for plan in plans)
+    except (apsw.ConstraintError, TypeError, OverflowError) as error:
+        names = join_list(printable(name) for name in dict.fromkeys(plan.file.path for plan in plans))
+        raise SourceUnreadable(
+            path=names, reason=tr("its bases and items are not valid rows of a catalog: {error}", error=error)
+        ) from error
+
 
 __all__ = ["import_files"]

@@ -20,7 +20,7 @@ from repair import systems
 from repair.angel_memory import reconcile as angel_memory
 from repair.changes.run import ChangeReport
 from repair.changes.store import open_for_change
-from repair.cherry_v2.restore.run import RestoreRequest, make_suggestion, restore_with_vectors, suggest_model
+from repair.cherry_v2.restore import RestoreRequest, make_suggestion, restore_with_vectors, suggest_model
 from repair.embedding import scope
 from repair.embedding.budget import Limits
 from repair.embedding.report import BackfillReport, EmbeddingReport, ScopeReport

@@ -106,7 +106,7 @@ def run_import(
     confirm: Confirm | None = None,
 ) -> migrators.Migration:
     """Do what :func:`import_` does, and tell whether anything was written."""
-    from migrators.parquet.run import import_files  # noqa: PLC0415 - see above
+    from migrators.parquet import import_files  # noqa: PLC0415 - see above
 
     wanted = migrators.Options(now_ms=time_or_now(options.now_ms), bases=options.bases, dry_run=options.dry_run)
     paths = tuple(Path(file) for file in files)

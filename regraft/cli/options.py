@@ -324,7 +324,7 @@ def echo_retries(*, enabled: bool) -> Iterator[None]:
     if not enabled:
         yield
         return
-    logger, lines = logging.getLogger("regraft.embedders.server"), _RetryLines(logging.WARNING)
+    logger, lines = logging.getLogger("regraft.embedders"), _RetryLines(logging.WARNING)
     logger.addHandler(lines)
     try:
         yield

@@ -25,8 +25,7 @@ from toys import library as small_library
 
 from checks.cherry_v2 import inspect as cherry_v2_inspect
 from regraft.disk import links
-from regraft.embedders import config
-from regraft.embedders.server import BrokenAnswer, ServerEmbedder, parse_vectors
+from regraft.embedders import BrokenAnswer, ServerEmbedder, config, parse_vectors
 from regraft.embedders.settings import ServerSettings
 from regraft.errors import StoppedAtDamage, StoreDamaged, WrongUsage
 from regraft.formats.cherry_v2.catalog_reader import find_data_problem

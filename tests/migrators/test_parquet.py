@@ -25,7 +25,7 @@ from tree_damage import one_cell_less
 from v1 import RawText, Row, base, dicts, file, floats, note, opened, sha, vector_of
 from v1 import carried as migrated
 
-from migrators.parquet import run as importing
+from migrators import parquet as importing
 from regraft.disk import durable, sqlite
 from regraft.formats.parquet import unit_file
 from regraft.formats.parquet.unit_file import FileMetadata, UnitRow

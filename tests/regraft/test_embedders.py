@@ -50,9 +50,8 @@ from patience import NEVER_SECONDS
 from real_server import DIMENSIONS
 
 from regraft import embedders
+from regraft import embedders as server_module
 from regraft.embedders import Embedder, Halted, ServerFailing, ServerSettings, TextsRejected, open_embedder, protocol
-from regraft.embedders import server as embedders_server
-from regraft.embedders import server as server_module
 from regraft.embedders.settings import redact
 from regraft.errors import AnswerUnfit, RegraftError
 from regraft.text import printable
@@ -718,7 +717,7 @@ def test_what_is_not_installed_is_named(module: str, server: FaultServer, monkey
 
 @given(st.binary(max_size=60), st.integers(300, 599))
 def test_any_answer_has_a_verdict(body: bytes, status: int) -> None:
-    found = embedders_server.judge_answer(status, {}, body, KEY)
+    found = server_module.judge_answer(status, {}, body, KEY)
     assert found.kind in ("texts", "configuration", "passing")
     assert found.reason == printable(found.reason)
     assert len(found.reason) <= 200
@@ -790,9 +789,9 @@ def test_an_answer_with_much_room_between_its_numbers_is_read(server: FaultServe
 
 
 def test_what_an_answer_may_take_grows_with_what_was_asked_for() -> None:
-    assert embedders_server.max_answer_bytes(1, 1024) > 1024 * 30
-    assert embedders_server.max_answer_bytes(64, 1024) < 64 * 1024 * 100
-    assert embedders_server.max_answer_bytes(1, None) > embedders_server.max_answer_bytes(1, 1024)
+    assert server_module.max_answer_bytes(1, 1024) > 1024 * 30
+    assert server_module.max_answer_bytes(64, 1024) < 64 * 1024 * 100
+    assert server_module.max_answer_bytes(1, None) > server_module.max_answer_bytes(1, 1024)
 
 
 def test_the_beginning_of_a_long_error_is_enough(server: FaultServer) -> None:

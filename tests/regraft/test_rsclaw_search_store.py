@@ -19,7 +19,7 @@ from harness import run
 from lacking import configured
 from rsclaw_store import RsclawStore
 
-from regraft.embedders import server as server_module
+from regraft import embedders as server_module
 
 HIDDEN: dict[str, Any] = {"visibility": {"type": "private"}, "owner": "eve"}
 DAMAGED = "pages of the database are damaged; their content is not searched"

@@ -13,7 +13,7 @@ from harness import Outcome, run
 from lacking import KB, configured, library
 from planted_v2 import run_sql
 
-from regraft.embedders import server as server_module
+from regraft import embedders as server_module
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
 

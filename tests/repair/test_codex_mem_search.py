@@ -20,8 +20,8 @@ from faults import said, untouched
 from harness import run
 from lacking import configured
 
+from regraft import embedders as server_module
 from regraft.disk import untrusted_sqlite
-from regraft.embedders import server as server_module
 from regraft.formats.codex_mem import database
 from regraft.ranking.codex_mem import split_query
 

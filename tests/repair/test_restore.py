@@ -27,7 +27,7 @@ from regraft.report.document import encoded
 from repair.changes.store import open_for_change
 from repair.cherry_v2.base_models import model_change
 from repair.cherry_v2.old_base import RestoredBase
-from repair.cherry_v2.restore.run import RestoreOptions, restore
+from repair.cherry_v2.restore import RestoreOptions, restore
 
 
 @pytest.fixture(scope="module")

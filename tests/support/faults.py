@@ -28,7 +28,7 @@ import pytest
 from harness import NOW, Outcome, consenting, run
 from patience import NEVER_SECONDS
 
-from migrators.parquet import run as imported
+from migrators import parquet as imported
 from migrators.parquet.index_builder import ImportedIndex
 from migrators.pipeline import publication
 from regraft.disk import durable

@@ -16,7 +16,7 @@ from planted_v2 import KB
 from regraft.report import progress
 from regraft.report.document import encoded
 from repair.cherry_v2.old_base import RestoredBase
-from repair.cherry_v2.restore.run import RestoreOptions, restore
+from repair.cherry_v2.restore import RestoreOptions, restore
 
 MODEL = RestoredBase("acme::embed-9", 3)
 NEW = MODEL.base_id(KB)

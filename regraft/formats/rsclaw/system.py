@@ -48,7 +48,7 @@ class Rsclaw(System):
 
     def alone(self, found: Located) -> AbstractContextManager[None]:
         """See :class:`System`."""
-        from regraft.formats.redb.reader import block_writers  # noqa: PLC0415 - only where something is changed
+        from regraft.formats.redb import block_writers  # noqa: PLC0415 - only where something is changed
 
         return block_writers(found.path)
 

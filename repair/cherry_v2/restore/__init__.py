@@ -1,1 +1,516 @@
-"""Make a new base with a new model from the texts of one that failed, or has another model (``docs/restore.md``)."""
+"""Make a new base with a new model from the texts of one that failed, or has another model (``docs/restore.md``).
+
+The base is built in ``.regraft/restoring`` and filled there, so that vectors that were paid for survive any stop; then
+it is published as a whole. :func:`restore` does this with any source of vectors, :func:`restore_with_vectors` with an
+embedder.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from checks.audit.collector import Level
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.catalog_rows import MODES, is_tombstone
+from regraft import embedders, language
+from regraft.disk import durable, file_paths, sqlite, untrusted_sqlite, writable
+from regraft.embedders import Embedder, TextsRejected
+from regraft.embedders.settings import DEFAULT_NEED, EmbedderSettings, ModelNeed, suggest_config
+from regraft.errors import ConsentMissing, Declined, DimensionsMissing, EveryTextRejected, NotRestored, PlanOutdated
+from regraft.formats.cherry_v2.catalog_generation import BASES, ITEMS
+from regraft.formats.cherry_v2.catalog_reader import base_id_text
+from regraft.formats.cherry_v2.layout import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, open_surrounding_tree
+from regraft.kinds import Kind
+from regraft.language import format_count, tr
+from regraft.report import notices
+from regraft.report.document import Suggestion
+from regraft.report.progress import Progress
+from regraft.stores.locate import RAW_FOLDER
+from regraft.text import is_blank, path_argument
+from repair.changes import execution, files
+from repair.changes.execution import RESTORING
+from repair.changes.plan import Action, FileChange, Plan, RowsChange, Unresolved
+from repair.changes.run import ChangeReport, run_command
+from repair.changes.session import open_session, recover_if_interrupted
+from repair.changes.store import Store, demand_not_running, open_for_change
+from repair.cherry_v2 import index_vectors as backfill_scope
+from repair.cherry_v2.base_models import ModelUnusable, insert_embedder_model, make_model_change
+from repair.cherry_v2.catalog_changes import CatalogStatements, read_store_catalog
+from repair.cherry_v2.old_base import ItemCopy, RestoredBase, RestoreSource, read_source
+from repair.cherry_v2.restore.build import BuiltBase, build_base, count_missing_vectors, demand_text, paid_dimensions
+from repair.embedding.budget import BudgetedEmbedder, Limits
+from repair.embedding.filling import EmbeddingRun, FillPart, report_stops
+from repair.embedding.report import EmbeddingReport, ScopeOutcome, ScopeReport, make_embedding_report
+from repair.embedding.sender import CONTROL_TEXT
+from repair.embedding.survey import UnnamedEmbedder, estimate_outcome
+
+# --- publication of a base that was built: its folder, files of the old base, catalog rows ---------------------------
+
+
+def new_rows(source: RestoreSource, wanted: RestoredBase, items: Sequence[ItemCopy], now_ms: int) -> RowsChange:
+    """Plan the catalog rows of a new base with these items, and of its model if that is new.
+
+    Raises:
+        NotRestored: the catalog cannot have the model.
+        ProfileUnknown: the profile is of an unknown version of the application.
+    """
+    base = wanted.base_id(source.key)
+    statements = CatalogStatements(source.catalog, bases={source.key})
+    for table in (BASES, ITEMS):
+        statements.tables.insertable_columns(table, ())
+    try:
+        actions = list(insert_embedder_model(source, wanted.model_id, base, statements, now_ms))
+    except ModelUnusable as reason:
+        raise NotRestored(path=source.store.path, base=source.key, reason=reason) from reason
+    row = source.row
+    # The search settings of the old base are kept if they are valid.
+    is_search_kept = row.get("embedding_model_id") is not None and row.get("search_mode") in MODES
+    rerank = row.get("rerank_model_id")
+    changed = {
+        "id": base,
+        "name": row.get("name") if is_blank(wanted.name) else wanted.name,
+        "dimensions": wanted.dimensions,
+        "embedding_model_id": wanted.model_id,
+        "status": "completed",
+        "error": None,
+        **({} if is_search_kept else statements.tables.derived(wanted.model_id)),
+        "rerank_model_id": rerank if rerank in source.models or rerank == wanted.model_id else None,
+        "created_at": now_ms,
+        "updated_at": now_ms,
+    }
+    statements.copy_row(BASES, source.key, changed)
+    for item in items:
+        fields = {"id": item.id, "base_id": base, "group_id": item.group, "status": item.status}
+        statements.copy_row(ITEMS, item.old, {**fields, "error": item.error})
+        if item.path is not None:
+            # The item gets another path, so what was indexed under the old one is irrelevant.
+            moved = "json_set(json_remove(data, '$.indexedRelativePath'), '$.relativePath', ?)"
+            statements.made.append((f"UPDATE knowledge_item SET data = {moved} WHERE id = ?", (item.path, item.id), ()))
+    message = tr(
+        "add it to the catalog with the model {model_id}, {dimensions} dimensions, and",
+        model_id=wanted.model_id,
+        dimensions=wanted.dimensions,
+    )
+    message = f"{message} {format_count(len(items), 'item')}"
+    actions.append(
+        Action(
+            action="insert-base", message=message, base=base, subject=None, count=1 + len(items), bytes=statements.bytes
+        )
+    )
+    return make_model_change(source, statements, actions)
+
+
+def build_folder(source: RestoreSource, wanted: RestoredBase) -> Path:
+    """Return the folder where a base is built.
+
+    Raises:
+        NotRestored: the catalog has that base already.
+    """
+    base = wanted.base_id(source.key)
+    if base in source.bases:
+        reason = tr(
+            "it was restored already: base {base} has {model_id}; regraft backfill makes missing vectors, "
+            "and --name or another model makes another base",
+            base=base,
+            model_id=wanted.model_id,
+        )
+        raise NotRestored(path=source.store.path, base=source.key, reason=reason)
+    return source.store.own / RESTORING / base
+
+
+def discard_build(staged: Path) -> None:
+    """Remove the folder where a base was built."""
+    durable.remove_tree(staged)
+    files.remove_empty_folders(staged.parent, staged.parent.parent)
+
+
+def publish_plan(source: RestoreSource, wanted: RestoredBase, restored: BuiltBase, staged: Path, now_ms: int) -> Plan:
+    """Plan to publish a base that was built in ``staged``. Reads only.
+
+    Vectors may be missing: then the plan is for a dry run.
+
+    Raises:
+        NotRestored: the catalog has the base already, or cannot have its model.
+        VerificationFailed: the build is damaged.
+        PlanOutdated: the old base was changed after the build.
+        ProfileUnknown: the profile is of an unknown version of the application.
+    """
+    build_folder(source, wanted)
+    made = Plan()
+    base, index = restored.base, restored.index(staged)
+    source.store.names[base] = wanted.name or str(source.row.get("name"))
+    if source.mark() != restored.mark:
+        raise PlanOutdated(
+            path=source.index.parent.parent, reason=tr("the base was changed while its texts were embedded")
+        )
+    missing = count_missing_vectors(index, base, wanted.dimensions)
+    name = source.folder(base)
+    copied = sum((source.raw / path).stat().st_size for path in restored.files)
+    size = copied + files.size_on_disk(restored.folder(staged))
+    message = tr(
+        "write the base: {texts} in {units}, and",
+        texts=format_count(restored.texts, "text"),
+        units=format_count(restored.units, "unit"),
+    )
+    message = tr("{message_} {files} of the old one", message_=message, files=format_count(len(restored.files), "file"))
+    action = Action(action="write-base", message=message, base=base, subject=name, count=restored.units, bytes=size)
+    guesses = [
+        Action(
+            action="guess-encoding",
+            message=tr("read {path} as {encoding}, guessed from its content", path=path, encoding=encoding),
+            base=base,
+            subject=path,
+        )
+        for path, encoding in restored.guessed.items()
+    ]
+    make = _copy_files(restored.folder(staged), source.raw, restored.files)
+    made.changes.append(FileChange(path=name, actions=(action, *guesses), make=make, bytes=size))
+    made.changes.append(new_rows(source, wanted, restored.items, now_ms))
+    made.left += _left(restored)
+    made.left += _tombstones(source, restored)
+    if missing:
+        message = tr("{bodys} without a vector", bodys=format_count(missing, "body"))
+        made.left.append(
+            Unresolved(
+                finding=v2.VECTOR_MISSING, reason=message, base=base, subject=None, count=missing, severity="error"
+            )
+        )
+    # Findings about rows of the old base, which their copies may have as well.
+    found = source.store.audit(Level.QUICK, frozenset({source.key})).findings
+    row_findings = (v2.CATALOG_VALUE, v2.BASE_STATUS)
+    inherited = frozenset(one.name for one in found if one.name.startswith("item.") or one.name in row_findings)
+    made.new_bases[base], made.lists_inherited = inherited, True
+    return made
+
+
+def _tombstones(source: RestoreSource, restored: BuiltBase) -> Iterator[Unresolved]:
+    """Yield the folders that the application's upgrade left behind, and that have no text to restore."""
+    rows = {row["id"]: row for row in source.items}
+    for item in restored.items:
+        if is_tombstone({**rows[item.old], "status": item.status, "error": item.error}):
+            reason = tr("a folder that the application's upgrade left behind; the index has no texts of it")
+            yield Unresolved(
+                finding=v2.ITEM_TOMBSTONE, reason=reason, base=restored.base, subject=item.id, severity="warning"
+            )
+
+
+def _left(restored: BuiltBase) -> Iterator[Unresolved]:
+    """Yield the parts of the old base that are not restored."""
+    for one in restored.left:
+        severity: notices.Severity = "note" if one.severity == "note" else "warning"
+        # The record keeps reasons in English, since another run may have built the base.
+        reason = language.translate_kept_text(one.reason)
+        yield Unresolved(
+            finding=one.finding, reason=reason, base=restored.base, subject=one.item, count=1, severity=severity
+        )
+
+
+def _copy_files(built: Path, raw: Path, paths: tuple[str, ...]) -> Callable[[Path], None]:
+    def make(new: Path) -> None:
+        for folder, _, names in file_paths.walk(built, durable.raise_unless_missing):
+            for name in names:
+                file = Path(folder) / name
+                if untrusted_sqlite.is_database(file):
+                    files.flush_log(file)
+                if name.endswith(untrusted_sqlite.COMPANION_SUFFIXES):
+                    continue
+                # A hard link: the original, which has paid vectors, stays until the run is complete.
+                target = new / file.relative_to(built)
+                durable.make_folders(target.parent, flush=False)
+                if not durable.try_link(file, target):
+                    durable.copy_file(file, target)
+        for path in paths:
+            target = new / RAW_FOLDER / path
+            durable.make_folders(target.parent, flush=False)
+            try:
+                durable.copy_file(raw / path, target)
+            except FileNotFoundError as error:
+                raise PlanOutdated(path=raw / path, reason=tr("it is gone")) from error
+
+    return make
+
+
+#: Writes vectors into an index until another run would send nothing more; raises to stop, and the next run continues.
+#: In a dry run it gets a temporary index, and must only read it.
+Fill = Callable[[Path], None]
+_COMMAND = "restore"
+
+
+class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The base to restore (its v2 or v1 id; None: the only one), what it becomes, and the run's time in ms."""
+
+    base: str | None
+    wanted: RestoredBase
+    now_ms: int
+    kind: Kind | None = None
+
+
+def restore(
+    path: Path,
+    options: RestoreOptions,
+    fill: Fill,
+    *,
+    dry_run: bool = False,
+    progress: Progress,
+    show_plan: Callable[[ChangeReport], bool] = lambda _: True,
+) -> ChangeReport:
+    """Make a new base from the texts of an old one, with the vectors that ``fill`` writes; returns the report.
+
+    Nothing outside ``.regraft`` is written before all vectors are there.
+
+    Raises:
+        RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
+    """
+    root, base = containing_store(path, options.base)
+    kind = options.kind if root == path else None
+    with open_for_change(root, kind, _COMMAND) as store:
+        if dry_run:
+            with durable.temporary_folder() as work:
+                source = read_source(store, base)
+                build_folder(source, options.wanted)
+                restored = build_base(source, options.wanted, work, options.now_ms, progress)
+                fill(restored.index(work))
+                planner = partial(_plan, base=base, options=options, restored=restored, staged=work)
+                return run_command(_COMMAND, root, planner, kind=kind, dry_run=True, progress=progress)
+        restored, staged, is_new = _build(store, base, options, progress)
+    try:
+        fill(restored.index(staged))
+    except (Declined, ConsentMissing):
+        # Only what this run built: an earlier run may have paid for vectors.
+        if is_new:
+            with writable.allow_writes(store.root):
+                discard_build(staged)
+        raise
+    planner = partial(_plan, base=base, options=options, restored=restored, staged=staged)
+    done = run_command(_COMMAND, root, planner, kind=kind, progress=progress, show_plan=show_plan)
+    with writable.allow_writes(store.root):
+        discard_build(staged)
+    return done
+
+
+def demand_restorable(path: Path, options: RestoreOptions) -> int | None:
+    """Check, before anything is paid for, that a base can be restored; ``options.wanted.dimensions`` may be any number.
+
+    Returns:
+        The length of the vectors that an earlier run has paid for, or None.
+
+    Raises:
+        NotRestored: it was restored already, has no text, or the catalog cannot have its model.
+        RegraftError: see :func:`restore`.
+    """
+    root, base = containing_store(path, options.base)
+    with open_for_change(root, options.kind if root == path else None, _COMMAND) as store:
+        source = read_source(store, base)
+        for row in read_store_catalog(store, data=False).bases:
+            if isinstance(row.get("dimensions"), int):
+                build_folder(source, structs.replace(options.wanted, dimensions=row["dimensions"]))
+        known = paid_dimensions(source, options.wanted.model_id, store.own / execution.RESTORING)
+        if known is None:
+            new_rows(source, options.wanted, (), options.now_ms)
+            demand_text(source, options.wanted)
+        return known
+
+
+def containing_store(path: Path, base: str | None) -> tuple[Path, str | None]:
+    """Return the library or profile of a base's folder or index file, and the base's id; other paths unchanged."""
+    absolute = path.absolute()
+    if any((absolute / name).is_file() for name in (CATALOG_FILE, PROFILE_DATABASE)):
+        return path, base
+    folder = next((one for one in (absolute, *absolute.parents) if one.parent.name == KNOWLEDGE_FOLDER), None)
+    return (path, base) if folder is None else (open_surrounding_tree(folder)[0].path, base or folder.name)
+
+
+def _plan(store: Store, base: str | None, options: RestoreOptions, restored: BuiltBase, staged: Path) -> Plan:
+    return publish_plan(read_source(store, base), options.wanted, restored, staged, options.now_ms)
+
+
+def _build(store: Store, base: str | None, options: RestoreOptions, progress: Progress) -> tuple[BuiltBase, Path, bool]:
+    """Build the base; returns it, its folder, and whether no earlier run had started it."""
+    demand_not_running(store)
+    recover_if_interrupted(store)
+    source = read_source(store, base)
+    base_id = options.wanted.base_id(source.key)
+    if base_id in source.bases:
+        # A run that was killed after it had published the base left its folder.
+        discard_build(store.own / execution.RESTORING / base_id)
+    staged = build_folder(source, options.wanted)
+    is_new = not staged.exists()
+    # What the catalog refuses must be refused before anything is paid for.
+    new_rows(source, options.wanted, (), options.now_ms)
+    with open_session(store):
+        try:
+            return build_base(source, options.wanted, staged, options.now_ms, progress), staged, is_new
+        finally:
+            files.remove_empty_folders(staged, store.own)
+
+
+# --- with an embedder ------------------------------------------------------------------------------------------------
+
+#: A vector length for checks and dry runs in which the real one is unknown and does not matter.
+_ANY_DIMENSIONS = 1024
+
+
+class RestoreRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The base to restore, and the embedder; ``dimensions`` None: the length of the embedder's vectors."""
+
+    path: Path
+    settings: EmbedderSettings
+    model_id: str
+    dimensions: int | None
+    name: str | None
+    base: str | None
+    now_ms: int
+    kind: Any = None
+    #: The configuration file of the embedders; None: the default one.
+    config: Path | None = None
+
+
+def restore_with_vectors(
+    request: RestoreRequest,
+    *,
+    dry_run: bool,
+    progress: Progress,
+    show_plan: Callable[[ScopeReport], bool] = lambda _: True,
+) -> EmbeddingReport:
+    """Make a new base from the texts of an old one, with vectors of a new model; returns the report.
+
+    Args:
+        request: the base and the embedder.
+        dry_run: report what would be sent; nothing is sent or written.
+        progress: told of each item and each text.
+        show_plan: called with what will be sent before anything is; returns False to stop.
+
+    Raises:
+        DimensionsMissing: in a dry run, if the length of the vectors is unknown.
+        EmbedderUnsteady, AnswerUnfit, EmbedderRefused: the embedder cannot be used.
+        BackfillStopped, BackfillInterrupted: the vectors so far are kept for the next run.
+        RegraftError: see :func:`restore`.
+    """
+    if dry_run:
+        is_unnamed = isinstance(request.settings, UnnamedEmbedder)
+        if request.dimensions is None and not is_unnamed:
+            raise DimensionsMissing(base=request.model_id)
+        filler = _RestoreFiller(request=request, embedder=None, progress=progress, show_plan=show_plan)
+        done = filler.restore(request.dimensions or _ANY_DIMENSIONS)
+        if not is_unnamed:
+            return done
+        scopes = [structs.replace(scope, dimensions=request.dimensions) for scope in done.scopes]
+        return structs.replace(done, embedder=None, scopes=scopes, suggestion=make_suggestion(request))
+    with embedders.open_embedder(request.settings) as embedder:
+        filler = _RestoreFiller(request=request, embedder=embedder, progress=progress, show_plan=show_plan)
+        with report_stops(request.path, request.settings.name, lambda: filler.written):
+            return filler.restore(request.dimensions or filler.dimensions(embedder))
+
+
+def make_suggestion(request: RestoreRequest) -> Suggestion:
+    """Return the configuration to write if no embedder is configured."""
+    words = ["regraft", "restore", path_argument(request.path), "--model", request.model_id]
+    given = {
+        "--base": request.base,
+        "--dimensions": request.dimensions,
+        "--name": request.name,
+        "--config": request.config,
+    }
+    for option, value in given.items():
+        words += [] if value is None else [option, str(value)]
+    need = ModelNeed(model_id=request.model_id, dimensions=request.dimensions)
+    return suggest_config([need], request.config, shlex.join(words))
+
+
+def suggest_model(path: Path, base: str | None, kind: Any, model_id: str | None, dimensions: int | None) -> ModelNeed:
+    """Return the model that a base would get if no embedder is configured and none was chosen.
+
+    It is ``model_id`` if given, else the base's own model, else that of another base of the store.
+
+    Raises:
+        RegraftError: see :func:`restore`.
+    """
+    root, key = containing_store(path, base)
+    with open_for_change(root, kind if root == path else None, "restore") as store:
+        source = read_source(store, key)
+        others = sorted(read_store_catalog(store, data=False).bases, key=lambda row: base_id_text(row) != source.key)
+    label = str(source.row.get("name"))
+    models = [str(row["embedding_model_id"]) for row in others if row.get("embedding_model_id")]
+    model = model_id or next(iter(models), DEFAULT_NEED.model_id)
+    lengths = (row.get("dimensions") for row in others if row.get("embedding_model_id") == model)
+    known = next((length for length in lengths if isinstance(length, int) and length > 0), None)
+    return ModelNeed(model_id=model, dimensions=dimensions or known, label=label)
+
+
+class _RestoreFiller(msgspec.Struct, kw_only=True):
+    """Restores one base; without an embedder it is a dry run."""
+
+    request: RestoreRequest
+    embedder: Embedder | None
+    progress: Progress
+    show_plan: Callable[[ScopeReport], bool]
+    outcome: ScopeOutcome | None = None
+
+    @property
+    def written(self) -> int:
+        """The number of vectors written so far."""
+        return 0 if self.outcome is None else self.outcome.filled.newly_ready
+
+    def dimensions(self, embedder: Embedder) -> int:
+        """Return the vector length: of vectors that an earlier run paid for, else of one that is requested now.
+
+        Raises:
+            NotRestored: the base cannot be restored with any vector length.
+            EveryTextRejected: the embedder rejects even a harmless text.
+        """
+        known = demand_restorable(self.request.path, self._options(_ANY_DIMENSIONS))
+        try:
+            return known or len(BudgetedEmbedder(embedder, Limits()).embed((CONTROL_TEXT,))[0]) // 4
+        except TextsRejected as rejected:
+            raise EveryTextRejected(embedder=embedder.settings.name, reason=rejected.reason) from rejected
+
+    def _options(self, dimensions: int) -> RestoreOptions:
+        request = self.request
+        wanted = RestoredBase(request.model_id, dimensions, request.name)
+        return RestoreOptions(base=request.base, wanted=wanted, now_ms=request.now_ms, kind=request.kind)
+
+    def restore(self, dimensions: int) -> EmbeddingReport:
+        """Build, fill and publish the base."""
+        request, options = self.request, self._options(dimensions)
+        done = restore(
+            request.path,
+            options,
+            lambda index: self._fill(index, dimensions),
+            dry_run=self.embedder is None,
+            progress=self.progress,
+        )
+        if self.embedder is None:
+            # In a dry run, missing vectors are the plan and not a problem.
+            left = [one for one in done.left if one.finding != v2.VECTOR_MISSING]
+            done = structs.replace(done, left=left)
+        return make_embedding_report(done, request.settings, self.outcome)
+
+    def _fill(self, index: Path, dimensions: int) -> None:
+        request = self.request
+        with sqlite.open_readonly(index) as db:
+            base: Any = db.execute("SELECT base_id FROM meta").get
+        label = request.name or tr("The new base")
+        opened = partial(backfill_scope.open_index_scope, index, str(base), label=label, dimensions=dimensions)
+        settings = request.settings
+        with opened() as scope:
+            tokens_of = embedders.counter(settings)
+            self.outcome = outcome = estimate_outcome(
+                scope, settings, tokens_of, name=scope.label, model_id=request.model_id, dimensions=dimensions
+            )
+        if self.embedder is None or not outcome.survey.lacking:
+            return
+        if not self.show_plan(outcome.report()):
+            raise Declined(path=request.path)
+        # Without vectors in the base, the embedder is compared with itself.
+        part = FillPart(outcome=outcome, sample=(), opened=partial(opened, writable=True))
+        root, _ = containing_store(request.path, request.base)
+        kind = request.kind if root == request.path else None
+        with open_for_change(root, kind, "restore") as store:
+            EmbeddingRun(path=request.path, store=store, parts=[part], progress=self.progress).run(self.embedder)

@@ -24,8 +24,15 @@ from regraft.formats import fts5
 from regraft.formats.cherry_v2 import index
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.full_text import _INDEX, rebuild_full_text
-from regraft.formats.fts5 import FullTextBuilder, IndexNames
-from regraft.formats.fts5.index_writer import AVERAGES, STRUCTURE, IndexSegment, Structure, encode_varints
+from regraft.formats.fts5 import (
+    AVERAGES,
+    STRUCTURE,
+    FullTextBuilder,
+    IndexNames,
+    IndexSegment,
+    Structure,
+    encode_varints,
+)
 from regraft.formats.fts5.jobs import IndexBuildRefused, Page, read_pages, write_pages
 from regraft.processes import pool
 from regraft.testing.strategies import texts

@@ -48,16 +48,19 @@ from harness import HERE, snapshot
 from leveldb_files import BYTEWISE, Folder, TableSpec, batch, varint
 
 from regraft.disk.trees import FolderTree, ZipTree
-from regraft.formats.chromium import StorageDamaged, StorageResult, StoreRows, read_stores
-from regraft.formats.chromium.leveldb import LevelDb, MalformedStorage
-from regraft.formats.chromium.storage import (
+from regraft.formats.chromium import (
     ExternalObject,
     KeyPrefix,
     PrefixFilter,
+    StorageDamaged,
+    StorageResult,
+    StoreRows,
     parse_external_objects,
+    read_stores,
     row_sort_key,
     split_key,
 )
+from regraft.formats.chromium.leveldb import LevelDb, MalformedStorage
 
 STORES = {FILES: "files", BLOCKS: "message_blocks", NOTES: "knowledge_notes"}
 WANTED = ("files", "knowledge_notes")

@@ -11,8 +11,7 @@ from harness import HERE, snapshot
 from leveldb_files import Folder, TableSpec, batch
 
 from regraft.disk.trees import FolderTree, ZipTree
-from regraft.formats.chromium import StorageDamaged, StorageResult, StoredText, read_key
-from regraft.formats.chromium.storage import _Entries
+from regraft.formats.chromium import StorageDamaged, StorageResult, StoredText, _Entries, read_key
 
 KEY = "persist:cherry-studio"
 REAL = HERE / "chromium_profile.zip"

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regraft.formats.redb import RedbError, RedbInUse
-from regraft.formats.redb.reader import block_writers
+from regraft.formats.redb import RedbError, RedbInUse, block_writers
 from regraft.formats.rsclaw.vectors import NotNumbers, VectorFlaw, find_flaw, float32_bytes
 from regraft.formats.vector_checks import LARGEST_NORM
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from leveldb_files import sized, varint
 
+from regraft.formats.chromium import MAX_DEPTH, decode_script_value
 from regraft.formats.chromium.leveldb import MalformedStorage
-from regraft.formats.chromium.storage import MAX_DEPTH, decode_script_value
 
 TEXTS = st.text(st.characters(), max_size=20) | st.sampled_from(["\ud83d", "\udc00x", "é", "中文"])
 VALUES = st.recursive(

@@ -38,9 +38,9 @@ from lacking import COMPARED, LACKING, TEXTS, all_vectors, backfill, configured,
 from planted_v2 import index, run_sql
 from toys import contents
 
+from regraft import embedders as server_module
 from regraft import identity
-from regraft.embedders import server as server_module
-from regraft.embedders.server import AnswerVerdict
+from regraft.embedders import AnswerVerdict
 from repair.embedding import sender
 from repair.embedding.sender import CONTROL_TEXT
 

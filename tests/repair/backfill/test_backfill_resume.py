@@ -25,9 +25,9 @@ from planted_v2 import index
 from stand_ins import KILLED, FullDisk, die, on_disk
 from toys import QuickDisk, contents, quick_disk, watched
 
+from regraft import embedders as server_module
 from regraft import identity
 from regraft.disk import sqlite, untrusted_sqlite
-from regraft.embedders import server as server_module
 from regraft.errors import BackfillInterrupted, Interrupted
 from regraft.ledger import ledger
 from repair.changes.changesets import IncrementalChange

@@ -17,7 +17,7 @@ from fault_server import FaultServer, poisoned, right
 from faults import forked, posix
 from lacking import KB, KEYS, LACKING, TEXTS, all_vectors, backfill, queue_rows, vectors
 
-from regraft.embedders import server as server_module
+from regraft import embedders as server_module
 from regraft.ledger import ledger
 from repair.changes.changesets import IncrementalChange
 from repair.cherry_v2.index_vectors import IndexScope

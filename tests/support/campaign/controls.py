@@ -12,7 +12,7 @@ from unittest import mock
 import apsw
 
 import migrators.pipeline.base_writer
-import regraft.embedders.server
+import regraft.embedders
 import regraft.formats.vector_table
 import repair.changes.store
 import repair.changes.undo
@@ -93,13 +93,13 @@ def _undo() -> Iterator[None]:
 @contextmanager
 def _vectors() -> Iterator[None]:
     """Change one bit of every vector that an embedder gives."""
-    right = regraft.embedders.server._decode_vector
+    right = regraft.embedders._decode_vector
 
     def changed(found: Any) -> bytes | None:
         vector = right(found)
         return None if vector is None else vector[:-4] + bytes([vector[-4] ^ 1]) + vector[-3:]
 
-    with mock.patch.object(regraft.embedders.server, "_decode_vector", changed):
+    with mock.patch.object(regraft.embedders, "_decode_vector", changed):
         yield
 
 
