@@ -45,9 +45,9 @@ class VectorFileSummary(Struct, frozen=True, kw_only=True):
     text_bytes: int
     bytes: int
 
-    def line(self) -> str:
-        """Return its line of text output."""
-        return _format_store(tr("{rows:,} rows", rows=self.rows), self.dimensions, self.bytes)
+    def lines(self, *, verbose: bool) -> Iterator[str]:  # noqa: ARG002 - one line is all
+        """Yield its lines of text output."""
+        yield f"  {_format_store(tr('{rows:,} rows', rows=self.rows), self.dimensions, self.bytes)}"
 
 
 class IndexSummary(Struct, frozen=True, kw_only=True):
@@ -72,18 +72,17 @@ class IndexSummary(Struct, frozen=True, kw_only=True):
     stale: int | None
     bytes: int
 
-    def line(self) -> str:
-        """Return its line of text output."""
+    def lines(self, *, verbose: bool) -> Iterator[str]:
+        """Yield its lines of text output: those about vectors, orphans and stale materials if anything is missing."""
         parts = tr(
             "{materials:,} materials, {units:,} units, {embeddings:,} embeddings",
             materials=self.materials,
             units=self.units,
             embeddings=self.embeddings,
         )
-        return _format_store(parts, self.dimensions, self.bytes)
-
-    def coverage_lines(self) -> Iterator[str]:
-        """Yield the lines about vectors, orphans and stale materials."""
+        yield f"  {_format_store(parts, self.dimensions, self.bytes)}"
+        if self.coverage == 1 and not verbose:
+            return
         if self.coverage is not None:
             yield f"  {pad_right(label_of('coverage'), 11)} {self.coverage:.2%}"
         yield f"  {pad_right(label_of('orphans'), 11)} {self.orphans}"
@@ -133,7 +132,7 @@ class ItemSummary(Struct, frozen=True, kw_only=True):
             parts.append(pad_left(units, 10) + " ")
         name = one_line(self.name, _LONGEST_ITEM)
         if self.error:
-            name = tr("{what}: {why}", what=name, why=one_line(str(self.error), LONGEST_NAME))
+            name = _with_reason(name, one_line(str(self.error), LONGEST_NAME))
         inside = "" if self.folder in (UNSET, None) else "  "
         return f"    {' '.join(parts)} {inside}{name}"
 
@@ -156,10 +155,7 @@ class BaseSummary(Struct, frozen=True, kw_only=True):
         """Yield its lines of text output."""
         yield format_base_heading(self.id, self.name)
         if self.status:
-            status = label_of(self.status)
-            if self.error:
-                status = tr("{what}: {why}", what=status, why=self.error)
-            yield tr("  status      {status}", status=status)
+            yield tr("  status      {status}", status=_with_reason(label_of(self.status), self.error))
         if self.model:
             yield tr("  model       {model}", model=self.model)
         if self.items:
@@ -167,14 +163,10 @@ class BaseSummary(Struct, frozen=True, kw_only=True):
                 "  items       {items}",
                 items=join_list((f"{count:,} {label_of(name)}" for name, count in self.items.items())),
             )
-        if self.item_list:
-            yield from (item.line() for item in self.item_list)
+        yield from map(ItemSummary.line, self.item_list or ())
         if self.store:
-            yield f"  {self.store.line()}"
-        if isinstance(self.store, IndexSummary) and (verbose or self.store.coverage != 1):
-            yield from self.store.coverage_lines()
-        if self.materials:
-            yield from (material.line() for material in self.materials)
+            yield from self.store.lines(verbose=verbose)
+        yield from map(MaterialSummary.line, self.materials or ())
         if self.problem:
             yield tr("  problem     {problem}", problem=self.problem)
         yield ""
@@ -221,9 +213,13 @@ def _format_store(parts: str, dimensions: int | None, size: int) -> str:
     return tr("vectors     {parts}, {size}", parts=parts, size=format_bytes(size))
 
 
+def _with_reason(what: object, why: object) -> str:
+    return tr("{what}: {why}", what=what, why=why) if why else str(what)
+
+
 def describe_problems(bases: Iterable[BaseSummary]) -> list[str]:
     """Return the problems of the bases, each with the name of its base."""
-    return [tr("{what}: {why}", what=base.name, why=base.problem) for base in bases if base.problem]
+    return [_with_reason(base.name, base.problem) for base in bases if base.problem]
 
 
 def total_bytes(bases: Iterable[BaseSummary]) -> int:
@@ -270,7 +266,7 @@ def _health_lines(path: str, health: HealthSummary, bases: Sequence[BaseSummary]
                 stale=health.stale or 0,
             )
         )
-    above = {tr("{what}: {why}", what=base.name, why=base.problem) for base in bases}
+    above = set(describe_problems(bases))
     for problem in health.problems:
         if problem not in above:
             yield tr("problem: {problem}", problem=problem)

@@ -525,8 +525,9 @@ def plan_old_bases(
             if plan is None:
                 continue
             runs = tuple(dict.fromkeys(run for material in plan.materials for run in material.runs))
-            vectors = work.vectors if plan.error is None else None
-            problem = None if plan.error is None else tr("it would fail to migrate ({error})", error=plan.error)
+            vectors, problem = work.vectors, None
+            if plan.error is not None:
+                vectors, problem = None, tr("it would fail to migrate ({error})", error=plan.error)
             found.append(
                 OldBase(
                     legacy_id=draft.legacy_id,

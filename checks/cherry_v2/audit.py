@@ -375,8 +375,11 @@ def _recorded_without_rows(root: Path, found: Located) -> dict[str, int]:
     try:
         record: Any = json_text.loads(_report_of(root))
         ids = {base["legacy_id"]: str(base["id"]) for base in record["bases"]}
-        message = [one for one in record["warnings"] if one["code"] == FILE_WITHOUT_ROWS and one["base"] in ids]
-        counts = [(ids[one["base"]], one["count"]) for one in message]
+        counts = [
+            (ids[one["base"]], one["count"])
+            for one in record["warnings"]
+            if one["code"] == FILE_WITHOUT_ROWS and one["base"] in ids
+        ]
     except (ValueError, LookupError, TypeError, RecursionError):
         return {}  # it may be anybody's file
     return {base: count for base, count in counts if isinstance(count, int)}

@@ -6,7 +6,7 @@ The file is opened read-only and leaves no trace.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -136,24 +136,24 @@ class _IndexAudit:
                 self._words.stop()
 
     def _choose_steps(self) -> list[tuple[str, Callable[[], None]]]:
-        level, may_report = self._findings.level, self._findings.may_report
-        steps = [("structure", self._check_structure), ("identity", self._check_identity)]
-        if level >= Level.QUICK:
-            steps.append(("counts", self._count_rows))
-        steps.append(("materials", self._check_materials))
-        if level >= Level.QUICK and may_report(*_RELATIONS):
-            steps.append(("relations", self._check_relations))
-        if level >= Level.QUICK and may_report(*_COVERAGE):
-            steps.append(("coverage", self._check_coverage))
-        if level >= Level.DEFAULT and may_report(*_TEXTS):
-            steps.append(("texts", self._check_texts))
-        if level >= Level.DEFAULT and may_report(*_VECTORS):
-            steps.append(("vectors", self._check_vectors))
-        if level >= Level.QUICK and may_report(*_FULL_TEXT):
-            steps.append((tr("full text"), self._check_full_text))
-        if level >= Level.DEEP and may_report(v2.CORRUPT):
-            steps.append(("integrity", self._check_integrity))
-        return steps
+        # From which level on a step is made, and of which findings one must be wanted; none given: always.
+        steps: tuple[tuple[Level, Collection[str], str, Callable[[], None]], ...] = (
+            (Level.SHAPE, (), "structure", self._check_structure),
+            (Level.SHAPE, (), "identity", self._check_identity),
+            (Level.QUICK, (), "counts", self._count_rows),
+            (Level.SHAPE, (), "materials", self._check_materials),
+            (Level.QUICK, _RELATIONS, "relations", self._check_relations),
+            (Level.QUICK, _COVERAGE, "coverage", self._check_coverage),
+            (Level.DEFAULT, _TEXTS, "texts", self._check_texts),
+            (Level.DEFAULT, _VECTORS, "vectors", self._check_vectors),
+            (Level.QUICK, _FULL_TEXT, tr("full text"), self._check_full_text),
+            (Level.DEEP, (v2.CORRUPT,), "integrity", self._check_integrity),
+        )
+        return [
+            (name, step)
+            for level, findings, name, step in steps
+            if self._findings.level >= level and (not findings or self._findings.may_report(*findings))
+        ]
 
     def _add(self, name: str, message: str, **more: Any) -> None:
         self._findings.add(name, message, base=self._expected.base, **more)

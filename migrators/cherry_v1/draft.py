@@ -156,7 +156,7 @@ def _file_content(raw: dict[str, Any], context: DraftContext, names: FreeNames) 
     metadata = _file_metadata(raw.get("content"), context)
     has_texts = all(isinstance(metadata.get(key), str) for key in FILE_TEXT_FIELDS)
     numbers = [metadata.get(key) for key in FILE_NUMBER_FIELDS]
-    if not has_texts or not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
+    if not has_texts or not all(type(one) in (int, float) for one in numbers):
         raise _Unusable(notices.INVALID_FILE)
     source = next((metadata[key] for key in ("path", "name", "origin_name") if not is_blank(metadata[key])), raw["id"])
     # The fallbacks apply to an empty name only: a name of invalid characters becomes "untitled".

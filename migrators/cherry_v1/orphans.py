@@ -376,25 +376,24 @@ def reconstruct_items(base: str, loaders: list[LoaderSummary], source_files: Sou
     return _ItemBuilder(base, loaders, source_files).found
 
 
+def _has_uploaded_text(loader: LoaderSummary) -> bool:
+    """Whether the source of the rows is a text, which an upload may contain."""
+    is_text = loader.loader_id.startswith((TEXT_LOADER, JSON_LOADER))
+    is_page = loader.loader_id.startswith(WEB_LOADER)
+    return bool(loader.source) and (is_text or (is_page and not _is_address(loader.source)))
+
+
 class _ItemBuilder:
     def __init__(self, base: str, loaders: list[LoaderSummary], source_files: SourceFiles) -> None:
         self._base, self._source_files = base, source_files
         self.found = ReconstructedItems()
         paths = {loader.loader_id: path for loader in loaders if (path := _path_of(loader)) is not None}
+        uploads = {loader: self._upload_of_path(path) for loader, path in paths.items()}
         self._paths = paths
-        self._of_uploads = {loader: upload for loader, path in paths.items() if (upload := self._upload_of_path(path))}
-        elsewhere = {loader: path for loader, path in paths.items() if loader not in self._of_uploads}
-        self.found.folders = find_folders(elsewhere)
+        self._of_uploads = {loader: upload for loader, upload in uploads.items() if upload}
+        self.found.folders = find_folders({loader: path for loader, path in paths.items() if not uploads[loader]})
         self._texts = source_files.match_uploads(
-            {
-                loader.loader_id: loader.source
-                for loader in loaders
-                if loader.source
-                and (
-                    loader.loader_id.startswith((TEXT_LOADER, JSON_LOADER))
-                    or (loader.loader_id.startswith(WEB_LOADER) and not _is_address(loader.source))
-                )
-            }
+            {loader.loader_id: loader.source for loader in loaders if _has_uploaded_text(loader)}
         )
         in_folders = {loader: folder for folder in self.found.folders for loader in folder.loaders}
         for loader in loaders:

@@ -371,9 +371,7 @@ class _Planner:
         ids_with_rows = {*migrated, *self._restored_items(owners)}
         items = self._plan_items(expanded, ids_with_rows)
         index = {item.id: position for position, item in enumerate(items) if item.id in ids_with_rows}
-        # One material for each item with rows, in the order of their first rows.
-        ordered = sorted(migrated.items(), key=lambda entry: min(part.first_rowid for part in entry[1]))
-        own = [self._plan_material(index[owner], parts) for owner, parts in ordered]
+        own = self._plan_materials(migrated, index)
         copies = self._plan_duplicates(owners, migrated, index)
         missing = self._find_missing_chunks(owners, items)
         rows = self._count_rows(own, copies, missing)
@@ -381,9 +379,6 @@ class _Planner:
         lost = self._note_losses(owners, items)
         self._note_duplicates(owners, found)
         failed_folders = [item for item in draft.folders if item.is_to_expand and item.id in owners.containers]
-        # A later run uses these paths and pairs if it no longer finds the files on disk.
-        entries = {entry for folder in draft.folders for entry in folder.entries}
-        known_paths = {loader_id: path for loader_id, path in hints.paths.items() if loader_id in entries}
         return BasePlan(
             draft=draft,
             error=self._base_error,
@@ -395,7 +390,7 @@ class _Planner:
             children={loader_id: child.id for loader_id, child in owners.children.items()},
             notices=(*draft.notices, *hints.notices, *self._notices),
             taken_names=self._layout.names,
-            found=FoundOnDisk(known_paths, tuple(one.twin for one in found.values())),
+            found=self._found_on_disk(found),
             carry_text=self._policy.keep_text_only_rows,
             salvage=self._survey.salvage or self._problem.salvage,
             whole_items=lost.whole,
@@ -423,6 +418,17 @@ class _Planner:
         return None if self._problem.vector_bytes is None else self._problem.vector_bytes // 4
 
     # --- rows ------------------------------------------------------------------------------------------------------
+
+    def _plan_materials(self, migrated: dict[str, list[MigratedRows]], index: dict[str, int]) -> list[MaterialPlan]:
+        """Plan one material for each item with rows, in the order of their first rows."""
+        ordered = sorted(migrated.items(), key=lambda entry: min(part.first_rowid for part in entry[1]))
+        return [self._plan_material(index[owner], parts) for owner, parts in ordered]
+
+    def _found_on_disk(self, restorable: dict[str, RestoredDuplicate]) -> FoundOnDisk:
+        """Return the paths and pairs that a later run uses if it no longer finds the files on disk."""
+        entries = {entry for folder in self._draft.folders for entry in folder.entries}
+        paths = {loader_id: path for loader_id, path in self._hints.paths.items() if loader_id in entries}
+        return FoundOnDisk(paths, tuple(one.twin for one in restorable.values()))
 
     def _plan_material(self, item: int, parts: list[MigratedRows]) -> MaterialPlan:
         return MaterialPlan(

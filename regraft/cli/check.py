@@ -67,7 +67,7 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
             echo_error(line)
     else:
         text = findings.format_audit(result, head.title, verbose=output.verbose > 0)
-        echo(f"{text}\n{written}" if written else text)
+        echo("\n".join(filter(None, (text, written))))
     sys.exit(exit_status(report, output.fail_on))
 
 

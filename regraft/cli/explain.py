@@ -136,8 +136,10 @@ def _explained(name: str) -> list[Explanation]:
         found.append(finding)
     if name in EVERY_CODE:
         code = EVERY_CODE[name]
-        related = (code.finding,) if code.finding else ()
-        remedy = findings[code.finding].remedy if code.finding else _REMEDIES_BY_SEVERITY[code.severity]
+        related: tuple[str, ...] = ()
+        remedy = _REMEDIES_BY_SEVERITY[code.severity]
+        if code.finding:
+            related, remedy = (code.finding,), findings[code.finding].remedy
         explanation = Explanation(
             name=name, kind="code", severity=code.severity, meaning=code.meaning, remedy=remedy, related=related
         )

@@ -346,7 +346,9 @@ def _read_header(data: _File, place: int) -> _Header | None:
     wide = _wide_sizes(bytes(data.read(start + of_name, start + of_name + of_extra)), size, packed)
     if wide is None:
         return None
+    # The sizes of such a member follow its data.
     is_open = bool(flags & _HAS_DESCRIPTOR) and not any((crc, *wide))
+    own_size, packed_size = (None, None) if is_open else wide
     return _Header(
         place=place,
         flags=flags,
@@ -354,8 +356,8 @@ def _read_header(data: _File, place: int) -> _Header | None:
         time=time,
         date=date,
         crc=crc,
-        size=None if is_open else wide[0],
-        packed=None if is_open else wide[1],
+        size=own_size,
+        packed=packed_size,
         raw_name=raw_name,
         data=start + of_name + of_extra,
     )

@@ -517,16 +517,23 @@ def is_suggestible(path: str) -> bool:
     # This includes ``\\server``, ``\\.\``, ``\\?\`` and ``\??\``.
     if plain.startswith(("//", "/??")) or "://" in plain:
         return False
-    # Windows treats some names, and whatever precedes a colon, as a device or a drive.
+    return not _names_device(plain) and not _is_in_system_folder(plain)
+
+
+def _names_device(plain: str) -> bool:
+    """Whether Windows treats a part of a path, or whatever precedes its colon, as a device."""
     drive, rest = ntpath.splitdrive(plain)
-    if (drive and not _DRIVE.fullmatch(drive)) or any(_DEVICE.fullmatch(part) for part in rest.split("/")):
-        return False
+    is_drive = not drive or _DRIVE.fullmatch(drive) is not None
+    return not is_drive or any(map(_DEVICE.fullmatch, rest.split("/")))
+
+
+def _is_in_system_folder(plain: str) -> bool:
     parts = [part for part in posixpath.normpath(plain).split("/") if part]
     # A relative path that climbs up may reach the root.
     below = [part.casefold() for part in parts if part != ".."]
     is_memory = below[:2] == _SHARED_MEMORY and len(below) > len(_SHARED_MEMORY)
     is_from_root = plain.startswith("/") or parts[:1] == [".."]
-    return not is_from_root or is_memory or not _SYSTEM_FOLDERS.intersection(below[:1])
+    return is_from_root and not is_memory and not _SYSTEM_FOLDERS.isdisjoint(below[:1])
 
 
 # Recognizing a folder in which the first run was killed before it published anything.

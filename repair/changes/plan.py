@@ -237,6 +237,11 @@ class Plan(msgspec.Struct):
         self.salvaged += other.salvaged
         self.bodies |= other.bodies
 
+    def touches(self, findings: set[FindingKey]) -> bool:
+        """Whether the plan resolves one of the findings, or acts on it."""
+        acted = {(one.finding, one.base) for one in self.actions}
+        return not findings.isdisjoint(self.resolves | acted)
+
     @property
     def actions(self) -> list[Action]:
         """All actions, in the order in which they happen."""

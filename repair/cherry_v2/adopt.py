@@ -469,7 +469,9 @@ class _FolderPlanner:
             items = [item for item in make_item_rows(folder, evidence) if self._is_new(item)]
         model = self._options.model
         adopted = _Adopted(folder, items, make_base_row(folder, items, model))
-        if folder.dimensions is not None and model is None:
+        if folder.dimensions is None:
+            return adopted
+        if model is None:
             line = shlex.join(["regraft", "repair", path_argument(self._store.path), *OPTIONS, "--model"])
             reason = tr(
                 "the model of its {dimensions}-dimensional vectors is unknown, so the base is added as failed; if you "
@@ -478,7 +480,7 @@ class _FolderPlanner:
                 line=line,
             )
             adopted.left.append(Unresolved(finding=v2.BASE_FAILED, reason=reason, base=folder.base))
-        if folder.dimensions is not None and model is not None and folder.bare:
+        elif folder.bare:
             adopted.left.append(_without_vectors(folder))
         return adopted
 

@@ -321,7 +321,7 @@ def repair_base(
         new["dimensions"] = vectors or None
     if reason is None and new["status"] == "completed":
         reason = _repair_model(new, vectors, models, model) or _repair_search_mode(new, vectors)
-    if reason is None and find_base_problem(new) is not None:
+    if reason is None:
         reason = find_base_problem(new)
     return reason if reason is not None else {name: new[name] for name in new if new[name] != row.get(name)}
 

@@ -138,7 +138,7 @@ class _Comparison(msgspec.Struct):
             if self.store.wants(note.project):
                 self._compare_status(note)
         kept = list(self._keep_vectors())
-        made = Plan(changes=[one for one in (self._status_change(), self._deletion_change()) if one is not None])
+        made = Plan(changes=[*filter(None, (self._status_change(), self._deletion_change()))])
         made.left = [*kept, *([] if self.options.only else self._left())]
         stays = {(one.finding, one.base) for one in made.left}
         done = {(str(one.finding), one.base) for one in made.actions} - stays

@@ -127,29 +127,28 @@ def _plan_of_backfill(store: Store, now_ms: int) -> Plan:
 
 def _with_proven_command(finding: Finding, plans: Mapping[str, Plan]) -> Finding:
     verb, name = _offered_command(finding)
-    if not verb:
-        return finding
     # A plan lists folders without a base under the whole store.
     keys = {(name, finding.base), (name, None)}
     plan = plans[verb]
-    is_mended = keys & plan.resolves or any((one.finding, one.base) in keys for one in plan.actions)
     left = [one for one in plan.left if (one.finding, one.base) in keys]
-    reasons = [one.reason for one in left]
-    if is_mended:
+    if plan.touches(keys):
         # With --only, gc would also remove what it keeps by default.
-        is_partial = verb == "gc" and bool(reasons)
+        is_partial = verb == "gc" and bool(left)
         return replace(finding, repair=_without_only(finding.repair)) if is_partial else finding
-    if not reasons and verb == "gc":
+    if not left and verb == "gc":
         # gc removes it only by name.
         return replace(
             finding,
             repair=None,
             message=tr("{what}; gc deletes it only with --only {name}", what=finding.message, name=name),
         )
-    if not reasons:
+    if not left:
         return replace(finding, repair=None) if name in _ONLY_IF_PLANNED else finding
-    repair = left[0].repair if verb == "gc" else None
-    return replace(finding, repair=repair, message=tr("{what}: {why}", what=finding.message, why=reasons[0]))
+    message, reason = finding.message, left[0].reason
+    # A reason may be the message itself, or quote it.
+    if message not in reason:
+        message = tr("{what}: {why}", what=message, why=reason)
+    return replace(finding, repair=left[0].repair if verb == "gc" else None, message=message)
 
 
 def _without_only(line: str | None) -> str:

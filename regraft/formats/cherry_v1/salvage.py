@@ -149,7 +149,7 @@ def examine_row(row: FoundRow, known: Collection[bytes]) -> FoundChunk:
         vector=vector,
         metadata=metadata,
         reason=reason,
-        needs_key=text is None or not _is_text(text),
+        needs_key=not _is_text(text),
         is_named=bool(complaint),
         measures=measures,
     )
@@ -179,8 +179,8 @@ def is_plain(raw: bytes) -> bool:
     return True
 
 
-def _is_text(raw: bytes) -> bool:
-    if not is_plain(raw) or is_blank(raw.decode()):
+def _is_text(raw: bytes | None) -> bool:
+    if raw is None or not is_plain(raw) or is_blank(raw.decode()):
         return False
     # Recovery tools write a short repeated pattern over unreadable sectors.
     windows = (raw[at : at + _WINDOW] for at in range(0, len(raw) - _WINDOW + 1, _WINDOW))
@@ -202,11 +202,11 @@ def _names_itself(
     if not isinstance(found, dict):
         return None
     for key, value in (("id", row_id), ("uniqueLoaderId", loader), ("source", source)):
-        complaint = found.get(key)
-        if isinstance(complaint, str) and complaint != (None if value is None else decode_utf8(value)):
+        stated, stored = found.get(key), None if value is None else decode_utf8(value)
+        if isinstance(stated, str) and stated != stored:
             # Half a surrogate pair in the metadata is U+FFFD in the column.
-            whole = complaint.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            if value is None or whole != decode_utf8(value):
+            whole = stated.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            if whole != stored:
                 return None
     return isinstance(found.get("id"), str)
 

@@ -454,7 +454,8 @@ class Doclists(msgspec.Struct, frozen=True, kw_only=True):
         """Return the doclists of several runs, sorted by trigram, and for each trigram in the order of the runs."""
         terms = np.concatenate([part.terms for part in parts])
         order = np.argsort(terms, kind="stable")
-        bases = np.cumsum([0, *(len(part.data) for part in parts)]).tolist()
+        data = [part.data for part in parts]
+        bases = np.cumsum([0, *map(len, data)]).tolist()
         based = list(zip(parts, bases, strict=False))
         return cls(
             terms=terms[order],
@@ -462,7 +463,7 @@ class Doclists(msgspec.Struct, frozen=True, kw_only=True):
             lasts=np.concatenate([part.lasts for part in parts])[order],
             starts=np.concatenate([part.starts + base for part, base in based])[order],
             ends=np.concatenate([part.ends + base for part, base in based])[order],
-            data=b"".join(part.data for part in parts),
+            data=b"".join(data),
             marks=np.concatenate([part.marks + base for part, base in based]),
             mark_rows=np.concatenate([part.mark_rows for part in parts]),
         )

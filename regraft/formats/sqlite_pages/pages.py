@@ -469,10 +469,12 @@ class PageFile:
         self.has_header = stated == size
         self.is_guessed = not self.has_header
         self.page_size, self.usable = size, size - reserved
-        self.encoding = _ENCODINGS.get(int.from_bytes(header[56:60], "big")) if self.has_header else None
-        self.freelist = int.from_bytes(header[32:36], "big") if self.has_header else 0
-        self.freed = int.from_bytes(header[36:40], "big") if self.has_header else 0
-        self.is_auto_vacuum = self.has_header and header[52:56] != bytes(4)
+        # Zeros: unknown encoding, no freelist, no auto-vacuum.
+        fields = header if self.has_header else bytes(FILE_HEADER_BYTES)
+        self.encoding = _ENCODINGS.get(int.from_bytes(fields[56:60], "big"))
+        self.freelist = int.from_bytes(fields[32:36], "big")
+        self.freed = int.from_bytes(fields[36:40], "big")
+        self.is_auto_vacuum = fields[52:56] != bytes(4)
         in_file = -(-self.size // size)
         if self._beside.page_size not in (0, size):
             self._beside.places.clear()

@@ -180,8 +180,10 @@ class IndexGarbage:
         wanted = self._wanted(options)
         if self.protected is not None:
             return Plan(left=[*self._kept(wanted, self.protected)])
-        damage = list(filter(is_damage, self.findings.values())) if wanted else []
-        if damage or not wanted:
+        if not wanted:
+            return Plan()
+        damage = list(filter(is_damage, self.findings.values()))
+        if damage:
             return Plan(left=[*map(leave_damaged, damage)])
         with sqlite.open_readonly(self.store.root / self.name) as db:
             left = [stays for one in wanted for stays in self._left(db, one, options)]

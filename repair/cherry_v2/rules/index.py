@@ -245,14 +245,8 @@ def _drop_vectors(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
     is_corrected = len(lengths) == 1 and job.wants(v2.BASE_DIMENSIONS)
     dimensions = None if is_corrected else target.dimensions
     reason = _why_lengths_are_kept(lengths, dimensions, is_chosen=target.is_partial)
-    if is_corrected or any(job.detected(flaw) is None for flaw in wanted):
-        length = schema.choose_vector_length(lengths, dimensions)
-        unusable = (
-            (rowid, finding) for rowid, finding in detect.find_unusable_vectors(db, length) if finding in wanted
-        )
-    else:
-        unusable = ((rowid, flaw) for flaw in sorted(wanted) for rowid in job.detected(flaw) or ())
-    for rowid, finding in unusable:
+    length = schema.choose_vector_length(lengths, dimensions)
+    for rowid, finding in _unusable_vectors(job, wanted, length, is_corrected=is_corrected):
         db.execute(
             "INSERT INTO temp.m_vector SELECT rowid, ?1, ifnull(length(CAST(vector_blob AS BLOB)), 0)"
             " FROM main.embedding WHERE rowid = ?2 AND (?3 OR typeof(vector_blob) <> 'blob'"
@@ -276,6 +270,16 @@ def _drop_vectors(job: RowRepair, target: IndexRepair) -> Iterator[Action]:
             bytes=size,
             finding=flaw,
         )
+
+
+def _unusable_vectors(
+    job: RowRepair, wanted: set[str], length: int, *, is_corrected: bool
+) -> Iterator[tuple[int, str]]:
+    """Yield the row ids and flaws that the audit found; search again if it did not, or with another length."""
+    if is_corrected or any(job.detected(flaw) is None for flaw in wanted):
+        yield from (found for found in detect.find_unusable_vectors(job.db, length) if found[1] in wanted)
+    else:
+        yield from ((rowid, flaw) for flaw in sorted(wanted) for rowid in job.detected(flaw) or ())
 
 
 def _why_lengths_are_kept(lengths: Counter[int], dimensions: int | None, *, is_chosen: bool) -> str | None:

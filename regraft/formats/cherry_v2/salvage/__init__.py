@@ -8,11 +8,11 @@ others (units and bodies: :mod:`.units`; the rest: here). What was lost but foll
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -274,6 +274,16 @@ _NAMED = f"SELECT hash FROM search_text WHERE fate IN ('{KEPT}', '{MADE}')"
 _KNOWN = f"SELECT hash FROM search_text WHERE fate IS NULL AND strength < {WEAK}"
 
 
+class _Vector(NamedTuple):
+    """A row of a vector: whether an index has its row id, and whether a live body or an index refers to it."""
+
+    key: bytes
+    seq: int
+    strength: int
+    is_indexed: int
+    is_live: int
+
+
 class VectorProof(msgspec.Struct, frozen=True):
     """Decides about the vectors of an index."""
 
@@ -286,13 +296,16 @@ class VectorProof(msgspec.Struct, frozen=True):
         # Decisions are stored separately until all rows have been read.
         self.db.execute("CREATE TEMP TABLE settled (seq INTEGER PRIMARY KEY, fate)")
         rows: Iterator[Any] = self.db.execute(
-            f"""SELECT key, seq, strength, rid, key IN ({_NAMED}), key IN ({_KNOWN}),
-                       EXISTS (SELECT 1 FROM index_key k WHERE k.name = ? AND k.key = e.key AND k.rid = e.rid)
-                  FROM embedding e WHERE fate IS NULL ORDER BY key, strength, seq""",
+            f"""SELECT key, seq, strength, is_indexed,
+                       key IN ({_NAMED}) OR ((key IN ({_KNOWN}) OR is_indexed) AND strength < {WEAK})
+                  FROM (SELECT key, seq, strength, EXISTS (SELECT 1 FROM index_key k
+                                           WHERE k.name = ? AND k.key = e.key AND k.rid = e.rid) AS is_indexed
+                          FROM embedding e WHERE fate IS NULL)
+                 ORDER BY key, strength, seq""",
             (found_rows.VECTOR_KEY,),
         )
         for _, group in groupby(rows, key=lambda row: row[0]):
-            for seq, fate in self._fates(list(group)):
+            for seq, fate in self._fates([_Vector(*row) for row in group]):
                 self.db.execute("INSERT INTO temp.settled VALUES (?, ?)", (seq, fate))
         self.db.execute("UPDATE embedding SET fate = s.fate FROM temp.settled s WHERE s.seq = embedding.seq")
         self.db.execute("DROP TABLE temp.settled")
@@ -323,34 +336,30 @@ class VectorProof(msgspec.Struct, frozen=True):
             (UNLIKE, usual.middle, usual.furthest, usual.repeats),
         )
 
-    def _fates(self, readings: list[tuple[Any, ...]]) -> list[tuple[int, str]]:
+    def _fates(self, readings: list[_Vector]) -> list[tuple[int, str]]:
         """Decide about the rows of one vector, which are sorted by reliability."""
-        _, _, _, _, is_named, is_known, _ = readings[0]
-        live = [one for one in readings if is_named or ((is_known or one[6]) and one[2] < WEAK)]
-        best = [one for one in live if one[2] == live[0][2]]
-        if not self._agree(best):
-            best = [one for one in best if one[6]]
-        chosen = best[0] if best and self._agree(best) else None
+        live = [one for one in readings if one.is_live]
+        chosen = found_rows.choose_reading(live, agree=self._agree, is_indexed=lambda one: bool(one.is_indexed))
         fates = []
         for one in readings:
             if one is chosen:
                 fate = KEPT
-            elif one[2] >= WEAK:
+            elif one.strength >= WEAK:
                 fate = DELETED
             elif chosen is None:
                 fate = CONTRADICTED if one in live else UNNAMED
             else:
                 fate = COPY if self._agree([one, chosen]) else CONTRADICTED
-            fates.append((one[1], fate))
+            fates.append((one.seq, fate))
         return fates
 
-    def _agree(self, readings: list[tuple[Any, ...]]) -> bool:
+    def _agree(self, readings: Sequence[_Vector]) -> bool:
         """Whether all rows have the same vector."""
         if len(readings) < 2:
             return True
         marks = ", ".join("?" * len(readings))
         query = f"SELECT count(DISTINCT vector) FROM embedding WHERE seq IN ({marks})"
-        return bool(fetch_value(self.db, query, [one[1] for one in readings]) == 1)
+        return bool(fetch_value(self.db, query, [one.seq for one in readings]) == 1)
 
 
 # --- times -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import apsw
 
@@ -189,6 +189,33 @@ def fetch_rows(db: apsw.Connection, query: str, values: Sequence[Any] = ()) -> l
 def fetch_value(db: apsw.Connection, query: str, values: Sequence[Any] = ()) -> Any:
     """Return the first column of the first row of a query, or None."""
     return db.execute(query, values).get
+
+
+class HasStrength(Protocol):
+    """A row that claims to be an object which other rows may claim to be as well."""
+
+    @property
+    def strength(self) -> int:
+        """The row's reliability; less is better."""
+
+
+R = TypeVar("R", bound=HasStrength)
+
+
+def choose_reading(
+    live: Sequence[R], *, agree: Callable[[Sequence[R]], bool], is_indexed: Callable[[R], bool]
+) -> R | None:
+    """Return the most reliable of the rows that may be an object; None if they contradict each other.
+
+    Args:
+        live: the rows, sorted by reliability.
+        agree: whether all given rows say the same.
+        is_indexed: whether an index refers to a row, which decides between rows of equal reliability.
+    """
+    best = [one for one in live if one.strength == live[0].strength]
+    if not agree(best):
+        best = list(filter(is_indexed, best))
+    return best[0] if best and agree(best) else None
 
 
 def load_rows(db: apsw.Connection, reading: Reading) -> None:

@@ -226,14 +226,10 @@ class UnitProof:
 
     def _choose_unit(self, readings: list[_Unit], text: WholeText) -> _Unit | None:
         """Keep one of the rows of a unit, and decide about the others."""
-        there = [one for one in readings if text.slice(one.start, one.stop) is not None]
-        # On a page with possibly deleted rows, a unit counts only if a live body or an index refers to it.
-        body = f"SELECT 1 FROM search_text WHERE target = ? AND fate IS NULL AND strength < {WEAK}"
-        live = [one for one in there if one.strength < WEAK or self._value(body, one.key) or self._is_indexed(one)]
-        best = [one for one in live if one.strength == live[0].strength]
-        if len({one.key for one in best}) > 1:
-            best = [one for one in best if self._is_indexed(one)]
-        chosen = best[0] if len({one.key for one in best}) == 1 else None
+        live = [one for one in readings if text.slice(one.start, one.stop) is not None and self._is_live(one)]
+        chosen = found_rows.choose_reading(
+            live, agree=lambda rows: len({one.key for one in rows}) == 1, is_indexed=self._is_indexed
+        )
         for one in readings:
             if one is chosen:
                 self._settle("search_unit", one.seq, KEPT)
@@ -242,6 +238,11 @@ class UnitProof:
             elif one.strength < WEAK:
                 self._settle("search_unit", one.seq, CONTRADICTED)
         return chosen
+
+    def _is_live(self, unit: _Unit) -> bool:
+        """Whether a row counts: on a page with possibly deleted rows only if a live body or an index refers to it."""
+        body = f"SELECT 1 FROM search_text WHERE target = ? AND fate IS NULL AND strength < {WEAK}"
+        return unit.strength < WEAK or self._value(body, unit.key) or self._is_indexed(unit)
 
     def _is_indexed(self, unit: _Unit) -> bool:
         query = "SELECT 1 FROM index_key WHERE name = ? AND key = ? AND rid = ?"
