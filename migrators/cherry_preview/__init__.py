@@ -1,7 +1,7 @@
 """Migration of Cherry Studio's preview builds: one table per base becomes an index per base and a catalog.
 
 Rules: ``docs/formats/preview.md``, "What becomes of it". Ids have the form of v2 already and are kept. :mod:`.draft`
-makes drafts of bases with and without a catalog, :mod:`.items` of their items.
+makes drafts of bases and items, with and without a catalog.
 """
 
 from __future__ import annotations

@@ -78,11 +78,6 @@ def _version(source: ByteReader) -> int:
     return source.number()
 
 
-def _number_name(number: float) -> str:
-    """Format a number as JavaScript does for property names (exact for integers only)."""
-    return str(int(number)) if number == number // 1 and abs(number) < 1e21 else repr(number)
-
-
 class _Decoder:
     """Decodes one value and the objects that it refers to."""
 
@@ -184,7 +179,7 @@ class _Decoder:
         while self._peek() != ord(end):
             name = self.value()
             if isinstance(name, int | float) and not isinstance(name, bool):
-                name = _number_name(name)
+                name = str(int(name)) if name == name // 1 and abs(name) < 1e21 else repr(name)
             if not isinstance(name, str):
                 raise MalformedStorage(tr("has a property whose name is not text"))
             found[name] = self.value()

@@ -151,7 +151,13 @@ class _Part:
         self.end = _Before(int(terms[-1]), name, int(lasts[-1]))
         rows_before = np.concatenate(([before.row], lasts[:-1]))
         self._encode(np.where(self._is_term, self._firsts, self._firsts - rows_before))
-        self._encode_term_index()
+        # Encode the distance between consecutive terms, for the pages' term indexes.
+        distances = np.diff(self._term_offsets)
+        sizes = runs.varint_lengths(distances)
+        ends = np.cumsum(sizes, dtype=np.int64)
+        listed = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+        runs.write_all_varints(listed, Varints(distances, sizes, ends))
+        self._listed, self._listed_at = listed.tobytes(), np.concatenate(([0], ends))
 
     def _name(self, term: int) -> bytes:
         return self._encode_terms[term, : self._name_bytes[term]].tobytes()
@@ -200,15 +206,6 @@ class _Part:
             stream[starts[selected] + (2 + place)] = self._encode_terms[
                 selected, self._shared_prefix_lengths[selected] + place
             ]
-
-    def _encode_term_index(self) -> None:
-        """Encode the distance between consecutive terms, for the pages' term indexes."""
-        distances = np.diff(self._term_offsets)
-        sizes = runs.varint_lengths(distances)
-        ends = np.cumsum(sizes, dtype=np.int64)
-        listed = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-        runs.write_all_varints(listed, Varints(distances, sizes, ends))
-        self._listed, self._listed_at = listed.tobytes(), np.concatenate(([0], ends))
 
     # --- page boundaries ---------------------------------------------------------------------------------------------
 

@@ -243,7 +243,11 @@ def _files_by_folder(rows: Sequence[Row]) -> dict[Any, list[Row]]:
 
 def _without_repeats(item: ItemDraft, survey: VectorSurvey, listed: list[Row], texts: Collection[str]) -> list[Row]:
     """The listed rows of a folder without repeated entries (one row of each is kept)."""
-    entries = _entries_by_source(item, survey)
+    entries: dict[Hashable, list[str]] = defaultdict(list)
+    for entry in item.entries:
+        found = survey.loaders.get(entry)
+        if found is not None and found.source is not None:
+            entries[replace_surrogates(found.source)].append(entry)
     superseded: set[int] = set()
     for source, places in _group_positions(listed, _row_source).items():
         loaders = entries.get(source, [])
@@ -257,15 +261,6 @@ def _without_repeats(item: ItemDraft, survey: VectorSurvey, listed: list[Row], t
             # Keep the row with the highest weight of each entry.
             superseded.update(set(places).difference(dict(pairs).values()))
     return [row for at, row in enumerate(listed) if at not in superseded]
-
-
-def _entries_by_source(item: ItemDraft, survey: VectorSurvey) -> dict[Hashable, list[str]]:
-    entries: dict[Hashable, list[str]] = defaultdict(list)
-    for entry in item.entries:
-        found = survey.loaders.get(entry)
-        if found is not None and found.source is not None:
-            entries[replace_surrogates(found.source)].append(entry)
-    return entries
 
 
 def _repeated_rows(item: ItemDraft, survey: VectorSurvey, listed: list[Row]) -> dict[str, Row]:
