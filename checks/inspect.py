@@ -47,7 +47,8 @@ class VectorFileSummary(Struct, frozen=True, kw_only=True):
 
     def lines(self, *, verbose: bool) -> Iterator[str]:  # noqa: ARG002 - one line is all
         """Yield its lines of text output."""
-        yield f"  {_format_store(tr('{rows:,} rows', rows=self.rows), self.dimensions, self.bytes)}"
+        rows = tr("{rows:,} rows", rows=self.rows)
+        yield f"  {_format_store(rows, self.dimensions, self.bytes)}"
 
 
 class IndexSummary(Struct, frozen=True, kw_only=True):

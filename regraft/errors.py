@@ -541,8 +541,8 @@ class FullTextOutOfStep(RegraftError, ValueError):
 
 class StoppedMidway(RegraftError, OSError):
     message = (
-        "{path}: stopped while {doing}: {reason}. Finished bases are complete ({finished}); run the same command again "
-        "to continue."
+        "{path}: stopped while {doing}: {reason}. What was finished is complete (bases: {finished}); run the same "
+        "command again to continue."
     )
 
     exit_status = STOPPED
@@ -585,7 +585,10 @@ class VerificationFailed(RegraftError, ValueError):
 
 
 class Interrupted(RegraftError, RuntimeError):
-    message = "Interrupted. Finished bases are complete ({finished}); run the same command again to continue."
+    message = (
+        "Interrupted. What was finished is complete (bases or changes: {finished}); run the same command again to "
+        "continue."
+    )
 
     exit_status = INTERRUPTED
 

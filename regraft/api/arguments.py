@@ -38,8 +38,7 @@ def merge_options(struct: type[Options], options: Options | None, fields: Mappin
         if isinstance(value, Iterable) and not isinstance(value, (str, Path, Mapping)):
             values[name] = tuple(value)
         elif isinstance(value, float) and math.isnan(value):
-            # Not a number is no limit: no comparison with it would hold, and the check of limits would reject it.
-            values[name] = math.inf
+            raise msgspec.ValidationError(f"Expected a number, got nan - at `$.{name}`")
     return msgspec.convert(values, struct, dec_hook=_convert)
 
 

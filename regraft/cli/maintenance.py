@@ -138,7 +138,7 @@ def rescue(path: Path, options: RescueOptions, output: Output) -> None:
 def clear_failed(path: Path, options: ChangeOptions, output: Output) -> None:
     """Mark the notes as pending that the embedder of the codex-mem database at PATH refused.
 
-    regraft backfill tries them again. Notes stay as they are: only what is said of their vectors changes.
+    regraft backfill tries them again. The notes stay as they are: only the status of their vectors changes.
 
     \b
     Example:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shlex
 import sys
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from functools import wraps
 from inspect import get_annotations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import apsw
 import click
@@ -27,10 +28,6 @@ from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.report.progress import Progress, terminal_progress
 from regraft.text import printable
-
-if TYPE_CHECKING:
-    pass
-
 
 # Shell completion loads the packages that read stores only when a shell asks. It raises nothing: what cannot be read is
 # not offered.
@@ -284,6 +281,16 @@ def _click_option(name: str, hint: Any, default: Any) -> Callable[[F], F]:
     return click.option(option, name, **settings)
 
 
+class _Number(click.FloatRange):
+    """A number in a range. NaN is none: no comparison with it holds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(tr("{value} is not a number", value=value), param, ctx)
+        return number
+
+
 def _value_settings(hint: Any) -> dict[str, Any]:
     """Choose the arguments of ``click.option`` for an annotated type."""
     annotated, limits = hint.__origin__, hint.__metadata__[0]
@@ -299,7 +306,7 @@ def _value_settings(hint: Any) -> dict[str, Any]:
         return {"type": click.IntRange(limits.ge, limits.le)}
     if kind is float:
         lowest = limits.ge if limits.gt is None else limits.gt
-        return {"type": click.FloatRange(lowest, limits.le, min_open=limits.gt is not None)}
+        return {"type": _Number(lowest, limits.le, min_open=limits.gt is not None)}
     settings: dict[Any, dict[str, Any]] = {
         bool: {"is_flag": True},
         str: {"type": str},

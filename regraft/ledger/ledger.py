@@ -517,14 +517,10 @@ def is_suggestible(path: str) -> bool:
     # This includes ``\\server``, ``\\.\``, ``\\?\`` and ``\??\``.
     if plain.startswith(("//", "/??")) or "://" in plain:
         return False
-    return not _names_device(plain) and not _is_in_system_folder(plain)
-
-
-def _names_device(plain: str) -> bool:
-    """Whether Windows treats a part of a path, or whatever precedes its colon, as a device."""
+    # Windows treats some names, and whatever precedes a colon, as a device or a drive.
     drive, rest = ntpath.splitdrive(plain)
     is_drive = not drive or _DRIVE.fullmatch(drive) is not None
-    return not is_drive or any(map(_DEVICE.fullmatch, rest.split("/")))
+    return is_drive and not any(map(_DEVICE.fullmatch, rest.split("/"))) and not _is_in_system_folder(plain)
 
 
 def _is_in_system_folder(plain: str) -> bool:

@@ -144,11 +144,16 @@ def _with_proven_command(finding: Finding, plans: Mapping[str, Plan]) -> Finding
         )
     if not left:
         return replace(finding, repair=None) if name in _ONLY_IF_PLANNED else finding
-    message, reason = finding.message, left[0].reason
-    # A reason may be the message itself, or quote it.
-    if message not in reason:
-        message = tr("{what}: {why}", what=message, why=reason)
-    return replace(finding, repair=left[0].repair if verb == "gc" else None, message=message)
+    return replace(
+        finding, repair=left[0].repair if verb == "gc" else None, message=_add_reason(finding.message, left[0].reason)
+    )
+
+
+def _add_reason(message: str, reason: str) -> str:
+    """Add to a message why no command helps. The reason may already begin with the message, or quote it."""
+    if reason.startswith(message):
+        return reason
+    return message if message in reason else tr("{what}: {why}", what=message, why=reason)
 
 
 def _without_only(line: str | None) -> str:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +256,9 @@ def test_options_are_a_struct_or_keywords(library: Path) -> None:
         regraft.gc(library, vacum=True)
     with pytest.raises(ValueError, match="grace"):
         regraft.gc(library, grace=-1)
+
+
+def test_nan_is_no_number_for_any_option(library: Path) -> None:
+    for call, name in ((regraft.gc, "grace"), (partial(regraft.search, query="boat"), "alpha")):
+        with pytest.raises(ValueError, match=f"Expected a number, got nan - at `\\$.{name}`"):
+            call(library, **{name: float("nan")})
