@@ -146,6 +146,17 @@ class VectorTable(msgspec.Struct, frozen=True):
         fits = length if any_number else self._fits
         query = f"""SELECT rowid, CAST({self.body} AS BLOB), {self.vector} FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ?1 AND ?2 AND {fits} ORDER BY rowid"""
+        return self._read_runs(db, query, runs, vector_bytes, digest)
+
+    def _read_runs(
+        self,
+        db: apsw.Connection,
+        query: str,
+        runs: Iterable[tuple[int, int]],
+        vector_bytes: int | None,
+        digest: int | None,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield text and vector of the rows of a query, and demand their digest at the end."""
         register_functions(db)
         text, read = make_text_decoder(db), RowsDigest()
         for first, last in runs:
@@ -232,13 +243,7 @@ class VectorTable(msgspec.Struct, frozen=True):
         query = f"""SELECT rowid, CAST({self.body} AS BLOB), CASE WHEN {fits} THEN {self.vector} END
                       FROM {self.name} NOT INDEXED
                      WHERE rowid BETWEEN ?1 AND ?2 AND ({fits} OR {self._has_text}) ORDER BY rowid"""
-        register_functions(db)
-        text, read = make_text_decoder(db), RowsDigest()
-        for first, last in runs:
-            for rowid, body, vector in db.execute(query, (first, last, vector_bytes)):
-                read.add(rowid, body, len(body or b""), vector)
-                yield text(body) or "", vector
-        read.demand(digest, self.name)
+        return self._read_runs(db, query, runs, vector_bytes, digest)
 
     @property
     def _fits(self) -> str:

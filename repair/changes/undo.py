@@ -155,8 +155,8 @@ def demand_unchanged(root: Path, run: RunRecord, *, dry_run: bool = False) -> No
         UndoRefused
         StoreBusy, StoreNotWritable
     """
-    anew = {change.change_id for change in rebuilt_caches(root, run)}
-    changes = [change for change in undoable_changes(run) if change.change_id not in anew]
+    rebuilt = rebuilt_caches(root, run)
+    changes = [change for change in undoable_changes(run) if change not in rebuilt]
     for change in changes:
         _demand_own_undo_data(root, change)
     chains: dict[str, list[RecordedChange]] = {}

@@ -346,11 +346,6 @@ def _little_endian(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
-def parse_database_id(value: bytes) -> int:
-    """Return the database id stored under a database's name."""
-    return _little_endian(value)
-
-
 class PrefixFilter(msgspec.Struct, frozen=True):
     """Selects the keys with one of some prefixes whose rest begins with ``start``."""
 
@@ -619,8 +614,9 @@ def _find_database(entries: dict[bytes, bytes], wanted: str) -> int | None:
             _origin, name = read_text(data), read_text(data)
         except MalformedStorage:
             continue
-        if name == wanted and parse_database_id(value):
-            found.append(parse_database_id(value))
+        # The database's id is stored under its name.
+        if name == wanted and _little_endian(value):
+            found.append(_little_endian(value))
     return max(found, default=None)
 
 

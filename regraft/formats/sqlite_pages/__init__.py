@@ -476,11 +476,6 @@ class Reading:
                 self.counts.overflow += 1
 
 
-def recover_rows(file: PageFile, shapes: Sequence[RowShape], *, flawed: bool = False) -> Iterator[FoundRow]:
-    """Yield the rows of some tables that are left in a file; see :class:`Reading`."""
-    return Reading(file, shapes).rows(flawed=flawed)
-
-
 __all__ = [
     "Coverage",
     "FoundRow",
@@ -494,5 +489,4 @@ __all__ = [
     "StorageClass",
     "TextBytes",
     "Value",
-    "recover_rows",
 ]

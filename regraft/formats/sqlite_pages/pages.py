@@ -438,7 +438,6 @@ class PageFile:
         encoding: text encoding according to the header, or None.
         pages: number of pages; the last one may be incomplete.
         stated: number of pages according to the header, or 0.
-        is_guessed: whether the page size was inferred.
         has_header: whether the first page has a valid file header.
         unreadable: pages with I/O errors.
 
@@ -467,7 +466,6 @@ class PageFile:
         if not size:
             raise ValueError(self.path)
         self.has_header = stated == size
-        self.is_guessed = not self.has_header
         self.page_size, self.usable = size, size - reserved
         # Zeros: unknown encoding, no freelist, no auto-vacuum.
         fields = header if self.has_header else bytes(FILE_HEADER_BYTES)

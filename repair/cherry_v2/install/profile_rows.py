@@ -463,7 +463,7 @@ def find_assistant_links(
     columns = _columns(db, _TABLE)
     if "id" not in columns or not {"assistant_id", "knowledge_base_id"} <= set(_columns(db, _LINKS)):
         return []
-    known = {(one, base) for one, base in db.execute(f"SELECT assistant_id, knowledge_base_id FROM {_LINKS}")}
+    known: set[Any] = set(db.execute(f"SELECT assistant_id, knowledge_base_id FROM {_LINKS}"))
     is_kept = " WHERE deleted_at IS NULL" if "deleted_at" in columns else ""
     there = {key for (key,) in db.execute(f"SELECT id FROM {_TABLE}{is_kept}") if isinstance(key, str)}
     found: set[tuple[str, str]] = set()

@@ -26,7 +26,7 @@ from regraft.formats.cherry_v2.salvage.found_rows import (
     fetch_rows,
     fetch_value,
 )
-from regraft.formats.sqlite_pages import Origin, Reading
+from regraft.formats.sqlite_pages import Reading
 from regraft.language import tr
 from regraft.text import decode_utf8
 
@@ -265,7 +265,7 @@ def count_results(db: apsw.Connection, reading: Reading, unnamed: Sequence[str])
         )
         traced = frozenset(decode_utf8(key) for (key,) in keys if isinstance(key, bytes))
     counts_of = reading.counts
-    read = sum(counts_of.pages[origin] for origin in Origin) + counts_of.overflow + counts_of.inner + counts_of.free
+    read = counts_of.pages.total() + counts_of.overflow + counts_of.inner + counts_of.free
     size = sum(
         fetch_value(db, f"SELECT ifnull(sum({size}), 0) FROM {table} WHERE {_THERE}") for table, size in _SIZES.items()
     )
