@@ -32,7 +32,8 @@ import pyarrow.parquet as pq
 
 from benchmarks import generate
 from benchmarks.compare import machine
-from regraft.cli import fleet_worker
+from regraft.api.fleet import run_job
+from regraft.cli.fleet import parse_library_options as parse
 from regraft.fleet.engine import LocalPool, Pool, RayPool
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder
@@ -98,8 +99,8 @@ class Kept:
 
 
 POOLS: dict[str, Callable[[], Pool]] = {
-    "local": lambda: LocalPool(fleet_worker.run_job, WORKERS),
-    "ray": lambda: RayPool(fleet_worker.run_job, None, WORKERS),
+    "local": lambda: LocalPool(run_job, WORKERS),
+    "ray": lambda: RayPool(run_job, None, WORKERS),
 }
 
 
@@ -118,7 +119,9 @@ def migrated(sources: list[Path], folder: Path, pool: Pool) -> float:
     libraries = tuple(Library(source=str(source), target=str(folder / "to" / source.name)) for source in sources)
     order = FleetOrder(command="migrate", options=(), libraries=libraries)
     folder.mkdir()
-    report = Fleet(order=order, path=folder / "results.parquet", pool=lambda: pool).run(Run(command="fleet migrate"))
+    report = Fleet(parse=parse, order=order, path=folder / "results.parquet", pool=lambda: pool).run(
+        Run(command="fleet migrate")
+    )
     good = report.libraries.get("worth-reading", 0) + report.libraries.get("done", 0)
     if good != len(sources):
         raise RuntimeError(f"not all were migrated: {report.failed}")

@@ -26,15 +26,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.compare import machine, memory_of
 from benchmarks.fleet import SAMPLE
-from regraft.cli import fleet_worker
+from regraft.api.fleet import run_job
+from regraft.cli.fleet import parse_library_options as parse
 from regraft.disk.trees import total_size
 from regraft.fleet import manifest, results
-from regraft.fleet.engine import LocalPool, PendingTask, Pool, RayPool, Task, TaskResult
+from regraft.fleet.engine import (
+    BaseResult,
+    LibrarySummary,
+    LocalPool,
+    PendingTask,
+    Pool,
+    RayPool,
+    RowCounts,
+    Task,
+    TaskResult,
+)
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder
@@ -90,7 +102,7 @@ def _measured(source: Path, times: int, place: Path) -> tuple[dict[str, Any], li
     out = place / "out.parquet"
     with _watched() as peak:
         order = FleetOrder(command="migrate", options=(), libraries=libraries)
-        Fleet(order=order, path=out, pool=lambda: LocalPool(fleet_worker.run_job, 1)).run(Run(command="fleet migrate"))
+        Fleet(parse=parse, order=order, path=out, pool=lambda: LocalPool(run_job, 1)).run(Run(command="fleet migrate"))
     rows = [row for row in pq.read_table(out).to_pylist() if row["base"] is None]
     assert all(row["exit_status"] in (0, 1) for row in rows), rows[0]["message"]
     seconds = [row["seconds"] for row in rows[1:]]
@@ -143,14 +155,20 @@ def _per_row(found: list[dict[str, Any]], name: str) -> int:
 
 # --- the driver ------------------------------------------------------------------------------------------------------
 
-#: What a migration of a library with one base says, as in the document of the command.
-_ROWS = {"read": 200, "carried": 200, "without_vector": 0, "skipped": {}, "v1_deduplicated": 0, "restored_duplicate": 0}
-_BASE = {"id": "3ef4ee57-45e1-4471-a166-dcdcd2472839", "name": "Harbour museum", "status": "completed", "rows": _ROWS}
-_DOCUMENT: dict[str, Any] = {
-    "bases": [{**_BASE, "outcome": "written", "index": {"bytes": 2_000_000}}],
-    "totals": {"bases": 1, "items": {"completed": 4}, "rows": _ROWS, "embeddings": 200, "files": {"copied": 4}},
-    "run": {"id": "20260131T120000Z-367f7e"},
-}
+#: What a migration of a library with one base says.
+_ROWS = RowCounts(read=200, carried=200, skipped={})
+_BASE = BaseResult(
+    id="3ef4ee57-45e1-4471-a166-dcdcd2472839",
+    name="Harbour museum",
+    status="completed",
+    code="written",
+    bytes=2_000_000,
+    rows=_ROWS,
+)
+_TOTALS = {"bases": 1, "items": {"completed": 4}, "rows": _ROWS, "embeddings": 200, "files": {"copied": 4}}
+_SUMMARY = LibrarySummary(
+    run="20260131T120000Z-367f7e", rows=_ROWS, totals=msgspec.json.encode(_TOTALS).decode(), bases=(_BASE,)
+)
 
 
 class InstantPool:
@@ -169,9 +187,9 @@ class InstantPool:
         ready, self.running = self.running, {}
         for number, (one, _) in ready.items():
             # Ids are of no use to a compression, and differ in each library.
-            base = {**_BASE, "id": str(uuid.uuid5(uuid.NAMESPACE_OID, str(number)))}
-            document = {**_DOCUMENT, "bases": [base], "run": {"id": f"20260131T120000Z-{number:06x}"}}
-            yield one, TaskResult(status=0, document=document, seconds=0.5 + number % 1_000 / 1_000)
+            base = msgspec.structs.replace(_BASE, id=str(uuid.uuid5(uuid.NAMESPACE_OID, str(number))))
+            summary = msgspec.structs.replace(_SUMMARY, bases=(base,), run=f"20260131T120000Z-{number:06x}")
+            yield one, TaskResult(status=0, summary=summary, seconds=0.5 + number % 1_000 / 1_000)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -205,7 +223,7 @@ def driven(count: int, place: Path) -> dict[str, Any]:
     timed("apart", partial(manifest.demand_apart, libraries, results.result_files(out)))
     order = FleetOrder(command="migrate", options=(), libraries=tuple(libraries))
     del libraries
-    fleet = Fleet(order=order, path=out, pool=InstantPool)
+    fleet = Fleet(parse=parse, order=order, path=out, pool=InstantPool)
     marks: list[float] = [time.monotonic()]
     journal_bytes = 0
 
@@ -281,7 +299,7 @@ def _fsync(place: Path) -> float:
 
 def no_work(_: object) -> TaskResult:
     """End at once."""
-    return TaskResult(status=0, document=_DOCUMENT, seconds=0.0)
+    return TaskResult(status=0, summary=_SUMMARY, seconds=0.0)
 
 
 def measured_ray(place: Path) -> dict[str, Any]:
@@ -300,7 +318,7 @@ def measured_ray(place: Path) -> dict[str, Any]:
         return pools[0]
 
     times = []
-    Fleet(order=order, path=place / "ray.parquet", pool=pool).run(
+    Fleet(parse=parse, order=order, path=place / "ray.parquet", pool=pool).run(
         Run(command="fleet check"), lambda _: times.append(time.monotonic())
     )
     # Behind the first hundred all of its processes are there.
@@ -355,10 +373,16 @@ def _staged(source: Path, rows: int, times: int, place: Path, log: Path) -> dict
 
     def done(source: str, target: str) -> float:
         begun = time.process_time()
-        ended = fleet_worker.run_job(
-            LibraryJob(command="migrate", options=(), source=source, target=target, fleet="measured")
+        ended = run_job(
+            LibraryJob(
+                command="migrate",
+                options=parse("migrate", ()),
+                source=source,
+                target=target,
+                fleet="measured",
+            )
         )
-        assert ended.status in (0, 1), ended.document
+        assert ended.status in (0, 1), ended.error
         return time.process_time() - begun
 
     for number in range(times + 1):

@@ -16,6 +16,8 @@ from msgspec import Meta
 from regraft.kinds import Kind
 from regraft.language import tr
 
+#: The lowest severity of a finding or notice that makes the exit status 1.
+FailOn = Literal["error", "warning", "note", "never"]
 #: Days that removed files, and the data for ``regraft undo``, are kept.
 GRACE_DAYS = 14
 
@@ -422,6 +424,52 @@ class RestoreOptions(Options, frozen=True, kw_only=True):
     now_ms: Annotated[
         int | None, _option(tr("The run's time, ISO 8601 with Z.  [default: now]"), "TIME", option="--now")
     ] = None
+
+
+# Commands over many libraries.
+
+
+class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of every ``regraft fleet`` command; the options of the libraries come beside them."""
+
+    engine: Annotated[Literal["local", "ray"], _option(tr("Processes on this machine, or a Ray cluster."))] = "local"
+    address: Annotated[
+        str | None,
+        _option(
+            tr("Address of a Ray cluster, such as auto or ray://host:10001. [default: a local cluster]"), "ADDRESS"
+        ),
+    ] = None
+    workers: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        _option(tr("Libraries processed in parallel. [default: cores]"), "N"),
+    ] = None
+    attempts: Annotated[
+        Annotated[int, Meta(ge=1, le=100)],
+        _option(tr("How often a library is tried again after the system stopped it.")),
+    ] = 3
+    metrics: Annotated[
+        Path | None, _option(tr("Write the state of the run to FILE, as Prometheus metrics."), "FILE")
+    ] = None
+
+
+class FleetBackfillOptions(FleetOptions, frozen=True, kw_only=True):
+    """Options of ``regraft fleet backfill``; limits and rates are those of all workers together."""
+
+    dry_run: Annotated[bool, _option(tr("Only show what would be sent; write nothing."))] = False
+    requests_per_minute: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _option(tr("Send at most N requests per minute, all workers together."), "N"),
+    ] = None
+    tokens_per_minute: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _option(tr("Send at most N tokens per minute, all workers together."), "N"),
+    ] = None
+    config: Config = None
+    embedder: Embedder = None
+    limit: Limit = None
+    max_requests: MaxRequests = None
+    max_cost: MaxCost = None
+    probe: Probe = True
 
 
 #: The struct of each command that takes options, by the command's name.

@@ -1,14 +1,16 @@
-"""The exit status of the command that made a report."""
+"""How a command ended: the exit status that its report gives, and the error that an exception is reported as."""
 
 from __future__ import annotations
 
-from typing import Literal
+import os
 
+from regraft.errors import REFUSED, STOPPED, FaultOfRegraft, Interrupted, RegraftError, StoppedBySystem
+from regraft.options import FailOn
+from regraft.processes import interrupts
 from regraft.report.document import Report
 from regraft.report.migration import MigrationReport
 from regraft.report.notices import EVERY_CODE, Severity, is_at_least
-
-FailOn = Literal["error", "warning", "note", "never"]
+from regraft.text import printable
 
 
 def exit_status(report: Report, fail_on: FailOn = "warning") -> int:
@@ -35,3 +37,21 @@ def _severities(report: Report) -> list[Severity]:
     if isinstance(report, MigrationReport):
         return [EVERY_CODE[warning.code].severity for warning in report.warnings]
     return [one.severity for name in ("findings", "left") for one in getattr(report, name, ())]
+
+
+def as_regraft_error(error: BaseException) -> RegraftError:
+    """Convert any exception to the error that is reported; an error that Ctrl-C caused becomes Interrupted."""
+    if isinstance(error, RegraftError) and error.exit_status not in (REFUSED, STOPPED):
+        return error
+    if interrupts.is_caused_by_stop(error):
+        return Interrupted(finished=getattr(error, "facts", {}).get("finished", 0))
+    if isinstance(error, RegraftError):
+        return error
+    from regraft.disk import sqlite  # noqa: PLC0415 - needed for an error only
+
+    if isinstance(error, OSError) and error.strerror:
+        path = f"{printable(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
+        return StoppedBySystem(reason=path + error.strerror)
+    if isinstance(error, (OSError, *sqlite.SYSTEM_ERRORS)):
+        return StoppedBySystem(reason=error)
+    return FaultOfRegraft(kind=type(error).__name__, reason=error)

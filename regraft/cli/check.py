@@ -49,9 +49,7 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
       regraft check library --deep
     """
     systems.require_finding_names(options.only)
-    if quick and deep:
-        raise WrongUsage(problem=tr("--quick and --deep exclude each other"), hint=tr("use one of them"))
-    options = msgspec.structs.replace(options, level="quick" if quick else "deep" if deep else "default")
+    options = with_level(options, quick=quick, deep=deep)
     with audit.recognize(path, options.kind) as found:
         if page is not None:
             _check_page(page, path, found)
@@ -69,6 +67,17 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
         text = findings.format_audit(result, head.title, verbose=output.verbose > 0)
         echo("\n".join(filter(None, (text, written))))
     sys.exit(exit_status(report, output.fail_on))
+
+
+def with_level(options: CheckOptions, *, quick: bool, deep: bool) -> CheckOptions:
+    """Set the level of a check by its two flags.
+
+    Raises:
+        WrongUsage: both are set.
+    """
+    if quick and deep:
+        raise WrongUsage(problem=tr("--quick and --deep exclude each other"), hint=tr("use one of them"))
+    return msgspec.structs.replace(options, level="quick" if quick else "deep" if deep else "default")
 
 
 def _check_page(page: Path, path: Path, found: Located | SourceUnreadable) -> None:

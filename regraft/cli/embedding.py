@@ -12,7 +12,6 @@ import click
 import msgspec
 
 from regraft import api
-from regraft.api import embedding as api_embedding
 from regraft.cli.changes import (
     action_lines,
     change_options,
@@ -34,7 +33,6 @@ from regraft.text import LONGEST_NAME, one_line, pad_right, path_argument, print
 from repair.changes.run import ChangeReport
 from repair.codex_mem.note_vectors import NOT_ASKED
 from repair.embedding.report import BackfillReport, EmbeddingReport, Estimate, ScopeReport
-from repair.embedding.run import EmbedderSource
 
 if TYPE_CHECKING:
     from regraft.api.embedders import EmbeddersReport, TestedEmbedder
@@ -56,12 +54,9 @@ def backfill(path: Path, options: BackfillOptions, output: Output) -> None:
     Example:
       regraft backfill library --base Handbook --dry-run
     """
-    # A fleet passes its own source of vectors in the context (regraft.cli.fleet).
-    source = click.get_current_context().find_object(EmbedderSource)
-    report = api_embedding.backfill_from(
+    report = api.backfill(
         path,
         options,
-        source,
         progress=output.progress(),
         confirm=lambda planned: confirm_lines(output, planned_lines(planned)),
     )

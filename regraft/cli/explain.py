@@ -86,7 +86,7 @@ class ExplainReport(Report, kw_only=True):
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text."))
-@verbose_option
+@verbose_option()
 @report_errors
 def explain(names: tuple[str, ...], as_json: bool, **_: Any) -> None:
     """Explain NAME: a finding, a code, an error, or a page of the documentation.

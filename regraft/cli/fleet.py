@@ -2,258 +2,365 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
-import msgspec
 
-from regraft import errors, language
-from regraft.api.embedding import choose_priced_embedder
-from regraft.cli import cli, embedding, fleet_worker
+from regraft.api import fleet as api_fleet
+from regraft.api import fleet_backfill as api_backfill
+from regraft.cli import check, cli, embedding
 from regraft.cli.changes import confirm_plan
 from regraft.cli.embedding import format_cost
-from regraft.cli.options import PATH, PathType, echo_retries, struct_options
+from regraft.cli.options import (
+    ASKS,
+    PATH,
+    Output,
+    PathType,
+    build_options,
+    echo_retries,
+    output_options,
+    struct_options,
+)
 from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
-from regraft.errors import Declined, WrongUsage
-from regraft.fleet import jobs, manifest, results
-from regraft.fleet import run as fleet_run
-from regraft.fleet.engine import LocalPool, Pool, RayPool, TaskResult, Work
-from regraft.fleet.jobs import COMMAND_FORMS
-from regraft.fleet.manifest import Library
-from regraft.fleet.metrics import Metrics, metrics_files
+from regraft.disk import links
+from regraft.errors import WrongUsage
+from regraft.fleet import manifest, results
+from regraft.fleet.jobs import COMMAND_FORMS, CommandOptions
+from regraft.fleet.metrics import Metrics
 from regraft.fleet.results import FleetOrder, KnownRows, ResultRow
-from regraft.fleet.run import ATTEMPTS, Fleet, FleetReport, demand_new_results, fleet_exit_status
-from regraft.formats.parquet.unit_file import import_arrow
+from regraft.fleet.run import FleetReport, demand_new_results, fleet_exit_status
 from regraft.language import format_count, join_list, tr
-from regraft.options import RebuildOptions
-from regraft.processes import pool as processes_pool
+from regraft.options import OPTIONS, CheckOptions, FleetBackfillOptions, FleetOptions
 from regraft.report import progress
-from regraft.report.document import Run, encoded
+from regraft.report.document import encoded
 from regraft.report.labels import label_of
 from regraft.text import LONGEST_NAME, one_line, printable_lines
-from repair.embedding import answers
-from repair.embedding.budget import Limits, Rates
-from repair.embedding.fleet import FleetBackfill, FleetBackfillReport, FleetPlan, work_folder
-from repair.embedding.fleet_sending import LocalSending, RaySending, SendingBackend
-from repair.embedding.fleet_texts import EmbeddingJob
+from repair.embedding.fleet import FleetBackfillReport, FleetPlan
 
-# Which options a library of a fleet may have: those of the command, each whole, and none that writes another file.
-#
-# They come from a manifest or from results, which others may have made.
+# --- the options of the libraries ------------------------------------------------------------------------------------
 
-
-#: Options that take the path of what is read. The target of ``--to`` is the library's own.
-_READ = frozenset({"--config", "--from", "--reuse", "--v1", "--to"})
-
-
-def check_library_options(order: FleetOrder) -> None:
-    """Refuse options that the command line of a library cannot have, before anything is done.
-
-    Raises:
-        WrongUsage: see the module; the message names the library, if the options are its own.
-    """
-    command = cli.commands[order.command]
-    # Options that several libraries share are checked once. None: all libraries have them.
-    checked: dict[tuple[str, ...], str | None] = {order.options: None}
-    for library in order.libraries:
-        if library.options and library.options not in checked:
-            checked[library.options] = one_line(library.source, LONGEST_NAME)
-    for words, where in checked.items():
-        problem = _problem(command, words)
-        if problem is not None:
-            raise WrongUsage(
-                problem=problem if where is None else tr("{source}: {problem}", source=where, problem=problem),
-                hint=tr("see regraft {name} --help", name=order.command),
-            )
-
-
-def _problem(command: click.Command, words: tuple[str, ...]) -> str | None:
-    """Say why a library cannot have these options; None where it can."""
-    context = click.Context(command, **cli.context_settings)
-    try:
-        found, rest, _ = command.make_parser(context).parse_args(list(words))
-    except click.UsageError as error:
-        return " ".join(error.format_message().split()).rstrip(".")
-    given = [one for one in command.get_params(context) if one.name in found]
-    # What is no option is taken for a path.
-    paths = (found[str(one.name)] for one in given if isinstance(one, click.Argument))
-    loose = [*rest, *(path for path in paths if isinstance(path, str)), *(word for word in words if word == "--")]
-    if loose:
-        return tr("{word} is not an option", word=one_line(loose[0], LONGEST_NAME))
-    problems = (_problem_of(one) for one in given if isinstance(one, click.Option))
-    return next((problem for problem in problems if problem is not None), None)
-
-
-def _problem_of(option: click.Option) -> str | None:
-    name = max(option.opts, key=len)
-    if option.is_flag and option.is_eager and not option.expose_value:
-        return tr("{name} only displays information", name=name)
-    if isinstance(option.type, click.Path) and name not in _READ:
-        return tr("{name} writes an extra file, which is not possible in a fleet", name=name)
-    return None
-
-
-# ``regraft fleet backfill``: what the command of the fleet takes and says, and what is done with one library.
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-#: Options that are of the whole fleet, so that no library may have its own.
+#: Options that take a path that is only read.
+_READ = frozenset({"--config", "--from", "--reuse", "--v1"})
+#: Options of ``backfill`` that apply to the whole fleet.
 _OF_THE_FLEET = frozenset(
     {"--embedder", "--config", "--limit", "--max-requests", "--max-cost", "--no-probe", "--dry-run"}
 )
 
 
-class BackfillSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the fleet is told, beside the options of its libraries; ``config`` is an absolute path."""
+def check_library_options(order: FleetOrder) -> None:
+    """Parse the options of every library, before anything is done.
 
-    embedder: str
-    config: str | None = None
-    limits: Limits = Limits()
-    rates: Rates = Rates()
-    no_probe: bool = False
+    Raises:
+        WrongUsage: as :func:`parse_library_options` does; the message names the library, if the options are its own.
+    """
+    parse_library_options(order.command, order.options)
+    for library in order.libraries:
+        if library.options:
+            try:
+                parse_library_options(order.command, (*order.options, *library.options))
+            except WrongUsage as error:
+                source = one_line(library.source, LONGEST_NAME)
+                problem = tr("{source}: {problem}", source=source, problem=error.facts["problem"])
+                raise WrongUsage(problem=problem, hint=error.facts["hint"]) from error
 
 
-def rate_options(command: F) -> F:
-    """Add how much is sent in a minute at most."""
-    for option in (
-        click.option(
-            "--tokens-per-minute",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help=tr("Send at most N tokens per minute, all workers together."),
-        ),
-        click.option(
-            "--requests-per-minute",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help=tr("Send at most N requests per minute, all workers together."),
-        ),
-    ):
-        command = option(command)
+@lru_cache(maxsize=1024)
+def parse_library_options(name: str, words: tuple[str, ...]) -> CommandOptions:
+    """Parse options of a library as its command does.
+
+    They come from a manifest or from results, which others may have written, so they may not write another file.
+
+    Args:
+        name: the name of the command.
+        words: the words of the options.
+
+    Raises:
+        WrongUsage: the command has no such options, or a library cannot have them.
+        ModelOptionInvalid: a value of ``--map-model`` has not the form OLD=NEW.
+    """
+    try:
+        values = _parse_words(name, words)
+    except click.UsageError as error:
+        problem = " ".join(error.format_message().split()).rstrip(".")
+        raise WrongUsage(problem=problem, hint=tr("see regraft {name} --help", name=name)) from error
+    struct = OPTIONS[name]
+    options = build_options(struct, {field: values[field] for field in struct.__struct_fields__ if field in values})
+    if isinstance(options, CheckOptions):
+        options = check.with_level(options, quick="quick" in values, deep="deep" in values)
+    more = {"fail_on": values["fail_on"]} if "fail_on" in values else {}
+    return CommandOptions(values=options, follows_links=links.FOLLOW_OPTION in values, **more)
+
+
+def _parse_words(name: str, words: tuple[str, ...]) -> dict[str, Any]:
+    """Parse the options of a command that are given; returns their values by parameter.
+
+    Raises:
+        click.UsageError: the command has no such options, or a library cannot have them.
+    """
+    command, values = cli.commands[name], dict[str, Any]()
+    context = click.Context(command, info_name=name, **cli.context_settings)
+    found, rest, _ = command.make_parser(context).parse_args(list(words))
+    loose = list(rest)
+    for parameter in command.get_params(context):
+        value = found.get(str(parameter.name))
+        if isinstance(parameter, click.Argument):
+            # A word that is not an option is taken for a path.
+            loose += [value] if isinstance(value, str) else []
+        elif isinstance(parameter, click.Option) and parameter.name in found:
+            _refuse_option(name, parameter)
+            if links.FOLLOW_OPTION in parameter.opts:
+                values[links.FOLLOW_OPTION] = True
+            else:
+                values[str(parameter.name)], _ = parameter.handle_parse_result(context, found, [])
+    loose += [word for word in words if word == "--"]
+    if loose:
+        raise click.UsageError(tr("{word} is not an option", word=one_line(loose[0], LONGEST_NAME)))
+    return values
+
+
+def _refuse_option(command: str, option: click.Option) -> None:
+    """Refuse an option that a library of a fleet cannot have.
+
+    Raises:
+        click.UsageError
+    """
+    name = max(option.opts, key=len)
+    if option.is_flag and option.is_eager and not option.expose_value:
+        raise click.UsageError(tr("{name} only displays information", name=name))
+    if name == "--to":
+        raise click.UsageError(tr("{name}: targets are named by the manifest, or by --to before --", name=name))
+    if command == "backfill" and name in _OF_THE_FLEET:
+        problem = tr("{name} applies to the whole fleet, not to one library", name=name)
+        raise WrongUsage(problem=problem, hint=tr("put it before --"))
+    if isinstance(option.type, click.Path) and name not in _READ:
+        raise click.UsageError(tr("{name} writes an extra file, which is not possible in a fleet", name=name))
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+F = TypeVar("F", bound=Callable[..., Any])
+#: Libraries that did not end well and are named without ``-v``.
+_NAMED = 10
+
+
+class _PathOrUrl(PathType):
+    """A path as other commands take it, or a URL of object storage."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return a URL unchanged, and a path as text."""
+        return value if "://" in value else str(super().convert(value, parameter, context))
+
+
+@click.group()
+def fleet() -> None:
+    """Run one command on many libraries in parallel, and write the result of each to a Parquet file.
+
+    MANIFEST is a folder whose entries are sources, a pattern like 'backups/*.zip', or a table (.csv, .jsonl, .parquet)
+    with the columns source, target and options. What stops one library stops no other, and what was stopped goes on
+    with regraft fleet resume.
+
+    \b
+    Example:
+      regraft fleet migrate backups --to libraries --results outcome.parquet
+    """
+
+
+_output_options = output_options(
+    yes=ASKS,
+    follows_links=False,
+    verbose=tr("List every library that did not end well."),
+    quiet=tr("No progress, no line for each library; only the result."),
+)
+_manifest_argument = click.argument("manifest_path", type=_PathOrUrl(), metavar="MANIFEST")
+_words_argument = click.argument("words", nargs=-1, metavar="[-- OPTIONS]")
+_results_option = click.option(
+    "--results",
+    "path",
+    type=PATH,
+    required=True,
+    metavar="OUT.parquet",
+    help=tr("A new file for the result of each library and base."),
+)
+_targets_option: Callable[[F], F] = click.option(
+    "--to",
+    "targets",
+    type=_PathOrUrl(),
+    metavar="FOLDER",
+    help=tr("The folder for targets that the manifest does not name."),
+)
+
+
+def _called(name: str) -> Callable[[F], F]:
+    """Set the name of a command in documents of errors."""
+
+    def named(command: F) -> F:
+        command.__name__ = name
+        return command
+
+    return named
+
+
+def _no_option(command: F) -> F:
     return command
 
 
-def backfill_settings(
-    options: RebuildOptions, *, requests_per_minute: int | None, tokens_per_minute: int | None
-) -> BackfillSettings:
-    """Choose the embedder of the fleet, and record what its workers need to know of the options.
+def _add_command(name: str) -> None:
+    """Add a command of the fleet."""
+    form = COMMAND_FORMS[name]
 
-    Raises:
-        RegraftError: as :func:`regraft.api.embedding.choose_priced_embedder` does.
-    """
-    limits = Limits(options.limit, options.max_requests, options.max_cost)
-    settings = choose_priced_embedder(options.config, options.embedder, limits, frozenset())
-    return BackfillSettings(
-        embedder=settings.name,
-        config=None if options.config is None else str(options.config.absolute()),
-        limits=limits,
-        rates=Rates(requests=requests_per_minute, tokens=tokens_per_minute),
-        no_probe=not options.probe,
+    @fleet.command(
+        name,
+        short_help=tr("Run regraft {name} over many libraries.", name=name),
+        help=tr("Run regraft {name} for each library of MANIFEST. Options after -- are passed to each run.", name=name),
     )
+    @_manifest_argument
+    @_words_argument
+    @_results_option
+    @(_targets_option if form.has_target else _no_option)
+    @report_errors
+    @_called(f"fleet {name}")
+    @struct_options(FleetOptions)
+    @_output_options
+    def command(
+        manifest_path: str,
+        words: tuple[str, ...],
+        path: Path,
+        options: FleetOptions,
+        output: Output,
+        targets: str | None = None,
+    ) -> None:
+        demand_new_results(path)
+        libraries = manifest.read_manifest(manifest_path, targets, form.ending, needs_target=form.has_target)
+        manifest.demand_apart(libraries, results.result_files(path))
+        order = FleetOrder(command=name, options=words, libraries=tuple(libraries), id=secrets.token_hex(8))
+        _run(order, path, KnownRows(), options, output)
 
 
-def backfill_order(told: BackfillSettings, options: tuple[str, ...], libraries: list[Library]) -> FleetOrder:
-    """Build the order of a fleet from its options and libraries.
-
-    Raises:
-        WrongUsage: a library has an option that is of the whole fleet.
-    """
-    for words in (options, *(library.options for library in libraries)):
-        for word in words:
-            name = word.partition("=")[0]
-            if name in _OF_THE_FLEET:
-                problem = tr("{name} applies to the whole fleet, not to one library", name=name)
-                raise WrongUsage(problem=problem, hint=tr("put it before --"))
-    return FleetOrder(
-        command="backfill",
-        options=options,
-        libraries=tuple(libraries),
-        id=secrets.token_hex(8),
-        told=msgspec.to_builtins(told),
-    )
+for _name in COMMAND_FORMS:
+    if _name != "backfill":
+        _add_command(_name)
 
 
-def check_new_backfill(path: Path) -> None:
-    """Refuse results where there are some, or texts and answers of another run, or in no folder.
-
-    Raises:
-        WrongUsage
-    """
-    fleet_run.demand_new_results(path)
-    folder = work_folder(path)
-    if folder.exists():
-        # Without a journal there is nothing to go on with.
-        hint = tr("remove the folder, or name another file")
-        if (folder / answers.ANSWERS_FILE).exists():
-            hint = tr("name another file, or remove the folder with the answers that were paid for")
-        raise WrongUsage(problem=tr("{path} is there already", path=folder), hint=hint)
-
-
-def backfill_files(path: Path) -> tuple[Path, ...]:
-    """Return all that a fleet writes beside its libraries."""
-    return (*results.result_files(path), work_folder(path))
-
-
-def choose_sending(engine: str, workers: int | None) -> SendingBackend:
-    """Return where texts are sent from.
-
-    Raises:
-        WrongUsage: something that it takes is not installed.
-    """
-    if engine != "ray":
-        return LocalSending()
-    # Before anything is done: it needs more than Ray does by itself.
-    errors.import_optional("ray.data", tr("fleets on a cluster"), "ray")
-    return RaySending(workers)
+@fleet.command(
+    "backfill",
+    short_help=tr("Embed what has no vector in many libraries."),
+    help=tr(
+        "Embed the texts without a vector in all libraries of MANIFEST. A text that several libraries "
+        "have is sent once. Then each library is filled as by regraft backfill; options after -- are "
+        "passed to it."
+    ),
+)
+@_manifest_argument
+@_words_argument
+@_results_option
+@report_errors
+@_called("fleet backfill")
+@struct_options(FleetBackfillOptions)
+@_output_options
+def backfill(
+    manifest_path: str, words: tuple[str, ...], path: Path, options: FleetBackfillOptions, output: Output
+) -> None:
+    """Embed what has no vector in many libraries."""
+    # Other machines have other working directories.
+    path = path.absolute()
+    api_backfill.check_new_backfill(path)
+    libraries = manifest.read_manifest(manifest_path, None, "", needs_target=False)
+    manifest.demand_apart(libraries, api_backfill.backfill_files(path))
+    order = api_backfill.make_backfill_order(options, words, libraries)
+    with echo_retries(enabled=not (output.as_json or output.quiet or output.verbose > 1)):
+        _run_backfill(order, path, KnownRows(), options, output, dry_run=options.dry_run)
 
 
-def build_fleet_backfill(order: FleetOrder, path: Path, known: KnownRows, **more: Any) -> FleetBackfill:
-    """Return the work of a fleet.
+@fleet.command(
+    "resume",
+    short_help=tr("Resume a fleet."),
+    help=tr(
+        "Go on with a fleet whose results are in OUT.parquet, or were going to be. Libraries that ended well stay as"
+        " they are; the others are worked on again."
+    ),
+)
+@click.argument("path", type=PATH, metavar="OUT.parquet")
+@report_errors
+@_called("resume")
+@struct_options(FleetOptions)
+@_output_options
+def resume(path: Path, options: FleetOptions, output: Output) -> None:
+    """Go on with a fleet."""
+    order, known = results.read_results(path)
+    manifest.demand_apart(order.libraries, results.result_files(path))
+    if order.command == "backfill":
+        _run_backfill(order, path.absolute(), known, options, output)
+    _run(order, path, known, options, output)
 
-    Raises:
-        WrongUsage: the order is none of a backfill's.
-        RegraftError: as :func:`regraft.api.embedding.choose_priced_embedder` does.
-    """
-    try:
-        told = msgspec.convert(order.told, BackfillSettings)
-    except msgspec.ValidationError as error:
-        problem = tr("{path} has no results of a fleet ({error})", path=path, error=error)
-        raise WrongUsage(problem=problem, hint=tr("give the file that regraft fleet wrote with --results")) from error
-    config = None if told.config is None else Path(told.config)
 
-    def command(number: int, fills: bool, cores: int) -> jobs.LibraryJob:
-        mode = "--yes" if fills else "--dry-run"
-        probing = ("--no-probe",) if told.no_probe else ()
-        job = fleet_run.make_job(order, order.libraries[number], cores)
-        return msgspec.structs.replace(job, options=(*job.options, *probing, mode))
+def _run(order: FleetOrder, path: Path, known: KnownRows, options: FleetOptions, output: Output) -> NoReturn:
+    """Run a command on the libraries that are left, print the report, and exit."""
+    check_library_options(order)
+    metrics = api_fleet.open_metrics(order, options, path, results.result_files(path))
+    bar, is_logged = output.progress(), _is_logged(output)
 
-    return FleetBackfill(
-        order=order,
-        path=path,
-        settings=choose_priced_embedder(config, told.embedder, told.limits, frozenset()),
-        command=command,
-        limits=told.limits,
-        rates=told.rates,
+    def confirm(count: int) -> bool:
+        libraries = format_count(count, "library")
+        line = tr("run regraft {command} over {libraries}", command=order.command, libraries=libraries)
+        return confirm_plan([line], yes=output.yes, as_json=output.as_json)
+
+    def watch(row: ResultRow) -> None:
+        bar.at(row.source)
+        bar.step(1, row.bytes or 0)
+        if is_logged:
+            echo_error(_line(row))
+
+    with progress.stage(bar, "Libraries", len(order.libraries) - len(known.good), "libraries"):
+        report = api_fleet.run_fleet(
+            order, path, options, parse_library_options, known=known, metrics=metrics, confirm=confirm, watch=watch
+        )
+    _print_and_exit(report, metrics, output, _as_text(report, verbose=output.verbose > 0) + format_written([path]))
+
+
+def _run_backfill(
+    order: FleetOrder, path: Path, known: KnownRows, options: FleetOptions, output: Output, *, dry_run: bool = False
+) -> NoReturn:
+    """Embed what has no vector in the libraries that are left, print the report, and exit."""
+    check_library_options(order)
+    metrics = api_fleet.open_metrics(order, options, path, api_backfill.backfill_files(path))
+    is_logged = _is_logged(output)
+    report = api_backfill.run_fleet_backfill(
+        order,
+        path,
+        options,
+        parse_library_options,
         known=known,
-        **more,
+        dry_run=dry_run,
+        progress=output.progress(),
+        metrics=metrics,
+        show_plan=lambda plan: confirm_plan(fleet_plan_lines(plan), yes=output.yes, as_json=output.as_json),
+        watch=lambda row: echo_error(_line(row)) if is_logged else None,
     )
+    text = _as_text(report, verbose=output.verbose > 0) + printable_lines(fleet_sent_lines(report))
+    _print_and_exit(report, metrics, output, text if dry_run else text + format_written([path]))
 
 
-def run_backfill_job(job: EmbeddingJob) -> TaskResult:
-    """Look at one library, or fill it, and return how it ended."""
-    source = job.embedder_source()
-    ended = fleet_worker.run_job_safely(job.line, lambda arguments: fleet_worker.run_command_line(arguments, source))
-    return job.add_collected(source, ended)
+def _is_logged(output: Output) -> bool:
+    """Whether a line is printed for each library: there is no progress bar, and the output is for a person."""
+    return not (output.quiet or output.as_json or sys.stderr.isatty())
 
 
-# --- for a person ----------------------------------------------------------------------------------------------------
+def _print_and_exit(report: FleetReport, metrics: Metrics | None, output: Output, text: str) -> NoReturn:
+    if metrics is not None and metrics.problem is not None:
+        echo_error(tr("{path} could not be updated: {error}", path=metrics.path, error=metrics.problem))
+    if output.as_json:
+        echo_json(encoded(report))
+    else:
+        echo(text)
+    sys.exit(fleet_exit_status(report))
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
 
 
 def fleet_plan_lines(plan: FleetPlan) -> list[str]:
@@ -297,328 +404,6 @@ def fleet_sent_lines(report: FleetBackfillReport) -> list[str]:
     if sent.stopped is not None:
         lines.append(tr("Stopped: {stopped}; continue with regraft fleet resume.", stopped=one_line(sent.stopped)))
     return lines
-
-
-#: So many libraries that did not end well are named.
-_NAMED = 10
-
-
-class _PathOrUrl(PathType):
-    """A path as other commands take it, or a URL of object storage."""
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        """Format the report."""
-        return value if "://" in value else str(super().convert(value, parameter, context))
-
-
-@click.group()
-def fleet() -> None:
-    """Run one command on many libraries in parallel, and write the result of each to a Parquet file.
-
-    MANIFEST is a folder whose entries are sources, a pattern like 'backups/*.zip', or a table (.csv, .jsonl, .parquet)
-    with the columns source, target and options. What stops one library stops no other, and what was stopped goes on
-    with regraft fleet resume.
-
-    \b
-    Example:
-      regraft fleet migrate backups --to libraries --results outcome.parquet
-    """
-
-
-def _engine_options(command: Any) -> Any:
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text.")),
-        click.option("-y", "--yes", is_flag=True, help=tr("Do not ask for confirmation; needed in scripts.")),
-        click.option("-q", "--quiet", is_flag=True, help=tr("No progress, no line for each library; only the result.")),
-        click.option("-v", "--verbose", count=True, help=tr("List every library that did not end well.")),
-        click.option(
-            "--metrics",
-            type=PATH,
-            metavar="FILE",
-            help=tr("Write the state of the run to FILE, as Prometheus metrics."),
-        ),
-        click.option(
-            "--attempts",
-            type=click.IntRange(1, 100),
-            default=ATTEMPTS,
-            show_default=True,
-            help=tr("How often a library is tried again after the system stopped it."),
-        ),
-        click.option(
-            "--workers",
-            type=click.IntRange(1, 1024),
-            metavar="N",
-            help=tr("Libraries processed in parallel. [default: cores]"),
-        ),
-        click.option(
-            "--address",
-            metavar="ADDRESS",
-            help=tr("Address of a Ray cluster, such as auto or ray://host:10001. [default: a local cluster]"),
-        ),
-        click.option(
-            "--engine",
-            type=click.Choice(["local", "ray"]),
-            default="local",
-            show_default=True,
-            help=tr("Processes on this machine, or a Ray cluster."),
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-_results_option = click.option(
-    "--results",
-    "path",
-    type=PATH,
-    required=True,
-    metavar="OUT.parquet",
-    help=tr("A new file for the result of each library and base."),
-)
-
-
-def _called(name: str) -> Callable[[F], F]:
-    """Let a command have its name in documents of errors."""
-
-    def named(command: F) -> F:
-        command.__name__ = name
-        return command
-
-    return named
-
-
-def _added(name: str) -> None:
-    """Add a command of the fleet."""
-    form = COMMAND_FORMS[name]
-    decorators: list[Callable[[Any], Any]] = [
-        fleet.command(
-            name,
-            short_help=tr("Run regraft {name} over many libraries.", name=name),
-            help=tr(
-                "Run regraft {name} for each library of MANIFEST. Options after -- are passed to each run.",
-                name=name,
-            ),
-        ),
-        click.argument("manifest_path", type=_PathOrUrl(), metavar="MANIFEST"),
-        click.argument("options", nargs=-1, metavar="[-- OPTIONS]"),
-        _results_option,
-    ]
-    if form.has_target:
-        decorators.append(
-            click.option(
-                "--to",
-                "targets",
-                type=_PathOrUrl(),
-                metavar="FOLDER",
-                help=tr("The folder for targets that the manifest does not name."),
-            )
-        )
-
-    def command(
-        manifest_path: str,
-        options: tuple[str, ...],
-        path: Path,
-        targets: str | None = None,
-        **engine: Any,
-    ) -> None:
-        demand_new_results(path)
-        libraries = manifest.read_manifest(manifest_path, targets, form.ending, needs_target=form.has_target)
-        manifest.demand_apart(libraries, results.result_files(path))
-        order = FleetOrder(command=name, options=options, libraries=tuple(libraries), id=secrets.token_hex(8))
-        _carry_out(order, path, KnownRows(), FleetOptions(**engine))
-
-    command.__name__ = f"fleet {name}"
-    made: Any = _engine_options(report_errors(command))
-    for decorate in reversed(decorators):
-        made = decorate(made)
-
-
-for _name in COMMAND_FORMS:
-    if _name != "backfill":
-        _added(_name)
-
-
-@fleet.command(
-    "backfill",
-    short_help=tr("Embed what has no vector in many libraries."),
-    help=tr(
-        "Embed the texts without a vector in all libraries of MANIFEST. A text that several libraries "
-        "have is sent once. Then each library is filled as by regraft backfill; options after -- are "
-        "passed to it."
-    ),
-)
-@click.argument("manifest_path", type=_PathOrUrl(), metavar="MANIFEST")
-@click.argument("words", nargs=-1, metavar="[-- OPTIONS]")
-@_results_option
-@rate_options
-@click.option("--dry-run", is_flag=True, help=tr("Only show what would be sent; write nothing."))
-@_engine_options
-@report_errors
-@_called("fleet backfill")
-@struct_options(RebuildOptions, without=("kind", "bases", "dry_run"))
-def backfill(
-    manifest_path: str, words: tuple[str, ...], path: Path, dry_run: bool, options: RebuildOptions, **more: Any
-) -> None:
-    """Embed what has no vector in many libraries."""
-    engine = FleetOptions(**{name: more.pop(name) for name in FleetOptions.__struct_fields__})
-    # Other machines have other working directories.
-    path = path.absolute()
-    check_new_backfill(path)
-    libraries = manifest.read_manifest(manifest_path, None, "", needs_target=False)
-    manifest.demand_apart(libraries, backfill_files(path))
-    order = backfill_order(backfill_settings(options, **more), words, libraries)
-    with echo_retries(enabled=not (engine.as_json or engine.quiet or engine.verbose > 1)):
-        _backfill(order, path, KnownRows(), engine, dry_run=dry_run)
-
-
-@fleet.command(
-    "resume",
-    short_help=tr("Resume a fleet."),
-    help=tr(
-        "Go on with a fleet whose results are in OUT.parquet, or were going to be. Libraries that ended well stay as"
-        " they are; the others are worked on again."
-    ),
-)
-@click.argument("path", type=PATH, metavar="OUT.parquet")
-@_engine_options
-@report_errors
-def resume(path: Path, **engine: Any) -> None:
-    """Go on with a fleet."""
-    order, known = results.read_results(path)
-    manifest.demand_apart(order.libraries, results.result_files(path))
-    if order.command == "backfill":
-        _backfill(order, path.absolute(), known, FleetOptions(**engine))
-    _carry_out(order, path, known, FleetOptions(**engine))
-
-
-class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of the engine, and of what is shown."""
-
-    engine: str
-    address: str | None
-    workers: int | None
-    attempts: int
-    metrics: Path | None
-    yes: bool
-    as_json: bool
-    quiet: bool
-    verbose: int
-
-
-def _demand_engine(order: FleetOrder, asked: FleetOptions) -> None:
-    check_library_options(order)
-    # Without it nothing could be written in the end.
-    import_arrow()
-    manifest.demand_clients(order.libraries)
-    if asked.address is not None and asked.engine != "ray":
-        raise WrongUsage(problem=tr("--address needs a Ray cluster"), hint=tr("add --engine ray"))
-
-
-def _backfill(
-    order: FleetOrder, path: Path, known: KnownRows, asked: FleetOptions, *, dry_run: bool = False
-) -> NoReturn:
-    """Embed what has no vector, say what became of it, and end the process."""
-    _demand_engine(order, asked)
-    run = Run(command="fleet backfill", target_kind="parquet", target=path, dry_run=dry_run)
-    is_log = not (asked.quiet or asked.as_json or sys.stderr.isatty())
-    metrics = _metrics(order, path, asked)
-    work = build_fleet_backfill(
-        order,
-        path,
-        known,
-        pool=partial(_pool, asked, run_backfill_job),
-        sending=choose_sending(asked.engine, asked.workers),
-        show_plan=lambda plan: confirm_plan(fleet_plan_lines(plan), yes=asked.yes, as_json=asked.as_json),
-        progress=progress.terminal_progress(quiet=asked.quiet or asked.as_json),
-        watch=lambda row: echo_error(_line(row)) if is_log else None,
-        attempts=asked.attempts,
-        metrics=metrics,
-        dry_run=dry_run,
-    )
-    with _speaking_english():
-        report = work.run(run)
-    _note_metrics(metrics, asked)
-    if asked.as_json:
-        echo_json(encoded(report))
-    else:
-        text = _as_text(report, verbose=asked.verbose > 0) + printable_lines(fleet_sent_lines(report))
-        echo(text if dry_run else text + format_written([path]))
-    sys.exit(fleet_exit_status(report))
-
-
-def _carry_out(order: FleetOrder, path: Path, known: KnownRows, asked: FleetOptions) -> None:
-    _demand_engine(order, asked)
-    run = Run(command=f"fleet {order.command}", target_kind="parquet", target=path)
-    pool, metrics = partial(_pool, asked, fleet_worker.run_job), _metrics(order, path, asked)
-    work = Fleet(order=order, path=path, pool=pool, attempts=asked.attempts, known=known, metrics=metrics)
-    # Ask once before libraries are changed.
-    if COMMAND_FORMS[order.command].changes and "--dry-run" not in order.options:
-        count = format_count(len(work.left), "library")
-        line = tr("run regraft {command} over {libraries}", command=order.command, libraries=count)
-        if not confirm_plan([line], yes=asked.yes, as_json=asked.as_json):
-            raise Declined(path=path)
-    bar = progress.terminal_progress(quiet=asked.quiet or asked.as_json)
-    is_log = not (asked.quiet or asked.as_json or sys.stderr.isatty())
-
-    def watch(row: ResultRow) -> None:
-        bar.at(row.source)
-        bar.step(1, row.bytes or 0)
-        if is_log:
-            echo_error(_line(row))
-
-    with progress.stage(bar, "Libraries", len(work.left), "libraries"), _speaking_english():
-        report = work.run(run, watch)
-    _note_metrics(metrics, asked)
-    if asked.as_json:
-        echo_json(encoded(report))
-    else:
-        echo(_as_text(report, verbose=asked.verbose > 0) + format_written([path]))
-    sys.exit(fleet_exit_status(report))
-
-
-def _pool(asked: FleetOptions, work: Work) -> Pool:
-    """Return where command lines are run.
-
-    Raises:
-        WrongUsage: Ray is not installed, or there is no such cluster.
-    """
-    if asked.engine == "ray":
-        return RayPool(work, asked.address, asked.workers)
-    return LocalPool(work, asked.workers or processes_pool.usable_cores())
-
-
-def _metrics(order: FleetOrder, path: Path, asked: FleetOptions) -> Metrics | None:
-    """Return the writer of the metrics file, or None.
-
-    Raises:
-        WrongUsage: the library for them is not installed, or their file is not for them.
-    """
-    if asked.metrics is None:
-        return None
-    metrics = Metrics(asked.metrics, path, command=order.command, engine=asked.engine, libraries=len(order.libraries))
-    own = backfill_files(path) if order.command == "backfill" else results.result_files(path)
-    metrics.demand_path(own)
-    manifest.demand_apart(order.libraries, metrics_files(asked.metrics))
-    return metrics
-
-
-def _note_metrics(metrics: Metrics | None, asked: FleetOptions) -> None:
-    if metrics is not None and metrics.problem is not None:
-        echo_error(tr("{path} could not be updated: {error}", path=asked.metrics, error=metrics.problem))
-
-
-@contextmanager
-def _speaking_english() -> Iterator[None]:
-    """Let processes that are started meanwhile speak English: results are for programs."""
-    before = os.environ.get(language.VARIABLE)
-    os.environ[language.VARIABLE] = language.ENGLISH
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[language.VARIABLE]
-        else:
-            os.environ[language.VARIABLE] = before
 
 
 def _line(row: ResultRow) -> str:

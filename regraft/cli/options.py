@@ -26,6 +26,7 @@ from regraft.disk import links
 from regraft.errors import ModelOptionInvalid, RegraftError
 from regraft.kinds import Kind
 from regraft.language import tr
+from regraft.options import FailOn
 from regraft.report.progress import Progress, terminal_progress
 from regraft.text import printable
 
@@ -103,6 +104,7 @@ def _item(word: str, text: str) -> CompletionItem:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 class PathType(click.Path):
@@ -147,17 +149,17 @@ def _show_decisions(context: click.Context, _parameter: click.Parameter, value: 
     return value
 
 
-verbose_option = click.option(
-    "-v",
-    "--verbose",
-    count=True,
-    callback=_show_decisions,
-    help=tr("Show every note; -vv also shows decisions, and the traceback of an error."),
-)
+#: Help of ``--verbose`` and ``--quiet``.
+_VERBOSE = tr("Show every note; -vv also shows decisions, and the traceback of an error.")
+_QUIET = tr("Show only the result, without plan and progress.")
+
+
+def verbose_option(text: str = _VERBOSE) -> Callable[[F], F]:
+    """Add ``--verbose``, with this help."""
+    return click.option("-v", "--verbose", count=True, callback=_show_decisions, help=text)
 
 
 _json_option = click.option("--json", "as_json", is_flag=True, help=tr("Print one JSON document instead of text."))
-_quiet_option = click.option("-q", "--quiet", is_flag=True, help=tr("Show only the result, without plan and progress."))
 _links_option = click.option(
     links.FOLLOW_OPTION,
     is_flag=True,
@@ -181,7 +183,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     #: Do not ask before changing anything.
     yes: bool = False
     #: The lowest severity of a finding or notice that makes the exit status 1, or "never".
-    fail_on: Literal["error", "warning", "note", "never"] = "warning"
+    fail_on: FailOn = "warning"
     #: The lines of the plan that the user was shown and agreed to.
     shown: list[str] = msgspec.field(default_factory=list)
 
@@ -190,19 +192,28 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
         return terminal_progress(quiet=self.as_json or self.quiet)
 
 
-def output_options(*, yes: str = "", fail_on: str = "", follows_links: bool = True) -> Callable[[F], F]:
+def output_options(
+    *,
+    yes: str = "",
+    fail_on: str = "",
+    follows_links: bool = True,
+    verbose: str = _VERBOSE,
+    quiet: str = _QUIET,
+) -> Callable[[F], F]:
     """Add the options on how a command prints; it gets them as one value, ``output``.
 
     Args:
         yes: the help of ``--yes``; empty: the command asks nothing.
         fail_on: the help of ``--fail-on``; empty: the command has no such option.
         follows_links: whether the command reads a path that may hold links.
+        verbose: the help of ``--verbose``.
+        quiet: the help of ``--quiet``.
     """
-    options = [verbose_option, _quiet_option, _json_option]
+    options = [verbose_option(verbose), click.option("-q", "--quiet", is_flag=True, help=quiet), _json_option]
     if yes:
         options.append(click.option("-y", "--yes", is_flag=True, help=yes))
     if fail_on:
-        choice = click.Choice(["error", "warning", "note", "never"])
+        choice = click.Choice(get_args(FailOn))
         options.append(click.option("--fail-on", type=choice, default="warning", show_default=True, help=fail_on))
     if follows_links:
         options.append(_links_option)
@@ -235,7 +246,7 @@ def struct_options(struct: type[msgspec.Struct], *, without: Collection[str] = (
         @wraps(command)
         def run(*args: Any, **given: Any) -> Any:
             values = {name: given.pop(name) for name in names}
-            return command(*args, options=_build(struct, hints, values), **given)
+            return command(*args, options=build_options(struct, values), **given)
 
         for name in reversed(names):
             run = _click_option(name, hints[name], defaults[name])(run)
@@ -244,12 +255,13 @@ def struct_options(struct: type[msgspec.Struct], *, without: Collection[str] = (
     return decorate
 
 
-def _build(struct: type[msgspec.Struct], hints: dict[str, Any], values: dict[str, Any]) -> msgspec.Struct:
-    """Make the struct from what click parsed.
+def build_options(struct: type[Options], values: dict[str, Any]) -> Options:
+    """Make an options struct from what click parsed; fields without a value keep their default.
 
     Raises:
         ModelOptionInvalid: a value of ``--map-model`` has not the form OLD=NEW.
     """
+    hints = get_type_hints(struct, include_extras=True)
     for name, value in values.items():
         if hints[name].__metadata__[-1].extra["off"]:
             values[name] = not value
@@ -276,7 +288,7 @@ def _click_option(name: str, hint: Any, default: Any) -> Callable[[F], F]:
         settings["shell_complete"] = complete_findings
     elif option == "--base":
         settings["shell_complete"] = complete_bases
-    if isinstance(default, int | float) and not isinstance(default, bool):
+    if isinstance(default, int | float | str) and not isinstance(default, bool):
         settings |= {"default": default, "show_default": True}
     return click.option(option, name, **settings)
 
@@ -297,7 +309,8 @@ def _value_settings(hint: Any) -> dict[str, Any]:
     if get_origin(annotated) in (tuple, dict):
         return {"multiple": True}
     # The type beside None, if the value is optional; it may have limits.
-    kind = next((one for one in get_args(annotated) if one is not type(None)), annotated)
+    is_optional = type(None) in get_args(annotated)
+    kind = next(one for one in get_args(annotated) if one is not type(None)) if is_optional else annotated
     if get_origin(kind) is Annotated:
         kind, limits = kind.__origin__, kind.__metadata__[0]
     if get_origin(kind) is Literal:

@@ -19,11 +19,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 import click
 
 from regraft.errors import (
-    REFUSED,
-    STOPPED,
     WORTH_READING,
-    FaultOfRegraft,
-    Interrupted,
     OutputLost,
     RegraftError,
     StoppedBySystem,
@@ -212,31 +208,15 @@ def report_errors(command: F) -> F:
         try:
             command(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
+            from regraft.api.outcome import as_regraft_error  # noqa: PLC0415 - see above
+
             # If another error is reported instead, the original traceback is printed here.
-            message = _as_it_came(error)
+            message = as_regraft_error(error)
             if verbose > 1 and message is not error:
                 echo_traceback(error)
             fail(message, name, as_json=as_json, verbose=verbose if message is error else 0)
 
     return run  # type: ignore[return-value]
-
-
-def _as_it_came(error: BaseException) -> RegraftError:
-    """Convert any exception to a RegraftError; an error that Ctrl-C caused becomes Interrupted."""
-    if isinstance(error, RegraftError) and error.exit_status not in (REFUSED, STOPPED):
-        return error
-    if interrupts.is_caused_by_stop(error):
-        return Interrupted(finished=getattr(error, "facts", {}).get("finished", 0))
-    if isinstance(error, RegraftError):
-        return error
-    from regraft.disk import sqlite  # noqa: PLC0415
-
-    if isinstance(error, OSError) and error.strerror:
-        path = f"{printable(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
-        return StoppedBySystem(reason=path + error.strerror)
-    if isinstance(error, (OSError, *sqlite.SYSTEM_ERRORS)):
-        return StoppedBySystem(reason=error)
-    return FaultOfRegraft(kind=type(error).__name__, reason=error)
 
 
 def fail(error: RegraftError, command: str, *, as_json: bool, verbose: int) -> NoReturn:

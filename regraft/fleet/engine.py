@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from regraft import errors, language
-from regraft.errors import WrongUsage
+from regraft.errors import STOPPED, FaultOfRegraft, WrongUsage
 from regraft.language import tr
 from regraft.processes import interpreters
 from regraft.processes.pool import JobFailed, ProcessKilled, ProcessPool
@@ -93,8 +93,48 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     memory: int = 0
 
 
+class RowCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many rows were read and migrated, and how many were skipped, by reason; None: the command does not count."""
+
+    read: int | None = None
+    carried: int | None = None
+    skipped: dict[str, int] | None = None
+
+
+class BaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report says of one base. Without a ``status``, the base ended as its library did."""
+
+    id: str
+    name: str
+    status: str | None = None
+    code: str | None = None
+    bytes: int | None = None
+    rows: RowCounts = RowCounts()
+    findings: dict[str, int] = {}
+
+
+class LibrarySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the results of a fleet keep of a command's report: counts, without texts.
+
+    ``run`` is the id of the run, ``totals`` JSON of the command's own. Commands may add fields in a subclass.
+    """
+
+    run: str
+    rows: RowCounts = RowCounts()
+    findings: dict[str, int] = {}
+    totals: str | None = None
+    bases: tuple[BaseResult, ...] = ()
+
+
+class TaskError(msgspec.Struct, frozen=True, kw_only=True):
+    """The error that ended a command: its code (the name of its class), and its message."""
+
+    code: str
+    message: str
+
+
 class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The exit status and the document of a command, and the seconds that it took.
+    """How a command ended: its exit status, with the summary of its report or with an error; and its seconds.
 
     ``status`` is missing if the process was killed in every attempt; ``attempts`` counts them. ``wait_seconds`` must
     pass before another attempt. ``is_after_kill``: a process was killed in an earlier attempt; if its machine was lost,
@@ -102,8 +142,9 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     status: int | None
-    document: dict[str, Any]
     seconds: float
+    summary: LibrarySummary | None = None
+    error: TaskError | None = None
     attempts: int = 1
     wait_seconds: float = 0.0
     is_after_kill: bool = False
@@ -125,9 +166,8 @@ class PendingTask(msgspec.Struct, frozen=True, order=True):
 
 
 def fault_result(reason: str, seconds: float) -> TaskResult:
-    """Return the result of a command that crashed, or whose output is not a document."""
-    error = {"code": "FaultOfRegraft", "message": reason}
-    return TaskResult(status=3, document={"error": error}, seconds=seconds)
+    """Return the result of a task that raised an exception that no command raises."""
+    return TaskResult(status=STOPPED, error=TaskError(code=FaultOfRegraft.__name__, message=reason), seconds=seconds)
 
 
 class Pool(Protocol):
@@ -153,8 +193,21 @@ class Pool(Protocol):
         """Kill all running tasks; the next run repeats them."""
 
 
+class PoolObserver(msgspec.Struct, frozen=True, kw_only=True):
+    """Callbacks for each attempt that starts, and before each wait for results."""
+
+    on_start: Callable[[PendingTask], None] = lambda _: None
+    on_poll: Callable[[], None] = lambda: None
+
+
 def run_tasks(
-    tasks: Iterable[Task], pool: Pool, *, attempts: int, is_retried: IsRetried, pause_seconds: float = 1.0
+    tasks: Iterable[Task],
+    pool: Pool,
+    *,
+    attempts: int,
+    is_retried: IsRetried,
+    pause_seconds: float = 1.0,
+    observers: Sequence[PoolObserver] = (),
 ) -> Iterator[tuple[Task, TaskResult]]:
     """Run tasks and yield each with its result, in the order in which they end. The largest are started first.
 
@@ -164,6 +217,7 @@ def run_tasks(
         attempts: the most attempts of a task.
         is_retried: whether a task that was not killed may succeed in another attempt.
         pause_seconds: the wait before the second attempt; doubled for each further one.
+        observers: told what happens.
 
     Raises:
         OSError: no process can be started.
@@ -171,7 +225,7 @@ def run_tasks(
     ordered = sorted(tasks, key=lambda task: (-task.bytes, task.number))
     # A sorted list is a heap.
     waiting = [PendingTask(0.0, place, 1) for place in range(len(ordered))]
-    capacity = _Capacity(pool)
+    capacity = _Capacity(pool, observers)
     while waiting or pool.running:
         now = capacity.start_tasks(waiting, ordered)
         seconds = _wait_seconds(waiting, now)
@@ -187,6 +241,8 @@ def run_tasks(
                 # Start the next task before the caller stores this result.
                 capacity.start_tasks(waiting, ordered)
                 yield ordered[one.place], result
+        for observer in observers:
+            observer.on_poll()
 
 
 def _schedule_retry(one: PendingTask, ended: TaskResult, pause_seconds: float) -> PendingTask:
@@ -200,8 +256,8 @@ def _schedule_retry(one: PendingTask, ended: TaskResult, pause_seconds: float) -
 class _Capacity:
     """The cores and the memory of a pool that running tasks use."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, observers: Sequence[PoolObserver]) -> None:
+        self._pool, self._observers = pool, observers
         self._cores = self._memory = 0
 
     def start_tasks(self, waiting: list[PendingTask], ordered: list[Task]) -> float:
@@ -218,6 +274,8 @@ class _Capacity:
             self._cores += task.cores
             self._memory += task.memory
             self._pool.start_task(task, one)
+            for observer in self._observers:
+                observer.on_start(one)
         for one in passed:
             heappush(waiting, one)
         return now
@@ -265,52 +323,13 @@ class LocalPool:
             if error is None:
                 yield one, result
             elif isinstance(error, ProcessKilled):
-                yield one, TaskResult(status=None, document={}, seconds=time.monotonic() - begun)
+                yield one, TaskResult(status=None, seconds=time.monotonic() - begun)
             else:
                 yield one, fault_result(str(error) or type(error).__name__, time.monotonic() - begun)
 
     def close(self) -> None:
         """See :meth:`Pool.close`."""
         self._processes.end()
-
-
-# --- observers -------------------------------------------------------------------------------------------------------
-
-
-class PoolObserver(msgspec.Struct, frozen=True, kw_only=True):
-    """Callbacks for each attempt that starts, and before each wait for results."""
-
-    on_start: Callable[[PendingTask], None] = lambda _: None
-    on_poll: Callable[[], None] = lambda: None
-
-
-class ObservedPool:
-    """A pool that calls observers."""
-
-    count: int
-    running: dict[Any, tuple[PendingTask, float]]
-
-    def __init__(self, pool: Pool, observers: list[PoolObserver]) -> None:
-        self._pool, self._observers = pool, observers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
-
-    def start_task(self, task: Task, one: PendingTask) -> None:
-        """Start a task, and tell the observers."""
-        self._pool.start_task(task, one)
-        for observer in self._observers:
-            observer.on_start(one)
-
-    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
-        """Yield results, then tell the observers."""
-        yield from self._pool.answers(seconds)
-        for observer in self._observers:
-            observer.on_poll()
-
-    def close(self) -> None:
-        """Kill all running tasks."""
-        self._pool.close()
 
 
 # --- a cluster -------------------------------------------------------------------------------------------------------
@@ -395,7 +414,7 @@ class RayPool:
                 ended: TaskResult = self._ray.get(reference)
             except self._ray.exceptions.RayError:
                 # Its process was killed, or its machine is lost.
-                ended = TaskResult(status=None, document={}, seconds=time.monotonic() - begun)
+                ended = TaskResult(status=None, seconds=time.monotonic() - begun)
             yield one, ended
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,34 +19,55 @@ from regraft.disk import durable, writable
 from regraft.disk.trees import require_free_space
 from regraft.errors import WORTH_READING, LibraryHeld, RegraftError, SourceNotFound, StoppedBySystem
 from regraft.fleet import versions
-from regraft.fleet.engine import TaskResult
+from regraft.fleet.engine import TaskError, TaskResult
 from regraft.fleet.storage import ObjectGone, is_url, storage_path
 from regraft.fleet.versions import Version
+from regraft.options import FailOn
 
 
 class CommandForm(msgspec.Struct, frozen=True, kw_only=True):
-    """How the command line of one library is made: ``target`` is the option before its target, None for an argument.
+    """What a command does with a library: ``has_target``: it writes to a target, a file if ``ending`` is set.
 
-    ``asks``: the command may ask for confirmation. ``changes``: it changes the source itself. ``ending``: the suffix of
-    a target's name.
+    ``changes``: it changes the source itself. ``ending``: the suffix of a target's name.
     """
 
-    target: str | None = None
     has_target: bool = False
-    asks: bool = False
     changes: bool = False
     ending: str = ""
 
 
 COMMAND_FORMS = {
-    "migrate": CommandForm(target="--to", has_target=True, asks=True),
+    "migrate": CommandForm(has_target=True),
     "check": CommandForm(),
-    "repair": CommandForm(asks=True, changes=True),
-    "upgrade": CommandForm(asks=True, changes=True),
+    "repair": CommandForm(changes=True),
+    "upgrade": CommandForm(changes=True),
     "export": CommandForm(has_target=True, ending=".parquet"),
     # Without the texts: the fleet's own backfill command sends those.
     "backfill": CommandForm(changes=True),
 }
+
+
+class CommandOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The parsed options of a library's command.
+
+    Args:
+        values: the struct of the command (:mod:`regraft.options`).
+        fail_on: the lowest severity that makes the exit status 1.
+        follows_links: whether links out of the source are followed.
+    """
+
+    values: msgspec.Struct
+    fail_on: FailOn = "warning"
+    follows_links: bool = False
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether the command writes nothing to its source or target."""
+        return bool(getattr(self.values, "dry_run", False))
+
+
+#: Parses the options of a library, given the name of its command and the words.
+ParseOptions = Callable[[str, tuple[str, ...]], CommandOptions]
 
 
 class LibraryJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +78,7 @@ class LibraryJob(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     command: str
-    options: tuple[str, ...]
+    options: CommandOptions
     source: str
     target: str | None = None
     fleet: str = ""
@@ -65,39 +86,18 @@ class LibraryJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def form(self) -> CommandForm:
-        """The form of its command line."""
+        """What the command does with the library."""
         return COMMAND_FORMS[self.command]
 
-    @property
-    def is_dry(self) -> bool:
-        """Whether it is a dry run."""
-        return "--dry-run" in self.options
 
-    def arguments(self, source: str, target: str | None) -> tuple[str, ...]:
-        """Build the command line with these paths. After ``--``, a name may begin with a dash."""
-        form = self.form
-        targets: Sequence[str] = () if target is None else (target,)
-        named = () if form.target is None else (form.target, *targets)
-        return (
-            self.command,
-            *self.options,
-            *(("--yes",) if form.asks else ()),
-            "--json",
-            *named,
-            "--",
-            source,
-            *(targets if form.target is None else ()),
-        )
-
-
-#: Runs a command line in this process.
-RunCommand = Callable[[tuple[str, ...]], TaskResult]
+#: Runs the command of a job in this process; its source and target are paths.
+RunCommand = Callable[[LibraryJob], TaskResult]
 
 
 def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
     """Run a job, with copies of what is in object storage, and return its result."""
     if not is_url(job.source) and not is_url(job.target):
-        return run(job.arguments(job.source, job.target))
+        return run(job)
     begun = time.monotonic()
     try:
         with _copies_folder(job) as folder, ExitStack() as stack:
@@ -137,11 +137,11 @@ def remove_copies(fleet: str) -> None:
         durable.remove_tree(root)
 
 
-def failed_result(error: RegraftError) -> TaskResult:
-    """Return the result of a library whose command could not be run, or whose output could not be published."""
-    document = {"error": {"code": error.code, "message": str(error)}}
+def failed_result(error: RegraftError, seconds: float = 0.0) -> TaskResult:
+    """Return the result of a library whose command failed, or whose output could not be published."""
     wait = float(str(error.facts["seconds"])) if isinstance(error, LibraryHeld) else 0.0
-    return TaskResult(status=error.exit_status, document=document, seconds=0.0, wait_seconds=wait)
+    said = TaskError(code=error.code, message=str(error))
+    return TaskResult(status=error.exit_status, error=said, seconds=seconds, wait_seconds=wait)
 
 
 class _StagedJob:
@@ -157,15 +157,16 @@ class _StagedJob:
         job = self._job
         changed = job.source if job.form.changes else job.target
         written = None
-        if changed is not None and is_url(changed) and not job.is_dry:
+        if changed is not None and is_url(changed) and not job.options.is_dry:
             written = storage_path(changed)
         is_file = bool(job.form.ending)
         if written is not None and not is_file:
             self._stack.enter_context(versions.hold_lease(written, job.fleet))
         source, before = self._fetch(job.source, "source")
         target, found = self._fetch_target(is_file=is_file)
-        ended = run(job.arguments(str(source), None if target is None else str(target)))
-        if written is not None and ended.status in (0, WORTH_READING) and "error" not in ended.document:
+        local = msgspec.structs.replace(job, source=str(source), target=None if target is None else str(target))
+        ended = run(local)
+        if written is not None and ended.error is None and ended.status in (0, WORTH_READING):
             if is_file:
                 assert target is not None
                 written.upload([(target, "")])
@@ -211,10 +212,10 @@ class _StagedJob:
 
     def _name_urls(self, ended: TaskResult) -> TaskResult:
         """Replace paths of copies by their URLs in the error message of a result."""
-        error = ended.document.get("error") or {}
-        message = error.get("message")
-        if not isinstance(message, str):
+        error = ended.error
+        if error is None:
             return ended
+        message = error.message
         for copy, url in self._urls.items():
             message = message.replace(copy, url)
-        return msgspec.structs.replace(ended, document={**ended.document, "error": {**error, "message": message}})
+        return msgspec.structs.replace(ended, error=msgspec.structs.replace(error, message=message))

@@ -146,7 +146,7 @@ class Metrics:
     ) -> None:
         self._client = errors.import_optional("prometheus_client", tr("metrics"), "metrics")
         errors.import_optional("prometheus_client.core", tr("metrics"), "metrics")
-        self._path = path
+        self.path = path
         self._labels = {"results": path_text(links.real_path(results))}
         self._about = {"command": command, "engine": engine, "version": __version__}
         self._libraries = libraries
@@ -173,13 +173,13 @@ class Metrics:
             WrongUsage: a check failed.
             OSError: the file cannot be read.
         """
-        if not self._path.absolute().parent.is_dir():
+        if not self.path.absolute().parent.is_dir():
             raise WrongUsage(
-                problem=tr("the folder of {path} does not exist", path=self._path),
+                problem=tr("the folder of {path} does not exist", path=self.path),
                 hint=tr("create the folder, or use another file"),
             )
         taken = set(map(links.real_path, others))
-        for path in metrics_files(self._path):
+        for path in metrics_files(self.path):
             real = links.real_path(path)
             if real in taken or not taken.isdisjoint(real.parents):
                 problem = tr("the metrics file {path} would overwrite the results", path=path)
@@ -244,7 +244,7 @@ class Metrics:
     def _write(self) -> None:
         self._written_at = self._now()
         text: bytes = self._client.generate_latest(self._registry)
-        path, new = metrics_files(self._path)
+        path, new = metrics_files(self.path)
         with writable.allow_writes(path.parent, entries_only=True):
             durable.write_text_atomically(path, (_MARK + text).decode(), new)
 

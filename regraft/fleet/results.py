@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, islice
@@ -19,8 +18,8 @@ import msgspec
 
 from regraft.disk import durable, links, sqlite, writable
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, SourceNotFound, WrongUsage
-from regraft.fleet.engine import Task, TaskResult
-from regraft.fleet.jobs import COMMAND_FORMS
+from regraft.fleet.engine import BaseResult, RowCounts, Task, TaskResult
+from regraft.fleet.jobs import COMMAND_FORMS, CommandForm
 from regraft.fleet.manifest import MAX_NUMBER, Count, Library, is_name
 from regraft.formats.parquet.unit_file import import_arrow
 from regraft.language import tr
@@ -58,6 +57,11 @@ class FleetOrder(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""
     schema: int = _SCHEMA
     told: dict[str, Any] | None = None
+
+    @property
+    def form(self) -> CommandForm:
+        """What the command does with a library."""
+        return COMMAND_FORMS[self.command]
 
 
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,12 +118,9 @@ def counts_of(text: str | None) -> dict[str, int]:
 
 
 def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -> list[ResultRow]:
-    """Convert the document of a library to rows: its own first, then one for each base."""
-    document, error = ended.document, ended.document.get("error") or {}
-    # The document of an audit has counts; that of a change has a list of remaining findings.
-    findings = (document.get("summary") or {}).get("by_name") or _count_findings(document.get("left"), "finding")
-    totals = document.get("totals") or document.get("checked")
-    counts = (document.get("totals") or {}).get("rows") or {}
+    """Return the rows of a library that has ended: its own first, then one for each base."""
+    error, summary = ended.error, ended.summary
+    rows = RowCounts() if summary is None else summary.rows
     own = ResultRow(
         library=task.number,
         source=library.source,
@@ -130,53 +131,41 @@ def result_rows(library: Library, task: Task, command: str, ended: TaskResult) -
         # A result with an error has failed, whatever its exit status.
         outcome="refused" if error and ended.status in (0, WORTH_READING) else OUTCOMES.get(ended.status, "stopped"),
         exit_status=ended.status,
-        code=error.get("code"),
-        message=error.get("message"),
+        code=None if error is None else error.code,
+        message=None if error is None else error.message,
         attempts=ended.attempts,
         seconds=round(ended.seconds, 3),
         bytes=task.bytes,
-        rows_read=counts.get("read"),
-        rows_carried=counts.get("carried"),
-        skipped=_json(counts.get("skipped")),
-        findings=_json(findings),
-        totals=_json(totals),
-        run=(document.get("run") or {}).get("id"),
+        rows_read=rows.read,
+        rows_carried=rows.carried,
+        skipped=_json(rows.skipped),
+        findings=_json({} if summary is None else summary.findings),
+        totals=None if summary is None else summary.totals,
+        run=None if summary is None else summary.run,
         options=_json(library.options or None),
     )
-    # The document of an audit has its bases in the statistics.
-    bases = document.get("bases") or (document.get("statistics") or {}).get("bases") or ()
-    return [own, *(_base_row(own, base, document) for base in bases)]
+    return [own, *(_base_row(own, base) for base in (() if summary is None else summary.bases))]
 
 
-def _base_row(own: ResultRow, base: dict[str, Any], document: dict[str, Any]) -> ResultRow:
-    rows, base_id = base.get("rows") or {}, base.get("id") or base.get("legacy_id")
-    found = [one for one in document.get("findings") or () if one.get("base") == base_id]
+def _base_row(own: ResultRow, base: BaseResult) -> ResultRow:
     return msgspec.structs.replace(
         own,
-        base=base_id,
-        name=base.get("name"),
-        outcome=base.get("status") or own.outcome,
-        code=base.get("error") or base.get("outcome"),
+        base=base.id,
+        name=base.name,
+        outcome=base.status or own.outcome,
+        code=base.code,
         message=None,
         exit_status=None,
         attempts=None,
         seconds=None,
-        bytes=(base.get("index") or {}).get("bytes"),
-        rows_read=rows.get("read"),
-        rows_carried=rows.get("carried"),
-        skipped=_json(rows.get("skipped")),
-        findings=_json(_count_findings(found, "name")),
+        bytes=base.bytes,
+        rows_read=base.rows.read,
+        rows_carried=base.rows.carried,
+        skipped=_json(base.rows.skipped),
+        findings=_json(base.findings),
         totals=None,
         options=None,
     )
-
-
-def _count_findings(findings: Iterable[dict[str, Any]] | None, name: str) -> dict[str, int]:
-    """Count findings by name, which is the value of the key ``name``."""
-    counts: Counter[str] = Counter()
-    for one in findings or ():
-        counts[one[name]] += one.get("count") or 1
-    return dict(counts)
 
 
 def _json(value: Any) -> str | None:

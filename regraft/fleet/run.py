@@ -6,7 +6,7 @@ import logging
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import msgspec
 
 from regraft.errors import REFUSED, STOPPED, WORTH_READING, FleetInterrupted, TargetLocked, WrongUsage
 from regraft.fleet import engine, jobs, manifest, results
-from regraft.fleet.engine import ObservedPool, Pool, PoolObserver, Task, TaskResult
-from regraft.fleet.jobs import LibraryJob
+from regraft.fleet.engine import Pool, PoolObserver, Task, TaskResult
+from regraft.fleet.jobs import LibraryJob, ParseOptions
 from regraft.fleet.manifest import Library
 from regraft.fleet.metrics import LibraryReport, Metrics, Tally
 from regraft.fleet.results import FleetOrder, Journal, KnownRows, ResultRow
@@ -65,6 +65,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         order: the command and the libraries.
         path: the file of the results.
         pool: opens the pool; called only if a library is left.
+        parse: parses the options of a library.
         attempts: the most attempts for a library.
         known: the rows of libraries that ended in an earlier run.
         metrics: updated during the run.
@@ -74,6 +75,7 @@ class Fleet(msgspec.Struct, kw_only=True):
     order: FleetOrder
     path: Path
     pool: Callable[[], Pool]
+    parse: ParseOptions
     attempts: int = ATTEMPTS
     known: KnownRows = msgspec.field(default_factory=KnownRows)
     metrics: Metrics | None = None
@@ -94,18 +96,15 @@ class Fleet(msgspec.Struct, kw_only=True):
         tally = Tally()
         try:
             with results.lock_results(self.path), self.metrics.kept(tally) if self.metrics else nullcontext():
-                rows = self._work(tally, watch)
+                rows = self._run_left(tally, watch)
                 results.write_results(self.path, self.order, rows)
         except KeyboardInterrupt:
-            command = shlex.join(["regraft", "fleet", "resume", path_argument(self.path)])
-            raise FleetInterrupted(finished=tally.good, command=command) from None
+            raise self.interrupted(tally) from None
         run.end()
         return make_report(run, tally)
 
-    def _work(self, tally: Tally, watch: Watch) -> KnownRows:
-        """Run the tasks, and add the rows of each library that ends to the journal; returns the rows of all
-        libraries.
-        """
+    def _run_left(self, tally: Tally, watch: Watch) -> KnownRows:
+        """Run the libraries that are left, and add the rows of each to the journal; returns the rows of all."""
         left = self.left
         with ExitStack() as stack:
             # Runs last, when all processes have ended.
@@ -113,31 +112,60 @@ class Fleet(msgspec.Struct, kw_only=True):
             # Before anything is written: the pool may be refused.
             pool = stack.enter_context(closing(self.pool())) if left else None
             journal = stack.enter_context(closing(Journal(self.path, self.order, finished_rows(self.known, tally))))
-            for found in () if pool is None else self._run_left(left, pool, journal):
-                journal.add(found)
-                tally.add(found)
-                watch(found[0])
+            if pool is not None:
+                for task, ended in self.run_jobs(pool, self.measure(left), self.make_job, journal):
+                    self.end_library(self.rows_of(task, ended), journal, tally, watch)
         return journal.rows
 
-    def _run_left(self, left: list[int], pool: Pool, journal: Journal) -> Iterator[list[ResultRow]]:
-        """Yield the rows of each library that ends; rows of libraries that end together are flushed together."""
-        libraries = self.order.libraries
-        tasks = make_tasks(
-            dict(zip(left, manifest.source_sizes(libraries[number] for number in left), strict=True)),
-            pool.count,
-            lambda number, cores: make_job(self.order, libraries[number], cores),
-        )
-        observers = [PoolObserver(on_poll=journal.flush)]
+    def make_job(self, number: int, cores: int) -> LibraryJob:
+        """Make the job of a library."""
+        return make_job(self.order, self.order.libraries[number], self.parse, cores)
+
+    def measure(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Map libraries to their sizes in bytes."""
+        chosen = list(numbers)
+        return dict(zip(chosen, manifest.source_sizes(self.order.libraries[one] for one in chosen), strict=True))
+
+    def run_jobs(
+        self, pool: Pool, sizes: Mapping[int, int], job: Callable[[int, int], Any], journal: Journal | None
+    ) -> Iterator[tuple[Task, TaskResult]]:
+        """Run a job for each library, and yield how each ends.
+
+        Args:
+            pool: the processes.
+            sizes: the size of each library in bytes, by its number.
+            job: makes the job of a library by its number and the cores that it gets.
+            journal: flushed together for libraries that end together.
+        """
+        tasks = make_tasks(sizes, pool.count, job)
+        observers = [] if journal is None else [PoolObserver(on_poll=journal.flush)]
         if self.metrics is not None:
             observers.append(self.metrics.begin(tasks, pool))
-        pool = ObservedPool(pool, observers)
-        all_ended = engine.run_tasks(
-            tasks, pool, attempts=self.attempts, is_retried=is_retried, pause_seconds=self.pause_seconds
+        return engine.run_tasks(
+            tasks,
+            pool,
+            attempts=self.attempts,
+            is_retried=is_retried,
+            pause_seconds=self.pause_seconds,
+            observers=observers,
         )
-        for task, ended in all_ended:
-            rows = results.result_rows(libraries[task.number], task, self.order.command, ended)
-            logger.info("%s: %s after %.1f s", rows[0].source, rows[0].outcome, ended.seconds)
-            yield rows
+
+    def rows_of(self, task: Task, ended: TaskResult) -> list[ResultRow]:
+        """Return the rows of a library that has ended."""
+        return results.result_rows(self.order.libraries[task.number], task, self.order.command, ended)
+
+    def end_library(self, rows: list[ResultRow], journal: Journal | None, tally: Tally, watch: Watch) -> None:
+        """Record the rows of a library that has ended."""
+        logger.info("%s: %s after %.1f s", rows[0].source, rows[0].outcome, rows[0].seconds)
+        if journal is not None:
+            journal.add(rows)
+        tally.add(rows)
+        watch(rows[0])
+
+    def interrupted(self, tally: Tally) -> FleetInterrupted:
+        """Return the error of a run that was interrupted and can be resumed."""
+        command = shlex.join(["regraft", "fleet", "resume", path_argument(self.path)])
+        return FleetInterrupted(finished=tally.good, command=command)
 
 
 def finished_rows(known: KnownRows, tally: Tally) -> Iterator[list[ResultRow]]:
@@ -164,11 +192,11 @@ def make_tasks(sizes: Mapping[int, int], cores: int, job: Callable[[int, int], A
     return tasks
 
 
-def make_job(order: FleetOrder, library: Library, cores: int = 1) -> LibraryJob:
+def make_job(order: FleetOrder, library: Library, parse: ParseOptions, cores: int = 1) -> LibraryJob:
     """Make the job of a library."""
     return LibraryJob(
         command=order.command,
-        options=(*order.options, *library.options),
+        options=parse(order.command, (*order.options, *library.options)),
         source=library.source,
         target=library.target,
         fleet=order.id,
@@ -180,7 +208,7 @@ def is_retried(ended: TaskResult) -> bool:
     """Whether a library may succeed in another attempt: the system stopped it, or the killed process still holds its
     lock.
     """
-    code = (ended.document.get("error") or {}).get("code")
+    code = None if ended.error is None else ended.error.code
     if ended.is_after_kill and code == TargetLocked.__name__:
         return True
     return ended.status == STOPPED and code not in _FINAL

@@ -23,7 +23,7 @@ from regraft.disk import sqlite, writable
 from regraft.embedders import Embedded, Embedder, Sending, TextsRejected, Unanswered
 from regraft.embedders.protocol import allow_all
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import WrongUsage
+from regraft.errors import REFUSED, RegraftError, WrongUsage
 from regraft.language import tr
 from repair.embedding.budget import Limits, Pacer, Permit, Rates, Spending, SpendingAccount, TokenGauge
 from repair.embedding.queue import has_own_content
@@ -226,11 +226,16 @@ class SendingTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopReason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a fleet sends nothing more: an error with a code and an exit status, or a limit (no code, exit status 0)."""
+    """Why a fleet sends nothing more, or does not fill a library: an error, or a limit (no code, exit status 0)."""
 
     reason: str
     code: str | None = None
     exit_status: int = 0
+
+    @classmethod
+    def of(cls, error: RegraftError) -> StopReason:
+        """Take code, message and exit status from an error; a library that it stops ends with 2 at least."""
+        return cls(reason=str(error), code=error.code, exit_status=max(REFUSED, error.exit_status))
 
 
 class SpentTotals(msgspec.Struct, frozen=True, kw_only=True):

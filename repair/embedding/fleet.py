@@ -8,34 +8,31 @@ uses the answers of an interrupted one.
 from __future__ import annotations
 
 import logging
-import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from regraft.disk import durable, untrusted_sqlite, writable
 from regraft.embedders import Embedder, Unanswered
 from regraft.embedders.settings import EmbedderSettings
-from regraft.errors import STOPPED, BackfillStopped, Declined, FleetInterrupted, Interrupted, RegraftError
-from regraft.fleet import engine, jobs, manifest, results
-from regraft.fleet.engine import ObservedPool, Pool, PoolObserver, Task, TaskResult
-from regraft.fleet.metrics import Metrics, Tally
-from regraft.fleet.results import FleetOrder, Journal, KnownRows, ResultRow
-from regraft.fleet.run import ATTEMPTS, FleetReport, Watch, finished_rows, is_retried, make_report, make_tasks
+from regraft.errors import STOPPED, BackfillStopped, Declined, Interrupted, RegraftError
+from regraft.fleet import jobs, results
+from regraft.fleet.engine import Pool, Task, TaskError, TaskResult
+from regraft.fleet.metrics import Tally
+from regraft.fleet.results import Journal, ResultRow
+from regraft.fleet.run import Fleet, FleetReport, Watch, finished_rows, make_report
 from regraft.language import tr
 from regraft.report.document import Run
 from regraft.report.progress import Progress, SilentProgress, stage
-from regraft.text import path_argument
 from repair.embedding import answers, fleet_texts, probing
 from repair.embedding.answers import NOTHING_SPENT, KnownEmbedder, SendingTerms, SpentTotals, StopReason
 from repair.embedding.budget import Limits, Rates
-from repair.embedding.fleet_sending import FleetKeeper, LibraryRefusal, SendingBackend
-from repair.embedding.fleet_texts import COLLECTED, DistinctTexts, EmbedderJson, EmbeddingJob, WantedText
-from repair.embedding.report import EmbedderName, Estimate, cost_of, empty_estimate
+from repair.embedding.fleet_sending import FleetKeeper, SendingBackend
+from repair.embedding.fleet_texts import BackfillSummary, DistinctTexts, EmbedderJson, EmbeddingJob, WantedText
+from repair.embedding.report import EmbedderName, Estimate, ScopeReport, cost_of, empty_estimate
 from repair.embedding.survey import estimate_sending
 
 logger = logging.getLogger(__name__)
@@ -101,7 +98,7 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SurveyedLibrary(msgspec.Struct, frozen=True, kw_only=True):
-    """The relevant part of the document of a library that lacks vectors; the whole may be large.
+    """What the run keeps of a library that lacks vectors.
 
     ``dimensions`` are the vector lengths of its bases that lack vectors; None: unknown for one of them.
     """
@@ -111,54 +108,38 @@ class SurveyedLibrary(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: frozenset[int | None]
 
     @classmethod
-    def of(cls, ended: TaskResult) -> SurveyedLibrary:
+    def of(cls, ended: TaskResult, summary: BackfillSummary) -> SurveyedLibrary:
         """Extract it from the result of the job that collected the texts."""
-        found = frozenset(scope["dimensions"] for scope in ended.document["scopes"] if scope["planned"]["texts"])
+        found = frozenset(scope.dimensions for scope in summary.scopes if scope.planned.texts)
         return cls(seconds=ended.seconds, attempts=ended.attempts, dimensions=found)
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
-class FleetBackfill(msgspec.Struct, kw_only=True):
+class FleetBackfill(Fleet, kw_only=True):
     """One run over a fleet. Single use.
 
     Args:
-        order: the libraries, and the options of the command.
-        path: the file of the results.
         settings: the embedder's.
-        pool: opens the pool that runs each :class:`~repair.embedding.fleet_texts.EmbeddingJob`.
         sending: the processes that send.
-        command: returns the ``backfill`` command of a library by its number; called with True to fill it and False to
-            collect its texts, and with the cores that it gets.
         limits: the most that may be sent; probes do not count.
         rates: the most that may be sent per minute.
+        probes: whether each library is compared with the embedder once more while it is filled.
         dry_run: only collect, and report what would be sent.
-        attempts: how often the job of a library is tried.
-        known: the rows of libraries that ended in an earlier run.
-        metrics: updated during the run.
         show_plan: called with the plan before anything is sent; returns False to stop.
         progress: told of libraries and texts.
-        watch: called with the row of each library that has ended.
-        pause_seconds: the wait before a second attempt.
     """
 
-    order: FleetOrder
-    path: Path
     settings: EmbedderSettings
-    pool: Callable[[], Pool]
     sending: SendingBackend
-    command: Callable[[int, bool, int], jobs.LibraryJob]
     limits: Limits = Limits()
     rates: Rates = Rates()
+    probes: bool = True
     dry_run: bool = False
-    attempts: int = ATTEMPTS
-    known: KnownRows = msgspec.field(default_factory=KnownRows)
-    metrics: Metrics | None = None
     show_plan: Callable[[FleetPlan], bool] = lambda _: True
     progress: Progress = msgspec.field(default_factory=SilentProgress)
-    watch: Watch = lambda _: None
-    pause_seconds: float = 1.0
+    _watch: Watch = lambda _: None
     _tally: Tally = msgspec.field(default_factory=Tally)
     #: The size in bytes of each library, by its number.
     _sizes: dict[int, int] = msgspec.field(default_factory=dict)
@@ -170,12 +151,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         """The work folder, with texts and answers."""
         return work_folder(self.path)
 
-    @property
-    def left(self) -> list[int]:
-        """The numbers of the libraries that have not succeeded yet."""
-        return [number for number in range(len(self.order.libraries)) if number not in self.known.good]
-
-    def run(self, run: Run) -> FleetBackfillReport:
+    def run(self, run: Run, watch: Watch = lambda _: None) -> FleetBackfillReport:
         """Run all phases, write the results, and report.
 
         Raises:
@@ -185,6 +161,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             WrongUsage: another process works on these results, or the stored answers are another embedder's.
             RegraftError, OSError, apsw.Error: the run cannot go on; the next one resumes it.
         """
+        self._watch = watch
         try:
             with results.lock_results(self.path), self.metrics.kept(self._tally) if self.metrics else nullcontext():
                 before = [path for path in (self.work, results.journal_path(self.path)) if path.exists()]
@@ -203,8 +180,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         except KeyboardInterrupt:
             if self._journal is None:
                 raise Interrupted(finished=0) from None
-            command = shlex.join(["regraft", "fleet", "resume", path_argument(self.path)])
-            raise FleetInterrupted(finished=self._tally.good, command=command) from None
+            raise self.interrupted(self._tally) from None
         run.end()
         assert self._sent is not None
         fields = msgspec.structs.asdict(make_report(run, self._tally))
@@ -238,14 +214,15 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         """Run the collecting job of each library; returns those that lack vectors, by number. The others have ended."""
         surveyed: dict[int, SurveyedLibrary] = {}
         left = self.left
-        sizes = manifest.source_sizes(self.order.libraries[number] for number in left)
-        self._sizes = dict(zip(left, sizes, strict=True))
+        self._sizes = self.measure(left)
         with stage(self.progress, "Looking", len(left), "libraries"):
             for task, ended in self._run_jobs(pool, left, fills=False):
                 self.progress.step(1, task.bytes)
-                if COLLECTED in ended.document:
-                    surveyed[task.number] = SurveyedLibrary.of(ended)
-                if COLLECTED not in ended.document or self.dry_run:
+                summary = ended.summary
+                lacks_vectors = isinstance(summary, BackfillSummary) and summary.collected is not None
+                if isinstance(summary, BackfillSummary) and lacks_vectors:
+                    surveyed[task.number] = SurveyedLibrary.of(ended, summary)
+                if not lacks_vectors or self.dry_run:
                     self._end_library(task, ended, None)
         return dict(sorted(surveyed.items()))
 
@@ -266,7 +243,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
             surveyed = libraries[number]
             ended = TaskResult(
                 status=refusal.exit_status,
-                document={"error": {"code": refusal.code, "message": refusal.message}},
+                error=TaskError(code=str(refusal.code), message=refusal.reason),
                 seconds=surveyed.seconds,
                 attempts=surveyed.attempts,
             )
@@ -280,7 +257,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
 
     def _embed(
         self, texts: DistinctTexts, libraries: dict[int, SurveyedLibrary], plan: FleetPlan
-    ) -> tuple[dict[int, LibraryRefusal], StopReason | None]:
+    ) -> tuple[dict[int, StopReason], StopReason | None]:
         """Compare the embedder, then send all texts.
 
         Returns:
@@ -318,7 +295,7 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
 
     def _compare(
         self, terms: SendingTerms, keeper: FleetKeeper, compared: DistinctTexts, libraries: Iterable[int]
-    ) -> dict[int, LibraryRefusal]:
+    ) -> dict[int, StopReason]:
         """Send the samples of all bases; returns the libraries that have a base of another model, and the error."""
         with stage(self.progress, "Comparing", compared.count, "texts"):
             self.sending.send(compared, terms, keeper, "probes", None, self._step)
@@ -351,31 +328,19 @@ class FleetBackfill(msgspec.Struct, kw_only=True):
         embedder = EmbedderJson.of(self.settings)
 
         def job(number: int, cores: int) -> EmbeddingJob:
-            line = self.command(number, fills, cores)
+            line = self.make_job(number, cores)
+            values = msgspec.structs.replace(line.options.values, dry_run=not fills, probe=self.probes)
+            line = msgspec.structs.replace(line, options=msgspec.structs.replace(line.options, values=values))
             return EmbeddingJob(embedder=embedder, library=number, line=line, work=str(self.work), fills=fills, why=why)
 
-        tasks = make_tasks(sizes, pool.count, job)
-        observers = [] if self._journal is None else [PoolObserver(on_poll=self._journal.flush)]
-        if self.metrics is not None:
-            observers.append(self.metrics.begin(tasks, pool))
-        return engine.run_tasks(
-            tasks,
-            ObservedPool(pool, observers),
-            attempts=self.attempts,
-            is_retried=is_retried,
-            pause_seconds=self.pause_seconds,
-        )
+        return self.run_jobs(pool, sizes, job, self._journal)
 
     def _end_library(self, task: Task, ended: TaskResult, stop: StopReason | None) -> None:
         """Record how a library ended."""
-        library = self.order.libraries[task.number]
-        rows = results.result_rows(library, task, self.order.command, ended)
-        rows = filled_library_rows(rows, ended.document, stop)
-        self._tally.add(rows)
-        logger.info("%s: %s after %.1f s", rows[0].source, rows[0].outcome, ended.seconds)
-        if self._journal is not None:
-            self._journal.add(rows)
-        self.watch(rows[0])
+        rows = self.rows_of(task, ended)
+        if isinstance(ended.summary, BackfillSummary):
+            rows = filled_library_rows(rows, ended.summary.scopes, stop)
+        self.end_library(rows, self._journal, self._tally, self._watch)
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -416,8 +381,8 @@ def work_folder(path: Path) -> Path:
 
 
 def check_library(
-    work: Path, library: int, embedder: Embedder, unsteady: LibraryRefusal | None, stop: StopReason | None
-) -> LibraryRefusal | None:
+    work: Path, library: int, embedder: Embedder, unsteady: StopReason | None, stop: StopReason | None
+) -> StopReason | None:
     """Compare an embedder with the bases of a library; returns the error if one differs, or None.
 
     Args:
@@ -433,41 +398,43 @@ def check_library(
         try:
             probing.compare_with_base(embedder, sample.base, sample.known, sample.dimensions)
         except Unanswered as unanswered:
+            if stop is not None and stop.code is not None:
+                return stop
             reason = str(unanswered) if stop is None else stop.reason
-            if stop is None or stop.code is None:
-                return LibraryRefusal(code=BackfillStopped.__name__, message=reason, exit_status=STOPPED)
-            return LibraryRefusal(code=stop.code, message=reason, exit_status=stop.exit_status)
+            return StopReason(code=BackfillStopped.__name__, reason=reason, exit_status=STOPPED)
         except RegraftError as error:
-            return LibraryRefusal.of(error)
+            return StopReason.of(error)
     return None
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-def filled_library_rows(rows: list[ResultRow], document: dict[str, Any], stop: StopReason | None) -> list[ResultRow]:
+def filled_library_rows(
+    rows: list[ResultRow], found: Sequence[ScopeReport], stop: StopReason | None
+) -> list[ResultRow]:
     """Add the counts and stop reasons of a backfill's scopes to the rows of its library.
 
     Args:
         rows: made by :func:`regraft.fleet.results.result_rows`.
-        document: the library's.
+        found: the scopes of the library.
         stop: why the fleet did not send all texts, if so.
     """
-    own, *bases = rows
-    scopes = {scope["scope"]: scope for scope in document.get("scopes") or ()}
-    if not scopes:
+    if not found:
         return rows
+    own, *bases = rows
+    scopes = {scope.scope: scope for scope in found}
     base_rows = []
     for base in bases:
         scope = scopes.get(str(base.base))
         if scope is None:
             base_rows.append(base)
         else:
-            outcome = base.outcome if scope["stopped"] is None else "stopped"
+            outcome = base.outcome if scope.stopped is None else "stopped"
             totals = _sum_counts([scope])
-            base_rows.append(msgspec.structs.replace(base, outcome=outcome, message=scope["stopped"], totals=totals))
-    reason = next((scope["stopped"] for scope in scopes.values() if scope["stopped"]), None)
-    own = msgspec.structs.replace(own, totals=_sum_counts(scopes.values()))
+            base_rows.append(msgspec.structs.replace(base, outcome=outcome, message=scope.stopped, totals=totals))
+    reason = next((scope.stopped for scope in found if scope.stopped), None)
+    own = msgspec.structs.replace(own, totals=_sum_counts(found))
     if reason is None:
         return [own, *base_rows]
     if stop is None:
@@ -483,10 +450,9 @@ def filled_library_rows(rows: list[ResultRow], document: dict[str, Any], stop: S
     return [own, *base_rows]
 
 
-def _sum_counts(scopes: Iterable[dict[str, Any]]) -> str:
+def _sum_counts(scopes: Sequence[ScopeReport]) -> str:
     """Sum the counts of scopes; returns a JSON object."""
-    every = list(scopes)
-    counts = {name: sum(scope[name] for scope in every) for name in _COUNTS}
+    counts = {name: sum(getattr(scope, name) for scope in scopes) for name in _COUNTS}
     return msgspec.json.encode(counts, order="sorted").decode()
 
 

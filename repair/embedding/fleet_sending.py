@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
 from itertools import islice
@@ -18,13 +18,10 @@ from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Any, Protocol
 
-import msgspec
-
 from regraft import embedders, errors, identity
 from regraft.embedders import Embedder, ServerFailing, Unanswered
 from regraft.embedders.settings import EmbedderSettings, ServerSettings
 from regraft.errors import (
-    REFUSED,
     STOPPED,
     AnswerUnfit,
     BackfillStopped,
@@ -45,7 +42,7 @@ from repair.embedding.answers import (
     TextAnswer,
     TextKind,
 )
-from repair.embedding.budget import LimitReached, MeteredEmbedder, Permit, SpendingAccount
+from repair.embedding.budget import LimitReached, MeteredEmbedder, SpendingAccount
 from repair.embedding.fleet_texts import DistinctTexts, decode_text
 from repair.embedding.sender import BatchResult, Sender, TextBatch, VectorLengths, WorkerPool, pack_batches
 
@@ -193,29 +190,11 @@ def stop_reason(problem: BaseException, settings: EmbedderSettings) -> StopReaso
         reason = tr("embedder {embedder} does not answer: {reason}", embedder=settings.name, reason=problem.reason)
         return StopReason(reason=reason, code=BackfillStopped.__name__, exit_status=STOPPED)
     if isinstance(problem, RegraftError):
-        return StopReason(reason=str(problem), code=problem.code, exit_status=library_exit_status(problem))
+        return StopReason.of(problem)
     raise problem
 
 
-def library_exit_status(problem: RegraftError) -> int:
-    """Return the exit status of a library that an error keeps from being filled; at least 2."""
-    return max(REFUSED, problem.exit_status)
-
-
-class LibraryRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """The error with which a library ends that is not filled."""
-
-    code: str
-    message: str
-    exit_status: int
-
-    @classmethod
-    def of(cls, error: RegraftError) -> LibraryRefusal:
-        """Take code, message and exit status from an error."""
-        return cls(code=error.code, message=str(error), exit_status=library_exit_status(error))
-
-
-def check_steadiness(embedder: Embedder, keeper: AnswerKeeper) -> LibraryRefusal | None:
+def check_steadiness(embedder: Embedder, keeper: AnswerKeeper) -> StopReason | None:
     """Check that an embedder gives one vector for one text; returns the error for bases without vectors, or None.
 
     The requests are counted and the answers stored as probes. If the embedder does not answer, the keeper stops all
@@ -232,7 +211,7 @@ def check_steadiness(embedder: Embedder, keeper: AnswerKeeper) -> LibraryRefusal
     try:
         probing.compare_vectors(settings.name, settings.name, [], None, embed)
     except (EmbedderUnsteady, ProbeRefused, AnswerUnfit) as error:
-        return LibraryRefusal.of(error)
+        return StopReason.of(error)
     except (RegraftError, ServerFailing, LimitReached) as error:
         keeper.stop(stop_reason(error, settings))
         return None
@@ -293,7 +272,7 @@ class SendingBackend(Protocol):
             KeyboardInterrupt: requests in flight were waited for five seconds, and their answers stored.
         """
 
-    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> LibraryRefusal | None:
+    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> StopReason | None:
         """Check that the embedder gives one vector for one text; see :func:`check_steadiness`."""
 
 
@@ -330,7 +309,7 @@ class LocalSending:
         finally:
             sender.close()
 
-    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> LibraryRefusal | None:  # noqa: ARG002
+    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> StopReason | None:  # noqa: ARG002
         """Check that the embedder gives one vector for one text."""
         assert self._embedder is not None
         return check_steadiness(self._embedder, keeper)
@@ -344,66 +323,20 @@ def _ray(module: str = "ray") -> Any:
 
 
 class RemoteKeeper:
-    """Proxy of a :class:`~repair.embedding.answers.Keeper` in a process of its own."""
+    """Proxy of a :class:`~repair.embedding.answers.Keeper` in a process of its own: it has the same methods."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    def _call(self, name: str, *args: Any) -> Any:
-        return _ray().get(getattr(self._actor, name).remote(*args))
-
-    def claim(self, keys: Sequence[str], kind: TextKind) -> list[str]:
-        """Select the texts to send."""
-        found: list[str] = self._call("claim", list(keys), kind)
-        return found
-
-    def keep(self, found: Mapping[str, TextAnswer], kind: TextKind) -> None:
-        """Write answers durably."""
-        self._call("keep", dict(found), kind)
-
-    def find(self, keys: Sequence[str], kind: TextKind = "texts") -> dict[str, TextAnswer]:
-        """Return the known answers to texts of a kind, by key."""
-        found: dict[str, TextAnswer] = self._call("find", list(keys), kind)
-        return found
-
-    def forget_compared(self) -> None:
-        """Delete the answers to texts that earlier runs compared."""
-        self._call("forget_compared")
-
-    def stop(self, stop: StopReason) -> None:
-        """Permit no more requests."""
-        self._call("stop", stop)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return the method of this name, which calls that of the keeper."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: _ray().get(getattr(self._actor, name).remote(*args))
 
     def account(self, kind: TextKind) -> SpendingAccount:
         """Return where the requests of a kind are reserved."""
         return KindAccount(self, kind)
-
-    def reserve(self, kind: TextKind, tokens: int) -> Permit:
-        """Reserve a request, or refuse it."""
-        permit: Permit = self._call("reserve", kind, tokens)
-        return permit
-
-    def settle(self, kind: TextKind, reserved: int, tokens: int) -> None:
-        """Replace the estimate of finished requests by the counted tokens."""
-        self._call("settle", kind, reserved, tokens)
-
-    def cancel(self, kind: TextKind, tokens: int) -> None:
-        """Return the reservation of a request that was not sent."""
-        self._call("cancel", kind, tokens)
-
-    def stopped(self) -> StopReason | None:
-        """Return why no more requests are permitted, or None if they are."""
-        stop: StopReason | None = self._call("stopped")
-        return stop
-
-    def spent(self, kind: TextKind) -> SpentTotals:
-        """Return the requests and tokens of a kind."""
-        spent: SpentTotals = self._call("spent", kind)
-        return spent
-
-    def close(self) -> None:
-        """Close the file."""
-        self._call("close")
 
 
 class RaySender:
@@ -434,7 +367,7 @@ class RaySender:
         self._ending.close()
 
 
-def _check_steadiness_remotely(terms: SendingTerms, keeper: AnswerKeeper) -> LibraryRefusal | None:
+def _check_steadiness_remotely(terms: SendingTerms, keeper: AnswerKeeper) -> StopReason | None:
     try:
         with embedders.open_embedder(terms.settings) as embedder:
             return check_steadiness(embedder, keeper)
@@ -547,11 +480,11 @@ class RaySending:
         for part in answered.iter_batches(batch_size=None, batch_format="pyarrow"):
             step(sum(part["answered"].to_pylist()))
 
-    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> LibraryRefusal | None:
+    def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> StopReason | None:
         """Check that the embedder gives one vector for one text, in a process of the cluster."""
         ray = _ray()
         with _translated_errors():
-            refusal: LibraryRefusal | None = ray.get(ray.remote(_check_steadiness_remotely).remote(terms, keeper))
+            refusal: StopReason | None = ray.get(ray.remote(_check_steadiness_remotely).remote(terms, keeper))
         return refusal
 
 

@@ -21,18 +21,17 @@ from regraft import embedders, errors, identity
 from regraft.disk import durable, links, sqlite, untrusted_sqlite, writable
 from regraft.embedders import Embedder
 from regraft.embedders.settings import PROVIDERS, EmbedderSettings
-from regraft.fleet.engine import TaskResult
+from regraft.fleet.engine import LibrarySummary
 from regraft.fleet.jobs import LibraryJob
 from regraft.language import tr
 from repair.changes.store import Store
 from repair.embedding import answers, probing
+from repair.embedding.report import BackfillReport, ScopeReport
 from repair.embedding.run import EmbedderSource
 from repair.embedding.survey import BackfillSurvey, ExpectedTexts, SurveyedTarget, TokenCounter
 
 #: Folders in the work folder: the texts of each library, and the parts that a cluster reads.
 WANTED_FOLDER, PARTS_FOLDER = "wanted", "parts"
-#: The key in a library's document for the number of texts that it lacks vectors for.
-COLLECTED = "collected"
 #: Texts written or read at a time, and the characters after which fewer are.
 _ROWS, _BYTES = 1000, 8 << 20
 #: Texts held in memory at a time.
@@ -368,13 +367,22 @@ class EmbeddingJob(msgspec.Struct, frozen=True, kw_only=True):
         collector = TextCollector(work, self.library, settings)
         return EmbedderSource(choose=lambda _: settings, looked=collector, opened=_refuse_to_open)
 
-    def add_collected(self, source: EmbedderSource, ended: TaskResult) -> TaskResult:
-        """Add the number of collected texts to the document of a command that succeeded."""
-        collector = source.looked
-        if isinstance(collector, TextCollector) and collector.texts is not None and "error" not in ended.document:
-            document = {**ended.document, COLLECTED: collector.texts}
-            return msgspec.structs.replace(ended, document=document)
-        return ended
+
+class BackfillSummary(LibrarySummary, frozen=True, kw_only=True):
+    """The summary of a backfill, with its scopes. ``collected`` texts lack a vector; None: none were collected."""
+
+    scopes: tuple[ScopeReport, ...]
+    collected: int | None = None
+
+    @classmethod
+    def of(cls, summary: LibrarySummary, report: BackfillReport, source: EmbedderSource) -> BackfillSummary:
+        """Add what a backfill reports, and what its source of vectors has collected, to a summary."""
+        looked = source.looked
+        return cls(
+            **msgspec.structs.asdict(summary),
+            scopes=tuple(report.scopes),
+            collected=looked.texts if isinstance(looked, TextCollector) else None,
+        )
 
 
 def compared_sample(work: Path, library: int, one: SurveyedTarget) -> list[tuple[str, bytes]] | None:

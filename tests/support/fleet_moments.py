@@ -19,7 +19,8 @@ from campaign import disk
 from campaign.disk import Operation
 from pytest import MonkeyPatch
 
-from regraft.cli import fleet_worker
+from regraft.api.fleet import run_job
+from regraft.cli.fleet import parse_library_options as parse
 from regraft.fleet.engine import LocalPool, TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.results import FleetOrder, ResultRow
@@ -78,14 +79,14 @@ def taken(source: Path) -> Moment | None:
 def watched(job: LibraryJob, watching: Watching) -> TaskResult:
     """Do a job, and see what it asks of the disk below its target's parent."""
     with disk.watched(watching, str(Path(str(job.target)).parent)):
-        return fleet_worker.run_job(job)
+        return run_job(job)
 
 
 def work(job: LibraryJob) -> TaskResult:
     """Do a job; at the moment that is planned for this attempt, do what is planned."""
     moment = taken(Path(job.source))
     if moment is None:
-        return fleet_worker.run_job(job)
+        return run_job(job)
 
     def do() -> None:
         if not moment.command:
@@ -99,11 +100,11 @@ def work_in_store(job: LibraryJob) -> TaskResult:
     """Do a job over object storage; at the request that is planned for this attempt, this process is killed."""
     moment = taken(Path(job.source))
     if moment is None:
-        return fleet_worker.run_job(job)
+        return run_job(job)
     with MonkeyPatch.context() as patched:
         files = Counted(storage_path(str(job.target))._files, moment.operation)
         patched.setattr(StoragePath, "_files", files)
-        return fleet_worker.run_job(job)
+        return run_job(job)
 
 
 class Counted:
@@ -133,9 +134,10 @@ def work_until_killed(order: str, results: str, count: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     fleet = Fleet(
+        parse=parse,
         order=msgspec.json.decode(order, type=FleetOrder),
         path=Path(results),
-        pool=lambda: LocalPool(fleet_worker.run_job, 2),
+        pool=lambda: LocalPool(run_job, 2),
     )
     fleet.run(Run(command="fleet migrate"), watch)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from typing import Any
 
 from pytest import MonkeyPatch
 
-from regraft.fleet.engine import PendingTask, Task, TaskResult, Work
-from regraft.fleet.jobs import LibraryJob
+from regraft.fleet.engine import LibrarySummary, PendingTask, Task, TaskError, TaskResult, Work
+from regraft.fleet.jobs import CommandOptions, LibraryJob
+from regraft.options import OPTIONS
 from regraft.processes import pool
 
 
@@ -26,8 +28,13 @@ def work(job: LibraryJob) -> TaskResult:
     status, code = {"full": (3, "StoppedBySystem"), "fault": (3, "FaultOfRegraft"), "refused": (2, "WrongUsage")}.get(
         trouble, (0, None)
     )
-    document = {} if code is None else {"error": {"code": code, "message": f"{trouble}."}}
-    return TaskResult(status=status, document=document, seconds=0.1)
+    error = None if code is None else TaskError(code=code, message=f"{trouble}.")
+    return TaskResult(status=status, error=error, seconds=0.1)
+
+
+def plain(command: str) -> CommandOptions:
+    """Return the options of a command that was given none."""
+    return CommandOptions(values=OPTIONS[command]())
 
 
 def _is_first(source: Path) -> bool:
@@ -72,14 +79,11 @@ def helped(job: LibraryJob) -> TaskResult:
     if pool.can_use_pool():
         with pool.open_pool() as helpers:
             helper = helpers.take(helpers.put(os.getpid))
-    return TaskResult(
-        status=0,
-        document={"totals": {"cores": pool.usable_cores(), "helped": helper not in (None, os.getpid())}},
-        seconds=0.1,
-    )
+    totals = {"cores": pool.usable_cores(), "helped": helper not in (None, os.getpid())}
+    return TaskResult(status=0, summary=LibrarySummary(run="", totals=json.dumps(totals)), seconds=0.1)
 
 
 def put_in_place(monkeypatch: MonkeyPatch) -> None:
     """Let fleets do everything in this process, which stays what it is."""
-    monkeypatch.setattr("regraft.cli.fleet.LocalPool", HerePool)
+    monkeypatch.setattr("regraft.api.fleet.LocalPool", HerePool)
     monkeypatch.setattr(pool, "set_core_limit", lambda _: None)

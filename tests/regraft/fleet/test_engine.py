@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_work import HerePool, helped
+from fleet_work import HerePool, helped, plain
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regraft.cli.fleet import parse_library_options as parse
 from regraft.fleet import engine, manifest
-from regraft.fleet.engine import LocalPool, PendingTask, Task, TaskResult
+from regraft.fleet.engine import LocalPool, PendingTask, Task, TaskError, TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder
@@ -22,7 +24,7 @@ from regraft.fleet.run import Fleet, is_retried
 from regraft.processes import pool as processes_pool
 from regraft.report.document import Run
 
-FINE = TaskResult(status=0, document={}, seconds=0.1)
+FINE = TaskResult(status=0, seconds=0.1)
 
 
 class Watched(HerePool):
@@ -76,7 +78,7 @@ def test_what_has_to_wait_waits_at_least_so_long(monkeypatch: pytest.MonkeyPatch
     now = [0.0]
     monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(engine.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + max(seconds, 0.001)))
-    held = TaskResult(status=3, document={}, seconds=0.1, wait_seconds=42.0)
+    held = TaskResult(status=3, seconds=0.1, wait_seconds=42.0)
     answers = iter([held, FINE])
     begun: list[float] = []
 
@@ -93,10 +95,10 @@ def test_what_has_to_wait_waits_at_least_so_long(monkeypatch: pytest.MonkeyPatch
     assert begun[1] - begun[0] >= 42.0
 
 
-@pytest.mark.parametrize(("first", "attempts"), [(TaskResult(status=None, document={}, seconds=0.1), 3), (FINE, 1)])
+@pytest.mark.parametrize(("first", "attempts"), [(TaskResult(status=None, seconds=0.1), 3), (FINE, 1)])
 def test_a_lock_of_one_that_was_killed_is_waited_for(first: TaskResult, attempts: int) -> None:
     """Where a machine was lost, its process may be at work for a while longer."""
-    locked = TaskResult(status=2, document={"error": {"code": "TargetLocked", "message": ""}}, seconds=0.1)
+    locked = TaskResult(status=2, error=TaskError(code="TargetLocked", message=""), seconds=0.1)
     answers = iter([first, locked, FINE] if first.status is None else [locked])
     [(_, ended)] = engine.run_tasks(
         [Task(number=0, job=None)],
@@ -122,14 +124,16 @@ def jobs_of(sizes: dict[str, int], cores: int, tmp_path: Path) -> dict[str, Libr
     libraries = tuple(Library(source=name, bytes=size) for name, size in sizes.items())
     order = FleetOrder(command="check", options=("--deep",), libraries=libraries, id="f")
     pool = partial(HerePool, work, cores)
-    Fleet(order=order, path=tmp_path / "out.parquet", pool=pool).run(Run(command="fleet check"))
+    Fleet(parse=parse, order=order, path=tmp_path / "out.parquet", pool=pool).run(Run(command="fleet check"))
     return jobs
 
 
 def test_a_library_that_is_much_of_all_has_several_cores(tmp_path: Path) -> None:
     jobs = jobs_of({"large": 6 << 30, "small": 1 << 30, "smaller": 1 << 30}, 4, tmp_path)
     assert {name: job.cores for name, job in jobs.items()} == {"large": 3, "small": 1, "smaller": 1}
-    assert jobs["large"] == LibraryJob(command="check", options=("--deep",), source="large", fleet="f", cores=3)
+    assert jobs["large"] == LibraryJob(
+        command="check", options=parse("check", ("--deep",)), source="large", fleet="f", cores=3
+    )
 
 
 def test_small_libraries_have_one_core_each(tmp_path: Path) -> None:
@@ -137,14 +141,14 @@ def test_small_libraries_have_one_core_each(tmp_path: Path) -> None:
 
 
 def test_a_process_with_several_cores_has_helpers_and_one_with_one_has_none(tmp_path: Path) -> None:
-    jobs = [LibraryJob(command="check", options=(), source="x", cores=cores) for cores in (1, 2, 1)]
+    jobs = [LibraryJob(command="check", options=plain("check"), source="x", cores=cores) for cores in (1, 2, 1)]
     found: list[Any] = []
     with closing(LocalPool(helped, 2)) as pool:
         for number, job in enumerate(jobs):
             [(_, ended)] = engine.run_tasks(
                 [Task(number=number, job=job)], pool, attempts=1, is_retried=lambda _: False
             )
-            found.append(ended.document["totals"])
+            found.append(json.loads(ended.summary.totals))
     several = min(2, processes_pool.usable_cores())
     one = {"cores": 1, "helped": False}
     assert found == [one, {"cores": several, "helped": several > 1}, one]

@@ -18,7 +18,8 @@ from fleet_libraries import NOW, content, libraries_in, rows_in
 from fleet_work import TROUBLE
 from harness import REPO, Outcome, run, run_as_given, snapshot
 
-from regraft.cli import fleet_worker
+from regraft.api.fleet import run_job
+from regraft.cli.fleet import parse_library_options as parse
 from regraft.errors import FleetInterrupted
 from regraft.fleet import engine, results
 from regraft.fleet.engine import LocalPool, Task, TaskResult
@@ -151,7 +152,7 @@ def test_a_stop_leaves_a_journal_from_which_the_next_run_goes_on(backups: Path, 
     def stop(_: object) -> None:
         raise KeyboardInterrupt
 
-    work = Fleet(order=order, path=out, pool=lambda: LocalPool(fleet_worker.run_job, 1))
+    work = Fleet(parse=parse, order=order, path=out, pool=lambda: LocalPool(run_job, 1))
     with pytest.raises(
         FleetInterrupted, match=r"libraries are complete \(1\); continue with: regraft fleet resume .*out\.parquet"
     ):
@@ -190,7 +191,7 @@ def trouble(tmp_path: Path, *troubles: str, attempts: int = 3) -> list[dict[str,
     order = FleetOrder(command="check", options=(), libraries=read_manifest)
     out = tmp_path / "out.parquet"
     pool = partial(LocalPool, TROUBLE, 2)
-    work = Fleet(order=order, path=out, pool=pool, attempts=attempts, pause_seconds=0.01)
+    work = Fleet(parse=parse, order=order, path=out, pool=pool, attempts=attempts, pause_seconds=0.01)
     work.run(Run(command="fleet check"))
     return [row for row in rows_in(out) if row["base"] is None]
 
@@ -230,7 +231,7 @@ def test_a_process_has_its_next_task_before_somebody_writes_down_how_one_ended()
 
         def answers(self, seconds: float) -> Iterator[tuple[engine.PendingTask, TaskResult]]:
             for number in list(self.running):
-                yield self.running.pop(number)[0], TaskResult(status=0, document={}, seconds=0)
+                yield self.running.pop(number)[0], TaskResult(status=0, seconds=0)
 
         def close(self) -> None:
             """Nothing is open."""
@@ -244,7 +245,7 @@ def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
     from regraft.fleet.run import fleet_exit_status
 
     def status(*statuses: int | None) -> int:
-        ends = [TaskResult(status=one, document={}, seconds=0) for one in statuses]
+        ends = [TaskResult(status=one, seconds=0) for one in statuses]
         library, task = Library(source="x"), Task(number=0, job=None)
         tally = Tally()
         for end in ends:
@@ -252,7 +253,7 @@ def test_the_exit_status_is_that_of_the_worst(tmp_path: Path) -> None:
         return fleet_exit_status(make_report(Run(command="fleet check"), tally))
 
     assert [status(0), status(0, 1), status(1, 2, 0), status(2, 3), status(None, 0)] == [0, 1, 2, 3, 3]
-    assert is_retried(TaskResult(status=3, document={}, seconds=0))
+    assert is_retried(TaskResult(status=3, seconds=0))
 
 
 #: Options of a library, and what is said of them.
@@ -265,6 +266,9 @@ UNUSABLE: dict[str, tuple[str, list[str], str]] = {
     "a value that takes the next word": ("check", ["--deep", "--base"], "--base"),
     "none of the command": ("check", ["--carry-text"], "No such option"),
     "another source": ("check", ["/etc"], "/etc is not an option"),
+    "a target of its own": ("migrate", ["--to", "elsewhere"], "--to: targets are named by the manifest"),
+    "a value that is none": ("migrate", ["--jobs", "0"], "0 is not in the range 1<=x<=64"),
+    "levels that exclude each other": ("check", ["--quick", "--deep"], "--quick and --deep exclude each other"),
     "another target": ("export", ["elsewhere.parquet"], "elsewhere.parquet is not an option"),
     "the end of all options": ("export", ["--"], "-- is not an option"),
     "paths behind the end": ("export", ["--", "a", "b"], "a is not an option"),
@@ -370,7 +374,7 @@ def test_two_runs_do_not_work_on_one_fleet(backups: Path, tmp_path: Path) -> Non
 def test_a_torn_line_of_a_journal_is_passed_over(tmp_path: Path) -> None:
     out, library = tmp_path / "out.parquet", Library(source="x")
     order = FleetOrder(command="check", options=(), libraries=(library, library, library))
-    ended = TaskResult(status=0, document={}, seconds=0)
+    ended = TaskResult(status=0, seconds=0)
     rows = [results.result_rows(library, Task(number=number, job=None), "check", ended) for number in range(3)]
     with closing(results.Journal(out, order, [rows[0]])) as journal:
         journal.add(rows[2])

@@ -46,7 +46,7 @@ from repair.embedding.sender import CONTROL_TEXT
 def test_each_text_is_sent_once_and_each_library_filled(
     stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regraft.cli.fleet.LocalPool", LocalPool)
+    monkeypatch.setattr("regraft.api.fleet.LocalPool", LocalPool)
     with FaultServer() as server:
         done = backfill(stores, configured(tmp_path / "regraft.yaml", server, price_per_million_tokens=2.0))
     assert done.status == 0, done

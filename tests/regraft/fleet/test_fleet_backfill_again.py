@@ -184,7 +184,7 @@ def test_a_dry_run_that_is_stopped_leaves_nothing(
 ) -> None:
     config = configured(tmp_path / "regraft.yaml", "http://127.0.0.1:9/v1")
     before = snapshot(tmp_path)
-    monkeypatch.setattr("regraft.cli.fleet.LocalPool", Stopped)
+    monkeypatch.setattr("regraft.api.fleet.LocalPool", Stopped)
     done = backfill(stores, config, "--dry-run")
     assert (done.status, done.document["error"]["code"]) == (130, "Interrupted")
     assert snapshot(tmp_path) == before
@@ -253,7 +253,7 @@ def test_the_settings_of_the_embedder_are_held_once(
             told.append(task.job.embedder)
             super().start_task(task, one)
 
-    monkeypatch.setattr("regraft.cli.fleet.LocalPool", Noting)
+    monkeypatch.setattr("regraft.api.fleet.LocalPool", Noting)
     with FaultServer() as server:
         assert backfill(stores, configured(tmp_path / "regraft.yaml", server)).status == 0
     assert (len(told), len({id(one) for one in told})) == (2 * len(NAMES), 2)

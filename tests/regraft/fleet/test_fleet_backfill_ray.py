@@ -89,7 +89,7 @@ def test_a_worker_that_is_killed_leaves_no_text_without_an_answer(
     joined: str, stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sending = partial(RaySending, sender=DeadlySender.dying_at(tmp_path / "died"))
-    monkeypatch.setattr("regraft.cli.fleet.RaySending", sending)
+    monkeypatch.setattr("regraft.api.fleet_backfill.RaySending", sending)
     with FaultServer() as server:
         config = configured(tmp_path / "regraft.yaml", server, parallel=1, batch={"texts": 2})
         done = backfill(stores, config, joined, "--no-probe")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet_work import plain
 
 from regraft.disk import writable
 from regraft.fleet import jobs, versions
@@ -42,12 +43,12 @@ class Mortal:
         return request
 
 
-def repaired(arguments: tuple[str, ...]) -> TaskResult:
+def repaired(job: LibraryJob) -> TaskResult:
     """Change a library as a command does: once."""
-    library = Path(arguments[-1])
+    library = Path(job.source)
     (library / "index.sqlite").write_bytes(b"repaired")
     (library / "raw" / "new.txt").write_bytes(b"new")
-    return TaskResult(status=0, document={}, seconds=0.1)
+    return TaskResult(status=0, seconds=0.1)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def is_killed(place: StoragePath, files: Mortal, monkeypatch: pytest.MonkeyPatch
         patched.setattr(StoragePath, "_files", files)
         try:
             ended = jobs.run_library_job(
-                LibraryJob(command="repair", options=(), source=place.url, fleet="f"), repaired
+                LibraryJob(command="repair", options=plain("repair"), source=place.url, fleet="f"), repaired
             )
         except Killed:
             return True
@@ -105,7 +106,9 @@ def test_whenever_a_process_is_killed_the_next_one_comes_to_what_one_run_comes_t
         assert (there / "raw" / "new.txt").exists() == is_new
         assert version.number == before.number + is_new
 
-        ended = jobs.run_library_job(LibraryJob(command="repair", options=(), source=library.url, fleet="f"), repaired)
+        ended = jobs.run_library_job(
+            LibraryJob(command="repair", options=plain("repair"), source=library.url, fleet="f"), repaired
+        )
         assert ended.status == 0, count
         last = versions.latest_version(library)
         assert last.number == before.number + 1

@@ -21,6 +21,7 @@ from faults import left_over, untouched
 from fleet_libraries import IN_FOLDER, OF_ARCHIVE, ONE_IN, Source, make
 from harness import NOW, REPO, nothing_opened, snapshot
 
+from regraft.cli.fleet import parse_library_options as parse
 from regraft.disk import sqlite, writable
 from regraft.fleet import results, versions
 from regraft.fleet.engine import LocalPool, Pool, RayPool, TaskResult
@@ -74,7 +75,7 @@ def one_after_the_other(folder: Path, count: int) -> Herd:
         for library in order.libraries:
             watching = Watching()
             with nothing_opened():
-                ends.append(watched(make_job(order, library), watching))
+                ends.append(watched(make_job(order, library, parse), watching))
             operations.append(watching.count)
     return Herd(folder, sources, ends, operations)
 
@@ -115,21 +116,29 @@ def content(library: Path) -> dict[str, bytes]:
 
 def test_one_source_in_five_is_damaged_and_damage_shows(herd: Herd) -> None:
     damaged = [number for number, source in enumerate(herd.sources) if source.damage]
-    whole = {source.kind: herd.ends[number] for number, source in enumerate(herd.sources) if not source.damage}
+    whole = {source.kind: number for number, source in enumerate(herd.sources) if not source.damage}
     assert len(damaged) * ONE_IN == len(herd.sources)
     assert {herd.sources[number].damage for number in damaged} <= IN_FOLDER.keys() | OF_ARCHIVE.keys()
-    assert {end.status for end in whole.values()} <= {0, 1}
+    assert {herd.ends[number].status for number in whole.values()} <= {0, 1}
     for number in damaged:
         source, end = herd.sources[number], herd.ends[number]
         assert end.status in (1, 2), source
         # Of few libraries, all of a kind may be damaged.
         if source.kind in whole:
-            assert shown(end) != shown(whole[source.kind]), source
+            assert shown(herd, number) != shown(herd, whole[source.kind]), source
 
 
-def shown(end: TaskResult) -> tuple[int | None, object, set[str]]:
+def shown(herd: Herd, number: int) -> tuple[int | None, object, set[str]]:
     """Return how a command ended, what it has counted, and what it said of it."""
-    return end.status, end.document.get("totals"), {one["code"] for one in end.document.get("warnings", ())}
+    document = document_of(herd, number)
+    return herd.ends[number].status, document.get("totals"), {one["code"] for one in document.get("warnings", ())}
+
+
+def document_of(herd: Herd, number: int) -> dict[str, Any]:
+    """Return what a command that ran alone has written of its run; nothing, where it wrote no library."""
+    path = herd.folder / "alone" / herd.sources[number].path.name / "report.json"
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found
 
 
 def test_a_fleet_whose_processes_are_killed_leaves_what_one_after_the_other_leaves(
@@ -137,7 +146,7 @@ def test_a_fleet_whose_processes_are_killed_leaves_what_one_after_the_other_leav
 ) -> None:
     killed = planned_kills(herd)
     order, out = herd.order(tmp_path / "libraries"), tmp_path / "out.parquet"
-    work = Fleet(order=order, path=out, pool=pool, pause_seconds=0.01)
+    work = Fleet(parse=parse, order=order, path=out, pool=pool, pause_seconds=0.01)
     with untouched(herd.folder / "sources", herd.folder / "alone"):
         work.run(Run(command="fleet migrate"))
         first = rows_of(out)
@@ -146,7 +155,14 @@ def test_a_fleet_whose_processes_are_killed_leaves_what_one_after_the_other_leav
             assert found[0].attempts == min(times + 1, 3), herd.sources[number]
             assert (found[0].outcome == "killed") == (times == 3), herd.sources[number]
         # What was killed each time is what is left, beside what was refused.
-        again = Fleet(order=order, path=out, pool=pool, known=results.read_results(out)[1], pause_seconds=0.01)
+        again = Fleet(
+            parse=parse,
+            order=order,
+            path=out,
+            pool=pool,
+            known=results.read_results(out)[1],
+            pause_seconds=0.01,
+        )
         again.run(Run(command="fleet resume"))
 
     rows = rows_of(out)
@@ -158,7 +174,7 @@ def test_a_fleet_whose_processes_are_killed_leaves_what_one_after_the_other_leav
     assert_nothing_beside(order, herd)
     # What is done is done: another fleet finds nothing left to do.
     before = {library.target: content_and_times(library.target) for library in order.libraries}
-    Fleet(order=order, path=tmp_path / "twice.parquet", pool=pool).run(Run(command="fleet migrate"))
+    Fleet(parse=parse, order=order, path=tmp_path / "twice.parquet", pool=pool).run(Run(command="fleet migrate"))
     assert {library.target: content_and_times(library.target) for library in order.libraries} == before
     for found, once in zip(rows_of(tmp_path / "twice.parquet"), rows, strict=True):
         assert found[0].attempts == 1
@@ -186,11 +202,11 @@ def assert_same(herd: Herd, number: int, found: list[ResultRow], order: FleetOrd
     """Assert that a library is what the command alone has made of it, byte for byte, and that its rows say so."""
     source, alone = herd.sources[number], herd.ends[number]
     target = Path(str(order.libraries[number].target))
-    [own, *bases], document = found, alone.document
+    [own, *bases], document = found, document_of(herd, number)
     assert own.source == str(source.path)
     totals = document.get("totals") or {}
     rows = totals.get("rows") or {}
-    assert (own.exit_status, own.code) == (alone.status, (document.get("error") or {}).get("code")), source
+    assert (own.exit_status, own.code) == (alone.status, alone.error and alone.error.code), source
     assert (own.rows_read, own.rows_carried) == (rows.get("read"), rows.get("carried"))
     assert in_place(json.loads(own.totals or "{}")) == in_place(totals)
     assert [(base.base, base.outcome, base.rows_carried) for base in bases] == [
@@ -269,7 +285,14 @@ def test_a_fleet_that_is_killed_itself_is_gone_on_with_and_does_nothing_twice(he
     _, there = results.read_results(out)
     known = dict(there)
     assert len(known) == count
-    work = Fleet(order=order, path=out, pool=partial(LocalPool, WORK, 2), known=there, pause_seconds=0.01)
+    work = Fleet(
+        parse=parse,
+        order=order,
+        path=out,
+        pool=partial(LocalPool, WORK, 2),
+        known=there,
+        pause_seconds=0.01,
+    )
     with untouched(herd.folder / "sources"):
         work.run(Run(command="fleet resume"))
 
@@ -301,14 +324,14 @@ def test_in_a_store_libraries_are_those_on_disk_whenever_processes_are_killed(
     order = FleetOrder(command="migrate", options=("--now", NOW), libraries=libraries, id="1")
     out, pool = tmp_path / "out.parquet", partial(RayPool, IN_STORE, joined, 2)
     with untouched(herd.folder / "sources", herd.folder / "alone"):
-        Fleet(order=order, path=out, pool=pool, pause_seconds=0.01).run(Run(command="fleet migrate"))
+        Fleet(parse=parse, order=order, path=out, pool=pool, pause_seconds=0.01).run(Run(command="fleet migrate"))
 
     there = storage_path(bucket).objects()
     for number, found in enumerate(rows_of(out)):
         source, alone = herd.sources[number], herd.ends[number]
         own = found[0]
         assert (own.exit_status, own.attempts) == (alone.status, 1 + (number in killed)), (source, own.message)
-        assert own.code == (alone.document.get("error") or {}).get("code")
+        assert own.code == (alone.error and alone.error.code)
         reference = herd.folder / "alone" / source.path.name
         place = storage_path(f"{bucket}/{source.path.name}")
         assert (versions.latest_version(place).number == 1) == reference.exists()
@@ -320,7 +343,7 @@ def test_in_a_store_libraries_are_those_on_disk_whenever_processes_are_killed(
     assert [name for name in there if re.search(r"/lease-\d{6}\.json$", name)] == []
     # What is done is done: another fleet finds nothing left to do, and publishes nothing.
     again = msgspec.structs.replace(order, id="2")
-    Fleet(order=again, path=tmp_path / "twice.parquet", pool=pool).run(Run(command="fleet migrate"))
+    Fleet(parse=parse, order=again, path=tmp_path / "twice.parquet", pool=pool).run(Run(command="fleet migrate"))
     assert storage_path(bucket).objects() == there
 
 
@@ -341,7 +364,7 @@ def test_two_fleets_that_come_to_one_library_leave_what_one_leaves(herd: Herd, t
             Moment(operation=operation, command=other_fleet(order.libraries[number], tmp_path)),
         )
     some = order_of([herd.sources[number].path for number in moments], tmp_path / "libraries")
-    work = Fleet(order=some, path=tmp_path / "one.parquet", pool=partial(LocalPool, WORK, 2))
+    work = Fleet(parse=parse, order=some, path=tmp_path / "one.parquet", pool=partial(LocalPool, WORK, 2))
     with untouched(herd.folder / "sources"):
         work.run(Run(command="fleet migrate"))
 

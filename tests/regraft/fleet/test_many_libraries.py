@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from harness import run_as_given, snapshot
 
+from regraft.cli.fleet import parse_library_options as parse
 from regraft.disk import sqlite
 from regraft.errors import WrongUsage
 from regraft.fleet import results
-from regraft.fleet.engine import PendingTask, Task, TaskResult
+from regraft.fleet.engine import BaseResult, LibrarySummary, PendingTask, RowCounts, Task, TaskError, TaskResult
 from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder, Journal, ResultRow
 from regraft.fleet.run import Fleet, FleetReport
@@ -42,10 +43,13 @@ class InstantPool:
     def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
         ready, self.running = self.running, {}
         for number, (one, _) in ready.items():
-            counts = {"read": number, "carried": number - number % 2, "skipped": {"orphan": number % 2}}
-            bases = [{"id": f"{number}-{place}", "status": "completed", "rows": counts} for place in range(number % 3)]
-            document = {"bases": bases, "totals": {"rows": counts}, "left": [{"finding": "base.failed", "count": 2}]}
-            yield one, TaskResult(status=STATUS.get(number % 5, 0), document=document, seconds=float(number % 10))
+            counts = RowCounts(read=number, carried=number - number % 2, skipped={"orphan": number % 2})
+            bases = tuple(
+                BaseResult(id=f"{number}-{place}", name="", status="completed", rows=counts)
+                for place in range(number % 3)
+            )
+            summary = LibrarySummary(run="r", rows=counts, bases=bases, findings={"base.failed": 2})
+            yield one, TaskResult(status=STATUS.get(number % 5, 0), summary=summary, seconds=float(number % 10))
 
     def close(self) -> None:
         self.running.clear()
@@ -77,7 +81,7 @@ def written(
 
     monkeypatch.setattr(Journal, "add", added)
     order, out = order_of(tmp_path), tmp_path / "out.parquet"
-    report = Fleet(order=order, path=out, pool=InstantPool).run(Run(command="fleet migrate"))
+    report = Fleet(parse=parse, order=order, path=out, pool=InstantPool).run(Run(command="fleet migrate"))
     return order, out, told, report
 
 
@@ -117,9 +121,12 @@ def test_metadata_do_not_grow_with_libraries(tmp_path: Path) -> None:
         libraries = tuple(Library(source=str(tmp_path / f"{number}")) for number in range(count))
         out = tmp_path / f"{count}.parquet"
         pool = InstantPool
-        Fleet(order=FleetOrder(command="check", options=(), libraries=libraries), path=out, pool=pool).run(
-            Run(command="x")
-        )
+        Fleet(
+            parse=parse,
+            order=FleetOrder(command="check", options=(), libraries=libraries),
+            path=out,
+            pool=pool,
+        ).run(Run(command="x"))
         sizes.append(len(pq.read_schema(out).metadata[b"regraft.fleet"]))
         assert results.read_results(out)[0].libraries == libraries
     assert sizes[0] == sizes[1]
@@ -145,13 +152,13 @@ def test_libraries_that_end_together_are_flushed_together_before_anything_is_wai
             yield from super().answers(seconds)
 
     monkeypatch.setattr(os, "fsync", synced)
-    Fleet(order=order, path=out, pool=Looked).run(Run(command="fleet migrate"))
+    Fleet(parse=parse, order=order, path=out, pool=Looked).run(Run(command="fleet migrate"))
     assert sorted(set(flushed)) == [*range(0, COUNT, Looked.count), COUNT]
 
 
 def test_a_journal_that_somebody_else_wrote_meanwhile_is_not_taken_for_the_one_that_was_read(tmp_path: Path) -> None:
     order, out = order_of(tmp_path), tmp_path / "out.parquet"
-    ended = TaskResult(status=0, document={}, seconds=0.0)
+    ended = TaskResult(status=0, seconds=0.0)
     rows = [
         results.result_rows(order.libraries[number], Task(number=number, job=None), "migrate", ended)
         for number in range(2)
@@ -164,7 +171,7 @@ def test_a_journal_that_somebody_else_wrote_meanwhile_is_not_taken_for_the_one_t
     with pytest.raises(WrongUsage, match=r"out\.parquet\.journal was changed by another process"):
         known[0]
     with pytest.raises(WrongUsage, match="was changed by another process"):
-        Fleet(order=order, path=out, pool=InstantPool, known=known).run(Run(command="fleet migrate"))
+        Fleet(parse=parse, order=order, path=out, pool=InstantPool, known=known).run(Run(command="fleet migrate"))
     assert snapshot(tmp_path) == before
 
 
@@ -210,7 +217,7 @@ def test_rows_that_are_none_are_refused_when_they_are_read(columns: dict[str, An
 
 def test_a_line_of_a_journal_with_a_library_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
     order, out = order_of(tmp_path), tmp_path / "out.parquet"
-    ended = TaskResult(status=0, document={}, seconds=0.0)
+    ended = TaskResult(status=0, seconds=0.0)
     [row] = results.result_rows(order.libraries[0], Task(number=0, job=None), "migrate", ended)
     Journal(out, order, [[row]]).close()
     with results.journal_path(out).open("ab") as file:
@@ -250,7 +257,7 @@ def test_a_journal_that_no_fleet_wrote_is_refused(tmp_path: Path, case: str) -> 
 @pytest.mark.parametrize("counts", ['{"a": 1e3}', '{"a": -1}', '{"a": 99999999999999999999}', "[1]"])
 def test_a_row_whose_counts_are_none_is_worked_on_again(tmp_path: Path, counts: str) -> None:
     order = FleetOrder(command="check", options=(), libraries=(Library(source="/x"), Library(source="/y")))
-    ended = TaskResult(status=0, document={}, seconds=1.0)
+    ended = TaskResult(status=0, seconds=1.0)
     rows = [
         results.result_rows(order.libraries[number], Task(number=number, job=None), "check", ended) for number in (0, 1)
     ]
@@ -265,8 +272,7 @@ def test_a_row_whose_counts_are_none_is_worked_on_again(tmp_path: Path, counts: 
 
 
 def test_what_has_an_error_is_never_well() -> None:
-    error = {"error": {"code": "AnswerUnfit", "message": "."}}
-    ended = TaskResult(status=1, document=error, seconds=1.0)
+    ended = TaskResult(status=1, error=TaskError(code="AnswerUnfit", message="."), seconds=1.0)
     [row] = results.result_rows(Library(source="x"), Task(number=0, job=None), "backfill", ended)
     assert (row.outcome, row.code) == ("refused", "AnswerUnfit")
     assert row.outcome not in results.GOOD

@@ -18,6 +18,7 @@ from harness import REPO, Outcome, run_as_given, snapshot
 from prometheus_client.parser import text_fd_to_metric_families
 
 from regraft import __version__, identity
+from regraft.cli.fleet import parse_library_options as parse
 from regraft.errors import FleetInterrupted, WrongUsage
 from regraft.fleet import results
 from regraft.fleet.engine import LocalPool, PendingTask, Task, TaskResult
@@ -122,6 +123,7 @@ def at_work(tmp_path: Path, *troubles: str, attempts: int = 3) -> tuple[Fleet, P
     out, path = tmp_path / "out.parquet", tmp_path / "fleet.prom"
     metrics = Metrics(path, out, command="check", engine="local", libraries=len(libraries))
     work = Fleet(
+        parse=parse,
         order=FleetOrder(command="check", options=(), libraries=libraries),
         path=out,
         pool=partial(LocalPool, TROUBLE, 2),
@@ -186,7 +188,7 @@ class SlowPool:
         for number in list(self.running):
             if number or self.time >= 3_600:
                 one, _ = self.running.pop(number)
-                yield one, TaskResult(status=0, document={}, seconds=1.0)
+                yield one, TaskResult(status=0, seconds=1.0)
 
     def close(self) -> None:
         self.running.clear()

@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from fleet_libraries import NOW, content, libraries_in
-from fleet_work import put_in_place
+from fleet_work import plain, put_in_place
 from harness import REPO, Outcome, run, run_as_given, snapshot
 
 from regraft.disk import durable, writable
 from regraft.fleet import jobs, versions
-from regraft.fleet.engine import TaskResult
+from regraft.fleet.engine import TaskError, TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.storage import StoragePath, storage_path
 
@@ -296,14 +296,16 @@ def test_a_mistake_in_a_table_of_a_store_is_said_with_its_row(bucket: str, tmp_p
 
 def test_a_library_whose_version_would_lead_out_is_refused(bucket: str) -> None:
     storage_path(f"{bucket}/a/regraft-library/000001.json").put(b"{}")
-    ended = jobs.run_library_job(LibraryJob(command="check", options=(), source=f"{bucket}/a"), pytest.fail)
-    assert (ended.status, ended.document["error"]["code"]) == (2, "LibraryUnsafe")
+    ended = jobs.run_library_job(LibraryJob(command="check", options=plain("check"), source=f"{bucket}/a"), pytest.fail)
+    assert (ended.status, ended.error.code) == (2, "LibraryUnsafe")
 
 
 def test_an_archive_that_is_gone_is_missed(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoragePath, "size", lambda _: 5)
-    ended = jobs.run_library_job(LibraryJob(command="check", options=(), source=f"{bucket}/a.zip"), pytest.fail)
-    assert (ended.status, ended.document["error"]["code"]) == (2, "SourceNotFound")
+    ended = jobs.run_library_job(
+        LibraryJob(command="check", options=plain("check"), source=f"{bucket}/a.zip"), pytest.fail
+    )
+    assert (ended.status, ended.error.code) == (2, "SourceNotFound")
 
 
 def test_what_a_process_that_was_killed_left_is_removed(
@@ -315,11 +317,11 @@ def test_what_a_process_that_was_killed_left_is_removed(
     monkeypatch.setattr(tempfile, "tempdir", str(copies))
     seen: list[int] = []
 
-    def look(arguments: tuple[str, ...]) -> TaskResult:
-        library = Path(arguments[-1])
+    def look(job: LibraryJob) -> TaskResult:
+        library = Path(job.source)
         seen.append(sum(path.name == library.name for path in copies.rglob("*")))
         shutil.copytree(library, library.parent.parent.parent / "left by a kill" / library.name)
-        return TaskResult(status=2, document={}, seconds=0.1)
+        return TaskResult(status=2, seconds=0.1)
 
     with monkeypatch.context() as patched:
         patched.setattr(durable, "remove_tree", lambda *_: None)
@@ -336,13 +338,13 @@ def test_what_a_process_that_was_killed_left_is_removed(
 
 
 def job(migrated: str, **options: Any) -> LibraryJob:
-    return LibraryJob(command="repair", options=(), source=f"{migrated}/anna", **options)
+    return LibraryJob(command="repair", options=plain("repair"), source=f"{migrated}/anna", **options)
 
 
 def test_what_another_fleet_works_on_waits_for_it(migrated: str) -> None:
     with versions.hold_lease(storage_path(f"{migrated}/anna"), "another"):
         ended = jobs.run_library_job(job(migrated, fleet="this"), lambda _: pytest.fail("it was worked on"))
-    assert (ended.status, ended.document["error"]["code"]) == (3, "LibraryHeld")
+    assert (ended.status, ended.error.code) == (3, "LibraryHeld")
     assert 0 < ended.wait_seconds <= 61
 
 
@@ -353,20 +355,20 @@ def test_of_two_that_work_on_a_library_one_publishes_and_the_other_comes_after_i
     place = storage_path(f"{migrated}/anna")
 
     def changing(name: str) -> Any:
-        def run(arguments: tuple[str, ...]) -> TaskResult:
-            (Path(arguments[-1]) / name).write_text(name)
-            return TaskResult(status=0, document={}, seconds=0.1)
+        def run(job: LibraryJob) -> TaskResult:
+            (Path(job.source) / name).write_text(name)
+            return TaskResult(status=0, seconds=0.1)
 
         return run
 
-    def asleep(arguments: tuple[str, ...]) -> TaskResult:
+    def asleep(given: LibraryJob) -> TaskResult:
         with monkeypatch.context() as patched:
             patched.setattr(versions, "_demand_free", lambda *_: None)
             assert jobs.run_library_job(job(migrated, fleet="this"), changing("this")).status == 0
-        return changing("asleep")(arguments)
+        return changing("asleep")(given)
 
     ended = jobs.run_library_job(job(migrated, fleet="asleep"), asleep)
-    assert (ended.status, ended.document["error"]["code"]) == (3, "LibraryChanged")
+    assert (ended.status, ended.error.code) == (3, "LibraryChanged")
     version = versions.latest_version(place)
     assert version.number == 2
     assert "this" in version.files
@@ -379,14 +381,12 @@ def test_of_two_that_work_on_a_library_one_publishes_and_the_other_comes_after_i
 def test_what_was_stopped_or_refused_is_not_published(migrated: str) -> None:
     place = storage_path(f"{migrated}/anna")
 
-    def stopped(arguments: tuple[str, ...]) -> TaskResult:
-        (Path(arguments[-1]) / "half").write_text("half")
-        return TaskResult(
-            status=3, document={"error": {"code": "StoppedBySystem", "message": arguments[-1]}}, seconds=0.1
-        )
+    def stopped(job: LibraryJob) -> TaskResult:
+        (Path(job.source) / "half").write_text("half")
+        return TaskResult(status=3, error=TaskError(code="StoppedBySystem", message=job.source), seconds=0.1)
 
     ended = jobs.run_library_job(job(migrated), stopped)
-    assert (ended.status, ended.document["error"]["message"]) == (3, f"{migrated}/anna")
+    assert (ended.status, ended.error.message) == (3, f"{migrated}/anna")
     assert versions.latest_version(place).number == 1
 
 
@@ -396,5 +396,5 @@ def test_a_disk_that_is_full_stops_a_library(migrated: str, monkeypatch: pytest.
 
     monkeypatch.setattr(StoragePath, "download", full)
     ended = jobs.run_library_job(job(migrated), lambda _: pytest.fail("it was worked on"))
-    assert (ended.status, ended.document["error"]["code"]) == (3, "StoppedBySystem")
-    assert "No space left" in ended.document["error"]["message"]
+    assert (ended.status, ended.error.code) == (3, "StoppedBySystem")
+    assert "No space left" in ended.error.message

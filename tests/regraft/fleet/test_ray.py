@@ -10,6 +10,7 @@ import pytest
 from fleet_work import TROUBLE
 from harness import run_as_given
 
+from regraft.cli.fleet import parse_library_options as parse
 from regraft.fleet import results
 from regraft.fleet.engine import RayPool
 from regraft.fleet.manifest import Library
@@ -50,7 +51,7 @@ def test_a_worker_that_is_killed_takes_only_its_library_along(joined: str, tmp_p
     libraries = tuple(Library(source=str(tmp_path / f"{number} {one}")) for number, one in enumerate(troubles))
     order, out = FleetOrder(command="check", options=(), libraries=libraries), tmp_path / "out.parquet"
     pool = partial(RayPool, TROUBLE, joined, 2)
-    Fleet(order=order, path=out, pool=pool, attempts=2, pause_seconds=0.01).run(Run(command="fleet check"))
+    Fleet(parse=parse, order=order, path=out, pool=pool, attempts=2, pause_seconds=0.01).run(Run(command="fleet check"))
 
     rows = [found[0] for _, found in sorted(results.read_results(out)[1].items())]
     assert [row.outcome for row in rows] == ["done", "killed", "done", "done", "refused"]

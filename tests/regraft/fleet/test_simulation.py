@@ -37,7 +37,7 @@ class VirtualPool:
         self.now = max(self.now, min(self.now + seconds, min(self.running)[0]))
         for key in sorted(key for key in self.running if key[0] <= self.now):
             one, begun = self.running.pop(key)
-            yield one, TaskResult(status=None if key[2] else 0, document={}, seconds=key[0] - begun)
+            yield one, TaskResult(status=None if key[2] else 0, seconds=key[0] - begun)
 
     def close(self) -> None:
         self.running.clear()

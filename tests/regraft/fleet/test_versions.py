@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fleet_work import plain
 
 from regraft import identity
 from regraft.disk import writable
@@ -339,9 +340,9 @@ def test_a_lease_keeps_another_fleet_out_until_it_is_given_back(library: Storage
     with versions.hold_lease(library, "one"):
         said = r"is in use by another process, for \d+ s more"
         ended = jobs.run_library_job(
-            LibraryJob(command="repair", options=(), source=library.url, fleet="two"), pytest.fail
+            LibraryJob(command="repair", options=plain("repair"), source=library.url, fleet="two"), pytest.fail
         )
-        assert re.search(said, ended.document["error"]["message"])
+        assert re.search(said, ended.error.message)
     with versions.hold_lease(library, "two"):
         assert len(library.objects()) == 1
     assert library.objects() == {}
@@ -380,10 +381,10 @@ def test_a_store_that_writes_over_what_is_there_is_refused(
         pipe(files, path, content)
 
     monkeypatch.setattr(files, "pipe_file", careless, raising=False)
-    job = LibraryJob(command="repair", options=(), source=library.url, fleet="f")
+    job = LibraryJob(command="repair", options=plain("repair"), source=library.url, fleet="f")
     ended = jobs.run_library_job(job, lambda _: pytest.fail("it was worked on"))
-    assert (ended.status, ended.document["error"]["code"]) == (2, "StorageRefused")
-    assert "it overwrites existing objects although it was asked not to" in ended.document["error"]["message"]
+    assert (ended.status, ended.error.code) == (2, "StorageRefused")
+    assert "it overwrites existing objects although it was asked not to" in ended.error.message
 
 
 def test_of_two_that_take_a_lease_one_has_it(library: StoragePath, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import apsw
 import pytest
 from fault_server import FaultServer, poisoned, vector_of
+from fleet_work import plain
 
 from regraft import embedders, identity
 from regraft.embedders import Embedded, Halted, Sending, Unanswered
@@ -203,7 +204,7 @@ def test_known_answers_are_given_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_who_only_looks_cannot_send(tmp_path: Path) -> None:
-    line = jobs.LibraryJob(command="backfill", options=(), source="library", target=None)
+    line = jobs.LibraryJob(command="backfill", options=plain("backfill"), source="library", target=None)
     look = EmbeddingJob(embedder=EmbedderJson.of(SETTINGS), library=0, line=line, work=str(tmp_path)).embedder_source()
     with pytest.raises(AssertionError, match="mine was opened to collect texts"):
         look.opened(look.choose(None))  # type: ignore[arg-type]

@@ -1,0 +1,255 @@
+"""Run one command on many libraries, and on one library in a worker process (``docs/fleet.md``).
+
+A worker calls the function of the command, as any program does, and returns a summary of its report.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from regraft import api, language
+from regraft.api.outcome import as_regraft_error, exit_status
+from regraft.disk import links
+from regraft.errors import Declined, WrongUsage
+from regraft.fleet import jobs, manifest
+from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, RayPool, RowCounts, TaskResult, Work
+from regraft.fleet.jobs import LibraryJob, ParseOptions, RunCommand
+from regraft.fleet.metrics import Metrics, metrics_files
+from regraft.fleet.results import FleetOrder, KnownRows
+from regraft.fleet.run import Fleet, FleetReport, Watch
+from regraft.formats.parquet.unit_file import import_arrow
+from regraft.language import tr
+from regraft.options import FleetOptions
+from regraft.processes import pool as processes_pool
+from regraft.report.document import Report, Run
+
+# Workers load the module of a report only with the command that makes it.
+if TYPE_CHECKING:
+    from checks.audit.findings import CheckReport
+    from regraft.formats.parquet.export import ExportReport
+    from regraft.report.migration import MigrationReport
+    from repair.changes.run import ChangeReport
+    from repair.embedding.report import BackfillReport
+
+# --- one library, in a worker ----------------------------------------------------------------------------------------
+
+
+def run_job(job: LibraryJob) -> TaskResult:
+    """Run the command of one library."""
+    return run_safely(job, partial(run_command, call=_call))
+
+
+def run_safely(job: LibraryJob, run: RunCommand) -> TaskResult:
+    """Run a job with its number of cores; an exception becomes its result, so that the fleet continues."""
+    begun = time.monotonic()
+    processes_pool.set_core_limit(job.cores)
+    try:
+        return jobs.run_library_job(job, run)
+    except Exception as error:
+        return jobs.failed_result(as_regraft_error(error), time.monotonic() - begun)
+
+
+#: Calls the function of a command, and returns its report with the summary of it.
+CallCommand = Callable[[LibraryJob], tuple[Report, LibrarySummary]]
+
+
+def run_command(job: LibraryJob, call: CallCommand) -> TaskResult:
+    """Run a command on this machine, and return how it ended."""
+    begun = time.monotonic()
+    try:
+        with links.follow_links(job.options.follows_links):
+            report, summary = call(job)
+    except (Exception, KeyboardInterrupt) as error:
+        return jobs.failed_result(as_regraft_error(error), time.monotonic() - begun)
+    status = exit_status(report, job.options.fail_on)
+    return TaskResult(status=status, summary=summary, seconds=time.monotonic() - begun)
+
+
+def _call(job: LibraryJob) -> tuple[Report, LibrarySummary]:
+    values: Any = job.options.values
+    if job.command == "migrate":
+        migrated = api.migrate(job.source, str(job.target), values)
+        return migrated, _summarize_migration(migrated)
+    if job.command == "export":
+        exported = api.export(job.source, str(job.target), values)
+        return exported, _summarize_export(exported)
+    if job.command == "check":
+        checked = api.check(job.source, values)
+        return checked, _summarize_check(checked)
+    change: Callable[..., ChangeReport] = api.repair if job.command == "repair" else api.upgrade
+    changed = change(job.source, values)
+    return changed, summarize_change(changed)
+
+
+def _summarize_migration(report: MigrationReport) -> LibrarySummary:
+    return LibrarySummary(
+        run=report.head.run.id,
+        rows=_count_rows(report.totals.rows),
+        totals=_encode(report.totals),
+        bases=tuple(
+            BaseResult(
+                id=base.id,
+                name=base.name,
+                status=base.status,
+                code=base.error or base.outcome,
+                bytes=None if base.index is None else base.index.bytes,
+                rows=_count_rows(base.rows),
+            )
+            for base in report.bases
+        ),
+    )
+
+
+def _summarize_export(report: ExportReport) -> LibrarySummary:
+    bases = (BaseResult(id=base.id, name=base.name, rows=_count_rows(base.rows)) for base in report.bases)
+    return LibrarySummary(run=report.head.run.id, bases=tuple(bases))
+
+
+def _summarize_check(report: CheckReport) -> LibrarySummary:
+    found: dict[str | None, Counter[str]] = {}
+    for one in report.findings:
+        found.setdefault(one.base, Counter())[one.name] += one.count
+    bases = (
+        BaseResult(
+            id=base.id,
+            name=base.name,
+            rows=_count_rows(base.rows),
+            findings=dict(found.get(base.id, {})),
+        )
+        for base in report.statistics.bases or ()
+    )
+    return LibrarySummary(
+        run=report.head.run.id,
+        findings=report.summary.by_name,
+        totals=_encode(report.checked),
+        bases=tuple(bases),
+    )
+
+
+def summarize_change(report: ChangeReport | BackfillReport) -> LibrarySummary:
+    """Summarize the report of a command that changes a store."""
+    left: Counter[str] = Counter()
+    for one in report.left:
+        left[one.finding] += one.count
+    bases = tuple(BaseResult(id=base.id, name=base.name) for base in report.bases)
+    return LibrarySummary(run=report.head.run.id, findings=dict(left), bases=bases)
+
+
+def _count_rows(rows: object) -> RowCounts:
+    """Take the counts of rows that each kind of report has; None: it has none."""
+    return RowCounts(**{name: getattr(rows, name, None) for name in RowCounts.__struct_fields__})
+
+
+def _encode(value: object) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()
+
+
+# --- all libraries ---------------------------------------------------------------------------------------------------
+
+
+def run_fleet(
+    order: FleetOrder,
+    path: Path,
+    options: FleetOptions,
+    parse: ParseOptions,
+    *,
+    known: KnownRows,
+    metrics: Metrics | None = None,
+    confirm: Callable[[int], bool] = lambda _: True,
+    watch: Watch = lambda _: None,
+) -> FleetReport:
+    """Run a command on the libraries of an order that are left, and write the results.
+
+    Args:
+        order: the command and the libraries.
+        path: the file of the results.
+        options: of the fleet.
+        parse: parses the options of a library.
+        known: the rows of libraries that ended in an earlier run.
+        metrics: updated during the run.
+        confirm: called with the number of libraries before they are changed; False stops the run.
+        watch: called with the row of each library that ends.
+
+    Raises:
+        Declined: ``confirm`` returned False.
+        RegraftError: any error of ``docs/errors.md``.
+    """
+    check_engine(order, options)
+    run = Run(command=f"fleet {order.command}", target_kind="parquet", target=path)
+    fleet = Fleet(
+        order=order,
+        path=path,
+        pool=partial(open_pool, options, run_job),
+        parse=parse,
+        attempts=options.attempts,
+        known=known,
+        metrics=metrics,
+    )
+    is_change = order.form.changes and not parse(order.command, order.options).is_dry
+    if is_change and not confirm(len(fleet.left)):
+        raise Declined(path=path)
+    with english_workers():
+        return fleet.run(run, watch)
+
+
+def check_engine(order: FleetOrder, options: FleetOptions) -> None:
+    """Check that what the run needs is installed.
+
+    Raises:
+        WrongUsage: it is not, or an option has no meaning for the engine.
+    """
+    # Without it nothing could be written in the end.
+    import_arrow()
+    manifest.demand_clients(order.libraries)
+    if options.address is not None and options.engine != "ray":
+        raise WrongUsage(problem=tr("--address needs a Ray cluster"), hint=tr("add --engine ray"))
+
+
+def open_pool(options: FleetOptions, work: Work) -> Pool:
+    """Open the processes that run the libraries.
+
+    Raises:
+        WrongUsage: Ray is not installed, or there is no such cluster.
+    """
+    if options.engine == "ray":
+        return RayPool(work, options.address, options.workers)
+    return LocalPool(work, options.workers or processes_pool.usable_cores())
+
+
+def open_metrics(order: FleetOrder, options: FleetOptions, path: Path, own: Iterable[Path]) -> Metrics | None:
+    """Return the writer of the metrics file, or None without one; ``own`` are the files that the fleet writes.
+
+    Raises:
+        WrongUsage: the library for them is not installed, or their file is not for them.
+    """
+    if options.metrics is None:
+        return None
+    metrics = Metrics(
+        options.metrics, path, command=order.command, engine=options.engine, libraries=len(order.libraries)
+    )
+    metrics.demand_path(own)
+    manifest.demand_apart(order.libraries, metrics_files(options.metrics))
+    return metrics
+
+
+@contextmanager
+def english_workers() -> Iterator[None]:
+    """Let processes that are started meanwhile speak English: results are for programs."""
+    before = os.environ.get(language.VARIABLE)
+    os.environ[language.VARIABLE] = language.ENGLISH
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[language.VARIABLE]
+        else:
+            os.environ[language.VARIABLE] = before
