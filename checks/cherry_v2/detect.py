@@ -12,7 +12,7 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import groupby, zip_longest
 from operator import itemgetter
@@ -175,17 +175,17 @@ def detect_relations(db: apsw.Connection, shape: SchemaShape) -> Iterator[Detect
 # --- texts, ids and offsets ------------------------------------------------------------------------------------------
 
 #: True for a text that is processed as a whole. A value that is not text counts as small.
-_IS_SMALL = f"((octet_length(text) > {LARGE_BYTES} AND typeof(text) = 'text') IS NOT TRUE)"
+IS_SMALL = f"((octet_length(text) > {LARGE_BYTES} AND typeof(text) = 'text') IS NOT TRUE)"
 #: Bodies with a wrong id or hash, and large bodies, whose hash is compared piece by piece.
 _SUSPECT_BODIES = f"""SELECT rowid, key, is_wrong_id, is_wrong_hash, is_small, body_hash FROM (
     SELECT rowid, CAST(search_text_id AS BLOB) AS key,
            search_text_id IS NOT sha256_hex(CAST(target_type || ' ' || target_id || ' ' || kind AS BLOB))
              AS is_wrong_id,
-           CASE WHEN {_IS_SMALL} THEN
+           CASE WHEN {IS_SMALL} THEN
              typeof(text) <> 'text' OR (embedding_text_hash IS NOT sha256_hex(CAST(text AS BLOB))
                                         AND embedding_text_hash IS NOT lenient_hex(CAST(text AS BLOB)))
            END AS is_wrong_hash,
-           {_IS_SMALL} AS is_small, CAST(embedding_text_hash AS BLOB) AS body_hash
+           {IS_SMALL} AS is_small, CAST(embedding_text_hash AS BLOB) AS body_hash
       FROM search_text)
  WHERE is_wrong_id OR is_wrong_hash OR NOT is_small"""
 _UNIT_FIELDS = " || ' ' || ".join(("material_id", "content_hash", "unit_type", "unit_index", "char_start", "char_end"))
@@ -206,8 +206,16 @@ _SPANS = """SELECT CAST(material_id AS BLOB), char_start, char_end FROM search_u
  ORDER BY material_id, char_start"""
 
 
+#: Findings about contents and the places of bodies in them, which one loop looks for.
+PLACES = frozenset({v2.CONTENT_HASH, v2.UNIT_OFFSETS, v2.UNIT_MISSING})
+
+
 def detect_texts(
-    db: apsw.Connection, shape: SchemaShape, separator: str | None, check_time: Callable[[], None]
+    db: apsw.Connection,
+    shape: SchemaShape,
+    separator: str | None,
+    check_time: Callable[[], None],
+    ruled_out: Collection[str] = (),
 ) -> Iterator[DetectedRow]:
     """Hash every text and id, and compare each body with its offsets and each content with its units.
 
@@ -217,25 +225,26 @@ def detect_texts(
         separator: text that may separate two units in addition to blanks; None: unknown, missing parts are not
             reported.
         check_time: called before each content and large text; raises to stop.
+        ruled_out: findings that need not be looked for (:mod:`checks.cherry_v2.row_pass`).
 
     Raises:
         apsw.Error: the file is damaged.
     """
     db.create_scalar_function("sha256_hex", _sha256_or_null, 1, deterministic=True)
     db.create_scalar_function("lenient_hex", _lenient_sha256_or_null, 1, deterministic=True)
-    if shape.has("search_text"):
+    if shape.has("search_text") and not {v2.BODY_ID, v2.BODY_HASH}.issubset(ruled_out):
         yield from _detect_wrong_bodies(db, check_time)
-    if shape.has("search_unit"):
+    if shape.has("search_unit") and v2.UNIT_ID not in ruled_out:
         for rowid, key in db.execute(_WRONG_UNIT_IDS):
             yield DetectedRow(
                 v2.UNIT_ID, tr("{n} with a wrong id (not the hash of its fields)"), noun="unit", rowid=rowid, sample=key
             )
-    if shape.has("content"):
+    if shape.has("content") and not PLACES.issubset(ruled_out):
         has_units = shape.has("search_unit", "search_text")
-        for rowid, key in db.execute(f"SELECT rowid, CAST(content_hash AS BLOB) FROM content WHERE NOT {_IS_SMALL}"):
+        for rowid, key in db.execute(f"SELECT rowid, CAST(content_hash AS BLOB) FROM content WHERE NOT {IS_SMALL}"):
             check_time()
             yield from _detect_in_large_content(db, rowid, key, separator, has_units=has_units)
-        for rowid, key, kind, text in db.execute(f"{CONTENT_QUERY} WHERE {_IS_SMALL}"):
+        for rowid, key, kind, text in db.execute(f"{CONTENT_QUERY} WHERE {IS_SMALL}"):
             check_time()
             if not matches_hash(key, kind, text):
                 yield _wrong_content(rowid, key)
@@ -372,7 +381,8 @@ def matches_hash(key: bytes | None, kind: str, text: Any) -> bool:
     """
     if kind != "text" or key is None or not _is_utf8(text):
         return False
-    return key.decode("utf-8", "replace") in (_sha256_or_null(text), _lenient_sha256_or_null(text))
+    wanted = key.decode("utf-8", "replace")
+    return wanted == _sha256_or_null(text) or wanted == _lenient_sha256_or_null(text)
 
 
 def _sha256_or_null(*values: Any) -> str | None:
@@ -513,7 +523,7 @@ MANY_SHARING = 3
 _PREFIX_BYTES = 32
 #: Width of a bar in the histogram of norms, and the norm at which its last bar begins.
 _NORM_STEP = 0.1
-_HIGHEST_NORM = 10.0
+_LAST_BAR = round(10.0 / _NORM_STEP)
 
 #: sqlite-vec computes norms in single precision, as the application does. The norm of a vector whose squares exceed
 #: single precision is infinite, and the norm of a vector with a NaN is NULL.
@@ -530,6 +540,52 @@ def classify_vector(has_length: int, norm: float | None) -> str | None:
     if norm is None or not math.isfinite(norm):
         return v2.VECTOR_NON_FINITE
     return v2.VECTOR_ZERO if norm == 0 else None
+
+
+class UniformVectors(msgspec.Struct, frozen=True):
+    """Vectors without findings: all usable and of one length in bytes, and no vector shared by several texts."""
+
+    length: int
+    count: int
+    #: As :meth:`VectorDetector.norms`.
+    norms: dict[str, int]
+
+
+_FIRST_LENGTH = """SELECT octet_length(vector_blob) FROM embedding WHERE typeof(vector_blob) = 'blob' LIMIT 1"""
+_NORMS = f"""SELECT CASE WHEN {HAS_LENGTH_SQL} THEN vec_distance_l2(vector_blob, :origin) END,
+       substr(vector_blob, 1, :prefix)
+  FROM embedding"""
+
+
+def read_uniform_vectors(db: apsw.Connection, dimensions: int | None) -> UniformVectors | None:
+    """Read all vectors in one pass, which most files allow; None if one of them may have a finding.
+
+    Args:
+        db: an index file, with sqlite-vec.
+        dimensions: dimensions in the catalog; None: those of the first vector.
+    """
+    try:
+        length: Any = db.execute(_FIRST_LENGTH).get if dimensions is None else 4 * dimensions
+        if not length or length % 4:
+            return None
+        norms, prefixes = Counter[int](), Counter[int]()
+        values = {"length": length, "origin": bytes(length), "prefix": _PREFIX_BYTES}
+        for norm, prefix in db.execute(_NORMS, values):
+            if norm is None or not 0 < norm < math.inf:
+                return None
+            norms[min(int(norm / _NORM_STEP), _LAST_BAR)] += 1
+            prefixes[hash((norm, prefix))] += 1
+    except apsw.Error as error:
+        if sqlite.is_write_failure(error):
+            raise
+        return None
+    if max(prefixes.values(), default=MANY_SHARING) >= MANY_SHARING:
+        return None
+    return UniformVectors(length, norms.total(), _label_bars(norms))
+
+
+def _label_bars(norms: Counter[int]) -> dict[str, int]:
+    return {f"{bar * _NORM_STEP:.1f}": count for bar, count in sorted(norms.items())}
 
 
 def find_unusable_vectors(db: apsw.Connection, length: int) -> Iterator[tuple[int, str]]:
@@ -569,7 +625,6 @@ class VectorDetector:
         Raises:
             apsw.Error: the file is damaged.
         """
-        last_bar = round(_HIGHEST_NORM / _NORM_STEP)
         # Hashes of norm and prefix take a tenth of the memory of both.
         prefixes: Counter[int] = Counter()
         values = {"length": self._length, "prefix": _PREFIX_BYTES}
@@ -578,14 +633,14 @@ class VectorDetector:
             if finding is not None:
                 yield DetectedRow(finding, self._describe(finding, rowid), noun="vector", rowid=rowid, sample=key)
             else:
-                self._norms[min(math.floor(norm / _NORM_STEP), last_bar)] += 1
+                self._norms[min(math.floor(norm / _NORM_STEP), _LAST_BAR)] += 1
                 prefixes[hash((norm, prefix))] += 1
         if any(count >= MANY_SHARING for count in prefixes.values()):
             yield from self._detect_duplicates(prefixes)
 
     def norms(self) -> dict[str, int]:
         """Count the usable vectors by norm: the lower end of each bar of the histogram, and its vectors."""
-        return {f"{bar * _NORM_STEP:.1f}": count for bar, count in sorted(self._norms.items())}
+        return _label_bars(self._norms)
 
     def _describe(self, finding: str, rowid: int) -> str:
         dimensions = self._length // 4

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from checks.audit.sqlite_checks import find_open_problem
 from checks.cherry_v2 import detect
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2 import schema as v2_schema
-from checks.cherry_v2.detect import DetectedRow, VectorDetector, WordCheck
+from checks.cherry_v2.detect import DetectedRow, UniformVectors, VectorDetector, WordCheck
 from checks.cherry_v2.raw_files import IndexMaterial, find_stored_path_problem
+from checks.cherry_v2.row_pass import rule_out_findings
 from checks.cherry_v2.schema import FULL_TEXT, SchemaShape, compare_schema
 from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import fold_name
@@ -120,6 +122,10 @@ class _IndexAudit:
         self._in_parallel = False
         #: Whether FTS5 found the full-text index intact and equal to the bodies.
         self._words_agree = False
+        #: All vectors, if none of them has a finding.
+        self._vectors: UniformVectors | None = None
+        #: What SQLite's own check says of all but the full-text index; None: it has not run.
+        self._complaints: list[str] | None = None
 
     def run(self, *, in_parallel: bool) -> None:
         """Run the checks that the level includes and the caller needs.
@@ -204,12 +210,24 @@ class _IndexAudit:
         for name, table in (("materials", "material"), ("units", "search_unit"), ("bodies", "search_text")):
             if self._shape.has(table):
                 counts[name] = self._db.execute(f"SELECT count(*) FROM {table}").get
-        if self._shape.has("embedding"):
+        if not self._shape.has("embedding"):
+            return
+        if self._reads_all(*_VECTORS):
+            self._vectors = detect.read_uniform_vectors(self._db, self._expected.dimensions)
+        if self._vectors is not None:
+            counts["embeddings"] = self._vectors.count
+            self._index.lengths = Counter({self._vectors.length: self._vectors.count})
+        else:
             # GROUP BY would sort whole vectors; here SQLite reads their lengths alone.
             kinds = Counter(self._db.execute("SELECT typeof(vector_blob), length(vector_blob) FROM embedding"))
             counts["embeddings"] = kinds.total()
             lengths = {length: count for (kind, length), count in kinds.items() if kind == "blob" and length}
             self._index.lengths = Counter({one: lengths[one] for one in sorted(lengths) if one % 4 == 0})
+
+    def _reads_all(self, *names: str) -> bool:
+        """Whether all data are read for these findings, however long that takes: one pass may serve several steps."""
+        findings = self._findings
+        return findings.level >= Level.DEFAULT and findings.max_duration is None and findings.may_report(*names)
 
     # --- rows that contradict other rows -----------------------------------------------------------------------------
 
@@ -297,11 +315,17 @@ class _IndexAudit:
     # --- checks that read all data -----------------------------------------------------------------------------------
 
     def _check_texts(self) -> None:
-        findings, separator = self._findings, self._expected.separator
-        self._add_rows(detect.detect_texts(self._db, self._shape, separator, findings.check_time))
+        separator, check_time = self._expected.separator, self._findings.check_time
+        ruled_out: frozenset[str] = frozenset()
+        if not self._findings.count(v2.CORRUPT, self._expected.base):
+            # An earlier step has searched the indexes that the pass does not.
+            ruled_out = rule_out_findings(self._db, self._shape, separator, check_time)
+        self._add_rows(detect.detect_texts(self._db, self._shape, separator, check_time, ruled_out))
 
     def _check_vectors(self) -> None:
-        if self._shape.has("embedding"):
+        if self._vectors is not None:
+            self._index.norms = self._vectors.norms
+        elif self._shape.has("embedding"):
             is_stated = self._expected.dimensions is not None
             vectors = VectorDetector(self._db, self._expected_length(), is_stated=is_stated)
             self._add_rows(vectors.detect())
@@ -313,20 +337,20 @@ class _IndexAudit:
         self._add_rows(detect.detect_full_text_numbers(self._db, self._shape))
         if self._words is None or self._findings.count(v2.FTS_DESYNC, self._expected.base):
             return
+        if self._in_parallel and self._findings.level >= Level.DEEP and self._findings.may_report(v2.CORRUPT):
+            with suppress(apsw.Error):  # the step "integrity" runs it again
+                self._complaints = self._find_complaints(with_words=False)
         self._words_agree = self._words.agrees()
         if not self._words_agree:
             self._add(v2.FTS_DESYNC, tr("the full-text index does not hold the words of the bodies"))
 
     def _check_integrity(self) -> None:
         """Run SQLite's own check. It reads the full-text index once more only if :meth:`_check_full_text` failed."""
-        with sqlite.open_readonly(self._path) as db, self._findings.watched(db, self._size):
-            db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            if self._words_agree:
-                # SQLite passes over virtual tables whose module it does not know.
-                db.drop_modules([])
-            for (message,) in db.execute("PRAGMA integrity_check(20)"):
-                if message != "ok":
-                    self._add(v2.CORRUPT, tr("SQLite's own check says {n}"), noun="time", sample=message)
+        complaints = self._complaints if self._words_agree else None
+        if complaints is None:
+            complaints = self._find_complaints(with_words=not self._words_agree)
+        for message in complaints:
+            self._add(v2.CORRUPT, tr("SQLite's own check says {n}"), noun="time", sample=message)
         with_units = f"SELECT EXISTS (SELECT 1 FROM material WHERE rowid = ? AND {detect.HAS_UNITS})"
         for table, row, *_ in self._db.execute("PRAGMA foreign_key_check"):
             # Units, and materials with units, have findings of their own, which can be repaired.
@@ -335,6 +359,14 @@ class _IndexAudit:
                 self._add(
                     v2.CORRUPT, tr("{n} with a foreign key to a missing row"), noun="row", sample=f"{table} {row}"
                 )
+
+    def _find_complaints(self, *, with_words: bool) -> list[str]:
+        with sqlite.open_readonly(self._path) as db, self._findings.watched(db, self._size):
+            db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            if not with_words:
+                # SQLite passes over virtual tables whose module it does not know.
+                db.drop_modules([])
+            return [message for (message,) in db.execute("PRAGMA integrity_check(20)") if message != "ok"]
 
 
 #: The findings that each expensive check can report.
