@@ -6,7 +6,7 @@ The file is opened read-only and leaves no trace.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -339,17 +339,15 @@ class _IndexAudit:
             return
         if self._in_parallel and self._findings.level >= Level.DEEP and self._findings.may_report(v2.CORRUPT):
             with suppress(apsw.Error):  # the step "integrity" runs it again
-                self._complaints = self._find_complaints(with_words=False)
+                self._complaints = list(self._find_complaints(with_words=False))
         self._words_agree = self._words.agrees()
         if not self._words_agree:
             self._add(v2.FTS_DESYNC, tr("the full-text index does not hold the words of the bodies"))
 
     def _check_integrity(self) -> None:
         """Run SQLite's own check. It reads the full-text index once more only if :meth:`_check_full_text` failed."""
-        complaints = self._complaints if self._words_agree else None
-        if complaints is None:
-            complaints = self._find_complaints(with_words=not self._words_agree)
-        for message in complaints:
+        complaints: Iterable[str] | None = self._complaints if self._words_agree else None
+        for message in self._find_complaints(with_words=not self._words_agree) if complaints is None else complaints:
             self._add(v2.CORRUPT, tr("SQLite's own check says {n}"), noun="time", sample=message)
         with_units = f"SELECT EXISTS (SELECT 1 FROM material WHERE rowid = ? AND {detect.HAS_UNITS})"
         for table, row, *_ in self._db.execute("PRAGMA foreign_key_check"):
@@ -360,13 +358,15 @@ class _IndexAudit:
                     v2.CORRUPT, tr("{n} with a foreign key to a missing row"), noun="row", sample=f"{table} {row}"
                 )
 
-    def _find_complaints(self, *, with_words: bool) -> list[str]:
+    def _find_complaints(self, *, with_words: bool) -> Iterator[str]:
         with sqlite.open_readonly(self._path) as db, self._findings.watched(db, self._size):
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             if not with_words:
                 # SQLite passes over virtual tables whose module it does not know.
                 db.drop_modules([])
-            return [message for (message,) in db.execute("PRAGMA integrity_check(20)") if message != "ok"]
+            for (message,) in db.execute("PRAGMA integrity_check(20)"):
+                if message != "ok":
+                    yield message
 
 
 #: The findings that each expensive check can report.
