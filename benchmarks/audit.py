@@ -217,10 +217,13 @@ class Usage(NamedTuple):
 
 
 def measured(*command: str) -> Usage:
-    """Run a command in a process of its own."""
+    """Run a command in a process of its own, which must end with findings or without."""
     started = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, _, usage = os.wait4(process.pid, 0)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(command)}: exit status {process.returncode}")
     clock = time.monotonic() - started
     return Usage(usage.ru_utime + usage.ru_stime, clock, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 
