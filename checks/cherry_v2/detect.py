@@ -225,7 +225,7 @@ def detect_texts(
         separator: text that may separate two units in addition to blanks; None: unknown, missing parts are not
             reported.
         check_time: called before each content and large text; raises to stop.
-        ruled_out: findings that need not be looked for (:mod:`checks.cherry_v2.row_pass`).
+        ruled_out: findings that need not be looked for (:func:`checks.cherry_v2.index_file.rule_out_findings`).
 
     Raises:
         apsw.Error: the file is damaged.

@@ -16,7 +16,8 @@ import pytest
 from planted_v2 import index, library, plant, run_sql
 
 from checks.audit.collector import FindingCollector
-from checks.cherry_v2 import detect, row_pass
+from checks.cherry_v2 import detect
+from checks.cherry_v2.index_file import rule_out_findings
 from checks.cherry_v2.schema import SchemaShape, compare_schema
 from regraft.disk import sqlite
 from regraft.testing import DAMAGES
@@ -45,7 +46,7 @@ def opened(store: Path) -> Iterator[tuple[apsw.Connection, SchemaShape]]:
 
 def ruled_out(store: Path) -> frozenset[str]:
     with opened(store) as (db, shape):
-        return row_pass.rule_out_findings(db, shape, SEPARATOR, lambda: None)
+        return rule_out_findings(db, shape, SEPARATOR, lambda: None)
 
 
 def texts(store: Path, given: frozenset[str]) -> list[detect.DetectedRow]:
