@@ -10,11 +10,12 @@ SOURCES := $(shell find regraft migrators checks repair \( -name '*.py' -o -name
 DEMO := demo-library
 DEXIE := tests/browser/node_modules/dexie/package.json
 
-.PHONY: help demo test test-all test-dose browser lint docs messages bench clean
+.PHONY: help demo test test-extras test-all test-dose browser lint docs messages bench clean
 
 help:
 	@echo "make demo     migrate sample_v1 and show the result"
-	@echo "make test     run the tests against the installed package"
+	@echo "make test     run the tests against the installed package (5 minutes on two cores)"
+	@echo "make test-extras  run the tests that need Ray, object storage, Chroma, Parquet, models or a browser"
 	@echo "make test-all run all tests, the slow ones too, in random order (tens of minutes)"
 	@echo "make browser  install what the tests with a real Chromium need besides it (npm)"
 	@echo "make lint     ruff, mypy --strict, and how hard the code is to read"
@@ -38,7 +39,14 @@ $(VENV)/.testing: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test]'
 	@touch $@
 
-$(VENV)/.linting: $(VENV)/.testing
+# EXTRAS=test-chroma installs one group alone; the tests of the others are skipped.
+EXTRAS ?= test-extras
+$(VENV)/.test-%: $(VENV)/.testing
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test-$*]'
+	@touch $@
+
+# mypy reads the types of the packages that the extras install.
+$(VENV)/.linting: $(VENV)/.test-extras
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[lint]'
 	@touch $@
 
@@ -51,23 +59,26 @@ demo: $(VENV)/.installed
 
 # Python's own cache, wherever it may be written: without it each worker, and each process that a test starts, compiles
 # anew what it imports.
-test test-all test-dose: export PYTHONDONTWRITEBYTECODE :=
-test test-all test-dose: export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
+test test-extras test-all test-dose: export PYTHONDONTWRITEBYTECODE :=
+test test-extras test-all test-dose: export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 
 test: $(VENV)/.testing
-	$(BIN)/pytest -n 2 -q -m "not slow"
+	$(BIN)/pytest -n 2 -q -m "not slow and not needs"
+
+test-extras: $(VENV)/.$(EXTRAS)
+	$(BIN)/pytest -n 2 -q -m "needs and not slow"
 
 # All tests in any order, with new examples for the properties; SEED repeats an order.
 SEED ?= $(shell date +%s)
-test-all: $(VENV)/.testing
+test-all: $(VENV)/.test-extras
 	$(BIN)/pytest -n 2 -q --hypothesis-profile search --random-order-bucket global --random-order-seed $(SEED)
 
 # One in DOSE of the slow tests.
 DOSE ?= 4
-test-dose: $(VENV)/.testing
+test-dose: $(VENV)/.test-extras
 	$(BIN)/pytest -n 2 -q -m slow --dose $(DOSE)
 
-# Without this, or without Chromium, make test skips those tests.
+# Without this, or without Chromium, make test-extras skips those tests.
 browser: $(DEXIE)
 
 $(DEXIE): tests/browser/package.json

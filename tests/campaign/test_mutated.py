@@ -15,6 +15,7 @@ import codex_mem_store
 import profiles
 import pytest
 import stranded
+from extras import needs
 from faults import small_source
 from harness import Outcome, run, snapshot
 from lacking import configured
@@ -475,6 +476,7 @@ def test_a_report_that_the_disk_does_not_give_keeps_a_pack_from_being_poorer(
     assert run("check", library).status == 0
 
 
+@needs("parquet")
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every name is text")
 def test_a_base_in_a_folder_whose_name_is_no_text_is_exported(tmp_path: Path) -> None:
     library = small_library(tmp_path)
@@ -485,6 +487,7 @@ def test_a_base_in_a_folder_whose_name_is_no_text_is_exported(tmp_path: Path) ->
     assert sum(base["rows"]["carried"] for base in done.document["bases"]) > 0
 
 
+@needs("parquet")
 def test_settings_of_another_base_in_a_parquet_file_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ from angel_store import (
     sample,
     untouched,
 )
+from extras import needs
 from harness import run
 
 from checks.angel_memory import findings
@@ -215,10 +216,8 @@ def collection(store: AngelStore) -> tuple[dict[str, chroma.ChromaEntry], dict[s
         return entries, dict(chroma.iterate_queued_vectors(db, found)), chroma.count_entries(db, found)
 
 
-@pytest.mark.parametrize("real", [False, True], ids=["sql", "chromadb"])
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=needs("chroma"))], ids=["sql", "chromadb"])
 def test_a_collection_is_read_with_plain_sqlite(tmp_path: Path, real: bool) -> None:
-    if real:
-        pytest.importorskip("chromadb")
     store = build(tmp_path / "data", real=real)
     with untouched(store.root):
         entries, vectors, count = collection(store)
@@ -231,10 +230,8 @@ def test_a_collection_is_read_with_plain_sqlite(tmp_path: Path, real: bool) -> N
     assert count == len(texts)
 
 
-@pytest.mark.parametrize("real", [False, True], ids=["sql", "chromadb"])
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=needs("chroma"))], ids=["sql", "chromadb"])
 def test_the_latest_operation_on_an_id_counts(tmp_path: Path, real: bool) -> None:
-    if real:
-        pytest.importorskip("chromadb")
     store = build(tmp_path / "data", {"a.txt": "x", "b.txt": "x"}, real=real)
     first, second = store.texts()
     store.put_vector(first, "other", source_id="elsewhere")

@@ -18,8 +18,7 @@ import pytest
 import v1
 from doc_text import keys, section, spans, text_of
 from faults import said, untouched
-from golden_stores import golden
-from harness import GOLDEN, NOW_MS, REPO, run
+from harness import GOLDEN, NOW_MS, REPO, golden, run
 from planted_v2 import KB, OLD, OTHER, index, library, plant, run_sql
 
 from checks.audit.findings import FINDINGS
@@ -475,7 +474,6 @@ def test_of_the_migrated_sample_only_the_base_that_was_cut_off_is_named(tmp_path
     assert graver_than_notes(tmp_path / "library") == [("base.failed", "Old clippings")]
 
 
-@pytest.mark.skipif(not (GOLDEN / "basic").is_dir(), reason="no golden cases: REGRAFT_GOLDEN is not set")
-def test_a_migration_of_a_golden_case_audits_clean(tmp_path: Path) -> None:
-    assert run("migrate", GOLDEN / "basic" / "v1", "--to", tmp_path / "library", "-q").status == 0
+def test_a_migration_of_a_golden_case_audits_clean(golden: Any, tmp_path: Path) -> None:
+    assert run("migrate", golden("basic") / "v1", "--to", tmp_path / "library", "-q").status == 0
     assert graver_than_notes(tmp_path / "library") == []

@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 import faults
 import pytest
-from harness import GOLDEN, Outcome, run, snapshot
+from harness import GOLDEN, Outcome, golden, run, snapshot
 from v1 import PLAIN, Library, Row, Source, base, carried, file, floats, migrate, sha, vector_of
 
 from migrators import compare
@@ -21,10 +21,6 @@ from migrators.compare import find_first_difference, measure_recall, rank_with_t
 from regraft.formats import large_text, vector_table
 from regraft.formats.cherry_v2.index import search
 
-golden_profile = pytest.mark.skipif(
-    not (GOLDEN / "profile_upgraded" / "cherrystudio.sqlite").is_file(),
-    reason="no profile of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
-)
 TEXTS = [f"text number {at}" for at in range(30)]
 
 
@@ -447,7 +443,7 @@ def test_queries_of_another_length_compare_nothing_in_two_stores_either(upgraded
 # --- what the application itself wrote -----------------------------------------------------------------------------
 
 
-@golden_profile
+@golden
 def test_the_upgrade_of_the_application_answers_as_v1_did():
     """The application gives bases ids of its own making: the only base of either side is the same one."""
     profile = GOLDEN / "profile_upgraded"

@@ -16,8 +16,10 @@ from typing import Any
 
 import apsw
 import pytest
+from extras import needs, optional
 from faults import files_of, said, untouched
 from harness import GOLDEN, NOW, REPO, Outcome, run, snapshot
+from harness import golden as golden_data
 from hypothesis import given
 from hypothesis import strategies as st
 from parquet_bases import BASE, built, indexes_of, tables_of, there_and_back
@@ -31,9 +33,8 @@ from regraft.formats.parquet import unit_file
 from regraft.formats.parquet.unit_file import FileMetadata, UnitRow
 from regraft.ledger import ledger
 
-pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
-import pyarrow as pa
-import pyarrow.parquet as pq
+pa, pq = optional("pyarrow"), optional("pyarrow.parquet")
+pytestmark = needs("parquet")
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
 
@@ -84,10 +85,9 @@ def test_a_golden_migration_comes_back_equal(tmp_path, golden, case):
     assert catalog_of(back / "catalog.sqlite") == catalog_of(library / "catalog.sqlite")
 
 
+@golden_data
 @pytest.mark.parametrize("case", ["profile_upgraded", "profile_stranded"])
 def test_what_the_application_wrote_comes_back_equal(tmp_path, case):
-    if not (GOLDEN / case).is_dir():
-        pytest.skip(f"the golden case {case} is not here")
     back, _, _ = there_and_back(tmp_path, GOLDEN / case)
     assert indexes_of(GOLDEN / case)
     assert indexes_of(back) == indexes_of(GOLDEN / case)
@@ -98,10 +98,9 @@ def test_what_the_application_wrote_comes_back_equal(tmp_path, case):
             assert dicts(ours, query) == dicts(theirs, query)
 
 
+@golden_data
 def test_an_index_of_version_1_comes_back_in_version_2(tmp_path):
     source = GOLDEN / "index_v1" / "restored.sqlite"
-    if not source.is_file():
-        pytest.skip("the golden index of version 1 is not here")
     back, exported, _ = there_and_back(tmp_path, source)
     with sqlite.open_readonly(source) as db:
         bodies = db.execute("SELECT text FROM search_text ORDER BY rowid").fetchall()
@@ -377,7 +376,8 @@ def test_the_legacy_table_keeps_rows_that_no_migration_takes(tmp_path):
 
 
 def test_duckdb_reads_it_as_it_is(tmp_path):
-    duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
+    import duckdb
+
     built(tmp_path, {"one": ["first", "second"], "two": ["third 🎉"]})
     run("export", tmp_path / "KnowledgeBase", tmp_path / "units.parquet")
     name = str(tmp_path / "units.parquet")
@@ -844,15 +844,15 @@ def test_a_dictionary_that_stands_for_gigabytes_is_read_few_rows_at_once(tmp_pat
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("text", pa.list_(pa.string())),
-        ("base", pa.struct([("a", pa.string())])),
-        ("unit_index", pa.map_(pa.string(), pa.int32())),
-        ("vector", pa.list_(pa.list_(pa.float32()))),
-        ("vector", pa.list_(pa.float32(), 1_000_000)),
+        ("text", lambda: pa.list_(pa.string())),
+        ("base", lambda: pa.struct([("a", pa.string())])),
+        ("unit_index", lambda: pa.map_(pa.string(), pa.int32())),
+        ("vector", lambda: pa.list_(pa.list_(pa.float32()))),
+        ("vector", lambda: pa.list_(pa.float32(), 1_000_000)),
     ],
 )
 def test_columns_of_another_shape_are_refused_by_name(tmp_path, name, kind):
-    harmful(tmp_path, 3, **{name: pa.nulls(3, kind)})
+    harmful(tmp_path, 3, **{name: pa.nulls(3, kind())})
     said(imported(tmp_path), "SourceUnreadable", 2)
     assert not (tmp_path / "back").exists()
 

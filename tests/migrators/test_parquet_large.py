@@ -9,22 +9,22 @@ from typing import Any
 
 import apsw
 import pytest
+from extras import needs, optional
 from harness import NOW_MS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from large_texts import everywhere
 from parquet_bases import BASE, built, indexes_of, tables_of, there_and_back
 
+from migrators.parquet.index_builder import ImportedIndex, verify_index
 from regraft import identity
 from regraft.disk import sqlite
 from regraft.formats.parquet import unit_file
 from regraft.formats.parquet.unit_file import FileMetadata, UnitRow
 from regraft.text import utf16_len
 
-pa = pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
-import pyarrow.parquet as pq  # noqa: E402
-
-from migrators.parquet.index_builder import ImportedIndex, verify_index  # noqa: E402
+pa, pq = optional("pyarrow"), optional("pyarrow.parquet")
+pytestmark = needs("parquet")
 
 TEXTS = st.text(st.sampled_from("a\n\0é文🎉"), max_size=12)
 

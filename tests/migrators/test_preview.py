@@ -17,7 +17,7 @@ from typing import Any
 import apsw
 import preview
 import pytest
-from harness import GOLDEN, NOW_MS, examples, run, snapshot
+from harness import GOLDEN, NOW_MS, examples, golden, run, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preview import (
@@ -1255,8 +1255,6 @@ def test_whatever_rows_there_are_the_books_balance_and_vectors_are_what_they_wer
 
 # --- golden --------------------------------------------------------------------------------------------------------
 
-needs_golden = pytest.mark.skipif(not REAL.is_dir(), reason="the golden data with the preview store is not here")
-
 
 def golden_rows() -> list[tuple[str, str, bytes]]:
     with sqlite.open_readonly(REAL / "index.sqlite") as db:
@@ -1264,7 +1262,7 @@ def golden_rows() -> list[tuple[str, str, bytes]]:
         return [(str(item), str(body), bytes(vector)) for item, body, vector in db.execute(sql)]
 
 
-@needs_golden
+@golden
 @pytest.mark.parametrize("name", ["", "index.sqlite"], ids=["folder", "file"])
 def test_golden_every_vector_byte_for_byte(tmp_path, name):
     manifest = json.loads((REAL / "manifest.json").read_text())
@@ -1287,7 +1285,7 @@ def test_golden_every_vector_byte_for_byte(tmp_path, name):
     check_library(library)
 
 
-@needs_golden
+@golden
 def test_golden_with_the_trap_of_early_builds(tmp_path):
     source = tmp_path / "in" / "KnowledgeBase" / "copy.sqlite"
     source.parent.mkdir(parents=True)
@@ -1300,7 +1298,7 @@ def test_golden_with_the_trap_of_early_builds(tmp_path):
     assert library.rows("copy")["carried"] == len(golden_rows()) == 48
 
 
-@needs_golden
+@golden
 def test_golden_is_described_as_what_it_is():
     found = run("inspect", REAL, "--json").document["bases"][0]
     digest = hashlib.sha256((REAL / "index.sqlite").read_bytes()).hexdigest()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import stranded
+from extras import needs
 from harness import run
 from v1 import MODEL, Library, Row, Source, base, check_library, migrate, note, pack, vector_of, write_store
 
@@ -71,8 +72,8 @@ def test_a_missing_vector_file_is_named_by_its_own_name(tmp_path: Path) -> None:
     assert "its vector file kb does not exist" in warning["message"]
 
 
+@needs("parquet")
 def test_a_renamed_file_is_exported_and_unchanged_runs_stay_unchanged(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     place = source(tmp_path / "v1", f"kb{RENAMED}")
     done = run("export", place, tmp_path / "rows.parquet", "--v1", "--json")
     assert done.status == 0, done.stderr

@@ -14,6 +14,7 @@ import apsw
 import pytest
 import tree_damage
 import v1
+from extras import needs
 from faults import left_over
 from harness import Outcome, run, snapshot
 from page_damage import Layout, Made, make, root_of
@@ -214,8 +215,8 @@ def test_check_and_a_dry_run_tell_of_it_and_write_nothing(made: Made, tmp_path: 
     assert snapshot(tmp_path) == before
 
 
+@needs("parquet")
 def test_an_export_of_v1_tells_of_it_and_writes_the_other_bases(made: Made, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     source = source_of(made, damaged(made, "cell count"), tmp_path)
 
     done = run("export", source, tmp_path / "rows.parquet", "--v1", "--json")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from angel_store import DIMENSION, AngelStore, build, embed, untouched
+from extras import needs
 from harness import Outcome, run
 
 import regraft
@@ -166,10 +167,8 @@ def distances(store: AngelStore, numbers: list[float]) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=needs("chroma"))])
 def test_a_search_by_vector_gives_the_nearest_first(tmp_path: Path, real: bool) -> None:
-    if real:
-        pytest.importorskip("chromadb")
     store = build(tmp_path / "data", NOTES, real=real)
     numbers = [0.25] * DIMENSION
     expected = distances(store, numbers)
@@ -179,8 +178,9 @@ def test_a_search_by_vector_gives_the_nearest_first(tmp_path: Path, real: bool) 
     assert all(hit["tags"] and hit["matched_tags"] == [] and "text" not in hit for hit in found)
 
 
+@needs("chroma")
 def test_vectors_in_the_files_of_a_segment_are_found_as_chroma_finds_them(tmp_path: Path) -> None:
-    chromadb = pytest.importorskip("chromadb")
+    import chromadb
     from chromadb.config import Settings
 
     store = build(tmp_path / "data", {f"note {number}.txt": "x\n" for number in range(40)}, real=True)

@@ -18,6 +18,7 @@ from typing import Any
 import angel_store
 import codex_mem_store
 import pytest
+from extras import needs
 from harness import REPO, run
 
 import regraft
@@ -110,8 +111,8 @@ def test_a_plan_can_be_declined(tmp_path: Path) -> None:
     assert (len(seen), list(tmp_path.iterdir())) == (1, [])
 
 
+@needs("parquet")
 def test_units_go_to_a_file_and_come_back(library: Path, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     exported = regraft.export(library, tmp_path / "units.parquet", bases=["Boat workshop"])
     assert [base.rows.carried for base in exported.bases] == [22]
     imported = regraft.import_([tmp_path / "units.parquet"], tmp_path / "again", now_ms=NOW_MS)

@@ -4,7 +4,6 @@ run comes to the very library that an undisturbed run makes."""
 from __future__ import annotations
 
 import errno
-import importlib.util
 import io
 import os
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 
 import apsw
 import pytest
+from extras import needs, optional
 from faults import (
     INTERRUPTED,
     STOPPED,
@@ -124,7 +124,7 @@ def journeys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Jou
         "again": journey_of(changed.folder, place / "again", place / "first"),
     }
     assert found["again"].old != found["again"].new
-    if HAS_PARQUET:
+    if optional("pyarrow"):
         for name in ("first", "again"):
             run("export", place / name, place / f"{name}.parquet")
         # At another time, so that every base of a file becomes another one.
@@ -151,8 +151,7 @@ def import_(source: Path, target: Path, *more: object) -> Outcome:
     return run("import", source, "--to", target, "--now", NOW, *more)
 
 
-HAS_PARQUET = importlib.util.find_spec("pyarrow") is not None
-an_import = pytest.param("import", marks=pytest.mark.skipif(not HAS_PARQUET, reason="Parquet files need pyarrow"))
+an_import = pytest.param("import", marks=needs("parquet"))
 
 
 @pytest.fixture(params=["first", "again", an_import])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from extras import needs
 from harness import NOW, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -183,6 +184,7 @@ def test_an_audit_of_large_texts_finds_the_same(
     assert bool(errors) is (what != "nothing")
 
 
+@needs("parquet")
 def test_an_export_of_large_texts_is_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow.parquet
 

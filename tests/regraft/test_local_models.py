@@ -9,14 +9,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from extras import needs, optional
 
 from regraft import embedders
 from regraft.embedders import Halted, LocalSettings, TextsRejected, open_embedder
 from regraft.errors import AnswerUnfit, RegraftError
 
-np: Any = pytest.importorskip("numpy", reason="local models need numpy")
-tokenizers: Any = pytest.importorskip("tokenizers", reason="local models need the tokenizers library")
+tokenizers = optional("tokenizers")
+pytestmark = needs("models")
 
 WORDS = ["[UNK]", "[PAD]", "river", "gauge", "bread", "water", "query", "is", "no", "the"]
 MATRIX = np.random.default_rng(1).standard_normal((len(WORDS), 6)).astype("float32")
@@ -32,7 +34,8 @@ def tokenizer() -> Any:
 @pytest.fixture
 def model2vec_folder(tmp_path: Path) -> Path:
     """Return the folder of a model of a few words."""
-    model2vec = pytest.importorskip("model2vec", reason="model2vec is not installed")
+    import model2vec
+
     folder = tmp_path / "tiny"
     model2vec.StaticModel(MATRIX, tokenizer()).save_pretrained(folder)
     return folder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import GOLDEN, run, snapshot
+from harness import GOLDEN, golden, run, snapshot
 from rescued import actions, left
 from stranded import DATABASE, base_of, contents, index_of, profile, settled, sql, tables
 from v1 import Row, Source, base, dicts, file, folder, opened
@@ -213,10 +213,9 @@ def test_rows_that_changed_meanwhile_are_not_overwritten(early: Path) -> None:
         change.apply(db)
 
 
+@golden
 @pytest.mark.parametrize("name", ["profile_upgraded", "profile_stranded"])
 def test_the_applications_own_early_profiles(tmp_path: Path, name: str) -> None:
-    if not (GOLDEN / name).is_dir():
-        pytest.skip(f"the golden {name} is not here")
     made = Path(shutil.copytree(GOLDEN / name, tmp_path / name))
     for path in (made, *made.rglob("*")):
         path.chmod(path.stat().st_mode | 0o200)

@@ -13,7 +13,7 @@ import apsw
 import faults
 import pytest
 from click.testing import CliRunner
-from harness import GOLDEN, run, snapshot
+from harness import GOLDEN, golden, run, snapshot
 from v1 import Library, Row, base, carried, file, note, opened
 
 from regraft import identity
@@ -492,10 +492,7 @@ def test_notes_go_to_stderr_and_quiet_leaves_them_out(library, vector):
 # --- what the application itself wrote -----------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    not (GOLDEN / "profile_208_upgraded").is_dir(),
-    reason="no profile of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
-)
+@golden
 @pytest.mark.parametrize("name", ["profile_upgraded", "profile_208_upgraded"])
 def test_a_profile_of_the_application_is_searched_without_a_trace(tmp_path, name):
     profile = GOLDEN / name

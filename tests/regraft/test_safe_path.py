@@ -18,6 +18,7 @@ from pathlib import Path
 
 import angel_store
 import pytest
+from extras import needs
 from fault_server import FaultServer, Reply, Request, answer
 from harness import NOW, NOW_MS, REPO
 from lacking import configured, library, taken_away
@@ -131,13 +132,15 @@ def test_every_other_command(here: Path, arguments: tuple[str, ...]) -> None:
 
 def rows_of(here: Path, *arguments: object) -> list[dict[str, object]]:
     """Run a fleet and return its results, one for each library."""
-    pyarrow = pytest.importorskip("pyarrow.parquet")
+    import pyarrow.parquet
+
     done = regraft(here, "fleet", *arguments, "--results", "results.parquet", "-q")
     assert done.returncode in (0, 1), done.stderr
-    rows = pyarrow.read_table(here / "results.parquet").to_pylist()
+    rows = pyarrow.parquet.read_table(here / "results.parquet").to_pylist()
     return [row for row in rows if row["base"] is None]
 
 
+@needs("parquet")
 def test_a_fleet_of_this_machine(here: Path) -> None:
     shutil.copytree(here / "backup", here / "backups" / "one")
     shutil.copytree(here / "backup", here / "backups" / "two")
@@ -145,6 +148,7 @@ def test_a_fleet_of_this_machine(here: Path) -> None:
     assert [row["outcome"] for row in rows] == ["worth-reading"] * 2
 
 
+@needs("parquet")
 def test_filling_a_fleet(here: Path) -> None:
     with FaultServer() as server:
         configured(here / "regraft.yaml", server)
@@ -154,8 +158,8 @@ def test_filling_a_fleet(here: Path) -> None:
 
 
 @pytest.mark.slow
+@needs("ray")
 def test_a_fleet_on_a_cluster(here: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed")
     shutil.copytree(here / "backup", here / "backups" / "one")
     shutil.copytree(here / "backup", here / "backups" / "two")
     rows = rows_of(here, "migrate", "backups", "--to", "out", "--workers", 2, "--engine", "ray")
@@ -168,9 +172,9 @@ def as_the_store(request: Request) -> Reply:
     )
 
 
+@needs("chroma")
 def test_chromadb(here: Path) -> None:
     """It has a process of its own, and reads no settings that lie about."""
-    pytest.importorskip("chromadb", reason="chromadb is not installed")
     store = angel_store.build(here / "data", real=True)
     store.drop_vectors(next(iter(store.texts())))
     plant(here / "data", here.parent / "unused")

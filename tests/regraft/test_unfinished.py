@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from extras import needs
 from faults import forked, said, small_source, untouched
 from harness import NOW, run
 from stand_ins import KILLED
@@ -59,8 +60,8 @@ def test_one_that_was_killed_while_it_planned(source: Path, tmp_path: Path, monk
     assert f"regraft migrate SOURCE --to {target}" in message
 
 
+@needs("parquet")
 def test_an_unfinished_import(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pyarrow")
     library, units, target = tmp_path / "library", tmp_path / "units.parquet", tmp_path / "back"
     run("migrate", source, "--to", library, "--now", NOW, "-q")
     run("export", library, units)

@@ -13,6 +13,7 @@ import apsw
 import pytest
 from angel_store import FULL_TEXT as TABLE
 from angel_store import OTHER_PROVIDER, AngelStore, add_full_text, build, check, collection, embed, untouched
+from extras import needs
 from harness import run
 
 DAMAGE = {
@@ -139,8 +140,8 @@ def test_what_cannot_be_rebuilt_is_refused_and_nothing_changes(
     assert store.chroma().read_bytes() == before
 
 
+@needs("chroma")
 def test_chromadb_writes_to_a_rebuilt_database(tmp_path: Path) -> None:
-    pytest.importorskip("chromadb")
     store = build(tmp_path / "data", real=True)
     assert check(store) == {}
     plant(store.chroma(), DAMAGE["the index is overwritten"])

@@ -16,6 +16,7 @@ from typing import Any
 import angel_store
 import pytest
 from angel_store import OTHER_PROVIDER, PROVIDER, AngelStore, collection, embed, needs_samples, sample
+from extras import needs
 from fault_server import FaultServer, Reply, Request, answer, poisoned
 from faults import forked, said, untouched
 from harness import Outcome, run
@@ -32,7 +33,7 @@ from repair.angel_memory.collection import ChromaFailed
 from repair.changes import run as changing
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
-pytest.importorskip("chromadb", reason="chromadb is not installed")
+pytestmark = needs("chroma")
 
 #: What gives chromadb a process of its own.
 APART = writing._run_in_child

@@ -15,6 +15,7 @@ from typing import Any
 import angel_store
 import codex_mem_store
 import pytest
+from extras import needs
 from fault_server import FaultServer, answer
 from harness import run_as_given
 from lacking import configured
@@ -107,8 +108,8 @@ def test_of_codex_mem(name, templates, tmp_path, server, monkeypatch):
     run_all_lines(path, "--no-probe")
 
 
+@needs("chroma")
 def test_of_angel_memory(tmp_path, monkeypatch):
-    pytest.importorskip("chromadb", reason="chromadb is not installed")
     store = angel_store.damaged(tmp_path / "data", real=True)
     with FaultServer() as server:
         server.behave = lambda request: answer(request, list(map(packed, request.texts)))

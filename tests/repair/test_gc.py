@@ -15,7 +15,7 @@ import apsw
 import pytest
 from aged_files import KNOWLEDGE, a_folder_of_nobody, aged
 from faults import Tripwire, forked, line, said, untouched
-from harness import GOLDEN, Outcome, run
+from harness import GOLDEN, Outcome, golden, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_v1 import whole
@@ -734,10 +734,7 @@ def test_a_file_of_a_base_that_failed_is_not_proven_by_another_that_has_more(sto
     assert [action["base"] for action in gc(store, "--v1-leftovers")["actions"]] == [NEW_BASE]
 
 
-@pytest.mark.skipif(
-    not (GOLDEN / "profile_stranded").is_dir(),
-    reason="no profiles of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
-)
+@golden
 @pytest.mark.parametrize(
     ("name", "goes"), [("profile_upgraded", {"Qm7vXk2LpT9s"}), ("profile_stranded", {"dirD", "dirF"})]
 )

@@ -29,7 +29,7 @@ from generations import (
     query,
     with_bases,
 )
-from harness import GOLDEN, NOW, Outcome, run
+from harness import GOLDEN, NOW, Outcome, golden, run
 from lacking import KB, OTHER, OTHER_TEXTS, library
 from older import make_version_1
 from planted_v2 import run_sql
@@ -102,14 +102,13 @@ def test_a_generation_is_told_by_its_columns(tmp_path: Path, made: Path) -> None
         ("profile_upgraded", Generation.BEFORE_RELEASE),
     ],
 )
+@golden
 def test_so_is_that_of_the_applications_own_profiles(name: str, expected: Generation, tmp_path: Path) -> None:
     folder = real(name, tmp_path)
     assert generation_of(next(folder.rglob("cherrystudio.sqlite"))) is expected
 
 
 def real(name: str, tmp_path: Path) -> Path:
-    if not (GOLDEN / name).is_dir():
-        pytest.skip(f"{name} may not be copied into the tests, and {GOLDEN} does not have it")
     return shutil.copytree(GOLDEN / name, tmp_path / name)
 
 
@@ -136,6 +135,7 @@ def test_install(generation: str, made: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("is_there", [True, False])
+@golden
 def test_install_into_the_applications_own_profiles(name: str, is_there: bool, made: Path, tmp_path: Path) -> None:
     store = real(name, tmp_path)
     model = "openai::text-embedding-3-small" if is_there else "my-relay::embed-new"
@@ -366,6 +366,7 @@ def test_a_model_of_the_users_own_that_inherits_nothing_is_found(store: Path) ->
 
 
 @pytest.mark.parametrize("name", ["profile_208_stranded", "profile_stranded"])
+@golden
 def test_rescue_of_the_applications_own_profiles(name: str, tmp_path: Path) -> None:
     store = real(name, tmp_path)
     before = dump(store)

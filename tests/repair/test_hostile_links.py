@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ import apsw
 import codex_mem_store
 import lacking
 import pytest
+from extras import needs
 from faults import posix, untouched
 from harness import NOW, REPO, Outcome, nothing_opened, run
 from planted_v2 import KB, library, plant
@@ -122,11 +124,26 @@ def test_what_the_user_names_may_be_a_link(place: Path) -> None:
     (place / "mine").symlink_to(place / "library", target_is_directory=True)
     (place / "above").symlink_to(place, target_is_directory=True)
     assert run("repair", place / "mine", "--yes").status == 0
-    plant("words of no body", place / "library")
+    planted = plant("words of no body", place / "library")
+    assert planted.finding in names_found(place / "library")
     assert run("repair", place / "above" / "library", "--yes").status == 0
+    assert planted.finding not in names_found(place / "library")
     assert run("migrate", place / "v1", "--to", place / "above" / "new", "--now", NOW, "--yes").status == 0
-    assert run("export", place / "mine", place / "above" / "units2.parquet").status == 0
+    assert (place / "new" / "catalog.sqlite").is_file()
     assert run("pack", place / "mine", place / "above" / "pack.zip").status == 0
+    assert zipfile.is_zipfile(place / "pack.zip")
+
+
+def names_found(library: Path) -> set[str]:
+    return {one["name"] for one in run("check", library, "--deep", "--json").document["findings"]}
+
+
+@needs("parquet")
+def test_an_export_may_go_below_a_link_that_the_user_names(place: Path) -> None:
+    (place / "mine").symlink_to(place / "library", target_is_directory=True)
+    (place / "above").symlink_to(place, target_is_directory=True)
+    assert run("export", place / "mine", place / "above" / "units2.parquet").status == 0
+    assert (place / "units2.parquet").read_bytes()[:4] == b"PAR1"
 
 
 def test_a_link_of_the_users_below_raw_is_no_part_of_it(place: Path) -> None:

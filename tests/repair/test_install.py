@@ -31,7 +31,7 @@ from faults import (
     untouched,
     write_vectors,
 )
-from harness import GOLDEN, NOW, NOW_MS, REPO, Outcome, run
+from harness import GOLDEN, NOW, NOW_MS, REPO, Outcome, golden, run
 from profiles import KEYS, changed, profile, rows, tables
 from stand_ins import KILLED, Disk, FullDisk, die, on_disk
 
@@ -808,10 +808,7 @@ def test_a_disk_that_fills_up(case, tmp_path, share):
 # --- the application's own profile -----------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    not (GOLDEN / "profile_upgraded").is_dir(),
-    reason="no profile of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
-)
+@golden
 def test_the_sample_in_the_applications_own_profile(tmp_path):
     library = tmp_path / "library"
     sample = REPO / "sample_v1" / "cherry-studio.202503141200.zip"

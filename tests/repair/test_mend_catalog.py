@@ -14,8 +14,7 @@ from typing import Any
 import apsw
 import pytest
 from faults import Tripwire, forked, untouched
-from golden_stores import golden
-from harness import GOLDEN, NOW_MS, run
+from harness import GOLDEN, NOW_MS, golden, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_v2 import ITEM, KB, KB_ROW, OTHER, PLANTED, Plant, catalog, data, index, library, run_sql, several, sql

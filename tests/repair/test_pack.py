@@ -17,8 +17,9 @@ from typing import Any
 
 import apsw
 import pytest
+from extras import needs
 from faults import REFUSED, STOPPED, files_of, forked, line, migrate, posix, said, small_source, state_of, untouched
-from harness import GOLDEN, NOW, Outcome, run
+from harness import GOLDEN, NOW, Outcome, golden, run
 from profiles import profile, rows, tables
 from stand_ins import KILLED, die
 
@@ -27,10 +28,6 @@ from repair.cherry_v2 import pack as cherry_v2_pack
 from repair.cherry_v2 import source as base_source
 from repair.cherry_v2.source import BaseSource
 
-needs_profiles = pytest.mark.skipif(
-    not (GOLDEN / "profile_21x_empty").is_dir(),
-    reason="no profiles of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
-)
 ALPHA, BETA, GAMMA = (identity.base_id(name) for name in ("alpha", "beta", "gamma"))
 MODEL = "acme::embed-small"
 
@@ -474,8 +471,8 @@ def test_a_pack_is_read_like_the_library(library, target, tmp_path):
         assert findings(target, "--base", BETA) == findings(library, "--base", BETA)
 
 
+@needs("parquet")
 def test_a_pack_is_exported(library, target, tmp_path):
-    pytest.importorskip("pyarrow")
     pack(library, target)
     exported = [run("export", path, tmp_path / f"{path.name}.parquet", "--json") for path in (library, target)]
     assert exported[0].document["bases"] == exported[1].document["bases"]
@@ -707,7 +704,7 @@ def test_the_source_and_the_profile_are_one(tmp_path):
     assert "the same folder" in said(install(place, place), "WrongUsage", REFUSED)
 
 
-@needs_profiles
+@golden
 @pytest.mark.parametrize("way", ["pack", "profile"])
 def test_from_the_applications_own_profile_to_another_generation(tmp_path, target, way):
     source, place = tmp_path / "a", tmp_path / "b"

@@ -15,9 +15,10 @@ from typing import Any
 
 import profiles
 import pytest
+from extras import needs
 from fault_server import FaultServer
 from faults import said, untouched
-from harness import GOLDEN, NOW, run, run_as_given
+from harness import GOLDEN, NOW, golden, run, run_as_given
 from index_damage import IndexFile, damaged
 from lacking import configured
 from planted_v1 import whole
@@ -125,12 +126,11 @@ def of_pack(place: Path) -> Path:
 
 
 def of_parquet(place: Path) -> Path:
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     assert run("export", place / "other", place / "units.parquet").status == 0
     return place / "units.parquet"
 
 
-SOURCES = [of_v1, of_library, of_pack, of_parquet]
+SOURCES = [of_v1, of_library, of_pack, pytest.param(of_parquet, marks=needs("parquet"))]
 EVERY_SOURCE = pytest.mark.parametrize("source_of", SOURCES)
 
 
@@ -205,7 +205,7 @@ def test_a_zipped_v1_backup_gives(place: Path, store: Path) -> None:
     assert rows(index(store)) == before
 
 
-@pytest.mark.skipif(not GOLDEN.exists(), reason="the golden migrations are not here")
+@golden
 @pytest.mark.parametrize("damage", ["vectors", "index", "noise"])
 def test_a_profile_that_the_application_upgraded_takes_from_v1_data(damage: str, tmp_path: Path) -> None:
     """The application gave its bases and items ids of their own: they are told by their files and texts."""

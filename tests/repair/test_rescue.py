@@ -17,7 +17,7 @@ import apsw
 import pytest
 from faults import REFUSED, Tripwire, forked, late_damage, said, untouched
 from golden_cases import Shape, normal
-from harness import GOLDEN, NOW, NOW_MS, Outcome, run, snapshot
+from harness import GOLDEN, NOW, NOW_MS, Outcome, golden, run, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from planted_v1 import profile as chromium_profile
@@ -98,8 +98,6 @@ def stranded(upgraded: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def golden_profile(name: str, tmp_path: Path) -> Path:
-    if not (GOLDEN / name).is_dir():
-        pytest.skip(f"the golden {name} is not here")
     made = tmp_path / name
     shutil.copytree(GOLDEN / name, made)
     for path in (made, *made.rglob("*")):
@@ -107,6 +105,7 @@ def golden_profile(name: str, tmp_path: Path) -> Path:
     return made
 
 
+@golden
 @pytest.mark.parametrize(
     ("name", "database"), [("profile_208_stranded", "Data/cherrystudio.sqlite"), ("profile_stranded", DATABASE)]
 )
@@ -156,6 +155,7 @@ def _path(item: dict[str, Any]) -> str:
     return item["content"]["path"] if isinstance(item["content"], dict) else ""
 
 
+@golden
 def test_a_profile_of_a_good_upgrade_is_left_alone(tmp_path):
     made = golden_profile("profile_upgraded", tmp_path)
     with unchanged(made):
@@ -163,6 +163,7 @@ def test_a_profile_of_a_good_upgrade_is_left_alone(tmp_path):
     assert (document["actions"], document["left"], document["undo"]) == ([], [], None)
 
 
+@golden
 @pytest.mark.parametrize("name", ["profile_stranded", "profile_upgraded"])
 def test_golden_indexes_that_are_gone_come_back_as_they_were(tmp_path, name):
     made = golden_profile(name, tmp_path)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fault_server import FaultServer, Reply, Request, right, vector_of
 from faults import untouched
-from harness import GOLDEN, Outcome, run
+from harness import GOLDEN, Outcome, golden, run
 from lacking import configured
 from stranded import base_of, profile, some_source
 
@@ -261,7 +261,7 @@ BASES = {
 }
 
 
-@pytest.mark.skipif(not STRANDED.is_dir(), reason="no golden profile of a stranded upgrade beside the repository")
+@golden
 @pytest.mark.parametrize("name", BASES)
 def test_every_base_of_a_real_stranded_profile(name: str, server: FaultServer, config: Path, tmp_path: Path) -> None:
     store = shutil.copytree(STRANDED, tmp_path / "profile")

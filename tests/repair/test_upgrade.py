@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 import pytest
 from faults import forked, line, said, untouched
-from harness import GOLDEN, run
+from harness import GOLDEN, golden, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from older import add_column, contents, make_version_1, renumber, words
@@ -46,11 +46,6 @@ from regraft.disk import durable
 from regraft.formats.cherry_v2.index import older as older_index
 from regraft.ledger.ledger import ChangeLog, Ledger
 from repair.changes import execution, files
-
-golden = pytest.mark.skipif(
-    not (GOLDEN / "index_v1").is_dir(),
-    reason="no indexes of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
-)
 
 
 @pytest.fixture(scope="module")

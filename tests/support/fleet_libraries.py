@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+from extras import optional
 from golden_cases import CASES, as_backup
 from harness import HERE, REPO, snapshot
 from sqlite_bytes import registered
+
+pq = optional("pyarrow.parquet")
 
 SAMPLE = REPO / "sample_v1" / "backup"
 #: One in so many sources is damaged.

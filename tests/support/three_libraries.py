@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+from extras import optional
 from harness import Outcome, run_as_given
 from lacking import KB, LACKING, OTHER, OTHER_TEXTS, TEXTS, all_vectors, vectors
 from planted_v2 import index
 
 from regraft.disk import sqlite
+
+pq = optional("pyarrow.parquet")
 
 NAMES = ("anna", "boris", "clara")
 #: What each library lacks, and what clara has besides, without vectors.

@@ -21,9 +21,8 @@ from three_libraries import MORE, NAMES
 @pytest.fixture(scope="session")
 def files() -> Iterator[Any]:
     """Start a server that speaks as S3 does, for this process and those that it starts; return what asks it."""
-    fsspec = pytest.importorskip("fsspec")
-    pytest.importorskip("s3fs", reason="s3fs is not installed")
-    pytest.importorskip("moto", reason="moto is not installed")
+    import fsspec
+
     before = dict(os.environ)
     with object_store() as url:
         os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=url)
@@ -45,7 +44,8 @@ def bucket(files: Any) -> str:
 @pytest.fixture(scope="package")
 def address(files: Any) -> Iterator[str]:
     """Start a cluster of two workers on this machine; its processes find what this one finds, and object storage."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    import ray
+
     paths = {"env_vars": {"PYTHONPATH": os.pathsep.join([*sys.path, str(REPO)])}}
     context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
     try:

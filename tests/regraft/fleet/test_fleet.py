@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
+from extras import needs, optional
 from fleet_libraries import NOW, content, libraries_in, rows_in
 from fleet_work import TROUBLE
 from harness import REPO, Outcome, run, run_as_given, snapshot
@@ -28,6 +28,9 @@ from regraft.fleet.metrics import Tally
 from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet, is_retried, make_report
 from regraft.report.document import Run
+
+pq = optional("pyarrow.parquet")
+pytestmark = needs("parquet")
 
 SAMPLE = REPO / "sample_v1" / "backup"
 

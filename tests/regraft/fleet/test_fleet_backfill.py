@@ -14,8 +14,8 @@ from pathlib import Path
 
 import apsw
 import codex_mem_store
-import pyarrow.parquet as pq
 import pytest
+from extras import needs, optional
 from fault_server import FaultServer, Reply, Request, answer, failing, poisoned, right, vector_of
 from harness import REPO, run, run_as_given, snapshot
 from lacking import (
@@ -39,6 +39,9 @@ from regraft.fleet.engine import LocalPool
 from regraft.fleet.storage import storage_path
 from regraft.formats.codex_mem import database, sidecar
 from repair.embedding.sender import CONTROL_TEXT
+
+pq = optional("pyarrow.parquet")
+pytestmark = needs("parquet")
 
 # --- what is sent ----------------------------------------------------------------------------------------------------
 

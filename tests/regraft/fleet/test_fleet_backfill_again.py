@@ -12,6 +12,7 @@ from typing import NoReturn
 import apsw
 import fleet_work
 import pytest
+from extras import needs
 from fault_server import FaultServer, Reply, Request, answer, right, vector_of
 from harness import snapshot
 from lacking import COMPARED, LACKING, TEXTS, all_vectors, configured, library, many, taken_away, vectors
@@ -22,6 +23,8 @@ from regraft import identity
 from regraft.fleet.engine import PendingTask, Task, TaskResult
 from repair.embedding.filling import Filling
 from repair.embedding.sender import BatchResult
+
+pytestmark = needs("parquet")
 
 
 def of_another_length(stores: Path, tmp_path: Path, name: str) -> None:

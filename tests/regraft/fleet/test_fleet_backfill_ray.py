@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import fleet_work
-import pyarrow.parquet as pq
 import pytest
 from deadly_sender import DeadlySender
+from extras import needs, optional
 from fault_server import FaultServer, Reply, Request, right
 from harness import Outcome, run_as_given
 from lacking import LACKING, all_vectors, configured, library, many, taken_away, vectors
 
 from repair.embedding.fleet_sending import RaySending
 
-ray = pytest.importorskip("ray", reason="Ray is not installed")
-pytest.importorskip("ray.data", reason="what Ray Data needs is not installed")
+pq = optional("pyarrow.parquet")
+ray = optional("ray")
+pytestmark = needs("ray")
+
 NAMES = ("anna", "boris")
 
 

@@ -16,8 +16,6 @@ from regraft.fleet.engine import TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.storage import StoragePath, storage_path
 
-pytest.importorskip("fsspec")
-
 
 class Killed(BaseException):
     """The process is gone: it does nothing any more, not even to clean up."""

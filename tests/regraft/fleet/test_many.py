@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from extras import needs
 from faults import left_over, untouched
 from fleet_libraries import IN_FOLDER, OF_ARCHIVE, ONE_IN, Source, make
 from harness import NOW, REPO, nothing_opened, snapshot
@@ -36,6 +37,8 @@ if sys.platform != "linux":
     pytest.skip("a command is watched by what Linux tells of it", allow_module_level=True)
 
 from fleet_moments import IN_STORE, WORK, Moment, Watching, left_of, plan, watched
+
+pytestmark = needs("parquet")
 
 SEED = 20_261
 #: A second attempt has at least so many operations: it takes the lock, and settles what the first one left.
@@ -86,7 +89,7 @@ def herd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return one_after_the_other(tmp_path_factory.mktemp("herd"), request.param)
 
 
-@pytest.fixture(params=["local", "ray"])
+@pytest.fixture(params=["local", pytest.param("ray", marks=needs("ray"))])
 def pool(request: pytest.FixtureRequest) -> partial[Pool]:
     """Give two processes, of this machine and of a cluster."""
     if request.param == "local":

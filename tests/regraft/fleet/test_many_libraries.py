@@ -9,9 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from extras import needs, optional
 from harness import run_as_given, snapshot
 
 from regraft.cli.fleet import parse_library_options as parse
@@ -23,6 +22,9 @@ from regraft.fleet.manifest import Library
 from regraft.fleet.results import FleetOrder, Journal, ResultRow
 from regraft.fleet.run import Fleet, FleetReport
 from regraft.report.document import Run, encoded
+
+pa, pq = optional("pyarrow"), optional("pyarrow.parquet")
+pytestmark = needs("parquet")
 
 COUNT = 50
 #: What libraries end with: one of five is refused, and each has so many bases as its number says, modulo three.

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
+from extras import needs, optional
 from fleet_work import TROUBLE
 from harness import REPO, Outcome, run_as_given, snapshot
 from prometheus_client.parser import text_fd_to_metric_families
@@ -27,6 +27,9 @@ from regraft.fleet.metrics import BUCKETS, Metrics
 from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
 from regraft.report.document import Run
+
+pq = optional("pyarrow.parquet")
+pytestmark = needs("parquet")
 
 SAMPLE = REPO / "sample_v1" / "backup"
 #: When a run begins whose clock is the test's, in seconds.

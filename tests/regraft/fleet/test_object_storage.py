@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
+from extras import needs, optional
 from fleet_libraries import NOW, content, libraries_in
 from fleet_work import plain, put_in_place
 from harness import REPO, Outcome, run, run_as_given, snapshot
@@ -21,6 +21,9 @@ from regraft.fleet import jobs, versions
 from regraft.fleet.engine import TaskError, TaskResult
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.storage import StoragePath, storage_path
+
+pq = optional("pyarrow.parquet")
+pytestmark = needs("parquet")
 
 SAMPLE = REPO / "sample_v1"
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from extras import needs, optional
 from fleet_work import TROUBLE
 from harness import run_as_given
 
@@ -18,7 +19,9 @@ from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
 from regraft.report.document import Run
 
-ray = pytest.importorskip("ray", reason="Ray is not installed")
+ray = optional("ray")
+pytestmark = needs("ray")
+
 SAMPLE = Path(__file__).parents[3] / "sample_v1" / "backup"
 
 

@@ -10,11 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from extras import needs, optional
 
-from benchmarks.fleet_parts import PARTS
-from benchmarks.fleet_simulation import Assumed, Attempt, Course, Driver, Libraries, line_of, simulated
 from regraft.fleet import engine
 from regraft.fleet.engine import PendingTask, Task, TaskResult
+
+if optional("pyarrow"):
+    from benchmarks.fleet_parts import PARTS
+    from benchmarks.fleet_simulation import Assumed, Attempt, Course, Driver, Libraries, line_of, simulated
+
+pytestmark = needs("parquet")
 
 
 class VirtualPool:
@@ -86,8 +91,9 @@ def conserved(course: Course, sizes: list[int], workers: int) -> None:
     assert 0 <= course.tail <= course.seconds
 
 
-@pytest.mark.parametrize("driver", [Driver(), Driver(library=0.01, flush=0.1), Driver(flush=0.5, at_once=1)])
-def test_every_library_ends_once_and_no_worker_does_two_at_once(driver: Driver) -> None:
+@pytest.mark.parametrize("costs", [{}, {"library": 0.01, "flush": 0.1}, {"flush": 0.5, "at_once": 1}])
+def test_every_library_ends_once_and_no_worker_does_two_at_once(costs: dict[str, Any]) -> None:
+    driver = Driver(**costs)
     sizes, attempts = table(5, 120)
 
     def attempt(number: int, tried: int) -> Attempt:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from backup7 import SLIM, backup, full
+from extras import needs
 from faults import REFUSED, files_of, migrate, said, small_source, untouched
 from harness import NOW, Outcome, run
 from profiles import profile, rows, tables
@@ -86,8 +87,8 @@ def test_a_backup_is_read_as_its_profile_is(installed, tmp_path, make: Callable[
 
 
 @pytest.mark.parametrize("form", FORMS)
+@needs("parquet")
 def test_a_backup_is_exported(installed, tmp_path, form):
-    pytest.importorskip("pyarrow")
     path = shaped(full(installed, tmp_path / "backup"), form)
     target = tmp_path / "out.parquet"
     done = run("export", path, target, "--json")

@@ -28,6 +28,7 @@ from browser_profile import (
     packed,
     put_data_beside,
 )
+from extras import needs
 from faults import files_of, line, untouched
 from harness import NOW, run
 from patience import NEVER_SECONDS
@@ -129,7 +130,7 @@ def write_sources(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def browser_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The killed profile in each form in which it can be given; made once for all processes that run tests."""
     need_browser()
     own = tmp_path_factory.getbasetemp()
@@ -148,9 +149,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def killed(sources: dict[str, Path]) -> Path:
+def killed(browser_sources: dict[str, Path]) -> Path:
     """The profile of the sample's state, as a killed browser has left it. Tests only read it."""
-    return sources["profile"]
+    return browser_sources["profile"]
 
 
 # --- what must come of it ------------------------------------------------------------------------------------------
@@ -198,27 +199,27 @@ def test_the_profile_is_a_hard_one(killed: Path) -> None:
 
 @each_form
 def test_a_profile_gives_the_library_of_its_backup(
-    form: str, sources: dict[str, Path], wanted: dict[str, bytes], tmp_path: Path
+    form: str, browser_sources: dict[str, Path], wanted: dict[str, bytes], tmp_path: Path
 ) -> None:
     """v1.migrate sees that the source is as before, to the bytes and times of every file."""
-    done = v1.migrate(sources[form], tmp_path / "library")
+    done = v1.migrate(browser_sources[form], tmp_path / "library")
     assert done.report["source"]["kind"] == KINDS[form]
     assert library(tmp_path / "library") == wanted
 
 
 @each_form
-def test_a_second_run_changes_nothing(form: str, sources: dict[str, Path], tmp_path: Path) -> None:
+def test_a_second_run_changes_nothing(form: str, browser_sources: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "library"
-    v1.migrate(sources[form], target)
-    with untouched(target, sources[form]):
-        again = run("migrate", sources[form], "--to", target, "--json", "--now", NOW)
+    v1.migrate(browser_sources[form], target)
+    with untouched(target, browser_sources[form]):
+        again = run("migrate", browser_sources[form], "--to", target, "--json", "--now", NOW)
     assert {base["outcome"] for base in again.document["bases"]} == {"unchanged", "failed"}
 
 
 @each_form
-def test_inspect_names_it_and_shows_its_bases(form: str, sources: dict[str, Path]) -> None:
-    with untouched(sources[form]):
-        shown = run("inspect", sources[form], "--json")
+def test_inspect_names_it_and_shows_its_bases(form: str, browser_sources: dict[str, Path]) -> None:
+    with untouched(browser_sources[form]):
+        shown = run("inspect", browser_sources[form], "--json")
     assert shown.status == 0
     assert shown.document["kind"] == KINDS[form]
     names = [base["name"] for base in shown.document["bases"]]
@@ -266,6 +267,7 @@ def test_the_backup_of_a_running_application_is_no_running_application(
 # --- large notes ---------------------------------------------------------------------------------------------------
 
 
+@needs("browser")
 def test_large_notes_come_through(tmp_path: Path) -> None:
     """Chromium packs large values that pack, and keeps others in files of their own."""
     need_browser()

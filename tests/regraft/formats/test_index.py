@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 import pytest
 import sqlite_vec
-from harness import GOLDEN, NOW_MS
+from harness import GOLDEN, NOW_MS, golden
 from v1 import PLAIN, Library, Row, base, carried, dicts, file, floats, folder, note, opened, page, sha, vector_of
 
 from regraft.errors import VerificationFailed
@@ -21,10 +21,6 @@ from regraft.formats.cherry_v2.index import bulk
 
 PROFILE = GOLDEN / "profile_208_upgraded"
 DATABASE = PROFILE / "Data" / "cherrystudio.sqlite"
-golden_profile = pytest.mark.skipif(
-    not DATABASE.is_file(),
-    reason="no profile of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
-)
 
 COLUMNS = {
     "meta": [
@@ -459,7 +455,7 @@ def theirs(tmp_path: Path) -> Iterator[apsw.Connection]:
         yield db
 
 
-@golden_profile
+@golden
 def test_columns_keys_and_indexes_are_the_applications(ours: apsw.Connection, theirs: apsw.Connection) -> None:
     for kind in ("table", "index", "trigger", "view"):
         assert names(ours, kind) == names(theirs, kind)
@@ -486,13 +482,13 @@ def refused(db: apsw.Connection, statements: list[str]) -> list[str]:
     return found
 
 
-@golden_profile
+@golden
 def test_the_application_refuses_and_allows_the_same(theirs: apsw.Connection, copy: apsw.Connection) -> None:
     assert refused(theirs, [*REFUSED, *ALLOWED]) == REFUSED
     assert refused(copy, [*REFUSED, *ALLOWED]) == REFUSED
 
 
-@golden_profile
+@golden
 def test_triggers_have_the_same_effects(copy: apsw.Connection, theirs: apsw.Connection) -> None:
     effects = []
     for db in (copy, theirs):
@@ -517,7 +513,7 @@ def described(db: apsw.Connection, table: str) -> list[tuple[Any, ...]]:
     return [(name, kind.upper(), nn, default, key) for _, name, kind, nn, default, key in rows]
 
 
-@golden_profile
+@golden
 def test_the_catalogs_columns_are_the_applications(library: Library) -> None:
     with opened(library.path / "catalog.sqlite") as ours, opened(DATABASE) as theirs:
         for table in ("knowledge_base", "knowledge_item"):
@@ -532,7 +528,7 @@ def test_the_catalogs_columns_are_the_applications(library: Library) -> None:
             assert {name for name, _, nn, default, _ in known if nn and default is None} <= own
 
 
-@golden_profile
+@golden
 def test_every_row_of_a_catalog_goes_into_the_applications_tables(tmp_path: Path) -> None:
     items = [
         file("f", "F"),

@@ -19,7 +19,7 @@ from typing import Any
 
 import apsw
 import pytest
-from harness import GOLDEN, NOW_MS, REPO, snapshot
+from harness import GOLDEN, NOW_MS, REPO, golden, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from index_rows import BASE, put, vectors
@@ -32,14 +32,6 @@ from regraft.formats.cherry_v2.index import store as rebuilding
 from regraft.text import utf16_len
 
 PROFILE = GOLDEN / "profile_upgraded"
-golden_profile = pytest.mark.skipif(
-    not (PROFILE / "cherrystudio.sqlite").is_file(),
-    reason="no profile of the application: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
-)
-golden_v1 = pytest.mark.skipif(
-    not (GOLDEN / "index_v1" / "index.sqlite").is_file(),
-    reason="no index of version 1: REGRAFT_GOLDEN is not set, and no shared/golden beside the repository",
-)
 
 OTHER = "0e7a3f4c-2f1d-4d0a-8a57-3f3f2f1b9c22"
 TABLES = ("meta", "content", "material", "search_unit", "search_text", "embedding")
@@ -162,7 +154,7 @@ def test_an_unknown_version_is_refused_and_nothing_emptied(path: Path, version: 
     assert snapshot(path.parent) == before
 
 
-@golden_v1
+@golden
 def test_an_index_of_the_layouts_first_version_is_refused(path: Path) -> None:
     shutil.copyfile(GOLDEN / "index_v1" / "index.sqlite", path)
     before = snapshot(path.parent)
@@ -743,7 +735,7 @@ def test_files_that_the_application_left_stay_as_they_are_used(path: Path) -> No
     demand_whole(path)
 
 
-@golden_profile
+@golden
 def test_the_applications_own_file_is_rebuilt_in_and_given_back(path: Path) -> None:
     (own,) = (PROFILE / "Data" / "KnowledgeBase").glob("*/.cherry/index.sqlite")
     shutil.copyfile(own, path)

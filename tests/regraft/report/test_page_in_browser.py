@@ -14,6 +14,7 @@ import chromium_driver
 import pytest
 from browser_tab import Box, Pixel, Tab, showing
 from chromium_driver import Browser, browsing
+from extras import needs
 from harness import HERE, run
 from planted_v1 import PLANTED as PLANTED_V1
 from planted_v1 import whole
@@ -23,6 +24,8 @@ from checks.audit import page
 from checks.audit.findings import FINDINGS, Audit, BaseStatistics, Finding, Statistics
 from regraft.report import html as report_html
 from regraft.report.document import Run, encoded
+
+pytestmark = needs("browser")
 
 PHONE, SCREEN = 360, 1280
 
