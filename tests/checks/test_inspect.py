@@ -314,7 +314,9 @@ def test_what_is_nothing_known_is_refused(tmp_path: Path, content: bytes | None)
 
 
 def test_an_empty_folder_is_nothing_known(tmp_path: Path) -> None:
-    assert run("inspect", tmp_path).status == 2
+    done = run("inspect", tmp_path)
+    assert (done.status, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert str(tmp_path) in done.stderr
 
 
 def test_a_kind_can_be_forced_but_not_against_the_facts(v1: Path) -> None:

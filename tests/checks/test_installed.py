@@ -236,7 +236,9 @@ def test_where_nothing_is_there_it_says_where_it_looked(home: Path, tmp_path: Pa
 
 @pytest.mark.usefixtures("home")
 def test_a_kind_needs_a_path() -> None:
-    assert run("inspect", "--kind", "library").status == 2
+    done = run("inspect", "--kind", "library")
+    assert (done.status, done.stdout) == (2, "")
+    assert "--kind" in done.stderr
 
 
 def test_what_the_next_command_says_works(home: Path, tmp_path: Path) -> None:

@@ -190,6 +190,7 @@ def test_an_error_of_a_process_arrives_as_what_it_is(
     ends_well(source, target, alone)
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_a_process_stops_the_run(
     source: Source, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +219,7 @@ def test_publishing_that_fails_ends_the_processes(
     ends_well(source, target, alone)
 
 
+@pytest.mark.slow
 @posix
 def test_processes_end_though_nobody_listens_to_them(source: Source, alone: Path, tmp_path: Path) -> None:
     """What a process still had to report when the run stopped must not keep it, or the run, alive."""
@@ -233,7 +235,7 @@ def test_processes_end_though_nobody_listens_to_them(source: Source, alone: Path
 
 
 @posix
-@pytest.mark.parametrize("moment", ["a base is begun", "a base is in place"])
+@pytest.mark.parametrize("moment", [pytest.param("a base is begun", marks=pytest.mark.slow), "a base is in place"])
 def test_control_c_in_parallel(moment: str, source: Source, alone: Path, tmp_path: Path) -> None:
     """Ctrl-C goes to every process of a terminal: one line is said, whenever it comes."""
     target = tmp_path / "library"

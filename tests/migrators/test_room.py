@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from extras import needs
 from faults import Source
 from golden_cases import CASES
 from harness import NOW_MS, REPO
@@ -51,8 +52,10 @@ def test_the_golden_cases(case: str, golden: Callable[[str], Path], tmp_path: Pa
     assert 1 <= ratio(folder / "v1", tmp_path / "library") <= 1.6
 
 
-@pytest.mark.parametrize("text", [english, chinese])
-@pytest.mark.parametrize(("length", "dimensions"), [(20, 384), (300, 1024), (1500, 512), (1500, 1536)])
+@pytest.mark.parametrize(
+    ("text", "length", "dimensions"),
+    [(english, 20, 384), (chinese, 300, 1024), (chinese, 1500, 512), (english, 1500, 1536)],
+)
 def test_texts_and_vectors_of_several_sizes(
     text: Callable[[random.Random, int], str], length: int, dimensions: int, tmp_path: Path
 ) -> None:
@@ -77,8 +80,8 @@ def test_what_a_vector_takes_in_pages(length: int, bytes_: int) -> None:
     assert preflight._bytes_on_pages(length) == pytest.approx(bytes_, abs=2)
 
 
+@needs("parquet")
 def test_an_import(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     library, units, back = tmp_path / "library", tmp_path / "units.parquet", tmp_path / "back"
     regraft.migrate(REPO / "sample_v1" / "cherry-studio.202503141200.zip", library, now_ms=NOW_MS)
     regraft.export(library, units)

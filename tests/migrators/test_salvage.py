@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 import page_damages
 import pytest
-from harness import REPO, run
+from harness import REPO, examples, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_damage import Layout, Made, make
@@ -103,7 +103,7 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     _FOLDER.clear()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_any_overwritten_places_give_no_wrong_row(made: Made, data: st.DataObject) -> None:
     raw = bytearray(made.raw)

@@ -282,15 +282,10 @@ def test_only_one_module_lets_sqlite_open_another_file(module):
         assert not [text for text in texts if isinstance(text, str) and OTHER_FILE.match(text)]
 
 
-@pytest.mark.parametrize("text", WRITING)
-def test_the_rule_catches(text):
-    """The control: each of these writes, by whatever name."""
-    assert writes(ast.parse(text)), text
-
-
-@pytest.mark.parametrize("text", READING)
-def test_the_rule_lets_pass(text):
-    assert not writes(ast.parse(text)), text
+def test_the_rule_catches_what_writes_and_nothing_else():
+    """The control: each of the first writes, by whatever name."""
+    assert [text for text in WRITING if not writes(ast.parse(text))] == []
+    assert [text for text in READING if writes(ast.parse(text))] == []
 
 
 @cache
@@ -388,13 +383,9 @@ def test_the_installed_command_is_not_fooled_by_decoys(arguments, decoys):
 
 def defined_names(path: Path) -> set[str]:
     """Return the names that a module defines or assigns, those of its classes' members too."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-    return names
+    return set(
+        re.findall(r"^[ ]*(?:class |(?:async )?def |)(\w+)(?:[(:]| *=|: )", path.read_text("utf-8"), re.MULTILINE)
+    )
 
 
 def test_every_name_on_the_page_is_there() -> None:
@@ -403,11 +394,11 @@ def test_every_name_on_the_page_is_there() -> None:
     spans = dict.fromkeys(re.findall(r"`([^`\n]+)`", page))
     modules = [path for top in (*PACKAGES, "tests") for path in (REPO / top).rglob("*.py")]
     names = {path: defined_names(path) for path in modules}
-    folders = {folder.as_posix() for path in modules for folder in path.relative_to(REPO).parents}
+    places = {path.relative_to(REPO).as_posix() for path in modules}
+    places |= {folder.as_posix() for path in modules for folder in path.relative_to(REPO).parents}
 
     def is_path(span: str) -> bool:
         wanted = span.rstrip("/")
-        places = {path.relative_to(REPO).as_posix() for path in modules} | folders
         return (REPO / wanted).exists() or any(place == wanted or place.endswith(f"/{wanted}") for place in places)
 
     def is_member(span: str) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import codex_mem_store
@@ -68,6 +69,19 @@ TRANSLATED = [
     *((f"docs/{name}.md", f"docs/zh/{name}.md") for name in ("upgrade", "rescue", "move", "backfill", "embedders")),
 ]
 
+
+def on_each(subjects: Iterable[Any], rule: Callable[..., None]) -> None:
+    """Hold every page, or whatever it is, against a rule, and fail with all that break it."""
+    broken = []
+    for subject in subjects:
+        name = named(subject) if isinstance(subject, Path) else str(subject)
+        try:
+            rule(subject)
+        except AssertionError as error:
+            broken.append(f"{name}: {error}")
+    assert not broken, "\n".join(broken)
+
+
 # --- Markdown ------------------------------------------------------------------------------------------------------
 
 
@@ -97,11 +111,13 @@ def test_pages_with_real_output_are_generated():
         assert "[[[cog" in text_of(page), f"{page} has no cog block"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_nothing_of_this_machine_is_in_a_page(page):
-    text = page.read_text("utf-8")
-    for path in (REPO, Path.home(), Path(tempfile.gettempdir())):
-        assert f"{path}/" not in text or path == Path("/")
+def test_nothing_of_this_machine_is_in_a_page():
+    def rule(page: Path) -> None:
+        text = page.read_text("utf-8")
+        for path in (REPO, Path.home(), Path(tempfile.gettempdir())):
+            assert f"{path}/" not in text or path == Path("/"), f"{path}/ is in it"
+
+    on_each(PAGES, rule)
 
 
 # --- what is named -------------------------------------------------------------------------------------------------
@@ -113,11 +129,15 @@ def options(command: click.Command) -> set[str]:
     return own.union(*map(options, inner))
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
-def test_every_command_and_option_has_its_place_in_the_reference(name):
-    text = section(text_of("docs/commands.md"), f"regraft {name}")
-    for option in options(cli.commands[name]):
-        assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text), f"{option} of {name}"
+def test_every_command_and_option_has_its_place_in_the_reference():
+    page = text_of("docs/commands.md")
+
+    def rule(name: str) -> None:
+        text = section(page, f"regraft {name}")
+        for option in options(cli.commands[name]):
+            assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text), f"no {option}"
+
+    on_each(sorted(cli.commands), rule)
 
 
 def test_every_error_is_in_the_table():
@@ -193,8 +213,7 @@ def test_the_error_document_is_in_the_reference():
 # --- what a reader can do --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_links_lead_somewhere(page):
+def check_links(page: Path) -> None:
     text = page.read_text("utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(text))):
         if re.match(r"[a-z]+:", target):
@@ -205,6 +224,10 @@ def test_links_lead_somewhere(page):
         assert there.resolve().is_relative_to(REPO.resolve()), f"{target} leads out of the repository"
         if anchor:
             assert anchor in anchors(there.read_text("utf-8")), f"{target}: no such section"
+
+
+def test_links_lead_somewhere():
+    on_each(PAGES, check_links)
 
 
 def commands_of(text: str) -> Iterator[list[str]]:
@@ -242,10 +265,13 @@ def problem_with(words: list[str]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_commands_in_fences_work(page):
-    for words in commands_of(page.read_text("utf-8")):
-        assert problem_with(list(words)) is None, f"regraft {shlex.join(words)}: {problem_with(list(words))}"
+def test_commands_in_fences_work():
+    def rule(page: Path) -> None:
+        for words in commands_of(page.read_text("utf-8")):
+            problem = problem_with(list(words))
+            assert problem is None, f"regraft {shlex.join(words)}: {problem}"
+
+    on_each(PAGES, rule)
 
 
 def test_the_guides_show_commands():
@@ -253,8 +279,7 @@ def test_the_guides_show_commands():
         assert list(commands_of(text_of(page)))
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=named)
-def test_commands_and_options_in_sentences_exist(page):
+def check_commands_in_sentences(page: Path) -> None:
     known = {name for command in cli.commands.values() for name in options(command)} | options(cli)
     for span in spans(page.read_text("utf-8")):
         words = span.split()
@@ -264,6 +289,10 @@ def test_commands_and_options_in_sentences_exist(page):
             used = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
             # -vv is -v twice.
             assert {re.sub(r"^-(\w)\1+$", r"-\1", word) for word in used} <= known, f"`{span}`"
+
+
+def test_commands_and_options_in_sentences_exist():
+    on_each(GUIDES, check_commands_in_sentences)
 
 
 def test_the_readme_names_the_commands_of_a_clone():
@@ -330,13 +359,16 @@ def references() -> Iterator[tuple[str, str, list[str]]]:
                 yield source.relative_to(REPO).as_posix(), found[1], re.findall(r'"([^"]+)"', found[2])
 
 
-@pytest.mark.parametrize(
-    ("source", "page", "sections"), [pytest.param(*one, id=f"{one[0]}-{one[1]}") for one in references()]
-)
-def test_pages_that_the_code_names_are_there(source, page, sections):
-    assert (REPO / page).is_file(), f"{source} names {page}"
-    missing = set(sections) - set(headings(text_of(page)))
-    assert not missing, f'{source} names {page}, "{missing.pop()}"'
+def test_pages_that_the_code_names_are_there():
+    def rule(reference: tuple[str, str, list[str]]) -> None:
+        _, page, sections = reference
+        assert (REPO / page).is_file(), "there is no such page"
+        missing = set(sections) - set(headings(text_of(page)))
+        assert not missing, f"the page has no section {missing}"
+
+    named_by_code = list(references())
+    assert len(named_by_code) > 100
+    on_each(named_by_code, rule)
 
 
 def test_the_rules_say_what_to_do_about_every_code():

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from extras import needs
 from harness import REPO
 
 SAMPLE = next((REPO / "sample_v1").glob("*.zip"))
@@ -45,8 +46,8 @@ def test_every_package_says_that_it_is_typed(package: str) -> None:
     assert Path(spec.origin).with_name("py.typed").is_file()
 
 
+@needs("lint")
 def test_a_strictly_typed_program_can_use_the_packages(tmp_path: Path) -> None:
-    pytest.importorskip("mypy", reason="mypy is not installed: pip install 'regraft[lint]'; make lint has it")
     program = tmp_path / "program.py"
     program.write_text(CONSUMER)
     command = [sys.executable, "-P", "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(program)]

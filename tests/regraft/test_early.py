@@ -122,12 +122,17 @@ def test_without_a_working_directory_none_is_started(
 
 
 def test_a_command_runs_without_processes_that_cannot_be_started(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> None:
+    tried: list[tuple[object, ...]] = []
+
+    def refused(*arguments: object) -> None:
+        tried.append(arguments)
         raise BlockingIOError
 
     monkeypatch.setattr(pool, "WorkerProcess", refused)
     with startup.prestart_helpers(["migrate", str(source)]):
-        pass
+        # The command starts its own pool later, and is told again that there are no processes.
+        assert len(tried) == 1
+        assert pool._prestarted == []
 
 
 def ended(number: int) -> bool:

@@ -58,7 +58,10 @@ def test_a_trigger_of_a_vector_file_says_nothing_of_its_rows(tmp_path: Path) -> 
     run_sql(
         source / "KnowledgeBase" / "kb", "CREATE TRIGGER evil AFTER INSERT ON vectors BEGIN DELETE FROM vectors; END"
     )
-    assert run("migrate", source, "--to", tmp_path / "library", "--now", NOW, "-q").status == 0
+    done = run("migrate", source, "--to", tmp_path / "library", "--now", NOW, "--json")
+    assert done.status == 0
+    rows = {base["legacy_id"]: base["rows"] for base in done.document["bases"]}
+    assert rows["kb"]["read"] == rows["kb"]["carried"] > 0
 
 
 def test_a_trigger_on_notes_is_named_dropped_and_brought_back(tmp_path: Path) -> None:

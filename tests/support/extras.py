@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-#: What each group imports, and how it is installed. ``test-NAME`` is an extra in pyproject.toml.
+#: What each group imports, and how it is installed. ``test-NAME`` is an extra in pyproject.toml (``lint`` is its own).
 PACKAGES = {
     "parquet": ("pyarrow", "duckdb"),
     "s3": ("pyarrow", "s3fs", "moto"),
     "ray": ("pyarrow", "s3fs", "moto", "ray"),
     "chroma": ("chromadb",),
     "models": ("model2vec", "tokenizers"),
+    "lint": ("mypy",),
 }
 #: Groups of the tests that use one of these fixtures.
 FIXTURES = {"bucket": "s3", "address": "ray", "real_url": "models", "browser_sources": "browser"}
@@ -37,7 +38,8 @@ def optional(module: str) -> Any:
 def missing(group: str) -> str | None:
     """Return why a group cannot run here, with the line that installs it; None if it can."""
     absent = [name for name in PACKAGES.get(group, ()) if importlib.util.find_spec(name) is None]
-    return f"{', '.join(absent)} not installed: pip install '.[test-{group}]'" if absent else None
+    extra = group if group == "lint" else f"test-{group}"
+    return f"{', '.join(absent)} not installed: pip install '.[{extra}]'" if absent else None
 
 
 def mark_groups(items: list[pytest.Item]) -> None:

@@ -26,5 +26,7 @@ def example(language: str, page: str, command: str) -> str:
 def _made(language: str, page: str) -> str:
     """Return a page whose generated parts are made in a language."""
     environment = {**os.environ, "REGRAFT_LANG": language, "PYTHONUTF8": "1"}
-    made = subprocess.run([sys.executable, "-m", "cogapp", page], env=environment, capture_output=True, check=True)
+    made = subprocess.run(
+        [sys.executable, "-P", "-m", "cogapp", page], env=environment, capture_output=True, check=True
+    )
     return made.stdout.decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,6 +17,7 @@ import crews
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from patience import NEVER_SECONDS
 
 from regraft.disk import sqlite, writable
 from regraft.errors import VerificationFailed
@@ -297,11 +298,11 @@ def _changed(change: Callable[[array[int], int], None]) -> Callable[[Path], None
 
 def _first_run(scratch: Path) -> Path:
     """Return the first run, once its process is done with it: it went on with the next."""
-    for _ in range(10_000):
+    for _ in range(NEVER_SECONDS * 100):
         if len(found := sorted(scratch.glob("run-*"))) > 1:
             return found[0]
-        threading.Event().wait(0.01)
-    raise AssertionError
+        time.sleep(0.01)
+    raise AssertionError("the second run does not come")
 
 
 def _cut_off(scratch: Path) -> None:

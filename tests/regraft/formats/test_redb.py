@@ -235,16 +235,21 @@ def test_a_file_that_a_program_has_open_for_writing_is_refused(small, lock):
 
 
 def test_the_file_is_not_kept_locked(small):
-    with read_redb(small), small.open("r+b") as other:
+    with read_redb(small) as file, small.open("r+b") as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert list(file.rows("t"))
 
 
 def test_a_file_without_locks_is_read(small, monkeypatch):
+    with read_redb(small) as file:
+        expected = list(file.rows("t"))
+
     def no_locks(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    read_redb(small).close()
+    with read_redb(small) as file:
+        assert list(file.rows("t")) == expected != []
 
 
 @pytest.mark.parametrize("grows", [True, False])

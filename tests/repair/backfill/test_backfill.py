@@ -460,7 +460,9 @@ def test_one_wrong_vector_of_the_base_does_not_make_it_another_model(store: Path
     one = identity.text_hash(next(text for text in TEXTS if text not in LACKING))
     blob = vector_of("something else").hex()
     run_sql(index(store), f"UPDATE embedding SET vector_blob = x'{blob}' WHERE embedding_text_hash = '{one}'")
-    assert backfill(store, config).status == 0
+    done = backfill(store, config)
+    assert (done.status, scope_of(done)["newly_ready"]) == (0, len(LACKING))
+    assert vectors(store) == {**all_vectors(), one: bytes.fromhex(blob)}
 
 
 def test_a_model_of_other_dimensions_is_refused(store: Path, server: FaultServer, config: Path) -> None:
