@@ -62,11 +62,12 @@ demo: $(VENV)/.installed
 test test-extras test-all test-dose: export PYTHONDONTWRITEBYTECODE :=
 test test-extras test-all test-dose: export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 
+# A process takes whole files: what their tests share is made once.
 test: $(VENV)/.testing
-	$(BIN)/pytest -n 2 -q -m "not slow and not needs"
+	$(BIN)/pytest -n 2 --dist loadfile -q -m "not slow and not needs"
 
 test-extras: $(VENV)/.$(EXTRAS)
-	$(BIN)/pytest -n 2 -q -m "needs and not slow"
+	$(BIN)/pytest -n 2 --dist loadfile -q -m "needs and not slow"
 
 # All tests in any order, with new examples for the properties; SEED repeats an order.
 SEED ?= $(shell date +%s)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from faults import untouched
-from harness import Outcome, run, snapshot
+from harness import Outcome, examples, run, snapshot
 from hypothesis import HealthCheck, given, settings
 
 from checks.audit.findings import FINDINGS
@@ -20,7 +20,7 @@ from regraft.formats.cherry_v2.index import IndexStore
 from regraft.formats.cherry_v2.index.search import bm25_hits, tokens
 from regraft.testing import DAMAGES, DamagedCase, LibraryCase, damaged_libraries, damages, libraries
 
-few = settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+few = settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 LEVELS = ("quick", "default", "deep")
 
 

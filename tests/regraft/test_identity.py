@@ -6,12 +6,13 @@ import hashlib
 import uuid
 
 import pytest
+from harness import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regraft.identity import base_id, body_id, child_id, item_id, text_hash, unit_id
 
-QUICK = settings(max_examples=150, deadline=None)
+QUICK = settings(max_examples=examples(150), deadline=None)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 TIMES = st.one_of(st.none(), st.integers(-(1 << 63), (1 << 63) - 1))
 

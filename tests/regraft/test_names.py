@@ -6,12 +6,13 @@ import unicodedata
 from pathlib import PureWindowsPath
 
 import pytest
+from harness import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regraft.disk.file_paths import FreeNames, sanitize_material_name, sanitize_name, split_extension, vector_file_name
 
-QUICK = settings(max_examples=200, deadline=None)
+QUICK = settings(max_examples=examples(200), deadline=None)
 
 ILLEGAL = set('<>:"/\\|?*') | {chr(point) for point in range(0x20)}
 DEVICES = {"con", "prn", "aux", "nul"} | {f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import run
+from harness import examples, run
 from hypothesis import Phase, find, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -127,7 +127,7 @@ def test_materials_are_cut_at_their_bodies(material: MaterialInput) -> None:
     assert all(len(vector) == 8 for vector in material.embeddings.values())
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(40))
 @given(v1_cases())
 def test_any_valid_case_is_carried_whole(case: V1Case) -> None:
     with tempfile.TemporaryDirectory() as folder:

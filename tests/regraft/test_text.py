@@ -6,6 +6,7 @@ import struct
 import unicodedata
 
 import pytest
+from harness import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ from regraft.text import (
     utf16_len,
 )
 
-QUICK = settings(max_examples=200, deadline=None)
+QUICK = settings(max_examples=examples(200), deadline=None)
 
 EMOJI = "\U0001f600"
 FAMILY = "👩\u200d👧"

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ from regraft.identity import base_id
 from regraft.report import notices
 from regraft.report.notices import CODES, Notice
 
-QUICK = settings(max_examples=200, deadline=None)
+QUICK = settings(max_examples=examples(200), deadline=None)
 
 MODEL = {"id": "m", "provider": "acme"}
 PROVIDERS = [{"id": "acme", "models": [{"id": "m"}]}]

@@ -15,7 +15,7 @@ import apsw
 import pytest
 from aged_files import KNOWLEDGE, a_folder_of_nobody, aged
 from faults import Tripwire, forked, line, said, untouched
-from harness import GOLDEN, Outcome, golden, run
+from harness import GOLDEN, Outcome, examples, golden, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_v1 import whole
@@ -974,7 +974,7 @@ def watched(patch: pytest.MonkeyPatch, at: int) -> Tripwire:
 ROWS = st.sets(st.integers(1, 15), max_size=4)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(30))
 @given(units=ROWS, bodies=ROWS, vectors=ROWS, extra=st.integers(0, 3))
 def test_what_anything_reaches_stays_whatever_is_missing(
     healthy: Path,

@@ -11,7 +11,7 @@ from typing import Any
 
 import apsw
 import pytest
-from harness import NOW_MS, run
+from harness import NOW_MS, examples, run
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from planted_v2 import run_sql
@@ -385,7 +385,7 @@ damages = st.lists(st.tuples(st.sampled_from(sorted(DAMAGES)), st.integers(0, 9)
 
 
 @given(st.lists(SOUND, min_size=1, max_size=4), damages)
-@settings(max_examples=20, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=examples(40), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_damage_in_any_combination(given_materials: list[MaterialInput], planted: list[tuple[str, int]]) -> None:
     """What can be mended is gone afterwards or said; vectors of right texts stay; undo brings everything back."""
     with tempfile.TemporaryDirectory() as folder:

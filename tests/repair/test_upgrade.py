@@ -14,7 +14,7 @@ from typing import Any
 import apsw
 import pytest
 from faults import forked, line, said, untouched
-from harness import GOLDEN, golden, run
+from harness import GOLDEN, examples, golden, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from older import add_column, contents, make_version_1, renumber, words
@@ -321,7 +321,7 @@ def vectors_of(target: Path) -> set[tuple[object, ...]]:
         return set()
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(40))
 @given(names=st.lists(st.sampled_from(sorted(PLANTED)), min_size=1, max_size=4), is_old=st.booleans())
 def test_no_damage_takes_a_vector_away(names: list[str], is_old: bool, healthy: Path) -> None:
     """Whatever is wrong with a store: nothing raises, and every vector that was there still is."""

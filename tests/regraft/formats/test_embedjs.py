@@ -15,6 +15,7 @@ from typing import Any
 
 import apsw
 import pytest
+from harness import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -451,7 +452,7 @@ TABLES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(TABLES)
 def test_a_survey_counts_what_is_streamed_later(table: list[Row]) -> None:
     with tempfile.TemporaryDirectory() as folder:

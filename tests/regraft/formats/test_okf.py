@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from harness import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regraft.formats.okf import Snapshot, leading_line, note_snapshot, strip_block, url_snapshot
 from regraft.text import trim
 
-QUICK = settings(max_examples=200, deadline=None)
+QUICK = settings(max_examples=examples(200), deadline=None)
 TIMESTAMP = "2025-03-14T09:30:57.000Z"
 URL = "https://docs.example.com/guide/start"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
+from harness import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from regraft.formats.rsclaw.documents import TRACKER_PREFIX, TRACKERS, canonical_url, likely_page_key
 
-QUICK = settings(max_examples=300, deadline=None)
+QUICK = settings(max_examples=examples(300), deadline=None)
 VD = "0123456789abcdef0123456789abcdef"
 
 # --- sites -----------------------------------------------------------------------------------------------------------
