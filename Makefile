@@ -24,30 +24,32 @@ help:
 	@echo "make bench    measure against the floor (minutes)"
 	@echo "make clean    remove what these commands made"
 
+# Not compiled on installation: the tests keep compiled modules in a folder of their own.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PACKAGE := pyproject.toml hatch_build.py README.md LICENSE $(SOURCES)
+
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@touch $@
 
-# The package is installed, not linked: tests see what a user gets.
-$(VENV)/.installed: $(VENV)/.made pyproject.toml hatch_build.py README.md LICENSE $(SOURCES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps .
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check .
+# The package is installed, not linked: tests see what a user gets. pip builds and installs a folder again each time.
+$(VENV)/.installed: $(VENV)/.made $(PACKAGE)
+	$(INSTALL) .
 	@touch $@
 
-$(VENV)/.testing: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test]'
-	@touch $@
+$(VENV)/.testing: $(VENV)/.made $(PACKAGE)
+	$(INSTALL) '.[test]'
+	@touch $(VENV)/.installed $@
 
 # EXTRAS=test-chroma installs one group alone; the tests of the others are skipped.
 EXTRAS ?= test-extras
 $(VENV)/.test-%: $(VENV)/.testing
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test-$*]'
+	$(INSTALL) '.[test-$*]'
 	@touch $@
 
 # mypy reads the types of the packages that the extras install.
 $(VENV)/.linting: $(VENV)/.test-extras
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[lint]'
+	$(INSTALL) '.[lint]'
 	@touch $@
 
 demo: $(VENV)/.installed
