@@ -74,8 +74,8 @@ def test_a_base_whose_id_leads_elsewhere(healthy: Path, tmp_path: Path) -> None:
         )
         done = run("check", copy, "--deep", "--json")
         assert done.status == 1
-        named = {(one["name"], one["base"]) for one in done.document["findings"]}
-        assert ("base.id", key.replace("' || char(0) || '", "\0")) in named, named
+        named = {one["name"] for one in done.document["findings"]}
+        assert {"base.failed", "item.no-base", "index.orphan"} <= named, named
 
 
 def test_a_statement_with_a_nul_in_it(healthy: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import needs
 from fault_server import (
     FaultServer,
     Reply,
@@ -687,8 +688,10 @@ def test_tokens_of_a_text_are_those_with_its_prefix(server: FaultServer) -> None
         assert embedder.tokens("four") == 3
 
 
+@needs("models")
 def test_tokens_are_counted_where_a_tokenizer_is_known(server: FaultServer, tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers", reason="the tokenizers library is not installed")
+    import tokenizers
+
     model = tokenizers.models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]")
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -698,9 +701,9 @@ def test_tokens_are_counted_where_a_tokenizer_is_known(server: FaultServer, tmp_
         assert embedder.tokens("one one two three") == 5
 
 
+@needs("models")
 @pytest.mark.parametrize("content", [None, b"", b'{"version": "1.0"}'])
 def test_a_tokenizer_that_is_none(content: bytes | None, server: FaultServer, tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers", reason="the tokenizers library is not installed")
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(RegraftError) as error:

@@ -12,6 +12,7 @@ import apsw
 import generations
 import pytest
 import stranded
+from extras import needs
 from harness import run
 from planted_v2 import KB, index, library
 from v1 import Row, Source, base, file, folder
@@ -110,7 +111,9 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(one, marks=needs("parquet")) if one == "export" else one for one in COMMANDS]
+)
 @pytest.mark.parametrize("plant", PLACES)
 def test_every_command_reads_half_a_surrogate_pair(store: Path, plant: Callable[[Path], None], command: str) -> None:
     plant(store)

@@ -18,6 +18,7 @@ import codex_mem_store
 import profiles
 import pytest
 import stranded
+from extras import needs
 from fault_server import FaultServer, failing
 from harness import NOW, Outcome, run
 from lacking import configured
@@ -212,7 +213,9 @@ def test_every_command_is_tried() -> None:
 
 
 @pytest.mark.parametrize("form", ["text", "verbose", "json"])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(one, marks=needs("parquet")) if one == "import" else one for one in COMMANDS]
+)
 def test_no_name_writes_on_the_terminal(command: str, form: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(world.place / EVIL_FILE)
     options = {"text": [], "verbose": ["-v"], "json": ["--json"]}[form]

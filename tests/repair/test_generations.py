@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import needs
 from fault_server import FaultServer
 from faults import REFUSED, files_of, said, untouched
 from generations import (
@@ -402,6 +403,7 @@ def test_upgrade(store: Path) -> None:
     assert [one["action"] for one in document["actions"]] == ["upgrade-index"]
 
 
+@needs("parquet")
 @each_generation
 def test_export_and_import(store: Path, tmp_path: Path) -> None:
     """Models of the application's own list, without name and capabilities, come into a library complete."""

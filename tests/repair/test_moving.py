@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import needs
 from faults import STOPPED, Source, changed_source, left_over, migrate, said, small_source
 from harness import Outcome, run
 from stranded import profile, some_source
@@ -96,6 +97,7 @@ def test_a_look_at_what_is_written_to(source: Source, tmp_path: Path, monkeypatc
     assert not (tmp_path / "library").exists()
 
 
+@needs("parquet")
 def test_an_export_and_an_audit_of_what_is_written_to(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +116,7 @@ def test_an_export_and_an_audit_of_what_is_written_to(
     assert run("export", target, tmp_path / "units.parquet").status == 0
 
 
+@needs("parquet")
 def test_an_import_of_what_is_written_to(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, real = tmp_path / "units.parquet", unit_file.read_rows
     migrate(source.folder, tmp_path / "library", "--base", "beta")

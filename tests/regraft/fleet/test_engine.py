@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import needs
 from fleet_work import HerePool, helped, plain
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,6 +129,7 @@ def jobs_of(sizes: dict[str, int], cores: int, tmp_path: Path) -> dict[str, Libr
     return jobs
 
 
+@needs("parquet")
 def test_a_library_that_is_much_of_all_has_several_cores(tmp_path: Path) -> None:
     jobs = jobs_of({"large": 6 << 30, "small": 1 << 30, "smaller": 1 << 30}, 4, tmp_path)
     assert {name: job.cores for name, job in jobs.items()} == {"large": 3, "small": 1, "smaller": 1}
@@ -136,6 +138,7 @@ def test_a_library_that_is_much_of_all_has_several_cores(tmp_path: Path) -> None
     )
 
 
+@needs("parquet")
 def test_small_libraries_have_one_core_each(tmp_path: Path) -> None:
     assert [job.cores for job in jobs_of({"alone": 1 << 20}, 4, tmp_path).values()] == [1]
 

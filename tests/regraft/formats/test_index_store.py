@@ -23,6 +23,7 @@ from harness import GOLDEN, NOW_MS, REPO, golden, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 from index_rows import BASE, put, vectors
+from patience import NEVER_SECONDS
 from v1 import sha, vector_of
 
 from regraft import errors, identity
@@ -608,6 +609,13 @@ def test_a_killed_rebuild_leaves_the_old_state_or_the_new_one(path: Path, stage:
 # --- other writers and readers -------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the locks of others as long as it takes."""
+    monkeypatch.setattr("regraft.disk.sqlite.BUSY_TIMEOUT_MS", NEVER_SECONDS * 1000)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 def test_readers_see_one_state_or_the_other(path: Path, mode: str, read_only: bool) -> None:
@@ -669,6 +677,7 @@ with IndexStore(Path({path!r}), {base!r}, read_only=True) as reader:
 """
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 def test_a_reader_in_another_process_sees_one_state_or_the_other(path: Path, mode: str) -> None:
     """It may be told that the index is busy as long as somebody writes, however long that is."""

@@ -457,12 +457,12 @@ def test_another_model_is_refused_before_anything_is_written(store: Path, server
 
 
 def test_one_wrong_vector_of_the_base_does_not_make_it_another_model(store: Path, config: Path) -> None:
-    one = identity.text_hash(next(text for text in TEXTS if text not in LACKING))
-    blob = vector_of("something else").hex()
-    run_sql(index(store), f"UPDATE embedding SET vector_blob = x'{blob}' WHERE embedding_text_hash = '{one}'")
+    text, wrong = next(text for text in TEXTS if text not in LACKING), vector_of("something else")
+    key = identity.text_hash(text)
+    run_sql(index(store), f"UPDATE embedding SET vector_blob = x'{wrong.hex()}' WHERE embedding_text_hash = '{key}'")
     done = backfill(store, config)
     assert (done.status, scope_of(done)["newly_ready"]) == (0, len(LACKING))
-    assert vectors(store) == {**all_vectors(), one: bytes.fromhex(blob)}
+    assert vectors(store) == {**all_vectors(), text: wrong}
 
 
 def test_a_model_of_other_dimensions_is_refused(store: Path, server: FaultServer, config: Path) -> None:
