@@ -373,7 +373,9 @@ def test_a_running_application_is_to_be_quit_first(damaged: Callable[[str], Path
     source = damaged("an application that is running")
     last = run("check", source).stdout.splitlines()[-1]
     assert last.endswith(f"1 warning. Quit the application, then: regraft migrate {source} --to OUT")
-    assert run("migrate", source, "--to", "out").status == 2
+    done = run("migrate", source, "--to", "out")
+    assert (done.status, done.stdout, Path("out").exists()) == (2, "", False)
+    assert "is running" in done.stderr
 
 
 def test_many_of_one_name_are_counted(place: Path) -> None:

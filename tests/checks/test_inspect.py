@@ -321,8 +321,13 @@ def test_an_empty_folder_is_nothing_known(tmp_path: Path) -> None:
 
 def test_a_kind_can_be_forced_but_not_against_the_facts(v1: Path) -> None:
     assert look(v1 / "export", "--kind", "v1-export")["kind"] == "v1-export"
-    assert run("inspect", v1 / "library", "--kind", "v1-export").status == 2
-    assert run("inspect", v1 / "export", "--kind", "no kind").status == 2
+    for path, kind, named in (
+        (v1 / "library", "v1-export", str(v1 / "library")),
+        (v1 / "export", "no kind", "no kind"),
+    ):
+        done = run("inspect", path, "--kind", kind)
+        assert (done.status, done.stdout) == (2, "")
+        assert named in done.stderr
 
 
 def test_what_was_migrated_is_what_is_inspected(tmp_path: Path) -> None:

@@ -1123,7 +1123,9 @@ def test_a_file_with_an_empty_preview_table_beside_filled_v2_tables_is_v2(tmp_pa
         db.execute(f"CREATE TABLE {TABLE} (id, document, embeddings)")
     db.close()
     assert run("inspect", path, "--json").document["kind"] == "index"
-    assert run("migrate", path, "--to", tmp_path / "out").status == 2
+    done = run("migrate", path, "--to", tmp_path / "out", "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "SourceNotMigratable")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_is_said_to_be_one_and_is_none_is_refused(tmp_path):

@@ -87,7 +87,8 @@ def test_check_does_not_look_whether_the_source_is_gone(tmp_path: Path) -> None:
     found = run("check", library, "--json").document["findings"]
     [line] = {one["repair"] for one in found if one["base"] == KB}
     assert line == f"regraft repair {library} --from {source} --base {KB}"
-    assert run(*line.split()[1:], "--json").status == 2
+    done = run(*line.split()[1:], "--json")
+    assert (done.status, done.document["error"]["code"]) == (2, "SourceNotFound")
     [message] = {one["message"] for one in found if one["base"] == KB}
     assert message.endswith(f"if that copy no longer exists: regraft repair {library} --salvage --base {KB}")
 

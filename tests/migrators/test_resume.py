@@ -304,7 +304,13 @@ def test_a_process_that_is_about_to_end_is_waited_for(
         real(path)
 
     monkeypatch.setattr(durable, "remove_tree", written_to)
-    assert migrate(source.folder, tmp_path / "library", "--base", "beta").status == status
+    done = migrate(source.folder, tmp_path / "library", "--base", "beta", "--json")
+    assert done.status == status
+    if status == 0:
+        assert outcomes(done.document) == {"beta": "written"}
+        assert left_over(tmp_path / "library") == []
+    else:
+        assert "still in use" in done.document["error"]["message"]
 
 
 def test_the_models_word_carries_a_base_that_failed_for_its_model(source: Source, tmp_path: Path) -> None:

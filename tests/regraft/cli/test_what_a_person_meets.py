@@ -33,7 +33,9 @@ def test_help_and_version_work_as_words() -> None:
     assert run("help").stdout == run("--help").stdout
     assert run("help", "migrate").stdout == run("migrate", "--help").stdout
     assert run("version").stdout == f"regraft, version {__version__}\n"
-    assert run("help", "nothing").status == 2
+    unknown = run("help", "nothing")
+    assert (unknown.status, unknown.stdout) == (2, "")
+    assert "nothing" in unknown.stderr
 
 
 def test_explain_always_ends_with_what_to_do() -> None:

@@ -149,7 +149,8 @@ def test_a_run_that_is_refused_once_is_refused_again(made: Path, tmp_path: Path)
     store = Path(shutil.copytree(made / "library", tmp_path / "library"))
     write(ledger.ledger_path(store), "UPDATE run SET command = 'rm -rf /'")
     for _ in range(2):
-        assert run("repair", store, "--yes").status == 2
+        done = run("repair", store, "--yes", "--json")
+        assert (done.status, done.document["error"]["code"]) == (2, "LedgerUnreadable")
     (store / ".regraft").rename(tmp_path / "aside")
     assert run("repair", store, "--yes").status == 0
     assert run("history", store).stdout == "No runs.\n"
