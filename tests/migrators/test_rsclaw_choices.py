@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import needs
 from harness import run, snapshot
 from hypothesis import given
 from hypothesis import strategies as st
@@ -284,6 +285,7 @@ def changed_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, store
     monkeypatch.setattr(module, name, then)
 
 
+@needs("parquet")
 def test_an_export_of_two_states_is_none(store, monkeypatch):
     store.doc("All", ["a"])
     root = store.write()

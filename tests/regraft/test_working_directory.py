@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from extras import optional
 from faults import REFUSED, library, line, migrate, said, small_source
 from harness import run
 
@@ -30,7 +31,8 @@ def test_absolute_paths(jobs: int, nowhere: Path) -> None:
     source, target = small_source(nowhere / "source"), nowhere / "library"
     assert migrate(source.folder, target, "--jobs", jobs).status == 1
     assert len(library(target)) > 1
-    assert run("export", target, nowhere / "units.parquet").status in (0, 1)
+    if optional("pyarrow"):
+        assert run("export", target, nowhere / "units.parquet").status in (0, 1)
     assert run("pack", target, nowhere / "pack.zip", "--yes").status in (0, 1)
     assert run("check", target).status in (0, 1)
 
