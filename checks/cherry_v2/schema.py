@@ -27,7 +27,7 @@ from checks.audit.sqlite_checks import (
     read_schema_objects,
     report_replaced_table,
 )
-from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.disk import scratch, sqlite, untrusted_sqlite
 from regraft.disk.untrusted_sqlite import ROW_NUMBERS, cascading_keys, find_conflict_rule, is_virtual, table_statements
 from regraft.formats.cherry_preview import PREVIEW_TABLE as PREVIEW
 from regraft.formats.cherry_v2.catalog_generation import AGENT_LINKS, ASSISTANT_LINKS, BASES, ITEMS, MODELS, PROVIDERS
@@ -241,7 +241,7 @@ def _try_statements(
     statements: dict[tuple[str, str], str], shape: SchemaShape, findings: FindingCollector
 ) -> Iterator[str]:
     with (
-        durable.temporary_folder() as folder,
+        scratch.temporary_folder() as folder,
         sqlite.open_writable(folder / "scratch.sqlite", create=True) as db,
         findings.watched(db, 0),
     ):

@@ -18,7 +18,7 @@ import apsw
 import msgspec
 
 from migrators.pipeline.source import FoundOnDisk
-from regraft.disk import durable, file_paths, sqlite, untrusted_sqlite
+from regraft.disk import durable, file_paths, scratch, sqlite, untrusted_sqlite
 from regraft.disk.trees import file_hash, folder_hash
 from regraft.formats.cherry_v2 import catalog
 from regraft.formats.cherry_v2.catalog import BaseRecord, ItemRow, write_catalog
@@ -343,7 +343,7 @@ class TargetLibrary:
         # A record without a hash: compare with a catalog written again from the same bases.
         if entries[CATALOG_SUBJECT].fingerprint != catalog_fingerprint(entries):
             return False
-        with durable.temporary_folder() as folder:
+        with scratch.temporary_folder() as folder:
             again = folder / CATALOG_FILE
             _write_catalog(again, ledger)
             return _without_versions(again) == _without_versions(self.catalog)

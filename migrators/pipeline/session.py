@@ -19,7 +19,7 @@ from msgspec import structs
 
 from migrators.pipeline import preflight
 from migrators.pipeline.publication import BaseEntry, TargetLibrary, check_ledger
-from regraft.disk import durable, writable
+from regraft.disk import durable, scratch, writable
 from regraft.disk.trees import require_free_space
 from regraft.errors import (
     Interrupted,
@@ -183,7 +183,7 @@ def work_folder(unseen: int) -> Iterator[Path]:
     Raises:
         NotEnoughSpace
     """
-    with durable.temporary_folder() as work:
+    with scratch.temporary_folder() as work:
         if unseen:
             require_free_space(work, int(unseen / preflight.UNREAD_FACTOR))
         yield work

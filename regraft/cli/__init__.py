@@ -216,7 +216,10 @@ class CommandGroup(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Load a command and run it; Ctrl-C while it loads becomes an Abort, which :meth:`main` reports."""
+        from regraft.disk import scratch  # noqa: PLC0415 - takes a while to load, and help needs none of it
+
         try:
+            scratch.remove_leftovers()
             return super().invoke(context)
         except KeyboardInterrupt as error:
             raise click.Abort from error

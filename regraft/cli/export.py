@@ -13,7 +13,7 @@ from regraft.api.outcome import exit_status
 from regraft.cli.changes import unresolved_lines
 from regraft.cli.options import PATH, Output, output_options, struct_options
 from regraft.cli.output import echo, echo_error, echo_file, echo_json, format_written, report_errors
-from regraft.disk import durable
+from regraft.disk import scratch
 from regraft.errors import WrongUsage
 from regraft.formats.parquet.export import ExportedBase
 from regraft.language import format_count, tr
@@ -51,7 +51,7 @@ def export(path: Path, target: Path, options: ExportOptions, output: Output) -> 
         if sys.stdout.isatty():
             hint = tr("send it to a file or another program, or name a file")
             raise WrongUsage(problem=tr("standard output is a terminal, and a Parquet file is not text"), hint=hint)
-        with durable.temporary_folder() as folder:
+        with scratch.temporary_folder() as folder:
             file = folder / "units.parquet"
             report = transfer.export_units(path, target, options, file=file, progress=output.progress())
             echo_file(file)

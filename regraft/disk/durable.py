@@ -14,7 +14,6 @@ import errno
 import os
 import shutil
 import stat
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -190,33 +189,6 @@ def remove_made_folders(path: Path, first: Path) -> None:
                 os.rmdir(path)  # noqa: PTH106 - as in remove_folder
             else:
                 remove_folder(path)
-
-
-@contextmanager
-def temporary_folder(work: Path | None = None) -> Iterator[Path]:
-    """Create a writable temporary folder, and remove it with its contents at the end.
-
-    Args:
-        work: the folder to create it in, created if missing (default: the system's temporary folder).
-
-    Raises:
-        OSError: it cannot be created.
-    """
-    if work is not None:
-        make_folders(work, flush=False)
-        writable.refuse_link(writable.require_writable(work), work)
-    folder = Path(tempfile.mkdtemp(prefix="regraft-", dir=work))
-    try:
-        with writable.allow_writes(folder):
-            yield folder
-    finally:
-        # Remove only the folder that was just made. Files that another program holds open stay, which is not an error.
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def temporary_root() -> Path:
-    """Return the system's temporary folder, in which :func:`temporary_folder` creates its own."""
-    return Path(tempfile.gettempdir())
 
 
 # --- moving and removing ---------------------------------------------------------------------------------------------

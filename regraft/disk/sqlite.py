@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path, PurePath, PureWindowsPath
@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import apsw
 
-from regraft.disk import durable, file_paths, links, untrusted_sqlite, writable
+from regraft.disk import durable, file_paths, links, scratch, untrusted_sqlite, writable
 from regraft.disk.untrusted_sqlite import (
     COMPANION_SUFFIXES,
     copy_companion,
@@ -206,7 +206,7 @@ def _traceless_source(path: Path, work: Path | None) -> Iterator[tuple[str, int,
     _refuse_special_file(real)
     while beside := find_companions(real):
         logger.info("%s is read from a copy: %s lies beside it", real, beside[0].name)
-        with durable.temporary_folder(work) as folder:
+        with scratch.temporary_folder(work) as folder:
             copy = folder / "copy.sqlite"
             try:
                 durable.copy_file(real, copy)
@@ -215,7 +215,7 @@ def _traceless_source(path: Path, work: Path | None) -> Iterator[tuple[str, int,
                 # Errors in a folder that the caller named are the caller's to report.
                 if error.errno in durable.NO_ROOM and work is None:
                     reason = error.strerror or error
-                    raise TemporaryCopyFailed(path=path, folder=folder.parent, reason=reason) from error
+                    raise TemporaryCopyFailed(path=path, folder=scratch.temporary_root(), reason=reason) from error
                 raise
             if is_whole:
                 yield _uri(copy, mode="rw"), _READ_COPY, (real, *beside)
@@ -356,8 +356,12 @@ class LockHeld(Exception):
 
 
 @contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
+def hold_lock(path: Path, *, is_kept: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Hold a lock file within the context: created at the beginning, removed at the end.
+
+    Args:
+        path: the lock file.
+        is_kept: called at the end; the file is not removed if it returns True.
 
     Raises:
         LockHeld: another process holds it.
@@ -381,8 +385,9 @@ def hold_lock(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            with writable.allow_writes(path.parent, entries_only=True):
-                _remove_lock_file(path, stack)
+            if not is_kept():
+                with writable.allow_writes(path.parent, entries_only=True):
+                    _remove_lock_file(path, stack)
 
 
 def _file_number(path: Path) -> int:

@@ -24,7 +24,7 @@ from typing import BinaryIO, Literal, Protocol
 
 import msgspec
 
-from regraft.disk import checksums, durable, file_paths, links, untrusted_sqlite
+from regraft.disk import checksums, durable, file_paths, links, scratch, untrusted_sqlite
 from regraft.disk.checksums import update_in_background
 from regraft.disk.zip_directory import ZipDirectory, ZipMember
 from regraft.errors import RegraftError, SourceUnreadable, WorkFolderTooSmall
@@ -371,7 +371,7 @@ class ZipTree:
         if self.kind(name) is None:
             yield self.path / name  # below a file: there is nothing at such a path
             return
-        with durable.temporary_folder(work) as folder:
+        with scratch.temporary_folder(work) as folder:
             place = folder / "member"
             if self.kind(name) == "file":
                 require_free_space(folder, self.size(name))

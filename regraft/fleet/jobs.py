@@ -6,16 +6,15 @@ Rules: ``docs/fleet.md``, "Object storage".
 
 from __future__ import annotations
 
-import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
-from regraft.disk import durable, writable
+from regraft.disk import durable, scratch
 from regraft.disk.trees import require_free_space
 from regraft.errors import WORTH_READING, LibraryHeld, RegraftError, SourceNotFound, StoppedBySystem
 from regraft.fleet import versions
@@ -100,41 +99,15 @@ def run_library_job(job: LibraryJob, run: RunCommand) -> TaskResult:
         return run(job)
     begun = time.monotonic()
     try:
-        with _copies_folder(job) as folder, ExitStack() as stack:
+        # Of killed attempts: this process may have been there before them.
+        scratch.remove_leftovers()
+        with scratch.temporary_folder() as folder, ExitStack() as stack:
             ended = _StagedJob(job, folder, stack).run(run)
     except RegraftError as error:
         ended = failed_result(error)
     except OSError as error:
         ended = failed_result(StoppedBySystem(reason=error))
     return msgspec.structs.replace(ended, seconds=time.monotonic() - begun)
-
-
-@contextmanager
-def _copies_folder(job: LibraryJob) -> Iterator[Path]:
-    """Create a folder for copies of this job, removed at the end; copies of a killed attempt are removed first."""
-    root = _copies_root(job.fleet) / hashlib.sha256(f"{job.source}\n{job.target}".encode()).hexdigest()[:16]
-    with writable.allow_writes(root):
-        durable.remove_tree(root)
-        try:
-            with durable.temporary_folder(root) as folder:
-                yield folder
-        finally:
-            durable.remove_tree(root)
-
-
-def _copies_root(fleet: str) -> Path:
-    return durable.temporary_root() / f"regraft-fleet-{fleet}"
-
-
-def remove_copies(fleet: str) -> None:
-    """Remove the copies on this machine that killed processes of a fleet have left.
-
-    Raises:
-        OSError, RegraftError: they cannot be removed.
-    """
-    root = _copies_root(fleet)
-    with writable.allow_writes(root):
-        durable.remove_tree(root)
 
 
 def failed_result(error: RegraftError, seconds: float = 0.0) -> TaskResult:

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from regraft.disk import scratch
 from regraft.errors import REFUSED, STOPPED, WORTH_READING, FleetInterrupted, TargetLocked, WrongUsage
-from regraft.fleet import engine, jobs, manifest, results
+from regraft.fleet import engine, manifest, results
 from regraft.fleet.engine import Pool, PoolObserver, Task, TaskResult
 from regraft.fleet.jobs import LibraryJob, ParseOptions
 from regraft.fleet.manifest import Library
@@ -108,7 +109,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         left = self.left
         with ExitStack() as stack:
             # Runs last, when all processes have ended.
-            stack.callback(jobs.remove_copies, self.order.id)
+            stack.callback(scratch.remove_leftovers)
             # Before anything is written: the pool may be refused.
             pool = stack.enter_context(closing(self.pool())) if left else None
             journal = stack.enter_context(closing(Journal(self.path, self.order, finished_rows(self.known, tally))))

@@ -15,7 +15,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite
+from regraft.disk import durable, file_paths, links, scratch, sqlite, untrusted_sqlite
 from regraft.disk.trees import Tree, ZipTree
 from regraft.formats import vector_checks
 from regraft.formats.vector_survey import LoaderRows, StoreProblem, VectorSurvey
@@ -179,7 +179,7 @@ def readable_copy(path: Path, work: Path | None = None, *, refused: bool | None 
     if not (_has_refused_schema(path, work) if refused is None else refused):
         yield path
         return
-    with durable.temporary_folder(work) as folder:
+    with scratch.temporary_folder(work) as folder:
         copy = folder / "copy.sqlite"
         real = links.real_path(path)
         durable.copy_file(real, copy)

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 import apsw
 
-from regraft.disk import durable, links, sqlite, zip_salvage
+from regraft.disk import durable, links, scratch, sqlite, zip_salvage
 from regraft.disk.trees import FolderTree, Tree, ZipTree, join_path, open_tree, require_free_space
 from regraft.disk.untrusted_sqlite import COMPANION_SUFFIXES
 from regraft.errors import (
@@ -156,7 +156,7 @@ def _salvaged(path: Path, kind: Kind | None, damage: str) -> Iterator[Located]:
         WorkFolderTooSmall: the temporary folder has no room for the members.
         SourceUnrecognised, ArchiveUnsafe: as :func:`open_store`.
     """
-    with durable.temporary_folder() as folder:
+    with scratch.temporary_folder() as folder:
         require_free_space(folder, path.stat().st_size)
         copy = folder / "salvaged.zip"
         try:
@@ -628,7 +628,7 @@ def unpack_archive(source: Located, bases: Collection[str] = (), *, raw: bool = 
     inside = find_inner_folder(tree)
     needed = dict.fromkeys(_needed(source, tree, inside, frozenset(bases), raw))
     names = [name for name in needed if not tree.is_link(name)]
-    with durable.temporary_folder() as folder:
+    with scratch.temporary_folder() as folder:
         require_free_space(folder, sum(tree.size(name) for name in names))
         damaged, digests = {}, {}
         is_pack = tree.kind(join_path(inside, pack.MANIFEST)) == "file"

@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from regraft import identity
-from regraft.disk import sqlite
+from regraft.disk import scratch, sqlite
 from regraft.errors import RegraftError
 from regraft.formats.cherry_v2.index import IndexStore
 from regraft.testing.stored import StoredState, as_bytes, index_problems, inspect_index, sentence
@@ -26,7 +25,7 @@ from regraft.testing.strategies import MaterialInput, materials
 BASE_ID = "5e6f7a8b-9c0d-4e1f-8a2b-3c4d5e6f7a8b"
 _OTHER_BASE_ID = "11111111-1111-4111-8111-111111111111"
 #: Linux's file system in memory.
-_IN_MEMORY = "/dev/shm"
+_IN_MEMORY = Path("/dev/shm")
 _NOW_MS = 1_795_262_400_000
 _IDS = [f"item-{number}" for number in range(9)]
 
@@ -50,8 +49,8 @@ class IndexStoreMachine(RuleBasedStateMachine):
         self._keep = ExitStack()
         # A folder in memory, because a store flushes many small changes.
         is_chosen = any(name in os.environ for name in ("TMPDIR", "TEMP", "TMP"))
-        parent = None if is_chosen or not os.access(_IN_MEMORY, os.W_OK) else _IN_MEMORY
-        folder = Path(self._keep.enter_context(tempfile.TemporaryDirectory(prefix="regraft-", dir=parent)))
+        root = None if is_chosen or not os.access(_IN_MEMORY, os.W_OK) else _IN_MEMORY
+        folder = self._keep.enter_context(scratch.temporary_folder(root=root))
         #: Path of the index file under test.
         self.path = folder / "index.sqlite"
         self._model: dict[str, MaterialInput] = {}

@@ -23,7 +23,7 @@ import numpy as np
 
 from checks.angel_memory.detect import find_providers
 from regraft import errors
-from regraft.disk import durable, writable
+from regraft.disk import durable, scratch, writable
 from regraft.errors import (
     CollectionOfOtherVersion,
     CollectionRefused,
@@ -240,7 +240,7 @@ def find_nearest(root: Path, vector: bytes, count: int) -> NearestRecords:
         raise SourceUnreadable(path=folder.database, reason=error) from error
     if in_files:
         version = demand_chromadb()
-        with durable.temporary_folder() as place, reporting_refusals(folder.chroma, version):
+        with scratch.temporary_folder() as place, reporting_refusals(folder.chroma, version):
             copy = place / folder.chroma.name
             # The write-ahead log of a running writer is copied; its shared-memory index is rebuilt from the log.
             durable.copy_tree(folder.chroma, copy, without=("-shm",))

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from checks.angel_memory.detect import find_providers
 from regraft import embedders, identity
-from regraft.disk import durable
+from regraft.disk import scratch
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, EmbedderUnnamed, WrongUsage
 from regraft.identity import replace
@@ -225,7 +225,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
         sampled = sampled[: probing.SAMPLE_SIZE]
         wanted = [entry.id for entry in (*state.donors().values(), *sampled)]
         with (
-            durable.temporary_folder() as place,
+            scratch.temporary_folder() as place,
             collection.reporting_refusals(state.folder.chroma, self.chromadb),
         ):
             found = self._read_from_copy(vectors.copy_chroma_folder(state, place), wanted)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import apsw
 
-from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite
+from regraft.disk import durable, file_paths, links, scratch, sqlite, untrusted_sqlite
 from regraft.disk.checksums import Update, update_in_background
 from regraft.disk.untrusted_sqlite import quote_name
 from regraft.errors import CopyDiffers, StoreBusy, StoreNotWritable, StoreOnTwoDisks
@@ -175,7 +175,7 @@ def _bytes_digest(path: Path) -> str:
     if odd is not None:
         return odd
     if untrusted_sqlite.find_companions(links.real_path(path)) and untrusted_sqlite.is_database(path):
-        with durable.temporary_folder() as folder:
+        with scratch.temporary_folder() as folder:
             copy = folder / "copy.sqlite"
             copy_database(path, copy)
             return FileDigest.of(copy).settled

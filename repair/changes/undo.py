@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import apsw
 import msgspec
 
-from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.disk import durable, scratch, sqlite, untrusted_sqlite
 from regraft.errors import LedgerUnreadable, RunUnknown, UndoRefused
 from regraft.identity import iso_time, replace
 from regraft.language import join_list, tr
@@ -261,7 +261,7 @@ def _test_file(path: Path, on_copy: bool) -> Iterator[Path]:
     if not on_copy:
         yield path
         return
-    with durable.temporary_folder() as folder:
+    with scratch.temporary_folder() as folder:
         files.copy_database(path, folder / "copy.sqlite")
         yield folder / "copy.sqlite"
 

@@ -16,7 +16,7 @@ from typing import Any
 import apsw
 
 from migrators.pipeline.plan import ItemPlan
-from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.disk import scratch, sqlite, untrusted_sqlite
 from regraft.errors import NotChanged, PlanOutdated, ProfileUnknown, SourceUnreadable
 from regraft.formats.cherry_v2.catalog import ModelRow
 from regraft.formats.cherry_v2.catalog_generation import (
@@ -218,7 +218,7 @@ def rehearse_statements(statements: CatalogStatements) -> None:
     """
     path, tables = statements.path, {*CATALOG_TABLES, *statements.inserted}
     with (
-        durable.temporary_folder() as work,
+        scratch.temporary_folder() as work,
         sqlite.open_readonly(path) as source,
         sqlite.open_writable(work / "rows.sqlite", create=True) as copy,
     ):

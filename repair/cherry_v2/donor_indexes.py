@@ -22,7 +22,7 @@ from checks.audit.collector import Level
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path
 from regraft import identity
-from regraft.disk import durable, links, sqlite
+from regraft.disk import links, scratch, sqlite
 from regraft.errors import PlanOutdated, SourceNotMigratable, UnitRefused, WrongUsage
 from regraft.formats.cherry_preview import IndexLayout
 from regraft.formats.cherry_v2.catalog_reader import Row
@@ -366,7 +366,7 @@ def open_source(path: Path, store: Store, keep: ExitStack, now_ms: int) -> BaseS
         RegraftError: it cannot be recognized or read.
     """
     if is_parquet(path):
-        library = keep.enter_context(durable.temporary_folder()) / _LIBRARY
+        library = keep.enter_context(scratch.temporary_folder()) / _LIBRARY
         migrators.import_parquet((path,), library, migrators.Options(now_ms=now_ms), SilentProgress())
         return keep.enter_context(open_base_source(library, None, (), "repair"))
     with open_store(path, None) as found:
@@ -386,7 +386,7 @@ def _migrate(found: Located, keep: ExitStack, now_ms: int) -> Path:
     if found.kind not in (*V1_SOURCES, *PREVIEW_SOURCES, *BASE_SOURCES):
         advice = tr("use a v1 backup or profile, a library, a pack, a v2 profile or backup, or a Parquet file")
         raise SourceNotMigratable(path=found.path, what=KIND_NAMES[found.kind], advice=advice)
-    library = keep.enter_context(durable.temporary_folder()) / _LIBRARY
+    library = keep.enter_context(scratch.temporary_folder()) / _LIBRARY
     migrators.migrate(found, library, migrators.Options(now_ms=now_ms), SilentProgress())
     return library
 

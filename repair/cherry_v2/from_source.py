@@ -20,7 +20,7 @@ from checks.audit.findings import FINDINGS, Finding
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import get_indexed_path
 from regraft import identity
-from regraft.disk import durable, sqlite
+from regraft.disk import scratch, sqlite
 from regraft.errors import NotChanged, PlanOutdated, RegraftError, RepairSourceDiffers, WrongUsage
 from regraft.formats.cherry_v2 import salvage as index_salvage
 from regraft.formats.cherry_v2.catalog_reader import Row, base_id_text
@@ -293,7 +293,7 @@ class BaseRepair(msgspec.Struct, kw_only=True):
         """Salvage a damaged index into a temporary one; returns it and its donor, or (None, [])."""
         if damaged is None:
             return None, []
-        new = self.options.keep.enter_context(durable.temporary_folder()) / "index.sqlite"
+        new = self.options.keep.enter_context(scratch.temporary_folder()) / "index.sqlite"
         try:
             with index_salvage.salvage_index(damaged.path, damaged.expected) as found:
                 found.write(new, self._now)

@@ -28,7 +28,7 @@ import apsw
 import msgspec
 
 from checks.cherry_v2 import findings as v2
-from regraft.disk import durable, file_paths, links, sqlite, untrusted_sqlite, writable
+from regraft.disk import durable, file_paths, links, scratch, sqlite, untrusted_sqlite, writable
 from regraft.disk.checksums import update_in_background
 from regraft.disk.trees import ZipTree
 from regraft.disk.zip_directory import LONGEST_NAME, MOST_PARTS
@@ -479,7 +479,7 @@ def pack(options: PackOptions, progress: Progress) -> PackReport:
         raise TargetNotWritable(path=options.target, reason=tr("its folder does not exist"))
     with (
         open_base_source(options.source, options.kind, options.bases, "pack") as source,
-        durable.temporary_folder() as work,
+        scratch.temporary_folder() as work,
     ):
         run.source_kind, run.source = source.store.found.kind.value, options.source
         root = options.source if options.source.is_dir() else source.store.root

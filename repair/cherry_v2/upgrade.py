@@ -17,7 +17,7 @@ from checks.audit.collector import FindingCollector, display_text
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.schema import SchemaShape, compare_schema
 from migrators import ModelOverrides
-from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.disk import durable, scratch, sqlite, untrusted_sqlite
 from regraft.errors import PlanOutdated
 from regraft.formats import cherry_preview
 from regraft.formats.cherry_preview import IndexLayout
@@ -94,7 +94,7 @@ def _rows_to_write(path: Path) -> int | None:
 
 def _find_refusal(path: Path, others: list[RowsChange]) -> str | None:
     """Try the upgrade in a temporary folder; why the current tables refuse a row, or None."""
-    with durable.temporary_folder() as folder:
+    with scratch.temporary_folder() as folder:
         try:
             _convert(path, others, folder / "new.sqlite")
         except PlanOutdated as problem:
@@ -119,7 +119,7 @@ def _rewrite_change(name: str, path: Path, count: int, others: list[RowsChange])
 
 
 def _convert(path: Path, others: list[RowsChange], new: Path) -> None:
-    with durable.temporary_folder() as folder:
+    with scratch.temporary_folder() as folder:
         old = folder / "old.sqlite"
         copy_database(path, old)
         with sqlite.open_writable(old) as db, sqlite.transaction(db):

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from regraft.disk import durable, untrusted_sqlite, writable
+from regraft.disk import durable, scratch, untrusted_sqlite, writable
 from regraft.embedders import Embedder, Unanswered
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import STOPPED, BackfillStopped, Declined, Interrupted, RegraftError
-from regraft.fleet import jobs, results
+from regraft.fleet import results
 from regraft.fleet.engine import Pool, Task, TaskError, TaskResult
 from regraft.fleet.metrics import Tally
 from regraft.fleet.results import Journal, ResultRow
@@ -189,7 +189,7 @@ class FleetBackfill(Fleet, kw_only=True):
     def _work(self) -> None:
         with ExitStack() as stack:
             # Runs last, when all processes have ended.
-            stack.callback(jobs.remove_copies, self.order.id)
+            stack.callback(scratch.remove_leftovers)
             # Before anything is written: the pool may be refused.
             pool = stack.enter_context(closing(self.pool()))
             answers.demand_same_embedder(self.work, self.settings)

@@ -18,7 +18,7 @@ from msgspec import structs
 from checks import systems as audits
 from checks.audit.collector import CheckOptions, CommandLine
 from checks.cherry_v2 import findings as v2
-from regraft.disk import durable, sqlite
+from regraft.disk import durable, scratch, sqlite
 from regraft.errors import Declined, NotEnoughSpace, PlanOutdated, RegraftError, SourceNotMigratable
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, base_id_text, read_catalog
 from regraft.identity import replace
@@ -226,11 +226,11 @@ def rehearse(store: Store, run: Callable[[Path], ChangeReport], progress: Progre
     with reading_store(store):
         files = list(_files_to_copy(store))
         sizes = [path.lstat().st_size for path in files]
-    temporary = durable.temporary_root()
+    temporary = scratch.temporary_root()
     free = shutil.disk_usage(temporary).free
     if free < _SPACE_FACTOR * sum(sizes):
         raise NotEnoughSpace(path=temporary, needed=format_bytes(_SPACE_FACTOR * sum(sizes)), free=format_bytes(free))
-    with durable.temporary_folder() as folder:
+    with scratch.temporary_folder() as folder:
         copy = folder / (store.root.absolute().name or "store")
         with stage(progress, tr("Copying"), len(files), "files"):
             for path, size in zip(files, sizes, strict=True):

@@ -255,6 +255,8 @@ WRITERS = {
     # Folders, open for nothing but to act in them.
     "regraft.disk.writable": {"os.open", "os.mkdir", "os.rename", "os.rmdir", "os.unlink", "os.link"},
     "regraft.disk.sqlite": {"apsw.Connection"},
+    # Temporary folders are made, and those that were just made removed.
+    "regraft.disk.scratch": {"tempfile.gettempdir", "tempfile.mkdtemp", "shutil.rmtree"},
     # For reading, and no link.
     "regraft.disk.links": {"os.open"},
     # An object of a store, for reading.

@@ -13,7 +13,7 @@ import pytest
 from faults import fails
 from harness import nothing_opened, snapshot
 
-from regraft.disk import durable, sqlite, untrusted_sqlite, writable
+from regraft.disk import durable, scratch, sqlite, untrusted_sqlite, writable
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["by handles", "by paths"])
@@ -86,7 +86,7 @@ ACTS = {
     "touch": lambda store, at: durable.touch(at),
     "truncate": lambda store, at: durable.truncate(at, 0),
     "new_zip": lambda store, at: durable.new_zip(at).__enter__(),
-    "temporary_folder": lambda store, at: durable.temporary_folder(at).__enter__(),
+    "temporary_folder": lambda store, at: scratch.temporary_folder(at).__enter__(),
     "writing": lambda store, at: sqlite.open_writable(at, create=True).__enter__(),
 }
 #: What would not change what a link leads to: the link itself goes, or is what another name is given to.

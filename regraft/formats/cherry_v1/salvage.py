@@ -19,7 +19,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft.disk import durable, sqlite
+from regraft.disk import scratch, sqlite
 from regraft.disk.trees import require_free_space
 from regraft.formats import json_text
 from regraft.formats.cherry_v1.layout import VECTOR_TABLE, parse_chunk_number
@@ -570,7 +570,7 @@ def salvage_file(
     loaders = {loader.encode("utf-8", "surrogatepass") for loader in known}
     stated = None if dimensions is None else 4 * dimensions
     with ExitStack() as stack:
-        folder = stack.enter_context(durable.temporary_folder(work))
+        folder = stack.enter_context(scratch.temporary_folder(work))
         if keep:
             require_free_space(folder, 2 * path.stat().st_size)
         try:
@@ -693,8 +693,8 @@ def find_hidden_damage(path: Path, work: Path | None = None) -> str | None:
         with sqlite.open_readonly(path, work=work) as db:
             complaint = _find_complaint(db)
             if complaint is None:
-                with sqlite.open_scratch() as scratch:
-                    rows = _MeasuredRows(scratch)
+                with sqlite.open_scratch() as measured:
+                    rows = _MeasuredRows(measured)
                     rows.read(db)
                     complaint = rows.contradiction()
             return complaint
@@ -718,9 +718,9 @@ def _find_complaint(db: apsw.Connection) -> str | None:
 class _MeasuredRows:
     """Metadata and vector measures of all rows of a file."""
 
-    def __init__(self, scratch: apsw.Connection) -> None:
-        self._scratch = scratch
-        scratch.execute("CREATE TABLE measured (length INTEGER, norm REAL, repeats INTEGER, is_named INTEGER)")
+    def __init__(self, db: apsw.Connection) -> None:
+        self._scratch = db
+        db.execute("CREATE TABLE measured (length INTEGER, norm REAL, repeats INTEGER, is_named INTEGER)")
         #: All rows, rows whose metadata name them, and rows whose metadata name another row or are damaged.
         self._count = self._named = self._misnamed = 0
 

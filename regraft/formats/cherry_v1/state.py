@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.disk import scratch, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import vector_file_name
 from regraft.disk.trees import Tree, join_path
 from regraft.errors import BrokenJson, SourceNotMigratable, SourceUnreadable
@@ -362,7 +362,7 @@ def _read_chromium(
 ) -> tuple[_Slices, _Tables]:
     from regraft.formats.cherry_v1.chromium_state import read_chromium_state  # noqa: PLC0415 - as slow to import as everything else
 
-    with durable.temporary_folder() as work:
+    with scratch.temporary_folder() as work:
         found = read_chromium_state(tree, local_storage, indexed_db, TABLES, work)
     state_notices.extend(found.notices)
     slices: _Slices = {}

@@ -18,7 +18,7 @@ import cramjam
 import crc32c
 import msgspec
 
-from regraft.disk import durable
+from regraft.disk import durable, scratch
 from regraft.disk.trees import CHUNK_BYTES, Tree, join_path
 from regraft.errors import SourceUnreadable
 from regraft.identity import replace
@@ -582,7 +582,7 @@ def read_leveldb(
     """
     for pause in (0.0, *PAUSES):
         time.sleep(pause)
-        with durable.temporary_folder(work) as copies:
+        with scratch.temporary_folder(work) as copies:
             database = LevelDb(tree, folder, copies)
             try:
                 database.open(comparator)

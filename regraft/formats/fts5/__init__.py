@@ -23,7 +23,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft.disk import durable, untrusted_sqlite
+from regraft.disk import durable, scratch, untrusted_sqlite
 from regraft.formats.fts5.jobs import (
     PAGE_BYTES,
     SAMPLE_BYTES,
@@ -664,7 +664,7 @@ def open_full_text_builder(
         return
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(durable.temporary_folder(beside))
+            folder = stack.enter_context(scratch.temporary_folder(beside))
             workers = ready or stack.enter_context(pool.open_pool())
         except OSError as problem:
             logger.info("the full-text index is filled by FTS5 alone: %s", problem)

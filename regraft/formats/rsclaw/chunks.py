@@ -17,7 +17,7 @@ import apsw
 import msgspec
 
 from regraft import identity
-from regraft.disk import durable, links, sqlite
+from regraft.disk import links, scratch, sqlite
 from regraft.errors import NotEnoughSpace
 from regraft.formats.redb import read_redb
 from regraft.formats.rsclaw import database, documents
@@ -183,7 +183,7 @@ def write_chunk_table(path: Path, work: Path | None, scope: Scope) -> Iterator[C
         NotEnoughSpace: not enough free disk space.
         OSError: the database cannot be read, or the file cannot be written.
     """
-    with durable.temporary_folder(work) as folder, database.open_mirror(path, TABLES) as mirror:
+    with scratch.temporary_folder(work) as folder, database.open_mirror(path, TABLES) as mirror:
         needed, free = path.stat().st_size, shutil.disk_usage(folder).free
         if free < needed:
             raise NotEnoughSpace(path=folder, needed=format_bytes(needed), free=format_bytes(free))

@@ -18,7 +18,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from regraft.disk import durable, sqlite, untrusted_sqlite
+from regraft.disk import scratch, sqlite, untrusted_sqlite
 from regraft.errors import PlanOutdated, ProfileUnknown, RegraftError
 from regraft.formats import json_text
 from regraft.formats.cherry_v1.state import read_slice
@@ -239,7 +239,7 @@ class RowsRehearsal:
         self._stack = ExitStack()
         self._source = source
         self._tables = tables
-        self._path = self._stack.enter_context(durable.temporary_folder()) / "rows.sqlite"
+        self._path = self._stack.enter_context(scratch.temporary_folder()) / "rows.sqlite"
         with sqlite.open_writable(self._path, create=True) as copy:
             copy_definitions(db, copy, [table for table in INSERTED_COLUMNS if table in tables.columns])
 

@@ -23,7 +23,7 @@ from migrators.pipeline.plan import BasePlan, MaterialPlan, PlannedRows
 from migrators.pipeline.source import BaseDraft, Hints, LibraryDraft, Options, Upload
 from migrators.pipeline.source_files import copy_upload, find_upload
 from regraft import identity
-from regraft.disk import durable, links, sqlite, untrusted_sqlite
+from regraft.disk import durable, links, scratch, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import FreeNames
 from regraft.disk.trees import SourceReadFailed, Tree, ZipTree, join_path, require_free_space
 from regraft.errors import SourceNotMigratable, SourceUnreadable, SourceUnrecognised
@@ -83,7 +83,7 @@ class V1Data(msgspec.Struct, frozen=True, kw_only=True):
             name = join_path(places.vectors, find_vector_file(tree, places.vectors, draft.vector_file))
             try:
                 if isinstance(tree, ZipTree) and tree.kind(name) == "file":
-                    require_free_space(durable.temporary_root(), tree.size(name))
+                    require_free_space(scratch.temporary_root(), tree.size(name))
                 path = self.keep.enter_context(tree.local(name, None))
                 mark = sqlite.read_file_state(path)
                 found = self._survey_file(path, tree, draft)

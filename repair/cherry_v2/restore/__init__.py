@@ -20,7 +20,7 @@ from checks.audit.collector import Level
 from checks.cherry_v2 import findings as v2
 from checks.cherry_v2.catalog_rows import MODES, is_tombstone
 from regraft import embedders, language
-from regraft.disk import durable, file_paths, sqlite, untrusted_sqlite, writable
+from regraft.disk import durable, file_paths, scratch, sqlite, untrusted_sqlite, writable
 from regraft.embedders import Embedder, TextsRejected
 from regraft.embedders.settings import DEFAULT_NEED, EmbedderSettings, ModelNeed, suggest_config
 from regraft.errors import ConsentMissing, Declined, DimensionsMissing, EveryTextRejected, NotRestored, PlanOutdated
@@ -272,7 +272,7 @@ def restore(
     kind = options.kind if root == path else None
     with open_for_change(root, kind, _COMMAND) as store:
         if dry_run:
-            with durable.temporary_folder() as work:
+            with scratch.temporary_folder() as work:
                 source = read_source(store, base)
                 build_folder(source, options.wanted)
                 restored = build_base(source, options.wanted, work, options.now_ms, progress)

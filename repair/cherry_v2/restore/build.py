@@ -21,7 +21,7 @@ from checks.cherry_v2.catalog_rows import get_indexed_path
 from checks.cherry_v2.index_file import ExpectedIndex, audit_index
 from checks.cherry_v2.raw_files import find_path_problem
 from regraft import identity
-from regraft.disk import durable, links, sqlite, untrusted_sqlite
+from regraft.disk import durable, links, scratch, sqlite, untrusted_sqlite
 from regraft.disk.file_paths import FreeNames
 from regraft.errors import LedgerUnreadable, NotRestored, VerificationFailed
 from regraft.formats import okf
@@ -228,7 +228,7 @@ def demand_text(source: RestoreSource, wanted: RestoredBase) -> None:
     Raises:
         NotRestored: no item has a text.
     """
-    with durable.temporary_folder() as work:
+    with scratch.temporary_folder() as work:
         _Builder(source, wanted, work, 0).demand_text()
 
 

@@ -16,7 +16,7 @@ from fleet_libraries import NOW, content, libraries_in
 from fleet_work import plain, put_in_place
 from harness import REPO, Outcome, run, run_as_given, snapshot
 
-from regraft.disk import durable, writable
+from regraft.disk import writable
 from regraft.fleet import jobs, versions
 from regraft.fleet.engine import TaskError, TaskResult
 from regraft.fleet.jobs import LibraryJob
@@ -314,27 +314,24 @@ def test_an_archive_that_is_gone_is_missed(bucket: str, monkeypatch: pytest.Monk
 def test_what_a_process_that_was_killed_left_is_removed(
     migrated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both by the next attempt, and when the fleet ends."""
+    """By the next attempt, before it copies the library again, also if this process had temporary folders before."""
     copies = tmp_path / "copies"
     copies.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(copies))
     seen: list[int] = []
 
     def look(job: LibraryJob) -> TaskResult:
-        library = Path(job.source)
-        seen.append(sum(path.name == library.name for path in copies.rglob("*")))
-        shutil.copytree(library, library.parent.parent.parent / "left by a kill" / library.name)
+        seen.append(sum(path.name == Path(job.source).name for path in copies.rglob("*")))
         return TaskResult(status=2, seconds=0.1)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(durable, "remove_tree", lambda *_: None)
-        for _ in range(2):
-            jobs.run_library_job(job(migrated, fleet="f"), look)
-    jobs.run_library_job(job(migrated, fleet="f"), look)
-    assert seen[-1] == 1
-    (copies / "regraft-fleet-f" / "x").mkdir(parents=True)
-    jobs.remove_copies("f")
-    assert list(copies.iterdir()) == []
+    for _ in range(2):
+        left = copies / "regraft-run-killed00"
+        (left / "regraft-abc" / "source" / "anna").mkdir(parents=True)
+        (left / "lock").touch()
+        left.chmod(0o700)
+        jobs.run_library_job(job(migrated, fleet="f"), look)
+        assert list(copies.iterdir()) == []
+    assert seen == [1, 1]
 
 
 # --- two at once -----------------------------------------------------------------------------------------------------

@@ -205,10 +205,6 @@ class Stage:
         """Put everything as it was before the run."""
         shutil.rmtree(self.place, ignore_errors=True)
         shutil.copytree(self._before, self.place, symlinks=True)
-        self._empty_temporary()
-
-    def _empty_temporary(self) -> None:
-        """A killed run leaves its temporary files to the system."""
         for left in self.temporary.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
@@ -276,7 +272,6 @@ class Stage:
         return len(self._judged)
 
     def _judge_next(self) -> str:
-        self._empty_temporary()
         done = self.run(2)
         state = self.state()
         if done.status not in DONE and not (done.status == REFUSED and self.scenario.settled and state == self.new):

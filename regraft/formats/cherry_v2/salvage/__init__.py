@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
-from regraft.disk import durable, file_paths, sqlite
+from regraft.disk import file_paths, scratch, sqlite
 from regraft.disk.trees import require_free_space
 from regraft.formats.cherry_v2.index import schema
 from regraft.formats.cherry_v2.index.schema import is_safe_path
@@ -446,7 +446,7 @@ def salvage_index(path: Path, expected: Expected, work: Path | None = None) -> I
         WorkFolderTooSmall: there is not enough room for the rows.
         apsw.Error, OSError: the file cannot be read, or the temporary files cannot be written.
     """
-    with durable.temporary_folder(work) as folder:
+    with scratch.temporary_folder(work) as folder:
         require_free_space(folder, 2 * file_paths.stat(path).st_size)
         proven = folder / "proven.sqlite"
         try:
