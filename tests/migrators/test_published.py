@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from faults import REFUSED, said
 from harness import NOW, Outcome, run
 from planted_v1 import whole
 from planted_v2 import KB, OTHER, index
+
+from migrators.pipeline import publication
+from regraft.ledger.ledger import LedgerEntry
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +154,54 @@ def test_a_base_is_meant_by_its_name_or_an_id_or_its_beginning(place: Path, name
 def test_a_base_that_is_not_there_is_refused_with_those_that_are(place: Path) -> None:
     message = said(again(place, "--base", "Base of nobody"), "BaseUnknown", REFUSED)
     assert "no base has this name or id; known bases: Base kb" in message
+
+
+def test_a_source_that_is_damaged_now_and_gives_less_does_not_replace_the_base(place: Path) -> None:
+    """``--salvage`` would migrate the rows that are left; those of the earlier run are more."""
+    source = place / "v1" / "KnowledgeBase" / "kb"
+    before = {path: path.read_bytes() for path in (place / "library" / "KnowledgeBase").rglob("*") if path.is_file()}
+    [earlier] = [one for one in again(place).document["bases"] if one["id"] == KB]
+    salvage_half(source)
+    for more in (("--salvage", "--dry-run"), ("--salvage",), ("--salvage",)):
+        done = again(place, *more)
+        [base] = [one for one in done.document["bases"] if one["id"] == KB]
+        assert (base["status"], base["outcome"]) == ("completed", "unchanged")
+        assert base["rows"]["carried"] == earlier["rows"]["carried"]
+        [notice] = [one for one in done.document["warnings"] if one["code"] == "completed_base_kept"]
+        assert "its vector file is damaged now" in notice["message"]
+        assert "rows can be salvaged); the base from an earlier run is kept" in notice["message"]
+    after = {path: path.read_bytes() for path in (place / "library" / "KnowledgeBase").rglob("*") if path.is_file()}
+    assert after == before
+    # A library that is new gets what is left of the source: fewer rows.
+    fresh = run(
+        "migrate", place / "v1", "--to", place / "fresh", "--now", NOW, "--json", "--salvage", "--fail-on", "never"
+    )
+    [base] = [one for one in fresh.document["bases"] if one["id"] == KB]
+    assert base["status"] == "completed"
+    assert 0 < base["rows"]["carried"] < earlier["rows"]["carried"]
+
+
+def salvage_half(path: Path) -> None:
+    """Write a vector file anew with one row a page, and overwrite half of these pages."""
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute("PRAGMA page_size = 512")
+        db.execute("VACUUM")
+    raw = bytearray(path.read_bytes())
+    leaves = [at for at in range(512, len(raw), 512) if raw[at] == 13]
+    for at in leaves[len(leaves) // 2 :]:
+        raw[at : at + 512] = b"\xa5" * 512
+    path.write_bytes(raw)
+
+
+def test_fingerprints_that_earlier_versions_stored_stay_comparable() -> None:
+    """A ledger holds them: with another digest, every base would count as changed."""
+    entries = {
+        "5b0f5be5": LedgerEntry("mark one", b'{"a":1}'),
+        "0aaa": LedgerEntry("mark two", b""),
+        publication.CATALOG_SUBJECT: LedgerEntry("of the catalog", b"x"),
+        publication.REPORT_SUBJECT: LedgerEntry("of the report", b"y"),
+    }
+    text = b'0aaa mark two 0\n5b0f5be5 mark one 7\n{"a":1}'
+    assert publication.catalog_fingerprint(entries) == hashlib.blake2b(text, digest_size=20).hexdigest()
+    assert publication.catalog_fingerprint(entries) == "052d81ec3b9f20f91f62ffb2ddac43d281844a42"
+    assert publication.catalog_fingerprint({}) == "3345524abf6bbe1809449224b5972c41790b6cf2"

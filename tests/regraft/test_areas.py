@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import apsw
@@ -158,3 +158,66 @@ def hot(folder: Path, named: Path) -> Path:
     tail = struct.pack(">I", (1 << 30) // 4096 + 1) + name + struct.pack(">II", len(name), sum(name))
     Path(f"{path}-journal").write_bytes(journal + tail + bytes.fromhex("d9d505f920a163d7"))
     return path
+
+
+# --- several roots ---------------------------------------------------------------------------------------------------
+
+
+def test_a_root_of_entries_only_protects_what_is_in_its_folders(store: Path) -> None:
+    with writable.allow_writes(store, entries_only=True):
+        durable.put_text(store / "entry", "x")
+        durable.make_folder(store / "folder")
+        for path in (store / "inner" / "file", store / "inner" / "new", store / "folder" / "new"):
+            with untouched(store), fails("OutsideStore"):
+                durable.put_text(path, "x")
+        durable.remove(store / "entry")
+    assert sorted(path.name for path in store.rglob("*")) == ["file", "folder", "inner"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_innermost_of_nested_roots_decides(store: Path, is_first: bool) -> None:
+    """A whole store is open: an inner root of entries only still protects what is in its folders."""
+    (store / "inner" / "deep").mkdir()
+    with ExitStack() as stack:
+        roots = [(store, False), (store / "inner", True)]
+        for root, entries_only in roots if is_first else reversed(roots):
+            stack.enter_context(writable.allow_writes(root, entries_only=entries_only))
+        durable.put_text(store / "inner" / "entry", "x")
+        durable.make_folder(store / "other")
+        durable.put_text(store / "other" / "file", "x")
+        with untouched(store), fails("OutsideStore"):
+            durable.put_text(store / "inner" / "deep" / "file", "x")
+    assert writable.open_roots() == ()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_of_two_roots_of_one_folder_the_wider_one_decides(store: Path, is_first: bool) -> None:
+    with writable.allow_writes(store, entries_only=is_first):
+        with writable.allow_writes(store, entries_only=not is_first):
+            durable.put_text(store / "inner" / "new", "x")
+        if is_first:
+            with fails("OutsideStore"):
+                durable.put_text(store / "inner" / "newer", "x")
+    assert (store / "inner" / "new").read_text() == "x"
+    assert not (store / "inner" / "newer").exists()
+
+
+def test_a_root_ends_with_its_context(store: Path) -> None:
+    with writable.allow_writes(store / "inner"):
+        assert writable.is_writable(store / "inner" / "file")
+        assert not writable.is_writable(store / "other")
+        assert not writable.is_writable(store / "inner2")
+    assert not writable.is_writable(store / "inner" / "file")
+    with untouched(store), fails("OutsideStore"):
+        durable.put_text(store / "inner" / "file", "x")
+
+
+def test_paths_at_or_above_a_root_are_the_users(store: Path) -> None:
+    with writable.allow_writes(store):
+        assert writable.is_at_or_above_root(store)
+        assert writable.is_at_or_above_root(store.parent)
+        assert not writable.is_at_or_above_root(store / "inner")
+        with writable.allow_writes(store / "inner" / "own"):
+            # It is below the outer root: no path that the user gave.
+            assert not writable.is_at_or_above_root(store / "inner")
+    assert not writable.is_at_or_above_root(store)

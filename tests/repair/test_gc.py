@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -44,6 +45,7 @@ from regraft.disk import durable, sqlite, untrusted_sqlite
 from regraft.formats.cherry_v2.index import store as index_store
 from regraft.ledger.ledger import ChangeLog
 from regraft.options import GRACE_DAYS
+from repair.cherry_v2.gc import files as gc_files
 
 DAY_MS = 86_400_000
 
@@ -331,6 +333,25 @@ def test_what_is_younger_than_an_hour_stays(store: Path) -> None:
     document = gc(store, status=1)
     assert document["actions"] == []
     assert "younger than an hour" in left_by(document)["index.orphan"]
+
+
+def test_a_folder_that_cannot_be_looked_into_stays(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in it may be younger than an hour."""
+    a_folder_of_nobody(store)
+    closed = store / KNOWLEDGE / NEW_BASE / "raw"
+    real = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    assert closed.is_dir()
+    with untouched(store), monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scandir)
+        document = gc(store, "--dry-run", status=1)
+    assert document["actions"] == []
+    assert "it cannot be looked into: Permission denied" in left_by(document)["index.orphan"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a right of their own there")
@@ -804,6 +825,25 @@ def test_only_a_sound_index_of_a_completed_base_proves(damage: Callable[[Path], 
     document = gc(store, "--v1-leftovers", "--only", "v1.leftover", status=1)
     assert document["actions"] == []
     assert words in left_by(document)["v1.leftover"]
+
+
+def test_an_index_that_cannot_be_read_to_its_end_proves_nothing(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = v1_file(store, kb_rows())
+    real = gc_files._match_rows
+
+    def match_rows(rows: Any, v2_index: Any) -> Any:
+        yield from itertools.islice(real(rows, v2_index), 5)
+        raise apsw.CorruptError("database disk image is malformed")
+
+    with monkeypatch.context() as patched, untouched(path):
+        patched.setattr(gc_files, "_match_rows", match_rows)
+        document = gc(store, "--v1-leftovers", status=1)
+    assert document["actions"] == []
+    left = left_by(document)["v1.leftover"]
+    assert "5 of its 15 vectors" in left
+    assert "one of the two cannot be read: database disk image is malformed" in left
+    # It is the error alone that kept the file.
+    assert done_by(gc(store, "--v1-leftovers")) == ["trash-vector-file"]
 
 
 def test_vectors_that_go_in_the_same_run_prove_nothing(store: Path) -> None:

@@ -111,6 +111,36 @@ def test_a_text_whose_units_do_not_give_it_back_gets_its_true_hash(path: Path) -
     assert ask(path, "SELECT count(*) FROM embedding") == 4
 
 
+def test_a_text_is_restored_from_its_bodies_though_their_offsets_are_lost(tmp_path: Path) -> None:
+    """A text without a heading is its bodies, with a blank line between them; the hash proves it."""
+    path, text = place_of(tmp_path), "\n\n".join(BODIES)
+    with IndexStore(path, BASE, create=True) as store:
+        starts = [wide(text[: text.index(body)]) for body in BODIES]
+        units = [(start, start + wide(body)) for start, body in zip(starts, BODIES, strict=True)]
+        vectors = {identity.text_hash(body): vector(1, 2, 3, number) for number, body in enumerate(BODIES)}
+        store.rebuild_material("a", "a", text, units, vectors, NOW_MS)
+    before = files.fingerprint(path)
+    run_sql(path, "UPDATE content SET text = 'lost'", "UPDATE search_unit SET char_start = 0, char_end = 1")
+    assert mended(path)["restore-contents"] == 1
+    assert ask(path, "SELECT text FROM content") == text
+    assert names(path) == set()
+    assert files.fingerprint(path) == before
+
+
+def test_bodies_without_a_vector_are_no_problem_in_a_base_without_a_model(tmp_path: Path) -> None:
+    """No vector is missing there: ``repair`` names none as left."""
+    path = place_of(tmp_path)
+    with IndexStore(path, BASE, create=True) as store:
+        store.rebuild_material("a", "a", BODIES[0], [(0, wide(BODIES[0]))], {}, NOW_MS, has_model=False)
+    run_sql(path, "UPDATE search_text SET embedding_text_hash = 'x'")
+    done = repair(path, "--dry-run")
+    assert [one["action"] for one in done["actions"]] == ["rehash-bodies"]
+    assert done["left"] == []
+    # With a vector in the file it has a model, and the body lacks one.
+    run_sql(path, f"INSERT INTO embedding VALUES ('{identity.text_hash('other')}', zeroblob(16), 0)")
+    assert {one["finding"]: one["count"] for one in repair(path, "--dry-run")["left"]} == {"embedding.missing": 1}
+
+
 def test_bodies_are_laid_over_a_damaged_text(path: Path) -> None:
     """A character too many shifts all that follows; the places of the units bring it back."""
     run_sql(path, f"UPDATE content SET text = replace(text, 'Fog bell', 'Fg bell') WHERE content_hash = {CONTENT_A}")

@@ -290,3 +290,41 @@ def test_what_cannot_be_removed_is_no_success(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "unlink", deny)
     with pytest.raises(PermissionError):
         durable.remove_tree(tmp_path / "file")
+
+
+# --- folders that were made ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "left"),
+    [
+        ("a/b/c", "a/b/c", ["a", "a/b"]),
+        ("a/b/c", "a/b", ["a"]),
+        ("a/b/c", "a", []),
+        # None of its parents was made.
+        ("a/b/c", "other", ["a", "a/b"]),
+    ],
+)
+def test_folders_that_were_made_are_removed_up_to_the_first(
+    tmp_path: Path, path: str, first: str, left: list[str]
+) -> None:
+    (tmp_path / path).mkdir(parents=True)
+    (tmp_path / path / "file").write_text("x")
+    with writable.allow_writes(tmp_path):
+        durable.remove_made_folders(tmp_path / path, tmp_path / first)
+    assert sorted(one.relative_to(tmp_path).as_posix() for one in tmp_path.rglob("*")) == left
+
+
+def test_a_parent_with_something_else_in_it_stays(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    (tmp_path / "a" / "mine").write_text("mine")
+    with writable.allow_writes(tmp_path), pytest.raises(OSError):
+        durable.remove_made_folders(tmp_path / "a" / "b" / "c", tmp_path / "a")
+    assert sorted(one.relative_to(tmp_path).as_posix() for one in tmp_path.rglob("*")) == ["a", "a/mine"]
+
+
+def test_folders_above_a_root_that_were_made_are_removed_too(tmp_path: Path) -> None:
+    (tmp_path / "made" / "above" / "root").mkdir(parents=True)
+    with writable.allow_writes(tmp_path / "made" / "above" / "root"):
+        durable.remove_made_folders(tmp_path / "made" / "above" / "root", tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,108 @@
+"""What another program does between the plan and the change: the run is refused, and nothing of that is overwritten."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+import toys
+from faults import fails
+from harness import NOW, run
+from planted_rsclaw import planted
+from toys import INDEX, change, contents, undo
+from whole_rsclaw import FULL_TEXT, full_text
+
+from regraft.disk import sqlite
+from repair.changes.files import copy_database
+from repair.changes.plan import Change, FileChange
+from repair.changes.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return toys.library(tmp_path)
+
+
+def on_a_copy(other_program: Any) -> Any:
+    """Return a command that puts a changed copy of an index into its place; another program acts while it is made."""
+
+    def changes(store: Store) -> list[Change]:
+        def make(new: Path) -> None:
+            copy_database(store.root / INDEX, new)
+            with sqlite.open_writable(new) as db:
+                db.execute("UPDATE meta SET updated_at = 5")
+            other_program(store.root / INDEX)
+
+        return [FileChange(path=INDEX, actions=toys.done("another index"), make=make, bytes=1000)]
+
+    return toys.planner(changes)
+
+
+def test_a_file_that_is_written_to_while_its_copy_is_made_is_not_replaced(store: Path) -> None:
+    def write(path: Path) -> None:
+        toys.write(path, "UPDATE meta SET updated_at = 77")
+
+    with fails("PlanOutdated", match="it was changed in the meantime"):
+        change(store, on_a_copy(write))
+    assert toys.value(store, INDEX, "SELECT updated_at FROM meta") == 77
+    assert not (store / ".regraft" / "undo").exists()
+
+
+def test_a_file_that_is_opened_for_a_transaction_while_its_copy_is_made_is_not_replaced(store: Path) -> None:
+    """The transaction would go to a file that has another name by then, and be lost."""
+    others: list[apsw.Connection] = []
+
+    def begin(path: Path) -> None:
+        others.append(apsw.Connection(str(path)))
+        others[0].execute("BEGIN IMMEDIATE")
+        others[0].execute("UPDATE meta SET updated_at = 77")
+
+    with fails("StoreBusy"):
+        change(store, on_a_copy(begin))
+    with closing(others[0]):
+        others[0].execute("COMMIT")
+    assert toys.value(store, INDEX, "SELECT updated_at FROM meta") == 77
+
+
+def test_a_file_that_is_read_with_a_log_while_its_copy_is_made_is_not_replaced(store: Path) -> None:
+    """The reader would go on with the log of the old file beside the new one."""
+    others: list[apsw.Connection] = []
+    toys.write(store / INDEX, "PRAGMA journal_mode = WAL")
+
+    def read(path: Path) -> None:
+        others.append(apsw.Connection(str(path)))
+        others[0].execute("BEGIN")
+        assert others[0].execute("SELECT * FROM meta").fetchone()
+
+    before = contents(store)
+    with fails("StoreBusy"):
+        change(store, on_a_copy(read))
+    others[0].close()
+    assert contents(store) == before
+
+
+def test_an_undo_whose_plan_is_outdated_is_refused(tmp_path: Path) -> None:
+    """The application rebuilds a cache after the person saw what the undo restores."""
+    store = planted(tmp_path / "kb", "a full text index of more texts", "a snapshot of an unknown chunk")
+    old = (store.root / FULL_TEXT).read_bytes()
+    assert run("reconcile", store.root, "--now", NOW).status == 0
+    seen: list[Any] = []
+
+    def rebuild(report: Any) -> bool:
+        seen.append([one.subject for one in report.actions])
+        full_text(store)
+        return True
+
+    with fails("PlanOutdated", match="it was changed in the meantime"):
+        undo(store.root, show_plan=rebuild)
+    assert seen
+    assert seen[0]
+    new = (store.root / FULL_TEXT).read_bytes()
+    assert new != old
+    # Nothing was undone: with a new plan, the cache of the application stays and the undo says so.
+    done = undo(store.root)
+    assert [one["subject"] for one in done["left"]] == ["idx/tantivy"]
+    assert (store.root / FULL_TEXT).read_bytes() == new
