@@ -10,18 +10,20 @@ SOURCES := $(shell find regraft migrators checks repair \( -name '*.py' -o -name
 DEMO := demo-library
 DEXIE := tests/browser/node_modules/dexie/package.json
 
-.PHONY: help demo test test-extras test-all test-dose browser lint docs messages bench clean
+.PHONY: help demo test test-extras test-all test-dose test-lowest test-newest browser lint docs messages bench dist clean
 
 help:
 	@echo "make demo     migrate sample_v1 and show the result"
 	@echo "make test     run the tests against the installed package (5 minutes on two cores)"
 	@echo "make test-extras  run the tests that need Ray, object storage, Chroma, Parquet, models or a browser"
 	@echo "make test-all run all tests, the slow ones too, in random order (tens of minutes)"
+	@echo "make test-lowest, make test-newest  a part of the tests with the oldest or newest dependencies"
 	@echo "make browser  install what the tests with a real Chromium need besides it (npm)"
 	@echo "make lint     ruff, mypy --strict, and how hard the code is to read"
 	@echo "make docs     render the generated parts of the docs anew"
 	@echo "make messages bring the messages into the catalog of LANGUAGE (zh)"
 	@echo "make bench    measure against the floor (minutes)"
+	@echo "make dist     build and check the source distribution and the wheel"
 	@echo "make clean    remove what these commands made"
 
 # Not compiled on installation: the tests keep compiled modules in a folder of their own.
@@ -81,6 +83,43 @@ DOSE ?= 4
 test-dose: $(VENV)/.test-extras
 	$(BIN)/pytest -n 2 -q -m slow --dose $(DOSE)
 
+# A part of the tests, in an environment of its own, with every dependency at its floor or at its newest version.
+# DEPENDENCIES are extras, PYTHON_FOR_TESTS is a version that uv finds.
+DEPENDENCIES ?= parquet openai indexing testing metrics
+PYTHON_FOR_TESTS ?= $(PYTHON)
+CORE_TESTS ?= tests/regraft/test_areas.py tests/regraft/test_links.py tests/regraft/test_scratch.py \
+	tests/regraft/test_other_systems.py tests/regraft/test_search.py tests/regraft/test_zip_salvage.py \
+	tests/regraft/test_config.py tests/regraft/report tests/regraft/formats/test_index_store.py \
+	tests/migrators/test_items.py tests/migrators/test_published.py tests/migrators/test_parquet.py \
+	tests/checks/test_check_v2.py tests/repair/test_mending.py tests/repair/test_undo.py
+test-lowest: RESOLUTION := lowest-direct
+test-newest: RESOLUTION := highest
+test-lowest test-newest: $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
+	rm -rf $(VENV)/$@
+	$(BIN)/uv venv --quiet --python $(PYTHON_FOR_TESTS) $(VENV)/$@
+	printf 'pytest>=8.2\npytest-random-order>=1.1\nbabel>=2.14\ncogapp>=3.4\n' > $(VENV)/$@.txt
+	$(BIN)/uv pip install --quiet --python $(VENV)/$@ --resolution $(RESOLUTION) \
+		-r pyproject.toml $(addprefix --extra ,$(DEPENDENCIES)) -r $(VENV)/$@.txt
+	$(BIN)/uv pip install --quiet --python $(VENV)/$@ --no-deps --reinstall-package regraft .
+	$(BIN)/uv pip list --python $(VENV)/$@
+	$(VENV)/$@/$(notdir $(BIN))/python -P -m pytest -q -m "not slow" $(CORE_TESTS)
+
+# The same bytes on every machine for the same commit.
+$(VENV)/.releasing: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[release]'
+	@touch $@
+
+dist: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2>/dev/null || echo 1700000000)
+dist: $(VENV)/.releasing
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m check_wheel_contents dist/*.whl
+	rm -rf $(VENV)/dist && $(PYTHON) -m venv $(VENV)/dist
+	$(VENV)/dist/$(notdir $(BIN))/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	cd $(VENV) && dist/$(notdir $(BIN))/regraft --version
+
 # Without this, or without Chromium, make test-extras skips those tests.
 browser: $(DEXIE)
 
@@ -108,5 +147,5 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.compare
 
 clean:
-	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/browser/node_modules
+	rm -rf $(VENV) $(DEMO) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/browser/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
