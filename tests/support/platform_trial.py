@@ -1,9 +1,9 @@
 """Try the installed command in a folder of any kind: a share, a mapped drive, an exFAT volume, a deep path.
 
-``python tests/support/platform_trial.py FOLDER [--deep]`` migrates the sample, installs it in a profile, undoes that, and packs
-the library, each in a process of its own with piped output. What was written is read back with plain SQLite. Then it
-holds the locks of a running application, and expects that nothing is written to the profile. The workflow runs this on
-systems where the tests themselves do not reach such folders.
+``python tests/support/platform_trial.py FOLDER [--deep]`` migrates the sample, installs it in a profile, undoes that,
+and packs the library, each in a process of its own with piped output. What was written is read back with plain SQLite.
+Then it holds the locks of a running application, and expects that nothing is written to the profile. The workflow runs
+this on systems where the tests themselves do not reach such folders.
 """
 
 from __future__ import annotations
