@@ -21,7 +21,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from regraft.disk import durable, file_paths, writable
+import apsw
+
+from regraft.disk import durable, file_paths, lock_files, writable
 from regraft.errors import RegraftError
 
 logger = logging.getLogger(__name__)
@@ -75,15 +77,11 @@ class _RunFolder:
             _remove_empty(path)
 
     def _make(self) -> Path:
-        import apsw  # noqa: PLC0415 - as in _remove_leftover
-
-        from regraft.disk import sqlite  # noqa: PLC0415 - as in _remove_leftover
-
         for _ in range(_TRIES):
             path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self._root))
             try:
-                self._lock.enter_context(sqlite.hold_lock(path / _LOCK, is_kept=partial(_has_content, path)))
-            except sqlite.LockHeld:
+                self._lock.enter_context(lock_files.hold_lock(path / _LOCK, is_kept=partial(_has_content, path)))
+            except lock_files.LockHeld:
                 # Another process removes it as a leftover.
                 continue
             except (apsw.Error, OSError, RegraftError) as error:
@@ -177,24 +175,19 @@ def remove_leftovers(root: Path | None = None) -> None:
 
 def _remove_leftover(folder: Path) -> None:
     """Remove a run folder unless a process uses it."""
-    # Loaded here: sqlite makes its temporary copies with this module, and most runs find no leftovers.
-    import apsw  # noqa: PLC0415
-
-    from regraft.disk import sqlite  # noqa: PLC0415
-
     try:
         if not _is_own_folder(folder):
             return
         lock = folder / _LOCK
         if any(_is_file(folder / name) for name in _LOCK_FILES):
-            with sqlite.hold_lock(lock, is_kept=partial(_has_content, folder)), writable.allow_writes(folder):
+            with lock_files.hold_lock(lock, is_kept=partial(_has_content, folder)), writable.allow_writes(folder):
                 for entry in sorted(folder.iterdir()):
                     if entry.name not in _LOCK_FILES:
                         durable.remove_tree(entry, wait=_do_not_wait)
             logger.info("removed %s, which a killed process had left", folder)
         # Without a lock file, this removes only an empty folder: its process was killed before it made the file.
         _remove_empty(folder)
-    except sqlite.LockHeld:
+    except lock_files.LockHeld:
         pass
     except (OSError, RegraftError, apsw.Error) as error:
         logger.info("%s is not removed: %s", folder, error)

@@ -1,4 +1,4 @@
-"""Open SQLite databases: for reading without a trace, for writing, in temporary files; transactions and lock files.
+"""Open SQLite databases: for reading without a trace, for writing, in temporary files; transactions.
 
 No other module opens a database. Every connection to a file is guarded against the file's own definitions
 (:mod:`regraft.disk.untrusted_sqlite`).
@@ -10,28 +10,22 @@ So a file is opened ``immutable``, or read from a temporary copy if a log or jou
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import stat
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from pathlib import Path, PurePath, PureWindowsPath
-from urllib.parse import quote
+from pathlib import Path
 
 import apsw
 
-from regraft.disk import durable, file_paths, links, scratch, untrusted_sqlite, writable
+from regraft.disk import durable, file_paths, links, scratch, untrusted_sqlite
 from regraft.disk.untrusted_sqlite import (
     COMPANION_SUFFIXES,
     copy_companion,
     find_companions,
-    find_shared_journal,
-    is_companion,
     read_start,
 )
-from regraft.errors import JournalNamesAnother, TemporaryCopyFailed
+from regraft.errors import TemporaryCopyFailed
 from regraft.language import tr
 
 logger = logging.getLogger(__name__)
@@ -69,23 +63,6 @@ _WRITE_FAILURES = frozenset(
 #: Format versions (at _VERSIONS) in the header of a database that uses a rollback journal.
 _WITHOUT_LOG = b"\1\1"
 _VERSIONS = slice(18, 20)
-#: SQLite's VFS for Windows that opens extended paths of any length; the default one ends at 1,040 bytes.
-_LONG_PATHS = "win32-longpath"
-
-
-def _uri(path: PurePath, **options: object) -> str:
-    r"""Return the URI that opens a file, on Windows of a drive, a share, or an extended path (``\\?\``).
-
-    A share's name follows four slashes: after two, SQLite expects a host and accepts only ``localhost``.
-    """
-    absolute = Path(file_paths.extended_path(path.absolute())) if isinstance(path, Path) else path
-    place = quote(os.fsencode(absolute.as_posix()), safe="/:")
-    if isinstance(absolute, PureWindowsPath):
-        place = f"//{place}" if absolute.drive.startswith("\\\\") else f"///{place}"
-        if absolute.drive.startswith("\\\\?\\") and _LONG_PATHS in apsw.vfs_names():
-            options = {**options, "vfs": _LONG_PATHS}
-    query = "&".join(f"{key}={value}" for key, value in options.items())
-    return f"file:{place}?{query}"
 
 
 def is_write_failure(error: BaseException) -> bool:
@@ -142,7 +119,9 @@ def open_readonly(
     """
     if beside_writers and _can_use_locks(real := links.real_path(path)):
         files = (real, *find_companions(real))
-        yield from _guarded(apsw.Connection(_uri(real, mode="ro"), flags=_READ_ONLY), files, vectors)
+        yield from _guarded(
+            apsw.Connection(untrusted_sqlite.database_uri(real, mode="ro"), flags=_READ_ONLY), files, vectors
+        )
         return
     with _traceless_source(path, work) as (address, flags, files):
         yield from _guarded(apsw.Connection(address, flags=flags), files, vectors)
@@ -187,7 +166,7 @@ def _can_use_locks(real: Path) -> bool:
     if real.with_name(f"{real.name}-wal").exists():
         # SQLite would treat any file of this name as a log, and create its index.
         return False
-    connection = apsw.Connection(_uri(real, mode="ro"), flags=_READ_ONLY)
+    connection = apsw.Connection(untrusted_sqlite.database_uri(real, mode="ro"), flags=_READ_ONLY)
     try:
         untrusted_sqlite.guard_connection(connection)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
@@ -203,7 +182,7 @@ def _can_use_locks(real: Path) -> bool:
 def _traceless_source(path: Path, work: Path | None) -> Iterator[tuple[str, int, tuple[Path, ...]]]:
     """Yield how to open a file without a trace: URI, open flags, and the files on disk that hold the content."""
     real = links.real_path(path)
-    _refuse_special_file(real)
+    untrusted_sqlite.refuse_special_file(real)
     while beside := find_companions(real):
         logger.info("%s is read from a copy: %s lies beside it", real, beside[0].name)
         with scratch.temporary_folder(work) as folder:
@@ -218,9 +197,9 @@ def _traceless_source(path: Path, work: Path | None) -> Iterator[tuple[str, int,
                     raise TemporaryCopyFailed(path=path, folder=scratch.temporary_root(), reason=reason) from error
                 raise
             if is_whole:
-                yield _uri(copy, mode="rw"), _READ_COPY, (real, *beside)
+                yield untrusted_sqlite.database_uri(copy, mode="rw"), _READ_COPY, (real, *beside)
                 return
-    yield _uri(real, mode="ro", immutable=1), _READ_ONLY, (real,)
+    yield untrusted_sqlite.database_uri(real, mode="ro", immutable=1), _READ_ONLY, (real,)
 
 
 def _guarded(connection: apsw.Connection, files: Iterable[Path], vectors: bool) -> Iterator[apsw.Connection]:
@@ -275,10 +254,10 @@ def open_writable(path: Path, *, create: bool = False) -> Iterator[apsw.Connecti
         apsw.Error: it cannot be opened, or (``create=False``) does not exist.
         OSError: its folder cannot be examined.
     """
-    real = _require_writable_database(path)
+    real = untrusted_sqlite.require_writable_database(path)
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_URI | (apsw.SQLITE_OPEN_CREATE if create else 0)
     flags |= apsw.SQLITE_OPEN_NOFOLLOW
-    connection = apsw.Connection(_uri(real, mode="rwc" if create else "rw"), flags=flags)
+    connection = apsw.Connection(untrusted_sqlite.database_uri(real, mode="rwc" if create else "rw"), flags=flags)
     try:
         untrusted_sqlite.guard_connection(connection)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
@@ -289,41 +268,6 @@ def open_writable(path: Path, *, create: bool = False) -> Iterator[apsw.Connecti
         yield connection
     finally:
         connection.close(force=True)
-
-
-def _refuse_special_file(path: Path) -> None:
-    """Raise if opening the file would block SQLite: a pipe without a writer, a terminal.
-
-    Raises:
-        apsw.CantOpenError
-    """
-    try:
-        mode = file_paths.stat(path).st_mode
-    except OSError:
-        # SQLite itself will report the problem.
-        return
-    if stat.S_ISDIR(mode):
-        # SQLite opens a folder, and fails at the first page.
-        raise apsw.CantOpenError(tr("unable to open database file"))
-    if not stat.S_ISREG(mode):
-        raise apsw.CantOpenError(tr("{name} is not a file", name=path.name))
-
-
-def _require_writable_database(path: Path) -> Path:
-    """Return the resolved path of a database that may be written to."""
-    real = writable.require_writable(path)
-    for suffix in ("", *COMPANION_SUFFIXES):
-        writable.refuse_link(real.with_name(real.name + suffix), path.with_name(path.name + suffix))
-        _refuse_special_file(real.with_name(real.name + suffix))
-    journal = real.with_name(real.name + "-journal")
-    if is_companion(read_start(journal), "-journal"):
-        try:
-            shared = find_shared_journal(journal)
-        except FileNotFoundError:
-            shared = None  # its writer has just finished
-        if shared is not None:
-            raise JournalNamesAnother(path=journal, named=Path(shared))
-    return real
 
 
 @contextmanager
@@ -346,71 +290,6 @@ def open_in_memory() -> Iterator[apsw.Connection]:
         yield connection
     finally:
         connection.close(force=True)
-
-
-# Lock files: SQLite's lock on an empty file. It needs neither ``fcntl`` nor hard links, and ends with its process.
-
-
-class LockHeld(Exception):
-    """Another process holds the lock."""
-
-
-@contextmanager
-def hold_lock(path: Path, *, is_kept: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Hold a lock file within the context: created at the beginning, removed at the end.
-
-    Args:
-        path: the lock file.
-        is_kept: called at the end; the file is not removed if it returns True.
-
-    Raises:
-        LockHeld: another process holds it.
-        apsw.Error: it cannot be created, or its file system has no locks.
-    """
-    with ExitStack() as stack:
-        # Writable only for a moment: processes started later may change what their own command line names, and nothing
-        # else.
-        with writable.allow_writes(path.parent, entries_only=True):
-            db = stack.enter_context(open_writable(path, create=True))
-        db.set_busy_timeout(0)
-        try:
-            number_before = _file_number(path)
-            db.execute("BEGIN EXCLUSIVE")
-            # The process that held it may have removed it since; then locking it excludes no other process.
-            is_held = _file_number(path) != number_before
-        except (apsw.BusyError, FileNotFoundError):
-            is_held = True
-        if is_held:
-            raise LockHeld
-        try:
-            yield
-        finally:
-            if not is_kept():
-                with writable.allow_writes(path.parent, entries_only=True):
-                    _remove_lock_file(path, stack)
-
-
-def _file_number(path: Path) -> int:
-    return path.stat().st_ino
-
-
-def _remove_lock_file(path: Path, stack: ExitStack) -> None:
-    """Remove the lock file while it is locked; on Windows, which refuses that, right after closing it."""
-    if os.name != "nt":
-        try:
-            durable.remove(path, missing_ok=True, wait=_do_not_wait)
-        except PermissionError:
-            pass
-        else:
-            return
-    stack.close()
-    # The next process may have opened it already, and will remove it.
-    with contextlib.suppress(PermissionError):
-        durable.remove(path, missing_ok=True, wait=_do_not_wait)
-
-
-def _do_not_wait(_: float) -> None:
-    """Try again at once."""
 
 
 # Detecting that a file was written to while it was read. A source is opened as if no program wrote to it, which leaves

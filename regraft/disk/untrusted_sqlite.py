@@ -11,16 +11,18 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
+from urllib.parse import quote
 
 import apsw
 
-from regraft.disk import durable, file_paths, links
-from regraft.errors import OtherRowsChanged, RowsMayBeRefused, SchemaForeign
+from regraft.disk import durable, file_paths, links, writable
+from regraft.errors import JournalNamesAnother, OtherRowsChanged, RowsMayBeRefused, SchemaForeign
 from regraft.language import join_list, tr
 from regraft.text import decode_utf8
 
@@ -41,6 +43,67 @@ _LEAST_LENGTH = 64 << 20
 _GROWTH = 4
 #: How strongly a file system may compress a file.
 _PACKED = 16
+
+
+#: SQLite's VFS for Windows that opens extended paths of any length; the default one ends at 1,040 bytes.
+_LONG_PATHS = "win32-longpath"
+
+
+def database_uri(path: PurePath, **options: object) -> str:
+    r"""Return the URI that opens a file, on Windows of a drive, a share, or an extended path (``\\?\``).
+
+    A share's name follows four slashes: after two, SQLite expects a host and accepts only ``localhost``.
+    """
+    absolute = Path(file_paths.extended_path(path.absolute())) if isinstance(path, Path) else path
+    place = quote(os.fsencode(absolute.as_posix()), safe="/:")
+    if isinstance(absolute, PureWindowsPath):
+        place = f"//{place}" if absolute.drive.startswith("\\\\") else f"///{place}"
+        if absolute.drive.startswith("\\\\?\\") and _LONG_PATHS in apsw.vfs_names():
+            options = {**options, "vfs": _LONG_PATHS}
+    query = "&".join(f"{key}={value}" for key, value in options.items())
+    return f"file:{place}?{query}"
+
+
+def refuse_special_file(path: Path) -> None:
+    """Raise if opening the file would block SQLite: a pipe without a writer, a terminal.
+
+    Raises:
+        apsw.CantOpenError
+    """
+    try:
+        mode = file_paths.stat(path).st_mode
+    except OSError:
+        # SQLite itself will report the problem.
+        return
+    if stat.S_ISDIR(mode):
+        # SQLite opens a folder, and fails at the first page.
+        raise apsw.CantOpenError(tr("unable to open database file"))
+    if not stat.S_ISREG(mode):
+        raise apsw.CantOpenError(tr("{name} is not a file", name=path.name))
+
+
+def require_writable_database(path: Path) -> Path:
+    """Return the resolved path of a database that may be written to.
+
+    Raises:
+        LinkInStore, OutsideStore: it may not be written to.
+        JournalNamesAnother: SQLite would remove another file with its journal.
+        apsw.CantOpenError: it is a folder, a pipe or a device.
+        OSError: its folder cannot be examined.
+    """
+    real = writable.require_writable(path)
+    for suffix in ("", *COMPANION_SUFFIXES):
+        writable.refuse_link(real.with_name(real.name + suffix), path.with_name(path.name + suffix))
+        refuse_special_file(real.with_name(real.name + suffix))
+    journal = real.with_name(real.name + "-journal")
+    if is_companion(read_start(journal), "-journal"):
+        try:
+            shared = find_shared_journal(journal)
+        except FileNotFoundError:
+            shared = None  # its writer has just finished
+        if shared is not None:
+            raise JournalNamesAnother(path=journal, named=Path(shared))
+    return real
 
 
 def guard_connection(connection: apsw.Connection) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from regraft.disk import durable, links, sqlite, writable
+from regraft.disk import durable, links, lock_files, writable
 from regraft.errors import INTERRUPTED, REFUSED, STOPPED, WORTH_READING, SourceNotFound, WrongUsage
 from regraft.fleet.engine import BaseResult, RowCounts, Task, TaskResult
 from regraft.fleet.jobs import COMMAND_FORMS, CommandForm
@@ -195,8 +195,8 @@ def lock_results(results: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(sqlite.hold_lock(result_files(results)[3]))
-        except sqlite.LockHeld as error:
+            stack.enter_context(lock_files.hold_lock(result_files(results)[3]))
+        except lock_files.LockHeld as error:
             problem = tr("another regraft process is using {path}", path=results)
             raise WrongUsage(problem=problem, hint=tr("wait for it, or use another file")) from error
         yield

@@ -28,7 +28,7 @@ import apsw
 import msgspec
 
 from checks.cherry_v2 import findings as v2
-from regraft.disk import durable, file_paths, links, scratch, sqlite, untrusted_sqlite, writable
+from regraft.disk import durable, file_paths, links, lock_files, scratch, sqlite, untrusted_sqlite, writable
 from regraft.disk.checksums import update_in_background
 from regraft.disk.trees import ZipTree
 from regraft.disk.zip_directory import LONGEST_NAME, MOST_PARTS
@@ -299,8 +299,8 @@ def _new_part_file(target: Path) -> Iterator[Path]:
     path = _part_path(target)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(sqlite.hold_lock(target.with_name(f".{target.name}.regraft-lock")))
-        except sqlite.LockHeld as error:
+            stack.enter_context(lock_files.hold_lock(target.with_name(f".{target.name}.regraft-lock")))
+        except lock_files.LockHeld as error:
             raise TargetLocked(path=target) from error
         except apsw.IOError:
             path = path.with_name(f"{path.name}-{secrets.token_hex(4)}")

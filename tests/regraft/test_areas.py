@@ -138,7 +138,7 @@ def test_a_journal_may_go_while_a_file_is_opened(store: Path, monkeypatch: pytes
         journal.unlink(missing_ok=True)
         return look(seen)
 
-    monkeypatch.setattr(sqlite, "find_shared_journal", late)
+    monkeypatch.setattr(untrusted_sqlite, "find_shared_journal", late)
     with writable.allow_writes(store), sqlite.open_writable(path) as db:
         assert db.execute("PRAGMA quick_check").get == "ok"
     assert not journal.exists()

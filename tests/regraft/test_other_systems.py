@@ -20,7 +20,7 @@ from faults import posix
 from migrators.pipeline import preflight
 from regraft import identity
 from regraft.cli import output
-from regraft.disk import durable, file_paths, links, sqlite, writable
+from regraft.disk import durable, file_paths, links, lock_files, sqlite, untrusted_sqlite, writable
 from regraft.errors import TargetOverlapsSource
 from regraft.fleet import manifest
 from regraft.formats.cherry_v1 import profile
@@ -53,13 +53,15 @@ def by_path(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_sqlite_is_given_each_kind_of_path(path: Any, address: str) -> None:
-    assert sqlite._uri(path, mode="ro") == address
+    assert untrusted_sqlite.database_uri(path, mode="ro") == address
 
 
 def test_long_paths_of_windows_take_the_layer_of_sqlite_that_opens_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite.apsw, "vfs_names", lambda: ["win32", "win32-longpath"])
-    assert sqlite._uri(PureWindowsPath(r"\\?\C:\x"), mode="ro").endswith("?mode=ro&vfs=win32-longpath")
-    assert "vfs" not in sqlite._uri(PureWindowsPath(r"C:\x"), mode="ro")
+    assert untrusted_sqlite.database_uri(PureWindowsPath(r"\\?\C:\x"), mode="ro").endswith(
+        "?mode=ro&vfs=win32-longpath"
+    )
+    assert "vfs" not in untrusted_sqlite.database_uri(PureWindowsPath(r"C:\x"), mode="ro")
 
 
 @pytest.mark.parametrize(
@@ -259,9 +261,9 @@ def test_a_share_that_knows_no_full_flush_is_flushed_as_far_as_it_can(
 
 def test_a_lock_file_excludes_a_second_process_and_goes_with_the_first(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with sqlite.hold_lock(path), pytest.raises(sqlite.LockHeld), sqlite.hold_lock(path):
+    with lock_files.hold_lock(path), pytest.raises(lock_files.LockHeld), lock_files.hold_lock(path):
         pass
-    with sqlite.hold_lock(path):
+    with lock_files.hold_lock(path):
         assert path.exists()
     assert not path.exists()
 
@@ -283,7 +285,7 @@ def test_a_lock_file_that_cannot_be_removed_while_it_is_open_is_removed_afterwar
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("the system does not list open files")
     monkeypatch.setattr(os, "unlink", unlink)
-    with sqlite.hold_lock(path):
+    with lock_files.hold_lock(path):
         pass
     assert not path.exists()
 

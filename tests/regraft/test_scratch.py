@@ -20,7 +20,7 @@ from harness import NOW, run
 from planted_v1 import whole
 from planted_v2 import KB, index, run_sql
 
-from regraft.disk import durable, scratch, sqlite, writable
+from regraft.disk import durable, lock_files, scratch, writable
 
 #: Makes a temporary folder with a file in it, says so, and keeps it until it is told to end.
 KEEPER = """
@@ -106,9 +106,9 @@ def test_a_folder_is_private_and_goes_with_its_context(root: Path) -> None:
 
 def sqlite_is_held(lock: Path) -> bool:
     try:
-        with sqlite.hold_lock(lock):
+        with lock_files.hold_lock(lock):
             return False
-    except sqlite.LockHeld:
+    except lock_files.LockHeld:
         return True
 
 
@@ -160,7 +160,7 @@ def test_a_file_system_without_locks_still_has_temporary_folders(root: Path, mon
         raise OSError("no locks available")
         yield
 
-    monkeypatch.setattr(sqlite, "hold_lock", refuse)
+    monkeypatch.setattr(lock_files, "hold_lock", refuse)
     with scratch.temporary_folder() as folder:
         # It has not the name of a leftover.
         assert not folder.parent.name.startswith("regraft-run-")

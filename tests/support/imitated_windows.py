@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from regraft.disk import durable, file_paths, sqlite, writable
+from regraft.disk import durable, file_paths, untrusted_sqlite, writable
 from regraft.processes import pool
 
 #: The longest path, in characters, without the prefix.
@@ -237,5 +237,7 @@ def _patch_modules(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(durable.time, "sleep", lambda _: None)
     # A process that is started would be one of Linux.
     patch.setattr(pool, "can_start_processes", lambda: False)
-    uri = sqlite._uri
-    patch.setattr(sqlite, "_uri", lambda path, **options: uri(path, **options).replace("%5C%5C%3F%5C", ""))
+    uri = untrusted_sqlite.database_uri
+    patch.setattr(
+        untrusted_sqlite, "database_uri", lambda path, **options: uri(path, **options).replace("%5C%5C%3F%5C", "")
+    )

@@ -14,7 +14,7 @@ from extras import needs, optional
 from harness import run_as_given, snapshot
 
 from regraft.cli.fleet import parse_library_options as parse
-from regraft.disk import sqlite
+from regraft.disk import lock_files
 from regraft.errors import WrongUsage
 from regraft.fleet import results
 from regraft.fleet.engine import BaseResult, LibrarySummary, PendingTask, RowCounts, Task, TaskError, TaskResult
@@ -285,7 +285,7 @@ def test_a_lock_that_another_one_has_made_anew_is_not_had(tmp_path: Path, monkey
     out = tmp_path / "out.parquet"
     with monkeypatch.context() as patched:
         numbers = iter([1, 2])
-        patched.setattr(sqlite, "_file_number", lambda _: next(numbers))
+        patched.setattr(lock_files, "_file_number", lambda _: next(numbers))
         with pytest.raises(WrongUsage, match="another regraft process is using"), results.lock_results(out):
             pass
     with results.lock_results(out):

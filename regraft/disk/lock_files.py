@@ -1,0 +1,92 @@
+"""Lock files: SQLite's lock on an empty file.
+
+It needs neither ``fcntl`` nor hard links, works between containers that share a folder, and ends with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import apsw
+
+from regraft.disk import durable, untrusted_sqlite, writable
+
+_FLAGS = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOFOLLOW
+
+
+class LockHeld(Exception):
+    """Another process holds the lock."""
+
+
+@contextmanager
+def hold_lock(path: Path, *, is_kept: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Hold a lock file within the context: created at the beginning, removed at the end.
+
+    Args:
+        path: the lock file.
+        is_kept: called at the end; the file is not removed if it returns True.
+
+    Raises:
+        LockHeld: another process holds it.
+        apsw.Error: it cannot be created, or its file system has no locks.
+    """
+    with ExitStack() as stack:
+        # Writable only for a moment: processes started later may change what their own command line names, and nothing
+        # else.
+        with writable.allow_writes(path.parent, entries_only=True):
+            db = stack.enter_context(_open(path))
+        try:
+            number_before = _file_number(path)
+            db.execute("BEGIN EXCLUSIVE")
+            # The process that held it may have removed it since; then locking it excludes no other process.
+            is_held = _file_number(path) != number_before
+        except (apsw.BusyError, FileNotFoundError):
+            is_held = True
+        if is_held:
+            raise LockHeld
+        try:
+            yield
+        finally:
+            if not is_kept():
+                with writable.allow_writes(path.parent, entries_only=True):
+                    _remove_lock_file(path, stack)
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[apsw.Connection]:
+    """Open a lock file, created if missing; do not wait for other processes."""
+    real = untrusted_sqlite.require_writable_database(path)
+    connection = apsw.Connection(untrusted_sqlite.database_uri(real, mode="rwc"), flags=_FLAGS)
+    try:
+        untrusted_sqlite.guard_connection(connection)
+        connection.set_busy_timeout(0)
+        yield connection
+    finally:
+        connection.close(force=True)
+
+
+def _file_number(path: Path) -> int:
+    return path.stat().st_ino
+
+
+def _remove_lock_file(path: Path, stack: ExitStack) -> None:
+    """Remove the lock file while it is locked; on Windows, which refuses that, right after closing it."""
+    if os.name != "nt":
+        try:
+            durable.remove(path, missing_ok=True, wait=_do_not_wait)
+        except PermissionError:
+            pass
+        else:
+            return
+    stack.close()
+    # The next process may have opened it already, and will remove it.
+    with contextlib.suppress(PermissionError):
+        durable.remove(path, missing_ok=True, wait=_do_not_wait)
+
+
+def _do_not_wait(_: float) -> None:
+    """Try again at once."""
