@@ -54,6 +54,8 @@ TESTS = {
         "tests/migrators/test_resume.py",
         "tests/migrators/test_salvage.py",
     ),
+    "migrators/pipeline/source_files": ("tests/migrators/test_helping.py", "tests/migrators/test_items.py"),
+    "migrators/pipeline/workers": ("tests/migrators/test_jobs.py", "tests/migrators/test_salvage.py"),
     "repair/changes/": (
         "tests/repair/test_outdated_plans.py",
         "tests/repair/test_undo.py",

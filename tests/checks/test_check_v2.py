@@ -477,3 +477,21 @@ def test_of_the_migrated_sample_only_the_base_that_was_cut_off_is_named(tmp_path
 def test_a_migration_of_a_golden_case_audits_clean(golden: Any, tmp_path: Path) -> None:
     assert run("migrate", golden("basic") / "v1", "--to", tmp_path / "library", "-q").status == 0
     assert graver_than_notes(tmp_path / "library") == []
+
+
+def test_without_a_catalog_only_files_at_the_top_are_missed(store: Path, tmp_path: Path) -> None:
+    """A path with a folder may be virtual: the items that would tell are in the catalog."""
+    alone = tmp_path / "alone" / KB
+    shutil.copytree(store / "KnowledgeBase" / KB, alone)
+    shutil.rmtree(alone / "raw")
+    place = alone / ".cherry" / "index.sqlite"
+    with closing(apsw.Connection(str(place))) as db:
+        paths = [
+            str(path) for (path,) in db.execute("SELECT relative_path FROM material WHERE relative_path <> material_id")
+        ]
+    at_top = [path for path in paths if "/" not in path]
+    assert at_top
+    [missing] = [one for one in run("check", alone, "--json").document["findings"] if one["name"] == "raw.missing"]
+    assert missing["count"] == len(at_top)
+    run_sql(place, "UPDATE material SET relative_path = 'folder/' || relative_path WHERE relative_path <> material_id")
+    assert "raw.missing" not in {one["name"] for one in run("check", alone, "--json").document["findings"]}

@@ -378,3 +378,20 @@ def test_runs_on_two_targets_do_not_mind_each_other(source: Source, alone: Path,
         output_of(process)
     assert process.returncode == 1
     assert library(tmp_path / "one") == library(tmp_path / "two") == library(alone)
+
+
+def test_the_progress_of_a_process_adds_up_however_rarely_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, sent = [10.0], []
+    monkeypatch.setattr(workers.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(workers.pool, "report_progress", sent.append)
+    sender = workers._ProgressSender("alpha")
+    steps = [(1.0, 10), (2.0, 20), (4.0, 40), (8.0, 80)]
+    for number, step in enumerate(steps):
+        sender.step(*step)
+        # A person sees nothing of what comes sooner; after the third step, the time has come.
+        clock[0] += workers._PROGRESS_SECONDS / 4 if number < 2 else workers._PROGRESS_SECONDS
+    sender.send()
+    assert {label for label, _, _ in sent} == {"alpha"}
+    assert sum(rows for _, rows, _ in sent) == 15.0
+    assert sum(size for _, _, size in sent) == 150
+    assert 1 < len(sent) < len(steps) + 1

@@ -160,6 +160,20 @@ def hot(folder: Path, named: Path) -> Path:
     return path
 
 
+def test_a_copy_of_a_journal_names_no_other_file(store: Path, victim: Path) -> None:
+    path = hot(store, victim / "file")
+    journal, copy = Path(f"{path}-journal"), store / "copy.sqlite"
+    assert untrusted_sqlite.find_shared_journal(journal) == str(victim / "file")
+    with writable.allow_writes(store), untouched(victim):
+        durable.copy_file(path, copy)
+        assert untrusted_sqlite.copy_companion(journal, copy, "-journal")
+        assert untrusted_sqlite.find_shared_journal(Path(f"{copy}-journal")) is None
+        # The transaction itself is in the copy, and is rolled back.
+        with sqlite.open_writable(copy) as db:
+            assert db.execute("SELECT x FROM t").get == 1
+    assert untrusted_sqlite.find_shared_journal(journal) == str(victim / "file")
+
+
 # --- several roots ---------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from whole_rsclaw import FULL_TEXT, full_text
 
 from regraft.disk import sqlite
 from repair.changes.files import copy_database
-from repair.changes.plan import Change, FileChange
+from repair.changes.plan import Change, FileChange, Plan
 from repair.changes.store import Store
 
 
@@ -106,3 +106,31 @@ def test_an_undo_whose_plan_is_outdated_is_refused(tmp_path: Path) -> None:
     done = undo(store.root)
     assert [one["subject"] for one in done["left"]] == ["idx/tantivy"]
     assert (store.root / FULL_TEXT).read_bytes() == new
+
+
+def test_two_plans_become_one_with_all_that_either_does() -> None:
+    """Also what each was made from: a run is refused if a file of either plan was changed since."""
+    one, other, both = plan_of("a"), plan_of("b"), Plan()
+    both.add(one)
+    both.add(other)
+    for name in ("changes", "left", "expired", "expiring", "reclaims", "salvaged"):
+        assert getattr(both, name) == getattr(one, name) + getattr(other, name), name
+    for name in ("resolves", "new_bases", "read", "bodies"):
+        assert getattr(both, name) == getattr(one, name) | getattr(other, name), name
+
+
+def plan_of(name: str) -> Plan:
+    """Return a plan with something of each kind."""
+    made: Any = name
+    return Plan(
+        changes=[made],
+        left=[made],
+        expired=[made],
+        expiring=[made],
+        reclaims=[made],
+        salvaged=[made],
+        resolves={("finding", name)},
+        new_bases={name: frozenset()},
+        read={name: (1, 2, 3)},
+        bodies={name: lambda: iter(())},
+    )
