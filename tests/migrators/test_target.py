@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from faults import line, said, untouched
 from harness import REPO, run, snapshot
+from planted_v1 import whole
 
 from regraft.errors import REFUSED, STOPPED
 from regraft.report import html as report_html
@@ -202,3 +203,16 @@ def test_without_a_command_the_help_is_shown() -> None:
     assert done.status == REFUSED
     assert done.stdout.startswith("Usage: regraft ")
     assert "migrate" in done.stdout
+
+
+def test_a_refused_run_leaves_no_folder_that_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Space is checked when the plan is known, after the library is locked."""
+    source = whole(tmp_path / "v1")
+    (tmp_path / "mine").mkdir()
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    for target in (tmp_path / "mine" / "made" / "deep" / "library", tmp_path / "made"):
+        refused = run("migrate", source, "--to", target, "--json")
+        assert (refused.status, refused.document["error"]["code"]) == (2, "NotEnoughSpace")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "v1"]
+        assert list((tmp_path / "mine").iterdir()) == []

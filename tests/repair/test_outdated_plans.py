@@ -16,6 +16,7 @@ from toys import INDEX, change, contents, undo
 from whole_rsclaw import FULL_TEXT, full_text
 
 from regraft.disk import sqlite
+from repair.changes import files
 from repair.changes.files import copy_database
 from repair.changes.plan import Change, FileChange, Plan
 from repair.changes.store import Store
@@ -134,3 +135,19 @@ def plan_of(name: str) -> Plan:
         read={name: (1, 2, 3)},
         bodies={name: lambda: iter(())},
     )
+
+
+@pytest.mark.parametrize("fingerprint", [files.fingerprint, files.bytes_fingerprint])
+@pytest.mark.parametrize("name", [INDEX, toys.RAW, f"{toys.RAW}/a.txt", "missing"])
+def test_a_later_change_is_recognized_by_either_fingerprint(store: Path, fingerprint: Any, name: str) -> None:
+    path = store / name
+    mark = fingerprint(path)
+    assert not files.is_changed(path, mark)
+    if name == INDEX:
+        toys.write(path, "UPDATE meta SET updated_at = 77")
+    elif path.is_dir():
+        (path / "a.txt").write_text("another text")
+    else:
+        path.write_text("another text")
+    assert files.is_changed(path, mark)
+    assert not files.is_changed(path, fingerprint(path))
