@@ -311,6 +311,25 @@ def test_a_folder_without_any_row_or_file_goes(store: Path) -> None:
     assert done_by(gc(store)) == ["trash-folder"]
 
 
+def test_a_folder_that_was_to_go_and_is_still_there_takes_the_run_back(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second audit finds it: gc has promised that no such folder remains."""
+    a_folder_of_nobody(store)
+    an_old_stray_file(store)
+    real = gc_files.move_to_trash
+
+    def move_another(opened: Any, path: Path, *more: Any) -> Any:
+        return real(opened, index(store).parent.parent / "raw" / "stray.bin" if path.name == NEW_BASE else path, *more)
+
+    before = {path: path.read_bytes() for path in (store / KNOWLEDGE).rglob("*") if path.is_file()}
+    with monkeypatch.context() as patched:
+        patched.setattr(gc_files, "move_to_trash", move_another)
+        said(run("gc", store, "--only", "index.orphan", "--json"), "NotMended", 3)
+    assert {path: path.read_bytes() for path in (store / KNOWLEDGE).rglob("*") if path.is_file()} == before
+    assert "trash-folder" in done_by(gc(store, "--only", "index.orphan"))
+
+
 def test_without_a_catalog_files_and_folders_stay(store: Path, tmp_path: Path) -> None:
     EVERYTHING(store)
     alone = tmp_path / "alone" / KB
