@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from migrators.pipeline import run
-from migrators.pipeline.session import Migration
+from migrators.pipeline.run import LibraryPlan
+from migrators.pipeline.session import Migration, Session
 from migrators.pipeline.source import Options, Pipeline
 from regraft.errors import SourceNotMigratable, WrongUsage
 from regraft.kinds import KIND_NAMES, V1_ORPHANS, V1_SOURCES, Kind
@@ -70,6 +71,7 @@ def migrate(
     options: Options,
     progress: Progress,
     show_plan: Callable[[MigrationReport], bool] = lambda _: True,
+    examine: Callable[[LibraryPlan, Session, MigrationReport], None] = lambda *_: None,
 ) -> Migration:
     """Migrate a source with the pipeline of its layout; see :func:`migrators.pipeline.run.migrate`.
 
@@ -77,7 +79,7 @@ def migrate(
         WrongUsage: an option does not apply to the source.
     """
     pipeline = _select_pipeline(source, options)
-    return run.migrate(pipeline, source, target, options, progress, show_plan)
+    return run.migrate(pipeline, source, target, options, progress, show_plan, examine)
 
 
 def _select_pipeline(source: Located, options: Options, *, is_plan_only: bool = False) -> Pipeline:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from regraft.api import install as install
     from regraft.api import list_embedders as list_embedders
     from regraft.api import migrate as migrate
+    from regraft.api import migrate_into_profile as migrate_into_profile
     from regraft.api import pack as pack
     from regraft.api import rebuild as rebuild
     from regraft.api import recall as recall
@@ -56,6 +57,7 @@ _FUNCTIONS = frozenset(
         "install",
         "list_embedders",
         "migrate",
+        "migrate_into_profile",
         "pack",
         "rebuild",
         "recall",

@@ -548,6 +548,15 @@ class StoppedMidway(RegraftError, OSError):
     exit_status = STOPPED
 
 
+class InstallationStopped(RegraftError, OSError):
+    message = (
+        "{path}: the migrated bases could not be installed: {reason}. The profile is as it was, and the library "
+        "{library} is complete; run the same command again to install it."
+    )
+
+    exit_status = STOPPED
+
+
 class StoppedBySystem(RegraftError, OSError):
     message = "Stopped by the system: {reason}."
 

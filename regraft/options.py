@@ -62,6 +62,10 @@ RecreateModel = Annotated[
     tuple[str, ...],
     _option(tr("Migrate bases of model ID, which v1 no longer lists: the model is created again."), "ID"),
 ]
+RecreateProvider = Annotated[
+    tuple[str, ...], _option(tr("Create this provider if the profile lacks it: disabled, without keys."), "ID")
+]
+AsNew = Annotated[bool, _option(tr("Install a base that exists already as a new base beside it."))]
 AdoptOrphans = Annotated[
     bool,
     _option(tr("v1: make a base of each vector file that no base names; --map-model FILE=MODEL names its model.")),
@@ -247,6 +251,13 @@ class MigrateOptions(Options, frozen=True, kw_only=True):
     now_ms: RunTime = None
 
 
+class ProfileMigrationOptions(MigrateOptions, frozen=True, kw_only=True):
+    """Options of ``regraft migrate --profile``: those of a migration, and those of the installation that follows."""
+
+    recreate_provider: RecreateProvider = ()
+    as_new: AsNew = False
+
+
 class ImportOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of ``regraft import``."""
 
@@ -352,10 +363,8 @@ class InstallOptions(ChangeOptions, frozen=True, kw_only=True):
 
     map_model: MapModel = {}
     recreate_model: RecreateModel = ()
-    recreate_provider: Annotated[
-        tuple[str, ...], _option(tr("Create this provider if the profile lacks it: disabled, without keys."), "ID")
-    ] = ()
-    as_new: Annotated[bool, _option(tr("Install a base that exists already as a new base beside it."))] = False
+    recreate_provider: RecreateProvider = ()
+    as_new: AsNew = False
     name: Annotated[str | None, _option(tr("The name of the installed base; for one base only."), "NAME")] = None
     external_as_files: Annotated[
         bool, _option(tr("Install documents that a newer application syncs from a service as files."))
@@ -487,6 +496,7 @@ OPTIONS: dict[str, type[msgspec.Struct]] = {
     "inspect": InspectOptions,
     "install": InstallOptions,
     "migrate": MigrateOptions,
+    "migrate-into-profile": ProfileMigrationOptions,
     "pack": PackOptions,
     "rebuild": RebuildOptions,
     "recall": RecallOptions,

@@ -5,7 +5,7 @@ Only the staging folder is written to, so a failure leaves nothing in the librar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,7 +130,7 @@ def write_base(
     index_hash, raw_hash = _verify_and_flush(writer, written, staging, pool)
     size = file_paths.stat(staging / INDEX_FILE).st_size if written else 0
     return WrittenBase(
-        record=writer.record(),
+        record=base_record(plan, now_ms),
         paths=writer.paths(),
         tallies=written.tallies if written else None,
         index_bytes=size,
@@ -375,47 +375,49 @@ class _BaseWriter:
 
     # --- catalog ---------------------------------------------------------------------------------------------------
 
-    def record(self) -> BaseRecord:
-        """Return the catalog rows of the base, without its items."""
-        plan, draft = self._plan, self._plan.draft
-        choices = [choice for choice in (draft.embedding, draft.rerank) if choice.model and choice.provider]
-        return BaseRecord(
-            base=BaseRow(
-                id=draft.id,
-                name=draft.name,
-                dimensions=plan.dimensions,
-                embedding_model_id=draft.embedding.id,
-                status="failed" if plan.error else "completed",
-                error=plan.error,
-                rerank_model_id=draft.rerank.id,
-                file_processor_id=draft.file_processor_id,
-                chunk_size=draft.settings.chunk_size,
-                chunk_overlap=draft.settings.chunk_overlap,
-                threshold=draft.settings.threshold,
-                document_count=draft.settings.document_count,
-                chunk_strategy=draft.settings.chunk_strategy,
-                chunk_separator=draft.settings.chunk_separator,
-                created_at=self._time_or_now(draft.created_at),
-                updated_at=self._time_or_now(draft.updated_at),
-            ),
-            models=tuple(choice.model for choice in choices if choice.model),
-            providers=tuple(choice.provider for choice in choices if choice.provider),
-            now_ms=self._now,
-        )
-
     def paths(self) -> dict[int, str]:
         """Return the paths of the snapshots by position of their item."""
         return {position: path for position, (_, path) in self._snapshots.items()}
 
-    def _time_or_now(self, value: int | None) -> int:
-        return self._now if value is None else value
+
+def base_record(plan: BasePlan, now_ms: int) -> BaseRecord:
+    """Return the catalog rows of a base, without its items."""
+    draft = plan.draft
+    choices = [choice for choice in (draft.embedding, draft.rerank) if choice.model and choice.provider]
+    return BaseRecord(
+        base=BaseRow(
+            id=draft.id,
+            name=draft.name,
+            dimensions=plan.dimensions,
+            embedding_model_id=draft.embedding.id,
+            status="failed" if plan.error else "completed",
+            error=plan.error,
+            rerank_model_id=draft.rerank.id,
+            file_processor_id=draft.file_processor_id,
+            chunk_size=draft.settings.chunk_size,
+            chunk_overlap=draft.settings.chunk_overlap,
+            threshold=draft.settings.threshold,
+            document_count=draft.settings.document_count,
+            chunk_strategy=draft.settings.chunk_strategy,
+            chunk_separator=draft.settings.chunk_separator,
+            created_at=now_ms if draft.created_at is None else draft.created_at,
+            updated_at=now_ms if draft.updated_at is None else draft.updated_at,
+        ),
+        models=tuple(choice.model for choice in choices if choice.model),
+        providers=tuple(choice.provider for choice in choices if choice.provider),
+        now_ms=now_ms,
+    )
 
 
 def catalog_rows(plan: BasePlan, written: WrittenBase) -> Iterator[ItemRow]:
     """Yield the catalog rows of a base's items."""
-    now_ms = written.record.now_ms
+    return planned_rows(plan, written.paths, written.record.now_ms)
+
+
+def planned_rows(plan: BasePlan, paths: Mapping[int, str], now_ms: int) -> Iterator[ItemRow]:
+    """Yield the catalog rows of a base's items; ``paths`` are those of snapshots, by position of their item."""
     for position, item in enumerate(plan.items):
-        path = written.paths.get(position)
+        path = paths.get(position)
         data = item.data if path is None else {**item.data, "relativePath": path}
         repaired = {key: replace_surrogates(value) for key, value in data.items()}
         yield ItemRow(

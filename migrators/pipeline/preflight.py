@@ -48,7 +48,7 @@ from regraft.stores.locate import Located
 from regraft.text import format_bytes
 
 #: Files that file managers create in otherwise empty folders.
-_IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini"}
+IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini"}
 #: Bytes of tables and indexes for one row, without its text and vector.
 ROW_BYTES = 1_300
 #: Bytes of an empty index.
@@ -106,7 +106,7 @@ def _list_names(target: Path) -> list[str]:
     if not target.is_dir():
         return []
     try:
-        return sorted({entry.name for entry in target.iterdir()} - _IGNORED)
+        return sorted({entry.name for entry in target.iterdir()} - IGNORED)
     except OSError as error:
         raise TargetNotWritable(path=target, reason=error.strerror or error) from error
 

@@ -44,6 +44,7 @@ def migrate(
     options: Options,
     progress: Progress,
     show_plan: Callable[[MigrationReport], bool] = lambda _: True,
+    examine: Callable[[LibraryPlan, Session, MigrationReport], None] = lambda *_: None,
 ) -> Migration:
     """Migrate a source to ``target`` and return the report.
 
@@ -54,6 +55,7 @@ def migrate(
         options: the user's options.
         progress: called with rows and bytes.
         show_plan: called with the planned report before anything is written; stops the run by returning False.
+        examine: called with the plan before ``show_plan``, and in a dry run; it may refuse the run by raising an error.
 
     Raises:
         RegraftError: refused (exit status 2), stopped midway (3) or interrupted (130).
@@ -79,11 +81,12 @@ def migrate(
             if at.stands(plan.jobs):
                 return at.without_writing(planned)
             planned = at.with_room(planned, plan.bytes)
+            examine(plan, at, planned)
             if options.dry_run:
                 return at.without_writing(planned)
             if not show_plan(planned):
                 raise Declined(path=target)
-            at.begin(path_text(source.path), plan.jobs)
+            at.begin(path_text(source.path), plan.jobs, options.recorded)
             with contextlib.closing(
                 write_planned_bases(plan, pipeline, source, options, at, progress, helpers, marking)
             ) as written_bases:

@@ -32,6 +32,7 @@ from regraft.formats.cherry_v2.catalog import ItemRow
 from regraft.language import document_in_english, tr
 from regraft.ledger import ledger as ledgers
 from regraft.ledger.ledger import Ledger, LedgerEntry
+from regraft.ledger.values import RecordedAction
 from regraft.report import migration
 from regraft.report.document import Run, encoded
 from regraft.report.migration import MigrationReport, Preflight
@@ -110,10 +111,14 @@ class Session(msgspec.Struct, kw_only=True):
         free = preflight.check_space(self.path, needed)
         return structs.replace(planned, preflight=Preflight(bytes_needed=needed, bytes_free=free))
 
-    def begin(self, origin: str, jobs: Sequence[PlannedBase]) -> None:
-        """Record the run, and update the positions of unchanged bases. ``origin`` is the source's display name."""
+    def begin(self, origin: str, jobs: Sequence[PlannedBase], actions: Sequence[RecordedAction] = ()) -> None:
+        """Record the run and its ``actions``, and update the positions of unchanged bases.
+
+        ``origin`` is the source's display name.
+        """
         self.began, self.jobs = True, jobs
         self._ledger.begin_run(self.run.command, origin, self.run.id)
+        self._ledger.changes.record_actions(self.run.id, actions)
         for job in jobs:
             if job.unchanged is not None and job.unchanged.position != job.position:
                 self.target.update_position(self._ledger, job.base_id, job.position)

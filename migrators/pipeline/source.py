@@ -23,6 +23,7 @@ from regraft.formats.vector_survey import SalvageTally, VectorSurvey
 from regraft.formats.vector_table import VectorTable
 from regraft.identity import replace
 from regraft.language import tr
+from regraft.ledger.values import RecordedAction
 from regraft.report import notices
 from regraft.report.notices import Notice
 from regraft.stores.locate import Located
@@ -192,6 +193,8 @@ class Options(msgspec.Struct, frozen=True):
     adopt_orphans: bool = False
     #: Read every byte that earlier runs published, even if size and time of a file are unchanged.
     verify: bool = False
+    #: Recorded in the ledger of the target with the run.
+    recorded: tuple[RecordedAction, ...] = ()
 
 
 class Duplicate(msgspec.Struct, frozen=True):

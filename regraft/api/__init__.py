@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from regraft.api.embedding import reconcile as reconcile
     from regraft.api.embedding import restore as restore
     from regraft.api.inspection import inspect as inspect
+    from regraft.api.profile import migrate_into_profile as migrate_into_profile
     from regraft.api.queries import compare as compare
     from regraft.api.queries import recall as recall
     from regraft.api.queries import search as search
@@ -52,6 +53,7 @@ _MODULES = {
     "install": "regraft.api.changes",
     "list_embedders": "regraft.api.embedders",
     "migrate": "regraft.api.transfer",
+    "migrate_into_profile": "regraft.api.profile",
     "pack": "regraft.api.transfer",
     "rebuild": "regraft.api.embedding",
     "recall": "regraft.api.queries",

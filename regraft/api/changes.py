@@ -42,12 +42,14 @@ from regraft.text import path_text
 from repair import systems
 from repair.changes import options as planner_options
 from repair.changes import undo as undoing
+from repair.changes.plan import Plan
 from repair.changes.run import ChangeReport, Planner, run_command, undo_run
-from repair.changes.store import open_for_change
+from repair.changes.store import Store, open_for_change
 from repair.changes.undo import HistoryReport
 from repair.cherry_v2 import install as installing
 from repair.cherry_v2 import rescue as rescuing
 from repair.cherry_v2 import upgrade as upgrading
+from repair.cherry_v2.install import made_library
 from repair.cherry_v2.source import open_base_source
 from repair.codex_mem import note_changes as clearing
 from repair.fix import sequence as fixing
@@ -269,8 +271,20 @@ def install_bases(
     *,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
+    library: Path | None = None,
+    is_outline: bool = False,
 ) -> Installation:
-    """Do what :func:`install` does, and name the chosen bases."""
+    """Do what :func:`install` does, and name the chosen bases.
+
+    Args:
+        path: the source of the bases.
+        profile: the profile.
+        options: the user's options.
+        progress: receives the progress.
+        confirm: gets the plan before anything is changed; False stops the run.
+        library: recorded with the run, if the same command has migrated this library.
+        is_outline: whether ``path`` is only the outline of a library that is not written yet.
+    """
     wanted = installing.InstallOptions(
         now_ms=time_or_now(options.now_ms),
         models=parse_model_overrides(options.map_model, options.recreate_model),
@@ -279,9 +293,16 @@ def install_bases(
         name=parse_base_name(options.name),
         external_as_files=options.external_as_files,
         dry_run=options.dry_run,
+        is_outline=is_outline,
     )
     with open_base_source(Path(path), options.kind, options.bases, "install") as source:
-        planner = partial(installing.plan, source=source, options=wanted)
+
+        def planner(store: Store) -> Plan:
+            plan = installing.plan(store, source, wanted)
+            if plan.changes and library is not None:
+                plan.outside.append(made_library.profile_action(library, store.root, len(source.chosen)))
+            return plan
+
         # Kind and bases are about the source; what changes is the profile.
         run_options = ChangeOptions(dry_run=options.dry_run)
         report = _run("install", profile, planner, run_options, progress, confirm, now_ms=options.now_ms)
@@ -341,6 +362,9 @@ def undo(
         RegraftError: any error of ``docs/errors.md``.
     """
     options = merge_options(UndoOptions, options, fields)
+    if not options.dry_run:
+        with open_for_change(Path(path), options.kind, "undo") as store:
+            made_library.remove_leftovers(store.root)
     return undo_run(
         Path(path),
         run,
@@ -348,4 +372,5 @@ def undo(
         dry_run=options.dry_run,
         progress=progress_or_silent(progress),
         show_plan=confirm or _agree,
+        outside_of=made_library.outside_undo,
     )

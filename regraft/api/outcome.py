@@ -35,7 +35,9 @@ def _is_incomplete(report: Report) -> bool:
 
 def _severities(report: Report) -> list[Severity]:
     if isinstance(report, MigrationReport):
-        return [EVERY_CODE[warning.code].severity for warning in report.warnings]
+        installed = getattr(report, "install", None)
+        left = [] if installed is None else [one.severity for one in installed.left]
+        return [*(EVERY_CODE[warning.code].severity for warning in report.warnings), *left]
     return [one.severity for name in ("findings", "left") for one in getattr(report, name, ())]
 
 

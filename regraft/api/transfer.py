@@ -54,7 +54,16 @@ def run_migration(
 
     ``on_open`` gets the recognized source before it is read.
     """
-    wanted = migrators.Options(
+    wanted = migration_options(options)
+    with open_store(Path(source), options.kind, salvage=options.salvage) as found:
+        if on_open is not None:
+            on_open(found)
+        return migrators.migrate(found, Path(to), wanted, progress_or_silent(progress), confirm or _agree)
+
+
+def migration_options(options: MigrateOptions) -> migrators.Options:
+    """Convert the user's options to those of the engine."""
+    return migrators.Options(
         now_ms=time_or_now(options.now_ms),
         model_overrides=parse_model_overrides(options.map_model, options.recreate_model),
         bases=options.bases,
@@ -68,10 +77,6 @@ def run_migration(
         visible_to=options.visible_to,
         verify=options.verify,
     )
-    with open_store(Path(source), options.kind, salvage=options.salvage) as found:
-        if on_open is not None:
-            on_open(found)
-        return migrators.migrate(found, Path(to), wanted, progress_or_silent(progress), confirm or _agree)
 
 
 def _agree(_: migrators.MigrationReport) -> bool:

@@ -211,6 +211,8 @@ class Plan(msgspec.Struct):
     #: Changes of earlier runs whose undo data is deleted, and the actions that report it.
     expired: list[RecordedChange] = msgspec.field(default_factory=list)
     expiring: list[Action] = msgspec.field(default_factory=list)
+    #: What the command did outside of the store, recorded with the run.
+    outside: list[Action] = msgspec.field(default_factory=list)
     #: Index files whose free pages are returned to the disk at the end.
     reclaims: list[Reclaim] = msgspec.field(default_factory=list)
     #: Level of the audit after the run. Files that were copied and verified byte for byte need no deep audit.
@@ -232,6 +234,7 @@ class Plan(msgspec.Struct):
         self.new_bases |= other.new_bases
         self.expired += other.expired
         self.expiring += other.expiring
+        self.outside += other.outside
         self.reclaims += other.reclaims
         self.read |= other.read
         self.salvaged += other.salvaged
@@ -246,7 +249,7 @@ class Plan(msgspec.Struct):
     def actions(self) -> list[Action]:
         """All actions, in the order in which they happen."""
         changes = (action for change in self.changes for action in change.actions)
-        return [*changes, *(reclaim.action for reclaim in self.reclaims), *self.expiring]
+        return [*changes, *(reclaim.action for reclaim in self.reclaims), *self.expiring, *self.outside]
 
     @property
     def bases(self) -> set[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +41,8 @@ from repair.changes.store import Store, exclusive_access, open_for_change, reope
 logger = logging.getLogger(__name__)
 
 Planner = Callable[[Store], Plan]
+#: Recorded actions that changed nothing in the store.
+OUTSIDE_ACTIONS = frozenset({"read-library", "write-library"})
 #: Disk space for the ledger records of a run, in bytes.
 _LEDGER_BYTES = 1 << 20
 
@@ -107,6 +110,20 @@ def shrink_file(root: Path, planned: Reclaim) -> Reclaim:
     )
     freed = max(done.bytes_before - done.bytes_after, 0)
     return replace(planned, action=structs.replace(planned.action, message=message, bytes=freed))
+
+
+class OutsideUndo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the undo of a run does outside of the store.
+
+    ``during`` is entered before the changes in the store are undone. It takes back what it did if that fails.
+    """
+
+    actions: list[Action] = msgspec.field(default_factory=list)
+    during: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def _nothing_outside(_: Store, __: RunRecord) -> OutsideUndo:
+    return OutsideUndo()
 
 
 # --- running a command -----------------------------------------------------------------------------------------------
@@ -188,8 +205,11 @@ def undo_run(
     dry_run: bool = False,
     progress: Progress,
     show_plan: Callable[[ChangeReport], bool] = lambda _: True,
+    outside_of: Callable[[Store, RunRecord], OutsideUndo] = _nothing_outside,
 ) -> ChangeReport:
     """Undo a run: ``run_id``, or the latest run that can be undone. Returns the report.
+
+    ``outside_of`` returns what the undo of the chosen run does outside of the store.
 
     Raises:
         RunUnknown: there is no such run, or it was already undone.
@@ -204,11 +224,13 @@ def undo_run(
         if dry_run:
             with reading_store(store):
                 undo.demand_unchanged(store.root, chosen, dry_run=True)
-            return _undo_report(store, run, chosen, undo.rebuilt_caches(store.root, chosen))
+            rebuilt = undo.rebuilt_caches(store.root, chosen)
+            return _undo_report(store, run, chosen, rebuilt, outside_of(store, chosen))
         with open_session(store) as current:
             chosen = undo.select_run(store.root, store.runs(current.ledger.changes.runs()), run_id)
             rebuilt = undo.rebuilt_caches(store.root, chosen)
-            planned = _undo_report(store, run, chosen, rebuilt)
+            outside = outside_of(store, chosen)
+            planned = _undo_report(store, run, chosen, rebuilt, outside)
             if not show_plan(planned):
                 raise Declined(path=path)
             with exclusive_access(store):
@@ -216,20 +238,23 @@ def undo_run(
                     raise PlanOutdated(path=store.root, reason=tr("it was changed in the meantime"))
                 undo.demand_unchanged(store.root, chosen)
                 current.begin(run, planned.actions)
-                with stage(progress, tr("Undoing"), len(chosen.changes), "files"):
+                with stage(progress, tr("Undoing"), len(chosen.changes), "files"), outside.during():
                     undo.undo_changes(store.root, current.ledger, chosen.run_id)
-        return _undo_report(store, run, chosen, rebuilt)
+        return _undo_report(store, run, chosen, rebuilt, outside)
 
 
-def _undo_report(store: Store, run: Run, chosen: RunRecord, rebuilt: Sequence[RecordedChange]) -> ChangeReport:
+def _undo_report(
+    store: Store, run: Run, chosen: RunRecord, rebuilt: Sequence[RecordedChange], outside: OutsideUndo
+) -> ChangeReport:
     """Report the undone actions, and the caches that stay because their system rebuilt them."""
     actions, kept_paths = [], {change.path for change in rebuilt}
     for made in undo.completed_actions(chosen):
-        if made.subject in kept_paths:
+        if made.subject in kept_paths or made.action in OUTSIDE_ACTIONS:
             continue
         fields = structs.asdict(made)
         message = tr("undo: {message_}", message_=language.translate_text(made.message, current_language()))
         actions.append(Action(**{**fields, "message": message}))
+    actions += outside.actions
     left = []
     for change in rebuilt:
         first_action, _ = change.detail.actions

@@ -56,6 +56,8 @@ from repair.cherry_v2.source import BaseSource
 BASES = f"{DATA_FOLDER}/{KNOWLEDGE_FOLDER}"
 #: Columns that are compared to decide whether an item is the same. Times do not count.
 _ITEM_COLUMNS = ("id", "group_id", "type", "data", "status", "error")
+#: Those of them that an outline has as the library will have them.
+_OUTLINE_COLUMNS = ("id", "type")
 _SAME = tr("the same base")
 #: A path as long as that of the work folder in which a run creates a base.
 _WORK_PATH = f"{'r' * 23}/{'0' * 6}"
@@ -76,6 +78,9 @@ class InstallOptions(msgspec.Struct, frozen=True, kw_only=True):
     external_as_files: bool = False
     #: Whether nothing is written, so that no disk space is needed.
     dry_run: bool = False
+    #: Whether the source is the outline of a library that is not written yet: its indexes have no rows, and its items
+    #: lack the paths of snapshots. What the profile already has cannot be compared with it.
+    is_outline: bool = False
 
 
 def plan(store: Store, source: BaseSource, options: InstallOptions) -> Plan:
@@ -207,6 +212,9 @@ class _Planner:
         if there is None:
             return own
         if there is _SAME and not self._options.as_new:
+            if self._options.is_outline:
+                message = tr("the profile already has base {base}; it stays as it is", base=base)
+                self._leave(base, v2.BASE_EXISTS, message)
             return None
         if not self._options.as_new:
             message = tr(
@@ -239,7 +247,7 @@ class _Planner:
         if file_paths.is_link(place) or (file_paths.exists(place) and not self._is_same_folder(new, place)):
             return tr("a folder of base {id}", id=new.id)
         if self._has_row(new.id):
-            if self._items(self._db, new.id) != self._own_items(new):
+            if self._comparable(self._items(self._db, new.id)) != self._comparable(self._own_items(new)):
                 return tr("base {id}", id=new.id)
             return _SAME if file_paths.exists(place) or not has_files else None
         for row in self._own_items(new):
@@ -251,8 +259,15 @@ class _Planner:
         if new.new_ids is not None:
             # The rows of a copy have other ids. Its row in the profile identifies it.
             return self._has_row(new.id) and file_paths.is_file(place / INDEX_FILE)
+        if self._options.is_outline:
+            return True
         own = self._library.folder(new.origin)
         return file_paths.exists(own) and is_same_base_folder(own, place)
+
+    def _comparable(self, rows: list[Row]) -> list[Row]:
+        """The part of items' rows that is known of the source."""
+        names = _OUTLINE_COLUMNS if self._options.is_outline else _ITEM_COLUMNS
+        return [{name: row[name] for name in names} for row in rows]
 
     def _own_items(self, new: NewBase) -> list[Row]:
         rows = self._items(self._source, new.origin)
@@ -377,9 +392,11 @@ class _Planner:
             return
         size = sum(mark[0] for _, mark in own)
         name = f"{self._bases}/{base.id}"
+        message = tr("copy its folder, {files}", files=format_count(len(own), "file"))
         action = Action(
             action="copy-base",
-            message=tr("copy its folder, {files}", files=format_count(len(own), "file")),
+            # An outline has not all of the files.
+            message=tr("copy its folder") if self._options.is_outline else message,
             base=base.id,
             subject=name,
             count=len(own),

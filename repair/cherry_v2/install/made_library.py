@@ -1,0 +1,237 @@
+"""The library that ``regraft migrate --profile`` leaves beside a profile: how both are tied, and how undo removes it.
+
+The run is recorded in both ledgers. The library's names the profile and the source, the profile's names the library.
+``undo`` of the profile removes the library only if both ledgers agree, no other run wrote to it, every file in it is as
+it was written, and the source that it was migrated from is still there. A copied or forged ledger alone has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+import apsw
+import msgspec
+
+from migrators.pipeline import preflight
+from migrators.pipeline.publication import BaseState, TargetLibrary, base_state, check_base_entries, check_ledger
+from regraft.disk import durable, file_paths, links, untrusted_sqlite, writable
+from regraft.errors import RegraftError
+from regraft.formats.cherry_v2.layout import REPORT_FILE, REPORT_PAGE
+from regraft.language import format_count, tr
+from regraft.ledger import ledger as ledgers
+from regraft.ledger.ledger import FOLDER, Ledger, LedgerEntry, RunRecord
+from regraft.ledger.values import RecordedAction
+from regraft.processes import interrupts
+from regraft.stores.locate import CATALOG_FILE, INDEX_FILE, KNOWLEDGE_FOLDER, RAW_FOLDER
+from regraft.text import path_text, printable
+from repair.changes.plan import Action
+from repair.changes.run import OutsideUndo
+from repair.changes.store import Store
+from repair.changes.undo import undoable_changes
+
+#: Recorded in the ledger of the library.
+FOR_PROFILE, FROM_SOURCE = "for-profile", "from-source"
+#: Recorded in the ledger of the profile: the library that the run wrote, or that an earlier command had written.
+WRITE_LIBRARY, READ_LIBRARY = "write-library", "read-library"
+#: Actions of undo.
+REMOVE_LIBRARY, KEEP_LIBRARY = "remove-library", "keep-library"
+_LAYOUT = {CATALOG_FILE, KNOWLEDGE_FOLDER, REPORT_FILE, REPORT_PAGE, FOLDER}
+_READ_ERRORS = (RegraftError, OSError, apsw.Error, msgspec.MsgspecError, ValueError)
+
+
+def _absolute(path: Path) -> str:
+    return path_text(links.real_path(path.absolute()))
+
+
+def _recorded(action: str, subject: str, message: str, size: int = 0) -> RecordedAction:
+    return RecordedAction(action=action, base=None, subject=subject, count=1, bytes=size, finding=None, message=message)
+
+
+def library_actions(source: Path, profile: Path) -> tuple[RecordedAction, ...]:
+    """What the ledger of the library records of a migration into a profile."""
+    size = file_paths.stat(source).st_size if file_paths.is_file(source) else 0
+    return (
+        _recorded(FOR_PROFILE, _absolute(profile), tr("install it into {path}", path=printable(profile))),
+        _recorded(FROM_SOURCE, _absolute(source), tr("read {path}", path=printable(source)), size),
+    )
+
+
+def profile_action(library: Path, profile: Path, bases: int) -> Action:
+    """What the ledger of the profile records of the library that bases are installed from."""
+    runs = ledgers.read_runs(library)
+    if not runs or _are_made_for(runs, _absolute(profile)):
+        message = tr("write {bases} to the library {path}", bases=format_count(bases, "base"), path=printable(library))
+        return Action(action=WRITE_LIBRARY, subject=_absolute(library), count=bases, message=message)
+    message = tr("read the library {path}, which was there before", path=printable(library))
+    return Action(action=READ_LIBRARY, subject=_absolute(library), count=bases, message=message)
+
+
+def is_made_for(library: Path, profile: Path) -> bool:
+    """Whether all runs that wrote to a library were migrations into this profile."""
+    try:
+        runs = ledgers.read_runs(library)
+    except RegraftError:
+        return False
+    return _are_made_for(runs, _absolute(profile))
+
+
+def is_made_from(library: Path, source: Path) -> bool:
+    """Whether all runs that wrote to a library migrated this source."""
+    try:
+        runs = ledgers.read_runs(library)
+    except RegraftError:
+        return False
+    names = {path_text(source), path_text(source.absolute())}
+    return bool(runs) and all(run.command == "migrate" and run.source in names for run in runs)
+
+
+def _are_made_for(runs: Sequence[RunRecord], profile: str) -> bool:
+    return bool(runs) and all(profile in _subjects(run.actions, FOR_PROFILE) for run in runs)
+
+
+def _subjects(actions: Iterable[RecordedAction], name: str) -> list[str]:
+    return [one.subject for one in actions if one.action == name and one.subject is not None]
+
+
+def find_partial_run(profile: Path) -> str | None:
+    """The id of the latest run in a profile if it is an installation with a library that was stopped midway."""
+    runs = [run for run in ledgers.read_runs(profile) if undoable_changes(run)]
+    last = runs[-1] if runs else None
+    if last is None or last.command != "install" or last.status == "finished":
+        return None
+    names = {action.action for action in last.actions}
+    return last.run_id if names & {WRITE_LIBRARY, READ_LIBRARY} else None
+
+
+# --- undo ------------------------------------------------------------------------------------------------------------
+
+
+def outside_undo(store: Store, run: RunRecord) -> OutsideUndo:
+    """What the undo of a run in a profile does with the library that the run wrote."""
+    subjects = _subjects(run.actions, WRITE_LIBRARY)
+    if not subjects:
+        return OutsideUndo()
+    library = Path(subjects[0])
+    aside = _aside(library, run.run_id)
+    place = library if file_paths.exists(library) or not file_paths.exists(aside) else aside
+    if not file_paths.exists(place):
+        return OutsideUndo()
+    reason = _reason_to_keep(place, store.root)
+    if reason is not None:
+        message = tr("keep the library {path}: {reason}", path=printable(library), reason=reason)
+        return OutsideUndo(actions=[Action(action=KEEP_LIBRARY, subject=subjects[0], message=message)])
+    message = tr("remove the library {path}", path=printable(library))
+    action = Action(action=REMOVE_LIBRARY, subject=subjects[0], bytes=_size(place), message=message)
+    return OutsideUndo(actions=[action], during=partial(_removing, library, aside))
+
+
+def remove_leftovers(profile: Path) -> None:
+    """Remove libraries that a killed undo of a run in a profile had moved aside."""
+    for run in ledgers.read_runs(profile):
+        if any(change.state != "undone" for change in run.changes if change.state != "dropped"):
+            continue
+        for subject in _subjects(run.actions, WRITE_LIBRARY):
+            aside = _aside(Path(subject), run.run_id)
+            with suppress(*_READ_ERRORS):
+                if file_paths.is_folder(aside) and is_made_for(aside, profile):
+                    _remove(aside)
+
+
+def _aside(library: Path, run_id: str) -> Path:
+    """Where undo moves a library before it removes it."""
+    return library.with_name(f".{library.name}.undo-{run_id.rpartition('-')[2]}")
+
+
+@contextmanager
+def _removing(library: Path, aside: Path) -> Iterator[None]:
+    """Move the library aside in one step, remove it if the block succeeds, and move it back if it does not."""
+    with writable.allow_writes(library.parent, entries_only=True):
+        if not file_paths.exists(aside):
+            durable.replace(library, aside)
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError, RegraftError), interrupts.defer_stops():
+                durable.replace(aside, library)
+            raise
+    _remove(aside)
+
+
+def _remove(library: Path) -> None:
+    """Remove a library, its ledger last: a run that is killed meanwhile leaves a folder that is still recognized."""
+    with interrupts.defer_stops():
+        with writable.allow_writes(library):
+            for path in sorted(library.iterdir()):
+                if path.name != FOLDER:
+                    durable.remove_tree(path)
+        with writable.allow_writes(library.parent, entries_only=True):
+            durable.remove_tree(library)
+
+
+def _size(library: Path) -> int:
+    return sum(file_paths.lstat(path).st_size for path in file_paths.iterate_below(library))
+
+
+def _reason_to_keep(library: Path, profile: Path) -> str | None:
+    """Why undo must not remove a library; None if nothing forbids it."""
+    try:
+        if _absolute(library) != path_text(library):
+            return tr("it is behind a symbolic link")
+        runs = ledgers.read_runs(library)
+        if not _are_made_for(runs, _absolute(profile)) or any(run.changes for run in runs):
+            return tr("another command has written to it since")
+        if any(run.status == "running" for run in runs):
+            return tr("another regraft process is using it, or was killed")
+        return _difference(library, runs) or _lost_source(runs)
+    except _READ_ERRORS as error:
+        return tr("it cannot be read ({error})", error=str(error).rstrip("."))
+
+
+def _difference(library: Path, runs: Sequence[RunRecord]) -> str | None:
+    """What was changed in a library since it was written; None if nothing was."""
+    found: list[str] = []
+
+    def compare(ledger: Ledger) -> dict[str, LedgerEntry]:
+        entries = check_ledger(ledger)
+        bases = check_base_entries(entries)
+        other = _find_other_file(library, bases)
+        if other is not None:
+            found.append(tr("it contains {name}, which regraft did not write", name=printable(other)))
+        is_whole = all(base_state(library, base, known) is BaseState.WHOLE for base, known in bases.items())
+        if not is_whole or not TargetLibrary(library, runs[-1].run_id).is_catalog_unchanged(ledger):
+            found.append(tr("it was changed since"))
+        return entries
+
+    ledgers.read_entries(library, compare)
+    return next(iter(found), None)
+
+
+def _lost_source(runs: Sequence[RunRecord]) -> str | None:
+    """Say that a source is gone, so that the library may be the last copy; None if all are there."""
+    for action in (one for run in runs for one in run.actions if one.action == FROM_SOURCE):
+        source = Path(str(action.subject))
+        if not file_paths.exists(source) or (action.bytes and file_paths.stat(source).st_size != action.bytes):
+            return tr("{source}, which it was migrated from, is gone or changed", source=printable(source))
+    return None
+
+
+def _find_other_file(library: Path, bases: Collection[str]) -> str | None:
+    """The first file or folder in a library that no migration writes; None if there is none."""
+    for path in file_paths.iterate_below(library):
+        first, *rest = path.relative_to(library).parts
+        is_own = first == FOLDER or (first in _LAYOUT and not rest) or path.name in preflight.IGNORED
+        if is_own or (first == KNOWLEDGE_FOLDER and rest[0] in bases and _is_of_base(rest[1:])):
+            continue
+        return "/".join((first, *rest))
+    return None
+
+
+def _is_of_base(names: Sequence[str]) -> bool:
+    """Whether a path in the folder of a base is its index, a log of it, or one of its files."""
+    own = PurePosixPath(INDEX_FILE)
+    path = PurePosixPath(*names)
+    logs = [own.with_name(own.name + end) for end in untrusted_sqlite.COMPANION_SUFFIXES]
+    return not names or names[0] == RAW_FOLDER or path in (own, own.parent, *logs)
