@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
+from regraft.api.changes import Installation
 from regraft.api.outcome import exit_status
 from regraft.cli.options import ASKS, Output, output_options
 from regraft.cli.output import ask, echo, echo_json
@@ -153,6 +154,31 @@ def format_change(report: ChangeReport, *, verbose: bool, shown: Sequence[str] =
     elif report.head.run.dry_run:
         lines += ["", tr("Dry run: nothing was written.")]
     return printable_lines(lines)
+
+
+def format_installation(installed: Installation, output: Output) -> str:
+    """Format the report of an installation, with how many of the chosen bases the profile has now."""
+    report, chosen = installed.report, installed.chosen
+    # What changed, and what undo takes, is the profile.
+    report = structs.replace(report, head=structs.replace(report.head, source=report.head.target))
+    text = format_change(report, verbose=output.verbose > 0, shown=output.shown)
+    if report.undo is None:
+        return text
+    came = {one.base for one in report.actions if one.action in ("insert-base", "copy-base")}
+    stayed = {one.base: one.reason for one in report.left if one.base is not None and one.base not in came}
+    there = len(chosen) - len(stayed)
+    lines = [
+        tr(
+            "Start the application: it has {there:,} of {bases}.",
+            there=there,
+            bases=format_count(len(chosen), "base"),
+        )
+    ]
+    lines += [
+        tr("Not installed: {name_of}: {why}", name_of=one_line(chosen.get(base, base)), why=one_line(why))
+        for base, why in stayed.items()
+    ]
+    return text + printable_lines(lines)
 
 
 def closing_lines(

@@ -6,17 +6,16 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 
 from regraft import api, language
 from regraft.api import changes as api_changes
-from regraft.api.changes import Installation
 from regraft.cli.changes import (
     action_lines,
     change_options,
     confirm_change,
     confirm_lines,
     format_change,
+    format_installation,
     print_and_exit,
     run_change,
 )
@@ -169,31 +168,7 @@ def install(path: Path, profile: Path, options: InstallOptions, output: Output) 
     installed = api_changes.install_bases(
         path, profile, options, progress=output.progress(), confirm=confirm_change(output)
     )
-    print_and_exit(installed.report, output, _format_install(installed, output))
-
-
-def _format_install(installed: Installation, output: Output) -> str:
-    report, chosen = installed.report, installed.chosen
-    # What changed, and what undo takes, is the profile.
-    report = msgspec.structs.replace(report, head=msgspec.structs.replace(report.head, source=report.head.target))
-    text = format_change(report, verbose=output.verbose > 0, shown=output.shown)
-    if report.undo is None:
-        return text
-    came = {one.base for one in report.actions if one.action in ("insert-base", "copy-base")}
-    stayed = {one.base: one.reason for one in report.left if one.base is not None and one.base not in came}
-    there = len(chosen) - len(stayed)
-    lines = [
-        tr(
-            "Start the application: it has {there:,} of {bases}.",
-            there=there,
-            bases=format_count(len(chosen), "base"),
-        )
-    ]
-    lines += [
-        tr("Not installed: {name_of}: {why}", name_of=one_line(chosen.get(base, base)), why=one_line(why))
-        for base, why in stayed.items()
-    ]
-    return text + printable_lines(lines)
+    print_and_exit(installed.report, output, format_installation(installed, output))
 
 
 #: Actions of a run that are shown before the rest is counted.

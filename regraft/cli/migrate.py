@@ -6,21 +6,26 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import msgspec
+from msgspec import structs
 
 import migrators
+from regraft.api import profile as api_profile
 from regraft.api import transfer
+from regraft.api.changes import Installation
 from regraft.api.outcome import exit_status
+from regraft.api.profile import ProfileMigration, ProfileMigrationReport
+from regraft.cli.changes import action_lines, confirm_plan, format_installation, join_parts, unresolved_lines
 from regraft.cli.options import FAIL_ON, PATH, Output, output_options, struct_options
 from regraft.cli.output import ask, echo, echo_error, echo_json, format_written, report_errors
-from regraft.errors import OutputLost
+from regraft.errors import OutputLost, WrongUsage
 from regraft.formats.cherry_v2.layout import REPORT_FILE, REPORT_PAGE
 from regraft.language import format_count, join_list, tr
 from regraft.ledger import ledger
-from regraft.options import ImportOptions, MigrateOptions
+from regraft.options import ImportOptions, ProfileMigrationOptions
 from regraft.processes import interrupts
 from regraft.report import html as report_html
 from regraft.report import migration as report_migration
@@ -28,6 +33,7 @@ from regraft.report import notices
 from regraft.report.document import encoded
 from regraft.stores.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, Located
 from regraft.text import LONGEST_NAME, one_line, path_argument, printable, printable_lines
+from repair.changes.run import ChangeReport
 
 # What commands that write a library show: the plan, a question before it is carried out, and the result.
 
@@ -111,8 +117,8 @@ def _closing(document: dict[str, Any], written: list[Path], *, quiet: bool) -> s
     )
 
 
-def _done(document: dict[str, Any]) -> list[str]:
-    """Say how many bases are done, which are not and why, and what to do next."""
+def _done(document: dict[str, Any], *, next_steps: bool = True) -> list[str]:
+    """Say how many bases are done, which are not and why, and with ``next_steps`` what to do next."""
     meant = [base for base in document["bases"] if base["outcome"] != "unchanged"]
     failed = [base for base in meant if base["error"]]
     lines = [
@@ -134,6 +140,8 @@ def _done(document: dict[str, Any]) -> list[str]:
         lines.append(
             tr("Failed: {more_bases}, listed above", more_bases=format_count(len(failed) - _SHOWN, "more base"))
         )
+    if not next_steps:
+        return lines
     target = path_argument(document["target"]["path"])
     lines.append(tr("Next: {value}", value=shlex.join(["regraft", "check", target])))
     lines.append(
@@ -147,22 +155,55 @@ def _done(document: dict[str, Any]) -> list[str]:
 
 @click.command()
 @click.argument("source", type=PATH)
-@click.option("--to", "target", type=PATH, required=True, metavar="OUT", help=tr("The library's folder: new or empty."))
+@click.option(
+    "--profile", type=PATH, metavar="PROFILE", help=tr("Also install the library into this v2 profile, as one run.")
+)
+@click.option(
+    "--to",
+    "target",
+    type=PATH,
+    metavar="OUT",
+    help=tr("The library's folder: new or empty. [default with --profile: library, or a free name like library-2]"),
+)
 @click.option("--report", "page", type=PATH, metavar="FILE.html", help=tr("Write the report page here too."))
 @report_errors
-@struct_options(MigrateOptions)
+@struct_options(ProfileMigrationOptions)
 @output_options(yes=_ASKS, fail_on=FAIL_ON)
-def migrate(source: Path, target: Path, page: Path | None, options: MigrateOptions, output: Output) -> None:
-    """Migrate the knowledge base in SOURCE to a v2 library in OUT.
+def migrate(
+    source: Path,
+    profile: Path | None,
+    target: Path | None,
+    page: Path | None,
+    options: ProfileMigrationOptions,
+    output: Output,
+) -> None:
+    """Migrate the knowledge base in SOURCE to a v2 library in OUT, and with --profile into the application's profile.
 
     SOURCE is a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file beside its
     vector files, what a preview build wrote, or a knowledge base of rsclaw. It is only read. A second run goes on where
     the first one stopped, and leaves alone what is done.
 
+    With --profile, the bases are migrated and installed as one plan: it asks once, if the profile refuses them nothing
+    is written, and regraft undo PROFILE takes back both. The application must not be running. In scripts, --profile
+    needs --yes.
+
     \b
     Example:
+      regraft migrate cherry-studio.202503141200.zip --profile ~/.config/CherryStudio
       regraft migrate cherry-studio.202503141200.zip --to library
     """
+    if profile is not None:
+        report_html.check_page_path("migrate", page, source, profile, *([target] if target else []))
+        _migrate_into_profile(source, profile, target, page, options, output)
+    if target is None:
+        raise WrongUsage(
+            problem=tr("neither --to nor --profile is given"),
+            hint=tr("name the profile to migrate into with --profile, or the folder of a new library with --to"),
+        )
+    if options.recreate_provider or options.as_new:
+        raise WrongUsage(
+            problem=tr("--recreate-provider and --as-new are about a profile"), hint=tr("name it with --profile")
+        )
     report_html.check_page_path("migrate", page, source, target)
     prompt = PlanPrompt(output=output)
     migration = transfer.run_migration(
@@ -174,17 +215,107 @@ def migrate(source: Path, target: Path, page: Path | None, options: MigrateOptio
         # Another folder may be read than the one that was given.
         on_open=None if prompt.is_silent else _echo_notices,
     )
-    lost = None
-    if page is not None:
-        # The migration is done and is reported, even if its page cannot be written.
-        try:
-            report_html.write_page(page, report_migration.migration_page(encoded(migration.report)))
-        except OSError as error:
-            lost = OutputLost(output=page, reason=error.strerror or error)
+    lost = _write_page(page, migration.report)
     print_run(migration, target, page if lost is None else None, prompt)
     if lost is not None:
         raise lost
     sys.exit(exit_status(migration.report, output.fail_on))
+
+
+def _write_page(page: Path | None, report: migrators.MigrationReport) -> OutputLost | None:
+    """Write a second copy of the report page; return the error, because the run is done and is reported anyway."""
+    if page is None:
+        return None
+    try:
+        report_html.write_page(page, report_migration.migration_page(encoded(report)))
+    except OSError as error:
+        return OutputLost(output=page, reason=error.strerror or error)
+    return None
+
+
+def _migrate_into_profile(
+    source: Path,
+    profile: Path,
+    target: Path | None,
+    page: Path | None,
+    options: ProfileMigrationOptions,
+    output: Output,
+) -> NoReturn:
+    prompt = ProfilePrompt(output=output)
+    done = api_profile.run_profile_migration(
+        source,
+        profile,
+        target,
+        options,
+        progress=output.progress(),
+        confirm=prompt,
+        on_open=None if prompt.is_silent else _echo_notices,
+    )
+    lost = _write_page(page, done.report)
+    if output.as_json:
+        echo_json(encoded(done.report))
+    else:
+        echo(_format_profile_run(done, page if lost is None else None, prompt))
+    interrupts.ignore_stops()
+    if lost is not None:
+        raise lost
+    sys.exit(exit_status(done.report, output.fail_on))
+
+
+class ProfilePrompt(PlanPrompt):
+    """Shows the plan of a migration into a profile and asks; called by the migration.
+
+    Raises:
+        ConsentMissing: nobody can be asked, and ``--yes`` is missing.
+    """
+
+    def __call__(self, planned: migrators.MigrationReport) -> bool:
+        """Show both parts of the plan and ask, unless the user said ``--yes``."""
+        assert isinstance(planned, ProfileMigrationReport)
+        document = encoded(planned)
+        if self.output.yes:
+            if not self.is_silent and "preflight" in document:
+                echo(report_migration.plan_line(document) + "\n")
+            return True
+        part = planned.install
+        actions = action_lines(part.bases, part.actions, verbose=False)
+        lines = join_parts(actions, unresolved_lines(part.bases, part.left, verbose=False))
+        migration = report_migration.format_migration(document).splitlines()
+        into = tr("In the profile {path}:", path=planned.profile.path)
+        agrees = confirm_plan(
+            [*migration, "", into, *(f"  {line}" for line in lines)], yes=False, as_json=self.output.as_json
+        )
+        self.warnings = document["warnings"]
+        self.output.shown.extend(lines)
+        return agrees
+
+
+def _format_profile_run(done: ProfileMigration, page: Path | None, prompt: ProfilePrompt) -> str:
+    """Format the result of a migration into a profile: the migration, then the installation."""
+    report, output = done.report, prompt.output
+    document = encoded(report)
+    known = [] if output.verbose else prompt.warnings
+    news = {**document, "warnings": [one for one in document["warnings"] if one not in known]}
+    parts = [report_migration.format_migration(news, verbose=output.verbose > 0)]
+    assert report.head.target is not None
+    target = Path(report.head.target.path)
+    written = _written(target, page, wrote=done.wrote_library)
+    if written:
+        parts.append("" if output.quiet else format_written(written))
+        parts.append(printable_lines(_done(document, next_steps=False)))
+    parts.append(tr("In the profile {path}:", path=printable(report.profile.path)))
+    parts.append(_format_install_part(done, output).lstrip("\n"))
+    return "\n".join(text for text in parts if text)
+
+
+def _format_install_part(done: ProfileMigration, output: Output) -> str:
+    report, part = done.report, done.report.install
+    if part.left and not part.actions and not done.wrote_library:
+        none = tr("Nothing was written: the profile can take none of the bases, for the reasons above.")
+        return printable_lines([*unresolved_lines(part.bases, part.left, verbose=output.verbose > 0), "", none])
+    head = structs.replace(report.head, target=report.profile)
+    change = ChangeReport(head=head, bases=part.bases, actions=part.actions, left=part.left, undo=part.undo)
+    return format_installation(Installation(report=change, chosen=done.chosen), output)
 
 
 def _echo_notices(found: Located) -> None:

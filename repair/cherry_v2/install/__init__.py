@@ -400,7 +400,7 @@ class _Planner:
             base=base.id,
             subject=name,
             count=len(own),
-            bytes=size,
+            bytes=0 if self._options.is_outline else size,
         )
         copy = FolderCopy(self._library, base.origin, own, base.new_ids)
         self._made.changes.append(FileChange(path=name, actions=(action,), make=copy.make, bytes=size, mark=copy.mark))
