@@ -75,6 +75,10 @@ class SourceUnrecognised(RegraftError, ValueError):
     )
 
 
+class BackupInFolder(SourceUnrecognised):
+    message = "{path}: this folder is not a knowledge base, but contains the v1 backup {name}. Run: {command}"
+
+
 class BackupTooNew(RegraftError, ValueError):
     message = (
         "{path}: this version does not read backups in the format .cherrybackup; restore the backup in the application "
@@ -203,6 +207,12 @@ class TemporaryCopyFailed(RegraftError):
     )
 
     exit_status = STOPPED
+
+
+class InputEnded(RegraftError, EOFError):
+    message = "The input ended before all questions were answered; nothing was written."
+
+    exit_status = WORTH_READING
 
 
 class Declined(RegraftError, RuntimeError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
@@ -76,6 +77,18 @@ def find_installations() -> tuple[list[Path], list[Installation]]:
             if copy is not None:
                 known[_real(path)] = copy
     return list(places), list(known.values())
+
+
+def find_backups(folders: Iterable[Path]) -> list[Installation]:
+    """Return the v1 backups directly in some folders, newest first. Nothing makes this raise."""
+    found: dict[Path, float] = {}
+    for folder in folders:
+        with suppress(OSError):
+            zips = [path for path in folder.iterdir() if path.suffix.lower() == ".zip" and path.is_file()]
+            found |= {path: path.stat().st_mtime for path in zips}
+    newest = sorted(found, key=lambda path: (-found[path], path))[:_MOST_BESIDE]
+    copies = [copy for path in newest if (copy := _copy(path)) is not None]
+    return [copy for copy in copies if copy.kind in (Kind.V1_BACKUP, Kind.V1_BACKUP_6)]
 
 
 def _real(path: Path) -> Path:

@@ -117,8 +117,7 @@ class Session(msgspec.Struct, kw_only=True):
         ``origin`` is the source's display name.
         """
         self.began, self.jobs = True, jobs
-        self._ledger.begin_run(self.run.command, origin, self.run.id)
-        self._ledger.changes.record_actions(self.run.id, actions)
+        self._ledger.begin_run(self.run.command, origin, self.run.id, actions)
         for job in jobs:
             if job.unchanged is not None and job.unchanged.position != job.position:
                 self.target.update_position(self._ledger, job.base_id, job.position)

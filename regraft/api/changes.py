@@ -44,6 +44,7 @@ from repair.changes import options as planner_options
 from repair.changes import undo as undoing
 from repair.changes.plan import Plan
 from repair.changes.run import ChangeReport, Planner, run_command, undo_run
+from repair.changes.session import recover_if_interrupted
 from repair.changes.store import Store, open_for_change
 from repair.changes.undo import HistoryReport
 from repair.cherry_v2 import install as installing
@@ -364,6 +365,7 @@ def undo(
     options = merge_options(UndoOptions, options, fields)
     if not options.dry_run:
         with open_for_change(Path(path), options.kind, "undo") as store:
+            recover_if_interrupted(store)
             made_library.remove_leftovers(store.root)
     return undo_run(
         Path(path),

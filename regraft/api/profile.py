@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from regraft.errors import (
 )
 from regraft.kinds import Kind
 from regraft.language import tr
+from regraft.ledger.ledger import FOLDER
 from regraft.options import InstallOptions, ProfileMigrationOptions
 from regraft.report.document import Endpoint
 from regraft.report.migration import MigrationReport
@@ -134,8 +136,8 @@ def run_profile_migration(
 def choose_library(source: Path, folder: Path | None = None) -> Path:
     """Return the path of the library that is made of a source in a folder (default: the current directory).
 
-    It is ``library``, or the first free name after it: ``library-2``, ``library-3`` and so on. An empty folder is free,
-    and so is a library that migrations of this source alone have written: the run continues it.
+    It is ``library``, or the first free name after it: ``library-2``, ``library-3`` and so on. A folder is free
+    if it is empty, or a library that only migrations of this source have written: the run continues it.
     """
     parent = Path() if folder is None else folder
     names = (parent / (LIBRARY if number == 1 else f"{LIBRARY}-{number}") for number in count(1))
@@ -146,7 +148,9 @@ def _is_free(path: Path, source: Path) -> bool:
     if not os.path.lexists(path):
         return True
     with suppress(OSError):
-        return path.is_dir() and (not any(path.iterdir()) or made_library.is_made_from(path, source))
+        return path.is_dir() and (
+            {*map(attrgetter("name"), path.iterdir())} <= {FOLDER} or made_library.is_made_from(path, source)
+        )
     return False
 
 

@@ -183,13 +183,7 @@ class CommandGroup(click.Group):
             fail_interrupted(arguments)
         except click.ClickException as error:
             if not arguments:
-                # Only an empty command line needs this import, which takes a while.
-                from regraft.cli.inspect import greet  # noqa: PLC0415
-
-                if greet():
-                    sys.exit(0)
-                echo(self.get_help(click.Context(self, info_name="regraft")) + "\n", as_it_is=True)
-                sys.exit(REFUSED)
+                self._start_without_arguments()
             message = " ".join(error.format_message().split())
             context = getattr(error, "ctx", None)
             name = context.info_name if context is not None and context.parent is not None else ""
@@ -198,6 +192,22 @@ class CommandGroup(click.Group):
                 WrongUsage(problem=message.rstrip("."), hint=hint), name or "", as_json="--json" in arguments, verbose=0
             )
         sys.exit(status if isinstance(status, int) else 0)
+
+    def _start_without_arguments(self) -> NoReturn:
+        """Ask on a terminal; the program to double-click opens its page; otherwise show what there is, or the help."""
+        if startup.is_double_clicked() and "ui" in self.commands:
+            self.main(["ui"])
+        # Only an empty command line needs these imports, which take a while.
+        if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
+            from regraft.cli.guided import start  # noqa: PLC0415
+
+            start()
+        from regraft.cli.inspect import greet  # noqa: PLC0415
+
+        if greet():
+            sys.exit(0)
+        echo(self.get_help(click.Context(self, info_name="regraft")) + "\n", as_it_is=True)
+        sys.exit(REFUSED)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands in groups."""

@@ -121,8 +121,8 @@ def print_and_exit(report: ChangeReport | BackfillReport, output: Output, text: 
     sys.exit(exit_status(report, output.fail_on))
 
 
-def confirm_plan(lines: Iterable[str], *, yes: bool, as_json: bool) -> bool:
-    """Show the lines of a plan and ask whether to continue; ``yes`` skips both.
+def confirm_plan(lines: Iterable[str], *, yes: bool, as_json: bool, asks: Callable[[str], bool] = ask) -> bool:
+    """Show the lines of a plan and ask whether to continue; ``yes`` skips both. ``asks`` shows the question.
 
     Raises:
         ConsentMissing: stdin is not a terminal, or only a JSON document may be printed.
@@ -132,7 +132,7 @@ def confirm_plan(lines: Iterable[str], *, yes: bool, as_json: bool) -> bool:
     if as_json or not sys.stdin.isatty():
         raise ConsentMissing(command=click.get_current_context().info_name)
     echo(printable_lines([tr("Plan:"), *lines]))
-    return ask(tr("Continue?"))
+    return asks(tr("Continue?"))
 
 
 def format_change(report: ChangeReport, *, verbose: bool, shown: Sequence[str] = ()) -> str:

@@ -194,7 +194,7 @@ def migrate(
     """
     if profile is not None:
         report_html.check_page_path("migrate", page, source, profile, *([target] if target else []))
-        _migrate_into_profile(source, profile, target, page, options, output)
+        run_into_profile(source, profile, target, page, options, ProfilePrompt(output=output))
     if target is None:
         raise WrongUsage(
             problem=tr("neither --to nor --profile is given"),
@@ -233,15 +233,16 @@ def _write_page(page: Path | None, report: migrators.MigrationReport) -> OutputL
     return None
 
 
-def _migrate_into_profile(
+def run_into_profile(
     source: Path,
     profile: Path,
     target: Path | None,
     page: Path | None,
     options: ProfileMigrationOptions,
-    output: Output,
+    prompt: ProfilePrompt,
 ) -> NoReturn:
-    prompt = ProfilePrompt(output=output)
+    """Migrate into a profile, print the result, and exit."""
+    output = prompt.output
     done = api_profile.run_profile_migration(
         source,
         profile,
@@ -282,12 +283,15 @@ class ProfilePrompt(PlanPrompt):
         lines = join_parts(actions, unresolved_lines(part.bases, part.left, verbose=False))
         migration = report_migration.format_migration(document).splitlines()
         into = tr("In the profile {path}:", path=planned.profile.path)
-        agrees = confirm_plan(
-            [*migration, "", into, *(f"  {line}" for line in lines)], yes=False, as_json=self.output.as_json
-        )
+        shown = [*migration, "", into, *(f"  {line}" for line in lines)]
+        agrees = confirm_plan(shown, yes=False, as_json=self.output.as_json, asks=self.asks)
         self.warnings = document["warnings"]
         self.output.shown.extend(lines)
         return agrees
+
+    def asks(self, question: str) -> bool:
+        """Ask whether to go on; the default is yes."""
+        return ask(question)
 
 
 def _format_profile_run(done: ProfileMigration, page: Path | None, prompt: ProfilePrompt) -> str:

@@ -94,14 +94,18 @@ class ChangeLog:
     def record_actions(self, run_id: str, actions: Sequence[msgspec.Struct]) -> None:
         """Record what a run is about to do, or has done instead, in the form of its JSON document."""
         with sqlite.transaction(self._db):
-            self._db.executemany(
-                "INSERT OR REPLACE INTO action (run_id, number, detail) VALUES (?, ?, ?)",
-                # In English, whatever the language of the process.
-                (
-                    (run_id, number, msgspec.json.encode(document_in_english(msgspec.to_builtins(action))))
-                    for number, action in enumerate(actions)
-                ),
-            )
+            self.put_actions(run_id, actions)
+
+    def put_actions(self, run_id: str, actions: Sequence[msgspec.Struct]) -> None:
+        """Do what :meth:`record_actions` does, in the caller's transaction."""
+        self._db.executemany(
+            "INSERT OR REPLACE INTO action (run_id, number, detail) VALUES (?, ?, ?)",
+            # In English, whatever the language of the process.
+            (
+                (run_id, number, msgspec.json.encode(document_in_english(msgspec.to_builtins(action))))
+                for number, action in enumerate(actions)
+            ),
+        )
 
     def intend(self, run_id: str, means: ChangeMeans, path: str, kept: str | None, detail: Detail) -> int:
         """Record the intent of a change and return its number."""
@@ -209,12 +213,14 @@ class Ledger:
 
     # --- runs ------------------------------------------------------------------------------------------------------
 
-    def begin_run(self, command: str, source: str, run_id: str) -> None:
-        """Record that a run starts."""
-        self._db.execute(
-            "INSERT INTO run (run_id, command, source, status, started_at) VALUES (?, ?, ?, 'running', ?)",
-            (check_run_id(run_id), command, source, now_ms()),
-        )
+    def begin_run(self, command: str, source: str, run_id: str, actions: Sequence[msgspec.Struct] = ()) -> None:
+        """Record that a run starts, and its ``actions``."""
+        with sqlite.transaction(self._db):
+            self._db.execute(
+                "INSERT INTO run (run_id, command, source, status, started_at) VALUES (?, ?, ?, 'running', ?)",
+                (check_run_id(run_id), command, source, now_ms()),
+            )
+            self.changes.put_actions(run_id, actions)
         self._run = run_id
 
     def end_run(self, status: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from regraft.language import tr
+from regraft.processes import interpreters
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -171,3 +172,22 @@ def find_lost_output(*, with_reader: bool = True) -> str | None:
             stream.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw.problem if isinstance(raw, _Guarded) and (raw.is_loss or not with_reader) else None
+
+
+def is_double_clicked() -> bool:
+    """Whether this is the frozen program, and a desktop has opened it and not a terminal."""
+    if not interpreters.is_frozen():
+        return False
+    if sys.platform == "win32":
+        import ctypes  # noqa: PLC0415 - only there
+
+        return has_own_console(ctypes.windll.kernel32)
+    return sys.stdin is None or not sys.stdin.isatty()
+
+
+def has_own_console(kernel: Any) -> bool:
+    """Whether the console of Windows was opened for this process alone. ``kernel`` is kernel32."""
+    import ctypes  # noqa: PLC0415 - only on Windows
+
+    processes = (ctypes.c_uint32 * 2)()
+    return bool(kernel.GetConsoleProcessList(processes, len(processes)) <= 1)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import shlex
 import struct
 import zipfile
 from collections.abc import Collection, Iterator
@@ -20,6 +21,7 @@ from regraft.disk.trees import FolderTree, Tree, ZipTree, join_path, open_tree, 
 from regraft.disk.untrusted_sqlite import COMPANION_SUFFIXES
 from regraft.errors import (
     ArchiveUnsafe,
+    BackupInFolder,
     BackupTooNew,
     ProfileAmbiguous,
     RegraftError,
@@ -79,6 +81,8 @@ INDEX_FILE = cherry_v2_layout.INDEX_FILE
 RAW_FOLDER = cherry_v2_layout.RAW_FOLDER
 DATA_FOLDER = cherry_v2_layout.DATA_FOLDER
 
+#: Zip files of a folder that are opened to find a backup.
+_MOST_ZIPS = 20
 #: Members of a damaged archive named in a message.
 _NAMED_MEMBERS = 5
 _REDUX_FILES = (
@@ -325,7 +329,35 @@ def _in_tree(path: Path, tree: FolderTree | ZipTree, kind: Kind | None) -> Locat
     if tree.is_denied(cherry_v2_layout.INDEX_FILE):
         raise SourceUnreadable(path=path / cherry_v2_layout.INDEX_FILE, reason=os.strerror(errno.EACCES))
     _refuse_unfinished(path, tree)
+    if kind is None and isinstance(tree, FolderTree):
+        _offer_backup(path)
     raise SourceUnrecognised(path=path, found=_describe_tree(path, tree, folder))
+
+
+def _offer_backup(folder: Path) -> None:
+    """Raise an error with the command to run if a folder contains a v1 backup.
+
+    Raises:
+        BackupInFolder
+    """
+    with contextlib.suppress(OSError):
+        zips = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".zip" and path.is_file())
+        for path in zips[:_MOST_ZIPS]:
+            with contextlib.suppress(RegraftError), open_store(path) as found:
+                if found.kind in (Kind.V1_BACKUP, Kind.V1_BACKUP_6):
+                    profile = find_v2_profile()
+                    target = ["--to", "library"] if profile is None else ["--profile", path_argument(profile)]
+                    command = shlex.join(["regraft", "migrate", path_argument(path), *target])
+                    raise BackupInFolder(path=folder, name=path.name, command=command)
+
+
+def find_v2_profile() -> Path | None:
+    """Return the application's v2 profile in the usual places of this computer, or None."""
+    with contextlib.suppress(OSError, RuntimeError):
+        for place in cherry_v1_profile.list_data_folders():
+            if (place / PROFILE_DATABASE).is_file():
+                return place
+    return None
 
 
 def _refuse_unfinished(path: Path, tree: Tree) -> None:

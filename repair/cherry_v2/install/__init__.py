@@ -295,7 +295,7 @@ class _Planner:
         try:
             model = self._models.embedding(base, row.get("embedding_model_id"))
         except ModelMissing as missing:
-            self._leave(base, v2.BASE_MODEL, str(missing))
+            self._leave(base, v2.BASE_MODEL, str(missing), missing.model)
             return None
         rerank = self._models.rerank(row.get("rerank_model_id"))
         new = replace(chosen_bases, model=model, rerank=rerank, name=self._options.name)
@@ -375,8 +375,8 @@ class _Planner:
             self._leave(base, v2.ITEM_FOREIGN, message)
         return not lost
 
-    def _leave(self, base: str, finding: str, why: str) -> None:
-        self._made.left.append(Unresolved(finding=finding, reason=why, base=base))
+    def _leave(self, base: str, finding: str, why: str, subject: str | None = None) -> None:
+        self._made.left.append(Unresolved(finding=finding, reason=why, base=base, subject=subject))
 
     def _add_folder(self, base: NewBase) -> None:
         found = self._library.files(base.origin)

@@ -315,7 +315,11 @@ _MAX_MODELS = 8
 
 
 class ModelMissing(Exception):
-    """The profile lacks the model of a base; the text says why, and what to do."""
+    """The profile lacks the model of a base; the text says why, and what to do. ``model`` is its id."""
+
+    def __init__(self, why: str, model: str) -> None:
+        super().__init__(why)
+        self.model = model
 
 
 class ProfileModels(msgspec.Struct, kw_only=True):
@@ -364,7 +368,8 @@ class ProfileModels(msgspec.Struct, kw_only=True):
                     named=named,
                     again=again,
                     mapped=mapped,
-                )
+                ),
+                str(named),
             )
         gone = tr(
             "its model {named} and the provider {provider} are not in the profile", named=named, provider=provider
@@ -373,7 +378,7 @@ class ProfileModels(msgspec.Struct, kw_only=True):
             ("create it as a custom provider, disabled and without API keys, with --recreate-provider '{provider}'"),
             provider=provider,
         )
-        raise ModelMissing(tr("{gone}: {made}, or {mapped}", gone=gone, made=made, mapped=mapped))
+        raise ModelMissing(tr("{gone}: {made}, or {mapped}", gone=gone, made=made, mapped=mapped), str(named))
 
     def rerank(self, named: Any) -> str | None:
         """The rerank model that a base gets; None if it cannot keep its own."""

@@ -1,0 +1,248 @@
+"""``regraft`` without arguments on a terminal: asks for source and profile, shows the plan, and migrates.
+
+Ctrl-C at a question ends it with status 130, the end of the input with 1; nothing is written before the last answer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import click
+from msgspec import structs
+
+from checks.cherry_v2 import findings as v2
+from checks.cherry_v2.installed import Installation, find_backups
+from migrators import pipeline_of
+from regraft.api import inspection
+from regraft.api.arguments import parse_model_id
+from regraft.api.profile import ProfileMigrationReport, choose_library, run_profile_migration
+from regraft.cli.migrate import ProfilePrompt, run_into_profile
+from regraft.cli.options import Output
+from regraft.cli.output import echo, echo_error, report_errors
+from regraft.errors import InputEnded, RegraftError, SourceNotFound
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
+from regraft.formats.cherry_v2.models import SEPARATOR
+from regraft.kinds import V1_SOURCES, Kind
+from regraft.language import join_list, tr
+from regraft.options import ProfileMigrationOptions
+from regraft.stores.locate import PROFILE_DATABASE, open_store
+from regraft.text import one_line, printable
+
+Value = TypeVar("Value")
+#: Where people keep backups, below their home folder.
+_FOLDERS = ("Downloads", "Desktop", "Documents")
+
+
+def start() -> NoReturn:
+    """Run the questions and the migration; report errors in one line, by the exit status."""
+    _start(as_json=False, verbose=0)
+    sys.exit(0)
+
+
+@report_errors
+def _start(**_: object) -> None:
+    run()
+
+
+def run() -> NoReturn:
+    """Ask for a source and a profile, and migrate one into the other; prints the plan and asks before it writes."""
+    echo(
+        tr("Upgrade a knowledge base of Cherry Studio from v1 to v2. Nothing is written before you confirm the plan.\n")
+    )
+    echo(tr("All commands: regraft --help\n"))
+    found = inspection.inspect_computer().found
+    source = choose(tr("Which v1 data?"), sources := _sources(found), _parse_source, _path_hint(sources))
+    profiles = [(Path(one.path), one.why) for one in found if one.kind == Kind.V2_PROFILE]
+    profile = choose(tr("Into which v2 profile of the application?"), profiles, _parse_profile, _path_hint(profiles))
+    output = Output(as_json=False, quiet=False, verbose=0)
+    options = _choose_models(source, profile, ProfileMigrationOptions(kind=_kind_of(source)), output)
+    run_into_profile(source, profile, choose_library(source), None, options, GuidedPrompt(output=output))
+
+
+class GuidedPrompt(ProfilePrompt):
+    """Shows the plan and asks; the end of the input is an error of its own."""
+
+    def asks(self, question: str) -> bool:
+        """Ask whether to go on; the default is yes."""
+        while True:
+            answer = read_answer(tr("{question} [Y/n]", question=question)).lower()
+            if answer in ("", "y", "yes", tr("yes")):
+                return True
+            if answer in ("n", "no", tr("no")):
+                return False
+
+
+# --- questions -------------------------------------------------------------------------------------------------------
+
+
+def read_answer(question: str) -> str:
+    """Read one line from the user.
+
+    Raises:
+        InputEnded: the input has ended.
+        KeyboardInterrupt: the user pressed Ctrl-C.
+    """
+    try:
+        return str(click.prompt(question, default="", show_default=False, prompt_suffix=" ")).strip()
+    except click.Abort as error:
+        if isinstance(error.__context__, EOFError):
+            echo("\n")
+            raise InputEnded from error
+        raise KeyboardInterrupt from error
+
+
+def choose(question: str, known: Sequence[tuple[Value, str]], parse: Callable[[str], Value], hint: str) -> Value:
+    """Ask for one of the known values by its number, or for another one that ``parse`` accepts.
+
+    ``parse`` raises a RegraftError for an answer that is no such value; its message is shown, and the question is asked
+    again.
+    """
+    lines = [f"  {number}  {printable(value)}  ({why})" for number, (value, why) in enumerate(known, 1)]
+    echo("\n".join([question, *lines]) + "\n")
+    while True:
+        answer = read_answer(hint)
+        if not answer and known:
+            return known[0][0]
+        if answer.isascii() and answer.isdigit() and 1 <= int(answer) <= len(known):
+            return known[int(answer) - 1][0]
+        if not answer:
+            continue
+        try:
+            return parse(answer)
+        except RegraftError as error:
+            echo_error(f"regraft: {error}")
+
+
+def _path_hint(known: Sequence[object]) -> str:
+    return tr("Number (Enter: 1) or path:") if known else tr("Path:")
+
+
+def parse_path(answer: str) -> Path:
+    """Convert an answer to a path: without the quotes that a terminal adds to a dropped file, ``~`` expanded.
+
+    Raises:
+        SourceNotFound
+    """
+    text = answer[1:-1] if len(answer) > 1 and answer[0] == answer[-1] and answer[0] in "'\"" else answer
+    try:
+        path = Path(text).expanduser()
+        if not path.exists():
+            # Terminals of macOS and Linux put a backslash before a blank of a dropped file.
+            path = Path(text.replace("\\ ", " ")).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:
+        raise SourceNotFound(path=text) from error
+    raise SourceNotFound(path=text)
+
+
+# --- source and profile ----------------------------------------------------------------------------------------------
+
+
+def _sources(found: Sequence[Installation]) -> list[tuple[Path, str]]:
+    """List what can be migrated: backups first, the newest at the top, then data folders of v1."""
+    home = [Path.home() / name for name in _FOLDERS] if _has_home() else []
+    backups = [(Path(one.path), one.facts[0].rstrip(".。")) for one in find_backups([Path(), *home])]
+    data = [(Path(one.path), one.facts[0].rstrip(".。")) for one in found if one.kind in V1_SOURCES]
+    return list({path.absolute(): (path, why) for path, why in [*backups, *data]}.values())
+
+
+def _has_home() -> bool:
+    try:
+        Path.home()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _parse_source(answer: str) -> Path:
+    """Accept a path that can be migrated.
+
+    Raises:
+        RegraftError: it cannot.
+    """
+    path = parse_path(answer)
+    with open_store(path) as found:
+        if not found.has_v1_state:
+            pipeline_of(found)
+    return path
+
+
+def _kind_of(source: Path) -> Kind | None:
+    """The kind to name for a source: a v2 profile is read as the v1 data that are left in it."""
+    with open_store(source) as found:
+        return Kind.V1_PROFILE if found.has_v1_state else None
+
+
+def _parse_profile(answer: str) -> Path:
+    """Accept the path of a v2 profile.
+
+    Raises:
+        RegraftError: it is none.
+    """
+    path = parse_path(answer)
+    with open_store(path, Kind.V2_PROFILE):
+        return path
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def _choose_models(
+    source: Path, profile: Path, options: ProfileMigrationOptions, output: Output
+) -> ProfileMigrationOptions:
+    """Ask what to do about each embedding model that the profile lacks; return the options with the answers."""
+    dry = structs.replace(options, dry_run=True)
+    planned = run_profile_migration(source, profile, choose_library(source), dry, progress=output.progress()).report
+    for model, bases in _missing_models(planned).items():
+        provider, _, name = model.partition(SEPARATOR)
+        if provider in options.recreate_provider:
+            continue
+        same = [one for one in _model_ids(profile) if one.partition(SEPARATOR)[2].lower() == name.lower()]
+        choices = [
+            (
+                f"+{provider}",
+                tr("add it with the provider {provider}, disabled and without API keys", provider=provider),
+            ),
+            *((one, tr("the same model in the profile")) for one in same),
+            ("-", tr("leave these bases out")),
+        ]
+        echo(tr("\nThe profile lacks the model {model} of {bases}.\n", model=model, bases=join_list(bases)))
+        answer = choose(
+            tr("What shall be done?"), choices, _parse_model, tr("Number (Enter: 1), or the id of another model:")
+        )
+        if answer.startswith("+"):
+            options = structs.replace(options, recreate_provider=(*options.recreate_provider, provider))
+        elif answer != "-":
+            options = structs.replace(options, map_model={**options.map_model, model: answer})
+    return options
+
+
+def _missing_models(planned: ProfileMigrationReport) -> dict[str, list[str]]:
+    """Map each missing embedding model to the names of the bases that need it."""
+    names = {base.id: base.name for base in planned.bases}
+    found: dict[str, list[str]] = {}
+    for one in planned.install.left:
+        if one.finding == v2.BASE_MODEL and one.subject and one.base is not None:
+            found.setdefault(one.subject, []).append(one_line(names.get(one.base, one.base)))
+    return found
+
+
+def _model_ids(profile: Path) -> list[str]:
+    try:
+        rows = read_catalog(profile / PROFILE_DATABASE, data=False).models or ()
+    except CatalogProblem:
+        return []
+    return [one for one in (row.get("id") for row in rows) if isinstance(one, str)]
+
+
+def _parse_model(answer: str) -> str:
+    """Accept the id of another model.
+
+    Raises:
+        ModelOptionInvalid
+    """
+    return parse_model_id("--map-model", answer)
