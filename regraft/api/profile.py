@@ -47,6 +47,7 @@ from regraft.stores.locate import CATALOG_FILE, Located, open_store
 from regraft.text import format_bytes, path_text, printable
 from repair.changes.plan import Action, Unresolved
 from repair.changes.run import BaseName, ChangeReport, undo_run
+from repair.changes.session import recover_if_interrupted
 from repair.changes.store import demand_not_running, open_for_change
 from repair.cherry_v2.catalog_changes import demand_known_version, demand_profile
 from repair.cherry_v2.install import made_library
@@ -316,7 +317,10 @@ class _ProfileRun:
 
     def _undo_partial_run(self) -> None:
         """Undo what a stopped or killed run has installed so far, so that one undo takes back all of it."""
-        run = made_library.find_partial_run(self._profile)
+        with open_for_change(self._profile, None, "undo") as store:
+            # Whether a killed run made its last change is known only after that is settled.
+            recover_if_interrupted(store)
+            run = made_library.find_partial_run(store.root)
         if run is not None:
             undo_run(self._profile, run, progress=SilentProgress())
 

@@ -340,15 +340,23 @@ def _offer_backup(folder: Path) -> None:
     Raises:
         BackupInFolder
     """
+    backup = _find_backup(folder)
+    if backup is not None:
+        profile = find_v2_profile()
+        target = ["--to", "library"] if profile is None else ["--profile", path_argument(profile)]
+        command = shlex.join(["regraft", "migrate", path_argument(backup), *target])
+        raise BackupInFolder(path=folder, name=backup.name, command=command)
+
+
+def _find_backup(folder: Path) -> Path | None:
+    """Return the first v1 backup directly in a folder, or None."""
     with contextlib.suppress(OSError):
         zips = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".zip" and path.is_file())
         for path in zips[:_MOST_ZIPS]:
             with contextlib.suppress(RegraftError), open_store(path) as found:
                 if found.kind in (Kind.V1_BACKUP, Kind.V1_BACKUP_6):
-                    profile = find_v2_profile()
-                    target = ["--to", "library"] if profile is None else ["--profile", path_argument(profile)]
-                    command = shlex.join(["regraft", "migrate", path_argument(path), *target])
-                    raise BackupInFolder(path=folder, name=path.name, command=command)
+                    return path
+    return None
 
 
 def find_v2_profile() -> Path | None:
