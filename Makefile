@@ -10,7 +10,7 @@ SOURCES := $(shell find regraft migrators checks repair \( -name '*.py' -o -name
 DEMO := demo-library
 DEXIE := tests/browser/node_modules/dexie/package.json
 
-.PHONY: help demo test test-extras test-all test-dose test-lowest test-newest browser lint docs messages bench dist clean
+.PHONY: help demo test test-extras test-all test-dose test-lowest test-newest browser lint docs messages bench dist app clean
 
 help:
 	@echo "make demo     migrate sample_v1 and show the result"
@@ -24,6 +24,7 @@ help:
 	@echo "make messages bring the messages into the catalog of LANGUAGE (zh)"
 	@echo "make bench    measure against the floor (minutes)"
 	@echo "make dist     build and check the source distribution and the wheel"
+	@echo "make app      build the program to double-click, for this system (dist/regraft)"
 	@echo "make clean    remove what these commands made"
 
 # Not compiled on installation: the tests keep compiled modules in a folder of their own.
@@ -146,6 +147,19 @@ messages: $(VENV)/.testing
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.compare
 
+# In an environment of its own: PyInstaller would pack what only tests need.
+APP := .venv-app
+ifeq ($(OS),Windows_NT)
+APP_PYTHON := $(APP)/Scripts/python
+else
+APP_PYTHON := $(APP)/bin/python
+endif
+app:
+	$(PYTHON) -m venv $(APP)
+	$(APP_PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps .
+	$(APP_PYTHON) -m pip install --quiet --disable-pip-version-check '.[app]'
+	$(APP_PYTHON) -P -m PyInstaller --noconfirm --log-level WARN --distpath dist --workpath build packaging/regraft.spec
+
 clean:
-	rm -rf $(VENV) $(DEMO) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/browser/node_modules
+	rm -rf $(VENV) $(APP) $(DEMO) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/browser/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

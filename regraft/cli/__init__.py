@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import cleandoc
 from typing import Any, NoReturn
 
@@ -195,7 +196,7 @@ class CommandGroup(click.Group):
 
     def _start_without_arguments(self) -> NoReturn:
         """Ask on a terminal; the program to double-click opens its page; otherwise show what there is, or the help."""
-        if startup.is_double_clicked() and "ui" in self.commands:
+        if startup.is_double_clicked() and "ui" in self.commands and find_spec("uvicorn") is not None:
             self.main(["ui"])
         # Only an empty command line needs these imports, which take a while.
         if sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():

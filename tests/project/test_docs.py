@@ -66,7 +66,10 @@ GUIDES = [
 ]
 TRANSLATED = [
     ("README.md", "README.zh.md"),
-    *((f"docs/{name}.md", f"docs/zh/{name}.md") for name in ("upgrade", "rescue", "move", "backfill", "embedders")),
+    *(
+        (f"docs/{name}.md", f"docs/zh/{name}.md")
+        for name in ("upgrade", "app", "rescue", "move", "backfill", "embedders")
+    ),
 ]
 
 

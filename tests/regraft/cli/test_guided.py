@@ -203,6 +203,10 @@ def test_a_double_click_opens_the_page_if_it_is_there(home, monkeypatch):
     if "ui" not in cli.commands:
         assert run_as_given().stdout.startswith("Cherry Studio on this computer:")
     monkeypatch.setitem(cli.commands, "ui", ui)
+    monkeypatch.setattr("regraft.cli.find_spec", lambda _: None)
+    assert run_as_given().stdout.startswith("Cherry Studio on this computer:")
+    assert opened == []
+    monkeypatch.setattr("regraft.cli.find_spec", lambda name: name)
     assert run_as_given().status == 0
     assert opened == ["page"]
 
