@@ -76,7 +76,7 @@ class SourceUnrecognised(RegraftError, ValueError):
 
 
 class BackupInFolder(SourceUnrecognised):
-    message = "{path}: this folder is not a knowledge base, but contains the v1 backup {name}. Run: {command}"
+    message = "{path}: this folder is not a knowledge base, but contains the v1 backup {name}; run: {command}."
 
 
 class BackupTooNew(RegraftError, ValueError):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-import click
 from msgspec import structs
 
 from checks.cherry_v2 import findings as v2
@@ -21,8 +20,8 @@ from regraft.api.arguments import parse_model_id
 from regraft.api.profile import ProfileMigrationReport, choose_library, run_profile_migration
 from regraft.cli.migrate import ProfilePrompt, run_into_profile
 from regraft.cli.options import Output
-from regraft.cli.output import echo, echo_error, report_errors
-from regraft.errors import InputEnded, RegraftError, SourceNotFound
+from regraft.cli.output import echo, echo_error, read_line, report_errors
+from regraft.errors import RegraftError, SourceNotFound
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
 from regraft.formats.cherry_v2.models import SEPARATOR
 from regraft.kinds import V1_SOURCES, Kind
@@ -68,7 +67,7 @@ class GuidedPrompt(ProfilePrompt):
     def asks(self, question: str) -> bool:
         """Ask whether to go on; the default is yes."""
         while True:
-            answer = read_answer(tr("{question} [Y/n]", question=question)).lower()
+            answer = read_line(tr("{question} [Y/n]", question=question)).lower()
             if answer in ("", "y", "yes", tr("yes")):
                 return True
             if answer in ("n", "no", tr("no")):
@@ -76,22 +75,6 @@ class GuidedPrompt(ProfilePrompt):
 
 
 # --- questions -------------------------------------------------------------------------------------------------------
-
-
-def read_answer(question: str) -> str:
-    """Read one line from the user.
-
-    Raises:
-        InputEnded: the input has ended.
-        KeyboardInterrupt: the user pressed Ctrl-C.
-    """
-    try:
-        return str(click.prompt(question, default="", show_default=False, prompt_suffix=" ")).strip()
-    except click.Abort as error:
-        if isinstance(error.__context__, EOFError):
-            echo("\n")
-            raise InputEnded from error
-        raise KeyboardInterrupt from error
 
 
 def choose(question: str, known: Sequence[tuple[Value, str]], parse: Callable[[str], Value], hint: str) -> Value:
@@ -103,7 +86,7 @@ def choose(question: str, known: Sequence[tuple[Value, str]], parse: Callable[[s
     lines = [f"  {number}  {printable(value)}  ({why})" for number, (value, why) in enumerate(known, 1)]
     echo("\n".join([question, *lines]) + "\n")
     while True:
-        answer = read_answer(hint)
+        answer = read_line(hint)
         if not answer and known:
             return known[0][0]
         if answer.isascii() and answer.isdigit() and 1 <= int(answer) <= len(known):

@@ -197,8 +197,7 @@ def migrate(
         run_into_profile(source, profile, target, page, options, ProfilePrompt(output=output))
     if target is None:
         raise WrongUsage(
-            problem=tr("neither --to nor --profile is given"),
-            hint=tr("name the profile to migrate into with --profile, or the folder of a new library with --to"),
+            problem=tr("neither --to nor --profile is given"), hint=tr("see regraft {name} --help", name="migrate")
         )
     if options.recreate_provider or options.as_new:
         raise WrongUsage(

@@ -20,6 +20,7 @@ import click
 
 from regraft.errors import (
     WORTH_READING,
+    InputEnded,
     OutputLost,
     RegraftError,
     StoppedBySystem,
@@ -313,6 +314,22 @@ def ask(question: str) -> bool:
     try:
         return click.confirm(question, default=True)
     except click.Abort as error:
+        raise KeyboardInterrupt from error
+
+
+def read_line(question: str) -> str:
+    """Ask a question and return the answer, one line without blanks around it.
+
+    Raises:
+        InputEnded: the input has ended.
+        KeyboardInterrupt: the user pressed Ctrl-C.
+    """
+    try:
+        return str(click.prompt(question, default="", show_default=False, prompt_suffix=" ")).strip()
+    except click.Abort as error:
+        if isinstance(error.__context__, EOFError):
+            echo("\n")
+            raise InputEnded from error
         raise KeyboardInterrupt from error
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import click
 import pytest
-from faults import INTERRUPTED, REFUSED, posix, small_source, untouched
+from faults import INTERRUPTED, REFUSED, posix, said, small_source, untouched
 from harness import REPO, run_as_given
 from patience import NEVER_SECONDS
 from profiles import profile
 
 from regraft.cli import guided
-from regraft.errors import InputEnded
+from regraft.errors import InputEnded, RegraftError
 from regraft.processes import startup
 
 SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
@@ -168,6 +168,13 @@ def test_the_end_at_any_question_writes_nothing(home, monkeypatch, capsys, quest
         assert line == f"regraft: {InputEnded()}"
 
 
+def test_the_end_of_the_input_has_a_code_of_its_own(home, monkeypatch):
+    monkeypatch.setattr(click, "prompt", Answers(EOFError))
+    with pytest.raises(RegraftError) as caught:
+        guided.run()
+    assert (caught.value.code, caught.value.exit_status) == ("InputEnded", 1)
+
+
 def test_the_questions_in_chinese(home, monkeypatch, capsys):
     monkeypatch.setenv("REGRAFT_LANG", "zh")
     status, _ = answered(monkeypatch, "", "", "", "", "")
@@ -243,11 +250,12 @@ def test_a_folder_with_a_backup_names_the_command(home, command):
     assert found.status == REFUSED
     place = home / ".config" / "CherryStudio"
     assert found.stderr == (
-        f"regraft: {home / 'here'}: this folder is not a knowledge base, but contains the v1 backup backup.zip. "
-        f"Run: regraft migrate {home / 'here' / 'backup.zip'} --profile {place}\n"
+        f"regraft: {home / 'here'}: this folder is not a knowledge base, but contains the v1 backup backup.zip; "
+        f"run: regraft migrate {home / 'here' / 'backup.zip'} --profile {place}.\n"
     )
     (place / "cherrystudio.sqlite").unlink()
-    assert run_as_given(command, ".").stderr.endswith("backup.zip --to library\n")
+    assert run_as_given(command, ".").stderr.endswith("backup.zip --to library.\n")
+    assert "backup.zip" in said(run_as_given(command, ".", "--json"), "BackupInFolder", REFUSED)
     (home / "here" / "backup.zip").unlink()
     assert "not a knowledge base that regraft knows" in run_as_given(command, ".").stderr
 
