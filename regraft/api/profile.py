@@ -90,9 +90,9 @@ class ProfileMigration(msgspec.Struct, frozen=True, kw_only=True):
 def migrate_into_profile(
     source: str | Path,
     profile: str | Path,
-    options: ProfileMigrationOptions | None = None,
-    *,
     to: str | Path | None = None,
+    *,
+    options: ProfileMigrationOptions | None = None,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
     **fields: Any,

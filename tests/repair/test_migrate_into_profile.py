@@ -559,7 +559,7 @@ def test_a_library_that_is_gone_is_no_obstacle(case):
 def test_the_function_returns_what_the_command_prints(case, tmp_path):
     plans: list[Any] = []
     report = regraft.migrate_into_profile(
-        case.source, case.profile, to=tmp_path / "there", confirm=lambda plan: not plans.append(plan)
+        case.source, case.profile, tmp_path / "there", confirm=lambda plan: not plans.append(plan)
     )
     assert isinstance(report, migrators.MigrationReport)
     [plan] = plans
