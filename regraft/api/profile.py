@@ -20,8 +20,7 @@ from msgspec import structs
 
 import migrators
 from migrators.pipeline import preflight
-from migrators.pipeline.outline import write_outline
-from migrators.pipeline.run import LibraryPlan
+from migrators.pipeline.run import LibraryPlan, write_outline
 from migrators.pipeline.session import Session
 from migrators.pipeline.survey import BaseJob
 from regraft.api.arguments import merge_options, progress_or_silent, time_or_now
@@ -224,7 +223,8 @@ class _ProfileRun:
         bases = [base.id for base in migrated.report.bases]
         planned = self._planned
         if planned is None and not bases:
-            planned = _empty_installation(migrated.report)
+            empty = ChangeReport(head=migrated.report.head, bases=[], actions=[], left=[], undo=None)
+            planned = Installation(report=empty, chosen={})
         elif planned is None:
             # The library is up to date: only the installation is left to confirm.
             planned = self._plan_installation(self._target, bases)
@@ -339,13 +339,6 @@ class _ProfileRun:
             profile=Endpoint(kind=Kind.V2_PROFILE.value, path=path_text(self._profile)),
             install=InstallPart(bases=part.bases, actions=part.actions, left=part.left, undo=part.undo),
         )
-
-
-def _empty_installation(report: MigrationReport) -> Installation:
-    return Installation(
-        report=ChangeReport(head=report.head, bases=[], actions=[], left=[], undo=None),
-        chosen={},
-    )
 
 
 def _index_bytes(job: BaseJob) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -127,18 +128,13 @@ def parse_path(answer: str) -> Path:
 
 def _sources(found: Sequence[Installation]) -> list[tuple[Path, str]]:
     """List what can be migrated: backups first, the newest at the top, then data folders of v1."""
-    home = [Path.home() / name for name in _FOLDERS] if _has_home() else []
-    backups = [(Path(one.path), one.facts[0].rstrip(".。")) for one in find_backups([Path(), *home])]
+    folders = [Path()]
+    with suppress(RuntimeError):
+        # Without a home directory, only this one.
+        folders += [Path.home() / name for name in _FOLDERS]
+    backups = [(Path(one.path), one.facts[0].rstrip(".。")) for one in find_backups(folders)]
     data = [(Path(one.path), one.facts[0].rstrip(".。")) for one in found if one.kind in V1_SOURCES]
     return list({path.absolute(): (path, why) for path, why in [*backups, *data]}.values())
-
-
-def _has_home() -> bool:
-    try:
-        Path.home()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _parse_source(answer: str) -> Path:
