@@ -290,7 +290,7 @@ def _hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Opt
 
 
 @contextmanager
-def _opened(path: Path, work: Path | None, options: Options) -> Iterator[Path]:
+def _opened(path: Path, work: Path | None, options: Options, _: BaseDraft) -> Iterator[Path]:
     try:
         with rsclaw_chunks.write_chunk_table(path, work, visible_scope(options)) as chunks:
             yield chunks.path

@@ -46,6 +46,7 @@ class Kind(StrEnum):
     CODEX_MEM = "codex-mem", tr("a database of codex-mem"), "codex_mem"
     ANGEL_MEMORY = "angel-memory", tr("a data folder of AngelMemory"), "angel_memory"
     RSCLAW = "rsclaw", tr("a knowledge base of rsclaw"), "rsclaw"
+    CHROMA = "chroma", tr("a folder of Chroma"), "chroma"
 
 
 #: Each kind in a sentence.

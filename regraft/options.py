@@ -326,6 +326,10 @@ class RepairOptions(ChangeOptions, frozen=True, kw_only=True):
             option="--from",
         ),
     ] = None
+    unproven: Annotated[
+        bool,
+        _option(tr("Chroma: also keep vectors whose text or length nothing in the folder proves.")),
+    ] = False
 
 
 class GcOptions(ChangeOptions, frozen=True, kw_only=True):

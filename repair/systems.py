@@ -103,6 +103,9 @@ def plan_repair(store: Store, options: RepairOptions) -> Plan:
     """
     is_given = {"--model": options.model is not None, "--adopt": options.adopt, "--salvage": options.salvage}
     _demand_v2(store, {**is_given, "--from": options.source is not None})
+    if options.unproven and store.found.kind is not Kind.CHROMA:
+        problem = tr("--unproven applies only to {kind}", kind=KIND_NAMES[Kind.CHROMA])
+        raise WrongUsage(problem=problem, hint=tr("leave it out"))
     repaired = repairs_for(store.found.kind).repair
     if repaired is None:
         raise ValueError(tr("regraft repair does not support {kind}", kind=store.found.kind))

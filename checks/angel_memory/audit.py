@@ -11,7 +11,6 @@ from typing import Any
 import apsw
 import msgspec
 
-from checks.angel_memory import detect
 from checks.angel_memory import findings as angel
 from checks.angel_memory.detect import (
     FileState,
@@ -25,7 +24,7 @@ from checks.audit import sqlite_checks
 from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, OutOfTime, add_commands
 from checks.audit.findings import Audit
 from regraft.disk import sqlite, untrusted_sqlite
-from regraft.formats.angel_memory import chroma, database
+from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import (
     MEMORIES,
     MEMORY_TAGS,
@@ -36,6 +35,7 @@ from regraft.formats.angel_memory.database import (
     IndexedFile,
     ProviderFolder,
 )
+from regraft.formats.chroma import database as chroma
 from regraft.language import format_count, join_list, tr
 from regraft.report.progress import stage
 from regraft.stores.locate import Located
@@ -260,7 +260,7 @@ def _check_full_text(state: _StoreAudit, name: str) -> None:
     if state.findings.level is Level.QUICK:
         return
     with _watched(state, name, chroma.open_chroma(state.root / name)) as db:
-        problem = detect.find_full_text_damage(db)
+        problem = chroma.find_full_text_damage(db)
     if problem is not None:
         message = tr("the full-text index of {name} is damaged: {problem}", name=name, problem=problem)
         state.findings.add(angel.FULL_TEXT, message, sample=name)
@@ -322,9 +322,9 @@ def _check_whole(state: _StoreAudit, name: str) -> None:
 def _complaints(db: apsw.Connection) -> Iterator[str]:
     """Yield the messages of SQLite's own check. A damaged full-text index has its own finding."""
     scopes: list[object] = [_COMPLAINTS]
-    if detect.find_full_text_damage(db) is not None:
+    if chroma.find_full_text_damage(db) is not None:
         tables = db.execute(
-            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT GLOB ?", (f"{detect.FULL_TEXT_TABLE}*",)
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT GLOB ?", (f"{chroma.FULL_TEXT_TABLE}*",)
         )
         scopes = [untrusted_sqlite.quote_name(str(table)) for (table,) in tables]
     for scope in scopes:

@@ -10,17 +10,17 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import apsw
 import msgspec
 
-from regraft.formats.angel_memory import chroma, database
+from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory import database as angel_memory_notes
-from regraft.formats.angel_memory.chroma import DOCUMENT, ChromaProblem
 from regraft.formats.angel_memory.database import AngelProblem, IndexedFile, Note, NoteFile, ProviderFolder, Record
+from regraft.formats.chroma import database as chroma
+from regraft.formats.chroma.database import ChromaProblem
 from regraft.formats.vector_checks import has_usable_norm
-from regraft.language import format_count, tr
 from regraft.stores import derived
 
 
@@ -318,49 +318,3 @@ def _check_stored_vectors(
             made.unusable.append(key)
     if not has_files:
         made.unusable += sorted(set(keys) - waiting)
-
-
-# --- the full-text index of Chroma (``docs/formats/angel_memory.md``) -----------------------------------------------
-#
-# Chroma keeps the documents of all collections in ``embedding_metadata`` and a copy in the FTS5 table
-# ``embedding_fulltext_search``. Damage to the copy makes every write of Chroma fail.
-
-
-FULL_TEXT_TABLE = "embedding_fulltext_search"
-#: The table in which FTS5 stores the texts.
-FULL_TEXT_CONTENT = f"{FULL_TEXT_TABLE}_content"
-#: SQL: documents whose text in the index is missing or differs.
-DIFFERING_DOCUMENTS = (
-    f"FROM embedding_metadata m LEFT JOIN {FULL_TEXT_CONTENT} c ON c.id = m.id "
-    f"WHERE m.key = '{DOCUMENT}' AND m.string_value IS NOT NULL AND c.c0 IS NOT m.string_value"
-)
-
-
-def has_full_text_index(db: apsw.Connection) -> bool:
-    """Whether a database has the full-text index. The first versions of Chroma had none."""
-    return (
-        db.execute("SELECT 1 FROM sqlite_schema WHERE name = ? AND type = 'table'", (FULL_TEXT_TABLE,)).get is not None
-    )
-
-
-def find_full_text_damage(db: apsw.Connection) -> str | None:
-    """Return why the full-text index cannot be used or differs from the documents, or None.
-
-    Raises:
-        apsw.CorruptError, apsw.IOError: the database itself is damaged, not only the index.
-    """
-    if not has_full_text_index(db):
-        return None
-    try:
-        # FTS5 compares its tables with the texts that it stores.
-        for (message,) in db.execute(f"PRAGMA integrity_check({FULL_TEXT_TABLE})"):
-            if message != "ok":
-                return " ".join(str(message).split())
-        differing: Any = db.execute(f"SELECT count(*) {DIFFERING_DOCUMENTS}").get
-    except (apsw.CorruptError, apsw.SQLError) as error:
-        if isinstance(error, apsw.CorruptError) and getattr(error, "extendedresult", 0) != apsw.SQLITE_CORRUPT_VTAB:
-            raise
-        return str(error)
-    if differing:
-        return tr("it lacks the text of {documents}", documents=format_count(differing, "document"))
-    return None

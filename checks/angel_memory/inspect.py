@@ -20,9 +20,10 @@ from checks.angel_memory.detect import (
 )
 from checks.inspect import HealthSummary, StoreSummary
 from checks.systems import Checks
-from regraft.formats.angel_memory import chroma, database
-from regraft.formats.angel_memory.chroma import ChromaProblem
+from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import AngelProblem, ProviderFolder
+from regraft.formats.chroma import database as chroma
+from regraft.formats.chroma.database import ChromaProblem
 from regraft.language import format_count, tr
 from regraft.report.labels import label_of
 from regraft.stores.systems import Located

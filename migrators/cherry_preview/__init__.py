@@ -25,7 +25,7 @@ def _hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Opt
     return Hints()
 
 
-def _opened(path: Path, work: Path | None, _: Options) -> AbstractContextManager[Path]:
+def _opened(path: Path, work: Path | None, _: Options, __: BaseDraft) -> AbstractContextManager[Path]:
     return cherry_preview.readable_copy(path, work)
 
 

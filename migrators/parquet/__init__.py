@@ -124,7 +124,7 @@ def open_files(paths: tuple[Path, ...]) -> list[UnitsFile]:
         if not path.is_file():
             raise SourceUnreadable(path=path, reason=tr("no such file"))
         stamp, about = _file_stamp(path), unit_file.read_metadata(path)
-        if about.layout != "v2":
+        if about.layout not in ("v2", "chroma"):
             advice = tr("migrate the source that it was exported from, with regraft migrate")
             is_v1 = about.layout == "v1"
             what = tr("the old table of a v1 base") if is_v1 else tr("the chunks of an rsclaw knowledge base")

@@ -270,7 +270,9 @@ class Salvager(Protocol):
         """
 
 
-def _open_unchanged(path: Path, _work: Path | None, _options: Options) -> AbstractContextManager[Path]:
+def _open_unchanged(
+    path: Path, _work: Path | None, _options: Options, _draft: BaseDraft
+) -> AbstractContextManager[Path]:
     return nullcontext(path)
 
 
@@ -283,8 +285,8 @@ class Pipeline(msgspec.Struct, frozen=True):
     table: VectorTable
     read: Callable[[Located, Options], LibraryDraft]
     hints: Callable[[Located, BaseDraft, VectorSurvey, Options], Hints]
-    #: Opens a vector file in a form that SQLite reads: the file itself, or a temporary copy in a folder.
-    opened: Callable[[Path, Path | None, Options], AbstractContextManager[Path]] = _open_unchanged
+    #: Opens the vector file of a base in a form that SQLite reads: the file itself, or a temporary copy in a folder.
+    opened: Callable[[Path, Path | None, Options, BaseDraft], AbstractContextManager[Path]] = _open_unchanged
     #: Reads damaged vector files page by page; None if the layout does not support it.
     salvager: Salvager | None = None
     #: Whether the source has documents of single users (``--visible-to``).

@@ -199,7 +199,7 @@ class BasePlanner:
             return _Surveyed(found=StoreProblem(tr("cannot be read: {reason}", reason=problem.facts["reason"])))
         mark = sqlite.read_file_state(origin)
         try:
-            vectors = self._keep.enter_context(self.pipeline.opened(origin, self._work, self._options))
+            vectors = self._keep.enter_context(self.pipeline.opened(origin, self._work, self._options, draft))
             found = _Surveyed(
                 found=self.pipeline.table.survey(vectors, self._work, texts=texts),
                 vectors=vectors,

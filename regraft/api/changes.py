@@ -151,6 +151,7 @@ def repair(
             model=model,
             adopt=options.adopt,
             salvage=options.salvage,
+            unproven=options.unproven,
             source=options.source,
             keep=keep,
         )

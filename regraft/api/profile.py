@@ -26,7 +26,7 @@ from migrators.pipeline.survey import BaseJob
 from regraft.api.arguments import merge_options, progress_or_silent, time_or_now
 from regraft.api.changes import Installation, install_bases
 from regraft.api.transfer import migration_options
-from regraft.disk import durable, links
+from regraft.disk import links, scratch
 from regraft.errors import (
     Declined,
     InstallationStopped,
@@ -248,7 +248,7 @@ class _ProfileRun:
         if all(job.unchanged is not None for job in plan.jobs) and (self._target / CATALOG_FILE).is_file():
             self._planned = self._plan_installation(self._target, bases)
         else:
-            with durable.temporary_folder() as folder:
+            with scratch.temporary_folder() as folder:
                 write_outline(folder, plan.jobs, at, report, self._migration.now_ms)
                 self._planned = self._plan_installation(folder, bases, is_outline=True)
         if not self._planned.report.actions and not self._options.dry_run:

@@ -8,12 +8,8 @@ core is used. It reads numbers and texts and never unpickles anything (``docs/fo
 from __future__ import annotations
 
 import heapq
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from hashlib import blake2b
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +18,19 @@ import msgspec
 import numpy as np
 
 from checks.angel_memory.detect import find_providers
-from regraft import errors
-from regraft.disk import durable, scratch, writable
+from regraft.disk import durable, scratch
 from regraft.errors import (
-    CollectionOfOtherVersion,
-    CollectionRefused,
     NotSearchable,
     QueryVectorUnfit,
     SourceUnreadable,
-    WrongUsage,
 )
-from regraft.formats.angel_memory import chroma, database
-from regraft.formats.angel_memory.chroma import ChromaProblem
+from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import COLLECTION, SOURCE_ID, AngelProblem, ProviderFolder
+from regraft.formats.chroma import core
+from regraft.formats.chroma import database as chroma
+from regraft.formats.chroma.database import ChromaProblem
 from regraft.kinds import KIND_NAMES, Kind
 from regraft.language import tr
-from regraft.processes.pool import ProcessKilled, ProcessPool
 from regraft.ranking.angel_memory import NearestRecords
 from repair.angel_memory import staging
 from repair.angel_memory.staging import Staging
@@ -104,23 +97,6 @@ class _Reversed:
         return self.key > other.key
 
 
-#: What chromadb is needed for, and the extra that installs it.
-_EXTRA = (tr("collections of AngelMemory"), "chroma")
-_CORE = "chromadb.api.rust.RustBindingsAPI"
-#: Entries that are read or written at once.
-_PAGE_SIZE = 1000
-#: Word in chromadb's message if it would have to migrate the database first.
-_VERSION_ERROR = "migration"
-
-
-class ChromaFailed(Exception):
-    """chromadb raised an error. ``is_other_version``: another version of chromadb wrote the database."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.is_other_version = _VERSION_ERROR in reason.lower()
-
-
 class CollectionChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Changes to a collection, by source id.
 
@@ -138,24 +114,6 @@ class CollectionChanges(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, tuple[str, ...]]
 
 
-def demand_chromadb() -> str:
-    """Find the installed version of chromadb.
-
-    Raises:
-        WrongUsage: chromadb is not installed, lacks its Rust core, or cannot be loaded.
-    """
-    if find_spec("chromadb") is None:
-        raise errors.not_installed_error("chromadb", *_EXTRA)
-    try:
-        version: str | None = _run_in_child(_child_version)
-    except ChromaFailed as failed:
-        problem = tr("chromadb cannot be loaded ({reason})", reason=failed)
-        raise WrongUsage(problem=problem, hint=tr("reinstall it, or install another version")) from failed
-    if version is None:
-        raise errors.not_installed_error("chromadb", *_EXTRA)
-    return version
-
-
 def read_vectors(folder: Path, keys: Sequence[str]) -> dict[str, bytes]:
     """Read the vectors of entries, as little-endian float32, from a copy that chromadb may write to.
 
@@ -164,7 +122,7 @@ def read_vectors(folder: Path, keys: Sequence[str]) -> dict[str, bytes]:
     Raises:
         ChromaFailed
     """
-    found: dict[str, bytes] = _run_in_child(_child_read_vectors, folder, frozenset(keys))
+    found: dict[str, bytes] = core.run_in_child(_child_read_vectors, folder, frozenset(keys))
     return found
 
 
@@ -174,7 +132,7 @@ def rank_in_chroma(folder: Path, vector: bytes, count: int, keys: frozenset[str]
     Raises:
         ChromaFailed
     """
-    found: NearestVectors = _run_in_child(_child_nearest, folder, vector, count, keys)
+    found: NearestVectors = core.run_in_child(_child_nearest, folder, vector, count, keys)
     return found
 
 
@@ -189,22 +147,7 @@ def update_collection(folder: Path, staged: Path, work: CollectionChanges) -> No
     Raises:
         ChromaFailed: the changes failed, or a vector differs from what was written.
     """
-    _run_in_child(_child_update, folder, staged, work)
-
-
-@contextmanager
-def reporting_refusals(path: Path, version: str) -> Iterator[None]:
-    """Raise errors of chromadb as errors about the folder.
-
-    Raises:
-        CollectionOfOtherVersion, CollectionRefused
-    """
-    try:
-        yield
-    except ChromaFailed as failed:
-        if failed.is_other_version:
-            raise CollectionOfOtherVersion(path=path, version=version, reason=failed) from failed
-        raise CollectionRefused(path=path, reason=failed) from failed
+    core.run_in_child(_child_update, folder, staged, work)
 
 
 # --- searching the collection ----------------------------------------------------------------------------------------
@@ -239,8 +182,8 @@ def find_nearest(root: Path, vector: bytes, count: int) -> NearestRecords:
     except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=folder.database, reason=error) from error
     if in_files:
-        version = demand_chromadb()
-        with scratch.temporary_folder() as place, reporting_refusals(folder.chroma, version):
+        version = core.demand_chromadb()
+        with scratch.temporary_folder() as place, core.reporting_refusals(folder.chroma, version):
             copy = place / folder.chroma.name
             # The write-ahead log of a running writer is copied; its shared-memory index is rebuilt from the log.
             durable.copy_tree(folder.chroma, copy, without=("-shm",))
@@ -288,66 +231,8 @@ def _without_vectors(root: Path) -> NotSearchable:
 # --- the child process -----------------------------------------------------------------------------------------------
 
 
-def _run_in_child(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in a child process, because chromadb can crash and changes global state.
-
-    The function writes to copies only, so a crash does no harm.
-
-    Raises:
-        ChromaFailed: it raised an exception, or the process ended.
-    """
-    with ProcessPool(1) as processes:
-        try:
-            result, problem = processes.take(processes.put(_call, function, args))
-        except ProcessKilled as killed:
-            result, problem = None, tr("its process ended (exit status {end})", end=killed.exit_status)
-    if problem is not None:
-        raise ChromaFailed(problem)
-    return result
-
-
-def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, str | None]:
-    """Return the result of a call, or the problem with it."""
-    args = tuple(arg.absolute() if isinstance(arg, Path) else arg for arg in args)
-    # Importing chromadb reads a file ``.env`` of the working directory, which may be untrusted.
-    os.chdir(sys.prefix)
-    try:
-        return function(*args), None
-    # A panic of chromadb's Rust core is not an Exception.
-    except BaseException as error:
-        return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _child_version() -> str | None:
-    """Version of chromadb, or None if it or its Rust core is not installed."""
-    try:
-        import chromadb.api.rust  # noqa: PLC0415 - as in _client
-    except ImportError:
-        return None
-    return str(chromadb.__version__)
-
-
-def _client(folder: Path) -> Any:
-    import chromadb  # noqa: PLC0415 - an extra, and only ever in a process of its own
-    from chromadb.config import Settings  # noqa: PLC0415
-
-    is_there = folder.is_dir() and any(folder.iterdir())
-    # No setting may come from the environment or from a file.
-    settings: dict[str, Any] = {
-        "_env_file": None,
-        "anonymized_telemetry": False,
-        "chroma_api_impl": _CORE,
-        "chroma_otel_collection_endpoint": "",
-        "allow_reset": False,
-        # Never migrate an existing database: the application may have an older chromadb.
-        "migrations": "validate" if is_there else "apply",
-    }
-    # Closed when the process ends.
-    return chromadb.PersistentClient(path=str(writable.require_writable(folder)), settings=Settings(**settings))
-
-
 def _child_read_vectors(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
-    client = _client(folder)
+    client = core.open_client(folder)
     if not _has_collection(client):
         return {}
     collection = client.get_collection(COLLECTION, embedding_function=None)
@@ -356,7 +241,7 @@ def _child_read_vectors(folder: Path, keys: frozenset[str]) -> dict[str, bytes]:
 
 def _child_nearest(folder: Path, vector: bytes, count: int, keys: frozenset[str]) -> NearestVectors:
     found = NearestVectors(vector, count)
-    client = _client(folder)
+    client = core.open_client(folder)
     if _has_collection(client):
         collection = client.get_collection(COLLECTION, embedding_function=None)
         found.compare((key, one) for key, one in _entries(collection) if key in keys)
@@ -370,8 +255,8 @@ def _has_collection(client: Any) -> bool:
 def _entries(collection: Any) -> Iterator[tuple[str, bytes]]:
     import numpy  # noqa: PLC0415 - comes with chromadb
 
-    for start in range(0, collection.count(), _PAGE_SIZE):
-        page = collection.get(limit=_PAGE_SIZE, offset=start, include=["embeddings"])
+    for start in range(0, collection.count(), core.PAGE_SIZE):
+        page = collection.get(limit=core.PAGE_SIZE, offset=start, include=["embeddings"])
         for key, vector in zip(page["ids"], page["embeddings"], strict=True):
             yield key, numpy.asarray(vector, dtype="<f4").tobytes()
 
@@ -379,7 +264,7 @@ def _entries(collection: Any) -> Iterator[tuple[str, bytes]]:
 def _child_update(folder: Path, staged: Path, work: CollectionChanges) -> None:
     durable.make_folders(folder, flush=False)
     with staging.read_staging(staged) as waiting:
-        client = _client(folder)
+        client = core.open_client(folder)
         if work.is_rebuilt and _has_collection(client):
             client.delete_collection(COLLECTION)
         # Created as the application does: the default distance is l2.
@@ -419,7 +304,7 @@ def _metadata(work: CollectionChanges, key: str) -> dict[str, str | None]:
 
 
 def _chunks(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (rows[start : start + _PAGE_SIZE] for start in range(0, len(rows), _PAGE_SIZE))
+    return (rows[start : start + core.PAGE_SIZE] for start in range(0, len(rows), core.PAGE_SIZE))
 
 
 def _digests(collection: Any) -> dict[str, bytes]:

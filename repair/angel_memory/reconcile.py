@@ -18,13 +18,14 @@ from regraft import embedders, identity
 from regraft.disk import scratch
 from regraft.embedders.settings import EmbedderSettings
 from regraft.errors import Declined, EmbedderUnnamed, WrongUsage
+from regraft.formats.chroma import core
+from regraft.formats.chroma.core import ChromaFailed
 from regraft.identity import replace
 from regraft.kinds import Kind
 from regraft.ledger import ledger
 from regraft.report.document import Run
 from regraft.report.progress import Progress
 from repair.angel_memory import collection, staging, vectors
-from repair.angel_memory.collection import ChromaFailed
 from repair.angel_memory.staging import Staging, VectorOrigin
 from repair.angel_memory.vectors import CollectionBuild, CollectionState
 from repair.changes import files
@@ -125,7 +126,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
         self._choose()
         self._estimate(dict.fromkeys(self.state.donors(), b""))
         try:
-            collection.demand_chromadb()
+            core.demand_chromadb()
         except WrongUsage as error:
             return structs.replace(self._plan_report(), missing=str(error))
         return self._plan_report()
@@ -179,7 +180,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
 
     def run_and_report(self) -> EmbeddingReport:
         """Embed the texts, change the collection, and return the report."""
-        self.chromadb = collection.demand_chromadb()
+        self.chromadb = core.demand_chromadb()
         self._choose()
         demand_not_running(self.store)
         files.flush_logs(self.state.folder.chroma)
@@ -226,7 +227,7 @@ class _Reconciliation(msgspec.Struct, kw_only=True):
         wanted = [entry.id for entry in (*state.donors().values(), *sampled)]
         with (
             scratch.temporary_folder() as place,
-            collection.reporting_refusals(state.folder.chroma, self.chromadb),
+            core.reporting_refusals(state.folder.chroma, self.chromadb),
         ):
             found = self._read_from_copy(vectors.copy_chroma_folder(state, place), wanted)
         state = self.state

@@ -14,31 +14,23 @@ from typing import Any
 import apsw
 import msgspec
 
-from checks.angel_memory import detect
 from checks.angel_memory import findings as angel
 from checks.angel_memory.detect import (
-    DIFFERING_DOCUMENTS,
-    FULL_TEXT_CONTENT,
-    FULL_TEXT_TABLE,
     FileComparison,
     FileState,
     compare_files,
 )
 from checks.audit import sqlite_checks
-from regraft.disk import sqlite, untrusted_sqlite
-from regraft.errors import FullTextNotRebuilt
-from regraft.formats.angel_memory import chroma, database
-from regraft.formats.angel_memory.chroma import ChromaProblem
+from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import FILES, NOTE_TAGS, RECORDS, SEQUENCE, TAGS, Note, Record
+from regraft.formats.chroma import database as chroma
+from regraft.formats.chroma.database import ChromaProblem
 from regraft.language import format_count, tr
 from repair.changes import schema_objects
-from repair.changes.files import copy_database
 from repair.changes.options import RepairOptions
 from repair.changes.plan import Action, Change, FileChange, Plan, RowsChange, Unresolved, group_by_name, other_warnings
 from repair.changes.store import Store
-
-#: Version of FTS5's tables; FTS5 does not open them without it.
-_FORMAT = 4
+from repair.chroma import full_text
 
 
 def plan_full_text(root: Path) -> Iterator[FileChange]:
@@ -46,7 +38,7 @@ def plan_full_text(root: Path) -> Iterator[FileChange]:
     for folder in database.find_provider_folders(root):
         try:
             with chroma.open_chroma(folder.database) as db:
-                problem = detect.find_full_text_damage(db)
+                problem = chroma.find_full_text_damage(db)
         except (ChromaProblem, apsw.Error, OSError):
             continue  # ``check`` reports it as unreadable; no index can be rebuilt in such a file
         if problem is None:
@@ -60,34 +52,9 @@ def plan_full_text(root: Path) -> Iterator[FileChange]:
             finding=angel.FULL_TEXT,
         )
         size = folder.database.stat().st_size
-        yield FileChange(path=name, actions=(action,), make=partial(_make, folder.database), bytes=2 * size)
-
-
-def _make(path: Path, new: Path) -> None:
-    """Copy a database and rebuild the full-text index in the copy.
-
-    Raises:
-        FullTextNotRebuilt: FTS5 cannot rebuild the index.
-    """
-    copy_database(path, new)
-    try:
-        with sqlite.open_writable(new) as db:
-            with sqlite.transaction(db):
-                _rebuild(db)
-            problem = detect.find_full_text_damage(db)
-    except apsw.Error as error:
-        raise FullTextNotRebuilt(path=path, reason=error) from error
-    if problem is not None:
-        raise FullTextNotRebuilt(path=path, reason=problem)
-
-
-def _rebuild(db: apsw.Connection) -> None:
-    with untrusted_sqlite.allow_schema_writes(db):
-        db.execute(f"INSERT OR REPLACE INTO {FULL_TEXT_TABLE}_config (k, v) VALUES ('version', ?)", (_FORMAT,))
-        db.execute(
-            f"INSERT OR REPLACE INTO {FULL_TEXT_CONTENT} (id, c0) SELECT m.id, m.string_value {DIFFERING_DOCUMENTS}"
+        yield FileChange(
+            path=name, actions=(action,), make=partial(full_text.rebuild_in_copy, folder.database), bytes=2 * size
         )
-    db.execute(f"INSERT INTO {FULL_TEXT_TABLE} ({FULL_TEXT_TABLE}) VALUES ('rebuild')")
 
 
 _STATE_ACTIONS = {

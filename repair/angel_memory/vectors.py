@@ -25,8 +25,7 @@ from checks.audit.findings import FINDINGS
 from regraft import identity
 from regraft.disk import durable, sqlite, untrusted_sqlite
 from regraft.errors import SourceUnreadable
-from regraft.formats.angel_memory import chroma, database
-from regraft.formats.angel_memory.chroma import ChromaEntry, ChromaProblem
+from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory.database import (
     COLLECTION,
     PROVIDER_KEYS,
@@ -35,11 +34,15 @@ from regraft.formats.angel_memory.database import (
     AngelProblem,
     ProviderFolder,
 )
+from regraft.formats.chroma import core
+from regraft.formats.chroma import database as chroma
+from regraft.formats.chroma.core import ChromaFailed
+from regraft.formats.chroma.database import ChromaEntry, ChromaProblem
 from regraft.formats.vector_checks import has_usable_norm
 from regraft.identity import replace
 from regraft.language import format_count, tr
 from repair.angel_memory import collection
-from repair.angel_memory.collection import ChromaFailed, CollectionChanges
+from repair.angel_memory.collection import CollectionChanges
 from repair.angel_memory.staging import PendingText
 from repair.changes import files
 from repair.changes.plan import Action, FileChange, Plan, Unresolved
@@ -389,7 +392,7 @@ def _make(build: CollectionBuild, new: Path) -> None:
     if state.is_rebuilt and state.segment is not None:
         # Remove a segment that may be unreadable before chromadb opens the copy.
         durable.remove_tree(copy / Path(state.segment).name)
-    with collection.reporting_refusals(state.folder.chroma, build.chromadb):
+    with core.reporting_refusals(state.folder.chroma, build.chromadb):
         collection.update_collection(copy, build.staged, build.work())
         after = detect.find_vector_differences(ProviderFolder(state.folder.name, place), state.texts)
         if {*after.embedded} != build.lacking() or after.orphans or after.metadata:

@@ -29,6 +29,8 @@ class RepairOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep: ExitStack = msgspec.field(default_factory=ExitStack)
     #: Bases from which nothing is deleted.
     spared: frozenset[str] = frozenset()
+    #: Whether to keep vectors of Chroma whose text, or length, nothing proves.
+    unproven: bool = False
 
     def wanted(self, names: Iterable[str]) -> frozenset[str]:
         """Names of the findings to repair: those that the user named, else ``names``."""

@@ -41,10 +41,11 @@ from harness import run
 from checks.angel_memory import findings
 from checks.angel_memory.detect import find_providers
 from checks.audit.findings import FINDINGS
-from regraft.formats.angel_memory import chroma, database
+from regraft.formats.angel_memory import database
 from regraft.formats.angel_memory import database as angel_memory_notes
-from regraft.formats.angel_memory.chroma import ChromaProblem
 from regraft.formats.angel_memory.database import AngelProblem
+from regraft.formats.chroma import database as chroma
+from regraft.formats.chroma.database import ChromaProblem
 
 LEVELS = ("--quick", "", "--deep")
 ANGEL = {value for value in vars(findings).values() if isinstance(value, str) and value in FINDINGS}

@@ -149,7 +149,9 @@ ENGINES = ("migrators.pipeline", "checks.audit", "repair.changes", "repair.embed
 #: Systems by the name of their folders. The layouts of one application know each other; nobody else does.
 FAMILIES = {
     **dict.fromkeys(("cherry_v1", "cherry_v2", "cherry_preview"), "cherry"),
-    **dict.fromkeys(("codex_mem", "angel_memory", "rsclaw", "parquet"), None),
+    # AngelMemory keeps its vectors in folders of Chroma.
+    **dict.fromkeys(("angel_memory", "chroma"), "chroma"),
+    **dict.fromkeys(("codex_mem", "rsclaw", "parquet"), None),
 }
 #: The only modules that bring systems together, each for one package.
 REGISTRIES = {"migrators.registry", "checks.systems", "repair.systems"}

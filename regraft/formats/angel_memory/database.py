@@ -19,7 +19,7 @@ import msgspec
 from regraft.disk import links, sqlite
 from regraft.errors import GenerationUnknown
 from regraft.formats import json_text
-from regraft.formats.angel_memory import chroma
+from regraft.formats.chroma import database as chroma
 from regraft.language import join_list, tr
 
 # Rules that derive records from a file below ``raw/`` (``docs/formats/angel_memory.md``, "Records").

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 
-from regraft.formats.angel_memory import chroma, database
+from regraft.formats.angel_memory import database
+from regraft.formats.chroma import database as chroma
 from regraft.kinds import Kind
 from regraft.language import tr
 from regraft.stores.systems import Located, System

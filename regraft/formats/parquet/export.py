@@ -1,8 +1,9 @@
-"""Export the units of a library, profile, base, index, v1 source or rsclaw knowledge base to a Parquet file."""
+"""Export the units of a library, profile, base, index, v1 source, rsclaw or Chroma to a Parquet file."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -14,6 +15,7 @@ import apsw
 import msgspec
 from msgspec import Struct
 
+from regraft import identity
 from regraft.disk import links, sqlite
 from regraft.disk.file_paths import vector_file_name
 from regraft.disk.trees import join_path
@@ -33,6 +35,10 @@ from regraft.formats.cherry_v2.index.schema import (
     count_vector_lengths,
 )
 from regraft.formats.cherry_v2.layout import StoreFile
+from regraft.formats.chroma import database, layouts
+from regraft.formats.chroma import rows as chroma_rows
+from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
+from regraft.formats.chroma.rows import RowTable
 from regraft.formats.large_text import LARGE_BYTES, LargeText
 from regraft.formats.parquet import unit_file
 from regraft.formats.parquet.unit_file import BaseMetadata, EmptyMaterial, FileMetadata, UnitRow
@@ -47,7 +53,7 @@ from regraft.language import format_count, join_list, tr
 from regraft.report.document import Report
 from regraft.report.progress import Progress, stage
 from regraft.stores.systems import Located
-from regraft.text import decode_utf8, printable, replace_surrogates
+from regraft.text import decode_utf8, printable, replace_surrogates, utf16_len
 
 # --- rows of a v2 index, a v1 vector file, or rsclaw's chunks (``docs/formats/parquet.md``) --------------------------
 
@@ -379,6 +385,8 @@ def _row(row: tuple[apsw.SQLiteValue, ...], base: BaseMetadata, vector_bytes: in
 #: Source kinds whose bases have an index of the current layout.
 V2_KINDS = (Kind.LIBRARY, Kind.PACK, Kind.V2_PROFILE, Kind.V2_BACKUP, Kind.BASE, Kind.INDEX)
 V1_KINDS = (*V1_SOURCES, Kind.V1_VECTORS)
+#: Source kinds whose rows are first written to a temporary table.
+_WITHOUT_INDEX = (Kind.RSCLAW, Kind.CHROMA)
 _READ_ERRORS = (apsw.Error, StoreProblem, SourceUnreadable, OSError, UnicodeDecodeError)
 
 
@@ -531,12 +539,14 @@ def export(
     unit_file.import_arrow()
     _check_kind(source, from_v1=from_v1, visible_to=visible_to)
     unit_file.check_target(target)
-    root = source.tree.path if source.kind is Kind.RSCLAW else source.path
+    root = source.tree.path if source.kind in _WITHOUT_INDEX else source.path
     if root.is_dir() and links.is_at_or_below(target, root):
         raise TargetNotWritable(path=target, reason=tr("it is inside the source"))
     with ExitStack() as stack:
         if source.kind is Kind.RSCLAW:
             parts = _rsclaw_export(source, bases, visible_to, stack)
+        elif source.kind is Kind.CHROMA:
+            parts = _chroma_export(source, bases, stack)
         else:
             parts = _v1_export(source, bases, stack) if from_v1 else _v2_export(source, bases, stack)
         about = parts.about()
@@ -560,7 +570,7 @@ def _check_kind(source: Located, *, from_v1: bool, visible_to: tuple[str, ...]) 
     Raises:
         SourceNotMigratable, WrongUsage
     """
-    if source.kind not in (V1_KINDS if from_v1 else (*V2_KINDS, Kind.RSCLAW)):
+    if source.kind not in (V1_KINDS if from_v1 else (*V2_KINDS, *_WITHOUT_INDEX)):
         advice = tr("export takes a library, profile, base or index, or v1 data with --v1")
         if source.kind in V1_KINDS:
             advice = tr("use --v1 to export its v1 table, or migrate it first")
@@ -729,3 +739,94 @@ def _rsclaw_export(
             chunks=format_count(written.lost, "chunk"),
         )
     return SourceExport("rsclaw", _select_bases([part], bases))
+
+
+# --- Chroma --------------------------------------------------------------------------------------------------------
+
+
+def _chroma_export(source: Located, bases: tuple[str, ...], stack: ExitStack) -> SourceExport:
+    root = source.tree.path
+    try:
+        with database.open_chroma(root / database.FILE) as db:
+            collections = database.list_collections(db)
+            titles = layouts.read_layout(root, collections).titles
+            named = [
+                (one, BaseExport(describe_collection(db, one, titles.get(one.id) or one.name)))
+                for one in collections
+            ]
+    except (ChromaProblem, apsw.Error, OSError) as error:
+        raise SourceUnreadable(path=root / database.FILE, reason=error) from error
+    chosen = _select_bases([part for _, part in named], bases)
+    for one, part in named:
+        if part not in chosen:
+            continue
+        try:
+            table = stack.enter_context(chroma_rows.write_row_table(root, one.id, None))
+        except (ChromaProblem, *_READ_ERRORS) as error:
+            part.problem = tr("its entries cannot be read: {error}", error=error)
+            continue
+        part.file, part.rows_of = table.path, read_entry_rows
+        part.about.dimensions = table.dimension
+        part.summary = summarize_entries(table)
+        part.mark = sqlite.read_file_state(table.path)
+        if table.unproven:
+            part.problem = tr(
+                "{vectors} left out, because nothing proves which text they belong to",
+                vectors=format_count(table.unproven, "vector"),
+            )
+    return SourceExport("chroma", chosen)
+
+
+# Entries of a collection of Chroma ("Entries of Chroma").
+
+
+_ENTRIES_QUERY = "SELECT id, source, document, metadata, vector FROM entries ORDER BY rowid"
+
+
+def describe_collection(db: apsw.Connection, of: ChromaCollection, name: str) -> BaseMetadata:
+    """Return the metadata of the base that represents a collection."""
+    model = database.read_model(db, of)
+    named = None if model is None else "::".join(model)
+    return BaseMetadata(id=identity.base_id(of.id), name=name, model=named, dimensions=of.dimension, index=True)
+
+
+def summarize_entries(table: RowTable) -> BaseSummary:
+    """Count the entries; all of them are exported."""
+    return BaseSummary(vector_bytes=None if table.dimension is None else 4 * table.dimension, bodies=table.rows)
+
+
+def read_entry_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterator[UnitRow]:
+    """Stream the entries in the order of their insertion.
+
+    Raises:
+        apsw.Error: the table cannot be read.
+    """
+    with sqlite.open_readonly(path) as db:
+        for key, source, document, metadata, vector in db.execute(_ENTRIES_QUERY):
+            yield _entry_row(str(key), str(source), document, metadata, vector, base, look)
+
+
+def _entry_row(
+    key: str, source: str, document: Any, metadata: Any, vector: Any, base: BaseMetadata, look: BaseSummary
+) -> UnitRow:
+    text = "" if document is None else str(document)
+    locator = {"chroma_id": key, "metadata": None if metadata is None else json_text.loads(metadata)}
+    item = identity.item_id(base.id, key, None)
+    return UnitRow(
+        base=base.id,
+        base_name=base.name,
+        item=item,
+        path=f"{item}.md",
+        source=source,
+        unit_index=0,
+        char_start=0,
+        char_end=utf16_len(text),
+        text=text,
+        content_hash=None,
+        body_hash=identity.text_hash(text),
+        unit_id=key,
+        title=None,
+        locator_json=json.dumps(locator, ensure_ascii=False),
+        content=None,
+        vector=vector if isinstance(vector, bytes) and len(vector) == look.vector_bytes else None,
+    )

@@ -55,7 +55,7 @@ class BaseMetadata(msgspec.Struct):
 
 
 class FileMetadata(msgspec.Struct):
-    """Metadata of a file. ``layout`` is ``v2``, ``v1`` for v1's table, or ``rsclaw``."""
+    """Metadata of a file. ``layout`` is ``v2``, ``v1`` for v1's table, ``rsclaw`` or ``chroma``."""
 
     schema: int
     layout: str

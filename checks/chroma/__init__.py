@@ -1,0 +1,1 @@
+"""Audit and inspect folders of Chroma (``docs/chroma.md``)."""

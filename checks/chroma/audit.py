@@ -1,0 +1,397 @@
+"""Audit a folder of Chroma without writing (``docs/findings.md``, "Chroma")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import numpy as np
+
+from checks.audit import sqlite_checks
+from checks.audit.collector import CheckOptions, CommandLine, FindingCollector, Level, OutOfTime, add_commands
+from checks.audit.findings import Audit
+from checks.chroma import findings as chroma
+from checks.chroma import recall
+from regraft.disk import sqlite, untrusted_sqlite
+from regraft.formats.chroma import core, database, layouts
+from regraft.formats.chroma.collection import CollectionState, Origin, is_segment_name, open_collection
+from regraft.formats.chroma.database import ChromaCollection
+from regraft.formats.chroma.system import list_segment_folders
+from regraft.formats.vector_checks import LARGEST_NORM
+from regraft.language import format_count, tr
+from regraft.report.progress import stage
+from regraft.stores.locate import Located
+
+#: Tables that Chroma writes.
+TABLES = (
+    "collections",
+    "collection_metadata",
+    "segments",
+    "segment_metadata",
+    "embeddings",
+    "embedding_metadata",
+    "embeddings_queue",
+    "max_seq_id",
+)
+#: A norm is an outlier if it differs from the median by more than this factor.
+_OUTLIER = 10
+#: With fewer vectors, no norm is typical.
+_MIN_VECTORS = 20
+#: How many times the sync threshold may wait in the queue.
+_MAX_WAITING = 2
+
+
+class _StoreAudit(msgspec.Struct):
+    """State of the audit of one folder."""
+
+    root: Path
+    findings: FindingCollector
+    db: apsw.Connection
+    checked: dict[str, int]
+
+
+def audit(found: Located, options: CheckOptions, command_line: CommandLine | None = None) -> Audit:
+    """Audit a folder without writing. The data never makes this raise.
+
+    Args:
+        found: a store of the kind ``chroma``.
+        options: level, time limit, and ids of the collections to check.
+        command_line: makes the command lines that fix findings; None: findings get no command.
+    """
+    findings = FindingCollector(options.level, options.max_duration, names=options.names)
+    checked = dict.fromkeys(("collections", "entries", "vectors", "bytes"), 0)
+    names: dict[str, str] = {}
+    path = found.tree.path / database.FILE
+    try:
+        checked["bytes"] = path.stat().st_size
+        with database.open_chroma(path) as db, findings.watched(db, checked["bytes"]):
+            collections = database.list_collections(db)
+            names = {one.id: one.name for one in collections}
+            state = _StoreAudit(found.tree.path, findings, db, checked)
+            wanted = [one for one in collections if not options.bases or one.id in options.bases]
+            steps = [*_store_steps(state, collections), *_collection_steps(state, wanted)]
+            with stage(options.progress, "Checking", len(steps), "parts"):
+                for name, base, step in steps:
+                    options.progress.at(name)
+                    _guarded(findings, name, base, step)
+                    options.progress.step(1, 0)
+    except (apsw.Error, OSError, ValueError) as error:
+        findings.add(chroma.UNREADABLE, tr("{name} cannot be used: {error}", name=database.FILE, error=error))
+    audited = Audit(
+        findings=findings.to_findings(),
+        checked=checked,
+        names=names,
+        closing=findings.closing(tr("texts and vectors"), tr("all pages of the database and the recall of its index")),
+        not_checked=findings.missing(),
+        level=findings.level.name.lower(),
+    )
+    return audited if command_line is None else add_commands(audited, command_line)
+
+
+_Step = tuple[str, str | None, Callable[[], None]]
+
+
+def _store_steps(state: _StoreAudit, collections: list[ChromaCollection]) -> Iterator[_Step]:
+    yield "segments", None, partial(_check_segments, state, collections)
+    yield "queue", None, partial(_check_queue, state, collections)
+    yield "application", None, partial(_check_application, state, collections)
+    if state.findings.level >= Level.DEFAULT:
+        yield "full text", None, partial(_check_full_text, state)
+        yield "sequence numbers", None, partial(_check_sequence_numbers, state)
+    if state.findings.level is Level.DEEP:
+        yield database.FILE, None, partial(_check_whole, state)
+
+
+def _collection_steps(state: _StoreAudit, wanted: list[ChromaCollection]) -> Iterator[_Step]:
+    for one in wanted:
+        state.checked["collections"] += 1
+        yield one.name, one.id, partial(_check_collection, state, one)
+    if state.findings.level is Level.DEEP and state.findings.may_report(chroma.RECALL):
+        yield "recall", None, partial(_check_recall, state, wanted)
+
+
+def _guarded(findings: FindingCollector, name: str, base: str | None, step: Callable[[], None]) -> None:
+    """Run one check; damage in its data does not stop the others."""
+    try:
+        findings.check_time()
+        step()
+    except OutOfTime:
+        findings.not_checked.append(name)
+    except (apsw.Error, OSError, ValueError, MemoryError, OverflowError) as error:
+        if sqlite.is_write_failure(error):
+            raise
+        try:
+            findings.check_time()
+        except OutOfTime:
+            findings.not_checked.append(name)
+        else:
+            message = tr("{name} cannot be checked: {error}", name=name, error=error)
+            findings.add(chroma.UNREADABLE, message, base=base, sample=name)
+
+
+# --- the folder and its database -------------------------------------------------------------------------------------
+
+
+def orphan_folders(db: apsw.Connection, root: Path) -> list[str]:
+    """List the folders of segments that no row refers to."""
+    rows = {str(name) for (name,) in db.execute("SELECT CAST(id AS TEXT) FROM segments")}
+    return [name for name in list_segment_folders(root) if name not in rows and is_whole_segment(root / name)]
+
+
+def is_whole_segment(folder: Path) -> bool:
+    """Whether a folder contains nothing but the files of a segment, so that it certainly is one of Chroma's."""
+    if folder.is_symlink():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    return names <= {"header.bin", "data_level0.bin", "length.bin", "link_lists.bin", "index_metadata.pickle"}
+
+
+def _check_segments(state: _StoreAudit, collections: list[ChromaCollection]) -> None:
+    foreign = sqlite_checks.find_foreign_on_tables(state.db, TABLES)
+    sqlite_checks.add_foreign_objects(foreign, state.findings, None)
+    known = {one.id for one in collections}
+    for name in orphan_folders(state.db, state.root):
+        message = tr("{n} of segments that no row refers to")
+        state.findings.add(chroma.SEGMENT_ORPHAN, message, noun="folder", sample=name)
+    for key, collection in state.db.execute("SELECT CAST(id AS TEXT), CAST(collection AS TEXT) FROM segments"):
+        if str(collection) not in known:
+            message = tr("{n} of segments without a collection")
+            state.findings.add(chroma.SEGMENT_ORPHAN, message, noun="row", sample=key, is_beyond_repair=True)
+    for one in collections:
+        missing = [scope for scope, key in (("VECTOR", one.vectors), ("METADATA", one.metadata)) if key is None]
+        for scope in missing:
+            message = tr("it has no {scope} segment", scope=scope)
+            state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=one.id)
+        if one.vectors is not None and not is_segment_name(one.vectors):
+            message = tr("the id of its VECTOR segment is not the name of a folder")
+            state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=one.id, sample=one.vectors)
+
+
+def _check_queue(state: _StoreAudit, collections: list[ChromaCollection]) -> None:
+    known = {one.id for one in collections}
+    for topic, count in state.db.execute("SELECT substr(topic, -36), count(*) FROM embeddings_queue GROUP BY 1"):
+        if str(topic) not in known:
+            message = tr("{n} in the queue of a collection that does not exist")
+            state.findings.add(chroma.QUEUE_ORPHAN, message, noun="operation", sample=topic, count=int(str(count)))
+
+
+def _check_application(state: _StoreAudit, collections: list[ChromaCollection]) -> None:
+    layout = layouts.read_layout(state.root, collections)
+    if layout.problem is not None:
+        message = tr("{name} cannot be used: {error}", name=layouts.OPEN_WEBUI_DATABASE, error=layout.problem)
+        state.findings.add(chroma.UNREADABLE, message, sample=layouts.OPEN_WEBUI_DATABASE)
+    for key, name in layout.unreferenced.items():
+        message = tr("Open WebUI has no row for it")
+        state.findings.add(chroma.COLLECTION_ORPHAN, message, base=key, sample=name)
+    for title in layout.without_collection:
+        message = tr("{n} of Open WebUI without a collection")
+        state.findings.add(chroma.COLLECTION_MISSING, message, noun="knowledge base", sample=title)
+
+
+def _check_full_text(state: _StoreAudit) -> None:
+    problem = database.find_full_text_damage(state.db)
+    if problem is not None:
+        message = tr("the full-text index of {name} is damaged: {problem}", name=database.FILE, problem=problem)
+        state.findings.add(chroma.FULL_TEXT, message, sample=database.FILE)
+
+
+def count_byte_numbers(db: apsw.Connection) -> tuple[int, int]:
+    """Count the sequence numbers that are stored as bytes, and as integers."""
+    query = """SELECT total(typeof(seq_id) = 'blob'), total(typeof(seq_id) = 'integer') FROM
+               (SELECT seq_id FROM embeddings UNION ALL SELECT seq_id FROM max_seq_id)"""
+    row: Any = db.execute(query).fetchone()
+    return int(row[0]), int(row[1])
+
+
+def _check_sequence_numbers(state: _StoreAudit) -> None:
+    as_bytes, as_integers = count_byte_numbers(state.db)
+    if as_bytes and as_integers:
+        message = tr(
+            "{bytes_:,} sequence numbers are stored as bytes, and {integers:,} as integers",
+            bytes_=as_bytes,
+            integers=as_integers,
+        )
+        state.findings.add(chroma.SEQ_ID_MIXED, message, sample=database.FILE)
+
+
+def _check_whole(state: _StoreAudit) -> None:
+    has_damaged_text = database.find_full_text_damage(state.db) is not None
+    tables = state.db.execute("SELECT CAST(name AS TEXT) FROM sqlite_schema WHERE type = 'table'").fetchall()
+    for (table,) in tables:
+        if has_damaged_text and str(table).startswith(database.FULL_TEXT_TABLE):
+            continue
+        quoted = untrusted_sqlite.quote_name(str(table))
+        for (message,) in state.db.execute(f"PRAGMA integrity_check({quoted})"):
+            if message != "ok":
+                said = tr("{name} is damaged: {{n}}", name=database.FILE)
+                state.findings.add(chroma.UNREADABLE, said, noun="complaint", sample=message)
+
+
+# --- collections -----------------------------------------------------------------------------------------------------
+
+
+def _check_collection(state: _StoreAudit, of: ChromaCollection) -> None:
+    with open_collection(state.db, of, state.root) as collection:
+        state.checked["entries"] += collection.count("entry")
+        if of.distance is None:
+            message = tr("its distance is none that Chroma has")
+            state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=of.id)
+        _check_files(state, collection)
+        _check_ids(state, collection)
+        if state.findings.level >= Level.DEFAULT:
+            _check_vectors(state, collection)
+
+
+def _check_files(state: _StoreAudit, collection: CollectionState) -> None:
+    """Report damage of the files of the vector segment."""
+    add, base = state.findings.add, collection.of.id
+    if collection.segment_problem is not None:
+        message = tr("its vector segment cannot be used: {problem}", problem=collection.segment_problem)
+        add(chroma.SEGMENT_MISSING, message, base=base, sample=collection.of.vectors)
+    segment = collection.segment
+    if segment is None:
+        return
+    state.checked["bytes"] += sum(path.lstat().st_size for path in segment.folder.iterdir())
+    for problem in segment.problems:
+        add(chroma.HEADER, problem, base=base, sample=segment.folder.name)
+    if collection.label_problem is not None:
+        is_hostile = collection.has_foreign_labels
+        name = chroma.LABELS_HOSTILE if is_hostile else chroma.LABELS_MISSING
+        message = tr("its label map cannot be used: {problem}", problem=collection.label_problem)
+        add(name, message, base=base, sample=segment.folder.name)
+    if collection.is_cosine and segment.norms < segment.count:
+        message = tr("{name} lacks {{n}}", name="length.bin")
+        add(chroma.NORMS, message, base=base, noun="norm", count=segment.count - segment.norms)
+    damage = None if segment.is_derived else segment.find_upper_damage()
+    if damage is not None:
+        add(chroma.GRAPH, tr("{name}: {damage}", name="link_lists.bin", damage=damage), base=base)
+    if collection.bad_links and not segment.is_derived:
+        message = tr("{n} with links to elements that do not exist")
+        add(chroma.GRAPH, message, base=base, noun="element", count=collection.bad_links)
+
+
+def _check_ids(state: _StoreAudit, collection: CollectionState) -> None:
+    """Report ids that are in one place only."""
+    findings, base = state.findings, collection.of.id
+    for name, message, ids in (
+        (chroma.VECTOR_MISSING, tr("{n} without a vector"), collection.missing_ids()),
+        (chroma.VECTOR_ORPHAN, tr("{n} with a vector, and without text or metadata"), collection.orphan_ids()),
+        (chroma.LABELS_INCONSISTENT, tr("{n} whose label is contradictory"), collection.contradicting_ids()),
+        (
+            chroma.QUEUE_UNAPPLIED,
+            tr("{n} whose vector is in the queue only, although the segment should have it"),
+            collection.ids_of(Origin.RECOVERED),
+        ),
+    ):
+        for key in ids:
+            findings.add(name, message, base=base, noun="id", sample=key)
+    waiting = collection.count_waiting()
+    if waiting > _MAX_WAITING * collection.of.sync_threshold:
+        message = tr(
+            "{waiting} wait in the queue; Chroma writes the segment after {threshold:,}",
+            waiting=format_count(waiting, "operation"),
+            threshold=collection.of.sync_threshold,
+        )
+        findings.add(chroma.QUEUE_BEHIND, message, base=base)
+
+
+# --- vectors ---------------------------------------------------------------------------------------------------------
+
+
+def _check_vectors(state: _StoreAudit, collection: CollectionState) -> None:
+    """Read every vector: lengths, unusable numbers, norms, and vectors of several texts."""
+    dimension = collection.dimension
+    if dimension is None:
+        return
+    with sqlite.open_scratch() as scratch:
+        scratch.execute("CREATE TABLE vector (digest BLOB, id TEXT, norm REAL)")
+        with sqlite.transaction(scratch):
+            for ids, vectors in _vector_blocks(state, collection, dimension):
+                state.findings.check_time()
+                _check_block(state, collection, ids, vectors, scratch)
+                state.checked["vectors"] += len(ids)
+        _check_norms(state, collection, scratch)
+        _check_shared(state, collection, scratch)
+
+
+def _vector_blocks(state: _StoreAudit, collection: CollectionState, dimension: int) -> Iterator[tuple[list[str], Any]]:
+    """Yield ids and vectors of the right length, and report the others."""
+    for block in collection.segment_blocks():
+        yield block.ids, block.vectors
+    for key, _, raw in collection.queued_vectors():
+        if len(raw) == 4 * dimension:
+            yield [key], np.frombuffer(raw, dtype="<f4").reshape(1, -1)
+        else:
+            message = tr(
+                "{{n}} of another length than the {dimension} dimensions of the collection", dimension=dimension
+            )
+            state.findings.add(chroma.DIMENSION, message, base=collection.of.id, noun="vector", sample=key)
+
+
+def _check_block(
+    state: _StoreAudit, collection: CollectionState, ids: list[str], vectors: Any, scratch: apsw.Connection
+) -> None:
+    with np.errstate(all="ignore"):
+        norms = np.sqrt((vectors.astype(np.float64) ** 2).sum(axis=1))
+        is_usable = np.isfinite(norms) & (norms > 0) & (norms < LARGEST_NORM)
+    for at in np.flatnonzero(~is_usable):
+        message = tr("{n} of zeros, with NaN or infinity, or too large")
+        state.findings.add(chroma.VECTOR_UNUSABLE, message, base=collection.of.id, noun="vector", sample=ids[int(at)])
+    scratch.executemany(
+        "INSERT INTO vector VALUES (?, ?, ?)",
+        (
+            (blake2b(vectors[at].tobytes(), digest_size=16).digest(), ids[at], float(norms[at]))
+            for at in np.flatnonzero(is_usable).tolist()
+        ),
+    )
+
+
+def _check_norms(state: _StoreAudit, collection: CollectionState, scratch: apsw.Connection) -> None:
+    count: Any = scratch.execute("SELECT count(*) FROM vector").get
+    if count < _MIN_VECTORS:
+        return
+    middle: Any = scratch.execute("SELECT norm FROM vector ORDER BY norm LIMIT 1 OFFSET ?", (count // 2,)).get
+    query = "SELECT id FROM vector WHERE norm > ? OR norm < ? ORDER BY id"
+    for (key,) in scratch.execute(query, (middle * _OUTLIER, middle / _OUTLIER)):
+        message = tr("{n} whose norm is far from that of the others")
+        state.findings.add(chroma.NORM_OUTLIER, message, base=collection.of.id, noun="vector", sample=key)
+
+
+def _check_shared(state: _StoreAudit, collection: CollectionState, scratch: apsw.Connection) -> None:
+    """Report vectors that entries with different documents share."""
+    scratch.execute("CREATE INDEX vector_digest ON vector (digest)")
+    groups = scratch.execute("SELECT digest FROM vector GROUP BY digest HAVING count(*) > 1 ORDER BY min(id)")
+    for (digest,) in groups.fetchall():
+        ids = [str(key) for (key,) in scratch.execute("SELECT id FROM vector WHERE digest = ? ORDER BY id", (digest,))]
+        documents = {database.read_document(state.db, collection.of, key) for key in ids} - {None}
+        if len(documents) > 1:
+            message = tr("{n} with the vector of another text")
+            state.findings.add(
+                chroma.VECTOR_SHARED, message, base=collection.of.id, noun="id", sample=ids[0], count=len(ids)
+            )
+
+
+# --- the index against every vector ----------------------------------------------------------------------------------
+
+
+def _check_recall(state: _StoreAudit, wanted: list[ChromaCollection]) -> None:
+    """Compare Chroma's index with a comparison with every vector; needs chromadb."""
+    if not core.is_installed():
+        message = tr("the index was not compared with its vectors, because chromadb is not installed")
+        state.findings.add(chroma.RECALL, message, severity="note", is_beyond_repair=True)
+        return
+    for one, found in recall.measure_recall(state.db, state.root, wanted):
+        state.findings.check_time()
+        if found.problem is not None:
+            message = tr("chromadb cannot search it: {problem}", problem=found.problem)
+            state.findings.add(chroma.RECALL, message, base=one.id, severity="error")
+        elif found.share < recall.LEAST:
+            message = tr(
+                "its index finds {share:.1%} of the {count} nearest vectors", share=found.share, count=recall.NEAREST
+            )
+            state.findings.add(chroma.RECALL, message, base=one.id)

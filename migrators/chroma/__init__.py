@@ -1,0 +1,146 @@
+"""Migration of a folder of Chroma: each collection becomes a base, and each entry a note with one unit.
+
+Rules: ``docs/chroma.md``, "Migrating". The entries are presented to the shared stages as a table of rows
+(:mod:`regraft.formats.chroma.rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+from migrators.pipeline.source import (
+    INTERRUPTED_TEXT,
+    BaseDraft,
+    DraftedItems,
+    Hints,
+    ItemDraft,
+    LibraryDraft,
+    Options,
+    Pipeline,
+    cut_note,
+)
+from regraft import identity
+from regraft.errors import SourceUnreadable
+from regraft.formats.cherry_v2.models import ModelChoice, ModelOverrides, ModelResolver
+from regraft.formats.cherry_v2.settings import Settings
+from regraft.formats.chroma import database, layouts, rows
+from regraft.formats.chroma.collection import Origin, open_collection
+from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
+from regraft.formats.vector_survey import StoreProblem, VectorSurvey
+from regraft.identity import replace
+from regraft.language import format_count, tr
+from regraft.report import notices
+from regraft.report.notices import Notice
+from regraft.stores.systems import Located
+from regraft.text import without_nul
+
+
+def draft_library(source: Located, options: Options) -> LibraryDraft:
+    """Draft a base for each collection that has entries.
+
+    Raises:
+        SourceUnreadable: the database cannot be read.
+    """
+    path = source.tree.path / database.FILE
+    try:
+        with database.open_chroma(path) as db:
+            collections = database.list_collections(db)
+            titles = layouts.read_layout(source.tree.path, collections).titles
+            overrides = _by_id(options.model_overrides, collections)
+            named = {one.id: database.read_model(db, one) for one in collections}
+            providers = sorted({model[0] for model in named.values() if model is not None})
+            resolver = ModelResolver(
+                [{"id": name, "name": name, "models": []} for name in providers], overrides, [None]
+            )
+            bases = []
+            for one in collections:
+                if not database.count_entries(db, one):
+                    continue
+                model = named[one.id]
+                raw = None if model is None else {"provider": model[0], "id": model[1]}
+                bases.append(
+                    _draft(db, source.tree.path, one, titles.get(one.id) or one.name, resolver.embedding(raw, one.id))
+                )
+            return LibraryDraft(tuple(bases), (), tuple(resolver.unused_overrides()))
+    except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
+        raise SourceUnreadable(path=path, reason=getattr(error, "strerror", None) or error) from error
+
+
+def _by_id(overrides: ModelOverrides, collections: list[ChromaCollection]) -> ModelOverrides:
+    """Let ``--map-model`` name a collection by its name as well as by its id."""
+    ids = {one.name: one.id for one in collections}
+    return replace(overrides, mapped={ids.get(old, old): new for old, new in overrides.mapped.items()})
+
+
+def _draft(db: apsw.Connection, root: Path, of: ChromaCollection, name: str, embedding: ModelChoice) -> BaseDraft:
+
+    drafted = DraftedItems()
+    with_metadata = 0
+    for entry in database.iterate_entries(db, of):
+        text, cut = cut_note(without_nul(entry.document or ""), of.id, entry.id)
+        drafted.notices += cut
+        with_metadata += bool(entry.metadata)
+        drafted.items.append(
+            ItemDraft(
+                legacy_id=entry.id,
+                id=identity.item_id(of.id, entry.id, None),
+                type="note",
+                data={"source": without_nul(rows.source_of(entry.metadata, entry.id)), "content": text},
+                status="completed" if text else "failed",
+                error=None if text else INTERRUPTED_TEXT,
+                created_at=None,
+                updated_at=None,
+                loader_ids=(entry.id,),
+            )
+        )
+    with open_collection(db, of, root) as state:
+        unproven = state.count_origin(Origin.UNPROVEN)
+    if unproven:
+        message = tr(
+            "{vectors} not migrated, because nothing proves which text they belong to; regraft repair --unproven "
+            "keeps them",
+            vectors=format_count(unproven, "vector"),
+        )
+        drafted.notices.append(Notice(code=notices.MISSING_PAYLOAD, message=message, base=of.id, count=unproven))
+    if with_metadata:
+        message = tr("metadata of {entries}; regraft export keeps it", entries=format_count(with_metadata, "entry"))
+        drafted.notices.append(Notice(code=notices.DROPPED_FIELD, message=message, base=of.id, count=with_metadata))
+    return BaseDraft(
+        legacy_id=of.id,
+        id=identity.base_id(of.id),
+        name=name,
+        embedding=embedding,
+        rerank=ModelChoice(),
+        stated_dimensions=of.dimension if isinstance(of.dimension, int) else None,
+        file_processor_id=None,
+        settings=Settings(),
+        created_at=None,
+        updated_at=None,
+        items=drafted.items,
+        skipped_items=(),
+        taken_names=frozenset(),
+        vector_file=database.FILE,
+        notices=(*embedding.notices, *drafted.notices),
+    )
+
+
+def _hints(source: Located, draft: BaseDraft, survey: VectorSurvey, options: Options) -> Hints:  # noqa: ARG001 - a Pipeline's
+    """Return no hints: the folder is all there is."""
+    return Hints()
+
+
+@contextmanager
+def _opened(path: Path, work: Path | None, options: Options, draft: BaseDraft) -> Iterator[Path]:
+    del options
+    try:
+        with rows.write_row_table(path.parent, draft.legacy_id, work) as table:
+            yield table.path
+    except ChromaProblem as error:
+        raise StoreProblem(tr("cannot be read: {error}", error=error)) from error
+
+
+PIPELINE = Pipeline(table=rows.TABLE, read=draft_library, hints=_hints, opened=_opened)

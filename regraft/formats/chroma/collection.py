@@ -1,0 +1,510 @@
+"""Finds the vector of every entry of a collection, from the files of its segment and from the queue.
+
+Chroma's state is that of the segment, followed by the later operations of the queue. The vectors are read as bytes and
+never computed, except for cosine distance: its segments hold unit vectors and their norms, and Chroma returns the
+product, rounded to single precision (``docs/formats/chroma.md``, "Vectors").
+
+All ids are in a temporary SQLite database, which moves to a file when it grows large, so memory does not grow with the
+collection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from enum import IntEnum
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import numpy as np
+
+from regraft.disk import file_paths, links, sqlite
+from regraft.formats.chroma import database, label_map
+from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
+from regraft.formats.chroma.label_map import ID_TO_LABEL, LABEL_TO_ID, ForeignInstruction, LabelMap, LabelMapProblem
+from regraft.formats.chroma.segment import ELEMENTS_FILE, NORMS_FILE, Segment, SegmentProblem, open_segment
+from regraft.language import tr
+
+
+class Origin(IntEnum):
+    """Where the vector of an id is, and how it is known to belong to it."""
+
+    #: An element of the segment; the label map names its id.
+    SEGMENT = 0
+    #: An operation of the queue that the segment does not have yet.
+    QUEUE = 1
+    #: An operation of the queue that the segment should have, and whose vector it does not have.
+    RECOVERED = 2
+    #: An element whose id, or norm, is only likely: by the order of insertion, or by a label map that contradicts
+    #: itself.
+    UNPROVEN = 3
+
+
+#: Origins of vectors that certainly belong to their id.
+PROVEN = (Origin.SEGMENT, Origin.QUEUE, Origin.RECOVERED)
+_IN_SEGMENT = (Origin.SEGMENT, Origin.UNPROVEN)
+_TABLES = (
+    "CREATE TABLE entry (id TEXT PRIMARY KEY) WITHOUT ROWID",
+    "CREATE TABLE element (position INTEGER PRIMARY KEY, label INTEGER, is_deleted INTEGER)",
+    "CREATE TABLE label (id TEXT, label INTEGER)",
+    "CREATE TABLE reverse (label INTEGER, id TEXT)",
+    "CREATE TABLE vector (id TEXT PRIMARY KEY, origin INTEGER, place INTEGER) WITHOUT ROWID",
+    # Vectors of the segment that an operation in the queue replaces.
+    "CREATE TABLE replaced (id TEXT PRIMARY KEY, origin INTEGER, place INTEGER) WITHOUT ROWID",
+)
+#: Labels that no element or id can be found by without doubt.
+_DOUBLE_LABELS = """SELECT label FROM label GROUP BY label HAVING count(*) > 1
+                    UNION SELECT label FROM element GROUP BY label HAVING count(*) > 1"""
+#: Ids whose label map contradicts itself, with the first reason that applies.
+_CONTRADICTIONS = f"""
+    SELECT l.id FROM label l LEFT JOIN element e ON e.label = l.label
+     WHERE e.is_deleted OR l.label IN ({_DOUBLE_LABELS})
+        OR (SELECT count(*) FROM reverse r WHERE r.label = l.label AND r.id = l.id) <> 1
+        OR l.id IN (SELECT id FROM label GROUP BY id HAVING count(*) > 1)"""
+_BATCH = 2_000
+
+
+class VectorBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Vectors of a segment in the order of its elements: one row of ``vectors`` for each id."""
+
+    ids: list[str]
+    origins: list[Origin]
+    #: As Chroma returns them, float32.
+    vectors: Any
+    #: As the segment holds them, and their norms; without cosine distance the same as ``vectors``, and NaN.
+    stored: Any
+    norms: Any
+
+
+class CollectionState:
+    """The ids and vectors of one collection. See :func:`open_collection`."""
+
+    def __init__(self, db: apsw.Connection, of: ChromaCollection, root: Path, scratch: apsw.Connection) -> None:
+        self.of = of
+        self.segment: Segment | None = None
+        #: Why the segment, or its label map, cannot be read; None if it can, or if there is none yet.
+        self.segment_problem: str | None = None
+        self.labels: LabelMap | None = None
+        self.label_problem: str | None = None
+        #: Whether the label map has instructions that call something.
+        self.has_foreign_labels = False
+        #: The last operation that the segment includes.
+        self.applied = 0
+        #: Elements whose links point to elements that do not exist.
+        self.bad_links = 0
+        self._db, self.root, self._scratch = db, root, scratch
+        self._files = ExitStack()
+        self._open: dict[str, BufferedReader] = {}
+        for statement in _TABLES:
+            scratch.execute(statement)
+
+    @property
+    def is_cosine(self) -> bool:
+        """Whether the segment holds unit vectors."""
+        return self.of.distance == "cosine"
+
+    @property
+    def dimension(self) -> int | None:
+        """Number of dimensions of the collection; None without any vector."""
+        if self.of.dimension is not None:
+            return self.of.dimension
+        return None if self.segment is None else self.segment.header.dimension
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the vector segment; None if the collection has no segment with a plain name."""
+        name = self.of.vectors
+        return None if name is None or not is_segment_name(name) else self.root / name
+
+    def close(self) -> None:
+        """Close the files of the segment."""
+        self._files.close()
+
+    # --- reading everything but vectors -----------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Read ids, elements and labels, and decide where the vector of each id is.
+
+        Raises:
+            ChromaProblem, apsw.Error, OSError: the database cannot be read.
+        """
+        with sqlite.transaction(self._scratch):
+            ids = ((entry,) for entry in self._entry_ids())
+            self._scratch.executemany("INSERT OR IGNORE INTO entry VALUES (?)", ids)
+        self._read_segment()
+        stated = database.read_applied(self._db, self.of.vectors)
+        self.applied = stated if stated is not None else (self.labels and self.labels.max_seq_id) or 0
+        with sqlite.transaction(self._scratch):
+            self._place_labelled()
+            self._recover_queued()
+            if self.labels is None:
+                self._place_by_order()
+            self._replay_queue()
+
+    def _entry_ids(self) -> Iterator[str]:
+        if self.of.metadata is not None:
+            yield from database.iterate_ids(self._db, self.of)
+
+    def _read_segment(self) -> None:
+        folder = self.folder
+        if folder is None or not folder.is_dir():
+            # Chroma creates the folder with the first operation that it moves there.
+            if self.of.vectors is not None and database.read_applied(self._db, self.of.vectors):
+                self.segment_problem = tr("its folder does not exist")
+            return
+        try:
+            self.segment = open_segment(folder, self.of.dimension)
+            self._read_elements(self.segment)
+        except (SegmentProblem, OSError) as error:
+            self.segment, self.segment_problem = None, str(error)
+            return
+        if not self.segment.count:
+            return
+        if database.read_applied(self._db, self.of.vectors) is None and not file_paths.exists(folder / label_map.FILE):
+            # Nothing was ever written to the segment, or a version up to 0.4 keeps every operation in the queue.
+            self.segment = None
+            return
+        try:
+            with sqlite.transaction(self._scratch):
+                self.labels = label_map.read_label_map(folder / label_map.FILE, self._add_labels)
+        except (LabelMapProblem, OSError) as error:
+            self.has_foreign_labels = isinstance(error, ForeignInstruction)
+            self.labels, self.label_problem = None, getattr(error, "strerror", None) or str(error)
+        else:
+            self._scratch.execute("CREATE INDEX label_label ON label (label)")
+            self._scratch.execute("CREATE INDEX reverse_label ON reverse (label)")
+
+    def _read_elements(self, segment: Segment) -> None:
+        with sqlite.transaction(self._scratch):
+            for block in segment.blocks():
+                # Larger numbers than SQLite's are no labels of Chroma's.
+                labels = np.minimum(block.labels, np.uint64((1 << 63) - 1)).astype("<i8").tolist()
+                positions = range(block.start, block.start + len(labels))
+                rows = zip(positions, labels, block.is_deleted.tolist(), strict=True)
+                self._scratch.executemany("INSERT INTO element VALUES (?, ?, ?)", rows)
+                self.bad_links += int((~block.has_valid_links).sum())
+            if segment.is_derived:
+                # Without a header, the number of elements is unknown: unused space follows them.
+                first = "SELECT min(position) FROM element GROUP BY label"
+                self._scratch.execute(f"DELETE FROM element WHERE position NOT IN ({first})")
+        self._scratch.execute("CREATE INDEX element_label ON element (label)")
+
+    def _add_labels(self, role: str, pairs: list[tuple[str | int, str | int]]) -> None:
+        kinds = {ID_TO_LABEL: (str, int), LABEL_TO_ID: (int, str)}.get(role)
+        if kinds is None:
+            return
+        if not all(isinstance(key, kinds[0]) and isinstance(value, kinds[1]) for key, value in pairs):
+            raise LabelMapProblem(tr("an entry of {role} is of another type", role=role))
+        table = "label" if role == ID_TO_LABEL else "reverse"
+        self._scratch.executemany(f"INSERT INTO {table} VALUES (?, ?)", pairs)
+
+    # --- where each vector is ---------------------------------------------------------------------------------------
+
+    def _place_labelled(self) -> None:
+        self._scratch.execute("CREATE TABLE contradiction (id TEXT PRIMARY KEY) WITHOUT ROWID")
+        self._scratch.execute(f"INSERT OR IGNORE INTO contradiction {_CONTRADICTIONS}")
+        self._scratch.execute(
+            """INSERT OR IGNORE INTO vector
+               SELECT l.id, CASE WHEN c.id IS NULL THEN ?1 ELSE ?2 END, e.position
+                 FROM label l JOIN element e ON e.label = l.label LEFT JOIN contradiction c ON c.id = l.id
+                ORDER BY e.position""",
+            (Origin.SEGMENT, Origin.UNPROVEN),
+        )
+        if self.is_cosine and self.segment is not None:
+            # Without its norm, only the direction of a vector is known.
+            self._scratch.execute(
+                "UPDATE vector SET origin = ? WHERE place >= ?", (Origin.UNPROVEN, self.segment.norms)
+            )
+
+    def _operations(self, condition: str) -> Iterator[tuple[int, int, str, bool]]:
+        rows = self._db.execute(
+            "SELECT seq_id, operation, CAST(id AS TEXT), vector IS NOT NULL FROM embeddings_queue "
+            f"WHERE seq_id {condition} ?1 AND substr(topic, -36) = ?2 ORDER BY seq_id",
+            (self.applied, self.of.id),
+        )
+        for number, code, key, has_vector in rows:
+            yield int(str(number)), int(str(code)), str(key), bool(has_vector)
+
+    def _recover_queued(self) -> None:
+        """Use vectors of operations that the segment should have, for ids whose vector it does not have."""
+        known = "SELECT origin FROM vector WHERE id = ?"
+        for number, code, key, has_vector in self._operations("<="):
+            origin = self._scratch.execute(known, (key,)).get
+            if code == database.DELETE:
+                if origin == Origin.RECOVERED:
+                    self._scratch.execute("DELETE FROM vector WHERE id = ?", (key,))
+            elif has_vector and origin in (None, Origin.RECOVERED, Origin.UNPROVEN):
+                self._set(key, Origin.RECOVERED, number)
+
+    def _replay_queue(self) -> None:
+        """Apply the operations that the segment does not have yet, by Chroma's rules."""
+        known = "SELECT EXISTS (SELECT 1 FROM vector WHERE id = ?1) OR EXISTS (SELECT 1 FROM label WHERE id = ?1)"
+        self._scratch.execute("CREATE INDEX label_id ON label (id)")
+        for number, code, key, has_vector in self._operations(">"):
+            is_known = bool(self._scratch.execute(known, (key,)).get)
+            if code == database.DELETE:
+                self._scratch.execute("DELETE FROM vector WHERE id = ?", (key,))
+                self._scratch.execute("DELETE FROM label WHERE id = ?", (key,))
+            elif has_vector and (code == database.UPSERT or (code == database.ADD) != is_known):
+                self._scratch.execute(
+                    "INSERT OR IGNORE INTO replaced SELECT * FROM vector WHERE id = ? AND origin <> ?",
+                    (key, Origin.QUEUE),
+                )
+                self._set(key, Origin.QUEUE, number)
+
+    def _set(self, key: str, origin: Origin, place: int) -> None:
+        self._scratch.execute("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", (key, origin, place))
+
+    def _place_by_order(self) -> None:
+        """Without a label map: guess the ids of elements from the order in which they were inserted.
+
+        Versions from 1.0 on number new ids in the order of their operations, and earlier ones do not. One update or
+        deletion changes the order, so the guess is only made if everything fits, and it remains a guess.
+        """
+        if self.segment is None or not self._has_plain_order():
+            return
+        rows = self._db.execute(
+            "SELECT CAST(embedding_id AS TEXT) FROM embeddings WHERE segment_id = ? AND seq_id <= ? ORDER BY seq_id",
+            (self.of.metadata, self.applied),
+        )
+        self._scratch.execute("CREATE TABLE guess (id TEXT, label INTEGER PRIMARY KEY)")
+        self._scratch.executemany(
+            "INSERT INTO guess VALUES (?, ?)", ((key, label) for label, (key,) in enumerate(rows, 1))
+        )
+        if self._guess_contradicts_queue():
+            return
+        self._scratch.execute(
+            """INSERT OR IGNORE INTO vector
+               SELECT g.id, ?, e.position FROM guess g JOIN element e ON e.label = g.label""",
+            (Origin.UNPROVEN,),
+        )
+
+    def _has_plain_order(self) -> bool:
+        """Whether elements and rows are as many, none was deleted, and a version from 1.0 on wrote every row."""
+        segment, applied = self.of.metadata, self.applied
+        row: Any = self._db.execute(
+            "SELECT count(*), count(DISTINCT seq_id), total(typeof(seq_id) <> 'integer') FROM embeddings "
+            "WHERE segment_id = ? AND seq_id <= ?",
+            (segment, applied),
+        ).fetchone()
+        rows, different, others = row
+        deleted: Any = self._scratch.execute("SELECT count(*), total(is_deleted), max(label) FROM element").fetchone()
+        is_same = rows == different == deleted[0] == deleted[2]
+        return bool(is_same and not others and not deleted[1])
+
+    def _guess_contradicts_queue(self) -> bool:
+        """Whether a guessed element has another vector than the queue has for its id."""
+        rows = self._scratch.execute(
+            """SELECT v.place, e.position FROM vector v JOIN guess g ON g.id = v.id JOIN element e ON e.label = g.label
+                WHERE v.origin = ? ORDER BY v.place LIMIT ?""",
+            (Origin.RECOVERED, _BATCH),
+        ).fetchall()
+        for number, position in rows:
+            queued = np.frombuffer(self._queued(int(str(number))), dtype="<f4")
+            stored = np.frombuffer(self.stored_vector(int(str(position))), dtype="<f4")
+            if self.is_cosine and len(queued):
+                queued = queued / max(float(np.linalg.norm(queued.astype(np.float64))), 1e-30)
+            if len(queued) != len(stored) or not np.allclose(queued, stored, rtol=0, atol=1e-5):
+                return True
+        return False
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    def count(self, what: str) -> int:
+        """Count the rows of a table of ids: "entry", "vector" or "element"."""
+        return int(str(self._scratch.execute(f"SELECT count(*) FROM {what}").get))
+
+    def count_origin(self, origin: Origin) -> int:
+        """Count the entries whose vector has an origin."""
+        query = "SELECT count(*) FROM vector WHERE origin = ? AND id IN (SELECT id FROM entry)"
+        return int(str(self._scratch.execute(query, (origin,)).get))
+
+    def missing_ids(self) -> Iterator[str]:
+        """Yield the ids that have text or metadata, and no vector at all."""
+        query = "SELECT id FROM entry WHERE id NOT IN (SELECT id FROM vector) ORDER BY id"
+        yield from (str(key) for (key,) in self._scratch.execute(query))
+
+    def orphan_ids(self) -> Iterator[str]:
+        """Yield the ids that have a vector, and neither text nor metadata."""
+        query = "SELECT id FROM vector WHERE id NOT IN (SELECT id FROM entry) ORDER BY id"
+        yield from (str(key) for (key,) in self._scratch.execute(query))
+
+    def ids_of(self, origin: Origin) -> Iterator[str]:
+        """Yield the ids of entries whose vector has an origin."""
+        query = "SELECT id FROM vector WHERE origin = ? AND id IN (SELECT id FROM entry) ORDER BY id"
+        yield from (str(key) for (key,) in self._scratch.execute(query, (origin,)))
+
+    def vector_ids(self) -> Iterator[str]:
+        """Yield the ids that have a vector."""
+        yield from (str(key) for (key,) in self._scratch.execute("SELECT id FROM vector ORDER BY id"))
+
+    def contradicting_ids(self) -> Iterator[str]:
+        """Yield the ids for which the label map contradicts itself or the elements."""
+        query = """SELECT id FROM contradiction UNION
+                   SELECT id FROM label WHERE label NOT IN (SELECT label FROM element) ORDER BY 1"""
+        yield from (str(key) for (key,) in self._scratch.execute(query))
+
+    def count_waiting(self) -> int:
+        """Count the operations of the queue that the segment does not have yet."""
+        query = "SELECT count(*) FROM embeddings_queue WHERE seq_id > ? AND substr(topic, -36) = ?"
+        return int(str(self._db.execute(query, (self.applied, self.of.id)).get))
+
+    def place_of(self, key: str) -> tuple[Origin, int] | None:
+        """Return where the vector of an id is: a position in the segment, or a number in the queue."""
+        row: Any = self._scratch.execute("SELECT origin, place FROM vector WHERE id = ?", (key,)).fetchone()
+        return None if row is None else (Origin(row[0]), int(row[1]))
+
+    def segment_ids(self) -> Iterator[tuple[str, Origin, int]]:
+        """Yield id, origin and place of every vector that the segment has or should have, in the order of ids.
+
+        A vector that an operation in the queue replaces is one of them: Chroma only updates what is there.
+        """
+        query = """SELECT * FROM vector WHERE origin <> ?1 UNION ALL
+                   SELECT * FROM replaced WHERE id IN (SELECT id FROM vector WHERE origin = ?1) ORDER BY id"""
+        for key, origin, place in self._scratch.execute(query, (Origin.QUEUE,)):
+            yield str(key), Origin(int(str(origin))), int(str(place))
+
+    @property
+    def needs_object_labels(self) -> bool:
+        """Whether a version before 1.0 wrote the label map last, which reads no other form of it."""
+        if self.labels is not None:
+            return self.labels.is_object
+        query = "SELECT 1 FROM embeddings WHERE segment_id = ? AND typeof(seq_id) = 'blob' LIMIT 1"
+        return self._db.execute(query, (self.of.metadata,)).get is not None
+
+    # --- vectors ----------------------------------------------------------------------------------------------------
+
+    def vector_of(self, key: str) -> tuple[Origin, bytes] | None:
+        """Return origin and vector of an id as Chroma returns it: float32; empty if it cannot be read.
+
+        None if the id has no vector.
+        """
+        found = self.place_of(key)
+        if found is None:
+            return None
+        origin, place = found
+        return origin, self.vector_at(origin, place)
+
+    def vector_at(self, origin: Origin, place: int) -> bytes:
+        """Return the vector at a place as Chroma returns it; empty if it cannot be read."""
+        if origin not in _IN_SEGMENT:
+            return self._queued(place)
+        stored, norm = self.stored_vector(place), self.stored_norm(place)
+        if norm is None:
+            return stored
+        return bytes(multiply(np.frombuffer(stored, dtype="<f4"), np.frombuffer(norm, dtype="<f4")).tobytes())
+
+    def stored_norm(self, position: int) -> bytes | None:
+        """Read the norm of an element; None if the distance has none, or the file ends before."""
+        if not self.is_cosine or self.segment is None or position >= self.segment.norms:
+            return None
+        return self._read_at(NORMS_FILE, 4 * position, 4) or None
+
+    def stored_vector(self, position: int) -> bytes:
+        """Read the vector of an element as the segment holds it."""
+        if self.segment is None:
+            return b""
+        header = self.segment.header
+        start = position * header.element_bytes + 4 + 4 * header.lowest_links
+        return self._read_at(ELEMENTS_FILE, start, 4 * header.dimension)
+
+    def _read_at(self, name: str, start: int, size: int) -> bytes:
+        file = self._open.get(name)
+        if file is None and self.segment is not None:
+            file = self._open[name] = self._files.enter_context(links.open_for_reading(self.segment.folder / name))
+        if file is None:
+            return b""
+        file.seek(start)
+        found = file.read(size)
+        return found if len(found) == size else b""
+
+    def _queued(self, number: int) -> bytes:
+        row: Any = self._db.execute(
+            "SELECT vector, encoding FROM embeddings_queue WHERE seq_id = ?", (number,)
+        ).fetchone()
+        return b"" if row is None else database.as_float32(*row)
+
+    def queued_vectors(self) -> Iterator[tuple[str, Origin, bytes]]:
+        """Yield id, origin and vector of the entries whose vector is in the queue."""
+        query = "SELECT id, origin, place FROM vector WHERE origin IN (?, ?) ORDER BY place"
+        for key, origin, place in self._scratch.execute(query, (Origin.QUEUE, Origin.RECOVERED)):
+            yield str(key), Origin(int(str(origin))), self._queued(int(str(place)))
+
+    def segment_blocks(self) -> Iterator[VectorBlock]:
+        """Read the vectors in the segment, in the order of its elements."""
+        if self.segment is None:
+            return
+        self._scratch.execute("CREATE INDEX IF NOT EXISTS vector_place ON vector (place, origin, id)")
+        query = "SELECT place, origin, id FROM vector WHERE place BETWEEN ? AND ? AND origin IN (?, ?) ORDER BY place"
+        for block in self.segment.blocks():
+            end = block.start + len(block.labels) - 1
+            rows: list[Any] = self._scratch.execute(query, (block.start, end, *_IN_SEGMENT)).fetchall()
+            if not rows:
+                continue
+            at = np.array([row[0] - block.start for row in rows])
+            stored = block.vectors[at]
+            vectors, norms = stored, np.full(len(rows), np.nan, dtype="<f4")
+            if self.is_cosine:
+                norms = self.segment.read_norms(block.start, len(block.labels))[at]
+                known = np.where(at + block.start < self.segment.norms, norms, np.float32(1))
+                vectors = multiply(stored, known)
+            yield VectorBlock(
+                ids=[str(row[2]) for row in rows],
+                origins=[Origin(row[1]) for row in rows],
+                vectors=vectors,
+                stored=stored,
+                norms=norms,
+            )
+
+
+def multiply(vectors: Any, norms: Any) -> Any:
+    """Multiply unit vectors with their norms in single precision, as Chroma does."""
+    with np.errstate(all="ignore"):
+        product = vectors * (norms[:, None] if vectors.ndim > 1 else norms)
+    return product.astype("<f4", copy=False)
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether the id of a segment can be the name of a folder, and of nothing else."""
+    return 0 < len(name) <= 64 and all(letter.isascii() and (letter.isalnum() or letter == "-") for letter in name)
+
+
+@contextmanager
+def open_collection(db: apsw.Connection, of: ChromaCollection, root: Path) -> Iterator[CollectionState]:
+    """Read the ids and labels of a collection; vectors are read on demand.
+
+    Args:
+        db: the database, opened by :func:`regraft.formats.chroma.database.open_chroma`.
+        of: the collection.
+        root: the folder of the database.
+
+    Raises:
+        ChromaProblem: a value in the database is invalid.
+        apsw.Error, OSError: the database cannot be read.
+    """
+    database.check_dimension(of)
+    with sqlite.open_scratch() as scratch:
+        state = CollectionState(db, of, root, scratch)
+        try:
+            state.read()
+            yield state
+        except ValueError as error:
+            if isinstance(error, ChromaProblem):
+                raise
+            raise ChromaProblem(str(error)) from error
+        finally:
+            state.close()
+
+
+def read_vectors(path: Path, of: ChromaCollection, db: apsw.Connection) -> Iterator[tuple[str, bytes]]:
+    """Yield id and vector of all entries whose vector is proven to be theirs."""
+    with open_collection(db, of, path.parent) as state:
+        for block in state.segment_blocks():
+            for key, origin, vector in zip(block.ids, block.origins, block.vectors, strict=True):
+                if origin in PROVEN:
+                    yield key, vector.tobytes()
+        for key, _, raw in state.queued_vectors():
+            yield key, raw

@@ -1,0 +1,460 @@
+"""Reads Chroma's database with plain SQLite (``docs/formats/chroma.md``, "The database").
+
+``chroma.sqlite3`` holds collections, ids, documents and metadata in tables, and the vectors of recent operations in a
+queue. All other vectors are in the files of a segment's folder (:mod:`regraft.formats.chroma.collection`).
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from regraft.disk import sqlite
+from regraft.formats import json_text
+from regraft.language import format_count, tr
+
+#: File name of Chroma's database.
+FILE = "chroma.sqlite3"
+#: Metadata key of an entry's document.
+DOCUMENT = "chroma:document"
+#: Operation codes in the queue.
+ADD, UPDATE, UPSERT, DELETE = range(4)
+
+#: Tables and columns that are read.
+_READ = {
+    "collections": ("id", "name", "dimension"),
+    "segments": ("id", "scope", "collection"),
+    "embeddings": ("id", "segment_id", "embedding_id"),
+    "embedding_metadata": ("id", "key", "string_value", "int_value", "float_value"),
+    "embeddings_queue": ("seq_id", "operation", "topic", "id", "vector", "encoding", "metadata"),
+    "max_seq_id": ("segment_id", "seq_id"),
+}
+#: The full-text index of all documents, and the table in which FTS5 stores their texts.
+FULL_TEXT_TABLE = "embedding_fulltext_search"
+FULL_TEXT_CONTENT = f"{FULL_TEXT_TABLE}_content"
+#: SQL: documents whose text in the index is missing or differs.
+DIFFERING_DOCUMENTS = (
+    f"FROM embedding_metadata m LEFT JOIN {FULL_TEXT_CONTENT} c ON c.id = m.id "
+    f"WHERE m.key = '{DOCUMENT}' AND m.string_value IS NOT NULL AND c.c0 IS NOT m.string_value"
+)
+#: Distances of a collection. Collections of cosine distance store unit vectors, and their norms.
+DISTANCES = ("l2", "cosine", "ip")
+#: Operations in the queue after which Chroma writes a segment, if the collection does not say.
+_SYNC_THRESHOLD = 1000
+#: Characters of a collection's id, at the end of a topic.
+_ID_CHARACTERS = 36
+#: Chroma database that is used by default.
+_DEFAULT_DATABASE = "00000000-0000-0000-0000-000000000000"
+
+
+class ChromaProblem(ValueError):
+    """A directory or file of Chroma that cannot be used; the message gives the reason."""
+
+
+class ChromaCollection(msgspec.Struct, frozen=True, kw_only=True):
+    """A collection; ``dimension`` is None if nothing was ever written to it."""
+
+    id: str
+    name: str
+    dimension: int | None
+    #: Segment ids: the first names the directory with the vectors, the second the rows with ids and metadata.
+    vectors: str | None
+    metadata: str | None
+    #: Name of the distance; None if it is none that Chroma has.
+    distance: str | None = "l2"
+    #: Operations in the queue after which Chroma writes the segment.
+    sync_threshold: int = _SYNC_THRESHOLD
+
+
+class ChromaEntry(msgspec.Struct, frozen=True):
+    """Id, document and metadata of an entry."""
+
+    id: str
+    document: str | None
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+@contextmanager
+def open_chroma(path: Path) -> Iterator[apsw.Connection]:
+    """Open a ``chroma.sqlite3`` for reading, leaving no files behind.
+
+    Raises:
+        ChromaProblem: the file is not a Chroma database, is damaged, or has an unknown layout.
+        FileNotFoundError: the file does not exist.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    try:
+        with sqlite.open_readonly(path, beside_writers=True) as db:
+            _check_layout(db)
+            yield db
+    except (*sqlite.CONTENT_ERRORS, UnicodeDecodeError) as error:
+        raise ChromaProblem(tr("it is damaged ({error})", error=error)) from error
+
+
+def _check_layout(db: apsw.Connection) -> None:
+    # Chroma enables triggers when it writes, so a foreign trigger would run.
+    foreign: Any = db.execute("SELECT type, name FROM sqlite_schema WHERE type IN ('trigger', 'view')").fetchone()
+    if foreign is not None:
+        raise ChromaProblem(
+            tr(
+                "it has a {foreign} {foreign2}, which Chroma never creates",
+                foreign=foreign[0],
+                foreign2=foreign[1],
+            )
+        )
+    for table, columns in _READ.items():
+        existing = _columns(db, table)
+        if not existing:
+            raise ChromaProblem(tr("it has no table {table}: not a Chroma database", table=table))
+        missing = [column for column in columns if column not in existing]
+        if missing:
+            message = tr(
+                "its table {table} has no column {missing}: unknown Chroma layout",
+                table=table,
+                missing=missing[0],
+            )
+            raise ChromaProblem(message)
+
+
+def find_collection(db: apsw.Connection, name: str) -> ChromaCollection | None:
+    """Return the collection with a name, or None. The default database takes precedence."""
+    columns = _columns(db, "collections")
+    order = "database_id <> ?2" if "database_id" in columns else "?2"
+    found = f"SELECT CAST(id AS TEXT) FROM collections WHERE name = ?1 ORDER BY {order}, id"
+    key: Any = db.execute(found, (name, _DEFAULT_DATABASE)).get
+    return None if key is None else read_collection(db, key)
+
+
+def list_collections(db: apsw.Connection) -> list[ChromaCollection]:
+    """Return all collections by name."""
+    keys = [str(key) for (key,) in db.execute("SELECT CAST(id AS TEXT) FROM collections ORDER BY name, id")]
+    return [read_collection(db, key) for key in keys]
+
+
+def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
+    """Read the row of the collection with an id, and its settings."""
+    row: Any = db.execute("SELECT name, dimension FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).fetchone()
+    found = "SELECT scope, CAST(id AS TEXT) FROM segments WHERE CAST(collection AS TEXT) = ?"
+    segments = dict(db.execute(found, (key,)))
+    distance, threshold = _read_settings(db, key)
+    return ChromaCollection(
+        id=key,
+        name=str(row[0]),
+        dimension=row[1],
+        vectors=segments.get("VECTOR"),
+        metadata=segments.get("METADATA"),
+        distance=distance,
+        sync_threshold=threshold,
+    )
+
+
+def _read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int]:
+    """Return the distance and the sync threshold of a collection.
+
+    Metadata takes precedence over the configuration, as in Chroma. Versions from 1.0 on write the configuration, from
+    1.3 on the schema.
+    """
+    found: dict[str, Any] = {}
+    columns = _columns(db, "collections")
+    for column in ("schema_str", "config_json_str"):
+        if column in columns:
+            text: Any = db.execute(f"SELECT {column} FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).get
+            found |= _find_hnsw(text)
+    if _columns(db, "collection_metadata"):
+        query = (
+            "SELECT key, coalesce(str_value, int_value) FROM collection_metadata WHERE CAST(collection_id AS TEXT) = ?"
+        )
+        for name, value in db.execute(f"{query} AND key IN ('hnsw:space', 'hnsw:sync_threshold')", (key,)):
+            found[str(name).removeprefix("hnsw:")] = value
+    distance, threshold = found.get("space", "l2"), found.get("sync_threshold", _SYNC_THRESHOLD)
+    return (
+        distance if distance in DISTANCES else None,
+        threshold if isinstance(threshold, int) and threshold > 0 else _SYNC_THRESHOLD,
+    )
+
+
+def read_model(db: apsw.Connection, of: ChromaCollection) -> tuple[str, str] | None:
+    """Return name and model of the embedding function that a collection records, or None.
+
+    Versions from 1.0 on record it, if the application did not embed the texts itself.
+    """
+    columns = _columns(db, "collections")
+    for column in ("config_json_str", "schema_str"):
+        text: Any = db.execute(
+            f"SELECT {column if column in columns else 'NULL'} FROM collections WHERE CAST(id AS TEXT) = ?", (of.id,)
+        ).get
+        for path in (("embedding_function",), (*_VECTOR_INDEX, "embedding_function")):
+            function = _find_in(_decode(text), path)
+            config = function.get("config")
+            name = function.get("name")
+            model = config.get("model_name", config.get("model")) if isinstance(config, dict) else None
+            if isinstance(name, str) and isinstance(model, str) and name.strip() and model.strip():
+                return name, model
+    return None
+
+
+def _decode(text: Any) -> Any:
+    try:
+        return json_text.loads(text) if isinstance(text, str) else {}
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _find_in(found: Any, path: tuple[str, ...]) -> dict[str, Any]:
+    """Return the object at a path of names, or an empty one."""
+    for name in path:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+#: Where a schema has the settings of the vector index.
+_VECTOR_INDEX = ("keys", "#embedding", "float_list", "vector_index", "config")
+
+
+def _find_hnsw(text: Any) -> dict[str, Any]:
+    """Return the settings of the vector index in a configuration or schema of any version."""
+    settings: dict[str, Any] = {}
+    for path in (("hnsw_configuration",), ("hnsw",), _VECTOR_INDEX, (*_VECTOR_INDEX, "hnsw")):
+        inner = _find_in(_decode(text), path)
+        settings |= {name: inner[name] for name in ("space", "sync_threshold") if inner.get(name) is not None}
+    return settings
+
+
+def _columns(db: apsw.Connection, table: str) -> set[str]:
+    return {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
+
+
+def check_dimension(of: ChromaCollection) -> None:
+    """Raise ChromaProblem if the dimension of a collection is invalid."""
+    if not (of.dimension is None or (isinstance(of.dimension, int) and of.dimension > 0)):
+        raise ChromaProblem(tr("the dimension of its collection {name} is not valid", name=of.name))
+
+
+def list_collection_names(db: apsw.Connection) -> list[str]:
+    """Return the names of all collections in ascending order."""
+    return [str(name) for (name,) in db.execute("SELECT name FROM collections ORDER BY name")]
+
+
+def count_entries(db: apsw.Connection, of: ChromaCollection) -> int:
+    """Return the number of entries of a collection."""
+    if _has_pending(db, of):
+        return sum(1 for _ in iterate_entries(db, of))
+    number: Any = db.execute("SELECT count(*) FROM embeddings WHERE segment_id = ?", (of.metadata,)).get
+    return int(number)
+
+
+def last_write_time(db: apsw.Connection, of: ChromaCollection) -> float | None:
+    """Return when the latest entry of a collection was written (Unix time in seconds), or None if unknown."""
+    if "created_at" not in _columns(db, "embeddings"):
+        return None
+    query = "SELECT CAST(max(unixepoch(created_at)) AS REAL) FROM embeddings WHERE segment_id = ?"
+    latest: Any = db.execute(query, (of.metadata,)).get
+    return None if latest is None else float(latest)
+
+
+def iterate_entries(db: apsw.Connection, of: ChromaCollection) -> Iterator[ChromaEntry]:
+    """Yield the entries of a collection as Chroma would return them, in insertion order."""
+    if not _has_pending(db, of):
+        yield from _iterate_stored_entries(db, of)
+        return
+    with sqlite.open_scratch() as scratch:
+        _write_pending(db, of, scratch)
+        for entry in _iterate_stored_entries(db, of):
+            now = _apply_operations(entry, _take_pending(db, scratch, entry.id))
+            if now is not None:
+                yield now
+        last = ""
+        while (key := _next_pending(scratch, last)) is not None:
+            made = _apply_operations(None, _take_pending(db, scratch, key), key)
+            if made is not None:
+                yield made
+            last = key
+
+
+def iterate_ids(db: apsw.Connection, of: ChromaCollection) -> Iterator[str]:
+    """Yield the ids of a collection's entries, in insertion order."""
+    if _has_pending(db, of):
+        yield from (entry.id for entry in iterate_entries(db, of))
+        return
+    query = "SELECT CAST(embedding_id AS TEXT) FROM embeddings WHERE segment_id = ? ORDER BY id"
+    yield from (str(key) for (key,) in db.execute(query, (of.metadata,)))
+
+
+def _iterate_stored_entries(db: apsw.Connection, of: ChromaCollection) -> Iterator[ChromaEntry]:
+    """Yield the entries in the tables, without queued operations."""
+    flag = "bool_value" in _columns(db, "embedding_metadata")
+    rows = db.execute(
+        "SELECT e.id, e.embedding_id, m.key, m.string_value, m.int_value, m.float_value, "
+        f"{'m.bool_value' if flag else 'NULL'} FROM embeddings e LEFT JOIN embedding_metadata m ON m.id = e.id "
+        "WHERE e.segment_id = ? ORDER BY e.id",
+        (of.metadata,),
+    )
+    for (_, key), group in groupby(rows, lambda row: (row[0], str(row[1]))):
+        values = {str(row[2]): _pick_value(*row[3:]) for row in group if row[2] is not None}
+        document = values.pop(DOCUMENT, None)
+        yield ChromaEntry(key, None if document is None else str(document), values)
+
+
+def read_document(db: apsw.Connection, of: ChromaCollection, key: str) -> str | None:
+    """Return the document of an entry in the tables, or None."""
+    query = f"""SELECT CAST(m.string_value AS TEXT) FROM embeddings e JOIN embedding_metadata m ON m.id = e.id
+                 WHERE e.segment_id = ? AND e.embedding_id = ? AND m.key = '{DOCUMENT}'"""
+    found: Any = db.execute(query, (of.metadata, key)).get
+    return None if found is None else str(found)
+
+
+def _pick_value(text: Any, whole: Any, number: Any, flag: Any) -> Any:
+    if flag is not None:
+        return bool(flag)
+    return next((value for value in (text, whole, number) if value is not None), None)
+
+
+class _Operation(msgspec.Struct, frozen=True):
+    code: int
+    metadata: dict[str, Any]
+
+
+def read_applied(db: apsw.Connection, segment: str | None) -> int | None:
+    """Return the number of the last operation that a segment includes; None if nothing was ever written to it.
+
+    Raises:
+        ChromaProblem: the value is invalid.
+    """
+    done: Any = db.execute("SELECT seq_id FROM max_seq_id WHERE segment_id = ?", (segment,)).get
+    if done is None:
+        return None
+    after = int.from_bytes(done, "big") if isinstance(done, bytes) else done
+    if not isinstance(after, int) or not -1 <= after < 1 << 63:
+        raise ChromaProblem(tr("max_seq_id has an invalid value"))
+    return after
+
+
+#: SQL: operations of a collection (``?1``) after a number (``?2``).
+_PENDING = f"FROM embeddings_queue WHERE seq_id > ?2 AND substr(topic, -{_ID_CHARACTERS}) = ?1"
+
+
+def _has_pending(db: apsw.Connection, of: ChromaCollection) -> bool:
+    """Whether the queue has operations that are not yet applied to the tables."""
+    after = read_applied(db, of.metadata)
+    # A collection that was never written to has no row.
+    return after is not None and db.execute(f"SELECT 1 {_PENDING} LIMIT 1", (of.id, after)).get is not None
+
+
+def _write_pending(db: apsw.Connection, of: ChromaCollection, scratch: apsw.Connection) -> None:
+    """Write the numbers of operations that are not yet applied to a temporary table: a queue can be large."""
+    scratch.execute("CREATE TABLE pending (id TEXT, seq INTEGER, PRIMARY KEY (id, seq)) WITHOUT ROWID")
+    rows = db.execute(f"SELECT CAST(id AS TEXT), seq_id {_PENDING}", (of.id, read_applied(db, of.metadata)))
+    with sqlite.transaction(scratch):
+        scratch.executemany("INSERT OR IGNORE INTO pending VALUES (?, ?)", rows)
+
+
+def _next_pending(scratch: apsw.Connection, after: str) -> str | None:
+    key: Any = scratch.execute("SELECT id FROM pending WHERE id > ? ORDER BY id LIMIT 1", (after,)).get
+    return None if key is None else str(key)
+
+
+def _take_pending(db: apsw.Connection, scratch: apsw.Connection, key: str) -> list[_Operation]:
+    """Read the operations of an entry, and remove them from the temporary table."""
+    numbers = [number for (number,) in scratch.execute("SELECT seq FROM pending WHERE id = ? ORDER BY seq", (key,))]
+    found = []
+    for number in numbers:
+        row: Any = db.execute("SELECT operation, metadata FROM embeddings_queue WHERE seq_id = ?", (number,)).fetchone()
+        try:
+            decoded = json_text.loads(row[1]) if isinstance(row[1], str) else {}
+        except (ValueError, RecursionError):
+            decoded = {}
+        found.append(_Operation(row[0], decoded if isinstance(decoded, dict) else {}))
+    if numbers:
+        scratch.execute("DELETE FROM pending WHERE id = ?", (key,))
+    return found
+
+
+def _apply_operations(entry: ChromaEntry | None, operations: list[_Operation], key: str = "") -> ChromaEntry | None:
+    """Apply operations to an entry. Adding an existing or updating a missing entry has no effect."""
+    for one in operations:
+        if one.code == DELETE:
+            entry = None
+        elif one.code == UPSERT or (one.code == ADD) == (entry is None):
+            before = {} if entry is None else {DOCUMENT: entry.document, **entry.metadata}
+            values = {name: value for name, value in (before | one.metadata).items() if value is not None}
+            document = values.pop(DOCUMENT, None)
+            entry = ChromaEntry(key if entry is None else entry.id, document, values)
+    return entry
+
+
+def iterate_queued_vectors(db: apsw.Connection, of: ChromaCollection) -> Iterator[tuple[str, bytes]]:
+    """Yield id and vector (little-endian float32) of entries whose vector is still in the queue.
+
+    An invalid vector is yielded as empty bytes. The vectors of all other entries are in the files of the segment.
+    """
+    latest: dict[str, int] = {}
+    rows = db.execute(
+        "SELECT seq_id, operation, id, vector IS NOT NULL FROM embeddings_queue WHERE substr(topic, -36) = ? "
+        "ORDER BY seq_id",
+        (of.id,),
+    )
+    for sequence, operation, key, has_vector in rows:
+        if operation == DELETE:
+            latest.pop(key, None)
+        elif has_vector and not (operation == ADD and key in latest):
+            latest[key] = sequence
+    for entry in iterate_entries(db, of):
+        if entry.id in latest:
+            row: Any = db.execute(
+                "SELECT vector, encoding FROM embeddings_queue WHERE seq_id = ?", (latest[entry.id],)
+            ).fetchone()
+            yield entry.id, as_float32(*row)
+
+
+def as_float32(vector: Any, encoding: Any) -> bytes:
+    """Convert a queued vector to little-endian float32; empty bytes if invalid."""
+    if not isinstance(vector, bytes) or len(vector) % 4:
+        return b""
+    if encoding == "INT32":
+        return array("f", struct.unpack(f"<{len(vector) // 4}i", vector)).tobytes()
+    return vector if encoding == "FLOAT32" else b""
+
+
+# --- the full-text index ---------------------------------------------------------------------------------------------
+#
+# Chroma keeps the documents of all collections in ``embedding_metadata`` and a copy in the FTS5 table. Damage to the
+# copy makes every write of Chroma fail.
+
+
+def has_full_text_index(db: apsw.Connection) -> bool:
+    """Whether a database has the full-text index. The first versions of Chroma had none."""
+    return (
+        db.execute("SELECT 1 FROM sqlite_schema WHERE name = ? AND type = 'table'", (FULL_TEXT_TABLE,)).get is not None
+    )
+
+
+def find_full_text_damage(db: apsw.Connection) -> str | None:
+    """Return why the full-text index cannot be used or differs from the documents, or None.
+
+    Raises:
+        apsw.CorruptError, apsw.IOError: the database itself is damaged, not only the index.
+    """
+    if not has_full_text_index(db):
+        return None
+    try:
+        # FTS5 compares its tables with the texts that it stores.
+        for (message,) in db.execute(f"PRAGMA integrity_check({FULL_TEXT_TABLE})"):
+            if message != "ok":
+                return " ".join(str(message).split())
+        differing: Any = db.execute(f"SELECT count(*) {DIFFERING_DOCUMENTS}").get
+    except (apsw.CorruptError, apsw.SQLError) as error:
+        if isinstance(error, apsw.CorruptError) and getattr(error, "extendedresult", 0) != apsw.SQLITE_CORRUPT_VTAB:
+            raise
+        return str(error)
+    if differing:
+        return tr("it lacks the text of {documents}", documents=format_count(differing, "document"))
+    return None

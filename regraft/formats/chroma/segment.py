@@ -1,0 +1,272 @@
+"""Reads the files of a vector segment: header, elements with their vectors, norms, and upper layers.
+
+``docs/formats/chroma.md``, "Segment files". Every count and size in a file is compared with the sizes of the files, and
+no memory is reserved for what a file merely claims.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from regraft.disk import file_paths, links
+from regraft.language import format_count, tr
+
+HEADER_FILE, ELEMENTS_FILE, NORMS_FILE, UPPER_FILE = "header.bin", "data_level0.bin", "length.bin", "link_lists.bin"
+#: Version, offset, capacity, elements, bytes of an element, offsets of its label and vector, highest level, entry
+#: point, links of an upper level, of the lowest level, M, the level factor, ef_construction.
+_HEADER = struct.Struct("<iQQQQQQiIQQQdQ")
+_VERSION = 1
+#: hnswlib's delete mark in the link count of an element, and the bits of the count.
+_DELETED, _COUNT = 1 << 16, 0xFFFF
+#: Limits of M and of the dimensions that are believed.
+_MAX_M, _MAX_DIMENSION = 4096, 1 << 20
+_DEFAULT_M = 16
+#: Bytes that are read at once.
+_BLOCK_BYTES = 4 << 20
+_WORD = struct.Struct("<I")
+
+
+class SegmentProblem(ValueError):
+    """The files of a segment cannot be used; the message gives the reason."""
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What is used of a header."""
+
+    count: int
+    element_bytes: int
+    #: Links of an element: of the upper levels, and of the lowest level.
+    links: int
+    lowest_links: int
+    highest_level: int
+    entry_point: int
+
+    @property
+    def dimension(self) -> int:
+        """Number of dimensions that the size of an element leaves for its vector."""
+        return (self.element_bytes - 12 - 4 * self.lowest_links) // 4
+
+
+class ElementBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Elements in consecutive positions, as NumPy arrays."""
+
+    #: Position of the first one.
+    start: int
+    labels: Any
+    is_deleted: Any
+    #: One row per element: little-endian float32.
+    vectors: Any
+    #: Whether the links of an element point to elements that exist.
+    has_valid_links: Any
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a segment that can be read."""
+
+    folder: Path
+    header: Header
+    #: Elements whose bytes are in the file, at most the header's count.
+    count: int
+    #: Norms whose bytes are in the file.
+    norms: int
+    #: What contradicts the header, as messages.
+    problems: tuple[str, ...] = ()
+    #: Whether the header was derived from the sizes of the files, because there is no usable one.
+    is_derived: bool = False
+
+    @property
+    def _layout(self) -> Any:
+        header = self.header
+        return np.dtype(
+            [
+                ("count", "<u4"),
+                ("links", "<u4", (header.lowest_links,)),
+                ("vector", "<f4", (header.dimension,)),
+                ("label", "<u8"),
+            ]
+        )
+
+    def blocks(self) -> Iterator[ElementBlock]:
+        """Read all elements in the order of their positions.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        layout, size = self._layout, self.header.element_bytes
+        step = max(1, _BLOCK_BYTES // size)
+        columns = np.arange(self.header.lowest_links)
+        with links.open_for_reading(self.folder / ELEMENTS_FILE, buffering=0) as file:
+            start = 0
+            while start < self.count:
+                raw = file.read(min(step, self.count - start) * size)
+                found = len(raw) // size
+                if not found:
+                    return
+                part = np.frombuffer(raw, dtype=layout, count=found)
+                counts = part["count"] & _COUNT
+                is_used = columns < counts[:, None]
+                beyond = (is_used & (part["links"] >= self.header.count)).any(axis=1)
+                yield ElementBlock(
+                    start=start,
+                    labels=part["label"],
+                    is_deleted=(part["count"] & _DELETED) != 0,
+                    vectors=part["vector"],
+                    has_valid_links=~beyond & (counts <= self.header.lowest_links),
+                )
+                start += found
+                if found * size < len(raw):
+                    file.seek(start * size)
+
+    def read_norms(self, start: int, count: int) -> Any:
+        """Read the norms of consecutive positions; NaN where the file ends before."""
+        found = np.full(count, np.nan, dtype="<f4")
+        there = min(count, self.norms - start)
+        if there > 0:
+            with links.open_for_reading(self.folder / NORMS_FILE) as file:
+                file.seek(4 * start)
+                raw = file.read(4 * there)
+            found[: len(raw) // 4] = np.frombuffer(raw, dtype="<f4", count=len(raw) // 4)
+        return found
+
+    def find_upper_damage(self) -> str | None:
+        """Return what is wrong with the upper layers of the graph, or None.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        header, path = self.header, self.folder / UPPER_FILE
+        if not file_paths.is_file(path):
+            return tr("it does not exist") if header.count else None
+        highest = 0
+        with links.open_for_reading(path) as file:
+            try:
+                for _ in range(header.count):
+                    highest = max(highest, _read_upper_levels(file, header))
+            except SegmentProblem as problem:
+                return str(problem)
+            if file.read(1):
+                return tr("bytes follow its last element")
+        return tr("its highest level differs from the header's") if highest != max(0, header.highest_level) else None
+
+
+def _read_upper_levels(file: BufferedReader, header: Header) -> int:
+    """Read the links of one element on the upper levels, and return their number.
+
+    Raises:
+        SegmentProblem: they are no links.
+    """
+    raw = file.read(_WORD.size)
+    if len(raw) < _WORD.size:
+        raise SegmentProblem(tr("it ends too early"))
+    (size,) = _WORD.unpack(raw)
+    if not size:
+        return 0
+    levels, rest = divmod(size, 4 + 4 * header.links)
+    if rest or levels > header.highest_level:
+        raise SegmentProblem(tr("an element has links of an impossible size"))
+    raw = file.read(size)
+    if len(raw) < size:
+        raise SegmentProblem(tr("it ends too early"))
+    words = np.frombuffer(raw, dtype="<u4").reshape(levels, -1)
+    counts = words[:, 0] & _COUNT
+    is_used = np.arange(header.links) < counts[:, None]
+    if (counts > header.links).any() or (is_used & (words[:, 1:] >= header.count)).any():
+        raise SegmentProblem(tr("an element has links to elements that do not exist"))
+    return int(levels)
+
+
+def open_segment(folder: Path, dimension: int | None) -> Segment:
+    """Read the header of a segment and the sizes of its files.
+
+    Args:
+        folder: the segment's folder; a link, or a file that is one, is not followed.
+        dimension: that of the collection; None: unknown.
+
+    Raises:
+        SegmentProblem: there are no elements that can be read.
+        OSError: a file cannot be read.
+    """
+    for path in (folder, *(folder / name for name in (HEADER_FILE, ELEMENTS_FILE, NORMS_FILE, UPPER_FILE))):
+        if file_paths.is_link(path):
+            raise SegmentProblem(tr("{name} is a link, and is not followed", name=path.name))
+    if not file_paths.is_file(folder / ELEMENTS_FILE):
+        raise SegmentProblem(tr("{name} does not exist", name=ELEMENTS_FILE))
+    size = file_paths.stat(folder / ELEMENTS_FILE).st_size
+    norms = file_paths.stat(folder / NORMS_FILE).st_size // 4 if file_paths.is_file(folder / NORMS_FILE) else 0
+    header, problem = _read_header(folder / HEADER_FILE)
+    if header is not None and dimension is not None and header.dimension != dimension:
+        problem = tr(
+            "its elements have {found} dimensions, and the collection {dimension}",
+            found=header.dimension,
+            dimension=dimension,
+        )
+        header = None
+    if header is None:
+        return _derive(folder, size, norms, dimension, str(problem))
+    count = min(header.count, size // header.element_bytes)
+    problems = []
+    if count < header.count:
+        missing = format_count(header.count - count, "element")
+        problems.append(tr("{name} ends before the last {missing}", name=ELEMENTS_FILE, missing=missing))
+    return Segment(folder=folder, header=header, count=count, norms=norms, problems=tuple(problems))
+
+
+def _derive(folder: Path, size: int, norms: int, dimension: int | None, problem: str) -> Segment:
+    """Describe a segment without a usable header by the dimension of its collection and Chroma's default links."""
+    if dimension is None or not 0 < dimension <= _MAX_DIMENSION:
+        raise SegmentProblem(tr("{name}: {problem}", name=HEADER_FILE, problem=problem))
+    element_bytes = 12 + 8 * _DEFAULT_M + 4 * dimension
+    count = size // element_bytes
+    header = Header(
+        count=count,
+        element_bytes=element_bytes,
+        links=_DEFAULT_M,
+        lowest_links=2 * _DEFAULT_M,
+        highest_level=0,
+        entry_point=0,
+    )
+    said = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
+    return Segment(folder=folder, header=header, count=count, norms=norms, problems=(said,), is_derived=True)
+
+
+def _read_header(path: Path) -> tuple[Header | None, str | None]:
+    """Read a header; None and the reason if it cannot be one."""
+    if not file_paths.is_file(path):
+        return None, tr("it does not exist")
+    with links.open_for_reading(path) as file:
+        raw = file.read(_HEADER.size + 1)
+    if len(raw) != _HEADER.size:
+        return None, tr("it has {found} instead of {size} bytes", found=len(raw), size=_HEADER.size)
+    version, _, _, count, element_bytes, label_at, vector_at, level, entry, upper, lowest, m, _, _ = _HEADER.unpack(raw)
+    if version != _VERSION:
+        return None, tr("its version {version} is unknown", version=version)
+    is_sound = (
+        0 < upper <= _MAX_M
+        and lowest == 2 * upper
+        and m == upper
+        and vector_at == 4 + 4 * lowest
+        and label_at == element_bytes - 8
+        and 0 < label_at - vector_at <= 4 * _MAX_DIMENSION
+        and not (label_at - vector_at) % 4
+        and -1 <= level < 1 << 10
+        and count < 1 << 40
+        and (not count or entry < count)
+    )
+    if not is_sound:
+        return None, tr("its sizes contradict each other")
+    header = Header(
+        count=count,
+        element_bytes=element_bytes,
+        links=upper,
+        lowest_links=lowest,
+        highest_level=level,
+        entry_point=entry,
+    )
+    return header, None

@@ -1,0 +1,132 @@
+"""Store definition of Chroma: a folder with a database, and a folder for each vector segment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+
+from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
+from regraft.disk.trees import FolderTree
+from regraft.errors import ApplicationOpen
+from regraft.formats.cherry_v1.layout import StatePaths
+from regraft.formats.chroma import database, layouts
+from regraft.formats.chroma.collection import is_segment_name
+from regraft.formats.chroma.database import ChromaProblem
+from regraft.kinds import Kind
+from regraft.language import tr
+from regraft.stores.systems import Located, System
+
+
+class Chroma(System):
+    """Chroma. A store is the folder of its database, whichever application it belongs to."""
+
+    kind = Kind.CHROMA
+    part = "collection"
+    commands = frozenset({"fix", "repair", "gc", "history", "undo"})
+    search_advice = tr("migrate its collections to a library, and search that")
+    open_file = database.FILE
+
+    def store_at(self, path: Path) -> Path | None:
+        """Return the folder of a database: itself, that of the database file, or Open WebUI's below its data folder."""
+        if path.name == database.FILE and path.is_file():
+            return path.parent
+        for folder in (path, path / layouts.OPEN_WEBUI_FOLDER):
+            if (folder / database.FILE).is_file():
+                return links.check_inside(path, folder)
+        return None
+
+    def has_name(self, path: Path) -> bool:
+        """See :class:`System`."""
+        return path.name == database.FILE
+
+    def located(self, path: Path) -> Located:
+        """See :class:`System`."""
+        return Located(kind=self.kind, path=path, tree=FolderTree(path), places=StatePaths(vectors=""))
+
+    def databases(self, found: Located) -> Iterator[str]:
+        """See :class:`System`."""
+        yield database.FILE
+
+    def files(self, found: Located) -> Iterator[str]:
+        """See :class:`System`."""
+        yield from list_segment_folders(found.tree.path)
+
+    def part_names(self, found: Located) -> dict[str, str]:
+        """See :class:`System`."""
+        with (
+            contextlib.suppress(ChromaProblem, apsw.Error, OSError, UnicodeDecodeError),
+            database.open_chroma(found.tree.path / database.FILE) as db,
+        ):
+            return {one.id: one.name for one in database.list_collections(db)}
+        return {}
+
+    @contextlib.contextmanager
+    def alone(self, found: Located) -> Iterator[None]:
+        """Make sure that no program has the database open, or Open WebUI its own.
+
+        Chroma keeps no lock while it is idle. On Linux, the files that other processes have open are examined.
+        Elsewhere, only a program that is writing at the moment is noticed.
+
+        Raises:
+            ApplicationOpen
+        """
+        root = found.tree.path
+        files = [root / database.FILE]
+        webui = layouts.open_webui_database(root)
+        if webui is not None:
+            files.append(webui)
+        for file in files:
+            if find_holder(file) or _is_locked(file):
+                raise ApplicationOpen(path=root, sign=tr("{name} is open", name=file.name))
+        yield
+
+
+def list_segment_folders(root: Path) -> list[str]:
+    """List the folders of a store that have the form of a segment's folder, in ascending order."""
+    return sorted(
+        name
+        for name in file_paths.names_in(root)
+        if len(name) == _ID_CHARACTERS and is_segment_name(name) and (root / name).is_dir()
+    )
+
+
+#: Characters of a segment's id.
+_ID_CHARACTERS = 36
+
+
+def find_holder(path: Path) -> int | None:
+    """Return the id of another process that has a file open, or None. Known on Linux only, for one's own processes."""
+    if not sys.platform.startswith("linux"):
+        return None
+    real = str(links.real_path(path))
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            # A process may end in the meantime, or belong to another user.
+            with contextlib.suppress(OSError):
+                for descriptor in (process / "fd").iterdir():
+                    if str(descriptor.readlink()) == real:
+                        return int(process.name)
+    return None
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a program is writing to a SQLite file, or reading it, at this moment."""
+    if not untrusted_sqlite.is_database(path):
+        return False
+    try:
+        with sqlite.open_readonly(path, beside_writers=True) as db:
+            db.set_busy_timeout(0)
+            db.execute("SELECT 1 FROM sqlite_schema").fetchone()
+    except apsw.BusyError:
+        return True
+    except (apsw.Error, OSError):
+        return False
+    return False
+
+
+SYSTEM = Chroma()

@@ -1,0 +1,229 @@
+"""Plan ``repair`` of a folder of Chroma: rebuild damaged segments and the full-text index. Nothing is embedded.
+
+A segment is rebuilt by :mod:`repair.chroma.rebuild` in a folder beside the old one, which it replaces in one step. The
+database keeps its rows: ids, texts and metadata are never deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from checks.audit import sqlite_checks
+from checks.audit.collector import Level
+from checks.audit.findings import Finding
+from checks.chroma import audit
+from checks.chroma import findings as chroma
+from regraft.disk import sqlite
+from regraft.errors import FullTextNotRebuilt, SourceUnreadable
+from regraft.formats.chroma import database
+from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
+from regraft.formats.chroma.database import ChromaProblem
+from regraft.language import format_count, tr
+from regraft.text import one_line
+from repair.changes import files, schema_objects, undo
+from repair.changes.files import copy_database
+from repair.changes.options import GcOptions, RepairOptions
+from repair.changes.plan import Action, FileChange, Plan, Unresolved, group_by_name, move_to_trash, other_warnings
+from repair.changes.store import Store
+from repair.chroma import full_text, rebuild
+
+#: Findings that a rebuilt segment resolves.
+_REBUILT = (
+    chroma.SEGMENT_MISSING,
+    chroma.LABELS_MISSING,
+    chroma.LABELS_HOSTILE,
+    chroma.LABELS_INCONSISTENT,
+    chroma.HEADER,
+    chroma.GRAPH,
+    chroma.QUEUE_UNAPPLIED,
+)
+#: Findings that a rebuilt segment resolves only if the user names them: vectors are dropped, or the level is deep.
+_REBUILT_IF_NAMED = (chroma.VECTOR_ORPHAN, chroma.RECALL)
+_OF_DATABASE = (chroma.FULL_TEXT, chroma.SEQ_ID_MIXED)
+#: Findings that this module repairs.
+NAMES = (*_REBUILT, *_REBUILT_IF_NAMED, *_OF_DATABASE)
+#: Lost vectors that the report names one by one, each with the beginning of its text.
+_MAX_NAMED = 1000
+_LONGEST_TEXT = 60
+
+
+def plan(store: Store, options: RepairOptions) -> Plan:
+    """Plan the repair of the chosen findings.
+
+    Raises:
+        SourceUnreadable: the database cannot be read.
+    """
+    level = Level.DEEP if chroma.RECALL in options.only else Level.DEFAULT
+    found = group_by_name(store.findings(level))
+    usual = (*_REBUILT, *_OF_DATABASE, *((chroma.NORMS,) if options.unproven else ()))
+    wanted = options.wanted(usual).intersection((*NAMES, chroma.NORMS), found)
+    made = Plan(level=level)
+    foreign = {database.FILE: partial(sqlite_checks.find_foreign_on_tables, tables=audit.TABLES)}
+    made.changes += _plan_database(store, wanted)
+    made.resolves |= {(name, None) for name in wanted.intersection(_OF_DATABASE)}
+    _plan_segments(made, store, options, {name: found[name] for name in wanted if name not in _OF_DATABASE})
+    made = schema_objects.add_drops(made, store, found, options.only, foreign)
+    if not options.only:
+        rest = (*usual, *schema_objects.NAMES, chroma.VECTOR_MISSING)
+        made.left += [Unresolved.with_remedy(one) for one in other_warnings(found, rest)]
+    return made
+
+
+# --- segments --------------------------------------------------------------------------------------------------------
+
+
+def _plan_segments(made: Plan, store: Store, options: RepairOptions, wanted: dict[str, list[Finding]]) -> None:
+    bases = sorted({str(one.base) for findings in wanted.values() for one in findings if one.base is not None})
+    path = store.root / database.FILE
+    try:
+        with database.open_chroma(path) as db:
+            collections = {one.id: one for one in database.list_collections(db)}
+            for base in bases:
+                with open_collection(db, collections[base], store.root) as state:
+                    names = [name for name, every in wanted.items() if any(one.base == base for one in every)]
+                    _plan_segment(made, db, state, names, options)
+    except (ChromaProblem, apsw.Error, OSError) as error:
+        raise SourceUnreadable(path=path, reason=error) from error
+
+
+def _plan_segment(
+    made: Plan, db: apsw.Connection, state: CollectionState, names: list[str], options: RepairOptions
+) -> None:
+    of = state.of
+    job = rebuild.Rebuild(
+        root=state.root,
+        of=of,
+        keeps_unproven=options.unproven,
+        keeps_orphans=chroma.VECTOR_ORPHAN not in names,
+    )
+    kept = sum(1 for _ in job.rows(state))
+    lost = list(_lost(db, state, options))
+    if not kept or of.vectors is None or state.folder is None:
+        reason = tr("neither the segment nor the queue has a vector that is proven; nothing was changed")
+        for name in names:
+            made.left.append(Unresolved.registered(name, reason, base=of.id))
+        return
+    message = tr(
+        "rebuild the vector segment of {name} from its {vectors}",
+        name=of.name,
+        vectors=format_count(kept, "vector"),
+    )
+    actions = [
+        Action(action="rebuild-segment", message=message, base=of.id, subject=of.vectors, count=kept, finding=names[0])
+    ]
+    size = files.size_on_disk(state.folder) if state.folder.is_dir() else 0
+    made.changes.append(FileChange(path=of.vectors, actions=tuple(actions), make=job.write, bytes=3 * size + 8 * kept))
+    made.resolves |= {(name, of.id) for name in names}
+    made.left += lost
+
+
+def _lost(db: apsw.Connection, state: CollectionState, options: RepairOptions) -> Iterator[Unresolved]:
+    """Name every entry whose vector the new segment does not have, with the beginning of its text."""
+    base = state.of.id
+    reasons = [(state.missing_ids(), tr("no file in the folder has its vector"))]
+    if not options.unproven:
+        unproven = tr("nothing proves that its vector is of this text; --unproven keeps it")
+        reasons.append((state.ids_of(Origin.UNPROVEN), unproven))
+    for ids, reason in reasons:
+        more = 0
+        for at, key in enumerate(ids):
+            if at >= _MAX_NAMED:
+                more += 1
+                continue
+            document = database.read_document(db, state.of, key)
+            text = tr("no text") if document is None else one_line(document, _LONGEST_TEXT)
+            said = tr("{id} ({text}): {reason}", id=key, text=text, reason=reason)
+            yield Unresolved.registered(chroma.VECTOR_MISSING, said, base=base, subject=key)
+        if more:
+            said = tr("{ids} more: {reason}", ids=format_count(more, "id"), reason=reason)
+            yield Unresolved.registered(chroma.VECTOR_MISSING, said, base=base, count=more)
+
+
+# --- the database ----------------------------------------------------------------------------------------------------
+
+
+def _plan_database(store: Store, wanted: Collection[str]) -> Iterator[FileChange]:
+    """Plan the rebuild of the full-text index and of mixed sequence numbers, in one copy of the database."""
+    actions = []
+    if chroma.FULL_TEXT in wanted:
+        message = tr("rebuild the full-text index of {name} from its documents", name=database.FILE)
+        actions.append(
+            Action(action="rebuild-full-text", message=message, subject=database.FILE, finding=chroma.FULL_TEXT)
+        )
+    if chroma.SEQ_ID_MIXED in wanted:
+        message = tr("store all sequence numbers of {name} as integers", name=database.FILE)
+        actions.append(
+            Action(action="convert-numbers", message=message, subject=database.FILE, finding=chroma.SEQ_ID_MIXED)
+        )
+    if actions:
+        path = store.root / database.FILE
+        make = partial(_rewrite, path, texts=chroma.FULL_TEXT in wanted, numbers=chroma.SEQ_ID_MIXED in wanted)
+        yield FileChange(path=database.FILE, actions=tuple(actions), make=make, bytes=2 * path.stat().st_size)
+
+
+def _rewrite(path: Path, new: Path, *, texts: bool, numbers: bool) -> None:
+    """Copy the database, and change the copy.
+
+    Raises:
+        FullTextNotRebuilt: FTS5 cannot rebuild the index.
+    """
+    if texts:
+        full_text.rebuild_in_copy(path, new)
+    else:
+        copy_database(path, new)
+    if numbers:
+        with sqlite.open_writable(new) as db, sqlite.transaction(db):
+            _convert_numbers(db)
+    if database_damage(new) is not None:
+        raise FullTextNotRebuilt(path=path, reason=database_damage(new))
+
+
+def database_damage(path: Path) -> str | None:
+    """Return what is wrong with the full-text index of a database, or None."""
+    with database.open_chroma(path) as db:
+        return database.find_full_text_damage(db)
+
+
+def _convert_numbers(db: apsw.Connection) -> None:
+    """Store sequence numbers of 8 bytes, which versions before 1.0 wrote, as integers."""
+
+    def integer(*values: Any) -> Any:
+        (value,) = values
+        return int.from_bytes(value, "big") if isinstance(value, bytes) and len(value) == 8 else value
+
+    db.create_scalar_function("regraft_integer", integer, 1, deterministic=True)
+    for table in ("embeddings", "max_seq_id"):
+        db.execute(f"UPDATE {table} SET seq_id = regraft_integer(seq_id) WHERE typeof(seq_id) = 'blob'")
+
+
+# --- unused folders --------------------------------------------------------------------------------------------------
+
+
+def plan_gc(store: Store, options: GcOptions) -> Plan:
+    """Plan to move folders of segments that no row refers to to the trash, if the user names their finding."""
+    made = Plan()
+    if chroma.SEGMENT_ORPHAN in options.only:
+        with database.open_chroma(store.root / database.FILE) as db:
+            folders = audit.orphan_folders(db, store.root)
+        for name in folders:
+            message = tr("move {name}, a segment that no row refers to, to the trash", name=name)
+            made.changes.append(
+                move_to_trash(store, store.root / name, "trash-segment", chroma.SEGMENT_ORPHAN, message, as_is=True)
+            )
+        # Rows of segments without a collection have the same finding, and are left.
+        if folders and not _has_orphan_rows(store):
+            made.resolves.add((chroma.SEGMENT_ORPHAN, None))
+    return undo.add_expired_runs(made, store, options)
+
+
+def _has_orphan_rows(store: Store) -> bool:
+    with database.open_chroma(store.root / database.FILE) as db:
+        query = (
+            "SELECT 1 FROM segments WHERE CAST(collection AS TEXT) NOT IN (SELECT CAST(id AS TEXT) FROM collections)"
+        )
+        return db.execute(query).get is not None
