@@ -72,7 +72,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
         with database.open_chroma(path) as db, findings.watched(db, checked["bytes"]):
             collections = database.list_collections(db)
             names = {one.id: one.name for one in collections}
-            state = _StoreAudit(found.tree.path, findings, db, checked)
+            state = _StoreAudit(root=found.tree.path, findings=findings, db=db, checked=checked)
             wanted = [one for one in collections if not options.bases or one.id in options.bases]
             steps = [*_store_steps(state, collections), *_collection_steps(state, wanted)]
             with stage(options.progress, "Checking", len(steps), "parts"):

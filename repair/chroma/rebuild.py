@@ -23,7 +23,14 @@ from regraft.formats.chroma.collection import CollectionState, Origin, open_coll
 from regraft.formats.chroma.core import ChromaFailed
 from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
 from regraft.formats.chroma.label_map import LabelMap
-from regraft.formats.chroma.segment import ELEMENTS_FILE, HEADER_FILE, NORMS_FILE, UPPER_FILE, Segment, open_segment
+from regraft.formats.chroma.segment import (
+    ELEMENTS_FILE,
+    HEADER_FILE,
+    NORMS_FILE,
+    UPPER_FILE,
+    SegmentFiles,
+    open_segment,
+)
 from regraft.language import format_count, tr
 from repair.changes.files import copy_database
 
@@ -176,7 +183,7 @@ def is_close(one: bytes, other: bytes) -> bool:
 
 
 def _restore_bytes(
-    folder: Path, segment: Segment, ids: dict[int, str], staged: apsw.Connection, *, is_cosine: bool
+    folder: Path, segment: SegmentFiles, ids: dict[int, str], staged: apsw.Connection, *, is_cosine: bool
 ) -> None:
     """Give every element of a built segment the bytes that the old segment had for its vector."""
     header = segment.header

@@ -12,6 +12,7 @@ from typing import Any
 
 import angel_store
 import apsw
+import chroma_store
 import codex_mem_store
 import older
 import planted_rsclaw
@@ -133,6 +134,18 @@ def memory(folder: Path) -> Path:
     return store.root
 
 
+def chroma(*damages: Callable[[chroma_store.ChromaStore], None]) -> Callable[[Path], Path]:
+    """Return what builds a folder of Chroma with these damages."""
+
+    def make(folder: Path) -> Path:
+        store = chroma_store.extract("1.5", folder)
+        for damage in damages:
+            damage(store)
+        return store.root
+
+    return make
+
+
 def kb(*damages: str) -> Callable[[Path], Path]:
     """Return what builds a KB of rsclaw with damage of these names."""
     return lambda folder: planted_rsclaw.planted(folder / "kb", *damages).root
@@ -155,6 +168,8 @@ CASES = {
     "a damaged index from a copy": Case(damaged_library, ("repair",), source=another_copy),
     "repair of codex-mem": Case(notes(change=codex_mem_store.unindex), ("repair",)),
     "repair of AngelMemory": Case(memory, ("repair",), finished=1),
+    "repair of Chroma": Case(chroma(chroma_store.overwrite_links, chroma_store.mix_numbers), ("repair",)),
+    "fix of Chroma": Case(chroma(chroma_store.cut_full_text), ("fix",)),
     "gc of a library": Case(library("a text of nobody", "a vector of nobody"), ("gc",)),
     "gc of AngelMemory": Case(memory, ("gc",)),
     "gc of rsclaw": Case(kb(_LOOSE, "a file that was replaced"), ("gc", "--only", "kb.file-orphan", "--now", NOW)),

@@ -25,7 +25,7 @@ from regraft.disk import file_paths, links, sqlite
 from regraft.formats.chroma import database, label_map
 from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
 from regraft.formats.chroma.label_map import ID_TO_LABEL, LABEL_TO_ID, ForeignInstruction, LabelMap, LabelMapProblem
-from regraft.formats.chroma.segment import ELEMENTS_FILE, NORMS_FILE, Segment, SegmentProblem, open_segment
+from regraft.formats.chroma.segment import ELEMENTS_FILE, NORMS_FILE, SegmentFiles, SegmentProblem, open_segment
 from regraft.language import tr
 
 
@@ -82,9 +82,9 @@ class VectorBlock(msgspec.Struct, frozen=True, kw_only=True):
 class CollectionState:
     """The ids and vectors of one collection. See :func:`open_collection`."""
 
-    def __init__(self, db: apsw.Connection, of: ChromaCollection, root: Path, scratch: apsw.Connection) -> None:
+    def __init__(self, *, db: apsw.Connection, of: ChromaCollection, root: Path, scratch: apsw.Connection) -> None:
         self.of = of
-        self.segment: Segment | None = None
+        self.segment: SegmentFiles | None = None
         #: Why the segment, or its label map, cannot be read; None if it can, or if there is none yet.
         self.segment_problem: str | None = None
         self.labels: LabelMap | None = None
@@ -177,7 +177,7 @@ class CollectionState:
             self._scratch.execute("CREATE INDEX label_label ON label (label)")
             self._scratch.execute("CREATE INDEX reverse_label ON reverse (label)")
 
-    def _read_elements(self, segment: Segment) -> None:
+    def _read_elements(self, segment: SegmentFiles) -> None:
         with sqlite.transaction(self._scratch):
             for block in segment.blocks():
                 # Larger numbers than SQLite's are no labels of Chroma's.
@@ -487,7 +487,7 @@ def open_collection(db: apsw.Connection, of: ChromaCollection, root: Path) -> It
     """
     database.check_dimension(of)
     with sqlite.open_scratch() as scratch:
-        state = CollectionState(db, of, root, scratch)
+        state = CollectionState(db=db, of=of, root=root, scratch=scratch)
         try:
             state.read()
             yield state

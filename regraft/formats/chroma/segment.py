@@ -67,7 +67,7 @@ class ElementBlock(msgspec.Struct, frozen=True, kw_only=True):
     has_valid_links: Any
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The files of a segment that can be read."""
 
     folder: Path
@@ -182,7 +182,7 @@ def _read_upper_levels(file: BufferedReader, header: Header) -> int:
     return int(levels)
 
 
-def open_segment(folder: Path, dimension: int | None) -> Segment:
+def open_segment(folder: Path, dimension: int | None) -> SegmentFiles:
     """Read the header of a segment and the sizes of its files.
 
     Args:
@@ -215,10 +215,10 @@ def open_segment(folder: Path, dimension: int | None) -> Segment:
     if count < header.count:
         missing = format_count(header.count - count, "element")
         problems.append(tr("{name} ends before the last {missing}", name=ELEMENTS_FILE, missing=missing))
-    return Segment(folder=folder, header=header, count=count, norms=norms, problems=tuple(problems))
+    return SegmentFiles(folder=folder, header=header, count=count, norms=norms, problems=tuple(problems))
 
 
-def _derive(folder: Path, size: int, norms: int, dimension: int | None, problem: str) -> Segment:
+def _derive(folder: Path, size: int, norms: int, dimension: int | None, problem: str) -> SegmentFiles:
     """Describe a segment without a usable header by the dimension of its collection and Chroma's default links."""
     if dimension is None or not 0 < dimension <= _MAX_DIMENSION:
         raise SegmentProblem(tr("{name}: {problem}", name=HEADER_FILE, problem=problem))
@@ -233,7 +233,7 @@ def _derive(folder: Path, size: int, norms: int, dimension: int | None, problem:
         entry_point=0,
     )
     said = tr("{name}: {problem}", name=HEADER_FILE, problem=problem)
-    return Segment(folder=folder, header=header, count=count, norms=norms, problems=(said,), is_derived=True)
+    return SegmentFiles(folder=folder, header=header, count=count, norms=norms, problems=(said,), is_derived=True)
 
 
 def _read_header(path: Path) -> tuple[Header | None, str | None]:

@@ -1,0 +1,314 @@
+"""Every finding about folders of Chroma, planted in what real chromadb wrote; ``inspect``; and mutated files."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import struct
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chroma_store import (
+    DIMENSION,
+    ELEMENT,
+    VERSIONS,
+    ChromaStore,
+    check,
+    cut_elements,
+    cut_full_text,
+    cut_norms,
+    destroy_header,
+    extract,
+    hostile_labels,
+    mix_numbers,
+    overwrite_links,
+    read_vector,
+    remove_labels,
+    write_vector,
+)
+from harness import run, snapshot
+
+from checks.systems import load_findings
+from regraft.formats.chroma import core
+from regraft.formats.chroma.label_map import LabelMap, encode_label_map
+
+Plant = Callable[[ChromaStore], None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ChromaStore:
+    return extract("1.5", tmp_path)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_sound_folder_has_no_finding_and_is_not_written(version: str, tmp_path: Path) -> None:
+    store = extract(version, tmp_path)
+    before = snapshot(store.root)
+    found = run("check", store.root, "--json")
+    assert (found.status, found.document["findings"]) == (0, [])
+    assert found.document["checked"]["vectors"] == sum(map(len, store.expected.values()))
+    assert snapshot(store.root) == before
+
+
+def forget_vector(store: ChromaStore) -> None:
+    """Add an entry to the tables whose vector is nowhere."""
+    segment = store.segment("plain", "METADATA")
+    store.execute("INSERT INTO embeddings (segment_id, embedding_id, seq_id) VALUES (?, 'ghost', 1)", segment)
+
+
+def forget_entry(store: ChromaStore) -> None:
+    store.execute(
+        "DELETE FROM embeddings WHERE embedding_id = 'id20' AND segment_id = ?", store.segment("plain", "METADATA")
+    )
+
+
+def unapply(store: ChromaStore) -> None:
+    """Claim that the segment has all operations, as after a crash."""
+    store.execute("UPDATE max_seq_id SET seq_id = 1000000 WHERE segment_id = ?", store.segment("plain"))
+
+
+def fall_behind(store: ChromaStore) -> None:
+    topic = f"persistent://default/default/{store.collection_id('plain')}"
+    for _ in range(45):
+        store.execute(
+            "INSERT INTO embeddings_queue (operation, topic, id, metadata) VALUES (1, ?, 'id20', '{}')", topic
+        )
+    last = store.rows("SELECT max(seq_id) FROM embeddings_queue")[0][0]
+    store.execute("UPDATE max_seq_id SET seq_id = ? WHERE segment_id = ?", last, store.segment("plain", "METADATA"))
+
+
+def queue_for_nobody(store: ChromaStore) -> None:
+    store.execute(
+        "INSERT INTO embeddings_queue (operation, topic, id) VALUES (3, 'persistent://default/default/' || ?, 'x')",
+        "0" * 36,
+    )
+
+
+def contradict_labels(store: ChromaStore) -> None:
+    """Give two ids the same label."""
+    labels = [(f"id{number}", number + 1) for number in range(30, 60)]
+    raw = encode_label_map(LabelMap(), [*labels, ("id60", 31)])
+    (store.folder("plain") / "index_metadata.pickle").write_bytes(raw)
+
+
+def wrong_length(store: ChromaStore) -> None:
+    store.execute("UPDATE embeddings_queue SET vector = x'0000803f' WHERE id = 'late'")
+
+
+def nan(store: ChromaStore) -> None:
+    write_vector(store, 30, struct.pack("<f", float("nan")))
+
+
+def long_vector(store: ChromaStore) -> None:
+    write_vector(store, 30, np.full(DIMENSION, 1e6, "<f4").tobytes())
+
+
+def same_vector(store: ChromaStore) -> None:
+    write_vector(store, 30, read_vector(store, 31))
+
+
+def stray_folder(store: ChromaStore) -> None:
+    folder = store.root / "0f0f0f0f-0000-4000-8000-000000000000"
+    folder.mkdir()
+    (folder / "header.bin").write_bytes(b"")
+
+
+def bad_links(store: ChromaStore) -> None:
+    file = store.folder("plain") / "data_level0.bin"
+    raw = bytearray(file.read_bytes())
+    raw[5 * ELEMENT + 4 : 5 * ELEMENT + 8] = b"\xff\xff\xff\x7f"
+    file.write_bytes(raw)
+
+
+def drop_segment_row(store: ChromaStore) -> None:
+    store.execute("DELETE FROM segments WHERE id = ?", store.segment("single"))
+
+
+def damage_database(store: ChromaStore) -> None:
+    store.execute("DROP TABLE embedding_metadata")
+
+
+#: Finding, what plants it, number of instances, and the other findings that it entails.
+PLANTED: dict[str, tuple[str, Plant, int, set[str]]] = {
+    "no vector": ("vector-missing", forget_vector, 1, set()),
+    "no entry": ("vector-orphan", forget_entry, 1, set()),
+    "never applied": ("queue-unapplied", unapply, 7, {"vector-orphan"}),
+    "behind": ("queue-behind", fall_behind, 1, set()),
+    "queue of nobody": ("queue-orphan", queue_for_nobody, 1, set()),
+    "no labels": ("labels-missing", remove_labels, 1, {"vector-missing", "queue-unapplied"}),
+    "hostile labels": ("labels-hostile", hostile_labels, 1, {"vector-missing", "queue-unapplied"}),
+    "two ids of a label": ("labels-inconsistent", contradict_labels, 2,
+                           {"vector-missing", "queue-unapplied", "vector-shared"}),
+    "no header": ("header", destroy_header, 1, set()),
+    "half of the elements": ("header", cut_elements, 1, {"labels-inconsistent", "vector-missing", "queue-unapplied"}),
+    "no norms": ("norms", cut_norms, 1, {"queue-unapplied"}),
+    "upper links": ("graph", overwrite_links, 1, set()),
+    "lower links": ("graph", bad_links, 1, set()),
+    "another length": ("dimension", wrong_length, 3, set()),
+    "NaN": ("vector-unusable", nan, 1, set()),
+    "a long vector": ("norm-outlier", long_vector, 1, set()),
+    "a shared vector": ("vector-shared", same_vector, 2, set()),
+    "full text": ("full-text", cut_full_text, 1, set()),
+    "mixed numbers": ("seq-id-mixed", mix_numbers, 1, set()),
+    "a stray folder": ("segment-orphan", stray_folder, 1, set()),
+    "no segment": ("collection-incomplete", drop_segment_row, 1, {"segment-orphan"}),
+    "no folder": ("segment-missing", lambda store: shutil.rmtree(store.folder("plain")), 1,
+                  {"vector-missing", "queue-unapplied"}),
+    "no table": ("unreadable", damage_database, 1, set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_each_finding_is_found_alone_and_explained(case: str, store: ChromaStore) -> None:
+    name, plant, count, entailed = PLANTED[case]
+    plant(store)
+    before = snapshot(store.root)
+    found = check(store.root)
+    assert snapshot(store.root) == before
+    assert found.keys() - entailed == {name}
+    first = found[name][0]
+    assert name in ("norms", "header", "unreadable") or sum(one["count"] for one in found[name]) == count
+    definition = load_findings()[f"chroma.{name}"]
+    assert first["severity"] == definition.severity
+    if definition.command:
+        assert first["repair"].startswith(f"regraft {definition.command[0]} ")
+    assert " ".join(definition.meaning.split()) in " ".join(run("explain", f"chroma.{name}").stdout.split())
+
+
+def test_quick_reads_no_vectors(store: ChromaStore) -> None:
+    nan(store)
+    assert check(store.root, "--quick") == {}
+    assert check(store.root).keys() == {"vector-unusable"}
+
+
+def test_deep_measures_recall(store: ChromaStore) -> None:
+    assert check(store.root, "--deep") == {}
+    file = store.folder("plain") / "data_level0.bin"
+    raw = bytearray(file.read_bytes())
+    for at in range(len(store.positions("plain"))):
+        # No element has a link any more, so a search ends where it begins.
+        raw[at * ELEMENT : at * ELEMENT + 2] = b"\0\0"
+    file.write_bytes(raw)
+    assert check(store.root) == {}
+    found = check(store.root, "--deep")
+    assert found.keys() == {"recall"}
+    assert "nearest vectors" in found["recall"][0]["message"]
+
+
+def test_deep_says_that_chromadb_is_missing(store: ChromaStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "is_installed", lambda: False)
+    found = check(store.root, "--deep")["recall"][0]
+    assert (found["severity"], found["repair"]) == ("note", None)
+
+
+# --- inspect and applications ----------------------------------------------------------------------------------------
+
+
+def test_inspect_counts_vectors_by_where_they_are(store: ChromaStore) -> None:
+    document = run("inspect", store.root, "--json").document
+    assert document["source"]["kind"] == "chroma"
+    by_name = {one["name"]: one for one in document["bases"]}
+    assert {name: one["entries"] for name, one in by_name.items()} == {
+        name: len(entries) for name, entries in store.expected.items()
+    }
+    plain = by_name["plain"]
+    assert (plain["distance"], plain["dimensions"], plain["missing"], plain["unproven"]) == ("l2", DIMENSION, 0, 0)
+    assert plain["in_segment"] + plain["in_queue"] == plain["entries"]
+    assert by_name["angles"]["distance"] == "cosine"
+    assert document["health"]["coverage"] == 1
+    text = run("inspect", store.database).stdout
+    assert "l2: 82 in the segment, 7 in the queue" in text
+
+
+def open_webui(store: ChromaStore, data: Path) -> ChromaStore:
+    """Make the folder Open WebUI's: collections of a knowledge base, a file, a user's memories, and of nobody."""
+    data.mkdir()
+    store.root.rename(data / "vector_db")
+    moved = ChromaStore(data / "vector_db", store.expected)
+    for old, new in (("plain", "kb-1"), ("angles", "file-f1"), ("products", "user-memory-u1"), ("single", "file-gone")):
+        moved.execute("UPDATE collections SET name = ? WHERE name = ?", new, old)
+    moved.execute("UPDATE collections SET name = 'knowledge-bases' WHERE name = 'empty'")
+    with closing(sqlite3.connect(data / "webui.db")) as db:
+        db.executescript(
+            """CREATE TABLE knowledge (id TEXT, name TEXT); CREATE TABLE file (id TEXT, filename TEXT);
+               CREATE TABLE knowledge_file (knowledge_id TEXT, file_id TEXT);
+               CREATE TABLE memory (id TEXT, user_id TEXT);
+               INSERT INTO knowledge VALUES ('kb-1', 'Handbook'), ('kb-2', 'Not indexed');
+               INSERT INTO file VALUES ('f1', 'plan.pdf'); INSERT INTO memory VALUES ('m', 'u1');"""
+        )
+    return moved
+
+
+def test_open_webui_names_its_collections(store: ChromaStore, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    moved = open_webui(store, data)
+    before = snapshot(data)
+    document = run("inspect", data, "--json").document
+    assert document["health"]["application"] == "open-webui"
+    assert {one["name"]: one["title"] for one in document["bases"]} == {
+        "kb-1": "knowledge base Handbook",
+        "file-f1": "file plan.pdf",
+        "user-memory-u1": "memories of user u1",
+        "file-gone": None,
+        "knowledge-bases": "index of knowledge bases",
+    }
+    found = check(data)
+    assert found.keys() == {"collection-orphan", "collection-missing"}
+    assert found["collection-orphan"][0]["samples"] == ["file-gone"]
+    assert found["collection-missing"][0]["samples"] == ["Not indexed"]
+    assert check(moved.root) == found
+    assert snapshot(data) == before
+
+
+def test_mempalace_is_recognized(store: ChromaStore) -> None:
+    store.execute("UPDATE collections SET name = 'mempalace_drawers' WHERE name = 'plain'")
+    document = run("inspect", store.root, "--json").document
+    assert document["health"]["application"] == "mempalace"
+    assert "drawers of the palace" in [one["title"] for one in document["bases"]]
+
+
+# --- mutated files ---------------------------------------------------------------------------------------------------
+
+
+def mutate(file: Path, numbers: random.Random) -> None:
+    raw = bytearray(file.read_bytes())
+    if not raw:
+        return
+    match numbers.randrange(4):
+        case 0:
+            del raw[numbers.randrange(len(raw)) :]
+        case 1:
+            for _ in range(numbers.randrange(1, 40)):
+                raw[numbers.randrange(len(raw))] = numbers.randrange(256)
+        case 2:
+            at = numbers.randrange(len(raw))
+            raw[at : at + 8] = numbers.choice([b"\xff" * 8, b"\0" * 8, struct.pack("<Q", 1 << 63)])
+        case _:
+            at = numbers.randrange(len(raw))
+            raw[at:at] = raw[: numbers.randrange(1, 4096)]
+    file.write_bytes(raw)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_mutation_causes_a_traceback_or_a_write(version: str, tmp_path: Path) -> None:
+    """Mutate 100 folders of each version; ``benchmarks`` of a release use more."""
+    numbers = random.Random(20261126)
+    sound = extract(version, tmp_path / "sound")
+    files = [path.relative_to(sound.root) for path in sorted(sound.root.rglob("*")) if path.is_file()]
+    for round_ in range(100):
+        store = ChromaStore(tmp_path / "mutated", sound.expected)
+        shutil.copytree(sound.root, store.root)
+        for name in numbers.sample(files, numbers.randrange(1, 3)):
+            mutate(store.root / name, numbers)
+        before = snapshot(store.root)
+        for command in ("check", "inspect"):
+            found: Any = run(command, store.root, "--json")
+            assert found.status in (0, 1, 2), (round_, found.stderr)
+            assert "bug in regraft" not in found.stderr, (round_, found.stderr)
+        assert snapshot(store.root) == before
+        shutil.rmtree(store.root)

@@ -1,0 +1,96 @@
+"""Migrating and exporting collections of Chroma: every text with the vector that Chroma's API returned."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+import numpy as np
+import pytest
+from chroma_store import VERSIONS, ChromaStore, extract, remove_labels
+from harness import run, snapshot
+
+MODELS = [
+    word
+    for name in ("plain", "angles", "products", "single")
+    for word in ("--map-model", f"{name}=acme::embed-3")
+]  # fmt: skip
+
+
+def assert_same(vector: bytes, returned: str, key: str) -> None:
+    """Compare with what the API returned; Chroma rounds a cosine vector only when it writes the segment."""
+    expected = bytes.fromhex(returned)
+    numbers = (np.frombuffer(one, dtype="<f4") for one in (vector, expected))
+    assert vector == expected or np.allclose(*numbers, rtol=2e-7, atol=1e-9), key
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_collection_becomes_a_base(version: str, tmp_path: Path) -> None:
+    store = extract(version, tmp_path / "source")
+    before = snapshot(store.root)
+    found = run("migrate", store.root, "--to", tmp_path / "library", *MODELS, "--yes", "--json")
+    assert found.status == 0, found.stderr
+    assert snapshot(store.root) == before
+    assert {one["name"] for one in found.document["bases"]} == {name for name, one in store.expected.items() if one}
+    for base in found.document["bases"]:
+        expected = store.expected[base["name"]]
+        assert (base["rows"]["read"], base["rows"]["carried"]) == (len(expected), len(expected))
+        index = tmp_path / "library" / "KnowledgeBase" / base["id"] / ".cherry" / "index.sqlite"
+        (index,) = (tmp_path / "library" / "KnowledgeBase" / base["id"]).rglob("index.sqlite")
+        with closing(apsw.Connection(str(index), flags=apsw.SQLITE_OPEN_READONLY)) as db:
+            rows = db.execute(
+                "SELECT t.text, e.vector_blob FROM search_text t JOIN embedding e USING (embedding_text_hash)"
+            ).fetchall()
+        by_text = {one["document"]: one["vector"] for one in expected.values()}
+        assert {text for text, _ in rows} == by_text.keys()
+        for text, vector in rows:
+            assert_same(vector, by_text[text], text)
+    assert run("check", tmp_path / "library", "--json").document["findings"] == []
+
+
+def test_unproven_vectors_are_not_migrated(tmp_path: Path) -> None:
+    store = extract("1.5", tmp_path / "source")
+    remove_labels(store)
+    found = run("migrate", store.root, "--to", tmp_path / "library", "--base", store.collection_id("plain"), *MODELS[:2],
+                "--yes", "--json")  # fmt: skip
+    (base,) = found.document["bases"]
+    assert base["rows"]["skipped"].keys() == {"missing_vector_payload"}
+    assert base["rows"]["carried"] + base["rows"]["skipped"]["missing_vector_payload"] == len(store.expected["plain"])
+
+
+def read_parquet(path: Path) -> list[dict[str, object]]:
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_export_keeps_ids_metadata_and_vectors(version: str, tmp_path: Path) -> None:
+    store = extract(version, tmp_path / "source")
+    before = snapshot(store.root)
+    found = run("export", store.root, tmp_path / "units.parquet", "--json")
+    assert found.status == 0, found.stderr
+    assert snapshot(store.root) == before
+    rows = read_parquet(tmp_path / "units.parquet")
+    assert len(rows) == sum(map(len, store.expected.values()))
+    for row in rows:
+        expected = store.expected[str(row["base_name"])][str(row["unit_id"])]
+        assert row["text"] == expected["document"]
+        assert json.loads(str(row["locator_json"])) == {
+            "chroma_id": row["unit_id"], "metadata": expected["metadata"] or None
+        }  # fmt: skip
+        assert_same(np.asarray(row["vector"], dtype="<f4").tobytes(), expected["vector"], str(row["unit_id"]))
+
+
+def test_an_export_is_imported_with_its_vectors(tmp_path: Path) -> None:
+    store: ChromaStore = extract("1.5", tmp_path / "source")
+    assert run("export", store.root, tmp_path / "units.parquet", "--base", "plain").status == 0
+    found = run("import", tmp_path / "units.parquet", "--to", tmp_path / "library", "--yes", "--json")
+    assert found.status in (0, 1), found.stderr
+    assert run("export", tmp_path / "library", tmp_path / "again.parquet").status == 0
+    again = {json.loads(str(row["locator_json"]))["chroma_id"]: row for row in read_parquet(tmp_path / "again.parquet")}
+    assert again.keys() == store.expected["plain"].keys()
+    for key, row in again.items():
+        assert np.asarray(row["vector"], dtype="<f4").tobytes().hex() == store.expected["plain"][key]["vector"]

@@ -1,0 +1,206 @@
+"""Reading folders of Chroma: every vector as Chroma's API returns it, whichever version wrote it, and hostile files."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import apsw
+import numpy as np
+import pytest
+from chroma_store import DIMENSION, VERSIONS, ChromaStore, extract, remove_labels
+
+from regraft.formats.chroma import database, label_map
+from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
+from regraft.formats.chroma.label_map import ForeignInstruction, LabelMap, LabelMapProblem, encode_label_map
+from regraft.formats.chroma.segment import SegmentProblem, open_segment
+
+
+def read_labels(path: Path, content: bytes) -> tuple[LabelMap, list[tuple[Any, ...]]]:
+    path.write_bytes(content)
+    pairs: list[tuple[Any, ...]] = []
+    found = label_map.read_label_map(path, lambda role, some: pairs.extend((role, *pair) for pair in some))
+    return found, pairs
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_vector_is_what_the_api_returned(version: str, tmp_path: Path) -> None:
+    store = extract(version, tmp_path)
+    with database.open_chroma(store.database) as db:
+        collections = {one.name: one for one in database.list_collections(db)}
+        assert collections.keys() == store.expected.keys()
+        for name, expected in store.expected.items():
+            entries = {one.id: one for one in database.iterate_entries(db, collections[name])}
+            assert {key: entry.document for key, entry in entries.items()} == {
+                key: one["document"] for key, one in expected.items()
+            }
+            assert all(entries[key].metadata == (one["metadata"] or {}) for key, one in expected.items())
+            with open_collection(db, collections[name], store.root) as state:
+                assert_same_vectors(state, expected)
+
+
+def assert_same_vectors(state: CollectionState, expected: dict[str, Any]) -> None:
+    """Compare in both ways of reading: one by one, and in blocks."""
+    blocks: dict[str, bytes] = {}
+    for block in state.segment_blocks():
+        blocks |= {key: vector.tobytes() for key, vector in zip(block.ids, block.vectors, strict=True)}
+    blocks |= {key: raw for key, _, raw in state.queued_vectors()}
+    assert blocks.keys() == expected.keys()
+    for key, one in expected.items():
+        found = state.vector_of(key)
+        assert found is not None
+        origin, vector = found
+        assert blocks[key] == vector
+        if state.is_cosine and origin is Origin.QUEUE:
+            # Not yet normalized: the vector as the application gave it, which Chroma rounds later.
+            returned = np.frombuffer(bytes.fromhex(one["vector"]), dtype="<f4")
+            assert np.allclose(np.frombuffer(vector, dtype="<f4"), returned, rtol=2e-7, atol=1e-9)
+        else:
+            assert vector.hex() == one["vector"], key
+    assert list(state.missing_ids()) == list(state.orphan_ids()) == list(state.contradicting_ids()) == []
+
+
+def test_a_label_map_is_read_as_the_versions_write_it(tmp_path: Path) -> None:
+    for found in (
+        LabelMap(dimension=8, total_added=2, max_seq_id=7, is_object=True),
+        LabelMap(dimension=None, total_added=2, max_seq_id=None, is_object=False),
+    ):
+        raw = encode_label_map(found, [("a", 1), ("é", 1 << 40)])
+        labels = [("id_to_label", "a", 1), ("id_to_label", "é", 1 << 40)]
+        assert read_labels(tmp_path / "x", raw) == (
+            found,
+            [*labels, ("label_to_id", 1, "a"), ("label_to_id", 1 << 40, "é")],
+        )
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_python_s_own_pickles_of_a_dictionary_are_read(protocol: int, tmp_path: Path) -> None:
+    ids = {f"id{number}": number for number in range(1, 2500)}
+    labels = {number: key for key, number in ids.items()}
+    content = {"dimensionality": 3, "id_to_label": ids, "label_to_id": labels, "id_to_seq_id": dict(ids)}
+    found, pairs = read_labels(tmp_path / "x", pickle.dumps(content, protocol))
+    assert found == LabelMap(dimension=3)
+    assert {key: value for role, key, value in pairs if role == "id_to_label"} == ids
+    assert {key: value for role, key, value in pairs if role == "label_to_id"} == labels
+
+
+class Caller:
+    def __reduce__(self) -> Any:
+        return (print, ("called",))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_that_calls_something_is_refused(
+    protocol: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {"dimensionality": Caller(), "id_to_label": {}, "label_to_id": {}}
+    with pytest.raises(LabelMapProblem) as refused:
+        read_labels(tmp_path / "x", pickle.dumps(content, protocol))
+    assert protocol < 2 or isinstance(refused.value, ForeignInstruction)
+    assert capsys.readouterr().out == ""
+
+
+NESTED = b"\x80\x04}(X\x01\x00\x00\x00a" * 50
+HUGE = b"\x80\x04}(X\xff\xff\xff\x7f" + b"x" * 100
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"\x80\x09.", "protocol"),
+        (b"\x80\x04}.", "no labels"),
+        (b"\x80\x04N.", "not a dictionary"),
+        (NESTED, "do not fit together"),
+        (HUGE, "ends too early"),
+        (b"\x80\x04" + b"N" * 1000, "more values"),
+        (b"\x80\x04h\x05.", "do not fit together"),
+        (b"\x80\x04\x94r\xff\xff\xff\xff.", "do not fit together"),
+        (b"\x80\x04}u.", "do not fit together"),
+        (encode_label_map(LabelMap(), [("a", 1)])[:-20], "ends too early"),
+        (b"\x80\x04}(X\x0b\x00\x00\x00id_to_label}(X\x01\x00\x00\x00a\x8a\x09" + b"\xff" * 8 + b"\x00uu.", "range"),
+        (b"\x80\x04}(X\x0b\x00\x00\x00id_to_label}(X\x01\x00\x00\x00aJ\xff\xff\xff\xffuu.", "range"),
+    ],
+)
+def test_other_files_are_refused_with_a_reason(content: bytes, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(LabelMapProblem, match=reason):
+        read_labels(tmp_path / "x", content)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ChromaStore:
+    return extract("1.5", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "value"),
+    [(20, "<Q", 1 << 62), (28, "<Q", 1 << 62), (28, "<Q", 0), (36, "<Q", 3), (44, "<Q", 1 << 63), (60, "<Q", 1 << 40),
+     (68, "<Q", 7), (76, "<Q", 0), (0, "<i", 2), (56, "<I", 1 << 30), (52, "<i", 1 << 30)],
+)  # fmt: skip
+def test_forged_sizes_are_not_believed(offset: int, form: str, value: int, store: ChromaStore) -> None:
+    file = store.folder("plain") / "header.bin"
+    raw = bytearray(file.read_bytes())
+    struct.pack_into(form, raw, offset, value)
+    file.write_bytes(raw)
+    segment = open_segment(store.folder("plain"), DIMENSION)
+    assert segment.problems
+    assert segment.count * segment.header.element_bytes <= (store.folder("plain") / "data_level0.bin").stat().st_size
+    with database.open_chroma(store.database) as db:
+        of = database.find_collection(db, "plain")
+        assert of is not None
+        with open_collection(db, of, store.root) as state:
+            assert_same_vectors(state, store.expected["plain"])
+
+
+def test_labels_that_sqlite_cannot_store_belong_to_no_id(store: ChromaStore) -> None:
+    file = store.folder("plain") / "data_level0.bin"
+    raw = bytearray(file.read_bytes())
+    raw[196:204] = b"\xff" * 8
+    file.write_bytes(raw)
+    with database.open_chroma(store.database) as db:
+        of = database.find_collection(db, "plain")
+        assert of is not None
+        with open_collection(db, of, store.root) as state:
+            assert len([*state.missing_ids(), *state.orphan_ids()]) <= 1
+            assert len(list(state.contradicting_ids())) == 1
+
+
+def test_a_segment_that_is_a_link_is_not_followed(store: ChromaStore, tmp_path: Path) -> None:
+    real = store.folder("plain")
+    real.rename(tmp_path / "elsewhere")
+    real.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    with pytest.raises(SegmentProblem, match="is a link"):
+        open_segment(real, DIMENSION)
+
+
+def test_without_labels_only_the_queue_proves_a_vector(store: ChromaStore) -> None:
+    remove_labels(store, "products")
+    with database.open_chroma(store.database) as db:
+        of = database.find_collection(db, "products")
+        assert of is not None
+        with open_collection(db, of, store.root) as state:
+            proven = [*state.ids_of(Origin.QUEUE), *state.ids_of(Origin.RECOVERED)]
+            assert proven
+            for key in proven:
+                found = state.vector_of(key)
+                assert found is not None
+                assert found[1].hex() == store.expected["products"][key]["vector"]
+            # Rows were updated and deleted, so the order of insertion proves nothing and suggests nothing.
+            assert list(state.ids_of(Origin.UNPROVEN)) == []
+
+
+def test_a_large_queue_stays_out_of_memory(store: ChromaStore) -> None:
+    topic = f"persistent://default/default/{store.collection_id('plain')}"
+    with closing(apsw.Connection(str(store.database))) as db, db:
+        rows = ((2, topic, f"q{number}", b"\0" * 64, "FLOAT32", "{}") for number in range(30_000))
+        db.executemany(
+            "INSERT INTO embeddings_queue (operation, topic, id, vector, encoding, metadata) VALUES (?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+    with database.open_chroma(store.database) as db:
+        of = database.find_collection(db, "plain")
+        assert of is not None
+        assert database.count_entries(db, of) == 30_000 + len(store.expected["plain"])

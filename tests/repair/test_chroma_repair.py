@@ -1,0 +1,240 @@
+"""``repair`` of folders of Chroma: every vector that is proven reads back through Chroma's API, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chroma_store import (
+    FULL_TEXT,
+    ChromaStore,
+    Damage,
+    check,
+    cut_elements,
+    cut_full_text,
+    cut_norms,
+    destroy_header,
+    extract,
+    hostile_labels,
+    mix_numbers,
+    opened,
+    overwrite_links,
+    read_vectors,
+    remove_labels,
+)
+from harness import run, snapshot
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ChromaStore:
+    return extract("1.5", tmp_path)
+
+
+def repair(path: Path, *options: object) -> dict[str, Any]:
+    found = run("repair", path, "--yes", "--json", *options)
+    assert found.status in (0, 1), found.stderr
+    return found.document
+
+
+def lost_ids(document: dict[str, Any], base: str) -> set[str]:
+    return {
+        one["subject"] for one in document["left"] if one["finding"] == "chroma.vector-missing" and one["base"] == base
+    }
+
+
+def assert_reads_back(store: ChromaStore, copy: Path, lost: dict[str, set[str]], *, rounded: bool = False) -> None:
+    """Compare what chromadb reads from a copy with what it read before the damage; only lost ids have no vector."""
+    import numpy as np
+
+    with opened(store.root, copy) as client:
+        for name, expected in store.expected.items():
+            found = read_vectors(client, name)
+            assert found.keys() == expected.keys()
+            assert {key for key, vector in found.items() if vector is None} == lost.get(name, set())
+            for key, vector in found.items():
+                if vector is not None and vector != expected[key]["vector"]:
+                    # Normalized by Chroma once more, since only the queue had it.
+                    pair = [np.frombuffer(bytes.fromhex(one), "<f4") for one in (vector, expected[key]["vector"])]
+                    assert rounded, key
+                    assert np.allclose(*pair, rtol=4e-7, atol=1e-8)
+
+
+ALL_PROVEN: dict[str, Damage] = {
+    "upper links": overwrite_links,
+    "no header": destroy_header,
+    "upper links, cosine": lambda store: overwrite_links(store, "angles"),
+    "no header, cosine": lambda store: destroy_header(store, "angles"),
+    "full text": cut_full_text,
+    "mixed numbers": mix_numbers,
+}
+
+
+@pytest.mark.parametrize("damage", ALL_PROVEN)
+def test_damage_that_no_vector_is_in_costs_no_vector(damage: str, store: ChromaStore, tmp_path: Path) -> None:
+    before = store.rows("SELECT * FROM embedding_metadata ORDER BY id, key")
+    ALL_PROVEN[damage](store)
+    document = repair(store.root)
+    assert document["left"] == []
+    assert check(store.root) == {}
+    assert store.rows("SELECT * FROM embedding_metadata ORDER BY id, key") == before
+    assert_reads_back(store, tmp_path / "copy", {})
+
+
+def test_a_folder_of_an_older_version_keeps_its_form(tmp_path: Path) -> None:
+    store = extract("0.6", tmp_path)
+    migrations = store.rows("SELECT dir, version FROM migrations ORDER BY 1, 2")
+    overwrite_links(store)
+    overwrite_links(store, "angles")
+    assert repair(store.root)["left"] == []
+    assert check(store.root) == {}
+    assert store.rows("SELECT dir, version FROM migrations ORDER BY 1, 2") == migrations
+    for name in ("plain", "angles"):
+        # Versions up to 0.6 load nothing but an instance of their own class.
+        assert b"PersistentData" in (store.folder(name) / "index_metadata.pickle").read_bytes()
+    assert_reads_back(store, tmp_path / "copy", {}, rounded=True)
+
+
+def test_half_of_the_elements_are_kept_and_the_others_named(store: ChromaStore, tmp_path: Path) -> None:
+    cut_elements(store)
+    document = repair(store.root)
+    lost = lost_ids(document, store.collection_id("plain"))
+    assert 30 < len(lost) < len(store.expected["plain"])
+    reasons = {one["subject"]: one["reason"] for one in document["left"]}
+    for key in lost:
+        assert f"Text {key.removeprefix('id')} of plain" in reasons[key] or "Back again" in reasons[key]
+    assert check(store.root).keys() == {"vector-missing"}
+    assert_reads_back(store, tmp_path / "copy", {"plain": lost})
+
+
+@pytest.mark.parametrize("damage", [remove_labels, hostile_labels])
+def test_without_labels_only_what_the_queue_proves_is_kept(damage: Damage, store: ChromaStore, tmp_path: Path) -> None:
+    damage(store)
+    document = repair(store.root)
+    lost = lost_ids(document, store.collection_id("plain"))
+    assert lost
+    assert lost < store.expected["plain"].keys()
+    assert check(store.root).keys() == {"vector-missing"}
+    assert_reads_back(store, tmp_path / "copy", {"plain": lost})
+    assert run("undo", store.root, "--yes", "--json").status == 0
+    assert "vector-missing" in check(store.root)
+
+
+def write_in_order(folder: Path) -> ChromaStore:
+    """Write a folder whose order of insertion was never changed, with the installed chromadb."""
+    import chromadb
+    import numpy as np
+    from chromadb.config import Settings
+
+    client = chromadb.PersistentClient(path=str(folder), settings=Settings(anonymized_telemetry=False))
+    collection = client.create_collection(
+        "plain", embedding_function=None, metadata={"hnsw:sync_threshold": 20, "hnsw:batch_size": 10}
+    )
+    vectors = np.random.default_rng(7).normal(size=(64, 16)).astype("<f4")
+    ids = [f"id{number}" for number in range(64)]
+    for start in range(0, 64, 8):
+        part = ids[start : start + 8]
+        collection.add(ids=part, embeddings=vectors[start : start + 8], documents=[f"Text of {key}" for key in part])
+    client.close()
+    expected = {key: {"vector": vector.tobytes().hex()} for key, vector in zip(ids, vectors, strict=True)}
+    return ChromaStore(folder, {"plain": expected})
+
+
+def test_unproven_vectors_are_kept_only_if_asked_for(tmp_path: Path) -> None:
+    store = write_in_order(tmp_path / "ordered")
+    remove_labels(store)
+    shutil.copytree(store.root, tmp_path / "other")
+    lost = lost_ids(repair(store.root), store.collection_id("plain"))
+    assert len(lost) > 20
+    assert_reads_back(store, tmp_path / "copy", {"plain": lost})
+
+    other = ChromaStore(tmp_path / "other", store.expected)
+    assert lost_ids(repair(other.root, "--unproven"), other.collection_id("plain")) == set()
+    assert check(other.root) == {}
+    assert_reads_back(other, tmp_path / "copy2", {})
+
+
+def test_vectors_without_their_length_are_kept_only_if_asked_for(store: ChromaStore) -> None:
+    cut_norms(store)
+    assert repair(store.root)["actions"] != []
+    assert "norms" in check(store.root) or "vector-missing" in check(store.root)
+
+
+def test_unproven_is_refused_for_other_stores(tmp_path: Path) -> None:
+    from planted_v2 import library
+
+    found = run("repair", library(tmp_path), "--unproven", "--yes")
+    assert found.status == 2
+    assert "--unproven applies only to a folder of Chroma" in found.stderr
+
+
+def test_undo_restores_every_byte(store: ChromaStore) -> None:
+    overwrite_links(store)
+    cut_full_text(store)
+    before = {name: content for name, (*_, content) in snapshot(store.root).items()}
+    repair(store.root)
+    assert check(store.root) == {}
+    assert run("undo", store.root, "--yes", "--json").status == 0
+    after = {name: content for name, (*_, content) in snapshot(store.root).items() if not name.startswith(".regraft")}
+    assert after == before
+
+
+def test_the_full_text_is_that_of_the_documents_again(store: ChromaStore) -> None:
+    cut_full_text(store)
+    repair(store.root)
+    found = store.rows(f"SELECT count(*) FROM {FULL_TEXT} WHERE {FULL_TEXT} MATCH '\"Text 20 of\"'")
+    assert found == [(3,)]
+
+
+def test_a_folder_in_use_is_not_written(store: ChromaStore) -> None:
+    overwrite_links(store)
+    before = snapshot(store.root)
+    script = "import sys; file = open(sys.argv[1], 'rb'); print('open', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", script, str(store.database)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        found = run("repair", store.root, "--yes")
+        holder.communicate("")
+    assert found.status == 3
+    assert "chroma.sqlite3 is open" in found.stderr
+    assert snapshot(store.root) == before
+
+
+def test_nothing_is_sent(store: ChromaStore) -> None:
+    """Run the command in an interpreter, and in child processes, in which no socket can be made."""
+    overwrite_links(store)
+    script = (
+        "import socket, sys\n"
+        "def refuse(*args, **kwargs): raise AssertionError('a socket was made')\n"
+        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n"
+        "from regraft.__main__ import main\n"
+        "if __name__ == '__main__': main()\n"
+    )
+    file = store.root.parent / "blocked.py"
+    file.write_text(script, "utf-8")
+    done = subprocess.run(
+        [sys.executable, str(file), "repair", str(store.root), "--yes", "--json"],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["actions"][0]["action"] == "rebuild-segment"
+
+
+def test_a_stray_segment_goes_to_the_trash_only_if_it_is_named(store: ChromaStore) -> None:
+    stray = store.root / "0f0f0f0f-0000-4000-8000-000000000000"
+    shutil.copytree(store.folder("plain"), stray)
+    assert run("gc", store.root, "--yes", "--json").document["actions"] == []
+    assert stray.is_dir()
+    found = run("gc", store.root, "--only", "chroma.segment-orphan", "--yes", "--json").document
+    assert [one["action"] for one in found["actions"]] == ["trash-segment"]
+    assert not stray.exists()
+    assert run("undo", store.root, "--yes", "--json").status == 0
+    assert (stray / "data_level0.bin").read_bytes() == (store.folder("plain") / "data_level0.bin").read_bytes()
