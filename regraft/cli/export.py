@@ -35,9 +35,9 @@ STDOUT = Path("-")
 def export(path: Path, target: Path, options: ExportOptions, output: Output) -> None:
     """Write the units of PATH, with texts and vectors, to FILE.parquet.
 
-    PATH is a library, a v2 profile or backup, one base's folder, an index.sqlite or a knowledge base of rsclaw; with
-    --v1 a v1 source or one vector file. It is only read. - instead of FILE.parquet is standard output. The file needs
-    pyarrow: pip install "regraft[parquet]".
+    PATH is a library, a v2 profile or backup, one base's folder, an index.sqlite, a knowledge base of rsclaw or a
+    folder of Chroma; with --v1 a v1 source or one vector file. It is only read. - instead of FILE.parquet is standard
+    output. The file needs pyarrow: pip install "regraft[parquet]".
 
     \b
     Example:

@@ -68,8 +68,8 @@ def inspect(path: Path | None, options: InspectOptions, output: Output) -> None:
 
     PATH may be a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file, a v1 vector
     file, what a preview build wrote, a library that regraft wrote, one base folder, an index.sqlite, a database of
-    codex-mem, or a data folder of AngelMemory. Without PATH: what the application has on this computer, backups beside
-    it, and the next command for each.
+    codex-mem, a data folder of AngelMemory, or a folder of Chroma. Without PATH: what the application has on this
+    computer, backups beside it, and the next command for each.
 
     \b
     Example:

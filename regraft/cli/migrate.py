@@ -180,8 +180,8 @@ def migrate(
     """Migrate the knowledge base in SOURCE to a v2 library in OUT, and with --profile into the application's profile.
 
     SOURCE is a v1 backup (zip or folder), a v1 profile folder, an export folder, a knowledge JSON file beside its
-    vector files, what a preview build wrote, or a knowledge base of rsclaw. It is only read. A second run goes on where
-    the first one stopped, and leaves alone what is done.
+    vector files, what a preview build wrote, a folder of Chroma, or a knowledge base of rsclaw. It is only read. A
+    second run goes on where the first one stopped, and leaves alone what is done.
 
     With --profile, the bases are migrated and installed as one plan: it asks once, if the profile refuses them nothing
     is written, and regraft undo PROFILE takes back both. The application must not be running. In scripts, --profile

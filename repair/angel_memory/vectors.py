@@ -36,6 +36,7 @@ from regraft.formats.angel_memory.database import (
 )
 from regraft.formats.chroma import core
 from regraft.formats.chroma import database as chroma
+from regraft.formats.chroma.collection import read_vectors
 from regraft.formats.chroma.core import ChromaFailed
 from regraft.formats.chroma.database import ChromaEntry, ChromaProblem
 from regraft.formats.vector_checks import has_usable_norm
@@ -162,14 +163,14 @@ def _with_entries(state: CollectionState) -> CollectionState:
 
 
 def read_plain_vectors(folder: ProviderFolder) -> dict[str, bytes]:
-    """Read the vectors of a collection that plain SQLite can read, by source id.
+    """Read the vectors of a collection without chromadb, by source id: from its segment, and from the queue.
 
     Raises:
         SourceUnreadable
     """
     with _readable(folder.database), chroma.open_chroma(folder.database) as db:
         found = chroma.find_collection(db, COLLECTION)
-        return {} if found is None else dict(chroma.iterate_queued_vectors(db, found))
+        return {} if found is None else dict(read_vectors(folder.database, found, db))
 
 
 def is_usable_vector(vector: bytes, dimension: int | None) -> bool:

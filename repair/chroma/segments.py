@@ -18,11 +18,11 @@ from checks.audit.collector import Level
 from checks.audit.findings import Finding
 from checks.chroma import audit
 from checks.chroma import findings as chroma
-from regraft.disk import sqlite
+from regraft.disk import durable, sqlite
 from regraft.errors import FullTextNotRebuilt, SourceUnreadable
 from regraft.formats.chroma import database
 from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
-from regraft.formats.chroma.database import ChromaProblem
+from regraft.formats.chroma.database import ChromaCollection, ChromaProblem
 from regraft.language import format_count, tr
 from regraft.text import one_line
 from repair.changes import files, schema_objects, undo
@@ -117,9 +117,31 @@ def _plan_segment(
         Action(action="rebuild-segment", message=message, base=of.id, subject=of.vectors, count=kept, finding=names[0])
     ]
     size = files.size_on_disk(state.folder) if state.folder.is_dir() else 0
+    if _drops_vectors(state, options):
+        made.changes.append(_keep_files(state.folder, of, size))
     made.changes.append(FileChange(path=of.vectors, actions=tuple(actions), make=job.write, bytes=3 * size + 8 * kept))
     made.resolves |= {(name, of.id) for name in names}
     made.left += lost
+
+
+def _drops_vectors(state: CollectionState, options: RepairOptions) -> bool:
+    """Whether the old segment may have vectors that the new one does not get."""
+    if state.folder is None or not state.folder.is_dir():
+        return False
+    return state.labels is None or (not options.unproven and state.count_origin(Origin.UNPROVEN) > 0)
+
+
+def _keep_files(folder: Path, of: ChromaCollection, size: int) -> FileChange:
+    """Plan a copy of the old segment beside the new one. No command removes it: it may be the last copy of vectors."""
+    name, number = f"{folder.name}.unproven", 1
+    while (folder.parent / name).exists():
+        number += 1
+        name = f"{folder.name}.unproven-{number}"
+    message = tr(
+        "keep the old segment of {name} as {path}, because it has vectors that are not proven", name=of.name, path=name
+    )
+    action = Action(action="keep-segment", message=message, base=of.id, subject=name)
+    return FileChange(path=name, actions=(action,), make=partial(durable.copy_tree, folder), bytes=size)
 
 
 def _lost(db: apsw.Connection, state: CollectionState, options: RepairOptions) -> Iterator[Unresolved]:

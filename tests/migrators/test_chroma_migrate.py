@@ -53,8 +53,8 @@ def test_each_collection_becomes_a_base(version: str, tmp_path: Path) -> None:
 def test_unproven_vectors_are_not_migrated(tmp_path: Path) -> None:
     store = extract("1.5", tmp_path / "source")
     remove_labels(store)
-    found = run("migrate", store.root, "--to", tmp_path / "library", "--base", store.collection_id("plain"), *MODELS[:2],
-                "--yes", "--json")  # fmt: skip
+    chosen = ("--base", store.collection_id("plain"), *MODELS[:2])
+    found = run("migrate", store.root, "--to", tmp_path / "library", *chosen, "--yes", "--json")
     (base,) = found.document["bases"]
     assert base["rows"]["skipped"].keys() == {"missing_vector_payload"}
     assert base["rows"]["carried"] + base["rows"]["skipped"]["missing_vector_payload"] == len(store.expected["plain"])

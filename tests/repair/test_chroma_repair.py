@@ -114,10 +114,14 @@ def test_half_of_the_elements_are_kept_and_the_others_named(store: ChromaStore, 
 @pytest.mark.parametrize("damage", [remove_labels, hostile_labels])
 def test_without_labels_only_what_the_queue_proves_is_kept(damage: Damage, store: ChromaStore, tmp_path: Path) -> None:
     damage(store)
+    elements = (store.folder("plain") / "data_level0.bin").read_bytes()
     document = repair(store.root)
     lost = lost_ids(document, store.collection_id("plain"))
     assert lost
     assert lost < store.expected["plain"].keys()
+    # The old files are the last copy of the vectors that nothing proves.
+    kept = store.root / f"{store.segment('plain')}.unproven" / "data_level0.bin"
+    assert kept.read_bytes() == elements
     assert check(store.root).keys() == {"vector-missing"}
     assert_reads_back(store, tmp_path / "copy", {"plain": lost})
     assert run("undo", store.root, "--yes", "--json").status == 0
@@ -158,10 +162,19 @@ def test_unproven_vectors_are_kept_only_if_asked_for(tmp_path: Path) -> None:
     assert_reads_back(other, tmp_path / "copy2", {})
 
 
-def test_vectors_without_their_length_are_kept_only_if_asked_for(store: ChromaStore) -> None:
+def test_vectors_without_their_length_are_kept_with_length_1(store: ChromaStore, tmp_path: Path) -> None:
+    import numpy as np
+
     cut_norms(store)
-    assert repair(store.root)["actions"] != []
-    assert "norms" in check(store.root) or "vector-missing" in check(store.root)
+    repair(store.root, "--unproven")
+    assert check(store.root) == {}
+    with opened(store.root, tmp_path / "copy") as client:
+        found = read_vectors(client, "angles")
+    for key, vector in found.items():
+        assert vector is not None
+        pair = (np.frombuffer(bytes.fromhex(one), "<f4") for one in (vector, store.expected["angles"][key]["vector"]))
+        units = [one / np.linalg.norm(one) for one in pair]
+        assert np.allclose(*units, rtol=0, atol=1e-6)
 
 
 def test_unproven_is_refused_for_other_stores(tmp_path: Path) -> None:
@@ -200,7 +213,7 @@ def test_a_folder_in_use_is_not_written(store: ChromaStore) -> None:
         assert holder.stdout.readline() == "open\n"
         found = run("repair", store.root, "--yes")
         holder.communicate("")
-    assert found.status == 3
+    assert found.status == 2
     assert "chroma.sqlite3 is open" in found.stderr
     assert snapshot(store.root) == before
 
