@@ -265,7 +265,9 @@ WRITERS = {
     # An object of a store, for reading.
     "regraft.fleet.storage": {"self._files.open"},
     # The one library that takes a path; it is demanded first.
-    "repair.angel_memory.collection": {"chromadb.PersistentClient"},
+    "regraft.formats.chroma.core": {"chromadb.PersistentClient"},
+    # For reading: a label map of any size.
+    "regraft.formats.chroma.label_map": {"mmap.mmap"},
 }
 #: What damages libraries that it made itself, for other people's tests.
 TEST_KIT = "regraft.testing"

@@ -27,9 +27,9 @@ from toys import contents, library, quick_disk
 from checks.audit.findings import Finding
 from regraft.disk import durable
 from regraft.formats.angel_memory import database
+from regraft.formats.chroma.core import ChromaFailed
 from repair.angel_memory import collection as writing
 from repair.angel_memory import reconcile as reconciling
-from repair.angel_memory.collection import ChromaFailed
 from repair.changes import run as changing
 
 pytest.importorskip("openai", reason="the client of embedding servers is not installed")
