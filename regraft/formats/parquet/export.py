@@ -751,8 +751,7 @@ def _chroma_export(source: Located, bases: tuple[str, ...], stack: ExitStack) ->
             collections = database.list_collections(db)
             titles = layouts.read_layout(root, collections).titles
             named = [
-                (one, BaseExport(describe_collection(db, one, titles.get(one.id) or one.name)))
-                for one in collections
+                (one, BaseExport(describe_collection(db, one, titles.get(one.id) or one.name))) for one in collections
             ]
     except (ChromaProblem, apsw.Error, OSError) as error:
         raise SourceUnreadable(path=root / database.FILE, reason=error) from error
