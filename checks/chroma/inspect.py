@@ -6,16 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import apsw
+from msgspec import structs
 
 from checks.chroma import audit
 from checks.inspect import BaseSummary, HealthSummary, StoreSummary, format_base_heading
 from checks.systems import Checks
 from regraft.disk import file_paths
 from regraft.formats.chroma import database, layouts
-from regraft.formats.chroma.collection import CollectionState, Origin, open_collection
+from regraft.formats.chroma.collection import Origin, open_collection
 from regraft.formats.chroma.database import ChromaProblem
 from regraft.language import format_count, tr
-from regraft.stores.systems import Located
+from regraft.stores.systems import Located, system_of
 
 _PROBLEMS = (ChromaProblem, OSError, apsw.Error, UnicodeDecodeError)
 
@@ -97,46 +98,32 @@ def inspect_store(source: Located) -> StoreSummary:
 
 
 def _summarize(db: apsw.Connection, of: database.ChromaCollection, root: Path, title: str | None) -> CollectionSummary:
+    summary = CollectionSummary(
+        id=of.id, name=of.name, store=None, problem=None, title=title, distance=of.distance, dimensions=None
+    )
     try:
         with open_collection(db, of, root) as state:
-            return _summarize_state(state, title)
+            problem = state.segment_problem or state.label_problem
+            if problem is None and state.segment is not None and state.segment.problems:
+                problem = state.segment.problems[0]
+            return structs.replace(
+                summary,
+                problem=problem,
+                dimensions=state.dimension,
+                entries=state.count("entry"),
+                in_segment=state.count_origin(Origin.SEGMENT),
+                in_queue=state.count_origin(Origin.QUEUE) + state.count_origin(Origin.RECOVERED),
+                unproven=state.count_origin(Origin.UNPROVEN),
+                missing=sum(1 for _ in state.missing_ids()),
+                orphans=sum(1 for _ in state.orphan_ids()),
+            )
     except _PROBLEMS as error:
-        return CollectionSummary(
-            id=of.id,
-            name=of.name,
-            store=None,
-            problem=str(error),
-            title=title,
-            distance=of.distance,
-            dimensions=None,
-        )
-
-
-def _summarize_state(state: CollectionState, title: str | None) -> CollectionSummary:
-    of = state.of
-    problem = state.segment_problem or state.label_problem
-    if problem is None and state.segment is not None and state.segment.problems:
-        problem = state.segment.problems[0]
-    return CollectionSummary(
-        id=of.id,
-        name=of.name,
-        store=None,
-        problem=problem,
-        title=title,
-        distance=of.distance,
-        dimensions=state.dimension,
-        entries=state.count("entry"),
-        in_segment=state.count_origin(Origin.SEGMENT),
-        in_queue=state.count_origin(Origin.QUEUE) + state.count_origin(Origin.RECOVERED),
-        unproven=state.count_origin(Origin.UNPROVEN),
-        missing=sum(1 for _ in state.missing_ids()),
-        orphans=sum(1 for _ in state.orphan_ids()),
-    )
+        return structs.replace(summary, problem=str(error))
 
 
 def read_collection_ids(found: Located) -> Sequence[str]:
     """Return the ids of the collections; empty if they cannot be read."""
-    return list(_names(found))
+    return list(system_of(found.kind).part_names(found))
 
 
 def read_ids_by_name(found: Located) -> Mapping[str, str]:
@@ -148,10 +135,6 @@ def read_ids_by_name(found: Located) -> Mapping[str, str]:
     except _PROBLEMS:
         return {}
     return {title: key for key, title in titles.items()} | {one.name: one.id for one in collections}
-
-
-def _names(found: Located) -> dict[str, str]:
-    return {key: name for name, key in read_ids_by_name(found).items()}
 
 
 CHECKS = Checks(

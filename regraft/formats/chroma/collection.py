@@ -65,6 +65,8 @@ _CONTRADICTIONS = f"""
         OR (SELECT count(*) FROM reverse r WHERE r.label = l.label AND r.id = l.id) <> 1
         OR l.id IN (SELECT id FROM label GROUP BY id HAVING count(*) > 1)"""
 _BATCH = 2_000
+#: Characters of a segment's id.
+_ID_CHARACTERS = 36
 
 
 class VectorBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,8 +134,9 @@ class CollectionState:
             ChromaProblem, apsw.Error, OSError: the database cannot be read.
         """
         with sqlite.transaction(self._scratch):
-            ids = ((entry,) for entry in self._entry_ids())
-            self._scratch.executemany("INSERT OR IGNORE INTO entry VALUES (?)", ids)
+            if self.of.metadata is not None:
+                ids = ((key,) for key in database.iterate_ids(self._db, self.of))
+                self._scratch.executemany("INSERT OR IGNORE INTO entry VALUES (?)", ids)
         self._read_segment()
         stated = database.read_applied(self._db, self.of.vectors)
         self.applied = stated if stated is not None else (self.labels and self.labels.max_seq_id) or 0
@@ -143,10 +146,6 @@ class CollectionState:
             if self.labels is None:
                 self._place_by_order()
             self._replay_queue()
-
-    def _entry_ids(self) -> Iterator[str]:
-        if self.of.metadata is not None:
-            yield from database.iterate_ids(self._db, self.of)
 
     def _read_segment(self) -> None:
         folder = self.folder
@@ -470,6 +469,15 @@ def multiply(vectors: Any, norms: Any) -> Any:
 def is_segment_name(name: str) -> bool:
     """Whether the id of a segment can be the name of a folder, and of nothing else."""
     return 0 < len(name) <= 64 and all(letter.isascii() and (letter.isalnum() or letter == "-") for letter in name)
+
+
+def list_segment_folders(root: Path) -> list[str]:
+    """List the folders of a store that have the form of a segment's folder, in ascending order."""
+    return sorted(
+        name
+        for name in file_paths.names_in(root)
+        if len(name) == _ID_CHARACTERS and is_segment_name(name) and (root / name).is_dir()
+    )
 
 
 @contextmanager

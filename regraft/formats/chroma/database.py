@@ -168,7 +168,9 @@ def _read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int]:
     for column in ("schema_str", "config_json_str"):
         if column in columns:
             text: Any = db.execute(f"SELECT {column} FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).get
-            found |= _find_hnsw(text)
+            for path in (("hnsw_configuration",), ("hnsw",), _VECTOR_INDEX, (*_VECTOR_INDEX, "hnsw")):
+                inner = _find_in(_decode(text), path)
+                found |= {name: inner[name] for name in ("space", "sync_threshold") if inner.get(name) is not None}
     if _columns(db, "collection_metadata"):
         query = (
             "SELECT key, coalesce(str_value, int_value) FROM collection_metadata WHERE CAST(collection_id AS TEXT) = ?"
@@ -220,15 +222,6 @@ def _find_in(found: Any, path: tuple[str, ...]) -> dict[str, Any]:
 _VECTOR_INDEX = ("keys", "#embedding", "float_list", "vector_index", "config")
 
 
-def _find_hnsw(text: Any) -> dict[str, Any]:
-    """Return the settings of the vector index in a configuration or schema of any version."""
-    settings: dict[str, Any] = {}
-    for path in (("hnsw_configuration",), ("hnsw",), _VECTOR_INDEX, (*_VECTOR_INDEX, "hnsw")):
-        inner = _find_in(_decode(text), path)
-        settings |= {name: inner[name] for name in ("space", "sync_threshold") if inner.get(name) is not None}
-    return settings
-
-
 def _columns(db: apsw.Connection, table: str) -> set[str]:
     return {str(row[1]) for row in db.execute(f"PRAGMA table_info({table})")}
 
@@ -267,17 +260,20 @@ def iterate_entries(db: apsw.Connection, of: ChromaCollection) -> Iterator[Chrom
         yield from _iterate_stored_entries(db, of)
         return
     with sqlite.open_scratch() as scratch:
-        _write_pending(db, of, scratch)
+        # A queue can be large, so the numbers of its operations are in a temporary table.
+        scratch.execute("CREATE TABLE pending (id TEXT, seq INTEGER, PRIMARY KEY (id, seq)) WITHOUT ROWID")
+        rows = db.execute(f"SELECT CAST(id AS TEXT), seq_id {_PENDING}", (of.id, read_applied(db, of.metadata)))
+        with sqlite.transaction(scratch):
+            scratch.executemany("INSERT OR IGNORE INTO pending VALUES (?, ?)", rows)
         for entry in _iterate_stored_entries(db, of):
             now = _apply_operations(entry, _take_pending(db, scratch, entry.id))
             if now is not None:
                 yield now
-        last = ""
-        while (key := _next_pending(scratch, last)) is not None:
+        while (left := scratch.execute("SELECT id FROM pending ORDER BY id LIMIT 1").get) is not None:
+            key = str(left)
             made = _apply_operations(None, _take_pending(db, scratch, key), key)
             if made is not None:
                 yield made
-            last = key
 
 
 def iterate_ids(db: apsw.Connection, of: ChromaCollection) -> Iterator[str]:
@@ -347,19 +343,6 @@ def _has_pending(db: apsw.Connection, of: ChromaCollection) -> bool:
     after = read_applied(db, of.metadata)
     # A collection that was never written to has no row.
     return after is not None and db.execute(f"SELECT 1 {_PENDING} LIMIT 1", (of.id, after)).get is not None
-
-
-def _write_pending(db: apsw.Connection, of: ChromaCollection, scratch: apsw.Connection) -> None:
-    """Write the numbers of operations that are not yet applied to a temporary table: a queue can be large."""
-    scratch.execute("CREATE TABLE pending (id TEXT, seq INTEGER, PRIMARY KEY (id, seq)) WITHOUT ROWID")
-    rows = db.execute(f"SELECT CAST(id AS TEXT), seq_id {_PENDING}", (of.id, read_applied(db, of.metadata)))
-    with sqlite.transaction(scratch):
-        scratch.executemany("INSERT OR IGNORE INTO pending VALUES (?, ?)", rows)
-
-
-def _next_pending(scratch: apsw.Connection, after: str) -> str | None:
-    key: Any = scratch.execute("SELECT id FROM pending WHERE id > ? ORDER BY id LIMIT 1", (after,)).get
-    return None if key is None else str(key)
 
 
 def _take_pending(db: apsw.Connection, scratch: apsw.Connection, key: str) -> list[_Operation]:

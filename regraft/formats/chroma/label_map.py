@@ -38,8 +38,6 @@ _MAX_TEXT = 1 << 20
 _MAX_INTEGER = (1 << 63) - 1
 #: Instructions that call a function or make an object of a class: REDUCE, INST, OBJ, NEWOBJ_EX, EXT1 to EXT4, PERSID.
 _CALLS = frozenset(b"RioPQ\x92\x82\x83\x84")
-#: Largest protocol of pickles.
-_MAX_PROTOCOL = 5
 
 
 class LabelMapProblem(ValueError):
@@ -146,7 +144,7 @@ class _Interpreter:
 
     def _steps(self) -> dict[int, Callable[[], None]]:
         return {
-            0x80: self._protocol,
+            0x80: lambda: self._skip(1),  # PROTO
             0x95: lambda: self._skip(8),  # FRAME
             0x8C: lambda: self._text(1),
             ord("X"): lambda: self._text(4),
@@ -160,7 +158,7 @@ class _Interpreter:
             ord("h"): lambda: self._recall(self._number(1)),
             ord("j"): lambda: self._recall(self._number(4)),
             ord("c"): self._global_lines,
-            0x93: self._stack_global,
+            0x93: lambda: self._push_global(*reversed((self._pop(), self._pop()))),
             ord(")"): lambda: self._push(()),
             0x81: self._new_instance,
             ord("}"): self._empty_dict,
@@ -185,10 +183,6 @@ class _Interpreter:
 
     def _number(self, size: int) -> int:
         return int.from_bytes(self._take(size), "little")
-
-    def _protocol(self) -> None:
-        if self._number(1) > _MAX_PROTOCOL:
-            raise LabelMapProblem(tr("its pickle protocol is unknown"))
 
     def _integer(self) -> None:
         try:
@@ -385,10 +379,6 @@ class _Interpreter:
             names.append(self._decode(self._take(end - self._at)))
             self._skip(1)
         self._push_global(names[0], names[1])
-
-    def _stack_global(self) -> None:
-        name, module = self._pop(), self._pop()
-        self._push_global(module, name)
 
     def _push_global(self, module: object, name: object) -> None:
         if (module, name) != (_MODULE, _CLASS):

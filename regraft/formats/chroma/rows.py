@@ -93,9 +93,9 @@ def _write(db: apsw.Connection, state: CollectionState, table: apsw.Connection) 
         found = state.vector_of(entry.id)
         is_unproven = found is not None and found[0] not in PROVEN
         vector = None if found is None or is_unproven else found[1] or None
-        waiting.append(
-            (entry.id, source_of(entry.metadata, entry.id), entry.document, _json(entry.metadata), vector, is_unproven)
-        )
+        metadata = json.dumps(entry.metadata, ensure_ascii=False) if entry.metadata else None
+        source = source_of(entry.metadata, entry.id)
+        waiting.append((entry.id, source, entry.document, metadata, vector, is_unproven))
         rows += 1
         unproven += is_unproven
         if len(waiting) == _BATCH:
@@ -113,7 +113,3 @@ def source_of(metadata: dict[str, Any], key: str) -> str:
     """Return where a document comes from according to its metadata, else the entry's id."""
     values = (metadata.get(name) for name in _SOURCES)
     return next((value for value in values if isinstance(value, str) and value.strip()), key)
-
-
-def _json(metadata: dict[str, Any]) -> str | None:
-    return json.dumps(metadata, ensure_ascii=False) if metadata else None

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import apsw
 
-from regraft.disk import file_paths, links, sqlite, untrusted_sqlite
+from regraft.disk import links, sqlite, untrusted_sqlite
 from regraft.disk.trees import FolderTree
 from regraft.errors import ApplicationOpen
 from regraft.formats.cherry_v1.layout import StatePaths
 from regraft.formats.chroma import database, layouts
-from regraft.formats.chroma.collection import is_segment_name
+from regraft.formats.chroma.collection import list_segment_folders
 from regraft.formats.chroma.database import ChromaProblem
 from regraft.kinds import Kind
 from regraft.language import tr
@@ -84,19 +84,6 @@ class Chroma(System):
             if find_holder(file) or _is_locked(file):
                 raise ApplicationOpen(path=root, sign=tr("{name} is open", name=file.name))
         yield
-
-
-def list_segment_folders(root: Path) -> list[str]:
-    """List the folders of a store that have the form of a segment's folder, in ascending order."""
-    return sorted(
-        name
-        for name in file_paths.names_in(root)
-        if len(name) == _ID_CHARACTERS and is_segment_name(name) and (root / name).is_dir()
-    )
-
-
-#: Characters of a segment's id.
-_ID_CHARACTERS = 36
 
 
 def find_holder(path: Path) -> int | None:

@@ -802,30 +802,24 @@ def read_entry_rows(path: Path, base: BaseMetadata, look: BaseSummary) -> Iterat
     """
     with sqlite.open_readonly(path) as db:
         for key, source, document, metadata, vector in db.execute(_ENTRIES_QUERY):
-            yield _entry_row(str(key), str(source), document, metadata, vector, base, look)
-
-
-def _entry_row(
-    key: str, source: str, document: Any, metadata: Any, vector: Any, base: BaseMetadata, look: BaseSummary
-) -> UnitRow:
-    text = "" if document is None else str(document)
-    locator = {"chroma_id": key, "metadata": None if metadata is None else json_text.loads(metadata)}
-    item = identity.item_id(base.id, key, None)
-    return UnitRow(
-        base=base.id,
-        base_name=base.name,
-        item=item,
-        path=f"{item}.md",
-        source=source,
-        unit_index=0,
-        char_start=0,
-        char_end=utf16_len(text),
-        text=text,
-        content_hash=None,
-        body_hash=identity.text_hash(text),
-        unit_id=key,
-        title=None,
-        locator_json=json.dumps(locator, ensure_ascii=False),
-        content=None,
-        vector=vector if isinstance(vector, bytes) and len(vector) == look.vector_bytes else None,
-    )
+            text = "" if document is None else str(document)
+            locator = {"chroma_id": str(key), "metadata": None if metadata is None else json_text.loads(str(metadata))}
+            item = identity.item_id(base.id, str(key), None)
+            yield UnitRow(
+                base=base.id,
+                base_name=base.name,
+                item=item,
+                path=f"{item}.md",
+                source=str(source),
+                unit_index=0,
+                char_start=0,
+                char_end=utf16_len(text),
+                text=text,
+                content_hash=None,
+                body_hash=identity.text_hash(text),
+                unit_id=str(key),
+                title=None,
+                locator_json=json.dumps(locator, ensure_ascii=False),
+                content=None,
+                vector=vector if isinstance(vector, bytes) and len(vector) == look.vector_bytes else None,
+            )

@@ -111,7 +111,7 @@ HUGE = b"\x80\x04}(X\xff\xff\xff\x7f" + b"x" * 100
     ("content", "reason"),
     [
         (b"", "it is empty"),
-        (b"\x80\x09.", "protocol"),
+        (b"\x80\x04.", "not a dictionary"),
         (b"\x80\x04}.", "no labels"),
         (b"\x80\x04N.", "not a dictionary"),
         (NESTED, "do not fit together"),
