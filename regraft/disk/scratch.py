@@ -179,7 +179,9 @@ def _remove_leftover(folder: Path) -> None:
         if not _is_own_folder(folder):
             return
         lock = folder / _LOCK
-        if any(_is_file(folder / name) for name in _LOCK_FILES):
+        with os.scandir(folder) as entries:
+            files = {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
+        if files & _LOCK_FILES:
             with lock_files.hold_lock(lock, is_kept=partial(_has_content, folder)), writable.allow_writes(folder):
                 for entry in sorted(folder.iterdir()):
                     if entry.name not in _LOCK_FILES:
@@ -209,13 +211,6 @@ def _has_content(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         return any(entry.name not in _LOCK_FILES for entry in entries)
     return False
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(file_paths.lstat(path).st_mode)
-    except FileNotFoundError:
-        return False
 
 
 def _remove_empty(folder: Path) -> None:
