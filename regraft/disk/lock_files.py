@@ -38,7 +38,11 @@ def hold_lock(path: Path, *, is_kept: Callable[[], bool] = lambda: False) -> Ite
         # Writable only for a moment: processes started later may change what their own command line names, and nothing
         # else.
         with writable.allow_writes(path.parent, entries_only=True):
-            db = stack.enter_context(_open(path))
+            real = untrusted_sqlite.require_writable_database(path)
+            db = apsw.Connection(untrusted_sqlite.database_uri(real, mode="rwc"), flags=_FLAGS)
+            stack.callback(db.close, True)
+            untrusted_sqlite.guard_connection(db)
+            db.set_busy_timeout(0)
         try:
             number_before = _file_number(path)
             db.execute("BEGIN EXCLUSIVE")
@@ -54,19 +58,6 @@ def hold_lock(path: Path, *, is_kept: Callable[[], bool] = lambda: False) -> Ite
             if not is_kept():
                 with writable.allow_writes(path.parent, entries_only=True):
                     _remove_lock_file(path, stack)
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[apsw.Connection]:
-    """Open a lock file, created if missing; do not wait for other processes."""
-    real = untrusted_sqlite.require_writable_database(path)
-    connection = apsw.Connection(untrusted_sqlite.database_uri(real, mode="rwc"), flags=_FLAGS)
-    try:
-        untrusted_sqlite.guard_connection(connection)
-        connection.set_busy_timeout(0)
-        yield connection
-    finally:
-        connection.close(force=True)
 
 
 def _file_number(path: Path) -> int:
