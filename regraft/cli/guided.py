@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -58,7 +59,10 @@ def run() -> NoReturn:
     profiles = [(Path(one.path), one.why) for one in found if one.kind == Kind.V2_PROFILE]
     profile = choose(tr("Into which v2 profile of the application?"), profiles, _parse_profile, _path_hint(profiles))
     output = Output(as_json=False, quiet=False, verbose=0)
-    options = _choose_models(source, profile, ProfileMigrationOptions(kind=_kind_of(source)), output)
+    with open_store(source) as store:
+        # Of a v2 profile, the v1 data are read that are left in it.
+        kind = Kind.V1_PROFILE if store.has_v1_state else None
+    options = _choose_models(source, profile, ProfileMigrationOptions(kind=kind), output)
     run_into_profile(source, profile, choose_library(source), None, options, GuidedPrompt(output=output))
 
 
@@ -150,12 +154,6 @@ def _parse_source(answer: str) -> Path:
     return path
 
 
-def _kind_of(source: Path) -> Kind | None:
-    """The kind to name for a source: a v2 profile is read as the v1 data that are left in it."""
-    with open_store(source) as found:
-        return Kind.V1_PROFILE if found.has_v1_state else None
-
-
 def _parse_profile(answer: str) -> Path:
     """Accept the path of a v2 profile.
 
@@ -191,7 +189,10 @@ def _choose_models(
         ]
         echo(tr("\nThe profile lacks the model {model} of {bases}.\n", model=model, bases=join_list(bases)))
         answer = choose(
-            tr("What shall be done?"), choices, _parse_model, tr("Number (Enter: 1), or the id of another model:")
+            tr("What shall be done?"),
+            choices,
+            partial(parse_model_id, "--map-model"),
+            tr("Number (Enter: 1), or the id of another model:"),
         )
         if answer.startswith("+"):
             options = structs.replace(options, recreate_provider=(*options.recreate_provider, provider))
@@ -216,12 +217,3 @@ def _model_ids(profile: Path) -> list[str]:
     except CatalogProblem:
         return []
     return [one for one in (row.get("id") for row in rows) if isinstance(one, str)]
-
-
-def _parse_model(answer: str) -> str:
-    """Accept the id of another model.
-
-    Raises:
-        ModelOptionInvalid
-    """
-    return parse_model_id("--map-model", answer)

@@ -124,7 +124,8 @@ def outside_undo(store: Store, run: RunRecord) -> OutsideUndo:
         message = tr("keep the library {path}: {reason}", path=printable(library), reason=reason)
         return OutsideUndo(actions=[Action(action=KEEP_LIBRARY, subject=subjects[0], message=message)])
     message = tr("remove the library {path}", path=printable(library))
-    action = Action(action=REMOVE_LIBRARY, subject=subjects[0], bytes=_size(place), message=message)
+    size = sum(file_paths.lstat(path).st_size for path in file_paths.iterate_below(place))
+    action = Action(action=REMOVE_LIBRARY, subject=subjects[0], bytes=size, message=message)
     return OutsideUndo(actions=[action], during=partial(_removing, library, aside))
 
 
@@ -169,10 +170,6 @@ def _remove(library: Path) -> None:
                     durable.remove_tree(path)
         with writable.allow_writes(library.parent, entries_only=True):
             durable.remove_tree(library)
-
-
-def _size(library: Path) -> int:
-    return sum(file_paths.lstat(path).st_size for path in file_paths.iterate_below(library))
 
 
 def _reason_to_keep(library: Path, profile: Path) -> str | None:
