@@ -209,6 +209,16 @@ class TemporaryCopyFailed(RegraftError):
     exit_status = STOPPED
 
 
+# Not an OSError: readers of a file take those as a fault of the file.
+class VectorExtensionUnusable(RegraftError):
+    message = (
+        "The SQLite extension sqlite-vec cannot be loaded ({reason}), so vectors cannot be checked; nothing was "
+        "written. Reinstall regraft for this system."
+    )
+
+    exit_status = STOPPED
+
+
 class InputEnded(RegraftError, EOFError):
     message = "The input ended before all questions were answered; nothing was written."
 

@@ -25,7 +25,7 @@ from regraft.disk.untrusted_sqlite import (
     find_companions,
     read_start,
 )
-from regraft.errors import TemporaryCopyFailed
+from regraft.errors import TemporaryCopyFailed, VectorExtensionUnusable
 from regraft.language import tr
 
 logger = logging.getLogger(__name__)
@@ -75,20 +75,30 @@ def is_write_failure(error: BaseException) -> bool:
 
 
 def load_vector_extension(connection: apsw.Connection) -> None:
-    """Load the functions of sqlite-vec (``vec_distance_cosine``…) into ``connection``, without its virtual tables."""
+    """Load the functions of sqlite-vec (``vec_distance_cosine``…) into ``connection``, without its virtual tables.
+
+    Raises:
+        VectorExtensionUnusable: the package is missing, or its library cannot be loaded.
+    """
+    try:
+        extension = _find_vector_extension()
+        connection.enable_load_extension(True)
+        connection.load_extension(extension)
+        connection.enable_load_extension(False)
+    except (ImportError, OSError, apsw.ExtensionLoadingError) as error:
+        raise VectorExtensionUnusable(reason=error) from error
+    untrusted_sqlite.drop_modules(connection)
+
+
+def _find_vector_extension() -> str:
     # Importing the package would import NumPy too, if it is installed, which takes longer than many a command.
     spec = find_spec("sqlite_vec")
     if spec is not None and spec.origin is not None and any(Path(spec.origin).parent.glob("vec0.*")):
         # SQLite takes the path without its file extension.
-        extension = str(Path(spec.origin).with_name("vec0"))
-    else:
-        import sqlite_vec  # noqa: PLC0415 - see above; only the package knows where its library is
+        return str(Path(spec.origin).with_name("vec0"))
+    import sqlite_vec  # noqa: PLC0415 - see above; only the package knows where its library is
 
-        extension = str(sqlite_vec.loadable_path())
-    connection.enable_load_extension(True)
-    connection.load_extension(extension)
-    connection.enable_load_extension(False)
-    untrusted_sqlite.drop_modules(connection)
+    return str(sqlite_vec.loadable_path())
 
 
 #: SQLite may apply the log or journal to a copy.

@@ -19,10 +19,11 @@ import pytest
 import stranded
 import toys
 from faults import fails, forked, give_up_rights, posix, untouched
-from harness import NOW, run
+from harness import HERE, NOW, run
 
 from checks.systems import load_findings
 from regraft import __version__
+from regraft.disk import sqlite
 from regraft.errors import error_classes
 from regraft.report.notices import EVERY_CODE
 
@@ -69,6 +70,23 @@ def test_a_store_whose_ledger_is_read_only_is_refused(read_only: str, tmp_path: 
                 toys.change(store, toys.planner(toys.bodies))
 
         assert forked(refused) == 0
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_an_unusable_vector_extension_is_no_damage_of_the_source(
+    dry: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "library"
+    sample = HERE.parent / "sample_v1" / "cherry-studio.202503141200.zip"
+    monkeypatch.setattr(sqlite, "_find_vector_extension", lambda: str(tmp_path / "vec0"))
+    options = ["--dry-run"] if dry else ["--yes"]
+    refused = run("migrate", sample, "--to", library, "--jobs", "1", *options)
+    assert refused.status == 3
+    assert "The SQLite extension sqlite-vec cannot be loaded (" in refused.stderr
+    assert "nothing was written. Reinstall regraft for this system." in refused.stderr
+    assert not library.exists()
+    monkeypatch.undo()
+    assert run("migrate", sample, "--to", library, "--yes", "--fail-on", "never").status == 0
 
 
 @posix
