@@ -28,7 +28,6 @@ from checks.audit.findings import Finding
 from regraft.disk import durable
 from regraft.formats.angel_memory import database
 from regraft.formats.chroma.core import ChromaFailed
-from repair.angel_memory import collection as writing
 from repair.angel_memory import reconcile as reconciling
 from repair.changes import run as changing
 
@@ -36,7 +35,7 @@ pytest.importorskip("openai", reason="the client of embedding servers is not ins
 pytestmark = needs("chroma")
 
 #: What gives chromadb a process of its own.
-APART = writing._run_in_child
+APART = core.run_in_child
 #: What a plain collection of another program's is called here.
 MEMORIES = "memory_index"
 
@@ -64,7 +63,7 @@ def _near(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
             raise ChromaFailed(str(error)) from error
 
     if "apart" not in request.fixturenames:
-        monkeypatch.setattr(writing, "_run_in_child", near)
+        monkeypatch.setattr(core, "run_in_child", near)
 
 
 @pytest.fixture
@@ -514,7 +513,7 @@ def test_killed_before_the_collection_is_built_nothing_is_paid_twice(damaged, se
 
     def killed() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writing, "_run_in_child", APART)
+            patch.setattr(core, "run_in_child", APART)
             patch.setattr(reconciling, "run_command", lambda *args, **more: die())
             reconcile(damaged, "--config", config)
 
@@ -548,7 +547,7 @@ def test_killed_in_the_swap(damaged, server, config, at):
                 die()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(writing, "_run_in_child", APART)
+            patch.setattr(core, "run_in_child", APART)
             patch.setattr(durable, "replace", replace)
             reconcile(damaged, "--config", config)
 

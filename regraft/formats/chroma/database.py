@@ -145,7 +145,7 @@ def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
     row: Any = db.execute("SELECT name, dimension FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).fetchone()
     found = "SELECT scope, CAST(id AS TEXT) FROM segments WHERE CAST(collection AS TEXT) = ?"
     segments = dict(db.execute(found, (key,)))
-    distance, threshold = _read_settings(db, key)
+    distance, threshold = read_settings(db, key)
     return ChromaCollection(
         id=key,
         name=str(row[0]),
@@ -157,7 +157,7 @@ def read_collection(db: apsw.Connection, key: str) -> ChromaCollection:
     )
 
 
-def _read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int]:
+def read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int]:
     """Return the distance and the sync threshold of a collection.
 
     Metadata takes precedence over the configuration, as in Chroma. Versions from 1.0 on write the configuration, from

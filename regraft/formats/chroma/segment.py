@@ -209,7 +209,7 @@ def open_segment(folder: Path, dimension: int | None) -> SegmentFiles:
         )
         header = None
     if header is None:
-        return _derive(folder, size, norms, dimension, str(problem))
+        return derive_segment(folder, size, norms, dimension, str(problem))
     count = min(header.count, size // header.element_bytes)
     problems = []
     if count < header.count:
@@ -218,7 +218,7 @@ def open_segment(folder: Path, dimension: int | None) -> SegmentFiles:
     return SegmentFiles(folder=folder, header=header, count=count, norms=norms, problems=tuple(problems))
 
 
-def _derive(folder: Path, size: int, norms: int, dimension: int | None, problem: str) -> SegmentFiles:
+def derive_segment(folder: Path, size: int, norms: int, dimension: int | None, problem: str) -> SegmentFiles:
     """Describe a segment without a usable header by the dimension of its collection and Chroma's default links."""
     if dimension is None or not 0 < dimension <= _MAX_DIMENSION:
         raise SegmentProblem(tr("{name}: {problem}", name=HEADER_FILE, problem=problem))

@@ -81,7 +81,7 @@ class Chroma(System):
         if webui is not None:
             files.append(webui)
         for file in files:
-            if find_holder(file) or _is_locked(file):
+            if find_holder(file) or is_locked(file):
                 raise ApplicationOpen(path=root, sign=tr("{name} is open", name=file.name))
         yield
 
@@ -101,7 +101,7 @@ def find_holder(path: Path) -> int | None:
     return None
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a program is writing to a SQLite file, or reading it, at this moment."""
     if not untrusted_sqlite.is_database(path):
         return False
