@@ -173,7 +173,7 @@ def _check_segments(state: _StoreAudit, collections: list[ChromaCollection]) -> 
         for scope in missing:
             message = tr("it has no {scope} segment", scope=scope)
             state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=one.id)
-        if one.vectors is not None and not is_segment_name(one.vectors):
+        if not is_segment_name(one.vectors or "0"):
             message = tr("the id of its VECTOR segment is not the name of a folder")
             state.findings.add(chroma.COLLECTION_INCOMPLETE, message, base=one.id, sample=one.vectors)
 

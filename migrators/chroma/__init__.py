@@ -67,7 +67,7 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
                 )
             return LibraryDraft(tuple(bases), (), tuple(resolver.unused_overrides()))
     except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
-        raise SourceUnreadable(path=path, reason=getattr(error, "strerror", None) or error) from error
+        raise SourceUnreadable(path=path, reason=error) from error
 
 
 def _by_id(overrides: ModelOverrides, collections: list[ChromaCollection]) -> ModelOverrides:

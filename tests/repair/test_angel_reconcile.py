@@ -27,6 +27,7 @@ from toys import contents, library, quick_disk
 from checks.audit.findings import Finding
 from regraft.disk import durable
 from regraft.formats.angel_memory import database
+from regraft.formats.chroma import core
 from regraft.formats.chroma.core import ChromaFailed
 from repair.angel_memory import reconcile as reconciling
 from repair.changes import run as changing

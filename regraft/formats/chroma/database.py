@@ -165,12 +165,12 @@ def read_settings(db: apsw.Connection, key: str) -> tuple[str | None, int]:
     """
     found: dict[str, Any] = {}
     columns = _columns(db, "collections")
-    for column in ("schema_str", "config_json_str"):
-        if column in columns:
-            text: Any = db.execute(f"SELECT {column} FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).get
-            for path in (("hnsw_configuration",), ("hnsw",), _VECTOR_INDEX, (*_VECTOR_INDEX, "hnsw")):
-                inner = _find_in(_decode(text), path)
-                found |= {name: inner[name] for name in ("space", "sync_threshold") if inner.get(name) is not None}
+    # The configuration takes precedence over the schema.
+    for column in sorted(columns.intersection(("schema_str", "config_json_str")), reverse=True):
+        text: Any = db.execute(f"SELECT {column} FROM collections WHERE CAST(id AS TEXT) = ?", (key,)).get
+        for path in (("hnsw_configuration",), ("hnsw",), _VECTOR_INDEX, (*_VECTOR_INDEX, "hnsw")):
+            inner = _find_in(_decode(text), path)
+            found |= {name: inner[name] for name in ("space", "sync_threshold") if inner.get(name) is not None}
     if _columns(db, "collection_metadata"):
         query = (
             "SELECT key, coalesce(str_value, int_value) FROM collection_metadata WHERE CAST(collection_id AS TEXT) = ?"

@@ -201,7 +201,7 @@ def open_segment(folder: Path, dimension: int | None) -> SegmentFiles:
     size = file_paths.stat(folder / ELEMENTS_FILE).st_size
     norms = file_paths.stat(folder / NORMS_FILE).st_size // 4 if file_paths.is_file(folder / NORMS_FILE) else 0
     header, problem = _read_header(folder / HEADER_FILE)
-    if header is not None and dimension is not None and header.dimension != dimension:
+    if header is not None and header.dimension != (dimension or header.dimension):
         problem = tr(
             "its elements have {found} dimensions, and the collection {dimension}",
             found=header.dimension,
