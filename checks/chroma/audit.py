@@ -80,7 +80,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
             names = {one.id: one.name for one in collections}
             state = _StoreAudit(root=found.tree.path, findings=findings, db=db, checked=checked)
             wanted = [one for one in collections if not options.bases or one.id in options.bases]
-            steps = [*_store_steps(state, collections), *_collection_steps(state, wanted)]
+            steps = list(_steps(state, collections, wanted))
             with stage(options.progress, "Checking", len(steps), "parts"):
                 for name, base, step in steps:
                     options.progress.at(name)
@@ -102,7 +102,7 @@ def audit(found: Located, options: CheckOptions, command_line: CommandLine | Non
 _Step = tuple[str, str | None, Callable[[], None]]
 
 
-def _store_steps(state: _StoreAudit, collections: list[ChromaCollection]) -> Iterator[_Step]:
+def _steps(state: _StoreAudit, collections: list[ChromaCollection], wanted: list[ChromaCollection]) -> Iterator[_Step]:
     yield "segments", None, partial(_check_segments, state, collections)
     yield "queue", None, partial(_check_queue, state, collections)
     yield "application", None, partial(_check_application, state, collections)
@@ -111,9 +111,6 @@ def _store_steps(state: _StoreAudit, collections: list[ChromaCollection]) -> Ite
         yield "sequence numbers", None, partial(_check_sequence_numbers, state)
     if state.findings.level is Level.DEEP:
         yield database.FILE, None, partial(_check_whole, state)
-
-
-def _collection_steps(state: _StoreAudit, wanted: list[ChromaCollection]) -> Iterator[_Step]:
     for one in wanted:
         state.checked["collections"] += 1
         yield one.name, one.id, partial(_check_collection, state, one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import apsw
@@ -85,10 +86,11 @@ def inspect_store(source: Located) -> StoreSummary:
     problems = [tr("{what}: {why}", what=one.name, why=one.problem) for one in bases if one.problem]
     if layout.problem is not None:
         problems.append(tr("{what}: {why}", what=layouts.OPEN_WEBUI_DATABASE, why=layout.problem))
-    entries, missing = sum(one.entries for one in bases), sum(one.missing + one.unproven for one in bases)
+    entries, missing = sum(map(attrgetter("entries"), bases)), sum(map(attrgetter("missing"), bases))
+    missing += sum(map(attrgetter("unproven"), bases))
     health = ChromaHealthSummary(
         coverage=1 - missing / entries if entries else None,
-        orphans=sum(one.orphans for one in bases),
+        orphans=sum(map(attrgetter("orphans"), bases)),
         stale=0,
         bytes=size,
         problems=problems,

@@ -25,7 +25,7 @@ from migrators.pipeline.source import (
 )
 from regraft import identity
 from regraft.errors import SourceUnreadable
-from regraft.formats.cherry_v2.models import ModelChoice, ModelOverrides, ModelResolver
+from regraft.formats.cherry_v2.models import ModelChoice, ModelResolver
 from regraft.formats.cherry_v2.settings import Settings
 from regraft.formats.chroma import database, layouts, rows
 from regraft.formats.chroma.collection import Origin, open_collection
@@ -50,7 +50,10 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
         with database.open_chroma(path) as db:
             collections = database.list_collections(db)
             titles = layouts.read_layout(source.tree.path, collections).titles
-            overrides = _by_id(options.model_overrides, collections)
+            # ``--map-model`` names a collection by its name or by its id.
+            ids = {one.name: one.id for one in collections}
+            mapped = {ids.get(old, old): new for old, new in options.model_overrides.mapped.items()}
+            overrides = replace(options.model_overrides, mapped=mapped)
             named = {one.id: database.read_model(db, one) for one in collections}
             providers = sorted({model[0] for model in named.values() if model is not None})
             resolver = ModelResolver(
@@ -68,12 +71,6 @@ def draft_library(source: Located, options: Options) -> LibraryDraft:
             return LibraryDraft(tuple(bases), (), tuple(resolver.unused_overrides()))
     except (ChromaProblem, apsw.Error, OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(path=path, reason=error) from error
-
-
-def _by_id(overrides: ModelOverrides, collections: list[ChromaCollection]) -> ModelOverrides:
-    """Let ``--map-model`` name a collection by its name as well as by its id."""
-    ids = {one.name: one.id for one in collections}
-    return replace(overrides, mapped={ids.get(old, old): new for old, new in overrides.mapped.items()})
 
 
 def _draft(db: apsw.Connection, root: Path, of: ChromaCollection, name: str, embedding: ModelChoice) -> BaseDraft:
