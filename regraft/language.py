@@ -14,7 +14,9 @@ import locale
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from string import Formatter
@@ -37,6 +39,18 @@ _MIXED = re.compile("[\u4e00-\u9fff][0-9A-Za-z/~._]|[0-9A-Za-z/_.][\u4e00-\u9fff
 
 #: English texts by their translations: files keep English.
 _english: dict[str, str] = {}
+#: The language of the reader whom this thread or task answers; None: the process has one language for all.
+_reader: ContextVar[str | None] = ContextVar("reader", default=None)
+
+
+@contextmanager
+def use_language(language: str) -> Iterator[None]:
+    """Translate into ``language`` within the context, in this thread or task only: a server has several readers."""
+    before = _reader.set(language)
+    try:
+        yield
+    finally:
+        _reader.reset(before)
 
 
 def tr(message: str, /, **facts: object) -> str:
@@ -92,7 +106,8 @@ def insert_at_mark(message: str, mark: str, text: str) -> str:
 
 def remember_english(translated: str, plain: str) -> str:
     """Record the English form of a translated text, and return the translation."""
-    if translated != plain:
+    # A server that answers for days must not collect every sentence that it has shown.
+    if translated != plain and _reader.get() is None:
         _english[translated] = plain
     return translated
 
@@ -151,8 +166,8 @@ def document_in_english(value: Any) -> Any:
 
 
 def current_language() -> str:
-    """Return the language of this process, such as "en" or "zh"."""
-    return os.environ.get(VARIABLE) or ENGLISH
+    """Return the language of this process or of :func:`use_language`, such as "en" or "zh"."""
+    return _reader.get() or os.environ.get(VARIABLE) or ENGLISH
 
 
 def available_languages() -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import apsw
@@ -15,12 +18,12 @@ from regraft.errors import RegraftError, SourceNotFound, SourceUnrecognised
 from regraft.formats.cherry_v1 import profile
 from regraft.formats.cherry_v1.layout import EXPORT_FOLDER
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
-from regraft.kinds import KIND_NAMES, Kind
+from regraft.kinds import KIND_NAMES, V1_SOURCES, Kind
 from regraft.language import format_count, tr
 from regraft.report.document import Report
-from regraft.stores.locate import KNOWLEDGE_FOLDER, Located, open_store
+from regraft.stores.locate import CATALOG_FILE, KNOWLEDGE_FOLDER, PROFILE_DATABASE, Located, open_store
 from regraft.stores.write_checks import find_pending_change
-from regraft.text import path_argument
+from regraft.text import path_argument, printable
 
 #: Files and folders with this in their name, beside a data folder, may be copies or backups of it.
 _NAMED_LIKE = "cherry"
@@ -89,6 +92,122 @@ def find_backups(folders: Iterable[Path]) -> list[Installation]:
     newest = sorted(found, key=lambda path: (-found[path], path))[:_MOST_BESIDE]
     copies = [copy for path in newest if (copy := _copy(path)) is not None]
     return [copy for copy in copies if copy.kind in (Kind.V1_BACKUP, Kind.V1_BACKUP_6)]
+
+
+#: Folders of a person in which backups and libraries may be, as systems call them in several languages.
+_USER_FOLDERS = (
+    *("Downloads", "Desktop", "Documents"),
+    *(
+        "下载",
+        "桌面",
+        "文档",
+        "下載",
+        "文件",
+        "ダウンロード",
+        "デスクトップ",
+        "ドキュメント",
+        "다운로드",
+        "바탕화면",
+        "문서",
+    ),
+    *("Téléchargements", "Bureau", "Schreibtisch", "Dokumente", "Descargas", "Escritorio", "Documentos"),
+    *(
+        "Scaricati",
+        "Scrivania",
+        "Documenti",
+        "Transferências",
+        "Área de Trabalho",
+        "Загрузки",
+        "Рабочий стол",
+        "Документы",
+    ),
+)
+#: The file in which a Linux desktop names these folders, and the lines of it that count.
+_USER_DIRS_FILE = ".config/user-dirs.dirs"
+_USER_DIR = re.compile(r'XDG_(?:DOWNLOAD|DESKTOP|DOCUMENTS)_DIR="(?:\$HOME/)?([^"\n]+)"')
+#: Maximum numbers of entries of such a folder that are listed, of archives and of folders that are opened.
+_MOST_LISTED, _MOST_ARCHIVES, _MOST_FOLDERS = 20_000, 40, 60
+#: Kinds that are listed, each with the command to run next and what it does.
+_IN_USER_FOLDERS = {
+    Kind.LIBRARY: (("install", "--profile", "PROFILE"), tr("Put its bases into a v2 profile")),
+    Kind.PACK: (("install", "--profile", "PROFILE"), tr("Put its bases into a v2 profile")),
+    Kind.V2_BACKUP: (("install", "--profile", "PROFILE"), tr("Put its bases into a v2 profile")),
+    **{kind: (("migrate", *_TARGET), tr("Make a v2 library of it")) for kind in V1_SOURCES},
+}
+
+
+def find_in_user_folders() -> tuple[list[Path], list[Installation]]:
+    """Return the folders for downloads, documents and the desktop, and the backups, libraries and packs in them.
+
+    Only direct entries are looked at, a limited number of them, the latest first. Nothing is written.
+    """
+    folders = _user_folders()
+    found: dict[Path, Installation] = {}
+    for folder in folders:
+        for path in _candidates(folder):
+            one = None if _real(path) in found else _user_file(path, folder)
+            if one is not None:
+                found[_real(path)] = one
+    return folders, list(found.values())
+
+
+def _user_folders() -> list[Path]:
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return []
+    named = []
+    with suppress(OSError, ValueError):
+        text = (home / _USER_DIRS_FILE).read_bytes()[:10_000].decode("utf-8", "replace")
+        named = [home / name for name in _USER_DIR.findall(text)]
+    usual = [home / name for name in _USER_FOLDERS]
+    for cloud in sorted(home.glob("OneDrive*")):
+        usual += [cloud / name for name in _USER_FOLDERS]
+    there: dict[Path, Path] = {}
+    for folder in (*named, *usual):
+        with suppress(OSError):
+            if folder.is_dir() and _real(folder) != _real(home):
+                there.setdefault(_real(folder), folder)
+    return list(there.values())
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """Return the archives of a folder, the latest first, and the folders in it that may be libraries or profiles."""
+    archives: list[tuple[float, Path]] = []
+    folders: list[Path] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in islice(entries, _MOST_LISTED):
+            path = Path(entry.path)
+            with suppress(OSError):
+                if entry.is_dir():
+                    if not entry.name.startswith(".") and len(folders) < _MOST_FOLDERS and _may_be_store(path):
+                        folders.append(path)
+                elif path.suffix.lower() == ".zip":
+                    archives.append((entry.stat().st_mtime, path))
+    archives.sort(key=lambda one: -one[0])
+    return [path for _, path in archives[:_MOST_ARCHIVES]] + sorted(folders)
+
+
+def _may_be_store(folder: Path) -> bool:
+    return _NAMED_LIKE in folder.name.lower() or any(
+        (folder / name).is_file() for name in (CATALOG_FILE, PROFILE_DATABASE, "data.json", "redux.json")
+    )
+
+
+def _user_file(path: Path, folder: Path) -> Installation | None:
+    why = tr("in {folder}", folder=printable(folder.name))
+    try:
+        with open_store(path) as found:
+            if found.kind in (Kind.V1_PROFILE, Kind.V2_PROFILE) and not found.is_archive:
+                return _described(found, why)
+            if found.kind not in _IN_USER_FOLDERS:
+                return None
+            words, does = _IN_USER_FOLDERS[found.kind]
+            steps = [_step(words[0], path, *words[1:], does=does), _step("inspect", path, does=tr("See what is in it"))]
+            facts = [tr("This is {names}.", names=KIND_NAMES[found.kind])]
+            return Installation(path=str(path), why=why, kind=found.kind, facts=facts, next=steps)
+    except (RegraftError, apsw.Error, OSError, ValueError):
+        return None
 
 
 def _real(path: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 from checks import inspect as checks_inspect
 from checks import systems
-from checks.cherry_v2.installed import InstallationsReport, find_installations
+from checks.cherry_v2.installed import InstallationsReport, find_in_user_folders, find_installations
 from regraft.api.arguments import merge_options, progress_or_silent, time_or_now
 from regraft.options import InspectOptions
 from regraft.report.document import Run
@@ -33,9 +33,16 @@ def inspect(
         return systems.make_inspect_report(source, run, wanted)
 
 
-def inspect_computer() -> InstallationsReport:
-    """Find the application's data and backups in the usual folders of this computer."""
+def inspect_computer(*, user_folders: bool = False) -> InstallationsReport:
+    """Find the application's data and backups in the usual folders of this computer.
+
+    With ``user_folders``, also backups, libraries and packs among downloads, documents, and on the desktop.
+    """
     run = Run(command="inspect")
     places, found = find_installations()
+    if user_folders:
+        more, found_there = find_in_user_folders()
+        known = {one.path for one in found}
+        places, found = [*places, *more], [*found, *(one for one in found_there if one.path not in known)]
     run.end()
     return InstallationsReport(head=run.head(), searched=[str(place) for place in places], found=found)

@@ -43,6 +43,7 @@ COMMAND_GROUPS = {
         "compare": tr("Ask v1's vectors and a v2 index the same."),
         "history": tr("List regraft's runs, and which can be undone."),
         "explain": tr("Explain a finding, a code or an error."),
+        "ui": tr("Open a page in the browser for all of this."),
     },
     tr("Repair"): {
         "fix": tr("Do everything check offers, in the right order."),
@@ -131,6 +132,7 @@ _MODULES = {
     "pack": "export",
     "history": "maintenance",
     "undo": "maintenance",
+    "ui": "ui",
 }
 
 

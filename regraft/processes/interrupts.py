@@ -45,6 +45,16 @@ def install_handlers() -> None:
     sys.unraisablehook = _handle_unraisable
 
 
+def accept_stops() -> None:
+    """Let this process, a child that ignores signals, be stopped as Ctrl-C stops a command."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+    install_handlers()
+    if hasattr(signal, "pthread_sigmask"):
+        # A child starts with the signals blocked that its parent blocked while it started it.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
 def ignore_stops() -> None:
     """Ignore stops from now on, because the process is about to end; only after :func:`install_handlers`."""
     if _State.is_installed:
@@ -119,7 +129,7 @@ def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     """Raise a stop again that came in a finalizer, where Python can only print it."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         _State.is_stopping = False
-        again = threading.Timer(_AGAIN_SECONDS, _send, (_State.latest,))
+        again = threading.Timer(_AGAIN_SECONDS, stop_main_thread, (_State.latest,))
         again.daemon = True
         again.start()
     elif not _State.is_stopping:
@@ -127,8 +137,8 @@ def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     # Ignore errors of finalizers after a stop, such as a writer whose file is closed before it.
 
 
-def _send(number: int) -> None:
-    """Send a signal to the main thread, also while it blocks."""
+def stop_main_thread(number: int = signal.SIGINT) -> None:
+    """Send a signal to the main thread of this process, also while it blocks."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:

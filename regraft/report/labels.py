@@ -82,6 +82,7 @@ _LABELS = {
     "records": tr("records"),
     "tags": tr("tags"),
     "files": tr("files"),
+    "raw files": tr("raw files"),
     "collections": tr("collections"),
     "providers": tr("providers"),
     "projects": tr("projects"),

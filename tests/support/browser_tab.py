@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import struct
 import time
 import zlib
@@ -30,7 +31,7 @@ class Box:
 class Tab:
     """A tab with one page."""
 
-    def __init__(self, browser: Browser, page: Path) -> None:
+    def __init__(self, browser: Browser, page: Path | str) -> None:
         self._browser = browser
         self._target = browser.ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = browser.ask("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
@@ -39,13 +40,37 @@ class Tab:
         # They would move what stands beside them when the page is taken as a whole.
         self._ask("Emulation.setScrollbarsHidden", hidden=True)
         browser.events.clear()
-        self.url = page.as_uri()
-        self._ask("Page.navigate", url=self.url)
+        self.url = page if isinstance(page, str) else page.as_uri()
+        self.go(self.url)
+        self.wait_for(f"document.URL === {self.url!r} && document.readyState === 'complete'")
+
+    def go(self, url: str) -> None:
+        """Navigate to an address, without waiting for it."""
+        self._ask("Page.navigate", url=url)
+
+    def wait_for(self, condition: str) -> None:
+        """Wait until an expression is true in the page, over navigations."""
         end = time.monotonic() + PATIENCE
-        while not self.value(f"document.URL === {self.url!r} && document.readyState === 'complete'"):
+        while True:
+            # While a page is replaced by another one, there is nothing to ask.
+            with contextlib.suppress(BrowserFailed):
+                if self.value(f"Boolean({condition})"):
+                    return
             if time.monotonic() > end:
-                raise BrowserFailed(f"{self.url} was not loaded")
+                raise BrowserFailed(f"{self.value('document.URL')}: {condition} did not come true")
             time.sleep(0.02)
+
+    def key(self, name: str) -> None:
+        """Press a key."""
+        code = {"Tab": 9, "Enter": 13}[name]
+        text = {"text": "\r"} if name == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            more = text if kind == "keyDown" else {}
+            self._ask("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, **more)
+
+    def languages(self, *names: str) -> None:
+        """Let the browser ask for pages in these languages."""
+        self._ask("Network.setExtraHTTPHeaders", headers={"Accept-Language": ",".join(names)})
 
     def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._browser.ask(method, self._session, **parameters)
@@ -107,7 +132,7 @@ class Tab:
 
 
 @contextmanager
-def showing(browser: Browser, page: Path) -> Iterator[Tab]:
+def showing(browser: Browser, page: Path | str) -> Iterator[Tab]:
     """Show a page in a tab of its own."""
     tab = Tab(browser, page)
     try:

@@ -134,10 +134,14 @@ def _texts(nodes: list[ast.expr]) -> Iterator[str]:
 
 
 def _of_pages() -> Iterator[tuple[str, str]]:
-    for path in sorted((ROOT / "regraft" / "report" / "templates").glob("*.html")):
+    for path in sorted((ROOT / "regraft").glob("*/templates/*.html")):
         with path.open("rb") as file:
             for _, _, message, _ in babel_extract(file, ["tr"], [], _OPTIONS):
                 yield path.relative_to(ROOT).as_posix(), _first(message)
+        with path.open("rb") as file:
+            for _, _, message, _ in babel_extract(file, ["count"], [], _OPTIONS):
+                noun = message[-1] if isinstance(message, tuple) else message
+                yield path.relative_to(ROOT).as_posix(), f"{{count:,}} {noun}"
 
 
 def _first(message: object) -> str:

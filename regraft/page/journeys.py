@@ -1,0 +1,753 @@
+"""Pages that do something: each has a form, which starts a job; a plan, which the reader confirms; and a result.
+
+A journey turns its form into a task, a call of :mod:`regraft.api`. What writes is started as a dry run first. The page
+of a job shows its progress, and then its report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import apsw
+import msgspec
+from msgspec import structs
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from checks.audit.findings import FINDINGS, CheckReport
+from checks.cherry_v2.findings import BASE_MODEL
+from checks.systems import load_findings
+from migrators.compare import CompareReport
+from regraft import api
+from regraft.api import inspection
+from regraft.api.profile import ProfileMigrationReport, choose_library
+from regraft.errors import RegraftError, WrongUsage
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
+from regraft.kinds import Kind
+from regraft.language import current_language, tr
+from regraft.options import (
+    BackfillOptions,
+    CheckOptions,
+    CompareOptions,
+    FixOptions,
+    InstallOptions,
+    MigrateOptions,
+    PackOptions,
+    ProfileMigrationOptions,
+    RescueOptions,
+    UndoOptions,
+)
+from regraft.page.jobs import Job, Stage, StoreInUse, Task, plan_digest
+from regraft.page.server import Form, desk_of, read_form
+from regraft.page.views import (
+    asked_path,
+    clean_path,
+    command_line,
+    format_seconds,
+    go,
+    in_context,
+    render,
+    shown,
+)
+from regraft.report import notices
+from regraft.report.document import encoded
+from regraft.report.html import BarPart
+from regraft.report.labels import label_of, severity_heading
+from regraft.report.migration import MigrationReport, as_json, count_codes, row_bar_parts
+from regraft.stores.locate import open_store
+from regraft.text import format_bytes, one_line, printable
+from repair.changes.plan import Action, Unresolved
+from repair.changes.run import BaseName, ChangeReport
+from repair.cherry_v2.pack import PackReport
+from repair.cherry_v2.source import open_base_source
+from repair.embedding.report import BackfillReport
+
+#: Seconds between two looks at a job for its readers, and event streams at a time.
+_EVENT_SECONDS, _MOST_STREAMS = 0.3, 20
+#: Actions, reasons and samples of one name that are shown before the rest is counted.
+_SHOWN = 12
+#: The choice of a form that writes a library and changes no profile.
+NO_PROFILE = "-"
+
+
+#: Parts of the bar of rows that are named by codes.
+_PART_NAMES = {
+    "v1_deduplicated": tr("duplicates that v1 never stored"),
+    "restored_duplicate": tr("duplicates that are restored"),
+    notices.WITHOUT_VECTOR: tr("without a vector"),
+}
+
+
+class FieldProblem(Exception):
+    """A field of a form has a value that cannot be used; the message is shown beside it."""
+
+    def __init__(self, field: str, message: object) -> None:
+        super().__init__(str(message))
+        self.field = field
+
+
+class Journey(msgspec.Struct, frozen=True):
+    """One way from a form to a result."""
+
+    #: Title, the sentence below it, and the button of the form.
+    title: str
+    lead: str
+    button: str
+    #: Makes the task of a form, and names the stores that it works on.
+    parse: Callable[[Form], tuple[Task, tuple[str, ...]]]
+    #: Whether the form lists bases to choose from, and v2 profiles.
+    has_bases: bool = False
+    has_profiles: bool = False
+
+
+# --- from a form to a task -------------------------------------------------------------------------------------------
+
+
+def _path_of(form: Form, field: str, missing: str) -> str:
+    """Return the path of a field: one of those that were offered, or the typed one.
+
+    Raises:
+        FieldProblem: there is none.
+    """
+    offered = "" if form.text(f"{field}_at") == NO_PROFILE else form.exact(field)
+    if offered and form.text(field) in ("", printable(offered)):
+        return offered
+    try:
+        typed = clean_path(form.text(field))
+    except RegraftError as error:
+        raise FieldProblem(field, error) from error
+    if not typed:
+        raise FieldProblem(field, missing)
+    return typed
+
+
+def _source_of(form: Form) -> str:
+    return _path_of(form, "path", tr("Choose a file or a folder."))
+
+
+def _upgrade(form: Form) -> tuple[Task, tuple[str, ...]]:
+    source = _source_of(form)
+    library = _path_of(form, "library", tr("Say where the library is to be written."))
+    chosen: dict[str, Any] = {
+        "dry_run": True,
+        "bases": form.texts("base"),
+        "salvage": bool(form.text("salvage")),
+        "carry_text": bool(form.text("carry_text")),
+        "adopt_orphans": bool(form.text("adopt_orphans")),
+        **_models(form),
+    }
+    if form.text("profile_at") == NO_PROFILE and not form.text("profile"):
+        return Task(function="migrate", paths=(source, library), options=MigrateOptions(**chosen)), (library,)
+    profile = _path_of(form, "profile", tr("Choose the profile of the application, or that only a library is written."))
+    options = ProfileMigrationOptions(**chosen, recreate_provider=_providers(form), as_new=bool(form.text("as_new")))
+    task = Task(function="migrate_into_profile", paths=(source, profile, library), options=options)
+    return task, (library, profile)
+
+
+def _providers(form: Form) -> tuple[str, ...]:
+    """Return the providers that the choices of a plan create."""
+    chosen = (one for old, one in form.pairs("provider:").items() if form.text(f"model:{old}") == "provider")
+    return tuple(dict.fromkeys(chosen))
+
+
+def _models(form: Form) -> dict[str, Any]:
+    """Return the options on models that the choices of a plan come to."""
+    choices = form.pairs("model:")
+    mapped = {old: new[4:] for old, new in choices.items() if new.startswith("map:")}
+    created = tuple(old for old, new in choices.items() if new == "recreate")
+    return {"map_model": mapped, "recreate_model": created}
+
+
+def _check(form: Form) -> tuple[Task, tuple[str, ...]]:
+    level = form.text("level", "default")
+    if level not in ("quick", "default", "deep"):
+        raise FieldProblem("level", tr("Choose one of the levels."))
+    return Task(function="check", paths=(_source_of(form),), options=CheckOptions(level=level)), ()  # type: ignore[arg-type]
+
+
+def _fix(form: Form) -> tuple[Task, tuple[str, ...]]:
+    path = _source_of(form)
+    return Task(function="fix", paths=(path,), options=FixOptions(dry_run=True)), (path,)
+
+
+def _rescue(form: Form) -> tuple[Task, tuple[str, ...]]:
+    path = _source_of(form)
+    given = form.exact("v1") or clean_path(form.text("v1"))
+    options = RescueOptions(dry_run=True, v1=Path(given) if given else None, salvage=bool(form.text("salvage")))
+    return Task(function="rescue", paths=(path,), options=options), (path,)
+
+
+def _install(form: Form) -> tuple[Task, tuple[str, ...]]:
+    path = _source_of(form)
+    profile = _path_of(form, "profile", tr("Choose the profile of the application."))
+    name = form.text("name") or None
+    options = InstallOptions(
+        dry_run=True,
+        bases=form.texts("base"),
+        as_new=bool(form.text("as_new")),
+        name=name,
+        recreate_provider=_providers(form),
+        **_models(form),
+    )
+    return Task(function="install", paths=(path, profile), options=options), (profile,)
+
+
+def _pack(form: Form) -> tuple[Task, tuple[str, ...]]:
+    path = _source_of(form)
+    target = _path_of(form, "target", tr("Say where the pack is to be written."))
+    if not target.lower().endswith(".zip"):
+        raise FieldProblem("target", tr("The name of a pack ends with .zip."))
+    options = PackOptions(dry_run=True, bases=form.texts("base"))
+    return Task(function="pack", paths=(path, target), options=options), (target,)
+
+
+def _backfill(form: Form) -> tuple[Task, tuple[str, ...]]:
+    path = _source_of(form)
+    cost, config = form.text("max_cost"), form.exact("config") or clean_path(form.text("config"))
+    try:
+        most = float(cost) if cost else None
+    except ValueError as error:
+        raise FieldProblem("max_cost", tr("Write a number, such as 0.50.")) from error
+    if most is not None and not 0 < most < 1e9:
+        raise FieldProblem("max_cost", tr("Write a number above 0."))
+    options = BackfillOptions(
+        dry_run=True,
+        bases=form.texts("base"),
+        max_cost=most,
+        config=Path(config) if config else None,
+        embedder=form.text("embedder") or None,
+    )
+    return Task(function="backfill", paths=(path,), options=options), (path,)
+
+
+def _undo(form: Form) -> tuple[Task, tuple[str, ...]]:
+    path = _source_of(form)
+    return Task(function="undo", paths=(path, form.text("run")), options=UndoOptions(dry_run=True)), (path,)
+
+
+def _compare(form: Form) -> tuple[Task, tuple[str, ...]]:
+    source, library = _source_of(form), _path_of(form, "library", tr("Choose a library."))
+    return Task(function="compare", paths=(source, library), options=CompareOptions()), ()
+
+
+JOURNEYS = {
+    "upgrade": Journey(
+        title=tr("Upgrade to v2"),
+        lead=tr(
+            "Brings v1 data into the new application. Vectors are copied byte for byte, and nothing is sent anywhere."
+        ),
+        button=tr("Show the plan"),
+        parse=_upgrade,
+        has_bases=True,
+        has_profiles=True,
+    ),
+    "check": Journey(
+        title=tr("Check"),
+        lead=tr("Looks for everything that is wrong, and says what repairs it. Nothing is written."),
+        button=tr("Check"),
+        parse=_check,
+    ),
+    "fix": Journey(
+        title=tr("Repair"),
+        lead=tr("Does everything that the check offers, in the right order. It can be undone."),
+        button=tr("Show the plan"),
+        parse=_fix,
+    ),
+    "rescue": Journey(
+        title=tr("Rescue a failed upgrade"),
+        lead=tr("Brings back the bases that the application's own upgrade left behind, from the files that v1 left."),
+        button=tr("Show the plan"),
+        parse=_rescue,
+    ),
+    "install": Journey(
+        title=tr("Put into a profile"),
+        lead=tr(
+            "Copies bases into the application. Nothing that is there is overwritten, and all of it can be undone."
+        ),
+        button=tr("Show the plan"),
+        parse=_install,
+        has_bases=True,
+        has_profiles=True,
+    ),
+    "pack": Journey(
+        title=tr("Pack for another computer"),
+        lead=tr("Writes bases with their vectors and files to one zip file. On the other computer, open it here."),
+        button=tr("Show the plan"),
+        parse=_pack,
+        has_bases=True,
+    ),
+    "backfill": Journey(
+        title=tr("Missing vectors"),
+        lead=tr("Computes vectors for texts that have none. The plan says what it costs; only then anything is sent."),
+        button=tr("Show the plan"),
+        parse=_backfill,
+        has_bases=True,
+    ),
+    "undo": Journey(
+        title=tr("Undo"),
+        lead=tr("Takes back what a run changed."),
+        button=tr("Show the plan"),
+        parse=_undo,
+    ),
+    "compare": Journey(
+        title=tr("Compare searches"),
+        lead=tr("Asks the old vectors and the new library the same questions, and compares the answers."),
+        button=tr("Compare"),
+        parse=_compare,
+    ),
+}
+#: Journeys without a form of their own: a button of another page starts them.
+_WITHOUT_FORM = ("undo", "compare")
+
+
+def _journey(request: Request) -> tuple[str, Journey]:
+    name = request.path_params["journey"]
+    if name not in JOURNEYS:
+        raise HTTPException(404)
+    return name, JOURNEYS[name]
+
+
+async def _show_form(request: Request) -> Response:
+    name, journey = _journey(request)
+    if name in _WITHOUT_FORM:
+        raise HTTPException(404)
+    path = asked_path(request)
+    return await _form_page(request, name, journey, Form([]), path=path)
+
+
+async def _form_page(
+    request: Request,
+    name: str,
+    journey: Journey,
+    form: Form,
+    *,
+    path: str,
+    field: str = "",
+    problem: str = "",
+    status: int = 200,
+) -> Response:
+    """Show a form; ``problem`` is said beside ``field``, and what was typed stays."""
+    facts = await run_in_threadpool(_facts, journey, name, path, desk_of(request).folder)
+    return render(
+        request,
+        "form.html",
+        status,
+        name=name,
+        journey=journey,
+        path=path,
+        form=form,
+        is_new=not form.fields,
+        field=field,
+        problem=problem,
+        command=command_line(Task(function=_function(name), paths=(path,))),
+        **facts,
+    )
+
+
+def _function(name: str) -> str:
+    """Return the function of the API that a journey begins with."""
+    return "migrate" if name == "upgrade" else name
+
+
+def _facts(journey: Journey, name: str, path: str, own: Path) -> dict[str, Any]:
+    """Read what a form offers to choose from."""
+    report = api.inspect(path)
+    profiles = []
+    if journey.has_profiles:
+        found = inspection.inspect_computer(user_folders=True).found
+        profiles = [one for one in found if one.kind == Kind.V2_PROFILE and one.path != path]
+    suggested = ""
+    if name == "upgrade":
+        suggested = str(choose_library(Path(path), _near(path, own)))
+    elif name == "pack":
+        suggested = _free_pack(_near(path, own))
+    return {"report": report, "profiles": profiles, "suggested": suggested}
+
+
+def _near(path: str, own: Path) -> Path:
+    """Return the folder beside a source, or the home folder where the source is only a copy of a dropped file."""
+    given = Path(path).absolute()
+    return Path.home() if own in given.parents else given.parent
+
+
+def _free_pack(folder: Path) -> str:
+    names = ("bases.zip", *(f"bases-{number}.zip" for number in range(2, 1000)))
+    return str(next(folder / name for name in names if not (folder / name).exists()))
+
+
+async def _start(request: Request) -> Response:
+    """Start the job of a form."""
+    name, journey = _journey(request)
+    form = await read_form(request)
+    path = ""
+    try:
+        path = _source_of(form)
+        task, stores = journey.parse(form)
+        job = desk_of(request).jobs.start(structs.replace(task, language=current_language()), stores)
+    except FieldProblem as error:
+        problem, field = str(error), error.field
+    except StoreInUse as error:
+        return go(request, f"job/{error.job.id}")
+    except (RegraftError, ValueError) as error:
+        problem, field = str(error), "path"
+    else:
+        if not job.journey:
+            job.journey, job.form = name, form
+        return go(request, f"job/{job.id}")
+    if not path or name in _WITHOUT_FORM:
+        raise WrongUsage(problem=problem, hint=tr("go back and try again"))
+    return await _form_page(request, name, journey, form, path=path, field=field, problem=problem, status=400)
+
+
+# --- a job -----------------------------------------------------------------------------------------------------------
+
+
+def _job(request: Request) -> Job:
+    job = desk_of(request).jobs.find(request.path_params["job"])
+    if job is None:
+        raise HTTPException(404)
+    return job
+
+
+async def _show_job(request: Request) -> Response:
+    job = _job(request)
+    journey = JOURNEYS[job.journey]
+    outcome = job.outcome
+    values: dict[str, Any] = {
+        "job": job,
+        "journey": journey,
+        "name": job.journey,
+        "path": job.task.paths[0],
+        "command": command_line(job.task),
+        "is_plan": job.task.is_plan or job.state == "changed",
+        "is_changed": job.state == "changed",
+        "again": urlencode(job.form.fields, errors="surrogateescape"),
+    }
+    if outcome is not None and job.task.language == current_language():
+        values["translations"] = outcome.translations
+    if outcome is None or outcome.report is None:
+        return render(request, "job.html", stage=_stage(job.stage), outcome=outcome, **values)
+    report = outcome.report
+    values["report"] = report
+    template, more = next((template, facts) for kind, template, facts in _REPORTS if isinstance(report, kind))
+    values |= await run_in_threadpool(more, job, report)
+    return render(request, template, **values)
+
+
+def _stage(stage: Stage) -> dict[str, Any]:
+    """Describe how far a job is, in the words of the reader."""
+    is_size = stage.unit == "bytes"
+    done, total = (format_bytes(one) if is_size else f"{one:,.0f}" for one in (stage.done, stage.total))
+    share = stage.done / stage.total if stage.total else 0.0
+    left = format_seconds(stage.seconds_left)
+    return {
+        "name": shown(label_of(stage.name)) if stage.name else "",
+        "label": one_line(stage.label, 80),
+        "percent": int(100 * min(share, 1.0)),
+        "counts": tr("{done} of {total}", done=done, total=total) if stage.total else "",
+        "left": tr("about {left} left", left=left) if left and stage.seconds > 1 else "",
+    }
+
+
+async def _events(request: Request) -> Response:
+    """Stream the progress of a job: only its latest state, so that a slow reader costs no memory."""
+    job, desk = _job(request), desk_of(request)
+    if desk.streams >= _MOST_STREAMS:
+        raise HTTPException(503, tr("Too many pages follow jobs at once. This one reloads itself."))
+
+    async def events() -> AsyncIterator[str]:
+        desk.streams += 1
+        try:
+            latest = ""
+            while job.is_running and not desk.is_ended:
+                text = json.dumps({"state": job.state, **_stage(job.stage)})
+                if text != latest:
+                    latest = text
+                    yield f"data: {text}\n\n"
+                await asyncio.sleep(_EVENT_SECONDS)
+            yield "event: end\ndata: {}\n\n"
+        finally:
+            desk.streams -= 1
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+async def _confirm(request: Request) -> Response:
+    """Start what a plan shows."""
+    await read_form(request)
+    planned = _job(request)
+    outcome = planned.outcome
+    if outcome is None or outcome.report is None or not (planned.task.is_plan or outcome.state == "changed"):
+        return go(request, f"job/{planned.id}")
+    options: Any = planned.task.options
+    task = structs.replace(
+        planned.task,
+        options=structs.replace(options, dry_run=False),
+        # Packing asks nobody: it writes one new file.
+        seen=None if planned.task.function == "pack" else plan_digest(outcome.report),
+    )
+    return _begin(request, task, planned)
+
+
+async def _again(request: Request) -> Response:
+    """Start a job again that was stopped, killed, or failed: it goes on where it was."""
+    await read_form(request)
+    ended = _job(request)
+    if ended.is_running:
+        return go(request, f"job/{ended.id}")
+    return _begin(request, ended.task, ended)
+
+
+def _begin(request: Request, task: Task, before: Job) -> Response:
+    try:
+        job = desk_of(request).jobs.start(structs.replace(task, language=current_language()), before.stores)
+    except StoreInUse as error:
+        return go(request, f"job/{error.job.id}")
+    if not job.journey:
+        job.journey, job.form = before.journey, before.form
+    return go(request, f"job/{job.id}")
+
+
+async def _stop(request: Request) -> Response:
+    await read_form(request)
+    job = _job(request)
+    job.stop()
+    return go(request, f"job/{job.id}")
+
+
+async def _document(request: Request) -> Response:
+    """Answer with the JSON document that the command prints."""
+    outcome = _job(request).outcome
+    if outcome is None or outcome.report is None:
+        raise HTTPException(404)
+    text = as_json(encoded(outcome.report))
+    headers = {"Content-Disposition": 'attachment; filename="report.json"'}
+    return Response(text.encode("utf-8", "backslashreplace"), media_type="application/json", headers=headers)
+
+
+# --- reports ---------------------------------------------------------------------------------------------------------
+
+
+def _migration(job: Job, report: MigrationReport) -> dict[str, Any]:
+    names = {base.source_id: base.name for base in report.bases}
+    values: dict[str, Any] = {
+        "parts": [
+            part._replace(name=_PART_NAMES.get(part.name, part.name))
+            for part in row_bar_parts(encoded(report)["totals"]["rows"])
+            if part.number
+        ],
+        "reasons": count_codes({**report.totals.rows.skipped, **report.skipped}),
+        "notices": _by_severity(report, names),
+        "library": job.task.paths[-1],
+        "profile": job.task.paths[1] if isinstance(report, ProfileMigrationReport) else None,
+        "install": None,
+        "groups": [],
+        "most": _SHOWN,
+        "does_something": True,
+        "known": [],
+    }
+    if isinstance(report, ProfileMigrationReport):
+        values |= {"install": report.install, "does_something": bool(report.install.actions)}
+        values["groups"] = _grouped(report.install.bases, report.install.actions, report.install.left)
+    missing = {
+        one.model: {"id": one.model, "bases": [names.get(str(one.base), "")], "provider": "", "has_provider": True}
+        for one in report.warnings
+        if one.model and one.code == "missing_embedding_model"
+    }
+    if isinstance(report, ProfileMigrationReport) and job.task.is_plan:
+        models = _source_models(job.task.paths[0], report)
+        known, lacking = find_missing_models(job.task.paths[1], report.install.left, models)
+        missing |= {one["id"]: one for one in lacking}
+        values["known"] = known
+    values["missing"] = list(missing.values()) if job.task.is_plan else []
+    return values
+
+
+def _source_models(path: str, report: MigrationReport) -> dict[str, tuple[str, str]]:
+    """Return model and name of each base, by the id that the base is going to have."""
+    try:
+        found = {str(base.id): base.model for base in api.inspect(path).bases}
+    except RegraftError:
+        return {}
+    bases = ((base.id, found.get(base.source_id), base.name) for base in report.bases)
+    return {base: (model, name) for base, model, name in bases if isinstance(model, str)}
+
+
+def _by_severity(report: MigrationReport, names: dict[str, str]) -> list[dict[str, Any]]:
+    """List the notices of a migration, the gravest first, each with the name of its base."""
+    order = ("error", "warning", "note")
+    found = [
+        {
+            "severity": notices.EVERY_CODE[one.code].severity,
+            "code": one.code,
+            "message": one.message,
+            "base": names.get(str(one.base), "") if one.base else "",
+        }
+        for one in report.warnings
+    ]
+    return sorted(found, key=lambda one: order.index(str(one["severity"])))
+
+
+def _grouped(bases: Iterable[BaseName], actions: Iterable[Action], left: Iterable[Unresolved]) -> list[dict[str, Any]]:
+    """Group actions and unresolved findings by base; those of no base come last."""
+    names = {base.id: base.name for base in bases}
+    groups: dict[str | None, dict[str, Any]] = {}
+
+    def group(base: str | None) -> dict[str, Any]:
+        return groups.setdefault(base, {"name": names.get(base or "", base), "actions": [], "left": []})
+
+    for action in actions:
+        group(action.base)["actions"].append(action)
+    for one in left:
+        if notices.is_at_least(one.severity, "warning"):
+            group(one.base)["left"].append(one)
+    ordered = sorted(groups.items(), key=lambda item: (item[0] is None, str(item[1]["name"])))
+    return [one for _, one in ordered]
+
+
+def _change(job: Job, report: ChangeReport | BackfillReport) -> dict[str, Any]:
+    scopes = getattr(report, "scopes", [])
+    target = job.task.paths[1] if job.task.function == "install" else job.task.paths[0]
+    values: dict[str, Any] = {
+        "groups": _grouped(report.bases, report.actions, report.left),
+        "most": _SHOWN,
+        "scopes": scopes,
+        "suggestion": getattr(report, "suggestion", None),
+        "store": target,
+        "does_something": bool(report.actions) or any(scope.planned.texts for scope in scopes),
+        "missing": [],
+        "known": [],
+    }
+    if job.task.function == "install" and job.task.is_plan:
+        models = _library_models(job.task)
+        values["known"], values["missing"] = find_missing_models(job.task.paths[1], report.left, models)
+    return values
+
+
+def _library_models(task: Task) -> dict[str, tuple[str, str]]:
+    """Return model and name of each base of a library, a pack or a profile, by its id."""
+    options: Any = task.options
+    try:
+        with open_base_source(Path(task.paths[0]), options.kind, options.bases, "install") as source:
+            found = {
+                base: (source.bases[base].get("embedding_model_id"), source.name_of(base)) for base in source.chosen
+            }
+    except RegraftError:
+        return {}
+    return {base: (model, name) for base, (model, name) in found.items() if isinstance(model, str)}
+
+
+def find_missing_models(
+    profile: str, left: Iterable[Unresolved], models: dict[str, tuple[str, str]]
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the models that a profile has, and those that it lacks, each with the names of the bases that need it.
+
+    Args:
+        profile: the profile's folder.
+        left: what a plan leaves.
+        models: model and name of each base.
+    """
+    wanting = [one.base for one in left if one.finding == BASE_MODEL and one.base in models]
+    try:
+        with open_store(Path(profile)) as found:
+            catalog = read_catalog(found.tree.path / str(found.stores.catalog), data=False)
+    except (RegraftError, CatalogProblem, apsw.Error, OSError):
+        return [], []
+    providers = {str(row.get("provider_id")) for row in catalog.providers or ()}
+    known = sorted(
+        (str(row.get("id")) for row in catalog.models or ()), key=lambda one: ("embed" not in one.lower(), one)
+    )
+    needed: dict[str, list[str]] = {}
+    for base in wanting:
+        model, name = models[str(base)]
+        if model not in known:
+            needed.setdefault(model, []).append(name)
+    missing = []
+    for model, bases in needed.items():
+        provider = model.partition("::")[0]
+        missing.append({"id": model, "bases": bases, "provider": provider, "has_provider": provider in providers})
+    return known, missing
+
+
+def _findings(_: Job, report: CheckReport) -> dict[str, Any]:
+    load_findings()
+    names: dict[Any, str] = {}
+    bases = report.statistics.bases
+    for base in bases if isinstance(bases, list) else ():
+        names[base.id] = base.name
+    groups: dict[str, dict[str, Any]] = {}
+    for finding in report.findings:
+        known = FINDINGS[finding.name]
+        one = groups.setdefault(
+            f"{finding.severity} {finding.name}",
+            {"name": finding.name, "severity": finding.severity, "known": known, "cases": [], "count": 0},
+        )
+        one["count"] += finding.count
+        one["cases"].append({"finding": finding, "base": names.get(finding.base, finding.base) or ""})
+    severities = [
+        BarPart(severity, in_context("severity", severity_heading(severity)), number)
+        for severity, number in report.summary.by_severity.items()
+    ]
+    coverage = [
+        base for base in (bases if isinstance(bases, list) else ()) if isinstance(base.bodies, int) and base.bodies
+    ]
+    return {
+        "groups": list(groups.values()),
+        "most": _SHOWN,
+        "severities": [part for part in severities if part.number],
+        "coverage": coverage,
+        "is_repaired": any(one.repair for one in report.findings) and report.level is not msgspec.UNSET,
+        "numbers": {name: number for name, number in report.checked.items() if name != "bytes"},
+        "bytes": report.checked.get("bytes"),
+    }
+
+
+def _nothing_more(_job: Job, _report: msgspec.Struct) -> dict[str, Any]:
+    return {}
+
+
+_REPORTS: tuple[tuple[type, str, Callable[[Job, Any], dict[str, Any]]], ...] = (
+    (MigrationReport, "migration.html", _migration),
+    (CheckReport, "check.html", _findings),
+    (BackfillReport, "change.html", _change),
+    (ChangeReport, "change.html", _change),
+    (PackReport, "pack.html", _nothing_more),
+    (CompareReport, "compare.html", _nothing_more),
+)
+
+
+# --- history ---------------------------------------------------------------------------------------------------------
+
+
+async def _history(request: Request) -> Response:
+    path = asked_path(request)
+    report = await run_in_threadpool(api.history, path)
+    return render(
+        request,
+        "history.html",
+        path=path,
+        report=report,
+        most=_SHOWN,
+        command=command_line(Task(function="history", paths=(path,))),
+    )
+
+
+ROUTES = [
+    Route("/history", _history),
+    Route("/job/{job}", _show_job),
+    Route("/job/{job}/events", _events),
+    Route("/job/{job}/report.json", _document),
+    Route("/job/{job}/confirm", _confirm, methods=["POST"]),
+    Route("/job/{job}/again", _again, methods=["POST"]),
+    Route("/job/{job}/stop", _stop, methods=["POST"]),
+    Route("/{journey}", _show_form, methods=["GET"]),
+    Route("/{journey}", _start, methods=["POST"]),
+]

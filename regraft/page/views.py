@@ -1,0 +1,575 @@
+"""Pages that only look: Home, a path, a folder, its bases and texts, a search; and how all pages are rendered.
+
+A page is a Jinja template of ``regraft/page/templates``. Every value is escaped for HTML and by
+:func:`regraft.text.printable`. Reports are in English; what a page shows is translated for its reader.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from regraft import __version__, api
+from regraft.api import inspection
+from regraft.disk import file_paths
+from regraft.errors import REFUSED, RegraftError, SourceNotFound, WrongUsage
+from regraft.identity import iso_time
+from regraft.kinds import (
+    BASE_SOURCES,
+    KIND_NAMES,
+    PREVIEW_SOURCES,
+    SYSTEMS,
+    V1_SOURCES,
+    V2_STORES,
+    Kind,
+)
+from regraft.language import current_language, format_count, to_english, tr, translate_as, translate_text
+from regraft.page.jobs import Task
+from regraft.page.server import check_token, desk_of, query_text, read_form
+from regraft.report.html import format_percent
+from regraft.report.labels import label_of, mode_label, severity_label
+from regraft.text import format_bytes, one_line, path_argument, printable, replace_surrogates
+
+#: Entries of a folder that are read, and that are shown.
+_MOST_READ, _MOST_SHOWN = 20_000, 300
+#: Files below a folder that are measured before its size is called unknown.
+_MOST_MEASURED = 5_000
+#: Characters of a name shown in a list, and of a text.
+_NAME, _TEXT = 120, 6_000
+#: Commands that have another name than their function, or options for paths after the first one.
+_COMMANDS = {
+    "migrate": ("migrate", "--to"),
+    "migrate_into_profile": ("migrate", "--profile", "--to"),
+    "install": ("install", "--profile"),
+}
+#: Kinds whose only fact on Home is the kind itself.
+_PLAIN_KINDS = (*V1_SOURCES[:2], Kind.V1_EXPORT, Kind.V1_KNOWLEDGE, Kind.V2_BACKUP, Kind.LIBRARY, Kind.PACK)
+#: Names of the languages, each in itself.
+_LANGUAGES = {"en": "English", "zh": "中文"}
+#: Options of the search of the page.
+_BY_WORDS: dict[str, Any] = {"mode": "bm25", "count": 20}
+#: Kinds that ``migrate`` reads.
+MIGRATED = (*V1_SOURCES, *PREVIEW_SOURCES, Kind.RSCLAW)
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+#: Texts of the report that is being rendered, in the language of its reader, by the English ones.
+_translations: ContextVar[dict[str, str]] = ContextVar("translations", default={})  # noqa: B039 - never changed
+
+
+def shown(text: object) -> str:
+    """Translate a text of a report for the reader of the page."""
+    known = _translations.get().get(text) if isinstance(text, str) else None
+    return translate_text(printable(to_english(text)), current_language()) if known is None else printable(known)
+
+
+def in_context(context: str, label: str) -> str:
+    """Translate a label that has a meaning of its own in a context (:func:`regraft.language.tr_in`)."""
+    plain = str(to_english(label))
+    return translate_as(plain, plain, {}, context)
+
+
+def render_prose(text: object) -> Markup:
+    """Translate a text, and turn what stands between backticks into code."""
+    parts = str(escape(shown(text))).split("`")
+    # An odd number of parts has a pair of backticks around every second one.
+    if len(parts) % 2 == 0:
+        return Markup("`".join(parts))
+    return Markup("".join(f"<code>{part}</code>" if place % 2 else part for place, part in enumerate(parts)))
+
+
+def format_time(value: object) -> str:
+    """Format an ISO time, or Unix milliseconds, in the time zone of this computer, which is the reader's."""
+    if not value:
+        return ""
+    moment = datetime.fromtimestamp(value / 1000, UTC) if isinstance(value, int) else datetime.fromisoformat(str(value))
+    return f"{moment.astimezone():%Y-%m-%d %H:%M}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Format a duration in whole minutes and seconds."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    return tr("{minutes} min {seconds} s", minutes=minutes, seconds=rest) if minutes else tr("{rest} s", rest=rest)
+
+
+def exact(path: object) -> str:
+    """Encode a path for an address or a hidden field, so that it comes back exactly, whatever its name holds."""
+    return quote(str(path), errors="surrogateescape", safe="")
+
+
+def command_line(task: Task) -> str:
+    """Return the command that does the same as a task."""
+    command, *names = _COMMANDS.get(task.function, (task.function,))
+    words = ["regraft", command, *(path_argument(path) for path in task.paths[:1])]
+    for path, name in zip_longest(task.paths[1:], names[: len(task.paths) - 1]):
+        words += [*([name] if name else []), path_argument(path)]
+    return shlex.join([*words, *_option_words(task.options)])
+
+
+def _option_words(options: msgspec.Struct | None) -> Iterator[str]:
+    if options is None:
+        return
+    hints = get_type_hints(type(options), include_extras=True)
+    for name, default in zip(options.__struct_fields__, options.__struct_defaults__, strict=True):
+        value = getattr(options, name)
+        if value == default or value is None:
+            continue
+        extra: dict[str, str] = {}
+        if get_origin(hints[name]) is Annotated:
+            extra = get_args(hints[name])[-1].extra or {}
+        option = extra.get("off") or extra.get("option") or f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            yield option
+        elif isinstance(value, dict):
+            for old, new in value.items():
+                yield from (option, f"{old}={new}")
+        elif name == "now_ms":
+            yield from (option, iso_time(value))
+        else:
+            for one in value if isinstance(value, tuple) else (value,):
+                yield from (option, str(one))
+
+
+# --- rendering -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _environment() -> Environment:
+    def finalize(value: object) -> object:
+        return value if isinstance(value, Markup) else printable(value)
+
+    environment = Environment(
+        loader=PackageLoader("regraft.page", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=finalize,
+    )
+    environment.filters.update(
+        t=shown,
+        prose=render_prose,
+        number="{:,}".format,
+        size=format_bytes,
+        time=format_time,
+        seconds=format_seconds,
+        exact=exact,
+        typed=lambda text: Markup(escape(replace_surrogates(str(text)))),
+        line=lambda text: one_line(str(text), _NAME),
+        last=lambda path: one_line(Path(str(path)).name or str(path), _NAME),
+    )
+    environment.globals.update(
+        tr=tr,
+        count=format_count,
+        label=lambda name: shown(label_of(name)),
+        severity=lambda name: in_context("severity", severity_label(name)),
+        kind_name=lambda kind: shown(KIND_NAMES[Kind(kind)]),
+        percent=format_percent,
+        version=__version__,
+        languages=_LANGUAGES,
+    )
+    return environment
+
+
+def render(
+    request: Request, template: str, status: int = 200, translations: dict[str, str] | None = None, **values: object
+) -> Response:
+    """Fill a template of ``regraft/page/templates``; ``translations`` are texts for this reader by English ones."""
+    _translations.set(translations or {})
+    desk = desk_of(request)
+    query = request.scope["query_string"].decode("latin-1")
+    text = (
+        _environment()
+        .get_template(template)
+        .render(
+            root=desk.entrance.root,
+            form_token=desk.entrance.form_token,
+            language=current_language(),
+            here=request.url.path + (f"?{query}" if query else ""),
+            running=desk.jobs.running(),
+            **values,
+        )
+    )
+    return HTMLResponse(text, status)
+
+
+def go(request: Request, page: str, **query: object) -> Response:
+    """Send the reader to a page of this server; paths keep every byte."""
+    return RedirectResponse(address(request, page, **query), 303)
+
+
+def address(request: Request, page: str, **query: object) -> str:
+    """Return the address of a page of this server."""
+    words = urlencode({name: str(value) for name, value in query.items()}, errors="surrogateescape", quote_via=quote)
+    return f"{desk_of(request).entrance.root}{page}{'?' if words else ''}{words}"
+
+
+async def show_refusal(request: Request, error: Exception) -> Response:
+    """Answer what the server refuses or does not have."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    texts = {404: tr("There is nothing here."), 405: tr("This address does not take such a request.")}
+    detail = error.detail if isinstance(error, HTTPException) else ""
+    return render(request, "message.html", status, title=tr("This did not work"), text=texts.get(status, detail))
+
+
+async def show_error(request: Request, error: Exception) -> Response:
+    """Answer an error of regraft with its sentence."""
+    status = 400 if isinstance(error, RegraftError) and error.exit_status == REFUSED else 500
+    return render(request, "message.html", status, title=tr("This did not work"), text=str(error))
+
+
+# --- paths that a reader gives ---------------------------------------------------------------------------------------
+
+
+def clean_path(text: str) -> str:
+    """Return the path that a reader typed or pasted: without quotes around it, or from a ``file:`` address.
+
+    Raises:
+        WrongUsage: no path can be like that.
+    """
+    tidy = text.strip()
+    if len(tidy) > 1 and tidy[0] == tidy[-1] and tidy[0] in "\"'":
+        tidy = tidy[1:-1]
+    if tidy.lower().startswith("file:"):
+        tidy = unquote(urlsplit(tidy).path, errors="surrogateescape")
+        # A path of Windows: /C:/Users/...
+        if os.name == "nt":
+            tidy = tidy.lstrip("/")
+    if "\0" in tidy:
+        raise WrongUsage(problem=tr("the path has a character that no path can have"), hint=tr("choose another one"))
+    with suppress(RuntimeError):
+        tidy = str(Path(tidy).expanduser()) if tidy else ""
+    return tidy
+
+
+def asked_path(request: Request) -> str:
+    """Return the path in the address of a page: exact in ``at``, or typed in ``path``.
+
+    Raises:
+        WrongUsage: there is none.
+    """
+    path = query_text(request, "at") or clean_path(query_text(request, "path"))
+    if not path:
+        raise WrongUsage(problem=tr("no path was given"), hint=tr("choose a file or a folder"))
+    if "\0" in path:
+        raise WrongUsage(problem=tr("the path has a character that no path can have"), hint=tr("choose another one"))
+    return path
+
+
+def measure(path: Path) -> tuple[int | None, int]:
+    """Return the size of a file or folder in bytes (None: too many files), and the time of its last change in ms."""
+    try:
+        status = file_paths.lstat(path)
+        if not path.is_dir():
+            return status.st_size, round(status.st_mtime * 1000)
+        size = seen = 0
+        for folder, _, names in os.walk(path):
+            for name in names:
+                seen += 1
+                if seen > _MOST_MEASURED:
+                    return None, round(status.st_mtime * 1000)
+                with suppress(OSError):
+                    size += file_paths.lstat(Path(folder) / name).st_size
+        return size, round(status.st_mtime * 1000)
+    except (OSError, ValueError):
+        return None, 0
+
+
+# --- Home ------------------------------------------------------------------------------------------------------------
+
+
+def find_stores() -> list[dict[str, Any]]:
+    """List what is on this computer, each with size, date, and what can be done with it."""
+    stores = []
+    for one in inspection.inspect_computer(user_folders=True).found:
+        size, changed = measure(Path(one.path))
+        path = Path(one.path)
+        facts = [] if one.kind in _PLAIN_KINDS else one.facts
+        known = {"path": one.path, "name": path.name, "folder": str(path.parent), "kind": one.kind, "why": one.why}
+        stores.append({**known, "facts": facts, "size": size, "changed": changed, "steps": journeys_of(one.kind)})
+    return stores
+
+
+def journeys_of(kind: str | None) -> list[tuple[str, str]]:
+    """List the pages that a kind of store has, each with its label; the first one is what most readers want."""
+    if kind is None:
+        return []
+    found = Kind(kind)
+    steps = []
+    if found in MIGRATED:
+        steps += [("upgrade", tr("Upgrade")), ("check", tr("Check"))]
+    if found in (*V2_STORES, *SYSTEMS):
+        steps.append(("check", tr("Check and repair")))
+    if found is Kind.V2_PROFILE:
+        steps.append(("rescue", tr("Rescue")))
+    if found in BASE_SOURCES and found is not Kind.V2_PROFILE:
+        steps.append(("install", tr("Put into a profile")))
+    if found in (Kind.V2_PROFILE, Kind.LIBRARY):
+        steps += [("browse", tr("Browse and search")), ("backfill", tr("Missing vectors"))]
+        steps += [("pack", tr("Pack")), ("history", tr("History"))]
+    elif found in SYSTEMS:
+        steps.append(("history", tr("History")))
+    return steps
+
+
+async def _home(request: Request) -> Response:
+    desk = desk_of(request)
+    if desk.start is not None:
+        path, desk.start = desk.start, None
+        return go(request, "store", at=path)
+    return await show_home(request)
+
+
+async def show_home(request: Request, *, path: str = "", problem: str = "", status: int = 200) -> Response:
+    """Show Home; ``problem`` is said beside the field that holds ``path``."""
+    stores = await run_in_threadpool(find_stores)
+    return render(
+        request,
+        "home.html",
+        status,
+        stores=stores,
+        path=path,
+        problem=problem,
+        ended=desk_of(request).jobs.ended()[:5],
+        command="regraft inspect",
+    )
+
+
+async def _store(request: Request) -> Response:
+    try:
+        path = asked_path(request)
+        report = await run_in_threadpool(api.inspect, path)
+    except RegraftError as error:
+        typed = query_text(request, "path") or query_text(request, "at")
+        return await show_home(request, path=typed, problem=shown(error), status=400)
+    size, changed = await run_in_threadpool(measure, Path(path))
+    return render(
+        request,
+        "store.html",
+        path=path,
+        report=report,
+        size=size,
+        changed=changed,
+        steps=journeys_of(report.kind),
+        command=command_line(Task(function="inspect", paths=(path,))),
+    )
+
+
+# --- folders ---------------------------------------------------------------------------------------------------------
+
+
+def list_folder(path: Path, name: str) -> dict[str, Any]:
+    """List a folder for choosing in it: its folders first, a limited number of entries whose names hold ``name``.
+
+    Raises:
+        RegraftError: it cannot be listed.
+    """
+    wanted, seen = name.casefold(), 0
+    entries: list[tuple[bool, str, str]] = []
+    try:
+        with os.scandir(path) as found:
+            for entry in islice(found, _MOST_READ):
+                seen += 1
+                if entry.name.startswith(".") and not wanted.startswith("."):
+                    continue
+                if wanted in entry.name.casefold():
+                    with suppress(OSError):
+                        entries.append((not entry.is_dir(), entry.name.casefold(), entry.name))
+    except FileNotFoundError as error:
+        raise SourceNotFound(path=path) from error
+    except (OSError, ValueError) as error:
+        problem = tr(
+            "{path} cannot be listed: {reason}", path=printable(path), reason=getattr(error, "strerror", error)
+        )
+        raise WrongUsage(problem=problem, hint=tr("choose another folder")) from error
+    entries.sort()
+    return {
+        "path": str(path),
+        "parent": str(path.parent),
+        "entries": [
+            {"name": name, "path": str(path / name), "is_folder": not is_file}
+            for is_file, _, name in entries[:_MOST_SHOWN]
+        ],
+        "more": len(entries) - _MOST_SHOWN if len(entries) > _MOST_SHOWN else 0,
+        "is_cut": seen == _MOST_READ,
+    }
+
+
+def _asked_folder(request: Request) -> Path:
+    given = query_text(request, "at") or clean_path(query_text(request, "path"))
+    path = Path(given) if given else Path.home()
+    return path.absolute() if path.is_dir() else path.absolute().parent
+
+
+async def _folder(request: Request) -> Response:
+    name = query_text(request, "name")[:200]
+    folder = await run_in_threadpool(list_folder, _asked_folder(request), name)
+    return render(request, "folder.html", folder=folder, name=name)
+
+
+async def _folder_json(request: Request) -> Response:
+    """Answer the picker of a form; names are shown as on pages, and paths are encoded."""
+    folder = await run_in_threadpool(list_folder, _asked_folder(request), query_text(request, "name")[:200])
+    entries = [
+        {"name": one_line(one["name"], _NAME), "at": exact(one["path"]), "isFolder": one["is_folder"]}
+        for one in folder["entries"]
+    ]
+    more = tr("Not all are shown. Type a part of the name.") if folder["more"] or folder["is_cut"] else ""
+    return JSONResponse(
+        {
+            "path": printable(folder["path"]),
+            "at": exact(folder["path"]),
+            "parent": exact(folder["parent"]),
+            "entries": entries,
+            "more": more,
+        }
+    )
+
+
+async def _drop(request: Request) -> Response:
+    """Copy a dropped file into the run's own folder: a browser does not tell where it came from."""
+    check_token(request, request.headers.get("x-form-token", ""))
+    desk = desk_of(request)
+    kept = (one if one.isalnum() or one in " ._-" else "_" for one in query_text(request, "name")[-100:])
+    folder = desk.folder / f"dropped-{secrets.token_hex(6)}"
+    path = folder / ("".join(kept).strip(" .") or "file")
+    problem = ""
+    try:
+        folder.mkdir(mode=0o700)
+        if not await _receive_file(request, path, desk.drop_bytes):
+            limit = format_bytes(desk.drop_bytes)
+            problem = tr("The file is larger than {limit}. Give its path instead.", limit=limit)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except ClientDisconnect:
+        problem = tr("The file did not arrive whole.")
+    if problem:
+        shutil.rmtree(folder, ignore_errors=True)
+        return JSONResponse({"problem": problem}, 413)
+    return JSONResponse({"next": address(request, "store", at=str(path))})
+
+
+async def _receive_file(request: Request, path: Path, limit: int) -> bool:
+    """Write the body of a request to a new file; return False if it is larger than the limit."""
+    size = 0
+    with path.open("xb") as file:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                return False
+            file.write(part)
+    return True
+
+
+# --- bases, items, texts ---------------------------------------------------------------------------------------------
+
+
+async def _browse(request: Request) -> Response:
+    """Show the bases of a store, a search in them, and the items of one."""
+    path = asked_path(request)
+    base, query = query_text(request, "base"), query_text(request, "q").strip()[:1_000]
+    report = await run_in_threadpool(api.inspect, path, items=bool(base))
+    chosen = next((one for one in report.bases if str(one.id) == base), None)
+    answers, problem = [], ""
+    if query:
+        try:
+            answers = await run_in_threadpool(_ask, path, query, base or None)
+        except RegraftError as error:
+            problem = shown(error)
+    words = ["regraft", "inspect", path_argument(path), *(["--items"] if base else [])]
+    if query:
+        search = ("--mode", _BY_WORDS["mode"], "-k", _BY_WORDS["count"])
+        words = [
+            "regraft",
+            "search",
+            path_argument(path),
+            query,
+            *(["--base", base] if base else []),
+            *map(str, search),
+        ]
+    return render(
+        request,
+        "browse.html",
+        path=path,
+        report=report,
+        base=chosen,
+        base_id=base,
+        q=query,
+        answers=answers,
+        problem=problem,
+        limit=_TEXT,
+        mode_label=lambda mode: shown(mode_label(mode)),
+        command=shlex.join(words),
+    )
+
+
+def _ask(path: str, query: str, base: str | None) -> list[Any]:
+    return [api.search(path, query, base=base, **_BY_WORDS)]
+
+
+# --- files of the page, and its end ----------------------------------------------------------------------------------
+
+
+@cache
+def _file(name: str) -> str:
+    own = (files("regraft.page") / name).read_text("utf-8")
+    return (files("regraft.report") / "style.css").read_text("utf-8") + own if name == "page.css" else own
+
+
+async def _style(_: Request) -> Response:
+    return Response(_file("page.css"), media_type="text/css")
+
+
+async def _script(_: Request) -> Response:
+    return Response(_file("page.js"), media_type="text/javascript")
+
+
+async def _quit(request: Request) -> Response:
+    await read_form(request)
+    desk = desk_of(request)
+    if desk.jobs.running():
+        text = tr("A job is running. Stop it first, or wait for its end.")
+        return render(request, "message.html", 409, title=tr("Not ended"), text=text)
+    desk.is_ended = True
+    return render(
+        request, "message.html", title=tr("regraft has ended"), text=tr("You can close this page."), is_over=True
+    )
+
+
+ROUTES = [
+    Route("/", _home),
+    Route("/home", show_home),
+    Route("/store", _store),
+    Route("/folder", _folder),
+    Route("/folder.json", _folder_json),
+    Route("/dropped", _drop, methods=["PUT"]),
+    Route("/browse", _browse),
+    Route("/page.css", _style),
+    Route("/page.js", _script),
+    Route("/quit", _quit, methods=["POST"]),
+]

@@ -1,0 +1,159 @@
+"""The page as people use it: a headless Chromium goes through all journeys, in English and Chinese."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import chromium_driver
+import page_site
+import pytest
+from chromium_driver import Browser, browsing
+from harness import HERE
+from page_site import Reader
+from page_walk import SAMPLE, furnish, walk
+from patience import NEVER_SECONDS
+from profiles import tables
+
+pytest.importorskip("starlette", reason='regraft ui is not installed: pip install "regraft[ui]"')
+
+AXE = HERE / "browser" / "node_modules" / "axe-core" / "axe.min.js"
+_VIOLATIONS = """axe.run(document, {resultTypes: ["violations"]}).then(
+  found => found.violations.map(one => [one.id, one.nodes.map(node => node.html.slice(0, 160)).slice(0, 3)]))"""
+#: Texts smaller than 14 px, as they are drawn.
+_SMALL = """[...document.querySelectorAll('body *')].filter(one => one.checkVisibility() &&
+  [...one.childNodes].some(node => node.nodeType === 3 && node.data.trim()) &&
+  parseFloat(getComputedStyle(one).fontSize) < 14).map(one => one.outerHTML.slice(0, 100))"""
+_TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+#: Where the run leaves its pictures, for a person to look at.
+PICTURES = os.environ.get("REGRAFT_PICTURES")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    chromium_driver.need(chromium_driver.missing())
+    with browsing(tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
+def look_closely(name: str, reader: Reader, language: str) -> None:
+    """Assert that a page keeps nobody out: on a phone and a screen, in light and dark."""
+    tab = reader.tab
+    for width, dark in ((360, False), (800, True), (1_400, False), (1_400, True)):
+        tab.look(width, dark=dark)
+        if PICTURES:
+            shot = Path(PICTURES) / f"{name}.{language}.{width}{'.dark' if dark else ''}.png"
+            shot.write_bytes(tab.screenshot())
+        assert tab.value(_SMALL) == [], (name, width)
+        assert not tab.value(_TOO_WIDE), (name, width)
+        if AXE.is_file():
+            tab.value(AXE.read_text("utf-8") + "; 0")
+            assert tab.value(_VIOLATIONS) == [], (name, width, dark)
+    assert tab.value("document.documentElement.lang") == language
+    assert tab.value("document.querySelectorAll('.command code').length") == (0 if name in ("folder", "missing") else 1)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_reader_upgrades_and_undoes_without_a_terminal(browser, tmp_path, language):
+    home = tmp_path / "home"
+    profile = furnish(home)
+    before = tables(profile)
+    seen: dict[str, str] = {}
+
+    def look(name: str, reader: Reader) -> None:
+        seen[name] = reader.text()
+        look_closely(name, reader, language)
+        if name == "done":
+            assert (home / "Downloads" / "library" / "catalog.sqlite").is_file() and tables(profile) != before
+
+    with page_site.site(home) as server, page_site.reading(browser, server, language=language) as reader:
+        walk(reader, server, home, look)
+        complaints = [one for one in reader.tab.complaints() if "status of 40" not in str(one)]
+        assert complaints == []
+        addresses = {address.partition("?")[0] for address in reader.tab.requests()}
+        assert all(
+            address.startswith(f"http://{server.root.split('/')[2]}/") or address == "about:blank"
+            for address in addresses
+        )
+    assert tables(profile) == before and not (home / "Downloads" / "library").exists()
+    words = {"en": ("Done", "100.00% of the answers are the same."), "zh": ("完成", "100.00% 的结果相同")}[language]
+    assert words[0] in seen["done"] and words[1] in seen["compare"]
+    if language == "zh":
+        # What is left in English are names, paths, ids and codes.
+        for name, text in seen.items():
+            for english in (" the ", " of ", " and ", " was ", " with "):
+                assert english not in without_texts(name, text), (name, english)
+
+
+def without_texts(name: str, text: str) -> str:
+    """Leave out the texts of bases."""
+    return "" if name in ("search", "items") else text
+
+
+def test_quit_ends_the_command(browser, tmp_path):
+    home = tmp_path / "home"
+    furnish(home)
+    with page_site.site(home) as server, page_site.reading(browser, server) as reader:
+        reader.tab.value("document.body.dataset.left = '1'")
+        reader.choose("form[action$=quit] button")
+        reader.see("You can close this page.")
+        assert server.process.wait(NEVER_SECONDS) == 0
+
+
+def test_files_are_picked_dropped_and_reached_by_keyboard(browser, tmp_path):
+    home = tmp_path / "home"
+    furnish(home)
+    with page_site.site(home, SAMPLE) as server, page_site.reading(browser, server, first="store") as reader:
+        tab = reader.tab
+        reader.see("Harbour museum")
+        reader.open(f"{server.root}home")
+        # Picking.
+        reader.choose("[data-pick]")
+        for name in ("Downloads /", SAMPLE.name):
+            entry = f"[...document.querySelectorAll('#picker-list button')].find(one => one.textContent === {name!r})"
+            tab.wait_for(entry)
+            tab.value(f"{entry}.click()")
+        assert tab.value("document.querySelector('#path').value") == str(home / "Downloads" / SAMPLE.name)
+        # Dropping.
+        data = base64.b64encode(SAMPLE.read_bytes()).decode()
+        tab.value(
+            f"""(() => {{ const data = new DataTransfer();
+            data.items.add(new File([Uint8Array.from(atob({data!r}), one => one.charCodeAt(0))], 'mine.zip'));
+            const event = new DragEvent('drop', {{dataTransfer: data, bubbles: true}});
+            document.querySelector('#drop').dispatchEvent(event); }})()"""
+        )
+        tab.wait_for("document.URL.includes('store?at=') && document.readyState === 'complete'")
+        assert "Harbour museum" in reader.text() and "mine.zip" in reader.text()
+        # By keyboard alone: the first Tab leads to the content, links are reached in their order.
+        tab.key("Tab")
+        assert tab.value("document.activeElement.className") == "skip"
+        for _ in range(30):
+            tab.key("Tab")
+            if tab.value("document.activeElement.textContent") == "Upgrade":
+                break
+        tab.value("document.body.dataset.left = '1'")
+        tab.key("Enter")
+        tab.wait_for("document.URL.includes('upgrade?at=') && !document.body.dataset.left")
+
+
+def test_another_page_of_this_computer_can_do_nothing(browser, tmp_path):
+    """A page that the reader visits knows the address, and still neither reads nor starts anything."""
+    home = tmp_path / "home"
+    furnish(home)
+    with page_site.site(home) as server, page_site.reading(browser, server) as reader:
+        evil = tmp_path / "evil.html"
+        form = f'<form method="post" action="{server.root}quit"><button>x</button></form>'
+        evil.write_text(f'{form}<iframe src="{server.root}home"></iframe>')
+        reader.tab.go(evil.as_uri())
+        reader.tab.wait_for("document.readyState === 'complete' && document.forms.length")
+        ask = f"fetch('{server.root}folder.json', {{credentials: 'include'}}).then(() => 'read', () => 'refused')"
+        assert reader.tab.value(ask) == "refused"
+        reader.tab.value("document.forms[0].submit()")
+        reader.tab.wait_for(f"document.URL === {server.root + 'quit'!r} && document.readyState === 'complete'")
+        assert "The request comes from another page." in reader.tab.value("document.body.innerText")
+        assert server.process.poll() is None
+        # The reader's own tab still works.
+        reader.open(f"{server.root}home")
+        assert "Your knowledge bases" in reader.text()

@@ -1,0 +1,435 @@
+"""What the pages do is what the commands do; what is typed wrong is said beside its field."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import page_client
+import planted_v2
+import profiles
+import pytest
+import stranded
+from harness import REPO, run, snapshot
+from page_client import Client, said
+
+from checks.cherry_v2 import installed
+from regraft.page import views
+
+SAMPLE = REPO / "sample_v1" / "cherry-studio.202503141200.zip"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("XDG_CONFIG_HOME", "APPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(home))
+    monkeypatch.chdir(home)
+    return home
+
+
+@pytest.fixture
+def reader(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    # Jobs of both ways have one time, so that their files are equal.
+    monkeypatch.setenv("REGRAFT_LANG", "en")
+    with page_client.client(tmp_path) as made:
+        yield made
+
+
+def without_times(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document without what differs from run to run."""
+    left = {name: value for name, value in document.items() if name not in ("run", "preflight", "undo")}
+    if "install" in left:
+        left["install"] = {name: value for name, value in left["install"].items() if name != "undo"}
+    return left
+
+
+def document(reader: Client, job: Any) -> dict[str, Any]:
+    answer = reader.get(f"job/{job.id}/report.json")
+    assert answer.headers["content-type"] == "application/json"
+    return json.loads(answer.content)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files below a folder, without regraft's own records, which name runs and times."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and ".regraft" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if not path.name.startswith("report.")}
+
+
+# --- Home -----------------------------------------------------------------------------------------------------------
+
+
+def test_home_lists_what_is_on_the_computer(reader, home):
+    (home / "下载").mkdir()
+    shutil.copyfile(SAMPLE, home / "下载" / "备份.zip")
+    library = planted_v2.library(home / "Documents")
+    profiles.profile(home / ".config" / "CherryStudio")
+    (home / "下载" / "other.zip").write_bytes(b"PK no archive")
+    (home / "Desktop").mkdir()
+    (home / "Desktop" / "holiday").mkdir()
+    page = reader.get("")
+    text = said(page)
+    for part in ("备份.zip", "a v1 backup", "in 下载", library.name, "a v2 library", "a v2 profile folder", "Upgrade"):
+        assert part in text, part
+    for part in ("other.zip", "holiday"):
+        assert part not in text, part
+    assert f"upgrade?at={views.exact(home / '下载' / '备份.zip')}" in page.text
+
+
+def test_folders_that_the_desktop_names_are_looked_at(reader, home):
+    (home / ".config").mkdir()
+    (home / "Meine Ablage").mkdir()
+    (home / ".config" / "user-dirs.dirs").write_text(
+        'XDG_DOWNLOAD_DIR="$HOME/Meine Ablage"\nXDG_DESKTOP_DIR="$HOME/"\n'
+    )
+    shutil.copyfile(SAMPLE, home / "Meine Ablage" / "b.zip")
+    folders, found = installed.find_in_user_folders()
+    assert [str(folder) for folder in folders] == [str(home / "Meine Ablage")]
+    assert [one.path for one in found] == [str(home / "Meine Ablage" / "b.zip")]
+
+
+def test_the_first_page_is_about_the_path_of_the_command(tmp_path, home):
+    with page_client.client(tmp_path, start=str(SAMPLE)) as reader:
+        assert reader.get("").headers["location"] == f"{reader.root}store?at={views.exact(SAMPLE)}"
+        assert reader.get("").status_code == 200
+
+
+def test_a_path_shows_what_it_is_and_what_can_be_done(reader):
+    text = said(reader.get("store", at=SAMPLE))
+    for part in (
+        "a v1 backup",
+        "Harbour museum",
+        "openai::text-embedding-3-small",
+        "Upgrade",
+        "Check",
+        "regraft inspect",
+    ):
+        assert part in text, part
+    assert "Old clippings: its vector file is truncated" in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "problem"),
+    [
+        ("", "No path was given"),
+        ("/no/such/file", "/no/such/file: no such file or folder; check the spelling."),
+        ("~/nothing.zip", "no such file or folder"),
+        ("a\0b", "the path has a character that no path can have"),
+        ("x" * 5_000, ""),
+        ("/\u202egpj.exe", "no such file or folder"),
+    ],
+)
+def test_a_path_that_is_wrong_is_said_beside_its_field(reader, typed, problem):
+    answer = reader.get("store", path=typed)
+    assert answer.status_code == 400
+    assert 'id="problem-path"' in answer.text and 'aria-describedby="problem-path"' in answer.text
+    assert problem.casefold() in said(answer).casefold()
+    if "\0" not in typed:
+        assert f'value="{typed}"' in answer.text
+
+
+def test_paths_may_be_pasted_in_quotes_and_as_addresses(home):
+    (home / "a b.zip").touch()
+    for typed in (f'"{home}/a b.zip"', f"  {home}/a b.zip ", (home / "a b.zip").as_uri(), "~/a b.zip"):
+        assert views.clean_path(typed) == str(home / "a b.zip"), typed
+
+
+def test_a_folder_of_200000_entries_is_listed_within_limits(reader, tmp_path):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    first = folder / "0"
+    first.touch()
+    for number in range(1, 200_000):
+        os.link(first, folder / f"{number}") if number % 60_000 == 0 else (folder / f"{number}").symlink_to(first)
+    answer = reader.get("folder", at=folder)
+    assert answer.status_code == 200 and len(answer.content) < 300_000
+    assert answer.text.count("<li>") == 300
+    assert "Not all are shown. Type a part of the name." in answer.text
+    listed = reader.get("folder.json", at=folder).json()
+    assert len(listed["entries"]) == 300 and listed["more"]
+
+
+def test_a_folder_can_be_walked_and_its_names_are_harmless(reader, tmp_path):
+    names = ["<script>alert(1)</script>", "\u202egpj.exe", "a\nb\x1b[31m", "ü 文件"]
+    for name in names:
+        (tmp_path / "odd" / name).mkdir(parents=True) if "/" not in name else None
+    page = reader.get("folder", at=tmp_path / "odd").text
+    assert "<script>alert" not in page and "\u202e" not in page and "\x1b" not in page
+    for entry in reader.get("folder.json", at=tmp_path / "odd").json()["entries"]:
+        assert "\u202e" not in entry["name"] and "\n" not in entry["name"]
+    inside = reader.get("folder", at=tmp_path / "odd" / names[2])
+    assert inside.status_code == 200
+    answer = reader.get("folder", at=tmp_path / "nothing" / "here")
+    assert answer.status_code == 400 and "no such file or folder" in answer.text
+
+
+# --- names of strangers -----------------------------------------------------------------------------------------------
+
+
+def test_names_of_bases_are_only_text(reader, tmp_path):
+    library = planted_v2.library(tmp_path)
+    name = "<img src=x onerror=alert(1)>\u202e\u0007" + "长" * 100_000
+    planted_v2.run_sql(library / "catalog.sqlite", f"UPDATE knowledge_base SET name = '{name}'")
+    for page in ("store", "browse", "pack", "install"):
+        answer = reader.get(page, at=library)
+        assert answer.status_code == 200, page
+        assert "<img" not in answer.text and "\u202e" not in answer.text and "\u0007" not in answer.text
+        assert len(answer.content) < 400_000
+    job = reader.start("check", path=library)
+    assert "<img" not in reader.get(f"job/{job.id}").text
+
+
+# --- Upgrade ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_upgrade_is_planned_confirmed_and_undone(reader, home, tmp_path):
+    profile = profiles.profile(home / ".config" / "CherryStudio")
+    before = snapshot(profile)
+    form = reader.get("upgrade", at=SAMPLE)
+    assert views.exact(profile) in form.text
+    fields = {"path": SAMPLE, "profile": profile, "library": str(tmp_path / "library")}
+    planned = reader.start("upgrade", **fields)
+    text = reader.page(planned)
+    assert "76 of 76 rows move with their vectors" in text
+    assert "openai::text-embedding-3-small" in text and "create provider openai, disabled and without keys" in text
+    assert "The profile can take none of the bases like this, so nothing would be written." in text
+    # Choices are sent with the form that made the plan.
+    again = {"again": planned_fields(reader, planned), "model:openai::text-embedding-3-small": "map:acme::other"}
+    again |= {"provider:silicon::BAAI/bge-m3": "silicon", "model:silicon::BAAI/bge-m3": "provider"}
+    planned = reader.start("upgrade", **again)
+    assert "Upgrade now" in reader.page(planned)
+    assert snapshot(profile) == before and not (tmp_path / "library").exists()
+    done = reader.confirm(planned)
+    text = reader.page(done)
+    assert "Done 76 of 76 rows moved with their vectors" in text and "Undo…" in text
+    # The command does the same, to the byte.
+    other = profiles.profile(tmp_path / "other")
+    assert f"regraft migrate {SAMPLE} --profile {profile} --to {tmp_path / 'library'} --map-model" in text
+    report = done.outcome.report
+    import regraft
+
+    expected = regraft.migrate_into_profile(
+        SAMPLE,
+        other,
+        tmp_path / "by-command",
+        map_model={"openai::text-embedding-3-small": "acme::other"},
+        recreate_provider=("silicon",),
+    )
+    assert [base.rows for base in report.bases] == [base.rows for base in expected.bases]
+    assert vectors(tmp_path / "library") == vectors(tmp_path / "by-command") != {}
+    undo = reader.start("undo", path=profile, run=report.install.undo)
+    assert "The plan" in reader.page(undo)
+    undone = reader.confirm(undo)
+    assert "Undone" in reader.page(undone)
+    kept = {name: value for name, value in snapshot(profile).items() if not name.startswith(".regraft")}
+    assert profiles.tables(profile) == profiles.tables(profiles.profile(tmp_path / "fresh"))
+    assert {name for name in kept if "KnowledgeBase" in name} == {name for name in before if "KnowledgeBase" in name}
+    assert not (tmp_path / "library").exists()
+
+
+def planned_fields(reader: Client, job: Any) -> str:
+    """Return what the page of a plan sends along: the fields of the form that made it."""
+    from html import unescape
+    from re import search
+
+    found = search(r'name="again" value="([^"]*)"', reader.get(f"job/{job.id}").text)
+    assert found is not None
+    return unescape(found[1])
+
+
+def vectors(library: Path) -> dict[str, list[Any]]:
+    """Return the vectors of a library's bases, by base."""
+    found = {}
+    for path in sorted(library.glob("KnowledgeBase/*/.cherry/index.sqlite")):
+        found[path.parts[-3]] = profiles.rows(path, "SELECT embedding_text_hash, vector_blob FROM embedding ORDER BY 1")
+    return found
+
+
+def test_a_library_alone_is_equal_to_that_of_the_command(reader, tmp_path):
+    planned = reader.start("upgrade", path=SAMPLE, profile_at="-", library=str(tmp_path / "library"))
+    assert not (tmp_path / "library").exists()
+    done = reader.confirm(planned)
+    outcome = run("migrate", SAMPLE, "--to", tmp_path / "by-command", "--json")
+    ours = json.loads(json.dumps(document(reader, done)).replace(str(tmp_path / "library"), "TO"))
+    theirs = json.loads(outcome.stdout.replace(str(tmp_path / "by-command"), "TO"))
+    assert without_times(ours) == without_times(theirs)
+    assert vectors(tmp_path / "library") == vectors(tmp_path / "by-command") != {}
+    answer = reader.start("compare", path=SAMPLE, library=tmp_path / "library")
+    assert "100.00%" in reader.page(answer)
+
+
+def test_what_changed_since_the_plan_is_shown_before_anything_is_written(reader, tmp_path, home):
+    library = planted_v2.library(tmp_path)
+    planted_v2.plant("a vector of nobody", library)
+    planned = reader.start("fix", path=library)
+    planted_v2.plant("a gap", library)
+    before = contents(library)
+    changed = reader.confirm(planned)
+    assert changed.state == "changed" and contents(library) == before
+    text = reader.page(changed)
+    assert "The data changed after you saw the plan. Nothing was written. This is the plan now." in text
+    done = reader.confirm(changed)
+    assert done.state == "done" and contents(library) != before
+
+
+@pytest.mark.parametrize(
+    ("page", "fields", "field", "problem"),
+    [
+        ("upgrade", {"profile_at": "-", "library": ""}, "library", "Say where the library is to be written."),
+        ("upgrade", {"library": "/x/y", "profile": ""}, "profile", "Choose the profile of the application, or"),
+        ("install", {"profile": ""}, "profile", "Choose the profile of the application."),
+        ("pack", {"target": "/tmp/bases.tar"}, "target", "The name of a pack ends with .zip."),
+        ("backfill", {"max_cost": "much"}, "max_cost", "Write a number, such as 0.50."),
+        ("backfill", {"max_cost": "-1"}, "max_cost", "Write a number above 0."),
+        ("backfill", {"max_cost": "nan"}, "max_cost", "Write a number above 0."),
+        ("check", {"level": "deeper"}, "level", "Choose one of the levels."),
+    ],
+)
+def test_what_is_typed_wrong_is_said_beside_its_field(reader, tmp_path, page, fields, field, problem):
+    source = SAMPLE if page == "upgrade" else planted_v2.library(tmp_path)
+    answer = reader.post(page, path=source, base="kept", **fields)
+    assert answer.status_code == 400
+    assert f'id="problem-{field}">{problem}' in answer.text
+    for value in fields.values():
+        assert value in ("", "-", "deeper") or f'value="{value}"' in answer.text
+    assert not reader.desk.jobs._jobs
+
+
+def test_an_error_of_the_command_is_one_sentence_and_can_be_tried_again(reader, tmp_path):
+    library = planted_v2.library(tmp_path)
+    job = reader.start("install", path=library, profile=str(tmp_path / "nowhere"))
+    answer = reader.get(f"job/{job.id}")
+    assert answer.status_code == 200 and job.state == "failed"
+    assert f"{tmp_path / 'nowhere'}: no such file or folder; check the spelling." in said(answer)
+    assert "SourceNotFound" in answer.text and "Try again" in answer.text
+    profiles.profile(tmp_path / "nowhere")
+    assert reader.start(f"job/{job.id}/again").state == "done"
+
+
+# --- Check, repair, rescue, move, history -----------------------------------------------------------------------------
+
+
+def test_a_check_lists_findings_and_leads_to_the_repair(reader, tmp_path):
+    library = planted_v2.library(tmp_path)
+    for name in ("a gap", "a vector of nobody"):
+        planted_v2.plant(name, library)
+    copy = shutil.copytree(library, tmp_path / "copy")
+    job = reader.start("check", path=library, level="deep")
+    ours, theirs = document(reader, job), run("check", library, "--deep", "--json").document
+    assert without_times(ours) == without_times(theirs)
+    text = reader.page(job)
+    for finding in theirs["findings"]:
+        assert finding["name"] in text
+    assert "Show the plan to repair" in text
+    planned = reader.start("fix", path=library)
+    theirs = run("fix", copy, "--dry-run", "--json").document
+    ours = document(reader, planned)
+    assert ours["actions"] == theirs["actions"] != []
+    done = reader.confirm(planned)
+    run("fix", copy)
+    assert contents(library) == contents(copy)
+    assert "What was changed" in reader.page(done)
+    history = said(reader.get("history", at=library))
+    assert "fix" in history and "Undo…" in history
+    reader.confirm(reader.start("undo", path=library, run=done.outcome.report.undo))
+    run("undo", copy)
+    assert contents(library) == contents(copy)
+    assert "undone" in said(reader.get("history", at=library))
+
+
+def test_a_failed_upgrade_is_rescued(reader, tmp_path):
+    profile = stranded.profile(tmp_path, stranded.some_source(), ("kb",))
+    copy = shutil.copytree(profile, tmp_path / "copy")
+    planned = reader.start("rescue", path=profile)
+    assert "What is changed" in reader.page(planned)
+    done = reader.confirm(planned)
+    theirs = run("rescue", copy, "--json").document
+    assert [one["action"] for one in document(reader, done)["actions"]] == [one["action"] for one in theirs["actions"]]
+    assert vectors(profile / "Data") == vectors(copy / "Data")
+
+
+def test_bases_are_packed_and_put_into_a_profile(reader, tmp_path):
+    library = planted_v2.library(tmp_path)
+    target = tmp_path / "moved.zip"
+    planned = reader.start("pack", path=library, target=str(target))
+    assert not target.exists()
+    done = reader.confirm(planned)
+    assert done.state == "done" and target.is_file()
+    run("pack", library, tmp_path / "by-command.zip")
+    profile = profiles.profile(tmp_path / "profile")
+    planned = reader.start("install", path=target, profile=profile)
+    assert "Install" in reader.page(planned)
+    done = reader.confirm(planned)
+    assert done.state == "done"
+    there = {row[0] for row in profiles.rows(profile / "cherrystudio.sqlite", "SELECT id FROM knowledge_base")}
+    assert planted_v2.KB in there
+
+
+def test_a_plan_of_missing_vectors_sends_nothing(reader, tmp_path):
+    library = planted_v2.library(tmp_path)
+    planted_v2.plant("no vector", library)
+    before = contents(library)
+    job = reader.start("backfill", path=library, max_cost="0.50")
+    text = reader.page(job)
+    assert job.state in ("done", "failed")
+    assert contents(library) == before
+    assert "price" in text or "embedder" in text.lower()
+
+
+def test_texts_are_found_by_words(reader, tmp_path):
+    library = tmp_path / "library"
+    run("migrate", SAMPLE, "--to", library)
+    text = said(reader.get("browse", at=library, q="boat"))
+    expected = run("search", library, "boat", "--mode", "bm25", "-k", 20, "--json").document
+    assert f"{len(expected['hits'])} hit" in text
+    for hit in expected["hits"]:
+        assert " ".join(hit["text"].split())[:60] in text
+    base = expected["hits"][0]["base"]
+    assert "Boat workshop" in said(reader.get("browse", at=library, base=base)) or base
+
+
+def test_a_dropped_file_is_copied_and_limited(tmp_path, home):
+    with page_client.client(tmp_path, drop_limit=1) as reader:
+        token = {"x-form-token": reader.desk.entrance.form_token, "origin": reader.desk.entrance.origin}
+
+        def put(name: str, body: bytes) -> Any:
+            return reader.http.put(f"{reader.root}dropped?name={name}", content=body, headers=token)
+
+        answer = put("../../evil%00.zip", SAMPLE.read_bytes())
+        (copied,) = [path for path in reader.desk.folder.rglob("*") if path.is_file()]
+        assert copied.read_bytes() == SAMPLE.read_bytes() and copied.parent.parent == reader.desk.folder
+        assert "a v1 backup" in said(reader.http.get(answer.json()["next"]))
+        # The library of a dropped backup is not written into the run's own folder.
+        assert str(home / "library") in reader.get("upgrade", at=copied).text
+        answer = put("large.zip", b"x" * 1_000_001)
+        assert (answer.status_code, answer.json()["problem"]) == (
+            413,
+            "The file is larger than 1.0 MB. Give its path instead.",
+        )
+        assert [path for path in reader.desk.folder.rglob("*") if path.is_file()] == [copied]
+
+
+def test_quit_ends_the_server_unless_a_job_is_running(reader):
+    assert not reader.desk.is_ended
+    answer = reader.post("quit")
+    assert answer.status_code == 200 and "regraft has ended" in answer.text and reader.desk.is_ended
+
+
+def test_a_page_is_in_the_language_of_its_reader(reader):
+    chinese = reader.get("", headers={"accept-language": "zh-CN,zh;q=0.9,en;q=0.5"})
+    assert '<html lang="zh">' in chinese.text and "你的知识库" in chinese.text
+    for accepted in ("fr, de;q=0.9", "", "en;q=0.9, zh;q=0.1", "zh;q=x, *"):
+        assert '<html lang="en">' in reader.get("", headers={"accept-language": accepted}).text
+    reader.post("language", to="zh")
+    assert '<html lang="zh">' in reader.get("", headers={"accept-language": "en"}).text
+    job = reader.start("check", path=SAMPLE)
+    assert "向量文件" in reader.page(job)
+    # The document is the command's: English.
+    assert "vector file" in json.dumps(document(reader, job))
