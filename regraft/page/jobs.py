@@ -22,7 +22,7 @@ import msgspec
 from msgspec import structs
 
 from regraft import api, identity
-from regraft.cli.output import to_regraft_error
+from regraft.disk import durable
 from regraft.disk.links import real_path
 from regraft.errors import Declined, FaultOfRegraft, Interrupted, StoppedBySystem
 from regraft.language import ENGLISH, VARIABLE, to_english
@@ -187,7 +187,7 @@ def run_task(task: Task, stop_file: str) -> Outcome:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, Declined) and changed:
             return Outcome.of("changed", report=changed[0])
-        found = to_regraft_error(error)
+        found = interrupts.to_regraft_error(error)
         is_stopped = isinstance(found, Interrupted)
         return Outcome.of("stopped" if is_stopped else "failed", code=found.code, message=str(found))
     finally:
@@ -251,7 +251,7 @@ class Job:
     def stop(self) -> None:
         """Stop the job as Ctrl-C stops a command; it ends a moment later."""
         if self.is_running:
-            self._stop_file.touch()
+            durable.put_bytes(self._stop_file, b"")
 
     def join(self, seconds: float) -> None:
         """Wait for the end of the job, and kill it after so many seconds."""

@@ -12,11 +12,9 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 import socket
-import tempfile
 import webbrowser
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from html import escape
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -32,10 +30,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from regraft.cli.output import to_regraft_error
+from regraft.disk import durable
 from regraft.errors import RegraftError
 from regraft.language import ENGLISH, available_languages, tr, use_language
 from regraft.page.jobs import IdleTimer, JobBoard
+from regraft.processes import interrupts
 
 HOST = "127.0.0.1"
 #: Minutes without a request or a job after which the server ends.
@@ -169,7 +168,7 @@ class Guard:
                     raise
                 from regraft.page import views  # noqa: PLC0415 - it imports this module
 
-                answer = await views.show_error(Request(scope), to_regraft_error(error))
+                answer = await views.show_error(Request(scope), interrupts.to_regraft_error(error))
                 await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope, headers: dict[str, str], cookies: dict[str, str]) -> Response | None:
@@ -359,16 +358,6 @@ def make_app(desk: Desk) -> Starlette:
 # --- running it ------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def run_folder() -> Iterator[Path]:
-    """Make the folder of a run, which only this user can read, and remove it at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="regraft-ui-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def open_browser(address: str, folder: Path) -> bool:
     """Open an address by way of a file that only this user can read: others can read the command lines of programs."""
     page = folder / "open.html"
@@ -400,7 +389,7 @@ def serve(
     Raises:
         OSError: the port is in use.
     """
-    with socket.create_server((HOST, port)) as listening, run_folder() as folder:
+    with socket.create_server((HOST, port)) as listening, durable.temporary_folder() as folder:
         desk = Desk(
             Entrance(listening.getsockname()[1]),
             folder,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import ContextVar
@@ -32,7 +31,7 @@ from starlette.routing import Route
 
 from regraft import __version__, api
 from regraft.api import inspection
-from regraft.disk import file_paths
+from regraft.disk import durable, file_paths
 from regraft.errors import REFUSED, RegraftError, SourceNotFound, WrongUsage
 from regraft.identity import iso_time
 from regraft.kinds import (
@@ -460,7 +459,7 @@ async def _drop(request: Request) -> Response:
     path = folder / ("".join(kept).strip(" .") or "file")
     problem = ""
     try:
-        folder.mkdir(mode=0o700)
+        durable.make_folder(folder)
         if not await _receive_file(request, path, desk.drop_bytes):
             limit = format_bytes(desk.drop_bytes)
             problem = tr("The file is larger than {limit}. Give its path instead.", limit=limit)
@@ -469,7 +468,7 @@ async def _drop(request: Request) -> Response:
     except ClientDisconnect:
         problem = tr("The file did not arrive whole.")
     if problem:
-        shutil.rmtree(folder, ignore_errors=True)
+        durable.remove_tree(folder)
         return JSONResponse({"problem": problem}, 413)
     return JSONResponse({"next": address(request, "store", at=str(path))})
 
@@ -477,7 +476,7 @@ async def _drop(request: Request) -> Response:
 async def _receive_file(request: Request, path: Path, limit: int) -> bool:
     """Write the body of a request to a new file; return False if it is larger than the limit."""
     size = 0
-    with path.open("xb") as file:
+    with durable.open_binary(path, "xb") as file:
         async for part in request.stream():
             size += len(part)
             if size > limit:

@@ -33,8 +33,12 @@ def is_command_line(module: str) -> bool:
 
 
 def brings_together(module: str) -> bool:
-    """Tell whether a module may import all four packages: the command line, and the functions that it calls."""
-    return is_command_line(module) or module == "regraft" or module.split(".")[:2] == ["regraft", "api"]
+    """Tell whether a module may import all four packages: command line and page, and the functions that they call."""
+    return (
+        is_command_line(module)
+        or module == "regraft"
+        or module.split(".")[:2] in (["regraft", "api"], ["regraft", "page"])
+    )
 
 
 MAX_MODULE_LINES = 900
@@ -264,6 +268,8 @@ WRITERS = {
     "regraft.disk.links": {"os.open"},
     # An object of a store, for reading.
     "regraft.fleet.storage": {"self._files.open"},
+    # The file that leads a browser to the page: nobody else may read it, so it is made with its mode.
+    "regraft.page.server": {"os.open", "os.fdopen"},
     # The one library that takes a path; it is demanded first.
     "regraft.formats.chroma.core": {"chromadb.PersistentClient"},
     # For reading: a label map of any size.

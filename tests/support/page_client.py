@@ -18,6 +18,7 @@ pytest.importorskip("starlette", reason='regraft ui is not installed: pip instal
 from httpx import Response
 from starlette.testclient import TestClient
 
+from regraft.disk import writable
 from regraft.page.jobs import IdleTimer, Job
 from regraft.page.server import Desk, Entrance, make_app
 
@@ -95,7 +96,10 @@ def client(folder: Path, *, has_entered: bool = True, clock: Any = None, **setti
     own.mkdir()
     timer = IdleTimer(60, clock) if clock else IdleTimer(60)
     desk = Desk(Entrance(PORT), own, timer=timer, **settings)
-    with TestClient(make_app(desk), base_url=desk.entrance.origin, follow_redirects=False) as http:
+    with (
+        writable.allow_writes(own),
+        TestClient(make_app(desk), base_url=desk.entrance.origin, follow_redirects=False) as http,
+    ):
         made = Client(desk, http)
         if has_entered:
             assert made.enter().status_code == 200
