@@ -54,7 +54,7 @@ def ui(path: Path | None, port: int, no_browser: bool, drop_limit: int, output: 
     os.environ[VARIABLE] = ENGLISH
     for module in ("starlette", "uvicorn"):
         import_optional(module, tr("pages in the browser"), "ui")
-    from regraft.page import server  # noqa: PLC0415 - only this command needs it, and it is an extra
+    from regraft.page import journeys, server  # noqa: PLC0415 - only this command needs it, and it is an extra
 
     def announce(address: str, folder: Path) -> None:
         with use_language(language):
@@ -73,7 +73,7 @@ def ui(path: Path | None, port: int, no_browser: bool, drop_limit: int, output: 
             echo(printable_lines(lines))
 
     try:
-        server.serve(
+        journeys.serve(
             None if path is None else str(path.absolute()), port=port, drop_limit=drop_limit, announce=announce
         )
     except OSError as error:

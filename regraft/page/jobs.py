@@ -344,12 +344,12 @@ class IdleTimer:
         self._limit, self._clock = limit, clock
         self._latest = clock()
 
-    def touch(self) -> None:
+    def note_use(self) -> None:
         """Record that the page is in use now."""
         self._latest = self._clock()
 
     def is_over(self, running: Collection[Job]) -> bool:
         """Whether the server may end: it was idle for the limit, and no job is running."""
         if running:
-            self.touch()
+            self.note_use()
         return self._clock() - self._latest >= self._limit

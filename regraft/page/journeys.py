@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from urllib.parse import urlencode
 
 import apsw
 import msgspec
+import uvicorn
 from msgspec import structs
+from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from checks.audit.findings import FINDINGS, CheckReport
 from checks.cherry_v2.findings import BASE_MODEL
@@ -29,6 +33,7 @@ from migrators.compare import CompareReport
 from regraft import api
 from regraft.api import inspection
 from regraft.api.profile import ProfileMigrationReport, choose_library
+from regraft.disk import durable
 from regraft.errors import RegraftError, WrongUsage
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
 from regraft.kinds import Kind
@@ -45,7 +50,8 @@ from regraft.options import (
     RescueOptions,
     UndoOptions,
 )
-from regraft.page.jobs import Job, Stage, StoreInUse, Task, plan_digest
+from regraft.page import server, views
+from regraft.page.jobs import IdleTimer, Job, Stage, StoreInUse, Task, plan_digest
 from regraft.page.server import Form, desk_of, read_form
 from regraft.page.views import (
     asked_path,
@@ -70,6 +76,8 @@ from repair.cherry_v2.pack import PackReport
 from repair.cherry_v2.source import open_base_source
 from repair.embedding.report import BackfillReport
 
+#: Seconds between two looks whether the server may end.
+_LOOK_SECONDS = 1.0
 #: Seconds between two looks at a job for its readers, and event streams at a time.
 _EVENT_SECONDS, _MOST_STREAMS = 0.3, 20
 #: Actions, reasons and samples of one name that are shown before the rest is counted.
@@ -751,3 +759,87 @@ ROUTES = [
     Route("/{journey}", _show_form, methods=["GET"]),
     Route("/{journey}", _start, methods=["POST"]),
 ]
+
+
+# --- the application -------------------------------------------------------------------------------------------------
+
+
+def make_app(desk: server.Desk) -> Starlette:
+    """Return the application of a server."""
+    routes = [
+        Route("/enter/{token}", server.enter, methods=["GET"]),
+        Route("/language", server.switch_language, methods=["POST"]),
+        *views.ROUTES,
+        *ROUTES,
+    ]
+    handlers: dict[Any, server.Handler] = {HTTPException: views.show_refusal, RegraftError: views.show_error}
+    app = Starlette(
+        routes=[Mount(f"/{desk.entrance.segment}", routes=routes)],
+        middleware=[Middleware(server.Guard, desk=desk, show_error=views.show_error)],
+        exception_handlers=handlers,
+    )
+    app.state.desk = desk
+    return app
+
+
+def serve(
+    start: str | None,
+    *,
+    port: int,
+    drop_limit: int,
+    idle_minutes: float = server.IDLE_MINUTES,
+    announce: Callable[[str, Path], object],
+) -> None:
+    """Run a server until its Quit button is pressed, it is idle for long, or Ctrl-C.
+
+    Args:
+        start: the path that the first page is about; None: Home.
+        port: of the address; 0: any free one.
+        drop_limit: largest dropped file in megabytes.
+        idle_minutes: see :data:`regraft.page.server.IDLE_MINUTES`.
+        announce: called with the first address and the run's folder when the server listens.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    with socket.create_server((server.HOST, port)) as listening, durable.temporary_folder() as folder:
+        desk = server.Desk(
+            server.Entrance(listening.getsockname()[1]),
+            folder,
+            start=start,
+            drop_limit=drop_limit,
+            timer=IdleTimer(60 * idle_minutes),
+        )
+        config = uvicorn.Config(
+            make_app(desk),
+            http="h11",
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=100,
+            timeout_graceful_shutdown=1,
+        )
+        running = uvicorn.Server(config)
+        announce(desk.entrance.address, folder)
+        try:
+            asyncio.run(_serve(running, listening, desk))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            desk.jobs.end()
+
+
+async def _serve(running: uvicorn.Server, listening: socket.socket, desk: server.Desk) -> None:
+    async def watch() -> None:
+        while not desk.is_ended and not desk.timer.is_over(desk.jobs.running()):
+            await asyncio.sleep(_LOOK_SECONDS)
+        running.should_exit = True
+
+    watching = asyncio.create_task(watch())
+    await running.serve(sockets=[listening])
+    watching.cancel()

@@ -8,30 +8,21 @@ visits, can neither read nor start anything.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
-import socket
 import webbrowser
 from collections.abc import Awaitable, Callable
 from html import escape
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-import uvicorn
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from regraft.disk import durable
-from regraft.errors import RegraftError
 from regraft.language import ENGLISH, available_languages, tr, use_language
 from regraft.page.jobs import IdleTimer, JobBoard
 from regraft.processes import interrupts
@@ -41,8 +32,6 @@ HOST = "127.0.0.1"
 IDLE_MINUTES = 30
 #: Default limit of a dropped file, in megabytes.
 DROP_LIMIT = 4_000
-#: Seconds between two looks whether the server may end.
-_LOOK_SECONDS = 1.0
 #: Limits of a form: its bytes, and its fields.
 _FORM_BYTES, _FORM_FIELDS = 1 << 18, 2_000
 _SESSION, _LANGUAGE = "regraft", "language"
@@ -57,6 +46,10 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+#: Answers a request that an error ended.
+Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 class Entrance:
@@ -131,8 +124,8 @@ def desk_of(request: Request) -> Desk:
 class Guard:
     """Refuses what is not from the reader's own page, sets the language, and adds the headers of security."""
 
-    def __init__(self, app: ASGIApp, desk: Desk) -> None:
-        self._app, self._desk = app, desk
+    def __init__(self, app: ASGIApp, desk: Desk, show_error: Handler) -> None:
+        self._app, self._desk, self._show_error = app, desk, show_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -160,15 +153,13 @@ class Guard:
             if refusal is not None:
                 await refusal(scope, receive, send_with_headers)
                 return
-            self._desk.timer.touch()
+            self._desk.timer.note_use()
             try:
                 await self._app(scope, receive, send_with_headers)
             except Exception as error:
                 if has_begun:
                     raise
-                from regraft.page import views  # noqa: PLC0415 - it imports this module
-
-                answer = await views.show_error(Request(scope), interrupts.to_regraft_error(error))
+                answer = await self._show_error(Request(scope), interrupts.to_regraft_error(error))
                 await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope, headers: dict[str, str], cookies: dict[str, str]) -> Response | None:
@@ -305,7 +296,7 @@ def _page_to(where: str) -> str:
     return f'<!doctype html><html lang="en">{head}<p><a href="{target}">regraft</a></p></html>\n'
 
 
-async def _enter(request: Request) -> Response:
+async def enter(request: Request) -> Response:
     """Exchange the token for the cookie. The next page is loaded by this one, so that the browser sends the cookie."""
     entrance = desk_of(request).entrance
     if _is_same(request.cookies.get(_SESSION, ""), entrance.cookie):
@@ -318,7 +309,8 @@ async def _enter(request: Request) -> Response:
     return response
 
 
-async def _switch_language(request: Request) -> Response:
+async def switch_language(request: Request) -> Response:
+    """Keep the reader's choice of a language in a cookie, and go back to the page."""
     form = await read_form(request)
     entrance = desk_of(request).entrance
     back = form.text("back")
@@ -330,32 +322,7 @@ async def _switch_language(request: Request) -> Response:
     return response
 
 
-# --- the application -------------------------------------------------------------------------------------------------
-
-Handler = Callable[[Request, Exception], Awaitable[Response]]
-
-
-def make_app(desk: Desk) -> Starlette:
-    """Return the application of a server."""
-    from regraft.page import journeys, views  # noqa: PLC0415 - they import this module
-
-    routes = [
-        Route("/enter/{token}", _enter, methods=["GET"]),
-        Route("/language", _switch_language, methods=["POST"]),
-        *views.ROUTES,
-        *journeys.ROUTES,
-    ]
-    handlers: dict[Any, Handler] = {HTTPException: views.show_refusal, RegraftError: views.show_error}
-    app = Starlette(
-        routes=[Mount(f"/{desk.entrance.segment}", routes=routes)],
-        middleware=[Middleware(Guard, desk=desk)],
-        exception_handlers=handlers,
-    )
-    app.state.desk = desk
-    return app
-
-
-# --- running it ------------------------------------------------------------------------------------------------------
+# --- opening a browser ------------------------------------------------------------------------------------------------
 
 
 def open_browser(address: str, folder: Path) -> bool:
@@ -367,66 +334,3 @@ def open_browser(address: str, folder: Path) -> bool:
         return webbrowser.open(page.as_uri())
     except (webbrowser.Error, OSError):
         return False
-
-
-def serve(
-    start: str | None,
-    *,
-    port: int,
-    drop_limit: int,
-    idle_minutes: float = IDLE_MINUTES,
-    announce: Callable[[str, Path], object],
-) -> None:
-    """Run a server until its Quit button is pressed, it is idle for long, or Ctrl-C.
-
-    Args:
-        start: the path that the first page is about; None: Home.
-        port: of the address; 0: any free one.
-        drop_limit: largest dropped file in megabytes.
-        idle_minutes: see :data:`IDLE_MINUTES`.
-        announce: called with the first address and the run's folder when the server listens.
-
-    Raises:
-        OSError: the port is in use.
-    """
-    with socket.create_server((HOST, port)) as listening, durable.temporary_folder() as folder:
-        desk = Desk(
-            Entrance(listening.getsockname()[1]),
-            folder,
-            start=start,
-            drop_limit=drop_limit,
-            timer=IdleTimer(60 * idle_minutes),
-        )
-        config = uvicorn.Config(
-            make_app(desk),
-            http="h11",
-            loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=100,
-            timeout_graceful_shutdown=1,
-        )
-        server = uvicorn.Server(config)
-        announce(desk.entrance.address, folder)
-        try:
-            asyncio.run(_serve(server, listening, desk))
-        except KeyboardInterrupt:
-            pass
-        finally:
-            desk.jobs.end()
-
-
-async def _serve(server: uvicorn.Server, listening: socket.socket, desk: Desk) -> None:
-    async def watch() -> None:
-        while not desk.is_ended and not desk.timer.is_over(desk.jobs.running()):
-            await asyncio.sleep(_LOOK_SECONDS)
-        server.should_exit = True
-
-    watching = asyncio.create_task(watch())
-    await server.serve(sockets=[listening])
-    watching.cancel()

@@ -269,7 +269,7 @@ WRITERS = {
     # An object of a store, for reading.
     "regraft.fleet.storage": {"self._files.open"},
     # The file that leads a browser to the page: nobody else may read it, so it is made with its mode.
-    "regraft.page.server": {"os.open", "os.fdopen"},
+    "regraft.page.server": {"os.open", "os.fdopen", "webbrowser.open"},
     # The one library that takes a path; it is demanded first.
     "regraft.formats.chroma.core": {"chromadb.PersistentClient"},
     # For reading: a label map of any size.

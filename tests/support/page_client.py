@@ -20,7 +20,8 @@ from starlette.testclient import TestClient
 
 from regraft.disk import writable
 from regraft.page.jobs import IdleTimer, Job
-from regraft.page.server import Desk, Entrance, make_app
+from regraft.page.journeys import make_app
+from regraft.page.server import Desk, Entrance
 
 PORT = 40_123
 

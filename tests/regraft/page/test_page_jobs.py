@@ -211,7 +211,7 @@ def test_an_idle_server_ends_but_not_with_a_job():
     timer = IdleTimer(1_800, lambda: now[0])
     now[0] = 1_799
     assert not timer.is_over([])
-    timer.touch()
+    timer.note_use()
     now[0] = 3_000
     assert not timer.is_over([])
     working: Any = [object()]

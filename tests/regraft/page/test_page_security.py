@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 
 from regraft.disk import durable
 from regraft.page import server
-from regraft.page.server import make_app
+from regraft.page.journeys import make_app
 
 
 @pytest.fixture
