@@ -22,6 +22,7 @@ import msgspec
 from msgspec import structs
 
 from regraft import api, identity
+from regraft.api.outcome import as_regraft_error
 from regraft.disk import durable
 from regraft.disk.links import real_path
 from regraft.errors import Declined, FaultOfRegraft, Interrupted, StoppedBySystem
@@ -187,7 +188,7 @@ def run_task(task: Task, stop_file: str) -> Outcome:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, Declined) and changed:
             return Outcome.of("changed", report=changed[0])
-        found = interrupts.to_regraft_error(error)
+        found = as_regraft_error(error)
         is_stopped = isinstance(found, Interrupted)
         return Outcome.of("stopped" if is_stopped else "failed", code=found.code, message=str(found))
     finally:

@@ -23,9 +23,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from regraft.api.outcome import as_regraft_error
 from regraft.language import ENGLISH, available_languages, tr, use_language
 from regraft.page.jobs import IdleTimer, JobBoard
-from regraft.processes import interrupts
 
 HOST = "127.0.0.1"
 #: Minutes without a request or a job after which the server ends.
@@ -159,7 +159,7 @@ class Guard:
             except Exception as error:
                 if has_begun:
                     raise
-                answer = await self._show_error(Request(scope), interrupts.to_regraft_error(error))
+                answer = await self._show_error(Request(scope), as_regraft_error(error))
                 await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope, headers: dict[str, str], cookies: dict[str, str]) -> Response | None:

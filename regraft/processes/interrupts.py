@@ -7,16 +7,12 @@ Every stop raises KeyboardInterrupt: finished work stays, unfinished work is dis
 from __future__ import annotations
 
 import _thread
-import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-
-from regraft.errors import REFUSED, STOPPED, FaultOfRegraft, Interrupted, RegraftError, StoppedBySystem
-from regraft.text import printable
 
 #: Ctrl-C, termination by the system or a supervisor, a closed terminal; on Windows Ctrl-Break and closed windows.
 STOP_SIGNALS = tuple(
@@ -74,24 +70,6 @@ def is_caused_by_stop(error: BaseException) -> bool:
     while seen is not None and not isinstance(seen, KeyboardInterrupt):
         seen = seen.__cause__ or seen.__context__
     return seen is not None
-
-
-def to_regraft_error(error: BaseException) -> RegraftError:
-    """Convert any exception to a RegraftError; an error that Ctrl-C caused becomes Interrupted."""
-    if isinstance(error, RegraftError) and error.exit_status not in (REFUSED, STOPPED):
-        return error
-    if is_caused_by_stop(error):
-        return Interrupted(finished=getattr(error, "facts", {}).get("finished", 0))
-    if isinstance(error, RegraftError):
-        return error
-    from regraft.disk import sqlite  # noqa: PLC0415
-
-    if isinstance(error, OSError) and error.strerror:
-        path = f"{printable(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
-        return StoppedBySystem(reason=path + error.strerror)
-    if isinstance(error, (OSError, *sqlite.SYSTEM_ERRORS)):
-        return StoppedBySystem(reason=error)
-    return FaultOfRegraft(kind=type(error).__name__, reason=error)
 
 
 @contextmanager
