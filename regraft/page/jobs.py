@@ -108,18 +108,15 @@ def _in_english(value: Any, found: dict[str, str], *, is_message: bool = False) 
     Only fields of messages are looked at: a base may be called like a word that regraft translates.
     """
     if isinstance(value, str):
-        plain = str(to_english(value)) if is_message else value
-        if plain != value:
-            found[plain] = value
+        if not is_message:
+            return value
+        plain = str(to_english(value))
+        found[plain] = value
         return plain
     if isinstance(value, msgspec.Struct):
-        changed = {}
-        for name in value.__struct_fields__:
-            old = getattr(value, name)
-            new = _in_english(old, found, is_message=name in _MESSAGES)
-            if new is not old:
-                changed[name] = new
-        return structs.replace(value, **changed) if changed else value
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        english = {name: _in_english(old, found, is_message=name in _MESSAGES) for name, old in fields.items()}
+        return structs.replace(value, **english)
     if isinstance(value, dict):
         return {key: _in_english(inner, found, is_message=is_message) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -10,6 +10,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -35,7 +36,7 @@ from regraft.api import inspection
 from regraft.api.profile import ProfileMigrationReport, choose_library
 from regraft.disk import durable
 from regraft.errors import RegraftError, WrongUsage
-from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, read_catalog
+from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
 from regraft.kinds import Kind
 from regraft.language import current_language, tr
 from regraft.options import (
@@ -560,23 +561,26 @@ def _migration(job: Job, report: MigrationReport) -> dict[str, Any]:
         "groups": [],
         "most": _SHOWN,
         "does_something": True,
-        "known": [],
     }
     if isinstance(report, ProfileMigrationReport):
         values |= {"install": report.install, "does_something": bool(report.install.actions)}
         values["groups"] = _grouped(report.install.bases, report.install.actions, report.install.left)
+    values["known"], values["missing"] = _choices_of(job, report, names) if job.task.is_plan else ([], [])
+    return values
+
+
+def _choices_of(job: Job, report: MigrationReport, names: dict[str, str]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the models of the profile, and the models about which the reader has to choose."""
     missing = {
         one.model: {"id": one.model, "bases": [names.get(str(one.base), "")], "provider": "", "has_provider": True}
         for one in report.warnings
         if one.model and one.code == "missing_embedding_model"
     }
-    if isinstance(report, ProfileMigrationReport) and job.task.is_plan:
-        models = _source_models(job.task.paths[0], report)
-        known, lacking = find_missing_models(job.task.paths[1], report.install.left, models)
-        missing |= {one["id"]: one for one in lacking}
-        values["known"] = known
-    values["missing"] = list(missing.values()) if job.task.is_plan else []
-    return values
+    if not isinstance(report, ProfileMigrationReport):
+        return [], list(missing.values())
+    models = _source_models(job.task.paths[0], report)
+    known, lacking = find_missing_models(job.task.paths[1], report.install.left, models)
+    return known, list({**missing, **{one["id"]: one for one in lacking}}.values())
 
 
 def _source_models(path: str, report: MigrationReport) -> dict[str, tuple[str, str]]:
@@ -653,6 +657,18 @@ def _library_models(task: Task) -> dict[str, tuple[str, str]]:
     return {base: (model, name) for base, (model, name) in found.items() if isinstance(model, str)}
 
 
+def _catalog_of(profile: str) -> StoredCatalog | None:
+    try:
+        with open_store(Path(profile)) as found:
+            return read_catalog(found.tree.path / str(found.stores.catalog), data=False)
+    except (RegraftError, CatalogProblem, apsw.Error, OSError):
+        return None
+
+
+def _embedding_first(model: str) -> tuple[bool, str]:
+    return "embed" not in model.lower(), model
+
+
 def find_missing_models(
     profile: str, left: Iterable[Unresolved], models: dict[str, tuple[str, str]]
 ) -> tuple[list[str], list[dict[str, Any]]]:
@@ -664,57 +680,56 @@ def find_missing_models(
         models: model and name of each base.
     """
     wanting = [one.base for one in left if one.finding == BASE_MODEL and one.base in models]
-    try:
-        with open_store(Path(profile)) as found:
-            catalog = read_catalog(found.tree.path / str(found.stores.catalog), data=False)
-    except (RegraftError, CatalogProblem, apsw.Error, OSError):
+    catalog = _catalog_of(profile)
+    if catalog is None:
         return [], []
     providers = {str(row.get("provider_id")) for row in catalog.providers or ()}
-    known = sorted(
-        (str(row.get("id")) for row in catalog.models or ()), key=lambda one: ("embed" not in one.lower(), one)
-    )
+    known = sorted((str(row.get("id")) for row in catalog.models or ()), key=_embedding_first)
     needed: dict[str, list[str]] = {}
-    for base in wanting:
-        model, name = models[str(base)]
-        if model not in known:
-            needed.setdefault(model, []).append(name)
+    for model, name in (models[str(base)] for base in wanting):
+        needed.setdefault(model, []).append(name)
     missing = []
-    for model, bases in needed.items():
+    for model in needed.keys() - set(known):
         provider = model.partition("::")[0]
-        missing.append({"id": model, "bases": bases, "provider": provider, "has_provider": provider in providers})
-    return known, missing
+        missing.append(
+            {"id": model, "bases": needed[model], "provider": provider, "has_provider": provider in providers}
+        )
+    return known, sorted(missing, key=lambda one: str(one["id"]))
+
+
+#: The command that repairs a finding, if one does.
+_REPAIR = attrgetter("repair")
 
 
 def _findings(_: Job, report: CheckReport) -> dict[str, Any]:
     load_findings()
-    names: dict[Any, str] = {}
-    bases = report.statistics.bases
-    for base in bases if isinstance(bases, list) else ():
-        names[base.id] = base.name
-    groups: dict[str, dict[str, Any]] = {}
+    bases = report.statistics.bases or []
+    names: dict[Any, str] = {base.id: base.name for base in bases}
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
     for finding in report.findings:
-        known = FINDINGS[finding.name]
-        one = groups.setdefault(
-            f"{finding.severity} {finding.name}",
-            {"name": finding.name, "severity": finding.severity, "known": known, "cases": [], "count": 0},
-        )
+        new = {
+            "name": finding.name,
+            "severity": finding.severity,
+            "known": FINDINGS[finding.name],
+            "cases": [],
+            "count": 0,
+        }
+        one = groups.setdefault((finding.severity, finding.name), new)
         one["count"] += finding.count
-        one["cases"].append({"finding": finding, "base": names.get(finding.base, finding.base) or ""})
+        one["cases"].append({"finding": finding, "base": names.get(finding.base, finding.base)})
     severities = [
         BarPart(severity, in_context("severity", severity_heading(severity)), number)
         for severity, number in report.summary.by_severity.items()
     ]
-    coverage = [
-        base for base in (bases if isinstance(bases, list) else ()) if isinstance(base.bodies, int) and base.bodies
-    ]
+    numbers = dict(report.checked)
     return {
+        "bytes": numbers.pop("bytes", None),
+        "numbers": numbers,
         "groups": list(groups.values()),
         "most": _SHOWN,
         "severities": [part for part in severities if part.number],
-        "coverage": coverage,
-        "is_repaired": any(one.repair for one in report.findings) and report.level is not msgspec.UNSET,
-        "numbers": {name: number for name, number in report.checked.items() if name != "bytes"},
-        "bytes": report.checked.get("bytes"),
+        "coverage": [base for base in bases if isinstance(base.bodies, int) and base.bodies],
+        "is_repaired": report.level is not msgspec.UNSET and any(map(_REPAIR, report.findings)),
     }
 
 

@@ -131,27 +131,30 @@ def command_line(task: Task) -> str:
 
 
 def _option_words(options: msgspec.Struct | None) -> Iterator[str]:
+    """Yield the words of the options that differ from their defaults."""
     if options is None:
         return
     hints = get_type_hints(type(options), include_extras=True)
     for name, default in zip(options.__struct_fields__, options.__struct_defaults__, strict=True):
         value = getattr(options, name)
-        if value == default or value is None:
+        if value in (default, None):
             continue
-        extra: dict[str, str] = {}
-        if get_origin(hints[name]) is Annotated:
-            extra = get_args(hints[name])[-1].extra or {}
+        extra = (get_args(hints[name])[-1].extra or {}) if get_origin(hints[name]) is Annotated else {}
         option = extra.get("off") or extra.get("option") or f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            yield option
-        elif isinstance(value, dict):
-            for old, new in value.items():
-                yield from (option, f"{old}={new}")
-        elif name == "now_ms":
-            yield from (option, iso_time(value))
-        else:
-            for one in value if isinstance(value, tuple) else (value,):
-                yield from (option, str(one))
+        for text in _option_values(name, value):
+            yield from (option, text) if text else (option,)
+
+
+def _option_values(name: str, value: Any) -> Iterator[str]:
+    """Yield the values that an option is given, one after the other; empty for a flag."""
+    if isinstance(value, bool):
+        yield ""
+    elif isinstance(value, dict):
+        yield from (f"{old}={new}" for old, new in value.items())
+    elif name == "now_ms":
+        yield iso_time(value)
+    else:
+        yield from map(str, value if isinstance(value, tuple) else (value,))
 
 
 # --- rendering -------------------------------------------------------------------------------------------------------
