@@ -34,7 +34,7 @@ from migrators.compare import CompareReport
 from regraft import api
 from regraft.api import inspection
 from regraft.api.profile import ProfileMigrationReport, choose_library
-from regraft.disk import durable
+from regraft.disk import scratch
 from regraft.errors import RegraftError, WrongUsage
 from regraft.formats.cherry_v2.catalog_reader import CatalogProblem, StoredCatalog, read_catalog
 from regraft.kinds import Kind
@@ -817,7 +817,7 @@ def serve(
     Raises:
         OSError: the port is in use.
     """
-    with socket.create_server((server.HOST, port)) as listening, durable.temporary_folder() as folder:
+    with socket.create_server((server.HOST, port)) as listening, scratch.temporary_folder() as folder:
         desk = server.Desk(
             server.Entrance(listening.getsockname()[1]),
             folder,

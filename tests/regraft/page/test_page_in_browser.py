@@ -11,13 +11,14 @@ import chromium_driver
 import page_site
 import pytest
 from chromium_driver import Browser, browsing
+from extras import needs
 from harness import HERE
 from page_site import Reader
 from page_walk import SAMPLE, furnish, walk
 from patience import NEVER_SECONDS
 from profiles import tables
 
-pytest.importorskip("starlette", reason='regraft ui is not installed: pip install "regraft[ui]"')
+pytestmark = needs("browser")
 
 AXE = HERE / "browser" / "node_modules" / "axe-core" / "axe.min.js"
 _VIOLATIONS = """axe.run(document, {resultTypes: ["violations"]}).then(
