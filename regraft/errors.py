@@ -205,7 +205,6 @@ class TemporaryCopyFailed(RegraftError):
         "{path}: reading it requires a temporary copy, but {folder} cannot be written ({reason}); free space there, "
         "raise the limit on file sizes, or set TMPDIR to another folder."
     )
-
     exit_status = STOPPED
 
 
@@ -215,13 +214,11 @@ class VectorExtensionUnusable(RegraftError):
         "The SQLite extension sqlite-vec cannot be loaded ({reason}), so vectors cannot be checked; nothing was "
         "written. Reinstall regraft for this system."
     )
-
     exit_status = STOPPED
 
 
 class InputEnded(RegraftError, EOFError):
     message = "The input ended before all questions were answered; nothing was written."
-
     exit_status = WORTH_READING
 
 
@@ -295,13 +292,11 @@ class BackfillStopped(RegraftError, OSError):
         "{path}: stopped: {reason}. Vectors written so far are kept ({written}); run the same command again to "
         "continue."
     )
-
     exit_status = STOPPED
 
 
 class BackfillInterrupted(RegraftError, RuntimeError):
     message = "Interrupted. Vectors written so far are kept ({written}); run the same command again to continue."
-
     exit_status = INTERRUPTED
 
 
@@ -354,7 +349,6 @@ class ModelNotSet(RegraftError, ValueError):
 
 class NotMended(RegraftError, ValueError):
     message = "{path}: the repair would leave {findings}, so it was undone completely (run {run}); please report this."
-
     exit_status = STOPPED
 
 
@@ -363,7 +357,6 @@ class ChangesStopped(RegraftError, OSError):
         "{path}: stopped: {reason}. Every file is intact (changes made so far: {finished}); run the same command again "
         "to continue."
     )
-
     exit_status = STOPPED
 
 
@@ -468,7 +461,6 @@ class AnswerUnfit(RegraftError, ValueError):
         "Embedder {embedder}: its answer is not usable: {reason}; nothing of it was written. Check that this is the "
         "right model."
     )
-
     exit_status = WORTH_READING
 
     @property
@@ -564,7 +556,6 @@ class StoppedMidway(RegraftError, OSError):
         "{path}: stopped while {doing}: {reason}. What was finished is complete (bases: {finished}); run the same "
         "command again to continue."
     )
-
     exit_status = STOPPED
 
 
@@ -573,25 +564,21 @@ class InstallationStopped(RegraftError, OSError):
         "{path}: the migrated bases could not be installed: {reason}. The profile is as it was, and the library "
         "{library} is complete; run the same command again to install it."
     )
-
     exit_status = STOPPED
 
 
 class StoppedBySystem(RegraftError, OSError):
     message = "Stopped by the system: {reason}."
-
     exit_status = STOPPED
 
 
 class OutputLost(RegraftError, OSError):
     message = "{output} cannot be written ({reason}), so the output is incomplete; the command itself was completed."
-
     exit_status = STOPPED
 
 
 class FaultOfRegraft(RegraftError, RuntimeError):
     message = "{kind}: {reason}; this is a bug in regraft, please report it (-vv shows where it occurred)."
-
     exit_status = STOPPED
 
 
@@ -600,7 +587,6 @@ class BooksDoNotBalance(RegraftError, ArithmeticError):
         "{base}: {read} rows were read, but {carried} migrated and {skipped} skipped rows do not add up to that; "
         "nothing of this base was published. Please report this."
     )
-
     exit_status = STOPPED
 
 
@@ -609,7 +595,6 @@ class VerificationFailed(RegraftError, ValueError):
         "{base}: the new index differs from its source ({reason}); nothing of this base was published. Please report "
         "this."
     )
-
     exit_status = STOPPED
 
 
@@ -618,7 +603,6 @@ class Interrupted(RegraftError, RuntimeError):
         "Interrupted. What was finished is complete (bases or changes: {finished}); run the same command again to "
         "continue."
     )
-
     exit_status = INTERRUPTED
 
 
@@ -695,7 +679,6 @@ class NothingToPack(RegraftError, LookupError):
 
 class CopyDiffers(RegraftError, OSError):
     message = "{path}: this copy differs from its original ({reason}). It was not used; check the disk."
-
     exit_status = STOPPED
 
 
@@ -759,7 +742,6 @@ class StoppedAtDamage(RegraftError, ValueError):
         "{path}: stopped at damaged data ({reason}). Earlier changes are complete ({finished}); run regraft check, or "
         "regraft undo to take them back."
     )
-
     exit_status = STOPPED
 
 
@@ -831,7 +813,6 @@ class NoteOutside(RegraftError, ValueError):
 
 class FleetInterrupted(RegraftError, RuntimeError):
     message = "Interrupted. Finished libraries are complete ({finished}); continue with: {command}."
-
     exit_status = INTERRUPTED
 
 
@@ -840,7 +821,6 @@ class StorageFailed(RegraftError, OSError):
         "{url} could not be read or written ({reason}). It will be tried again; if that fails, continue with regraft "
         "fleet resume."
     )
-
     exit_status = STOPPED
 
 
@@ -853,7 +833,6 @@ class StorageRefused(RegraftError, PermissionError):
 
 class LibraryHeld(RegraftError, RuntimeError):
     message = "{url} is in use by another process, for {seconds} s more. Continue later with regraft fleet resume."
-
     exit_status = STOPPED
 
 
@@ -862,7 +841,6 @@ class LibraryChanged(RegraftError, RuntimeError):
         "{url} was changed by another process, so nothing was published. It will be tried again; if that fails, "
         "continue with regraft fleet resume."
     )
-
     exit_status = STOPPED
 
 
