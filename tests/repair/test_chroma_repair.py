@@ -27,7 +27,9 @@ from chroma_store import (
     read_vectors,
     remove_labels,
 )
+from faults import posix
 from harness import run, snapshot
+from toys import killed, quick_disk, steps_of
 
 
 @pytest.fixture
@@ -251,3 +253,26 @@ def test_a_stray_segment_goes_to_the_trash_only_if_it_is_named(store: ChromaStor
     assert not stray.exists()
     assert run("undo", store.root, "--yes", "--json").status == 0
     assert (stray / "data_level0.bin").read_bytes() == (store.folder("plain") / "data_level0.bin").read_bytes()
+
+
+@posix
+def test_a_kill_leaves_the_old_or_the_new_segment(store: ChromaStore, tmp_path: Path) -> None:
+    """The graph of a new segment is another one each time, so a segment is judged by what it has, not by its bytes."""
+    overwrite_links(store)
+    old = (store.folder("plain") / "link_lists.bin").read_bytes()
+    with quick_disk() as disk:
+
+        def fresh(name: str) -> ChromaStore:
+            shutil.copytree(store.root, tmp_path / name)
+            return ChromaStore(tmp_path / name, store.expected)
+
+        first = fresh("first")
+        steps = steps_of(disk, lambda: run("repair", first.root, "--yes"))
+        for at in (len(steps) // 4, len(steps) // 2, 3 * len(steps) // 4, len(steps) - 2):
+            one = fresh(f"killed-{at}")
+            assert killed(disk, at, lambda one=one: run("repair", one.root, "--yes")), (at, steps)
+            links = one.folder("plain") / "link_lists.bin"
+            assert not links.exists() or links.read_bytes() == old or check(one.root) == {}
+            assert run("repair", one.root, "--yes").status == 0
+            assert check(one.root) == {}
+            assert_reads_back(one, tmp_path / f"copy-{at}", {})

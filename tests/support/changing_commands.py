@@ -168,7 +168,7 @@ CASES = {
     "a damaged index from a copy": Case(damaged_library, ("repair",), source=another_copy),
     "repair of codex-mem": Case(notes(change=codex_mem_store.unindex), ("repair",)),
     "repair of AngelMemory": Case(memory, ("repair",), finished=1),
-    "repair of Chroma": Case(chroma(chroma_store.overwrite_links, chroma_store.mix_numbers), ("repair",)),
+    "repair of Chroma": Case(chroma(chroma_store.mix_numbers), ("repair",)),
     "fix of Chroma": Case(chroma(chroma_store.cut_full_text), ("fix",)),
     "gc of a library": Case(library("a text of nobody", "a vector of nobody"), ("gc",)),
     "gc of AngelMemory": Case(memory, ("gc",)),
