@@ -35,7 +35,6 @@ from regraft.report.document import Report, Run
 # Workers load the module of a report only with the command that makes it.
 if TYPE_CHECKING:
     from checks.audit.findings import CheckReport
-    from regraft.formats.parquet.export import ExportReport
     from regraft.report.migration import MigrationReport
     from repair.changes.run import ChangeReport
     from repair.embedding.report import BackfillReport
@@ -81,7 +80,8 @@ def _call(job: LibraryJob) -> tuple[Report, LibrarySummary]:
         return migrated, _summarize_migration(migrated)
     if job.command == "export":
         exported = api.export(job.source, str(job.target), values)
-        return exported, _summarize_export(exported)
+        bases = (BaseResult(id=base.id, name=base.name, rows=_count_rows(base.rows)) for base in exported.bases)
+        return exported, LibrarySummary(run=exported.head.run.id, bases=tuple(bases))
     if job.command == "check":
         checked = api.check(job.source, values)
         return checked, _summarize_check(checked)
@@ -107,11 +107,6 @@ def _summarize_migration(report: MigrationReport) -> LibrarySummary:
             for base in report.bases
         ),
     )
-
-
-def _summarize_export(report: ExportReport) -> LibrarySummary:
-    bases = (BaseResult(id=base.id, name=base.name, rows=_count_rows(base.rows)) for base in report.bases)
-    return LibrarySummary(run=report.head.run.id, bases=tuple(bases))
 
 
 def _summarize_check(report: CheckReport) -> LibrarySummary:

@@ -115,6 +115,11 @@ def run_fleet_backfill(
         problem = tr("{path} has no results of a fleet ({error})", path=path, error=error)
         raise WrongUsage(problem=problem, hint=tr("give the file that regraft fleet wrote with --results")) from error
 
+    sending: SendingBackend = LocalSending()
+    if options.engine == "ray":
+        # Before anything is done: it needs more than Ray does by itself.
+        errors.import_optional("ray.data", tr("fleets on a cluster"), "ray")
+        sending = RaySending(options.workers)
     config = None if settings.config is None else Path(settings.config)
     run = Run(command="fleet backfill", target_kind="parquet", target=path, dry_run=dry_run)
     fleet = FleetBackfill(
@@ -122,7 +127,7 @@ def run_fleet_backfill(
         path=path,
         settings=choose_priced_embedder(config, settings.embedder, settings.limits, frozenset()),
         pool=partial(open_pool, options, run_embedding_job),
-        sending=_choose_sending(options),
+        sending=sending,
         parse=parse,
         probes=not settings.no_probe,
         limits=settings.limits,
@@ -136,19 +141,6 @@ def run_fleet_backfill(
     )
     with english_workers():
         return fleet.run(run, watch)
-
-
-def _choose_sending(options: FleetOptions) -> SendingBackend:
-    """Choose the processes that send texts.
-
-    Raises:
-        WrongUsage: a library that they need is not installed.
-    """
-    if options.engine != "ray":
-        return LocalSending()
-    # Before anything is done: it needs more than Ray does by itself.
-    errors.import_optional("ray.data", tr("fleets on a cluster"), "ray")
-    return RaySending(options.workers)
 
 
 def run_embedding_job(job: EmbeddingJob) -> TaskResult:

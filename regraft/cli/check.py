@@ -6,17 +6,16 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 
 from checks import systems
 from checks.audit import findings
 from checks.audit import page as audit_page
 from regraft.api import audit
 from regraft.api.outcome import exit_status
-from regraft.cli.options import FAIL_ON, PATH, Output, output_options, struct_options
+from regraft.cli.options import FAIL_ON, PATH, Output, output_options, struct_options, with_level
 from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
 from regraft.disk import links
-from regraft.errors import SourceUnreadable, WrongUsage
+from regraft.errors import SourceUnreadable
 from regraft.language import tr
 from regraft.options import CheckOptions
 from regraft.report import html as report_html
@@ -67,17 +66,6 @@ def check(path: Path, quick: bool, deep: bool, page: Path | None, options: Check
         text = findings.format_audit(result, head.title, verbose=output.verbose > 0)
         echo("\n".join(filter(None, (text, written))))
     sys.exit(exit_status(report, output.fail_on))
-
-
-def with_level(options: CheckOptions, *, quick: bool, deep: bool) -> CheckOptions:
-    """Set the level of a check by its two flags.
-
-    Raises:
-        WrongUsage: both are set.
-    """
-    if quick and deep:
-        raise WrongUsage(problem=tr("--quick and --deep exclude each other"), hint=tr("use one of them"))
-    return msgspec.structs.replace(options, level="quick" if quick else "deep" if deep else "default")
 
 
 def _check_page(page: Path, path: Path, found: Located | SourceUnreadable) -> None:

@@ -13,7 +13,7 @@ import click
 
 from regraft.api import fleet as api_fleet
 from regraft.api import fleet_backfill as api_backfill
-from regraft.cli import check, cli, embedding
+from regraft.cli import cli, embedding
 from regraft.cli.changes import confirm_plan
 from regraft.cli.embedding import format_cost
 from regraft.cli.options import (
@@ -25,6 +25,7 @@ from regraft.cli.options import (
     echo_retries,
     output_options,
     struct_options,
+    with_level,
 )
 from regraft.cli.output import echo, echo_error, echo_json, format_written, report_errors
 from regraft.disk import links
@@ -91,7 +92,7 @@ def parse_library_options(name: str, words: tuple[str, ...]) -> CommandOptions:
     struct = OPTIONS[name]
     options = build_options(struct, {field: values[field] for field in struct.__struct_fields__ if field in values})
     if isinstance(options, CheckOptions):
-        options = check.with_level(options, quick="quick" in values, deep="deep" in values)
+        options = with_level(options, quick="quick" in values, deep="deep" in values)
     more = {"fail_on": values["fail_on"]} if "fail_on" in values else {}
     return CommandOptions(values=options, follows_links=links.FOLLOW_OPTION in values, **more)
 

@@ -23,10 +23,10 @@ from click.shell_completion import CompletionItem
 from regraft.cli import output
 from regraft.cli.output import echo_error
 from regraft.disk import links
-from regraft.errors import ModelOptionInvalid, RegraftError
+from regraft.errors import ModelOptionInvalid, RegraftError, WrongUsage
 from regraft.kinds import Kind
 from regraft.language import tr
-from regraft.options import FailOn
+from regraft.options import CheckOptions, FailOn
 from regraft.report.progress import Progress, terminal_progress
 from regraft.text import printable
 
@@ -275,6 +275,17 @@ def build_options(struct: type[Options], values: dict[str, Any]) -> Options:
         elif name == "kind":
             values[name] = None if value is None else Kind(value)
     return struct(**values)
+
+
+def with_level(options: CheckOptions, *, quick: bool, deep: bool) -> CheckOptions:
+    """Set the level of a check by its two flags.
+
+    Raises:
+        WrongUsage: both are set.
+    """
+    if quick and deep:
+        raise WrongUsage(problem=tr("--quick and --deep exclude each other"), hint=tr("use one of them"))
+    return msgspec.structs.replace(options, level="quick" if quick else "deep" if deep else "default")
 
 
 def _click_option(name: str, hint: Any, default: Any) -> Callable[[F], F]:
