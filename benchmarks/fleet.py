@@ -34,8 +34,9 @@ from benchmarks import generate
 from benchmarks.compare import machine
 from regraft.api.fleet import run_job
 from regraft.cli.fleet import parse_library_options as parse
-from regraft.fleet.engine import LocalPool, Pool, RayPool
+from regraft.fleet.engine import LocalPool, Pool
 from regraft.fleet.manifest import Library
+from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
 from regraft.report.document import Run

@@ -42,13 +42,13 @@ from regraft.fleet.engine import (
     LocalPool,
     PendingTask,
     Pool,
-    RayPool,
     RowCounts,
     Task,
     TaskResult,
 )
 from regraft.fleet.jobs import LibraryJob
 from regraft.fleet.manifest import Library
+from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
 from regraft.fleet.storage import storage_path
@@ -175,7 +175,8 @@ class InstantPool:
     """Ends every task as soon as it is asked: what is left is the driver's own work."""
 
     #: So many end at each look, which are flushed together.
-    count, memory = 64, 1 << 40
+    count = slots = 64
+    memory = 1 << 40
 
     def __init__(self) -> None:
         self.running: dict[Any, tuple[PendingTask, float]] = {}

@@ -831,6 +831,15 @@ class StorageRefused(RegraftError, PermissionError):
     )
 
 
+class NoNodeFits(RegraftError, RuntimeError):
+    message = (
+        "No node of the cluster had room for {seconds} s: {reason}. Free or add nodes, then continue with regraft "
+        "fleet resume; --max-wait sets the time."
+    )
+
+    exit_status = STOPPED
+
+
 class LibraryHeld(RegraftError, RuntimeError):
     message = "{url} is in use by another process, for {seconds} s more. Continue later with regraft fleet resume."
     exit_status = STOPPED

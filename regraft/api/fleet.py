@@ -21,9 +21,10 @@ from regraft.api.outcome import as_regraft_error, exit_status
 from regraft.disk import links
 from regraft.errors import Declined, WrongUsage
 from regraft.fleet import jobs, manifest
-from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, RayPool, RowCounts, TaskResult, Work
+from regraft.fleet.engine import BaseResult, LibrarySummary, LocalPool, Pool, RowCounts, TaskResult, Work
 from regraft.fleet.jobs import LibraryJob, ParseOptions, RunCommand
 from regraft.fleet.metrics import Metrics, metrics_files
+from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder, KnownRows
 from regraft.fleet.run import Fleet, FleetReport, Watch
 from regraft.formats.parquet.unit_file import import_arrow
@@ -216,7 +217,7 @@ def open_pool(options: FleetOptions, work: Work) -> Pool:
         WrongUsage: Ray is not installed, or there is no such cluster.
     """
     if options.engine == "ray":
-        return RayPool(work, options.address, options.workers)
+        return RayPool(work, options.address, options.workers, options.max_wait)
     return LocalPool(work, options.workers or processes_pool.usable_cores())
 
 

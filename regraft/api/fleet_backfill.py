@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from regraft import errors
 from regraft.api.embedding import backfill_from, choose_priced_embedder
 from regraft.api.fleet import check_engine, english_workers, open_pool, run_command, run_safely, summarize_change
 from regraft.errors import WrongUsage
 from regraft.fleet import run as fleet_run
-from regraft.fleet.engine import LibrarySummary, TaskResult
+from regraft.fleet.engine import LibrarySummary, Pool, TaskResult
 from regraft.fleet.jobs import LibraryJob, ParseOptions
 from regraft.fleet.manifest import Library
 from regraft.fleet.metrics import Metrics
+from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder, KnownRows, result_files
 from regraft.language import tr
 from regraft.options import BackfillOptions, FleetBackfillOptions, FleetOptions
@@ -115,11 +115,6 @@ def run_fleet_backfill(
         problem = tr("{path} has no results of a fleet ({error})", path=path, error=error)
         raise WrongUsage(problem=problem, hint=tr("give the file that regraft fleet wrote with --results")) from error
 
-    sending: SendingBackend = LocalSending()
-    if options.engine == "ray":
-        # Before anything is done: it needs more than Ray does by itself.
-        errors.import_optional("ray.data", tr("fleets on a cluster"), "ray")
-        sending = RaySending(options.workers)
     config = None if settings.config is None else Path(settings.config)
     run = Run(command="fleet backfill", target_kind="parquet", target=path, dry_run=dry_run)
     fleet = FleetBackfill(
@@ -127,7 +122,7 @@ def run_fleet_backfill(
         path=path,
         settings=choose_priced_embedder(config, settings.embedder, settings.limits, frozenset()),
         pool=partial(open_pool, options, run_embedding_job),
-        sending=sending,
+        open_sending=partial(open_sending, options),
         parse=parse,
         probes=not settings.no_probe,
         limits=settings.limits,
@@ -141,6 +136,13 @@ def run_fleet_backfill(
     )
     with english_workers():
         return fleet.run(run, watch)
+
+
+def open_sending(options: FleetOptions, pool: Pool) -> SendingBackend:
+    """Return the processes that send texts: this one, or those of the cluster that the pool has joined."""
+    if isinstance(pool, RayPool):
+        return RaySending(pool.cluster, options.workers, options.max_wait)
+    return LocalSending()
 
 
 def run_embedding_job(job: EmbeddingJob) -> TaskResult:

@@ -273,8 +273,7 @@ def backfill(
     libraries = manifest.read_manifest(manifest_path, None, "", needs_target=False)
     manifest.demand_apart(libraries, api_backfill.backfill_files(path))
     order = api_backfill.make_backfill_order(options, words, libraries)
-    with echo_retries(enabled=not (output.as_json or output.quiet or output.verbose > 1)):
-        _run_backfill(order, path, KnownRows(), options, output, dry_run=options.dry_run)
+    _run_backfill(order, path, KnownRows(), options, output, dry_run=options.dry_run)
 
 
 @fleet.command(
@@ -316,7 +315,8 @@ def _run(order: FleetOrder, path: Path, known: KnownRows, options: FleetOptions,
         if is_logged:
             echo_error(_line(row))
 
-    with progress.stage(bar, "Libraries", len(order.libraries) - len(known.good), "libraries"):
+    count = len(order.libraries) - len(known.good)
+    with progress.stage(bar, "Libraries", count, "libraries"), echo_retries(enabled=_is_told(output)):
         report = api_fleet.run_fleet(
             order, path, options, parse_library_options, known=known, metrics=metrics, confirm=confirm, watch=watch
         )
@@ -330,20 +330,26 @@ def _run_backfill(
     check_library_options(order)
     metrics = api_fleet.open_metrics(order, options, path, api_backfill.backfill_files(path))
     is_logged = _is_logged(output)
-    report = api_backfill.run_fleet_backfill(
-        order,
-        path,
-        options,
-        parse_library_options,
-        known=known,
-        dry_run=dry_run,
-        progress=output.progress(),
-        metrics=metrics,
-        show_plan=lambda plan: confirm_plan(fleet_plan_lines(plan), yes=output.yes, as_json=output.as_json),
-        watch=lambda row: echo_error(_line(row)) if is_logged else None,
-    )
+    with echo_retries(enabled=_is_told(output)):
+        report = api_backfill.run_fleet_backfill(
+            order,
+            path,
+            options,
+            parse_library_options,
+            known=known,
+            dry_run=dry_run,
+            progress=output.progress(),
+            metrics=metrics,
+            show_plan=lambda plan: confirm_plan(fleet_plan_lines(plan), yes=output.yes, as_json=output.as_json),
+            watch=lambda row: echo_error(_line(row)) if is_logged else None,
+        )
     text = _as_text(report, verbose=output.verbose > 0) + printable_lines(fleet_sent_lines(report))
     _print_and_exit(report, metrics, output, text if dry_run else text + format_written([path]))
+
+
+def _is_told(output: Output) -> bool:
+    """Whether a line is printed for what a run waits for; with ``-vv`` everything that is logged is printed already."""
+    return not (output.as_json or output.quiet or output.verbose > 1)
 
 
 def _is_logged(output: Output) -> bool:

@@ -351,16 +351,19 @@ class _RetryLines(logging.Handler):
 
 @contextmanager
 def echo_retries(*, enabled: bool) -> Iterator[None]:
-    """Print a line on stderr for each failed attempt to reach an embedding server."""
+    """Print a line on stderr for each failed attempt to reach an embedding server, and for a cluster without room."""
     if not enabled:
         yield
         return
-    logger, lines = logging.getLogger("regraft.embedders"), _RetryLines(logging.WARNING)
-    logger.addHandler(lines)
+    lines = _RetryLines(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("regraft.embedders", "regraft.fleet.ray_pool")]
+    for logger in loggers:
+        logger.addHandler(lines)
     try:
         yield
     finally:
-        logger.removeHandler(lines)
+        for logger in loggers:
+            logger.removeHandler(lines)
 
 
 def report_retries(command: F) -> F:

@@ -6,22 +6,17 @@ down only its own task, which is tried again.
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from regraft import errors, language
-from regraft.errors import STOPPED, FaultOfRegraft, WrongUsage
-from regraft.language import tr
-from regraft.processes import interpreters
+from regraft.errors import STOPPED, FaultOfRegraft
 from regraft.processes.pool import JobFailed, ProcessKilled, ProcessPool
 
 # --- memory (``docs/fleet.md``, "Large libraries") --------------------------------------------------------------------
@@ -82,14 +77,15 @@ _MAX_PASSED = 64
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The work on one library, by its number in the manifest.
 
-    ``job`` is a plain value, given to the work function in another process; ``bytes`` is the size of the source,
-    ``memory`` the most that the task needs, in bytes.
+    ``job`` is a plain value, given to the work function in another process; ``name`` is for people; ``bytes`` is the
+    size of the source, ``memory`` the most that the task needs, in bytes.
     """
 
     number: int
     job: Any
+    name: str = ""
     bytes: int = 0
-    cores: int = 1
+    cores: float = 1
     memory: int = 0
 
 
@@ -173,11 +169,21 @@ def fault_result(reason: str, seconds: float) -> TaskResult:
 class Pool(Protocol):
     """Processes that run tasks, several at a time."""
 
-    #: Cores, and bytes of memory, that tasks may use in total.
-    count: int
-    memory: int
-    #: The running tasks with the time of their start, by a handle of the pool.
-    running: dict[Any, tuple[PendingTask, float]]
+    @property
+    def count(self) -> int:
+        """The cores that libraries share."""
+
+    @property
+    def slots(self) -> int:
+        """The most cores that started tasks may ask for in total."""
+
+    @property
+    def memory(self) -> int:
+        """The most memory that started tasks may ask for in total, in bytes."""
+
+    @property
+    def running(self) -> Mapping[Any, tuple[PendingTask, float]]:
+        """The started tasks with the time of their start, by a handle of the pool."""
 
     def start_task(self, task: Task, one: PendingTask) -> None:
         """Start a task.
@@ -258,13 +264,13 @@ class _Capacity:
 
     def __init__(self, pool: Pool, observers: Sequence[PoolObserver]) -> None:
         self._pool, self._observers = pool, observers
-        self._cores = self._memory = 0
+        self._cores, self._memory = 0.0, 0
 
     def start_tasks(self, waiting: list[PendingTask], ordered: list[Task]) -> float:
         """Start as many waiting tasks as fit and are due; returns the time."""
         now = time.monotonic()
         passed: list[PendingTask] = []
-        while waiting and waiting[0].ready_at <= now and len(passed) < _MAX_PASSED and self._cores < self._pool.count:
+        while waiting and waiting[0].ready_at <= now and len(passed) < _MAX_PASSED and self._cores < self._pool.slots:
             one = heappop(waiting)
             task = ordered[one.place]
             if not self._fits(task):
@@ -284,7 +290,7 @@ class _Capacity:
         """Whether one more task fits; a task always fits if no other one is running."""
         if not self._cores:
             return True
-        return self._cores + task.cores <= self._pool.count and self._memory + task.memory <= self._pool.memory
+        return self._cores + task.cores <= self._pool.slots and self._memory + task.memory <= self._pool.memory
 
     def release(self, task: Task) -> None:
         """Free what an ended task used."""
@@ -304,7 +310,8 @@ class LocalPool:
 
     def __init__(self, work: Work, count: int) -> None:
         self._work = work
-        self.count, self.memory = count, available_memory()
+        self.count = self.slots = count
+        self.memory = available_memory()
         self._processes = ProcessPool(count, on_demand=True, may_start=True)
         self.running: dict[int, tuple[PendingTask, float]] = {}
 
@@ -330,95 +337,3 @@ class LocalPool:
     def close(self) -> None:
         """See :meth:`Pool.close`."""
         self._processes.end()
-
-
-# --- a cluster -------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _outside_working_directory() -> Iterator[None]:
-    """Change to Python's own folder, which has no modules.
-
-    Ray puts the directory in which a process joins a cluster on the import path of all workers.
-    """
-    try:
-        before = Path.cwd()
-    except OSError:
-        # It was deleted, so nothing can be imported from it.
-        before = Path(sys.prefix)
-    os.chdir(sys.prefix)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-class RayPool:
-    """Runs tasks on a cluster of Ray, with the cores and the memory that each needs. Ray's own retries are off.
-
-    Args:
-        work: the work function.
-        address: the address of a cluster, as ``ray.init`` takes it; None: start one on this machine, which ``close``
-            ends.
-        count: tasks at a time; None: one for each core of the cluster.
-
-    Raises:
-        WrongUsage: Ray is not installed, or there is no cluster at the address.
-    """
-
-    def __init__(self, work: Work, address: str | None, count: int | None) -> None:
-        self._ray = errors.import_optional("ray", tr("fleets on a cluster"), "ray")
-        self.running: dict[Any, tuple[PendingTask, float]] = {}
-        # The documents are for programs, so they are English.
-        environment = {"env_vars": {language.VARIABLE: language.ENGLISH, **interpreters.interpreter_environment()}}
-        settings: dict[str, Any] = {} if address else {"num_cpus": count, "include_dashboard": False}
-        try:
-            with _outside_working_directory():
-                self._ray.init(
-                    address=address,
-                    runtime_env=environment,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    **settings,
-                )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise WrongUsage(
-                problem=tr("no Ray cluster at {address} ({error})", address=address or "local", error=error),
-                hint=tr("start one with ray start, or omit --address"),
-            ) from error
-        resources = self._ray.cluster_resources()
-        self.count = count or max(1, int(resources.get("CPU", 1)))
-        self.memory = int(resources.get("memory", 1 << 40))
-        # A task that asks for more than any machine has would wait forever.
-        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        self._machines = {(int(one.get("CPU", 0)), int(one.get("memory", 0))) for one in machines}
-        self._remote = self._ray.remote(max_retries=0)(work)
-
-    def start_task(self, task: Task, one: PendingTask) -> None:
-        """Start a task, with at most the resources of the largest machine."""
-        fitting = ((min(task.cores, cores), min(task.memory, memory)) for cores, memory in self._machines)
-        cores, memory = max(fitting, default=(1, 0))
-        reference = self._remote.options(num_cpus=cores, memory=memory).remote(task.job)
-        self.running[reference] = one, time.monotonic()
-
-    def answers(self, seconds: float) -> Iterator[tuple[PendingTask, TaskResult]]:
-        """Yield the results of tasks that have ended; wait up to ``seconds`` for the first one."""
-        references = list(self.running)
-        ready, _ = self._ray.wait(references, timeout=seconds)
-        if ready:
-            # All that have ended by now, so that they are stored together.
-            ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
-        for reference in ready:
-            one, begun = self.running.pop(reference)
-            try:
-                ended: TaskResult = self._ray.get(reference)
-            except self._ray.exceptions.RayError:
-                # Its process was killed, or its machine is lost.
-                ended = TaskResult(status=None, seconds=time.monotonic() - begun)
-            yield one, ended
-
-    def close(self) -> None:
-        """Cancel all running tasks and leave the cluster."""
-        for reference in self.running:
-            self._ray.cancel(reference, force=True)
-        self._ray.shutdown()

@@ -40,7 +40,7 @@ _LARGE_BYTES = 64 << 20
 #: No command uses more cores.
 _MOST_CORES = 4
 #: Errors that another attempt would repeat.
-_FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance"})
+_FINAL = frozenset({"FaultOfRegraft", "VerificationFailed", "BooksDoNotBalance", "NoNodeFits"})
 
 
 class FleetReport(Report, kw_only=True):
@@ -138,7 +138,8 @@ class Fleet(msgspec.Struct, kw_only=True):
             job: makes the job of a library by its number and the cores that it gets.
             journal: flushed together for libraries that end together.
         """
-        tasks = make_tasks(sizes, pool.count, job)
+        libraries = self.order.libraries
+        tasks = make_tasks(sizes, pool.count, job, lambda number: Path(libraries[number].source).name)
         observers = [] if journal is None else [PoolObserver(on_poll=journal.flush)]
         if self.metrics is not None:
             observers.append(self.metrics.begin(tasks, pool))
@@ -177,19 +178,22 @@ def finished_rows(known: KnownRows, tally: Tally) -> Iterator[list[ResultRow]]:
         yield rows
 
 
-def make_tasks(sizes: Mapping[int, int], cores: int, job: Callable[[int, int], Any]) -> list[Task]:
+def make_tasks(
+    sizes: Mapping[int, int], cores: int, job: Callable[[int, int], Any], name: Callable[[int], str]
+) -> list[Task]:
     """Make the task of each library; a library that is a large share of all gets several cores.
 
     Args:
         sizes: the size of each library in bytes, by its number.
         cores: the cores of the pool.
         job: returns the job of a library by its number and the cores that it gets.
+        name: returns the name of a library by its number.
     """
     tasks, fair_share = [], sum(sizes.values()) / cores
     for number, size in sizes.items():
         has = min(cores, _MOST_CORES, math.ceil(size / fair_share)) if size >= _LARGE_BYTES else 1
         needed = engine.planned_memory(size, has)
-        tasks.append(Task(number=number, job=job(number, has), bytes=size, cores=has, memory=needed))
+        tasks.append(Task(number=number, job=job(number, has), name=name(number), bytes=size, cores=has, memory=needed))
     return tasks
 
 

@@ -122,7 +122,7 @@ class FleetBackfill(Fleet, kw_only=True):
 
     Args:
         settings: the embedder's.
-        sending: the processes that send.
+        open_sending: returns the processes that send; called with the pool.
         limits: the most that may be sent; probes do not count.
         rates: the most that may be sent per minute.
         probes: whether each library is compared with the embedder once more while it is filled.
@@ -132,7 +132,7 @@ class FleetBackfill(Fleet, kw_only=True):
     """
 
     settings: EmbedderSettings
-    sending: SendingBackend
+    open_sending: Callable[[Pool], SendingBackend]
     limits: Limits = Limits()
     rates: Rates = Rates()
     probes: bool = True
@@ -237,7 +237,7 @@ class FleetBackfill(Fleet, kw_only=True):
     def _embed_and_fill(
         self, pool: Pool, texts: DistinctTexts, libraries: dict[int, SurveyedLibrary], plan: FleetPlan
     ) -> None:
-        refused, stop = self._embed(texts, libraries, plan)
+        refused, stop = self._embed(self.open_sending(pool), texts, libraries, plan)
         for number, refusal in refused.items():
             task = Task(number=number, job=None, bytes=self._sizes[number])
             surveyed = libraries[number]
@@ -256,7 +256,11 @@ class FleetBackfill(Fleet, kw_only=True):
                 self._end_library(task, ended, stop)
 
     def _embed(
-        self, texts: DistinctTexts, libraries: dict[int, SurveyedLibrary], plan: FleetPlan
+        self,
+        sending: SendingBackend,
+        texts: DistinctTexts,
+        libraries: dict[int, SurveyedLibrary],
+        plan: FleetPlan,
     ) -> tuple[dict[int, StopReason], StopReason | None]:
         """Compare the embedder, then send all texts.
 
@@ -265,7 +269,7 @@ class FleetBackfill(Fleet, kw_only=True):
         """
         terms = SendingTerms(folder=self.work, settings=self.settings, limits=self.limits, rates=self.rates)
         with (
-            self.sending.keeper(terms) as keeper,
+            sending.keeper(terms) as keeper,
             fleet_texts.open_distinct_texts(self.work, "compared") as compared,
         ):
             # From here on, files of the run stay: something may have been paid for.
@@ -276,7 +280,7 @@ class FleetBackfill(Fleet, kw_only=True):
             for library in libraries:
                 for sample in fleet_texts.read_samples(self.work, library):
                     compared.add((WantedText.of(text, 0) for text, _ in sample.known), None)
-            refused = self._compare(terms, keeper, compared, libraries)
+            refused = self._compare(sending, terms, keeper, compared, libraries)
             if refused:
                 texts.clear()
                 for library in (number for number in libraries if number not in refused):
@@ -285,7 +289,7 @@ class FleetBackfill(Fleet, kw_only=True):
             dimensions = {size for number, one in libraries.items() if number not in refused for size in one.dimensions}
             lengths = None if None in dimensions else frozenset(size for size in dimensions if size is not None)
             with stage(self.progress, "Embedding", texts.count, "texts"):
-                self.sending.send(texts, terms, keeper, "texts", lengths, self._step)
+                sending.send(texts, terms, keeper, "texts", lengths, self._step)
             stop = keeper.stopped()
             spent = keeper.spent("texts"), keeper.spent("probes")
             self._sent = _sent_report(
@@ -294,17 +298,22 @@ class FleetBackfill(Fleet, kw_only=True):
         return refused, stop
 
     def _compare(
-        self, terms: SendingTerms, keeper: FleetKeeper, compared: DistinctTexts, libraries: Iterable[int]
+        self,
+        sending: SendingBackend,
+        terms: SendingTerms,
+        keeper: FleetKeeper,
+        compared: DistinctTexts,
+        libraries: Iterable[int],
     ) -> dict[int, StopReason]:
         """Send the samples of all bases; returns the libraries that have a base of another model, and the error."""
         with stage(self.progress, "Comparing", compared.count, "texts"):
-            self.sending.send(compared, terms, keeper, "probes", None, self._step)
+            sending.send(compared, terms, keeper, "probes", None, self._step)
         unsteady = None
         has_empty_base = any(
             not sample.raw for library in libraries for sample in fleet_texts.read_samples(self.work, library)
         )
         if has_empty_base and keeper.stopped() is None:
-            unsteady = self.sending.check_steadiness(terms, keeper)
+            unsteady = sending.check_steadiness(terms, keeper)
         embedder = KnownEmbedder(self.settings, partial(keeper.find, kind="probes"), _CHANGED)
         refused = {}
         for library in libraries:

@@ -1,22 +1,25 @@
 """Send the texts of a fleet, from this process or from a cluster of Ray, and store the answers with its keeper.
 
 In a cluster, the keeper is a process of its own that all senders ask. If a sender is killed, the tokens of its requests
-in flight stay reserved, and Ray Data gives its texts to another process, which asks the keeper which of them have no
-answer yet.
+in flight stay reserved, and its part of the texts is sent by another process, which asks the keeper which of them have
+no answer yet.
 """
 
 from __future__ import annotations
 
 import io
-import logging
-import warnings
+import secrets
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, redirect_stdout, suppress
+from functools import partial
 from itertools import islice
-from queue import Empty, SimpleQueue
+from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
+
+import msgspec
 
 from regraft import embedders, errors, identity
 from regraft.embedders import Embedder, ServerFailing, Unanswered
@@ -30,6 +33,8 @@ from regraft.errors import (
     RegraftError,
     StoppedBySystem,
 )
+from regraft.fleet.engine import PoolObserver, Task, TaskError, TaskResult, Work, run_tasks
+from regraft.fleet.ray_pool import RayCluster, RayPool
 from regraft.language import to_english, tr
 from repair.embedding import probing
 from repair.embedding.answers import (
@@ -43,7 +48,7 @@ from repair.embedding.answers import (
     TextKind,
 )
 from repair.embedding.budget import LimitReached, MeteredEmbedder, SpendingAccount
-from repair.embedding.fleet_texts import DistinctTexts, decode_text
+from repair.embedding.fleet_texts import DistinctTexts, read_part
 from repair.embedding.sender import BatchResult, Sender, TextBatch, VectorLengths, WorkerPool, pack_batches
 
 #: A key and its text.
@@ -55,6 +60,8 @@ OnAnswered = Callable[[int], None]
 _CHUNK = 256
 #: Requests' worth of texts that a process of a cluster gets at a time, for each of its threads.
 _AHEAD = 4
+#: How often a part is sent again after its process was killed.
+_ATTEMPTS = 5
 #: Seconds to wait for senders of a cluster when the run is interrupted, and between two looks at their progress.
 _LAST_WAIT, _PAUSE = 5.0, 0.1
 
@@ -318,10 +325,6 @@ class LocalSending:
 # --- a cluster -------------------------------------------------------------------------------------------------------
 
 
-def _ray(module: str = "ray") -> Any:
-    return errors.import_optional(module, tr("fleets on a cluster"), "ray")
-
-
 class RemoteKeeper:
     """Proxy of a :class:`~repair.embedding.answers.Keeper` in a process of its own: it has the same methods."""
 
@@ -353,55 +356,85 @@ class RaySender:
             self._sender = FleetSender(embedder, keeper, kind, lengths)
             self._ending.callback(self._sender.close)
 
-    def __call__(self, part: Any) -> Any:
-        """Send the texts of one Arrow table; returns a table with the number of texts that got an answer."""
-        pyarrow = _ray("pyarrow")
-        keyed = zip(part["key"].to_pylist(), map(decode_text, part["text"].to_pylist()), strict=True)
-        answered: list[int] = []
+    def send(self, texts: Iterable[KeyedText]) -> None:
+        """Send the texts that have no answer."""
         if self._sender is not None:
-            self._sender.send(keyed, answered.append)
-        return pyarrow.table({"answered": [sum(answered)]})
+            self._sender.send(texts)
 
     def close(self) -> None:
         """End the threads and close the embedder."""
         self._ending.close()
 
 
-def _check_steadiness_remotely(terms: SendingTerms, keeper: AnswerKeeper) -> StopReason | None:
+class SendingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the texts, for a process of a cluster.
+
+    ``round`` identifies the call that sends all parts; ``sender`` makes the sender of a process.
+    """
+
+    part: Path
+    round: str
+    sender: Callable[[], RaySender]
+
+
+#: The sender of this process, with the round that it is for: a local model is loaded once.
+_open_sender: tuple[str, RaySender] | None = None
+
+
+def send_part(job: SendingJob) -> TaskResult:
+    """Send a part of the texts, in a process of a cluster."""
+    global _open_sender  # noqa: PLW0603 - a property of the process
+    begun = time.monotonic()
+    if _open_sender is None or _open_sender[0] != job.round:
+        if _open_sender is not None:
+            _open_sender[1].close()
+        _open_sender = job.round, job.sender()
+    _open_sender[1].send(read_part(job.part))
+    return TaskResult(status=0, seconds=time.monotonic() - begun)
+
+
+class SteadinessJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The check of an embedder, for a process of a cluster."""
+
+    terms: SendingTerms
+    keeper: AnswerKeeper
+
+
+def check_steadiness_remotely(job: SteadinessJob) -> TaskResult:
+    """Check that an embedder gives one vector for one text, in a process of a cluster; see :func:`check_steadiness`."""
+    begun, refusal = time.monotonic(), None
     try:
-        with embedders.open_embedder(terms.settings) as embedder:
-            return check_steadiness(embedder, keeper)
+        with embedders.open_embedder(job.terms.settings) as embedder:
+            refusal = check_steadiness(embedder, job.keeper)
     except RegraftError as error:
-        keeper.stop(stop_reason(error, terms.settings))
-        return None
-
-
-def _send_one_part(sender_class: type[RaySender], arguments: dict[str, Any], part: str) -> int:
-    """Send the texts of one Parquet file; returns how many got an answer."""
-    sender = sender_class(**arguments)
-    try:
-        return sum(sender(_ray("pyarrow.parquet").read_table(part))["answered"].to_pylist())
-    finally:
-        sender.close()
+        job.keeper.stop(stop_reason(error, job.terms.settings))
+    seconds = time.monotonic() - begun
+    if refusal is None:
+        return TaskResult(status=0, seconds=seconds)
+    found = TaskError(code=str(refusal.code), message=refusal.reason)
+    return TaskResult(status=refusal.exit_status, seconds=seconds, error=found)
 
 
 class RaySending:
-    """Sends from the cluster that this process has joined.
+    """Sends from a cluster: each part of the texts is a task of a :class:`RayPool`, which Ray places as any other.
 
     Args:
-        count: the number of sending processes; None: one for each core.
+        cluster: the cluster.
+        count: the number of sending processes; None: as many as the cluster has cores for.
+        max_wait: seconds after which the run stops if no process can be started.
         sender: the class whose objects send in these processes.
     """
 
-    def __init__(self, count: int | None, sender: type[RaySender] = RaySender) -> None:
-        self._count = count
-        self._sender = sender
+    def __init__(
+        self, cluster: RayCluster, count: int | None, max_wait: float, sender: type[RaySender] = RaySender
+    ) -> None:
+        self._cluster, self._count, self._max_wait, self._sender = cluster, count, max_wait, sender
 
     @contextmanager
     def keeper(self, terms: SendingTerms) -> Iterator[RemoteKeeper]:
-        """Start the keeper in a process of its own."""
-        ray = _ray()
-        actor = ray.remote(num_cpus=0)(Keeper).remote(terms)
+        """Start the keeper in a process of its own, on this machine, whose disk has the answers."""
+        ray = self._cluster.ray
+        actor = self._cluster.start_beside_driver(Keeper, terms)
         keeper = RemoteKeeper(actor)
         try:
             # Ray prints messages about killed processes to standard output.
@@ -424,68 +457,77 @@ class RaySending:
     ) -> None:
         """Send all texts that have no answer."""
         settings = terms.settings
-        size = _AHEAD * settings.batch.texts * settings.parallel
-        parts = [str(path) for path in texts.parts(terms.folder, size)]
-        if not parts:
+        # A process that waits for a server needs half a core.
+        cores = 0.5 if isinstance(settings, ServerSettings) else 1.0
+        make_sender = partial(self._sender, terms, keeper, kind, lengths)
+        this_round = secrets.token_hex(8)
+        parts = texts.parts(terms.folder, _AHEAD * settings.batch.texts * settings.parallel)
+        tasks = [
+            Task(number=number, job=SendingJob(part=part, round=this_round, sender=make_sender), name=kind, cores=cores)
+            for number, part in enumerate(parts)
+        ]
+        if not tasks:
             return
-        arguments = {"terms": terms, "keeper": keeper, "kind": kind, "lengths": lengths}
-        thread = ThreadPoolExecutor(1)
-        with warnings.catch_warnings(), _translated_errors():
-            warnings.simplefilter("ignore")
-            counts: SimpleQueue[int] = SimpleQueue()
-            # In a thread, so that Ctrl-C reaches this one. In Ray's own calls it would kill all senders at once.
-            sending = thread.submit(self._send_parts, parts, arguments, settings, size, counts.put)
+        count = None if self._count is None else min(self._count, len(parts))
+        progress = _SpentProgress(keeper, kind, step)
+        with _translated_errors(), closing(self._pool(send_part, count)) as pool:
             try:
-                while not (sending.done() and counts.empty()):
-                    with suppress(Empty):
-                        step(counts.get(timeout=_PAUSE))
+                deque(self._run(tasks, pool, progress), maxlen=0)
             except KeyboardInterrupt:
                 keeper.stop(StopReason(reason=tr("interrupted")))
                 # Later answers are lost: the senders end with the cluster, or with our job in it.
-                wait([sending], _LAST_WAIT)
+                end = time.monotonic() + _LAST_WAIT
+                while pool.running and time.monotonic() < end:
+                    deque(pool.answers(_PAUSE), maxlen=0)
                 raise
-            finally:
-                thread.shutdown(wait=False)
-            sending.result()
-
-    def _send_parts(
-        self, parts: list[str], arguments: dict[str, Any], settings: EmbedderSettings, size: int, step: OnAnswered
-    ) -> None:
-        cores = max(1, int(_ray().cluster_resources().get("CPU", 1)))
-        count = min(len(parts), cores if self._count is None else self._count)
-        # Leave one core to the process that reads the texts. A sender that waits for a server needs half a core.
-        wanted = 0.5 if isinstance(settings, ServerSettings) else 1.0
-        share = min(wanted, max(0.0, (cores - 1) / count))
-        if len(parts) == 1:
-            # A plain task starts faster than Ray Data.
-            ray = _ray()
-            step(ray.get(ray.remote(num_cpus=share)(_send_one_part).remote(self._sender, arguments, parts[0])))
-            return
-        # Import Ray Data without its warnings, log messages and progress bars.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            data = _ray("ray.data")
-            data.DataContext.get_current().enable_progress_bars = False
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-        # One block for each part, although several parts are read together.
-        texts = data.read_parquet(parts).repartition(target_num_rows_per_block=size)
-        answered = texts.map_batches(
-            self._sender,
-            fn_constructor_kwargs=arguments,
-            batch_size=size,
-            batch_format="pyarrow",
-            compute=data.ActorPoolStrategy(size=count),
-            num_cpus=share,
-        )
-        for part in answered.iter_batches(batch_size=None, batch_format="pyarrow"):
-            step(sum(part["answered"].to_pylist()))
+            progress.update()
 
     def check_steadiness(self, terms: SendingTerms, keeper: FleetKeeper) -> StopReason | None:
         """Check that the embedder gives one vector for one text, in a process of the cluster."""
-        ray = _ray()
-        with _translated_errors():
-            refusal: StopReason | None = ray.get(ray.remote(_check_steadiness_remotely).remote(terms, keeper))
-        return refusal
+        task = Task(number=0, job=SteadinessJob(terms=terms, keeper=keeper), name="probes")
+        with _translated_errors(), closing(self._pool(check_steadiness_remotely, 1)) as pool:
+            [ended] = self._run([task], pool, None)
+        if ended.error is None or ended.status is None:
+            return None
+        return StopReason(reason=ended.error.message, code=ended.error.code, exit_status=ended.status)
+
+    def _pool(self, work: Work, count: int | None) -> RayPool:
+        return RayPool(work, None, count, self._max_wait, cluster=self._cluster)
+
+    def _run(self, tasks: list[Task], pool: RayPool, progress: _SpentProgress | None) -> Iterator[TaskResult]:
+        """Run tasks, again if their process was killed: the keeper knows what was answered.
+
+        Raises:
+            StoppedBySystem: a task could not be run, or failed in every attempt.
+        """
+        observers = [] if progress is None else [PoolObserver(on_poll=progress.update)]
+        for _, ended in run_tasks(tasks, pool, attempts=_ATTEMPTS, is_retried=lambda _: False, observers=observers):
+            if ended.error is not None and ended.status in (None, STOPPED):
+                raise StoppedBySystem(reason=f"{ended.error.code}: {ended.error.message}")
+            yield ended
+
+
+class _SpentProgress:
+    """Tells how many texts got an answer, by asking the keeper."""
+
+    def __init__(self, keeper: FleetKeeper, kind: TextKind, step: OnAnswered) -> None:
+        self._keeper, self._kind, self._step = keeper, kind, step
+        self._count = self._ask()
+
+    def _ask(self) -> int:
+        spent = self._keeper.spent(self._kind)
+        return spent.answered + spent.failed
+
+    def update(self) -> None:
+        """Report the texts that got an answer since the last call."""
+        count = self._ask()
+        if count > self._count:
+            self._step(count - self._count)
+            self._count = count
+
+
+def _ray(module: str = "ray") -> Any:
+    return errors.import_optional(module, tr("fleets on a cluster"), "ray")
 
 
 @contextmanager

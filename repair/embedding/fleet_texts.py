@@ -223,6 +223,16 @@ class DistinctTexts:
         return found
 
 
+def read_part(path: Path) -> list[tuple[str, str]]:
+    """Return the texts of a file of :meth:`DistinctTexts.parts`, with their keys.
+
+    Raises:
+        OSError, ValueError: the file cannot be read.
+    """
+    table = _require("pyarrow.parquet").read_table(path)
+    return list(zip(table["key"].to_pylist(), map(decode_text, table["text"].to_pylist()), strict=True))
+
+
 @contextmanager
 def open_distinct_texts(work: Path, name: str) -> Iterator[DistinctTexts]:
     """Create an empty file of distinct texts in the work folder; it is removed at the end.

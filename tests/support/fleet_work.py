@@ -52,7 +52,8 @@ class HerePool:
     """Does every task in this process, when its answer is asked for: what starts no process is quick."""
 
     def __init__(self, work: Work, count: int) -> None:
-        self.count, self.memory = count, 1 << 40
+        self.count = self.slots = count
+        self.memory = 1 << 40
         self._work = work
         self._jobs: dict[int, Any] = {}
         self.running: dict[int, tuple[PendingTask, float]] = {}

@@ -223,7 +223,7 @@ def test_a_process_has_its_next_task_before_somebody_writes_down_how_one_ended()
     class AtOnce:
         """A pool of one process that ends each task at once."""
 
-        count = 1
+        count = slots = 1
 
         def __init__(self) -> None:
             self.running: dict[Any, tuple[engine.PendingTask, float]] = {}

@@ -127,10 +127,10 @@ def test_ctrl_c_keeps_what_the_workers_had_under_way(joined: str, stores: Path, 
         assert Counter(server.texts) == Counter(WANTED)
 
 
-def test_without_ray_data_a_fleet_says_what_to_install(
+def test_without_ray_a_fleet_says_what_to_install(
     stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray.data", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     config = configured(tmp_path / "regraft.yaml", "http://127.0.0.1:9/v1")
     done = backfill(stores, config, "auto")
     assert (done.status, 'pip install "regraft[ray]"' in done.stderr) == (2, True)

@@ -25,8 +25,9 @@ from harness import NOW, REPO, nothing_opened, snapshot
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.disk import sqlite, writable
 from regraft.fleet import results, versions
-from regraft.fleet.engine import LocalPool, Pool, RayPool, TaskResult
+from regraft.fleet.engine import LocalPool, Pool, TaskResult
 from regraft.fleet.manifest import Library
+from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder, ResultRow
 from regraft.fleet.run import Fleet, make_job
 from regraft.fleet.storage import storage_path

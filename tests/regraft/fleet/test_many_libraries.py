@@ -34,7 +34,8 @@ STATUS = {0: 2}
 class InstantPool:
     """Ends tasks in the order in which they were begun, several at each look."""
 
-    count, memory = 7, 1 << 40
+    count = slots = 7
+    memory = 1 << 40
 
     def __init__(self) -> None:
         self.running: dict[Any, tuple[PendingTask, float]] = {}

@@ -174,7 +174,8 @@ class SlowPool:
     """A pool with a clock of its own: each call of ``answers`` takes a second. The first library takes an hour, the
     others one second."""
 
-    count, memory = 2, 1 << 40
+    count = slots = 2
+    memory = 1 << 40
 
     def __init__(self, path: Path) -> None:
         self.running: dict[Any, tuple[PendingTask, float]] = {}

@@ -13,8 +13,8 @@ from harness import run_as_given
 
 from regraft.cli.fleet import parse_library_options as parse
 from regraft.fleet import results
-from regraft.fleet.engine import RayPool
 from regraft.fleet.manifest import Library
+from regraft.fleet.ray_pool import RayPool
 from regraft.fleet.results import FleetOrder
 from regraft.fleet.run import Fleet
 from regraft.report.document import Run

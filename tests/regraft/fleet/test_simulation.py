@@ -26,7 +26,8 @@ class VirtualPool:
     """Does tasks in virtual time, for as long as a table says."""
 
     def __init__(self, count: int, attempts: dict[tuple[int, int], Attempt]) -> None:
-        self.count, self.memory, self._attempts = count, 1 << 40, attempts
+        self.count = self.slots = count
+        self.memory, self._attempts = 1 << 40, attempts
         self.running: dict[Any, tuple[PendingTask, float]] = {}
         self.now = 0.0
         self.begun: list[tuple[int, int]] = []
